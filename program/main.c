@@ -32,7 +32,8 @@ static void help(FILE *file)
 }
 
 /* A standard descriptor that is closed would be given to the next file opened, and output written
- * into that. Closed ones get /dev/null the wrong way round, so that their use still is an error. */
+ * into that. Closed ones get /dev/null opened for the other direction, so that their use is still
+ * an error. */
 static int standard_keep(void)
 {
     for (int fd = 0; fd <= 2; fd++)
@@ -45,7 +46,7 @@ int main(int argc, char **argv)
 {
     if (standard_keep())
         return COX_EXIT_FAILED;
-    /* A reader that is gone is an error of the write, with a text, not a silent death. */
+    /* If the reader is gone, the write fails with a text, and the process does not die silently. */
     signal(SIGPIPE, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : "";
     if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {

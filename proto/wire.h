@@ -19,9 +19,6 @@
 
 #include "../channel/base/base.h"
 
-#include <endian.h>
-#include <string.h>
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -106,15 +103,16 @@ static inline int64_t cox_wire_int64_count(size_t size)
 
 static inline int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index)
 {
-    uint64_t word;
-    memcpy(&word, bytes + index * sizeof word, sizeof word);
-    return (int64_t)le64toh(word);
+    uint64_t word = 0;
+    for (unsigned i = 0; i < sizeof word; i++)
+        word |= (uint64_t)bytes[index * sizeof word + i] << (8 * i);
+    return (int64_t)word;
 }
 
 static inline void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value)
 {
-    uint64_t word = htole64((uint64_t)value);
-    memcpy(bytes + index * sizeof word, &word, sizeof word);
+    for (unsigned i = 0; i < sizeof value; i++)
+        bytes[index * sizeof value + i] = (uint8_t)((uint64_t)value >> (8 * i));
 }
 
 #ifdef COX_INTERNAL

@@ -84,9 +84,8 @@
     X(RANK_TAKEN, "rank.taken")                                                                    \
     X(RANK_STATE, "rank.state")                                                                    \
     X(RANK_RETURNED, "rank.returned")                                                              \
-    X(EXECUTE, "execute") /* the callback is next */                                               \
-    X(EXCHANGE_MADE,                                                                               \
-      "exchange.made") /* sealed memory for slices, not yet passed to another process */           \
+    X(EXECUTE, "execute")                   /* the callback is next */                             \
+    X(EXCHANGE_MADE, "exchange.made")       /* sealed memory for slices, still private */          \
     X(EXCHANGE_WRITTEN, "exchange.written") /* own slices, in a step */                            \
     X(EXCHANGE_READ, "exchange.read")       /* those of all ranks */                               \
     X(LORA_READ, "lora.read")               /* an adapter, not yet published to steps */           \

@@ -14,10 +14,10 @@
 
 #define DEADLINE_MS_DEFAULT 1000
 #define BUCKET_COUNT 256
-/* Exported fds get ascending numbers from here on, so that a number that was put is not soon
- * reused: for devices, anonymous inodes, and file systems that reuse inode numbers, the fd number
- * is what tells two objects apart. Below 1024, which may be the process's limit and is that of
- * select(2). */
+/* Exported fds get ascending numbers from FD_FIRST on, so that the number of a removed one is not
+ * reused soon. Devices, anonymous inodes and some file systems share or reuse inode numbers, so
+ * only the fd number distinguishes two objects. They stay below 1024, the limit of select(2) and
+ * often of the process. */
 #define FD_FIRST 256
 #define FD_TURN 512
 

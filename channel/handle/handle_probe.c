@@ -21,7 +21,7 @@
 
 #define YAMA_PATH "/proc/sys/kernel/yama/ptrace_scope"
 
-/* ---- what /proc tells ---- */
+/* ---- from /proc ---- */
 
 static bool file_read(const char *path, char *text, size_t text_size)
 {

@@ -103,9 +103,9 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     return 0;
 }
 
-/* file: the prefix in /dev/shm before the object's name without its slash. own_only: skips objects
- * of other users, which the sticky bit of /dev/shm protects from all users but root. Returns true
- * if the file existed and was removed. */
+/* `file` is the prefix of the file in /dev/shm; the object's name without its slash follows it.
+ * own_only: skips objects of other users, which the sticky bit of /dev/shm protects from all users
+ * but root. Returns true if the file existed and was removed. */
 static bool control_unlink_one(const char *file, const char *object, bool own_only)
 {
     char path[COX_OBJECT_NAME_SIZE + 32];

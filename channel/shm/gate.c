@@ -380,8 +380,8 @@ COX_HOT void cox_gate_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wake
     if (cox_gate_shared(gate) || gate_is_silent(gate, which))
         return;
     struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, which);
-    /* One token belongs to this event. Further ones that were taken settle earlier debts, or were
-     * spurious and are dropped. */
+    /* One token belongs to this event. Further tokens that were taken belong to earlier events, or
+     * were spurious and are dropped. */
     uint32_t owed = wakeup->due + 1;
     const uint32_t now = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
     const uint32_t taken = now - wakeup->drained_at;

@@ -1,12 +1,12 @@
 /*
- * client: one connection at a control socket, from its first byte: the hello, its reply, and what
- * comes after.
+ * client_connection: one connection to a control socket: its hello, the reply to it, and the
+ * requests that follow.
  *
  *            frame in order              asks
  *   HELLO ------------------> FD_OWNER -----> FD_OWNER
  *     |  \\------------------> WORKER
- *     |  \\------------------> given away (a command)
- *     +--- refused, late, left              each of them, at its end: dropped
+ *     |  \\------------------> handed to the control server (a command)
+ *     +--- refused, late or closed            each ends: dropped
  *
  * Private to the library.
  * Threads: the control socket's.

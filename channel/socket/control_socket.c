@@ -127,7 +127,7 @@ static bool clients_make_room(struct cox_control_socket *control_socket)
     return clients_give_up_oldest(control_socket, control_socket->next_id, why);
 }
 
-/* ---- letting in ---- */
+/* ---- accepting connections ---- */
 
 /* Takes ownership of fd. */
 static void socket_let_in(struct cox_control_socket *control_socket, int fd)

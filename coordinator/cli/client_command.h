@@ -1,14 +1,14 @@
 /*
- * client_command: a command that asks a running group something and prints the reply.
+ * client_command: a command that sends a request to a running group and prints the reply.
  *
- * What such commands have in common is here: the connection, the deadline, the reply as text or
- * JSON, the exit status. The JSON object is that of reply_json, and `ok` and `error` (null: none).
- * An error is also written to standard error, as without --json.
+ * This is the common part of such commands: connection, deadline, the reply as text or JSON, exit
+ * status. The JSON object is that of reply_json, and `ok` and `error` (null: none). An error is
+ * also written to standard error, as without --json.
  *
  * Threads: one.
  * Blocks: until the group has replied or the deadline has passed.
  * Ownership: replies are lent by the client, until it is asked again.
- * If the process dies: the kernel closes the connection, and the group forgets what it was asked.
+ * If the process dies: the kernel closes the connection, and the group cancels the request.
  */
 #ifndef COX_COORDINATOR_CLIENT_COMMAND_H
 #define COX_COORDINATOR_CLIENT_COMMAND_H
@@ -19,14 +19,15 @@
 #include <protobuf-c/protobuf-c.h>
 
 struct cox_client_command {
-    /* of the reply, which is printed empty in JSON where there is none */
+    /* the type of the reply; if there is none, JSON has an empty one */
     const ProtobufCMessageDescriptor *reply;
-    /* for --timeout where it is not given */
+    /* the default of --timeout */
     uint64_t timeout_ms;
     /* Added to the timeout: the group itself ends the command at the timeout, with the reason. */
     uint64_t grace_ms;
-    /* Asks. timeout_ms is for the request, deadline_ns for this side. Returns 0, or a failure with
-     * err filled. *ret_reply, NULL before, is also printed after a failure. */
+    /* Sends the request and waits. timeout_ms goes into the request, deadline_ns is this side's.
+     * Returns 0, or a failure with err filled. *ret_reply, NULL before, is also printed after a
+     * failure. */
     int (*ask)(const void *choice, struct cox_client *client, uint64_t timeout_ms,
                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err);
     /* Prints the reply for people; NULL: there is nothing to print. */

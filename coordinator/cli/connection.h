@@ -1,6 +1,6 @@
 /*
- * connection: which running group a command is for, and how its reply is printed: the options that
- * the commands share which talk to a group.
+ * connection: the options shared by commands that talk to a running group: which group, and how its
+ * reply is printed.
  *
  * Threads: one.
  * Blocks: open, until its deadline.
@@ -14,7 +14,7 @@
 #include "runner.h"
 
 struct cox_connection {
-    /* neither: the only group that is alive */
+    /* if neither is given: the only live group */
     const char *name;
     /* path */
     const char *control_socket;

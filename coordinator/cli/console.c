@@ -22,7 +22,7 @@
 
 struct line {
     struct line *next;
-    /* lines that were between the one before and this one */
+    /* lines lost between the previous one and this one */
     uint64_t dropped;
     size_t size;
     /* with its newline */
@@ -36,9 +36,10 @@ static pthread_cond_t written; /* on CLOCK_MONOTONIC */
 static bool threaded, writing;
 static struct line *first, *last;
 static size_t waiting_size;
-static uint64_t dropped;               /* since the last line that was taken */
-static uint64_t bar_done, bar_total;   /* total 0: no bar */
-static bool bar_changed, bar_is_there; /* on the terminal, as far as the queue has come */
+static uint64_t dropped;             /* since the thread took its last line */
+static uint64_t bar_done, bar_total; /* total 0: no bar */
+static bool bar_changed,
+    bar_is_there; /* whether the written part of the queue has left it on the terminal */
 static uint64_t bar_drawn_ns;
 
 static void bar_text(char *text, size_t text_size, uint64_t done, uint64_t total)
@@ -51,7 +52,7 @@ static void bar_text(char *text, size_t text_size, uint64_t done, uint64_t total
     snprintf(text, text_size, "\r[%s] %" PRIu64 "/%" PRIu64 "\033[K", bar, done, total);
 }
 
-/* One write, unless the kernel takes less. */
+/* One write, or several if the kernel takes only a part. */
 static void write_whole(const char *text, size_t size)
 {
     while (size > 0) {
@@ -68,8 +69,8 @@ static void write_whole(const char *text, size_t size)
     }
 }
 
-/* The next piece for the terminal: what was lost, a line, the bar below. lock is held. NULL:
- * nothing; or no memory, and a line the less. */
+/* The next piece for the terminal: the count of lost lines, a line, or the bar. The lock is held.
+ * NULL: none; or no memory, and a line is lost. */
 static char *piece_take(size_t *ret_size)
 {
     struct line *line = first;
@@ -99,7 +100,7 @@ static char *piece_take(size_t *ret_size)
     return size < 0 ? NULL : piece;
 }
 
-/* lock is held; it is let go of while a piece is written. */
+/* The lock is held on entry and return, and released while a piece is written. */
 static void pieces_write(void)
 {
     while (first || dropped || bar_changed) {
@@ -155,7 +156,7 @@ bool cox_console_flush(uint64_t deadline_ns)
     return all;
 }
 
-/* lock is held: there is something to write. */
+/* Wakes the thread to write. The lock is held. */
 static void wake(void)
 {
     if (threaded)

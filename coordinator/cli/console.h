@@ -24,11 +24,11 @@ bool cox_console_flush(uint64_t deadline_ns);
 
 /* "coxswain: TEXT" */
 void cox_console_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* TEXT as it is, with a newline. */
+/* Prints TEXT unchanged, with a newline. */
 void cox_console_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Draws the bar; nothing when standard error is no terminal. */
 void cox_console_progress(uint64_t done, uint64_t total);
-/* Takes the bar away. */
+/* Removes the bar. */
 void cox_console_progress_end(void);
 
 #endif

@@ -18,7 +18,7 @@ struct cox_foreground {
 
     /* everything below */
     pthread_mutex_t lock;
-    /* NULL: there is none yet, or it is being freed, or was */
+    /* NULL: not made yet, being freed, or freed */
     struct cox_server *server;
     void (*on_stop)(void *context);
     void *on_stop_context;
@@ -44,7 +44,7 @@ static void on_fault(void *context, int32_t rank, const char *text)
         cox_console_say("rank %" PRId32 " reports: %s", rank, text);
 }
 
-/* What was made good is no warning. */
+/* A recovery is no warning. */
 static void on_server_log(void *context, int level, const char *text)
 {
     const struct cox_foreground *foreground = context;
@@ -96,8 +96,8 @@ static bool stop_take(struct cox_foreground *foreground, int number)
     return first;
 }
 
-/* A second one ends this process without waiting for anything, but not without the clean-up: where
- * the main thread is in a start or a free, that is its own, and the end is near. */
+/* A second signal ends this process without waiting, but after the clean-up: if the main thread is
+ * inside start or free, it cleans up itself, soon. */
 static bool on_signal(void *context, int number)
 {
     struct cox_foreground *foreground = context;
@@ -127,7 +127,7 @@ int cox_foreground_new(struct cox_foreground **ret_foreground, struct cox_error 
     int r = cox_signals_start(&foreground->signals, on_signal, foreground, err);
     if (r)
         return r;
-    cox_console_start(); /* before the hooks, which must not wait for a reader of standard error */
+    cox_console_start(); /* before hooks can run: they must not block on standard error */
     *ret_foreground = cox_steal_ptr(&foreground);
     return 0;
 }
@@ -211,8 +211,8 @@ uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
            (weights ? COX_FOREGROUND_FDS_OF_WEIGHTS : 0);
 }
 
-/* If fds are short, that is reported: the first failure rarely shows it, for instance when a
- *   control socket that cannot accept closes the connection of a rank. */
+/* Adds a shortage of fds to the error, which rarely shows it: for instance, a control socket that
+ * cannot accept closes the connection of a rank. */
 static int explain_failure(const struct cox_foreground_options *options, int r,
                            struct cox_error *err)
 {
@@ -222,7 +222,7 @@ static int explain_failure(const struct cox_foreground_options *options, int r,
                                               options->shared_weights);
     struct cox_error first = *err;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed) {
-        /* Closed is for signals. */
+        /* COX_CLOSED is reserved for signals. */
         return r == COX_CLOSED ? err->code = COX_STATE : r;
     }
     *err = (struct cox_error){0};

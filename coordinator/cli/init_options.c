@@ -26,7 +26,7 @@ void cox_init_choice_deinit(struct cox_init_choice *choice)
     *choice = (struct cox_init_choice){0};
 }
 
-/* Below from: NULL. */
+/* NULL: no such key among the entries from `from` on. */
 static struct cox_config_entry *choice_find(const struct cox_init_choice *choice, size_t from,
                                             size_t to, const char *key)
 {
@@ -42,7 +42,7 @@ const char *cox_init_choice_get(const struct cox_init_choice *choice, const char
     return entry ? entry->value : NULL;
 }
 
-/* At the index; what is there and behind moves on. Takes key and value, also when it fails. */
+/* Inserts at the index. Takes ownership of key and value, also when it fails. */
 static int choice_insert(struct cox_init_choice *choice, size_t index, char *key, char *value,
                          struct cox_error *err)
 {
@@ -87,8 +87,8 @@ int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struc
 
 /* ---- the file ---- */
 
-/* All of it, with a 0 behind it. O_NONBLOCK: a FIFO of that name is opened and refused, not
- * waited for. */
+/* Reads the whole file and adds a zero. O_NONBLOCK: a FIFO of that name is opened and refused; the
+ * open does not block. */
 static int file_read(const char *path, char **ret_text, size_t *ret_size, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -145,7 +145,7 @@ static int key_line(const char *text, size_t index)
     return line;
 }
 
-/* A number as JSON writes it. NULL: no memory, or (*ret_kind) it is of a kind that is not taken. */
+/* The value as JSON writes it. NULL: no memory, or its kind is refused (*ret_kind). */
 static char *value_text(const json_t *value, const char **ret_kind)
 {
     *ret_kind = NULL;
@@ -171,7 +171,7 @@ static int take_member(struct cox_init_choice *choice, const char *path, const c
         return cox_fail(err, COX_INVALID,
                         "%s, line %d: '%.64s' is %s: expected a string, a number, true or false",
                         path, key_line(text, index), key, kind);
-    if (choice_find(choice, choice->file_count, choice->count, key)) { /* --init says otherwise */
+    if (choice_find(choice, choice->file_count, choice->count, key)) { /* --init overrides it */
         free(copy);
         return 0;
     }
@@ -197,7 +197,7 @@ int cox_init_choice_read(struct cox_init_choice *choice, const char *path, struc
         return r;
     json_error_t error;
     _cox_cleanup_(json_unref) json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
-    /* The parser has words for every mistake in the text, and none when it got no memory. */
+    /* The parser has a text for every mistake in the file, and none if it ran out of memory. */
     if (!root && !error.text[0])
         return cox_fail(err, -ENOMEM, "no memory to read %s", path);
     if (!root)

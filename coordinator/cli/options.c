@@ -23,7 +23,7 @@ int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t 
     char *end;
     errno = 0;
     unsigned long long number = strtoull(text, &end, 10);
-    /* strtoull skips blanks and takes a minus sign for something. */
+    /* strtoull skips blanks and accepts a minus sign. */
     if (!isdigit((unsigned char)text[0]) || *end || errno || number < min || number > max)
         return cox_fail(err, COX_INVALID, "%s is '%.64s': expected %" PRIu64 " to %" PRIu64, what,
                         text, min, max);
@@ -419,7 +419,7 @@ int cox_model_find(struct cox_group_choice *options, const char **ret_path, stru
             *ret_path = options->model_path;
             return 0;
         }
-        /* Then folder by folder upwards, which finds it from a build tree inside the source tree.
+        /* Then in each parent folder, which finds it from a build tree inside the source tree.
          */
         if (strcmp(below, "/models/sums")) {
             below = "/models/sums";

@@ -1,6 +1,5 @@
 /*
- * options: the command line shared by the commands that have a group: how many ranks, which worker,
- * what sizes.
+ * options: the options shared by commands that start a group: number of ranks, worker, sizes.
  *
  * Threads: one.
  * Blocks: nothing.
@@ -18,7 +17,7 @@
 #include <stdio.h>
 
 #define COX_GROUP_CHOICE_RANK_COUNT_DEFAULT 2
-/* The program that is started unless another one is named. */
+/* The default worker. */
 #define COX_REFERENCE_WORKER "coxswain-worker"
 
 struct cox_group_choice {
@@ -38,7 +37,7 @@ struct cox_group_choice {
     /* every rank loads its own */
     bool own_weights;
     bool no_large_payloads;
-    /* 0: default; requests and replies alike */
+    /* for requests and for replies; 0: default */
     uint64_t large_payload_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];
@@ -46,22 +45,21 @@ struct cox_group_choice {
     uint64_t start_timeout_ms;
     /* 0: default */
     uint64_t step_ms;
-    /* --on-death and what belongs to it; 0: default. Only of commands that take
-     * cox_death_option_group. */
+    /* --on-death and its parameters; 0: default. Only for commands with cox_death_option_group. */
     struct cox_restart_policy recovery;
     bool recovery_given;
-    /* of the engine loop; 0: default. Of commands that take cox_scheduling_option_group. */
+    /* of the engine loop; 0: default. Only for commands with cox_scheduling_option_group. */
     uint32_t steps_in_flight;
     /* NULL: looked up */
     const char *worker;
     /* NULL: looked up */
     const char *model;
-    /* what the look-ups found */
+    /* the results of the look-ups */
     char worker_path[PATH_MAX];
     char model_path[PATH_MAX];
 };
 
-/* The keys of the options below; those of a command's own are below them. */
+/* The keys of the options below; those of a command itself are smaller. */
 enum cox_option {
     COX_OPTION_NAME = COX_OPTION_KEY(0x1000),
     COX_OPTION_DEPTH,
@@ -86,8 +84,8 @@ enum cox_option {
     COX_OPTION_ASYNC_SCHEDULING,
 };
 
-/* Options of a struct cox_group_choice: what lays out a group; what starts its workers; what
- * happens when one dies; how steps are scheduled. */
+/* Options of a struct cox_group_choice: its layout; its workers; the policy for deaths; the
+ * scheduling of steps. */
 extern const struct cox_option_group cox_layout_option_group;
 extern const struct cox_option_group cox_start_option_group;
 extern const struct cox_option_group cox_death_option_group;
@@ -96,8 +94,8 @@ extern const struct cox_option_group cox_scheduling_option_group;
 void cox_group_choice_init(struct cox_group_choice *options);
 struct cox_geometry_choice;
 struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
-/* What can be checked before anything is created: name, sizes, depth, what goes together. Returns 0
- * or COX_INVALID. */
+/* Checks name, sizes, depth and combinations before anything is created. Returns 0 or COX_INVALID.
+ */
 int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
  * COX_EXEC_FAILED. */
@@ -106,8 +104,8 @@ int cox_worker_find(struct cox_group_choice *options, const char **ret_path, str
  * Returns 0; COX_NOT_FOUND: no such folder; -errno. */
 int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
 
-/* Strict numbers: nothing before, nothing behind. what is for the text of the error. Return 0 or
- * COX_INVALID. */
+/* Strict numbers: no blanks or other text around them. `what` names the option in the error. Return
+ * 0 or COX_INVALID. */
 int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
                      uint64_t *ret_number, struct cox_error *err);
 int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,

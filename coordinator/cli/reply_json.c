@@ -11,7 +11,7 @@
 
 #define KEY_SIZE 64
 
-/* Numbers that stand for words. */
+/* Numbers that are printed as words. */
 static const struct {
     const ProtobufCMessageDescriptor *type;
     const char *field;
@@ -24,7 +24,7 @@ static const struct {
     {&coxswain_control__link_state__descriptor, "state", cox_link_state_name},
 };
 
-/* Keys of the last release, which have the value of the present ones for one release. */
+/* Keys of the last release: aliases of the present ones for one release. */
 static const struct {
     const ProtobufCMessageDescriptor *type;
     const char *field;
@@ -38,13 +38,13 @@ static const struct {
     {&coxswain_control__kv_source__descriptor, "epoch", "life"},
 };
 
-/* Lists that are objects by `name`. */
+/* Lists that are printed as objects, with `name` as the key. */
 static const ProtobufCMessageDescriptor *const named[] = {
     &coxswain_control__phase_status__descriptor,
     &coxswain_control__limit_status__descriptor,
 };
 
-/* Times that keep their unit, as they always had. */
+/* Times that keep their unit, for compatibility. */
 static const char *const nanoseconds[] = {"spin_ns", "copy_ns"};
 
 static bool keeps_ns(const char *name)

@@ -2,10 +2,10 @@
  * reply_json: messages of proto/control.proto as JSON, made from their descriptors.
  *
  * A field has the key of its name. Times, fields named ..._ns, become seconds, named ..._s; fixed64
- * fields, digests, become 16 hexadecimal digits; bytes become hexadecimal digits. Words that travel
- * as numbers are written as words. What is absent is null; an absent list is empty. A list of
- * messages in which nothing repeats the name of an item is an object by name. Keys that had another
- * name in the last release have both for one release.
+ * fields, digests, become 16 hexadecimal digits; bytes become hexadecimal digits. Enum values
+ * become words. An absent field is null; an absent list is empty. A list of messages in which
+ * nothing repeats the name of an item is an object by name. Keys that had another name in the last
+ * release have both for one release.
  *
  * Threads: any. Blocks: nothing. Ownership: the JSON is the caller's.
  * If the process dies: private memory; nothing is left.

@@ -20,7 +20,7 @@ struct parse {
     struct cox_error *err;
 };
 
-/* The parts of an argp parser, which have to live as long as it. */
+/* The parts of an argp parser, which must live as long as the parser. */
 struct parser {
     struct argp argps[COX_COMMAND_GROUP_COUNT_MAX];
     struct argp_child children[COX_COMMAND_GROUP_COUNT_MAX + 1];

@@ -1,6 +1,6 @@
 /*
- * runner: what the commands of the program have in common: a command line made of tables, --help,
- * errors of usage, and the exit status.
+ * runner: the common part of all commands: the command line from tables, --help, usage errors, exit
+ * status.
  *
  * A command is a table: struct cox_command. Its options come in groups that commands share; each
  * group takes its options into a struct of its own, which is a part of the command's choice. The
@@ -38,20 +38,20 @@ struct cox_command {
     const char *name;
     /* one line of `coxswain --help` */
     const char *summary;
-    /* what may stand behind the options, as in "NAME DIR"; "\n" separates forms; NULL: nothing */
+    /* the arguments after the options, as in "NAME DIR"; "\n" separates forms; NULL: none */
     const char *arguments;
-    /* what the command does; the second part, behind "\v", stands below the options */
+    /* what the command does; the second part, after "\v", is printed below the options */
     const char *text;
-    /* of the struct that run gets; it begins as zero */
+    /* size of the struct that run gets; it is zeroed first */
     size_t choice_size;
-    /* NULL: zero is fine */
+    /* NULL: zeros are the defaults */
     void (*init)(void *choice);
     struct {
         const struct cox_option_group *group;
         /* of the group's struct within the choice */
         size_t offset;
     } groups[COX_COMMAND_GROUP_COUNT_MAX];
-    /* Takes the words behind the options, also when there are none. NULL where arguments is NULL.
+    /* Takes the arguments after the options, also if there are none. NULL where arguments is NULL.
      * Returns as take of a group. */
     int (*words)(void *choice, int count, char *const *words, struct cox_error *err);
     /* Returns the exit status. */

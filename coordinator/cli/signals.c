@@ -45,12 +45,12 @@ int cox_signals_start(struct cox_signals *signals, bool (*taken)(void *context, 
     signals->context = context;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         struct sigaction action;
-        /* What was ignored at the start (nohup; a shell's background job) stays so; a signalfd
-         * would get it all the same. */
+        /* A signal that was ignored at the start (nohup, a shell's background job) stays ignored; a
+         * signalfd would still get it. */
         if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&set, numbers[i]);
     }
-    /* Before any thread is made: all of them inherit it. */
+    /* Before any thread is made: all threads inherit the mask. */
     int r = -pthread_sigmask(SIG_BLOCK, &set, &signals->old_mask);
     signals->masked = r == 0;
     if (!r && (signals->signal_fd = signalfd(-1, &set, SFD_CLOEXEC)) < 0)

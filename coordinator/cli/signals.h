@@ -34,10 +34,10 @@ struct cox_signals {
         .signal_fd = -1, .end_fd = -1                                                              \
     }
 
-/* On a COX_SIGNALS_NONE. Returns 0 or -errno; end is due in any case. */
+/* Call it on a COX_SIGNALS_NONE. Returns 0 or -errno; call end in both cases. */
 int cox_signals_start(struct cox_signals *signals, bool (*taken)(void *context, int number),
                       void *context, struct cox_error *err);
-/* Gives the signals back. Idempotent. */
+/* Unblocks the signals. Idempotent. */
 void cox_signals_end(struct cox_signals *signals);
 
 #endif

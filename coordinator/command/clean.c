@@ -14,8 +14,7 @@
 
 #define SUFFIX "_control"
 
-/* Returns the exit status. asked: the user named this group, so that its being alive is worth an
- * error. */
+/* Returns the exit status. asked: the user named this group; then it is an error if it is alive. */
 static int clean_one(const char *name, bool asked)
 {
     struct cox_error err = {0};
@@ -60,7 +59,7 @@ static int clean_all(void)
     for (struct dirent *entry; (entry = readdir(folder));) {
         char name[COX_NAME_SIZE_MAX + 1];
         struct stat st;
-        /* Of other users there may be groups too; they are none of our business. */
+        /* Groups of other users are ignored. */
         if (!group_of(entry->d_name, name, sizeof name) ||
             fstatat(dirfd(folder), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
             st.st_uid != geteuid())

@@ -1,4 +1,4 @@
-/* coxswain doctor: what this machine lets a group do, and what to change where it does not. */
+/* coxswain doctor: what a group needs of this machine, what is missing, and how to change that. */
 #include "coordinator/cli/options.h"
 
 #include "channel/shm/control.h"
@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What a coordinator and its ranks have; multi/commands counts them. */
+/* The threads of a coordinator and its ranks; multi/commands counts them. */
 #define THREADS_OF_COORDINATOR 10
 #define THREADS_OF_WORKER 6
 /* A process with its libraries and buffers, without weights and a KV cache. */
@@ -25,9 +25,9 @@
 enum verdict { GOOD, NOTE, BAD };
 
 struct doctor {
-    /* of the group that is asked about */
+    /* of the group in question */
     uint32_t rank_count;
-    /* by -n: then such a group has to start, else any */
+    /* -n was given: this group must fit; otherwise any group */
     bool asked;
     uint32_t bad_count;
 };
@@ -163,7 +163,7 @@ static void check_calls(struct doctor *doctor)
                  "a newer seccomp profile allows it; not needed yet");
 }
 
-/* What a group's control socket takes, and sealed groups beside it. */
+/* What the control socket needs, and sealed groups besides. */
 static void check_socket(struct doctor *doctor)
 {
     char path[COX_SOCKET_PATH_SIZE] = "";

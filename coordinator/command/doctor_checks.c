@@ -30,7 +30,7 @@ int cox_doctor_unnamed_file(void)
     return unlink(path) < 0 ? -errno : 0;
 }
 
-/* A page of memory without a name, and the same for readers. The fds are the caller's, also of a
+/* A page of unnamed memory, and a read-only fd of it. The fds are the caller's, also after a
  * failure. */
 static int memory_make(int ret_fds[2])
 {
@@ -53,7 +53,7 @@ static int memory_seal(const int fds[2])
     void *writable = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     if (writable != MAP_FAILED) {
         munmap(writable, size);
-        return -ENOSYS; /* takes the seal, and does nothing about it */
+        return -ENOSYS; /* accepts the seal without enforcing it */
     }
     return 0;
 }
@@ -75,7 +75,7 @@ int cox_doctor_futex_read_only(void)
     void *map = mmap(NULL, size, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return -errno;
-    /* Until a deadline that is over: the kernel has to find the word for that. */
+    /* With a deadline in the past: the kernel must still look up the word. */
     int r = cox_futex_wait(map, 0, cox_now_ns());
     munmap(map, size);
     return r == COX_TIMEOUT ? 0 : r;
@@ -96,7 +96,7 @@ int cox_doctor_socket_peer(void)
     return r;
 }
 
-/* Under a name that is no control socket's. */
+/* Binds to a name that no control socket has. */
 static int runtime_dir_bind(int runtime_dir_fd, const char *path, struct cox_error *err)
 {
     char file[32];
@@ -112,7 +112,7 @@ static int runtime_dir_bind(int runtime_dir_fd, const char *path, struct cox_err
     return 0;
 }
 
-/* The folder is not there: could a start make it? */
+/* The folder does not exist: checks whether a start could make it. */
 static int runtime_dir_try_parent(const char *path, struct cox_error *err)
 {
     char parent[COX_SOCKET_PATH_SIZE];
@@ -150,10 +150,10 @@ int cox_doctor_child_pidfd(void)
         for (;;)
             syscall(SYS_exit_group, 0);
     siginfo_t info = {0};
-    /* Kernels before 5.2 take the flag and do nothing about it. */
+    /* Kernels before 5.2 ignore the flag. */
     int r = pidfd < 0 ? -ENOSYS : 0;
     if (r == 0 && waitid(P_PIDFD, (id_t)pidfd, &info, WEXITED) < 0)
-        r = errno == EINVAL ? -ENOSYS : -errno; /* before 5.4 it knew no such thing to wait for */
+        r = errno == EINVAL ? -ENOSYS : -errno; /* kernels before 5.4 do not know P_PIDFD */
     if (r)
         waitpid(pid, NULL, 0);
     return r;
@@ -178,8 +178,8 @@ int cox_doctor_futex_waitv(void)
 #if defined SYS_futex_waitv && defined FUTEX_32
     const uint32_t word = 1;
     struct futex_waitv waiter = {.val = 2, .uaddr = (uintptr_t)&word, .flags = FUTEX_32};
-    /* The value is not 2, as the kernel finds if the call is allowed. A filter that denies the call
-     * does not check. */
+    /* The value is not 2, which the kernel reports if the call is allowed. A filter denies it with
+     * another error. */
     long r = syscall(SYS_futex_waitv, &waiter, 1, 0, NULL, 0);
     return r < 0 && errno != EAGAIN ? -errno : 0;
 #else
@@ -210,7 +210,7 @@ int cox_doctor_pidfd_getfd(enum cox_doctor_whose whose)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         close(fds[1]);
         char byte;
-        _exit(read(fds[0], &byte, 1) == 0 ? 0 : 1); /* until the asking is over */
+        _exit(read(fds[0], &byte, 1) == 0 ? 0 : 1); /* until the probes are done */
     }
     int r = owner < 0 ? -errno : 0;
     if (r == 0 && whose == COX_PROBE_CHILD) {

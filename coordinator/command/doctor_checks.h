@@ -1,12 +1,11 @@
 /*
- * doctor_checks: tries what a group will need of the kernel, so that a refusal is known before the
- * start.
+ * doctor_checks: tries the kernel features that a group needs, before a start.
  *
- * A version number says little: distributions bring features back, and the seccomp profile of a
- * container takes them away. So each probe does the thing itself, in small, as the library does it.
+ * A version number does not suffice: distributions backport features, and the seccomp profile of a
+ * container removes them. So each probe performs the operation as the library does, in small.
  *
- * Every function, where nothing else is said, returns 0: it works; -ENOSYS: the kernel is too old
- * or a filter says so; another -errno.
+ * Unless stated otherwise, each function returns 0: it works; -ENOSYS: the kernel is too old, or a
+ * filter pretends so; another -errno.
  *
  * Threads: one at a time; those that fork must run before the process has threads.
  * Blocks: until the children that a probe forks have ended, which is at once.
@@ -19,25 +18,23 @@
 
 #include "channel/base/base.h"
 
-/* A file without a name in /dev/shm, that is given one: how regions appear only when they are
- * whole. */
+/* An unnamed file in /dev/shm that gets a name later: so regions appear only when complete. */
 int cox_doctor_unnamed_file(void);
 /* A memfd with the seals of a region without a name: afterwards no process can map it for writing,
  * and all can for reading. */
 int cox_doctor_seals(void);
-/* A word in memory that is mapped for reading only can be slept on: how ranks of sealed groups
- * wait. */
+/* A futex wait on a read-only mapping: how ranks of sealed groups wait. */
 int cox_doctor_futex_read_only(void);
 /* SO_PEERCRED: which process may connect to a control socket. */
 int cox_doctor_socket_peer(void);
 /* Where the sockets of groups are, or would be: path (of COX_SOCKET_PATH_SIZE bytes) is filled
- * unless COX_TOO_LARGE is returned. Nothing is made there but a socket that is removed again.
- * Returns as cox_control_socket_open for the folder; err has what is wrong and what to do. */
+ * unless COX_TOO_LARGE is returned. Makes only a socket there, and removes it. Returns as
+ * cox_control_socket_open for the folder; err has what is wrong and what to do. */
 int cox_doctor_runtime_dir(char *path, struct cox_error *err);
 /* A process that is created with its pidfd (CLONE_PIDFD) and reaped by it (P_PIDFD): how workers
  * start and end. */
 int cox_doctor_child_pidfd(void);
-/* A pidfd for a process that is not ours: how a worker watches its coordinator. */
+/* A pidfd of a process that is not a child: how a worker watches its coordinator. */
 int cox_doctor_pidfd_open(void);
 int cox_doctor_close_range(void);
 int cox_doctor_futex_waitv(void);

@@ -164,7 +164,7 @@ static void row_print(uint64_t offset, const uint8_t *bytes, size_t count)
     printf("|\n");
 }
 
-/* By reading, which memory that shrinks meanwhile does not kill. */
+/* With read, since access to a mapping that shrinks meanwhile would be fatal. */
 static int memory_print(const struct cox_handle_info *info, int fd, uint64_t size,
                         struct cox_error *err)
 {
@@ -277,7 +277,7 @@ static int run(void *choice)
     int r = handle_read(options, &handle, &err);
     if (r == 0 && cox_handle_parse(&handle, &info, &why))
         r = cox_fail(&err, COX_INVALID, "%.200s: %s", options->file, why.text);
-    if (r) { /* the file's fault, no worker's */
+    if (r) { /* an error of the file, not of a worker */
         cox_console_say("%s", err.text);
         return COX_EXIT_USAGE;
     }

@@ -80,7 +80,7 @@ static void print_totals(const struct cox_geometry *geometry)
         printf("free names in /dev/shm %" PRIu64 ": too few\n", space.files);
 }
 
-/* Nothing has a name, and nothing is taken from /dev/shm. */
+/* A sealed group: no names, and no space in /dev/shm. */
 static void print_sealed(const struct cox_geometry *geometry)
 {
     printf("memory request %" PRIu64 " read-only for ranks\n",
@@ -102,7 +102,7 @@ static void print_sealed(const struct cox_geometry *geometry)
     printf("total %" PRIu64 " (%.2f MiB), no names\n", bytes, (double)bytes / 1048576);
 }
 
-/* Not reserved: made when it is needed, and given back. */
+/* Not reserved: allocated on demand, and freed. */
 static void print_large_payloads(const struct cox_geometry *geometry)
 {
     if (!geometry->legacy)

@@ -1,5 +1,5 @@
-/* coxswain link, unlink, link-status and role: which groups read each other's KV caches, and what
- * for. */
+/* coxswain link, unlink, link-status and role: which groups read each other's KV caches, and in
+ * which role. */
 #include "coordinator/cli/command.h"
 
 #include "channel/shm/geometry.h"
@@ -293,7 +293,7 @@ static void print_role(const void *choice, const ProtobufCMessage *message)
     printf("%s\n", status->transfer ? cox_role_name(status->transfer->role) : "none");
 }
 
-/* Of the status, only the role. */
+/* Only the role of the status. */
 static void json_role(const void *context, json_t *root)
 {
     const struct choice *choice = context;

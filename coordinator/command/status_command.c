@@ -1,4 +1,4 @@
-/* coxswain status: how a running group is. */
+/* coxswain status: prints the state of a running group. */
 #include "coordinator/cli/command.h"
 
 #include "coordinator/executor/executor.h"
@@ -20,8 +20,8 @@ typedef CoxswainControl__StatusReply status_reply;
 #define COLUMN_COUNT 100
 #define TEXT_SIZE 160
 
-/* Prints parts, and begins an indented line before one that would go beyond the last column. A part
- * that is longer than a line goes beyond it. */
+/* Prints parts, and starts an indented line before a part that would pass the last column. A part
+ * longer than a line is not broken. */
 struct lines {
     size_t column;
 };
@@ -48,7 +48,7 @@ static const char *format_seconds(char text[TEXT_SIZE], uint64_t ns)
     return text;
 }
 
-/* Three digits and a unit, each of which is `step` times the one before. */
+/* Three digits and a unit; each unit is `step` times the previous one. */
 static const char *format_scaled(char text[TEXT_SIZE], uint64_t number, double step,
                                  const char *const *units, size_t unit_count)
 {
@@ -186,7 +186,7 @@ static void print_channels(const status_reply *status)
     }
 }
 
-/* What was moved, and how long it took; channels that were not used are left out. */
+/* Amounts and times per channel, without unused channels. */
 static void print_times(const status_reply *status)
 {
     char text[TEXT_SIZE], other[2 * TEXT_SIZE];
@@ -218,7 +218,7 @@ static void print_times(const status_reply *status)
     }
 }
 
-/* How the coordinator's waits ended; channels that were not used are left out. */
+/* How the coordinator's waits ended, per channel, without unused channels. */
 static void print_waits(const status_reply *status)
 {
     for (size_t c = 0; c < status->n_channels; c++) {
@@ -229,7 +229,7 @@ static void print_waits(const status_reply *status)
     }
 }
 
-/* What did not fit its frame or slot; nothing where that was never so. */
+/* Payloads that did not fit their frame or slot; prints nothing if there were none. */
 static void print_large_payloads(const status_reply *status)
 {
     char sent[TEXT_SIZE], received[TEXT_SIZE], held[TEXT_SIZE];
@@ -290,7 +290,7 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
              rank->stopped ? ", stopped by a signal" : "");
     print_part(&lines, "", text);
     for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
-        /* A channel that was never used has nothing to tell. */
+        /* Unused channels are left out. */
         if (c == 0 || status->channels[c]->published)
             print_part(
                 &lines, "; ",
@@ -309,7 +309,7 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
     print_troubles(rank);
 }
 
-/* What no rank can be blamed for. */
+/* Errors that belong to no known rank. */
 static void print_unknown(const status_reply *status)
 {
     char text[TEXT_SIZE];
@@ -318,8 +318,8 @@ static void print_unknown(const status_reply *status)
                format_seconds(text, status->unknown_error_age_ns), status->unknown_error);
 }
 
-/* "role decode, linked with A, B; holds 3 (12 blocks); pulls: ..." Nothing of a group that has
- * taken no part so far. */
+/* "role decode, linked with A, B; holds 3 (12 blocks); pulls: ..." Prints nothing for a group
+ * without links, leases or pulls. */
 static void print_transfer(const CoxswainControl__TransferStatus *transfer)
 {
     char text[TEXT_SIZE];
@@ -383,7 +383,7 @@ static json_t *rank_channels_json(json_t *group_channels, json_t *list)
     return channels;
 }
 
-/* A rank that did not say which it is; null: there was none. */
+/* The last error without a known rank; null: there was none. */
 static json_t *unknown_rank_json(json_t *root)
 {
     json_t *error = json_object_get(root, "unknown_error");

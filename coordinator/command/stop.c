@@ -10,7 +10,7 @@
 #include <poll.h>
 #include <stdio.h>
 
-/* A group that is stuck is given 3 s to leave, 2 s after SIGTERM, and then killed. */
+/* A stuck group has 3 s to leave, 2 s after SIGTERM, and is then killed. */
 #define TIMEOUT_MS 30000
 
 static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
@@ -22,7 +22,7 @@ static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error
     CoxswainControl__ControlReply *reply = NULL;
     struct cox_error error = {0};
     int r = cox_client_ask(client, &request, deadline_ns, &reply, &error);
-    if (r == COX_CLOSED) /* it was stopping already */
+    if (r == COX_CLOSED) /* it is already stopping */
         return 0;
     if (r)
         return cox_fail(err, r, "%s", error.text);
@@ -31,7 +31,7 @@ static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error
                : cox_fail(err, COX_CORRUPT, "the group replied something other than that it ends");
 }
 
-/* The process is gone, not only its end of the connection, which it closes a little before. */
+/* Waits for the end of the process, which comes a little after the end of the connection. */
 static int await_end(struct cox_client *client, const struct cox_peer *peer, uint64_t deadline_ns,
                      struct cox_error *err)
 {

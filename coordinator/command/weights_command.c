@@ -1,4 +1,4 @@
-/* coxswain weights: gives a running group other weights, between two steps. */
+/* coxswain weights: switches the weights of a running group, between two steps. */
 #include "coordinator/cli/command.h"
 
 #include "proto/control.pb-c.h"
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 
 #define TIMEOUT_MS 60000
-/* The group fails at the timeout, and then sends the reason. Before, it reads the files, which no
- * timeout interrupts. */
+/* The group fails at the timeout, and then sends the reason. Before that it reads the files, which
+ * no timeout interrupts. */
 #define GRACE_MS (10 * UINT64_C(60) * 1000)
 
 typedef CoxswainControl__WeightsReply weights_reply;
@@ -57,7 +57,7 @@ static int take_directory(void *context, int count, char *const *words, struct c
     choice->directory = realpath(words[0], NULL);
     if (choice->directory)
         return 0;
-    /* A folder that is not there is an error of usage. */
+    /* A missing folder is a usage error. */
     return cox_fail(err, COX_NOT_FOUND, "the model folder '%.900s': %s", words[0],
                     cox_status_text(-errno));
 }

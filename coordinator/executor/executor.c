@@ -441,7 +441,7 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         return cox_fail(err, COX_INVALID, "no worker command was given");
     if (options->external_workers && options->legacy_workers)
         return cox_fail(err, COX_INVALID,
-                        "legacy workers cannot log on: let them be started by this program");
+                        "legacy workers cannot connect by themselves: let this program start them");
     if (options->collect && options->legacy_workers)
         return cox_fail(err, COX_INVALID,
                         "replies of legacy workers are collected by a response thread: leave out "

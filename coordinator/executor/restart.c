@@ -97,7 +97,7 @@ static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
     cox_log_write(
         &executor->options.log, 6,
         "rank %" PRIu32
-        " waits for a process to log on: coxswain-worker --socket %s --local_rank %" PRIu32,
+        " waits for a process to attach: coxswain-worker --socket %s --local_rank %" PRIu32,
         rank, cox_executor_socket(executor), rank);
 }
 

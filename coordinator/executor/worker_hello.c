@@ -334,7 +334,8 @@ static int on_worker(void *context, const struct cox_control_client *client,
     const struct cox_hello *hello = &client->hello;
     uint32_t rank = 0;
     if (executor->geometry.legacy)
-        return cox_fail(err, COX_UNSUPPORTED, "legacy workers do not log on");
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "legacy workers do not attach through the control socket");
     if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
         return cox_fail(err, COX_CLOSED, "the group '%s' stops", executor->name);
     int r = choose_rank(executor, hello, &rank, err);

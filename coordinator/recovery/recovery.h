@@ -90,7 +90,7 @@ int cox_recovery_restart(struct cox_recovery *recovery, uint32_t rank, bool kill
 
 struct cox_recovery_status {
     enum cox_on_death on_death;
-    /* "", "replacing rank 2", "waiting for rank 2 to log on: ...", "pausing 400 ms before the next
+    /* "", "replacing rank 2", "waiting for rank 2 to attach: ...", "pausing 400 ms before the next
      * try", "waiting for what a replacement needs: ..." */
     char doing[160];
     /* deaths within window_ms */

@@ -141,7 +141,7 @@ int cox_recovery_replace(struct cox_recovery *recovery, uint32_t number, uint64_
 {
     snprintf(recovery->doing, sizeof recovery->doing,
              recovery->options.external ? "waiting for rank %" PRIu32
-                                          " to log on: coxswain-worker --socket %s"
+                                          " to attach: coxswain-worker --socket %s"
                                         : "replacing rank %" PRIu32,
              number, cox_executor_name(recovery->executor));
     if (recovery->options.external)

@@ -147,7 +147,7 @@ void order_give(struct order *order, struct hand *hand, uint32_t rank, uint64_t 
                             .deadline_ns = deadline_ns,
                             .result = -1};
     assert_int_equal(pthread_create(&order->thread, NULL, order_main, order), 0);
-    hand_await_log(hand, "waits for a process to log on", offered);
+    hand_await_log(hand, "waits for a process to attach", offered);
 }
 
 int order_end(struct order *order)

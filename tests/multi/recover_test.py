@@ -239,7 +239,7 @@ def test_p8_a_hand_started_rank_is_waited_for():
         reader.await_full()
         dead = status_of(name)["ranks"][1]["pid"]
         os.kill(dead, signal.SIGKILL)
-        hint = "waiting for rank 1 to log on: coxswain-worker --socket %s" % name
+        hint = "waiting for rank 1 to attach: coxswain-worker --socket %s" % name
         ends_as(name, lambda now: now["recovery"]["doing"] == hint)
         for words in (["pause"], ["restart"], ["restart", "--rank", "1"], ["restart", "--rank", "1", "--kill"]):
             expect(recover(name, *words, "--timeout", "0.1"), 3, "its turn did not come", hint)
