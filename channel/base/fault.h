@@ -217,7 +217,7 @@
     X(GROUP_VALUE, "group.value")   /* written, not announced */                                   \
     X(GROUP_ARRIVED, "group.arrived")                                                              \
     X(GROUP_COUNTED, "group.counted")                                                              \
-    X(GROUP_RINGS, "group.rings")                                                                  \
+    X(GROUP_WAKES, "group.wakes")                                                                  \
     X(GROUP_WOKEN, "group.woken")                                                                  \
     X(GROUP_SLEEPS, "group.sleeps")                                                                \
     X(GROUP_DONE, "group.done") /* with one round of an operation */                               \

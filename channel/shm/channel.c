@@ -73,7 +73,7 @@ void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *seal
             .size = geometry->channels[id].request_size,
         };
     cox_gate_bind(&channel->gate,
-                  id == COX_CHANNEL_ERROR ? NULL : &cox_sealed_wake(sealed, id)->ring,
+                  id == COX_CHANNEL_ERROR ? NULL : &cox_sealed_wake(sealed, id)->ranks_wakeup,
                   cox_sealed_wake(sealed, id), geometry->depth, coordinator, geometry->spin_ns > 0);
 }
 

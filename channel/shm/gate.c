@@ -177,12 +177,15 @@ void cox_gate_close(struct cox_gate *gate)
     *gate = (struct cox_gate){0};
 }
 
-void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
+void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ranks_wakeup *ranks_wakeup,
                    struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
                    bool elides)
 {
-    *gate = (struct cox_gate){
-        .ring = ring, .wake = wake, .depth = depth, .coordinator = coordinator, .elides = elides};
+    *gate = (struct cox_gate){.ranks_wakeup = ranks_wakeup,
+                              .wake = wake,
+                              .depth = depth,
+                              .coordinator = coordinator,
+                              .elides = elides};
 }
 
 /* ---- futexes ---- */
@@ -190,8 +193,8 @@ void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
 /* The word that waiters block on; NULL: no thread waits, the shared state is enough. */
 COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_wakeup wakeup)
 {
-    if (wakeup == COX_WAKEUP_REQUEST_CONSUME && gate->ring)
-        return &gate->ring->word;
+    if (wakeup == COX_WAKEUP_REQUEST_CONSUME && gate->ranks_wakeup)
+        return &gate->ranks_wakeup->word;
     return wakeup == COX_WAKEUP_RESPONSE_CONSUME ? &gate->wake->wakeup : NULL;
 }
 
@@ -307,7 +310,7 @@ COX_HOT uint32_t cox_gate_wake_sequence(const struct cox_gate *gate, enum cox_wa
 COX_HOT void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 {
     if (cox_gate_shared(gate)) {
-        word_wake(&gate->ring->word, gate->elides ? &gate->ring->asleep : NULL);
+        word_wake(&gate->ranks_wakeup->word, gate->elides ? &gate->ranks_wakeup->asleep : NULL);
         return;
     }
     for (uint32_t rank = gate->rank_first; rank < gate->rank_first + gate->rank_count; rank++)
@@ -349,7 +352,7 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup 
         COX_ASSERT(word);
         _Atomic uint32_t *asleep = which == COX_WAKEUP_RESPONSE_CONSUME
                                        ? &gate->wake->coordinator_sleeps
-                                       : &gate->ring->asleep;
+                                       : &gate->ranks_wakeup->asleep;
         return word_sleep(word, gate->elides ? asleep : NULL, wake_sequence, deadline_ns,
                           signals_end);
     }

@@ -42,13 +42,13 @@ struct cox_gate {
     /* rank_count x COX_WAKEUP_COUNT; NULL: futexes */
     struct cox_gate_wakeup *wakeups;
     /* borrowed; NULL on the error channel */
-    struct cox_layout_ring *ring;
+    struct cox_layout_ranks_wakeup *ranks_wakeup;
     /* borrowed */
     struct cox_layout_wake_channel *wake;
     uint32_t depth;
     /* semaphores: the produce wakeups are posted and taken; true until the owner clears it */
     bool credits;
-    /* may write `ring` */
+    /* may write `ranks_wakeup` */
     bool coordinator;
     /* futexes: waiters announce themselves, and the call to wake is skipped if there are none */
     bool elides;
@@ -62,7 +62,7 @@ struct cox_gate {
 
 /* Uses futexes, whose words are borrowed. elides: set where ranks spin before they block, so that
  * most wakeups have no waiter. Closed like the others. */
-void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
+void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ranks_wakeup *ranks_wakeup,
                    struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
                    bool elides);
 /* For a rank: replies also write to the eventfd while the coordinator asks for that. Both are

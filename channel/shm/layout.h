@@ -206,16 +206,16 @@ struct cox_layout_control {
 
 /* In the request memory, behind the control region. Reports of each rank that were taken out of its
  * slot of the error channel, as their low 32 bits; the rank may block on it. release, after the
- * copy; partner: cox_state_heard. */
-struct cox_layout_rings {
-    _Atomic uint32_t heard[COX_RANK_COUNT_MAX];
+ * copy; partner: cox_state_fetched. */
+struct cox_layout_reports {
+    _Atomic uint32_t fetched[COX_RANK_COUNT_MAX];
 };
 
 /* The word on which the ranks of one channel block; it grows with every wakeup. It is in the wake
  * memory, which ranks can write: blocking on a word in a read-only mapping costs the kernel a
  * second page-table walk (345 ns against 255, per round and rank). A process that overwrites a word
  * here delays others by a slice at most, as with all hints. */
-struct cox_layout_ring {
+struct cox_layout_ranks_wakeup {
     /* seq_cst, after the event, before `asleep` is loaded; partners: word_sleep and the acquire in
      * cox_gate_wake_sequence (gate.c) */
     _Atomic uint32_t word;
@@ -238,7 +238,7 @@ struct cox_layout_wake_channel {
     _Atomic uint32_t coordinator_sleeps;
     uint8_t padding[COX_LINE_SIZE - 8];
     /* unused on the error channel */
-    struct cox_layout_ring ring;
+    struct cox_layout_ranks_wakeup ranks_wakeup;
     struct cox_layout_hint hints[COX_DEPTH_MAX];
 };
 
@@ -296,11 +296,11 @@ _Static_assert(sizeof(struct cox_layout_rank) == 16 * COX_LINE_SIZE, "rank block
 COX_LAYOUT_AT(cox_layout_control, abort, 512);
 COX_LAYOUT_AT(cox_layout_control, channels, 640);
 COX_LAYOUT_AT(cox_layout_control, ranks, 5248);
-_Static_assert(sizeof(struct cox_layout_rings) == 512, "rings size");
-COX_LAYOUT_AT(cox_layout_wake_channel, ring, COX_LINE_SIZE);
+_Static_assert(sizeof(struct cox_layout_reports) == 512, "reports size");
+COX_LAYOUT_AT(cox_layout_wake_channel, ranks_wakeup, COX_LINE_SIZE);
 COX_LAYOUT_AT(cox_layout_wake_channel, hints, 2 * COX_LINE_SIZE);
 _Static_assert(sizeof(struct cox_layout_wake_channel) == 34 * COX_LINE_SIZE, "wake channel size");
-_Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_rings) <=
+_Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_reports) <=
                    COX_SEALED_HEAD,
                "the first pages of the request memory");
 _Static_assert(sizeof(struct cox_layout_rank) <= COX_SEALED_PAGE, "the first page of a rank's");

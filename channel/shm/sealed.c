@@ -264,13 +264,13 @@ int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, ui
 int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uint64_t number,
                            uint64_t deadline_ns)
 {
-    struct cox_layout_rings *rings = cox_sealed_rings(control);
+    struct cox_layout_reports *reports = cox_sealed_reports(control);
     for (;;) {
         /* Numbers are compared as distances, because 32 bits wrap around. */
-        uint32_t seen = cox_state_heard(rings, rank);
+        uint32_t seen = cox_state_fetched(reports, rank);
         if ((int32_t)(seen - (uint32_t)(number - 1)) >= 0)
             return 0;
-        int r = cox_futex_wait(&rings->heard[rank], seen, deadline_ns);
+        int r = cox_futex_wait(&reports->fetched[rank], seen, deadline_ns);
         if (r)
             return r;
     }
@@ -278,5 +278,5 @@ int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uin
 
 void cox_sealed_set_heard(const struct cox_control *control, uint32_t rank, uint64_t number)
 {
-    cox_state_set_heard(cox_sealed_rings(control), rank, number);
+    cox_state_set_fetched(cox_sealed_reports(control), rank, number);
 }

@@ -101,9 +101,9 @@ void cox_sealed_close(struct cox_sealed *sealed);
 
 /* ---- words ---- */
 
-static inline struct cox_layout_rings *cox_sealed_rings(const struct cox_control *control)
+static inline struct cox_layout_reports *cox_sealed_reports(const struct cox_control *control)
 {
-    return (struct cox_layout_rings *)(void *)control->layout->ranks;
+    return (struct cox_layout_reports *)(void *)control->layout->ranks;
 }
 static inline struct cox_layout_wake_channel *cox_sealed_wake(const struct cox_sealed *sealed,
                                                               enum cox_channel_id channel)
@@ -112,7 +112,7 @@ static inline struct cox_layout_wake_channel *cox_sealed_wake(const struct cox_s
 }
 
 /* The error channel. A rank reports in its own slot; its line counts its reports in `done`, and the
- * coordinator those that it has taken out in `heard`.
+ * coordinator those that it has taken out in `fetched`.
  * Rank: waits until its slot is free for report `number`. Returns 0; COX_TIMEOUT; -errno. */
 int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uint64_t number,
                            uint64_t deadline_ns);

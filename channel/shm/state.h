@@ -454,18 +454,18 @@ static inline uint64_t cox_state_tag(const struct cox_layout_rank_line *line, ui
 
 /* ---- sealed groups: reports taken out of a rank's slot of the error channel ---- */
 
-/* release: the copy out of the slot before the number; partner is cox_state_heard. */
-static inline void cox_state_set_heard(struct cox_layout_rings *rings, uint32_t rank,
-                                       uint64_t number)
+/* release: the copy out of the slot before the number; partner is cox_state_fetched. */
+static inline void cox_state_set_fetched(struct cox_layout_reports *reports, uint32_t rank,
+                                         uint64_t number)
 {
-    atomic_store_explicit(&rings->heard[rank], (uint32_t)number, memory_order_release);
-    cox_futex_wake(&rings->heard[rank]);
+    atomic_store_explicit(&reports->fetched[rank], (uint32_t)number, memory_order_release);
+    cox_futex_wake(&reports->fetched[rank]);
     cox_fault_point(COX_FAULT_REPORT_FETCHED);
 }
 
-static inline uint32_t cox_state_heard(const struct cox_layout_rings *rings, uint32_t rank)
+static inline uint32_t cox_state_fetched(const struct cox_layout_reports *reports, uint32_t rank)
 {
-    return atomic_load_explicit(&rings->heard[rank], memory_order_acquire);
+    return atomic_load_explicit(&reports->fetched[rank], memory_order_acquire);
 }
 
 #endif

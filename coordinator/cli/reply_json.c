@@ -31,6 +31,8 @@ static const struct {
     const char *old_key;
 } aliases[] = {
     {&coxswain_control__status_reply__descriptor, "instance", "epoch"},
+    {&coxswain_control__channel_status__descriptor, "rewakes", "rings"},
+    {&coxswain_control__channel_status__descriptor, "spins", "looks"},
     {&coxswain_control__rank_status__descriptor, "incarnation", "generation"},
     {&coxswain_control__rank_status__descriptor, "liveness", "life"},
     {&coxswain_control__link_state__descriptor, "epoch", "life"},

@@ -55,7 +55,7 @@ void cox_collector_rewake(struct cox_collector *collector, uint32_t rank)
     /* Also stored again, in case a process has overwritten it. */
     cox_state_set_published(cox_state_channel(collector->channel->control, collector->channel->id),
                             collector->published);
-    collector->stats.counts.rings += cox_gate_rewake(&collector->channel->gate, rank);
+    collector->stats.counts.rewakes += cox_gate_rewake(&collector->channel->gate, rank);
 }
 
 COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
@@ -314,7 +314,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     pthread_mutex_unlock(&collector->lock);
     if (cox_spin_until(&collector->spinner, collector_has_reply, &spin, deadline_ns)) {
         pthread_mutex_lock(&collector->lock);
-        collector->stats.counts.looks = collector->spinner.found;
+        collector->stats.counts.spins = collector->spinner.found;
         collector->sleep_rank = -1;
         return;
     }
@@ -372,7 +372,7 @@ static bool collector_spins(struct cox_collector *collector)
     const bool found =
         cox_spin_until(&collector->spinner, collector_has_work, &spin, COX_DEADLINE_NEVER);
     pthread_mutex_lock(&collector->lock);
-    collector->stats.counts.looks = collector->spinner.found;
+    collector->stats.counts.spins = collector->spinner.found;
     return found || collector->published != spin.published ||
            atomic_load_explicit(&collector->stopping, memory_order_acquire);
 }

@@ -111,11 +111,11 @@ struct cox_channel_stats {
     /* replies that came after their request had ended; dropped */
     uint64_t late_replies;
     /* wakeups sent again because a rank had not taken its frame */
-    uint64_t rings;
+    uint64_t rewakes;
     /* times a collector woke up */
     uint64_t wakeups;
     /* waits of a collector, for replies or work, that ended while spinning */
-    uint64_t looks;
+    uint64_t spins;
     /* of requests published; each counts once, however many ranks read it */
     uint64_t request_bytes;
     /* of replies copied, of all ranks; late ones are dropped unread */

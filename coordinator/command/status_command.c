@@ -140,9 +140,9 @@ static void print_group(const status_reply *status)
              text_or(status->attach, "?"), status->instance, text_or(status->engine_state, "?"));
     print_part(&lines, ", ", text);
     if (status->has_spin_ns) {
-        snprintf(text, sizeof text, "looks for %s before it sleeps",
+        snprintf(text, sizeof text, "spins for %s before it blocks",
                  format_duration(other, status->spin_ns));
-        print_part(&lines, ", ", status->spin_ns ? text : "sleeps at once");
+        print_part(&lines, ", ", status->spin_ns ? text : "blocks at once");
     }
     if (status->has_cpu_ns) {
         snprintf(text, sizeof text, "cpu %s", format_seconds(other, status->cpu_ns));
@@ -224,8 +224,8 @@ static void print_waits(const status_reply *status)
     for (size_t c = 0; c < status->n_channels; c++) {
         const CoxswainControl__ChannelStatus *channel = status->channels[c];
         if (channel->published)
-            printf("waits, %s: %" PRIu64 " woken, %" PRIu64 " ended by looking\n",
-                   text_or(channel->name, "?"), channel->wakeups, channel->looks);
+            printf("waits, %s: %" PRIu64 " woken, %" PRIu64 " ended by spinning\n",
+                   text_or(channel->name, "?"), channel->wakeups, channel->spins);
     }
 }
 

@@ -94,9 +94,9 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     SET(message, failed, stats->failed);
     SET(message, timeouts, stats->timeouts);
     SET(message, late_replies, stats->late_replies);
-    SET(message, rings, stats->rings);
+    SET(message, rewakes, stats->rewakes);
     SET(message, wakeups, stats->wakeups);
-    SET(message, looks, stats->looks);
+    SET(message, spins, stats->spins);
     SET(message, request_bytes, stats->request_bytes);
     SET(message, reply_bytes, stats->reply_bytes);
     SET(message, bulk_requests, stats->large_requests);

@@ -116,7 +116,7 @@ static const struct row {
     {COX_FAULT_GROUP_VALUE, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_ARRIVED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_COUNTED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
-    {COX_FAULT_GROUP_RINGS, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_WAKES, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_SLEEPS, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_WOKEN, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_DONE, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},

@@ -220,8 +220,8 @@ static void flips_main(const struct forks_self *self)
         uint8_t mask = (uint8_t)(1u << bit % 8);
         __atomic_fetch_xor(&bytes[line + bit / 8], mask, __ATOMIC_RELAXED);
         atomic_fetch_add(&layout->wakeup.news, 1); /* so that rank 0 looks at everything */
-        atomic_fetch_add(&layout->wakeup.ring, COX_GROUP_RING_STEP);
-        syscall(SYS_futex, &layout->wakeup.ring, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+        atomic_fetch_add(&layout->wakeup.word, COX_GROUP_WAKEUP_STEP);
+        syscall(SYS_futex, &layout->wakeup.word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
         usleep(200);
         __atomic_fetch_xor(&bytes[line + bit / 8], mask, __ATOMIC_RELAXED);
     }

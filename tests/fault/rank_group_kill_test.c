@@ -275,7 +275,7 @@ static void b3_p1_b6_killed_in_an_operation(void **state)
         {"group.value", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12}, .by_sockets = false},
         {"group.arrived", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16}, .by_sockets = false},
         {"group.counted", {1, 3, 5, 6, 9}, .by_sockets = false},
-        {"group.rings", {3, 4, 9}, .by_sockets = false},
+        {"group.wakes", {3, 4, 9}, .by_sockets = false},
         {"group.woken", {3, 4, 9}, .by_sockets = false},
         {"group.sleeps", {1, 2, 4}, .by_fd = true},
         {"group.done", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16}, .by_sockets = false},

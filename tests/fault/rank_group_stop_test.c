@@ -177,7 +177,7 @@ static void b2_b18_k26_stopped_in_an_operation(void **state)
         {"group.value", {1, 2, 3, 4, 6, 8, 9}, false},
         {"group.arrived", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, false},
         {"group.counted", {1, 3, 5}, false},
-        {"group.rings", {1}, false},
+        {"group.wakes", {1}, false},
         {"group.woken", {1}, false},
         {"group.done", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, false},
     };

@@ -120,9 +120,9 @@ def test_p3_status_tells_processor_time_and_how_waits_ended():
             for used, pid in (status["cpu_s"], status["pid"]), (status["ranks"][0]["cpu_s"], group.pids[0]):
                 check(used <= time.clock_gettime(~pid << 3 | 2), "of another process: %s" % status)
             spun.append(status["spin_ns"])
-            check(("looks for " if spun[-1] else "sleeps at once") in human.out, "no spin", human)
-            check(spun[-1] > 0 or execute["looks"] == 0, "looks without leave: %s" % status)
-            check(execute["wakeups"] + execute["looks"] > 0, "nothing was waited for: %s" % execute)
+            check(("spins for " if spun[-1] else "blocks at once") in human.out, "no spin", human)
+            check(spun[-1] > 0 or execute["spins"] == 0, "spins without leave: %s" % status)
+            check(execute["wakeups"] + execute["spins"] > 0, "nothing was waited for: %s" % execute)
             group.stopped(0)  # what does nothing uses nothing
             check(group.status()["ranks"][0]["stopped"], "a stop that is not told")
 

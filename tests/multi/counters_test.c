@@ -488,16 +488,16 @@ struct releaser {
     struct cox_executor *executor;
     struct test_pipe *pipe;
     /* so far */
-    uint64_t rings;
+    uint64_t rewakes;
     /* while a call waited for room */
     uint64_t waited_ns;
 };
 
-static uint64_t rings_of(struct cox_executor *executor)
+static uint64_t rewakes_of(struct cox_executor *executor)
 {
     struct cox_channel_stats stats;
     cox_executor_stats(executor, COX_CHANNEL_EXECUTE, &stats);
-    return stats.rings;
+    return stats.rewakes;
 }
 
 /* Nothing is in flight, and a rank owes a reply: who is woken for it was refused. */
@@ -505,7 +505,7 @@ static void *releaser_main(void *argument)
 {
     struct releaser *releaser = argument;
     uint64_t deadline_ns = patience();
-    while (rings_of(releaser->executor) == releaser->rings && cox_now_ns() < deadline_ns)
+    while (rewakes_of(releaser->executor) == releaser->rewakes && cox_now_ns() < deadline_ns)
         sched_yield();
     releaser->waited_ns = pass_time();
     test_pipe_release(releaser->pipe, 1);
@@ -521,7 +521,7 @@ static void p3_a_call_that_waits_for_room_waits_in_the_queue(void **state)
     block_in_vain(g, pipe);
     test_await_lines(g, 1, "blocked", 1);
     struct releaser releaser = {.executor = test_group_executor(g), .pipe = pipe};
-    releaser.rings = rings_of(releaser.executor);
+    releaser.rewakes = rewakes_of(releaser.executor);
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, releaser_main, &releaser), 0);
     int r = test_call(g, &c, "echo when there is room");

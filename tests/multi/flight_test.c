@@ -617,7 +617,7 @@ static int thief_steal(struct thief *thief)
  * without a wake-up. */
 static bool thief_woken(struct thief *thief, uint64_t before)
 {
-    return stats_of(thief->group, thief->channel).rings > before;
+    return stats_of(thief->group, thief->channel).rewakes > before;
 }
 
 #define ROUND_COUNT 100
@@ -633,7 +633,7 @@ static void p2_a_lost_wake_up_is_sent_again(void **state)
     bool woken = false;
     for (size_t round = 0; round < ROUND_COUNT && !woken; round++) {
         test_expect_echo(g, "awake");
-        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
+        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
         assert_int_equal(test_submit(g, &how, "echo in flight"), 0);
         assert_true(thief_steal(&thief) > 0);
@@ -657,7 +657,7 @@ static void p2_also_when_the_request_has_ended(void **state)
         test_expect_echo(g, "awake");
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
         assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
-        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
+        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
         assert_true(thief_steal(&thief) > 0);
         test_expect_echo(g, "again");
         woken = thief_woken(&thief, before);
@@ -677,7 +677,7 @@ static void p2_also_when_nobody_waits_for_an_reply(void **state)
     uint32_t links = 0;
     for (int round = 0; round < ROUND_COUNT && !woken; round++) {
         expect_links(g, links);
-        uint64_t before = stats_of(g, COX_CHANNEL_LINK).rings;
+        uint64_t before = stats_of(g, COX_CHANNEL_LINK).rewakes;
         /* The frame of the status has been returned, else the link would find it taken. */
         assert_int_equal(submit_links(test_group_executor(g), 1), 0);
         expect_links(g, ++links);
@@ -744,7 +744,7 @@ static void p2_also_beside_a_stuck_request(void **state)
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
         assert_int_equal(test_submit(g, &brief, "echo late"), 0);
         assert_int_equal(test_await(g, 3 * round)->status, COX_TIMEOUT);
-        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
+        uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
         assert_true(thief_steal(&thief) > 0);
         assert_int_equal(submit_after_rings(g, &again), 0);
         woken = thief_woken(&thief, before);

@@ -179,7 +179,7 @@ static void await_sleeper(const struct rank *rank)
 {
     const struct cox_group_layout_wakeup *wakeup =
         rank->session->in_subgroup ? wakeup_of_subgroup(rank->layout) : &rank->layout->wakeup;
-    while (!(atomic_load(&wakeup->ring) & COX_GROUP_RING_SLEEPS))
+    while (!(atomic_load(&wakeup->word) & COX_GROUP_WAKEUP_SLEEPS))
         sched_yield();
 }
 
@@ -323,7 +323,7 @@ static void storm_main(const struct forks_self *self)
 {
     struct session *session = self->context;
     struct cox_group_layout *layout = layout_map(session);
-    _Atomic uint32_t *words[] = {&layout->wakeup.ring, &wakeup_of_subgroup(layout)->ring};
+    _Atomic uint32_t *words[] = {&layout->wakeup.word, &wakeup_of_subgroup(layout)->word};
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
         while (!atomic_load(&session->pids[rank]))
             sched_yield();

@@ -29,7 +29,7 @@ def shared(expression, variables):
     """True: the expression goes through a struct of the layout."""
     base = re.match(r"\w+", expression)
     return (base and base.group() in variables and "->" in expression or
-            re.search(r"->(layout|lines|identity|hints|heard|wake|line)\b|\bcox_sealed_rings\(|\bcox_state_(line|channel)\(",
+            re.search(r"->(layout|lines|identity|hints|fetched|wake|line)\b|\bcox_sealed_reports\(|\bcox_state_(line|channel)\(",
                       expression) is not None)
 
 

@@ -21,7 +21,7 @@
 
 /* What both sides share, as layout.h has it. */
 struct shared {
-    struct cox_layout_ring ring;
+    struct cox_layout_ranks_wakeup ranks_wakeup;
     struct cox_layout_wake_channel wake;
     /* of the tests */
     _Atomic uint64_t events[RANK_COUNT];
@@ -65,8 +65,8 @@ static int setup(void **state)
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         return -1;
-    cox_gate_bind(&coordinator, &shared->ring, &shared->wake, DEPTH, true, false);
-    cox_gate_bind(&rank, &shared->ring, &shared->wake, DEPTH, false, false);
+    cox_gate_bind(&coordinator, &shared->ranks_wakeup, &shared->wake, DEPTH, true, false);
+    cox_gate_bind(&rank, &shared->ranks_wakeup, &shared->wake, DEPTH, false, false);
     wakes = 0;
     return 0;
 }
@@ -104,10 +104,10 @@ static void one_wake_up_lets_everybody_through(void **state)
     }
     for (uint32_t i = 0; i < RANK_COUNT; i++)
         child_asleep(pids[i]);
-    uint32_t before = shared->ring.word;
+    uint32_t before = shared->ranks_wakeup.word;
     cox_gate_open(&coordinator, &everybody);
     assert_int_equal(wakes_made(), 1);
-    assert_int_equal(shared->ring.word, before + 1);
+    assert_int_equal(shared->ranks_wakeup.word, before + 1);
     for (uint32_t i = 0; i < RANK_COUNT; i++) {
         child_join(pids[i]);
         assert_int_equal(shared->events[i], 1);
@@ -327,7 +327,7 @@ static void b47_a_storm_of_signals_ends_no_wait(void **state)
             assert_true(ticks >= ringing_tick);
         }
         storm(0);
-        assert_int_equal(shared->ring.asleep, 0);
+        assert_int_equal(shared->ranks_wakeup.asleep, 0);
     }
     assert_int_equal(sigaction(SIGALRM, &before, NULL), 0);
 }
@@ -373,22 +373,22 @@ static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void
     coordinator.elides = rank.elides = true;
     pid_t pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
-    assert_int_equal(shared->ring.asleep, 1);
-    shared->ring.asleep = 0;
+    assert_int_equal(shared->ranks_wakeup.asleep, 1);
+    shared->ranks_wakeup.asleep = 0;
     cox_gate_post(&coordinator, 0,
                   COX_WAKEUP_REQUEST_CONSUME); /* as every slice, whatever the count says */
     child_join(pid);
-    assert_int_equal(shared->ring.asleep, 0);
+    assert_int_equal(shared->ranks_wakeup.asleep, 0);
     wakes_made();
     /* As when another one, woken with it, has found nothing and is about to put that right: what
      * each took it gives. */
     pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
-    shared->ring.asleep = UINT32_MAX;
+    shared->ranks_wakeup.asleep = UINT32_MAX;
     cox_gate_post(&coordinator, 0, COX_WAKEUP_REQUEST_CONSUME);
     child_join(pid);
-    assert_int_equal(shared->ring.asleep, UINT32_MAX);
-    shared->ring.asleep = 0;
+    assert_int_equal(shared->ranks_wakeup.asleep, UINT32_MAX);
+    shared->ranks_wakeup.asleep = 0;
     wakes_made();
     pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
@@ -457,10 +457,10 @@ static void p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write(vo
     (void)state;
     pid_t pid = child_start(sleep_read_only, NULL);
     child_asleep(pid);
-    uint32_t before = shared->ring.word;
+    uint32_t before = shared->ranks_wakeup.word;
     child_run(wake_read_only, NULL);
     child_join(pid);
-    assert_int_equal(shared->ring.word, before);
+    assert_int_equal(shared->ranks_wakeup.word, before);
 }
 
 /* ---- races ---- */

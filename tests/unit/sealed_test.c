@@ -804,13 +804,13 @@ static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
     created(false);
     uintptr_t lines[512];
     size_t count = 0;
-    const struct cox_layout_rings *rings = cox_sealed_rings(&control);
+    const struct cox_layout_reports *reports = cox_sealed_reports(&control);
     lines[count++] = (uintptr_t)&control.layout->abort;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_wake_channel *wake =
             cox_sealed_wake(&sealed, (enum cox_channel_id)c);
         lines[count++] = (uintptr_t)&wake->wakeup;
-        lines[count++] = (uintptr_t)&wake->ring;
+        lines[count++] = (uintptr_t)&wake->ranks_wakeup;
         for (int h = 0; h < COX_DEPTH_MAX; h++)
             lines[count++] = (uintptr_t)&wake->hints[h];
         for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
@@ -819,7 +819,7 @@ static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
             lines[count++] = (uintptr_t)cox_state_channel(&control, (enum cox_channel_id)c);
         }
     }
-    lines[count++] = (uintptr_t)rings->heard;
+    lines[count++] = (uintptr_t)reports->fetched;
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
         lines[count++] = (uintptr_t)&control.ranks[rank]->identity;
     for (size_t i = 0; i < count; i++) {
@@ -827,7 +827,7 @@ static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
         for (size_t j = 0; j < i; j++)
             assert_int_not_equal(lines[i], lines[j]);
     }
-    assert_true((uintptr_t)(rings + 1) - (uintptr_t)control.region.base <= COX_SEALED_HEAD);
+    assert_true((uintptr_t)(reports + 1) - (uintptr_t)control.region.base <= COX_SEALED_HEAD);
     gone();
 }
 

@@ -60,7 +60,7 @@ struct cox_group_layout_made {
 /* Hints: whatever these contain, a waiter checks the ranks' own words every 50 ms. */
 struct cox_group_layout_wakeup {
     /* the futex: {changes with every wake:31, a thread waits:1} */
-    _Atomic uint32_t ring;
+    _Atomic uint32_t word;
     /* wakes for other reasons than that all have arrived */
     _Atomic uint32_t news;
     /* {generation:8, epoch:24, index:24, how many have arrived:8} */
@@ -72,8 +72,8 @@ struct cox_group_layout_wakeup {
 
 /* Set by a thread that blocks, cleared by one that wakes: a wake without it skips the system call.
  */
-#define COX_GROUP_RING_SLEEPS UINT32_C(1)
-#define COX_GROUP_RING_STEP UINT32_C(2)
+#define COX_GROUP_WAKEUP_SLEEPS UINT32_C(1)
+#define COX_GROUP_WAKEUP_STEP UINT32_C(2)
 
 /* Values chosen so that no flipped bit turns one into another. */
 enum cox_group_state {
@@ -137,7 +137,7 @@ struct cox_group_layout {
 #define COX_GROUP_AT(type, member, offset)                                                         \
     _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
 
-COX_GROUP_AT(cox_group_layout_wakeup, ring, 0);
+COX_GROUP_AT(cox_group_layout_wakeup, word, 0);
 COX_GROUP_AT(cox_group_layout_wakeup, news, 4);
 COX_GROUP_AT(cox_group_layout_wakeup, counted, 8);
 COX_GROUP_AT(cox_group_layout_wakeup, made, 16);

@@ -50,7 +50,7 @@
  * them has found nothing, not when the round is complete: a member that has aborted may have
  * arrived at this round, and not at the next one.
  *
- * Why no wakeup is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and
+ * Why no wakeup is lost for longer than 50 ms. A waiter reads `word` before it counts itself and
  * checks. The last one to count wakes after that, so a waiter that did not see all arrivals does
  * not block on the old value. A rank that is overtaken between its arrival and its count finds a
  * later round counted, leaves that count, and wakes for its own round. A count that was damaged (by
@@ -74,18 +74,18 @@
 
 static void wakeup_post(struct cox_group_layout_wakeup *wakeup)
 {
-    uint32_t seen = atomic_load_explicit(&wakeup->ring, memory_order_relaxed), next;
+    uint32_t seen = atomic_load_explicit(&wakeup->word, memory_order_relaxed), next;
     /* A waiter marks this word itself, so no order between two words decides who is woken: either
      * the mark came before this change, or the waiter finds another value. The mark of a process
      * that was killed costs one wake. release: a reader of this sees everything stored before;
      * partner is the load before a check. */
     do
-        next = (seen & ~COX_GROUP_RING_SLEEPS) + COX_GROUP_RING_STEP;
-    while (!atomic_compare_exchange_weak_explicit(&wakeup->ring, &seen, next, memory_order_release,
+        next = (seen & ~COX_GROUP_WAKEUP_SLEEPS) + COX_GROUP_WAKEUP_STEP;
+    while (!atomic_compare_exchange_weak_explicit(&wakeup->word, &seen, next, memory_order_release,
                                                   memory_order_relaxed));
-    cox_fault_point(COX_FAULT_GROUP_RINGS);
-    if (seen & COX_GROUP_RING_SLEEPS)
-        cox_futex_wake(&wakeup->ring);
+    cox_fault_point(COX_FAULT_GROUP_WAKES);
+    if (seen & COX_GROUP_WAKEUP_SLEEPS)
+        cox_futex_wake(&wakeup->word);
     cox_fault_point(COX_FAULT_GROUP_WOKEN);
 }
 
@@ -100,19 +100,19 @@ void cox_group_wake(struct cox_group_layout_wakeup *wakeup)
 uint32_t cox_group_listen(struct cox_group_layout_wakeup *wakeup)
 {
     /* acquire: partner is the release in wakeup_post. */
-    return atomic_load_explicit(&wakeup->ring, memory_order_acquire) & ~COX_GROUP_RING_SLEEPS;
+    return atomic_load_explicit(&wakeup->word, memory_order_acquire) & ~COX_GROUP_WAKEUP_SLEEPS;
 }
 
 int cox_group_sleep(struct cox_group_layout_wakeup *wakeup, uint32_t seen, uint64_t until_ns)
 {
-    uint32_t ring = seen;
+    uint32_t word = seen;
     /* relaxed, both: the kernel compares the word again. Marked already: by another waiter. */
-    if (!atomic_compare_exchange_strong_explicit(&wakeup->ring, &ring, seen | COX_GROUP_RING_SLEEPS,
+    if (!atomic_compare_exchange_strong_explicit(&wakeup->word, &word, seen | COX_GROUP_WAKEUP_SLEEPS,
                                                  memory_order_relaxed, memory_order_relaxed) &&
-        ring != (seen | COX_GROUP_RING_SLEEPS))
+        word != (seen | COX_GROUP_WAKEUP_SLEEPS))
         return 0;
     cox_fault_point(COX_FAULT_GROUP_SLEEPS);
-    int r = cox_futex_wait(&wakeup->ring, seen | COX_GROUP_RING_SLEEPS, until_ns);
+    int r = cox_futex_wait(&wakeup->word, seen | COX_GROUP_WAKEUP_SLEEPS, until_ns);
     return r == COX_TIMEOUT ? 0 : r;
 }
 
@@ -177,7 +177,7 @@ static bool wakeup_count(struct cox_group_layout_wakeup *wakeup, uint64_t genera
         next = (seen & ~UINT64_C(0xff)) == tag ? seen + 1 : tag | 1;
     }
     /* acq_rel: the last one sees the arrivals of those that counted before it, and wakes after they
-     * have read `ring`; partner is this exchange. */
+     * have read `word`; partner is this exchange. */
     while (!atomic_compare_exchange_weak_explicit(&wakeup->counted, &seen, next,
                                                   memory_order_acq_rel, memory_order_relaxed));
     cox_fault_point(COX_FAULT_GROUP_COUNTED);
