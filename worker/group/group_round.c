@@ -107,7 +107,8 @@ int cox_group_sleep(struct cox_group_layout_wakeup *wakeup, uint32_t seen, uint6
 {
     uint32_t word = seen;
     /* relaxed, both: the kernel compares the word again. Marked already: by another waiter. */
-    if (!atomic_compare_exchange_strong_explicit(&wakeup->word, &word, seen | COX_GROUP_WAKEUP_SLEEPS,
+    if (!atomic_compare_exchange_strong_explicit(&wakeup->word, &word,
+                                                 seen | COX_GROUP_WAKEUP_SLEEPS,
                                                  memory_order_relaxed, memory_order_relaxed) &&
         word != (seen | COX_GROUP_WAKEUP_SLEEPS))
         return 0;
