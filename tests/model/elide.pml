@@ -1,7 +1,7 @@
 /*
- * elide: wake-ups that are spared where nobody sleeps (channel/shm/gate.c: word_ring, word_sleep), alone: who publishes and who
- * answers, without deadlines, failures and slices, so that any wake-up that is missed is a deadlock. futex_gate.pml has all
- * the rest, and with ELIDE this, too.
+ * elide: wakes that are skipped when no thread sleeps (channel/shm/gate.c: word_wake, word_sleep),
+ * alone: a publisher and replying ranks, without deadlines, failures and slices, so that any lost
+ * wakeup is a deadlock. futex_gate.pml has the rest, and with ELIDE this, too.
  *
  * Sizes (-D): REQUESTS; CRASHES of ranks, at most that many, between any two steps.
  */
@@ -14,20 +14,20 @@
 #define RANKS 2
 
 byte published, done[RANKS]; /* the shared state */
-byte word, asleep;           /* the ring that ranks sleep on, and how many say that they do */
-byte bell;                   /* the coordinator's */
+byte word, asleep;           /* the word that ranks block on, and how many are counted there */
+byte collector_word;                   /* the coordinator's */
 byte coordinator_sleeps;
-byte left, left_of;          /* answers that the request lacks, and its number */
-bool in_kernel[RANKS], coordinator_in_kernel; /* asleep in truth */
+byte left, left_of;          /* replies that the request lacks, and its number */
+bool in_kernel[RANKS], coordinator_in_kernel; /* really blocked */
 bool dead[RANKS];
 byte crashes = CRASHES;
 
-#define ANSWERED(r) (done[r] >= published || dead[r])
+#define REPLIED(r) (done[r] >= published || dead[r])
 
-/* word_ring: moves the word, then looks, then wakes. */
-inline ring_ranks()
+/* word_wake: changes the word, then reads the count, then wakes. */
+inline wake_ranks()
 {
-#ifdef LOOK_FIRST
+#ifdef CHECK_FIRST
     byte seen = asleep;
     word++;
     if
@@ -43,42 +43,42 @@ inline ring_ranks()
 #endif
 }
 
-inline ring_coordinator()
+inline wake_coordinator()
 {
-#ifdef LOOK_FIRST
-    bool nobody = coordinator_sleeps == 0;
-    bell++;
+#ifdef CHECK_FIRST
+    bool no_sleeper = coordinator_sleeps == 0;
+    collector_word++;
 #else
-    bell++;
-    bool nobody = coordinator_sleeps == 0;
+    collector_word++;
+    bool no_sleeper = coordinator_sleeps == 0;
 #endif
     if
-    :: !nobody -> coordinator_in_kernel = false
+    :: !no_sleeper -> coordinator_in_kernel = false
     :: else
     fi
 }
 
 active proctype coordinator()
 {
-    byte ticket;
+    byte seen_word;
     do
     :: published < REQUESTS ->
         atomic { left = RANKS; left_of = published + 1 };
         published++;
-        ring_ranks();
+        wake_ranks();
         do
-        :: ticket = bell;
+        :: seen_word = collector_word;
             if
-            :: ANSWERED(0) && ANSWERED(1) -> break
+            :: REPLIED(0) && REPLIED(1) -> break
             :: else
             fi;
-#ifdef TELL_LAST
-            atomic { coordinator_in_kernel = (bell == ticket) };
+#ifdef COUNT_AFTER_CHECK
+            atomic { coordinator_in_kernel = (collector_word == seen_word) };
             coordinator_sleeps = 1;
 #else
             coordinator_sleeps++;
-            /* the kernel looks at the word again */
-            atomic { coordinator_in_kernel = (bell == ticket) };
+            /* the kernel compares the word again */
+            atomic { coordinator_in_kernel = (collector_word == seen_word) };
 #endif
             !coordinator_in_kernel;
             coordinator_sleeps--
@@ -89,18 +89,18 @@ active proctype coordinator()
 
 proctype rank(byte r)
 {
-    byte ticket, taken;
+    byte seen_word, taken;
     bool last;
     do
     :: taken == REQUESTS -> break
     :: else ->
-        ticket = word;
+        seen_word = word;
         if
         :: published > taken ->
             taken++;
             done[r] = taken;
-            /* The hint carries the number: who comes late counts for nobody. Who was last rings; and who finds that the
-             * other is dead, whose answer nobody counts. */
+            /* The hint has the request's number: a late reply counts for no other request. The last
+             * rank wakes; so does one that finds the other rank dead, whose reply is not counted. */
             atomic {
                 last = false;
                 if
@@ -109,25 +109,25 @@ proctype rank(byte r)
                 fi
             };
             if
-            :: last || dead[1 - r] -> ring_coordinator()
+            :: last || dead[1 - r] -> wake_coordinator()
             :: else
             fi
         :: else ->
-#ifdef TELL_LAST
-            atomic { in_kernel[r] = (word == ticket) };
+#ifdef COUNT_AFTER_CHECK
+            atomic { in_kernel[r] = (word == seen_word) };
             asleep++;
 #else
             asleep++;
-            atomic { in_kernel[r] = (word == ticket) };
+            atomic { in_kernel[r] = (word == seen_word) };
 #endif
             if
             :: dead[r] -> break /* it stays counted */
             :: !in_kernel[r] && !dead[r] -> asleep--
             fi
         fi
-    :: crashes > 0 && !dead[1 - r] -> /* its death is told: the supervisor wakes, always */
+    :: crashes > 0 && !dead[1 - r] -> /* the supervisor always wakes for a death */
         crashes--;
-        atomic { dead[r] = true; bell++; coordinator_in_kernel = false };
+        atomic { dead[r] = true; collector_word++; coordinator_in_kernel = false };
         break
     od
 }
@@ -136,7 +136,7 @@ proctype rank(byte r)
 active proctype killer()
 {
     if
-    :: atomic { crashes > 0 && in_kernel[0] -> crashes--; dead[0] = true; bell++; coordinator_in_kernel = false }
+    :: atomic { crashes > 0 && in_kernel[0] -> crashes--; dead[0] = true; collector_word++; coordinator_in_kernel = false }
     :: true
     fi
 }

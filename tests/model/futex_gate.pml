@@ -1,22 +1,28 @@
 /*
- * futex_gate: one two-way channel of a sealed group of two ranks: state words, and futexes that only wake.
+ * futex_gate: one two-way channel of a sealed group of two ranks: state words, and futexes that
+ * only wake.
  *
- * gate.pml has what does not depend on what is slept on (the order of completions, seqlock, void, tags); here is what
- * does: the wake memory that everybody may write, with `ring`, the word that idle ranks sleep on, `bell`, which the collector
- * sleeps on, and a hint {sequence, left} per frame. README.md tells what is left out
- * and why; check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_
- * switches), which must fail.
+ * gate.pml has the parts that are the same for both gates (the order of completions, seqlock, void,
+ * tags). This model has the rest: the wake memory that all processes may write, with the ranks'
+ * word, which idle ranks block on, the collector's word, which the collector blocks on, and a hint
+ * {sequence, left} per frame. README.md lists what is left out and why; check.sh runs this file in
+ * several sizes, and once more for each rule with that rule removed (the NO_ switches), which must
+ * fail.
  *
- * Sizes (-D): DEPTH frames; REQUESTS; CRASHES, FAILURES (answers that tell of one), DEADLINES (that pass), MEDDLES
- * (arbitrary writes to wake memory, and wakes), STALLS (the submitter stands still for ever between `published` and its
- * wake) each at most that many; CRASH_AT_WAKE: a rank dies only between its hint and its wake; SUBSETS: also requests to
- * one rank only; HANG: rank 1 alone is asked for that request and hangs in it until nothing else is in flight, rank 0 alone
- * for what comes after; FAIL_HANG: in that request rank 0 fails, and rank 1 hangs until it has ended; STOP: the group is
- * stopped at any moment; LEAVE: rank 1 is told to stop at any moment; SLICE: whoever is owed something looks again after
- * a while; SLICE_QUIET: only when nobody else can make a step, and no more often than something went wrong.
- * RESTARTS: rank 1, which alone dies then, is started again in new memory, at most that often, and submitters go on
- * meanwhile; LATES: that many times its old process, which was taken for dead, still answers a request.
- * ELIDE: who sleeps says so beside the word, and submitters and ranks that reply wake only where somebody does.
+ * Sizes (-D): DEPTH frames; REQUESTS; CRASHES, FAILURES (failed replies), DEADLINES (that pass),
+ * MEDDLES (arbitrary writes to wake memory, and wakes), STALLS (the submitter stalls for ever
+ * between `published` and its wake): each at most that many; CRASH_AT_WAKE: a rank dies only
+ * between its hint and its wake; SUBSETS: also requests to one rank only; HANG: that request asks
+ * rank 1 alone, which hangs in it until nothing else is in flight; later requests ask rank 0 alone;
+ * FAIL_HANG: in that request rank 0 fails, and rank 1 hangs until it has ended; STOP: the group is
+ * stopped at any moment; LEAVE: rank 1 gets a stop at any moment; SLICE: a waiter checks again
+ * after a while; SLICE_QUIET: only when no other process can make a step, and no more often than
+ * there were faults.
+ *
+ * RESTARTS: only rank 1 dies, and is started again in new memory, at most that often, while
+ * submitters continue; LATES: that many times its old process, which was taken for dead, still
+ * replies to a request. ELIDE: a sleeper counts itself beside the word, and submitters and replying
+ * ranks wake only if the count is not 0.
  */
 #ifndef DEPTH
 #define DEPTH 1
@@ -52,53 +58,54 @@
 #define TORN 255 /* bytes that are being written */
 #define HAS(set, r) (((set) >> (r)) & 1)
 
-/* ---- coordinator's memory: ranks only read it. Of a futex word nothing matters but whether it is still what the sleeper
- * read; that is what is kept here, one bit per reader, for words that never turn over between two looks ---- */
+/* ---- coordinator's memory: ranks only read it. Of a futex word only one thing matters: whether it
+ * is still what the sleeper read. That is kept here, one bit per reader, as if words never wrapped
+ * between two reads ---- */
 byte published;
 byte record_sequence[DEPTH], record_asked[DEPTH];
-byte frame[DEPTH]; /* the request's bytes, its sequence number standing for all of them */
+byte frame[DEPTH]; /* a sequence number stands for the request's bytes */
 
 /* ---- one memory per rank: the coordinator and the other ranks only read it ---- */
 byte taken[2], returned[2], done[2];
 byte slot[2 * DEPTH];
 bool slot_failed[2 * DEPTH];
 
-/* ---- wake memory: written by anybody ---- */
-bool ring_moved[2];
-bool bell_moved;
+/* ---- wake memory: written by all processes ---- */
+bool ranks_word_moved[2];
+bool collector_word_moved;
 #ifdef ELIDE
-byte ring_counts, bell_counts; /* who say that they sleep */
+byte ranks_counted, collector_counted; /* counted sleepers */
 #endif
 byte hint_sequence[DEPTH], hint_left[DEPTH]; /* one word: read and changed in one step */
 
-/* ---- who sleeps in FUTEX_WAIT ---- */
+/* ---- threads in FUTEX_WAIT ---- */
 bool rank_sleeps[2], collector_sleeps;
 #if RESTARTS > 0
-bool await_moved, await_sleeps; /* restart_await reads and sleeps on the same word */
-#define BELL_MOVE d_step { bell_moved = true; await_moved = true; }
-#define BELL_WAKE d_step { collector_sleeps = false; await_sleeps = false; }
+bool await_moved, await_sleeps; /* restart_await reads and blocks on the same word */
+#define COLLECTOR_WORD_MOVE d_step { collector_word_moved = true; await_moved = true; }
+#define COLLECTOR_WAKE d_step { collector_sleeps = false; await_sleeps = false; }
 #else
-#define BELL_MOVE bell_moved = true
-#define BELL_WAKE collector_sleeps = false
+#define COLLECTOR_WORD_MOVE collector_word_moved = true
+#define COLLECTOR_WAKE collector_sleeps = false
 #endif
 #if RESTARTS > 0
-#define RING_MOVE ring_moved[1] = true
-#define RING_WAKE rank_sleeps[1] = false
+#define RANKS_WORD_MOVE ranks_word_moved[1] = true
+#define RANKS_WAKE rank_sleeps[1] = false
 #else
-#define RING_MOVE ring_moved[0] = true; ring_moved[1] = true
-#define RING_WAKE rank_sleeps[0] = false; rank_sleeps[1] = false
+#define RANKS_WORD_MOVE ranks_word_moved[0] = true; ranks_word_moved[1] = true
+#define RANKS_WAKE rank_sleeps[0] = false; rank_sleeps[1] = false
 #endif
 
-/* ---- word_ring, word_sleep: the word, then the look whether anybody sleeps, then the wake ---- */
+/* ---- word_wake, word_sleep: stores the word, then reads the count, then wakes ---- */
 #ifdef ELIDE
-/* Counted too long costs a call. Below nothing, where somebody wrote over it meanwhile, it is put right: nobody would be counted
- * any more. */
+/* A count that is too high costs calls. A count below 0, after another process overwrote it, is
+ * corrected: otherwise no sleeper would be counted any more. */
 #define BELOW(n) ((n) > 127)
 #if MEDDLES == 0
 #define COUNT_LESS(counts, sleepers) counts--
 #define COUNT_RIGHT(counts, sleepers) skip
 #else
-byte ring_sleepers, bell_sleepers; /* in truth */
+byte ranks_sleepers, collector_sleepers; /* in truth */
 #define COUNT_LESS(counts, sleepers) puts_right = counts == 0 || PUTS_RIGHT_BELOW(counts); counts--
 #define COUNT_RIGHT(counts, sleepers)                                                              \
     counts = counts + puts_right;                                                                  \
@@ -111,7 +118,7 @@ byte ring_sleepers, bell_sleepers; /* in truth */
 #else
 #define PUTS_RIGHT_BELOW(n) BELOW(n)
 #endif
-#ifdef TELL_LAST
+#ifdef COUNT_AFTER_CHECK
 #define COUNT_FIRST(counts, sleepers) skip
 #define COUNT_LAST(counts, sleepers) counts++
 #elif MEDDLES == 0
@@ -127,21 +134,21 @@ byte ring_sleepers, bell_sleepers; /* in truth */
 #define RANK_AWAKE top
 #define AWAIT_AWAKE look
 #endif
-inline reply_ring()
+inline reply_wake()
 {
 #ifndef ELIDE
-    BELL_MOVE;
-    BELL_WAKE;
-#elif defined(LOOK_FIRST)
+    COLLECTOR_WORD_MOVE;
+    COLLECTOR_WAKE;
+#elif defined(CHECK_FIRST)
     if
-    :: bell_counts > 0 -> BELL_MOVE; BELL_WAKE;
-    :: bell_counts == 0 -> BELL_MOVE;
+    :: collector_counted > 0 -> COLLECTOR_WORD_MOVE; COLLECTOR_WAKE;
+    :: collector_counted == 0 -> COLLECTOR_WORD_MOVE;
     fi
 #else
-    BELL_MOVE;
+    COLLECTOR_WORD_MOVE;
     if
-    :: bell_counts > 0 -> BELL_WAKE;
-    :: bell_counts == 0
+    :: collector_counted > 0 -> COLLECTOR_WAKE;
+    :: collector_counted == 0
     fi
 #endif
 }
@@ -154,36 +161,36 @@ bool submit_lock, stopping;
 bool dead[2]; /* the supervisor has seen it */
 
 /* ---- processes of ranks ---- */
-bool killed[2];  /* makes no step any more */
-bool leaving[2]; /* its own flag: told to stop */
+bool killed[2];  /* makes no more steps */
+bool leaving[2]; /* its own flag: it must stop */
 bool at_wake[2]; /* has changed the hint, and has not woken the collector yet */
 
-/* ---- rank 1's lives ---- */
+/* ---- rank 1's incarnations ---- */
 #if RESTARTS > 0
-byte incarnation = 1;      /* what the collector takes replies of */
-byte line_incarnation = 1; /* as the process says it, in its lines */
-bool left_out;            /* requests may not ask it */
+byte incarnation = 1;      /* the one whose replies the collector accepts */
+byte line_incarnation = 1; /* as the process wrote it in its lines */
+bool detached;            /* requests may not ask it */
 bool gone;                /* its process has made its last step */
-bool told;                /* the wake-ups because of its death are over */
-bool born;                /* a process was forked that has not looked at anything yet */
+bool told;                /* the wakeups for its death are done */
+bool born;                /* a process was forked and has read nothing yet */
 bool attached;
-bool restarting; /* somebody makes steps of a restart */
+bool restarting; /* a restart is in progress */
 byte restarts = RESTARTS;
-byte record_life[DEPTH], slot_life[DEPTH]; /* which life was asked, and which replied */
+byte record_incarnation[DEPTH], slot_incarnation[DEPTH]; /* which incarnation was asked, and which replied */
 byte lates = LATES, late_next, miscounted;
-#define LEFT_OUT left_out
+#define DETACHED detached
 #define RESTARTING restarting
 #else
-#define LEFT_OUT false
+#define DETACHED false
 #define RESTARTING false
 #endif
 
-/* ---- what may still happen, and what the properties speak of ---- */
+/* ---- faults that may still happen, and variables of the properties ---- */
 byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES, meddles = MEDDLES, stalls = STALLS;
 byte completed;
-bool sent;              /* nothing more is submitted */
+bool sent;              /* all requests are submitted */
 bool claims, publishes; /* where the submitter is */
-bool reports;           /* somebody is on his way from a death, or stop, to the collector's wake */
+bool reports;           /* a process is between a death, or stop, and its wake of the collector */
 byte slices;
 #if LATES > 0
 #define WENT_WRONG (CRASHES - crashes + miscounted)
@@ -202,7 +209,7 @@ byte slices;
 #else
 #define READ(i) (HOLDS(i, 0) || HOLDS(i, 1))
 #endif
-#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && (dead[1] || LEFT_OUT)))
+#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && (dead[1] || DETACHED)))
 
 #define STORE_HINT                                                                                 \
     hint_sequence[i] = sequence;                                                                   \
@@ -230,7 +237,8 @@ proctype submitter()
 #endif
             fi;
         }
-        /* Refused for now: again later. Who is late with an answer holds up nobody who has its frame back. */
+        /* Refused for now: tries again later. A rank that is late with a reply blocks no claim of a
+         * frame that was returned. */
         if
         :: atomic { !submit_lock && (stopping || DEAD_ASKED) -> claims = false; sequence = 0; }
         :: atomic {
@@ -262,7 +270,7 @@ proctype submitter()
                 entry_failed[i] = false;
                 entry_ended[i] = false;
 #if RESTARTS > 0
-                record_life[i] = incarnation;
+                record_incarnation[i] = incarnation;
 #endif
                 published = sequence;
                 sent = n == REQUESTS;
@@ -274,24 +282,24 @@ proctype submitter()
             :: atomic { stalls > 0 -> stalls--; submit_lock = false; publishes = false; sent = true; goto stands; }
             :: true
             fi;
-#ifdef RING_AFTER_WAKE
-            atomic { RING_WAKE; }
-            atomic { RING_MOVE; submit_lock = false; }
+#ifdef RANKS_WORD_AFTER_WAKE
+            atomic { RANKS_WAKE; }
+            atomic { RANKS_WORD_MOVE; submit_lock = false; }
 #elif !defined(ELIDE)
-            atomic { RING_MOVE; }
-            atomic { RING_WAKE; submit_lock = false; }
-#elif defined(LOOK_FIRST)
+            atomic { RANKS_WORD_MOVE; }
+            atomic { RANKS_WAKE; submit_lock = false; }
+#elif defined(CHECK_FIRST)
             if
-            :: ring_counts > 0 ->
-                atomic { RING_MOVE; }
-                atomic { RING_WAKE; submit_lock = false; }
-            :: ring_counts == 0 -> atomic { RING_MOVE; submit_lock = false; }
+            :: ranks_counted > 0 ->
+                atomic { RANKS_WORD_MOVE; }
+                atomic { RANKS_WAKE; submit_lock = false; }
+            :: ranks_counted == 0 -> atomic { RANKS_WORD_MOVE; submit_lock = false; }
             fi;
 #else
-            atomic { RING_MOVE; }
+            atomic { RANKS_WORD_MOVE; }
             if
-            :: ring_counts > 0 -> atomic { RING_WAKE; submit_lock = false; }
-            :: atomic { ring_counts == 0 -> submit_lock = false; }
+            :: ranks_counted > 0 -> atomic { RANKS_WAKE; submit_lock = false; }
+            :: atomic { ranks_counted == 0 -> submit_lock = false; }
             fi;
 #endif
             atomic { publishes = false; sequence = 0; i = 0; asked = 0; }
@@ -307,31 +315,31 @@ stands:
 /* ---- collect ---- */
 
 #ifdef NO_SEQUENCE
-#define ANSWERED(i, r) (done[r] > 0)
+#define REPLIED(i, r) (done[r] > 0)
 #else
-#define ANSWERED(i, r) (done[r] >= entry_sequence[i])
+#define REPLIED(i, r) (done[r] >= entry_sequence[i])
 #endif
-#define OWES(i, r) (HAS(entry_asked[i], r) && !HAS(entry_consumed[i], r))
-#define OWED(i) (OWES(i, 0) || OWES(i, 1))
+#define IS_OUTSTANDING(i, r) (HAS(entry_asked[i], r) && !HAS(entry_consumed[i], r))
+#define ANY_OUTSTANDING(i) (IS_OUTSTANDING(i, 0) || IS_OUTSTANDING(i, 1))
 
-/* Dead first, then the answer: two looks, with whatever may happen in between. */
+/* Reads dead first, then the reply: two steps, and anything may happen in between. */
 #if CRASHES > 0 || defined(LEAVE)
-#define LOOK(r) before = OWES(i, r) && dead[r];
+#define SCAN_RANK(r) before = IS_OUTSTANDING(i, r) && dead[r];
 #else
-#define LOOK(r)
+#define SCAN_RANK(r)
 #endif
 inline take(r)
 {
     d_step {
         if
-        :: OWES(i, r) && ANSWERED(i, r) ->
+        :: IS_OUTSTANDING(i, r) && REPLIED(i, r) ->
 #if RESTARTS > 0
             if
             :: r == 1 && line_incarnation != incarnation ->
-                assert(lates < LATES); /* COX_CORRUPT only where somebody is late */
+                assert(lates < LATES); /* COX_CORRUPT only if a rank is late */
                 entry_failed[i] = true;
             :: else ->
-                assert(r == 0 || slot_life[i] == record_life[i]); /* of the process that was asked */
+                assert(r == 0 || slot_incarnation[i] == record_incarnation[i]); /* of the process that was asked */
 #endif
                 assert(slot[r * DEPTH + i] == sequence); /* the reply to this request, and complete */
                 entry_failed[i] = entry_failed[i] || slot_failed[r * DEPTH + i];
@@ -339,8 +347,8 @@ inline take(r)
             fi;
 #endif
             entry_consumed[i] = entry_consumed[i] | (1 << r);
-        :: OWES(i, r) && !ANSWERED(i, r) && before ->
-            assert(done[r] < sequence); /* an answer complete before the death counts */
+        :: IS_OUTSTANDING(i, r) && !REPLIED(i, r) && before ->
+            assert(done[r] < sequence); /* a reply that was complete before the death counts */
             entry_failed[i] = true;
         :: else
         fi;
@@ -348,27 +356,27 @@ inline take(r)
     }
 }
 
-#ifdef NO_RING
-#define WOULD_RING(i, r) false
+#ifdef NO_REWAKE
+#define WOULD_REWAKE(i, r) false
 #else
-#define WOULD_RING(i, r) (OWES(i, r) && taken[r] < entry_sequence[i] && rank_sleeps[r])
+#define WOULD_REWAKE(i, r) (IS_OUTSTANDING(i, r) && taken[r] < entry_sequence[i] && rank_sleeps[r])
 #endif
-#ifdef NO_LOOK_ALL
+#ifdef NO_FULL_SCAN
 #define WITHIN(i) (entry_sequence[i] == ended + 1)
 #else
 #define WITHIN(i) (entry_sequence[i] > ended)
 #endif
 
-/* What a slice would find. One that finds nothing new changes nothing but time, and is left out: then no run is endless,
- * and a request that does not end is a deadlock. */
-#define NEWS(i, r) (OWES(i, r) && (ANSWERED(i, r) || dead[r]))
-#define LOOKED(i)                                                                                  \
+/* What a slice would find. One that finds nothing new changes nothing but time, and is left out:
+ * then no run is endless, and a request that does not end is a deadlock. */
+#define NEWS(i, r) (IS_OUTSTANDING(i, r) && (REPLIED(i, r) || dead[r]))
+#define SCANNED(i)                                                                                  \
     (WITHIN(i) && !entry_ended[i] &&                                                               \
-     (NEWS(i, 0) || NEWS(i, 1) || WOULD_RING(i, 0) || WOULD_RING(i, 1)))
+     (NEWS(i, 0) || NEWS(i, 1) || WOULD_REWAKE(i, 0) || WOULD_REWAKE(i, 1)))
 #if DEPTH == 1
-#define SLICE_HELPS (LOOKED(0) || stopping)
+#define SLICE_HELPS (SCANNED(0) || stopping)
 #else
-#define SLICE_HELPS (LOOKED(0) || LOOKED(1) || stopping)
+#define SLICE_HELPS (SCANNED(0) || SCANNED(1) || stopping)
 #endif
 #ifdef SLICE_QUIET
 #define SLICE
@@ -389,64 +397,64 @@ inline take(r)
 proctype collector()
 {
     byte sequence = 0, i = 0, passed = 0;
-    bool before = false, ring = false;
+    bool before = false, rewake = false;
 #if MEDDLES > 0 && defined(ELIDE)
     bool puts_right = false;
 #endif
 end_idle:
     do
     :: atomic {
-        /* The condition variable `work`: nothing is owed, no timeout. */
+        /* The condition variable `work`: nothing is pending, no timeout. */
         ended < published;
 round:
-#ifndef NO_BELL_FIRST
-        bell_moved = false; /* the word is read, then everything is looked at */
+#ifndef NO_WORD_FIRST
+        collector_word_moved = false; /* the word is read, then everything is scanned */
 #endif
         sequence = ended + 1;
        }
         do
         :: atomic { sequence <= published && entry_ended[sequence % DEPTH] -> sequence++; }
         :: atomic { sequence <= published && !entry_ended[sequence % DEPTH] -> i = sequence % DEPTH; }
-            LOOK(0)
+            SCAN_RANK(0)
             atomic { take(0); }
-            LOOK(1)
+            SCAN_RANK(1)
             atomic {
                 take(1);
                 if
-                :: !OWED(i) || entry_failed[i] || stopping || HAS(passed, i) -> goto ends;
-                :: OWED(i) && deadlines > 0 && !(entry_failed[i] || stopping || HAS(passed, i)) -> deadlines--; goto ends;
-                :: OWED(i) && !(entry_failed[i] || stopping || HAS(passed, i))
+                :: !ANY_OUTSTANDING(i) || entry_failed[i] || stopping || HAS(passed, i) -> goto ends;
+                :: ANY_OUTSTANDING(i) && deadlines > 0 && !(entry_failed[i] || stopping || HAS(passed, i)) -> deadlines--; goto ends;
+                :: ANY_OUTSTANDING(i) && !(entry_failed[i] || stopping || HAS(passed, i))
                 fi;
                 if
-                :: ring && (WOULD_RING(i, 0) || WOULD_RING(i, 1)) -> d_step { RING_MOVE; RING_WAKE; }
+                :: rewake && (WOULD_REWAKE(i, 0) || WOULD_REWAKE(i, 1)) -> d_step { RANKS_WORD_MOVE; RANKS_WAKE; }
                 :: else
                 fi;
                 sequence++;
-#ifdef NO_LOOK_ALL
+#ifdef NO_FULL_SCAN
                 sequence = published + 1;
 #endif
                 i = 0;
             }
-        :: atomic { sequence > published -> sequence = 0; i = 0; passed = 0; ring = false; break }
+        :: atomic { sequence > published -> sequence = 0; i = 0; passed = 0; rewake = false; break }
         od;
-        /* FUTEX_WAIT: sleeps only if the word is what was read. */
-#ifdef NO_BELL_FIRST
-        bell_moved = false;
+        /* FUTEX_WAIT: blocks only if the word is what was read. */
+#ifdef NO_WORD_FIRST
+        collector_word_moved = false;
 #endif
 #ifdef ELIDE
-        COUNT_FIRST(bell_counts, bell_sleepers);
+        COUNT_FIRST(collector_counted, collector_sleepers);
 #endif
         if
-        :: atomic { bell_moved -> goto COLLECTOR_AWAKE; }
-        :: atomic { !bell_moved -> collector_sleeps = true; }
+        :: atomic { collector_word_moved -> goto COLLECTOR_AWAKE; }
+        :: atomic { !collector_word_moved -> collector_sleeps = true; }
         fi;
-#if defined(ELIDE) && defined(TELL_LAST)
-        COUNT_LAST(bell_counts, bell_sleepers);
+#if defined(ELIDE) && defined(COUNT_AFTER_CHECK)
+        COUNT_LAST(collector_counted, collector_sleepers);
 #endif
         if
         :: atomic { !collector_sleeps -> goto COLLECTOR_AWAKE; }
 #if defined(SLICE) || defined(SLICE_QUIET)
-        :: atomic { SLICE_PASSES -> collector_sleeps = false; COUNT_SLICE; ring = true; goto COLLECTOR_AWAKE; }
+        :: atomic { SLICE_PASSES -> collector_sleeps = false; COUNT_SLICE; rewake = true; goto COLLECTOR_AWAKE; }
 #endif
         :: atomic { deadlines > 0 && IN_FLIGHT(0) -> collector_sleeps = false; deadlines--; passed = 1; goto COLLECTOR_AWAKE; }
 #if DEPTH > 1
@@ -454,11 +462,11 @@ round:
 #endif
         fi;
 #ifdef ELIDE
-awake:  atomic { COUNT_LESS(bell_counts, bell_sleepers); }
-        atomic { COUNT_RIGHT(bell_counts, bell_sleepers); goto round; }
+awake:  atomic { COUNT_LESS(collector_counted, collector_sleepers); }
+        atomic { COUNT_RIGHT(collector_counted, collector_sleepers); goto round; }
 #endif
 ends:   atomic {
-            /* One completion each; it may be in flight no more before its handler runs. */
+            /* One completion each; it may leave the flight before its handler runs. */
             assert(!entry_ended[i] && entry_sequence[i] == sequence && sequence > ended);
             completed++;
             assert(completed <= published);
@@ -470,7 +478,7 @@ ends:   atomic {
             sequence = 0;
             i = 0;
             passed = 0;
-            ring = false;
+            rewake = false;
             if
             :: ended < published -> goto round;
             :: else -> goto end_idle;
@@ -503,7 +511,7 @@ proctype rank(byte r)
     bool puts_right = false;
 #endif
 #if RESTARTS > 0
-    byte life = 1;
+    byte own_incarnation = 1;
 #endif
 begin:
     {
@@ -511,18 +519,18 @@ begin:
         /* cox_worker_claim and after it, but for the first, which is there from the beginning. */
         if
         :: atomic { !born }
-        :: atomic { born -> born = false; life = incarnation; }
-            line_incarnation = life;
+        :: atomic { born -> born = false; own_incarnation = incarnation; }
+            line_incarnation = own_incarnation;
             next = taken[r] + 1;
             attached = true; /* cox_worker_announce */
-            BELL_MOVE;
-            BELL_WAKE;
+            COLLECTOR_WORD_MOVE;
+            COLLECTOR_WAKE;
         fi;
 #endif
         do
         ::
-#ifndef NO_RING_FIRST
-top:        ring_moved[r] = false; /* the word is read, then what it may tell of */
+#ifndef NO_RANKS_WORD_FIRST
+top:        ranks_word_moved[r] = false; /* the word is read, then the state that it announces */
 #else
 top:        skip;
 #endif
@@ -534,24 +542,24 @@ top:        skip;
 #endif
             if
             :: atomic { published < next }
-#ifdef NO_RING_FIRST
-                ring_moved[r] = false;
+#ifdef NO_RANKS_WORD_FIRST
+                ranks_word_moved[r] = false;
 #endif
-                /* FUTEX_WAIT: nothing is owed, no timeout. */
+                /* FUTEX_WAIT: nothing is pending, no timeout. */
 #ifdef ELIDE
-                COUNT_FIRST(ring_counts, ring_sleepers);
+                COUNT_FIRST(ranks_counted, ranks_sleepers);
 #endif
                 if
-                :: atomic { ring_moved[r] -> goto RANK_AWAKE; }
-                :: atomic { !ring_moved[r] -> rank_sleeps[r] = true; }
+                :: atomic { ranks_word_moved[r] -> goto RANK_AWAKE; }
+                :: atomic { !ranks_word_moved[r] -> rank_sleeps[r] = true; }
                 fi;
-#if defined(ELIDE) && defined(TELL_LAST)
-                COUNT_LAST(ring_counts, ring_sleepers);
+#if defined(ELIDE) && defined(COUNT_AFTER_CHECK)
+                COUNT_LAST(ranks_counted, ranks_sleepers);
 #endif
 end_idle:       atomic { !rank_sleeps[r] -> goto RANK_AWAKE; }
 #ifdef ELIDE
-awake:          atomic { COUNT_LESS(ring_counts, ring_sleepers); }
-                atomic { COUNT_RIGHT(ring_counts, ring_sleepers); goto top; }
+awake:          atomic { COUNT_LESS(ranks_counted, ranks_sleepers); }
+                atomic { COUNT_RIGHT(ranks_counted, ranks_sleepers); goto top; }
 #endif
             :: atomic {
                 published >= next ->
@@ -564,8 +572,8 @@ awake:          atomic { COUNT_LESS(ring_counts, ring_sleepers); }
                     goto served;
                 :: else ->
 #if RESTARTS > 0
-                    assert(record_life[i] == life); /* nobody begins what his predecessor was asked */
-                    line_incarnation = life;
+                    assert(record_incarnation[i] == own_incarnation); /* no process begins a request to its predecessor */
+                    line_incarnation = own_incarnation;
 #endif
                     taken[r] = next;
                 fi
@@ -595,7 +603,7 @@ awake:          atomic { COUNT_LESS(ring_counts, ring_sleepers); }
                 slot[r * DEPTH + i] = next;
                 slot_failed[r * DEPTH + i] = fails;
 #if RESTARTS > 0
-                slot_life[i] = life;
+                slot_incarnation[i] = own_incarnation;
 #endif
             }
 #ifdef DONE_AFTER_HINT
@@ -603,7 +611,7 @@ awake:          atomic { COUNT_LESS(ring_counts, ring_sleepers); }
 #else
             done[r] = next;
 #endif
-            /* The exchange that succeeds, or the look that shows another request, or nothing left to count. */
+            /* The exchange succeeds, or the hint has another request's sequence, or its count is 0. */
             if
             :: atomic { !COUNTS || hint_left[i] == 0 -> left = 1; }
             :: atomic {
@@ -627,11 +635,11 @@ awake:          atomic { COUNT_LESS(ring_counts, ring_sleepers); }
             if
             :: atomic { left > 0 && !fails -> goto served; }
             :: atomic { left == 0 || fails -> at_wake[r] = true; }
-#ifdef BELL_AFTER_WAKE
-                BELL_WAKE;
-                BELL_MOVE;
+#ifdef WORD_AFTER_WAKE
+                COLLECTOR_WAKE;
+                COLLECTOR_WORD_MOVE;
 #else
-                reply_ring();
+                reply_wake();
 #endif
             fi;
 served:     atomic { at_wake[r] = false; next++; left = 0; i = 0; fails = false; goto top; }
@@ -661,7 +669,7 @@ end_dead:
 }
 
 #if RESTARTS > 0
-/* Rank 0, of which nothing matters but its answers. */
+/* Rank 0: only its replies matter. */
 proctype quick()
 {
     byte next = 1, i = 0;
@@ -680,7 +688,7 @@ end_idle:
             :: hint_sequence[i] == next && hint_left[i] > 0 ->
                 hint_left[i] = hint_left[i] - 1;
                 if
-                :: hint_left[i] == 0 -> reply_ring();
+                :: hint_left[i] == 0 -> reply_wake();
                 :: else
                 fi
             :: else
@@ -701,7 +709,7 @@ end_idle:
 #else
 #define ANY_ASKS (ASKS(0) || ASKS(1))
 #endif
-/* The lines as in memory that is all zero; what is in its slots nobody asks for. */
+/* The lines of zeroed memory; no request reads its slots. */
 #define ZERO taken[1] = 0; returned[1] = 0; done[1] = 0; line_incarnation = 0
 
 proctype restarter()
@@ -710,12 +718,12 @@ end_watch:
     do
     :: atomic { restarts > 0 && dead[1] && told -> restarts--; }
         /* cox_collector_detach */
-#ifdef NO_LEAVE_OUT_LOCK
-        left_out = true;
+#ifdef NO_DETACH_LOCK
+        detached = true;
 #else
-        atomic { !submit_lock -> left_out = true; }
+        atomic { !submit_lock -> detached = true; }
 #endif
-#ifdef NO_LEAVE_OUT_WAIT
+#ifdef NO_DETACH_WAIT
         restarting = true;
 #else
         atomic { !ANY_ASKS -> restarting = true; }
@@ -736,40 +744,40 @@ end_watch:
         dead[1] = false;
         /* restart_await */
 look:
-#ifndef NO_TICKET_FIRST
+#ifndef NO_WAKE_SEQUENCE_FIRST
         await_moved = false;
 #endif
         if
         :: atomic { attached || dead[1] || stopping -> goto admit; }
         :: atomic { !(attached || dead[1] || stopping) }
         fi;
-#ifdef NO_TICKET_FIRST
+#ifdef NO_WAKE_SEQUENCE_FIRST
         await_moved = false;
 #endif
 #ifdef ELIDE
-        COUNT_FIRST(bell_counts, bell_sleepers);
+        COUNT_FIRST(collector_counted, collector_sleepers);
 #endif
         if
         :: atomic { await_moved -> goto AWAIT_AWAKE; }
         :: atomic { !await_moved -> await_sleeps = true; }
         fi;
-#if defined(ELIDE) && defined(TELL_LAST)
-        COUNT_LAST(bell_counts, bell_sleepers);
+#if defined(ELIDE) && defined(COUNT_AFTER_CHECK)
+        COUNT_LAST(collector_counted, collector_sleepers);
 #endif
         if
         :: atomic { !await_sleeps -> goto AWAIT_AWAKE; }
         :: atomic { dead[1] || stopping -> await_sleeps = false; goto AWAIT_AWAKE; } /* a slice */
         fi;
 #ifdef ELIDE
-awake:  atomic { COUNT_LESS(bell_counts, bell_sleepers); }
-        atomic { COUNT_RIGHT(bell_counts, bell_sleepers); goto look; }
+awake:  atomic { COUNT_LESS(collector_counted, collector_sleepers); }
+        atomic { COUNT_RIGHT(collector_counted, collector_sleepers); goto look; }
 #endif
-admit:  atomic { left_out = false; restarting = false; }
+admit:  atomic { detached = false; restarting = false; }
     od
 }
 
-/* An old process of rank 1 that goes on in the memory that it has mapped. What it shares with its successor is wake
- * memory. */
+/* An old process of rank 1 that continues in the memory that it has mapped. It shares only wake
+ * memory with its successor. */
 proctype late()
 {
     byte next = 0, i = 0, left = 0;
@@ -785,14 +793,14 @@ end_idle:
 #ifdef NO_MEMORY_RENEWED
             line_incarnation = 1;
             slot[DEPTH + i] = next;
-            slot_life[i] = 1;
+            slot_incarnation[i] = 1;
            }
             done[1] = next;
             atomic {
 #endif
             if
             :: hint_sequence[i] == next && hint_left[i] > 0 ->
-                miscounted = miscounted + (record_life[i] != 1);
+                miscounted = miscounted + (record_incarnation[i] != 1);
                 hint_left[i] = hint_left[i] - 1;
                 left = hint_left[i];
             :: else -> left = 1;
@@ -801,7 +809,7 @@ end_idle:
             if
             :: atomic { left > 0 }
             :: atomic { left == 0 }
-                reply_ring();
+                reply_wake();
             fi
         fi;
         atomic { next = 0; i = 0; left = 0; }
@@ -809,7 +817,7 @@ end_idle:
 }
 #endif
 
-/* ---- who else wakes the collector: the supervisor, stop ---- */
+/* ---- other wakers of the collector: the supervisor, stop ---- */
 
 #ifdef CRASH_AT_WAKE
 #define MAY_DIE(r) at_wake[r]
@@ -822,8 +830,8 @@ inline report()
 #ifdef NO_DEATH_WAKE
     reports = false;
 #else
-    BELL_MOVE;
-    atomic { BELL_WAKE; reports = false; }
+    COLLECTOR_WORD_MOVE;
+    atomic { COLLECTOR_WAKE; reports = false; }
 #endif
 }
 
@@ -849,13 +857,13 @@ end_watch:
 
 proctype stopper()
 {
-    /* No claim stands between its look at `stopping` and its publish. */
+    /* No claim is between its read of `stopping` and its publish. */
     atomic { !submit_lock -> stopping = true; reports = true; }
     report()
 }
 
-/* Rank 1 is told to stop by its own process, which cannot move the word that its channel thread sleeps on. A wake that wakes nobody
- * is left out. */
+/* Rank 1's own process stops it, which cannot change the word that its channel thread blocks on. A
+ * wake without a sleeper is left out. */
 proctype leaver()
 {
     leaving[1] = true;
@@ -865,12 +873,12 @@ proctype leaver()
 #else
     do
     :: atomic { killed[1] -> break }
-    :: atomic { rank_sleeps[1] -> RING_WAKE; }
+    :: atomic { rank_sleeps[1] -> RANKS_WAKE; }
     od
 #endif
 }
 
-/* ---- whoever writes wake memory ---- */
+/* ---- a process that corrupts wake memory ---- */
 
 proctype meddler()
 {
@@ -889,16 +897,16 @@ end_idle:
         sequence = 0;
         left = 0;
        }
-    :: atomic { meddles > 0 && bell_moved -> meddles--; bell_moved = false; }
-    :: atomic { meddles > 0 && !bell_moved -> meddles--; BELL_MOVE; }
-    :: atomic { meddles > 0 && (ring_moved[0] || ring_moved[1]) -> meddles--; ring_moved[0] = false; ring_moved[1] = false; }
-    :: atomic { meddles > 0 && !(ring_moved[0] && ring_moved[1]) -> meddles--; RING_MOVE; }
+    :: atomic { meddles > 0 && collector_word_moved -> meddles--; collector_word_moved = false; }
+    :: atomic { meddles > 0 && !collector_word_moved -> meddles--; COLLECTOR_WORD_MOVE; }
+    :: atomic { meddles > 0 && (ranks_word_moved[0] || ranks_word_moved[1]) -> meddles--; ranks_word_moved[0] = false; ranks_word_moved[1] = false; }
+    :: atomic { meddles > 0 && !(ranks_word_moved[0] && ranks_word_moved[1]) -> meddles--; RANKS_WORD_MOVE; }
 #ifdef ELIDE
-    :: atomic { meddles > 0 && ring_counts > 0 -> meddles--; ring_counts = 0; }
-    :: atomic { meddles > 0 && bell_counts > 0 -> meddles--; bell_counts = 0; }
+    :: atomic { meddles > 0 && ranks_counted > 0 -> meddles--; ranks_counted = 0; }
+    :: atomic { meddles > 0 && collector_counted > 0 -> meddles--; collector_counted = 0; }
 #endif
-    :: atomic { meddles > 0 && collector_sleeps -> meddles--; BELL_WAKE; }
-    :: atomic { meddles > 0 && (rank_sleeps[0] || rank_sleeps[1]) -> meddles--; RING_WAKE; }
+    :: atomic { meddles > 0 && collector_sleeps -> meddles--; COLLECTOR_WAKE; }
+    :: atomic { meddles > 0 && (rank_sleeps[0] || rank_sleeps[1]) -> meddles--; RANKS_WAKE; }
     od
 }
 

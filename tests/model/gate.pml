@@ -1,18 +1,23 @@
 /*
- * gate: one two-way channel of a group of two ranks, as channel/, coordinator/collector/collect.c and gather.c, and worker/loop/worker.c do it.
+ * gate: one two-way channel of a group of two ranks, as channel/, coordinator/collector/collect.c
+ * and gather.c, and worker/loop/worker.c implement it.
  *
- * State words tell what happened, semaphores only wake. README.md tells what is left out and why; check.sh runs this
- * file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
+ * State words carry the events, semaphores only wake. README.md lists what is left out and why;
+ * check.sh runs this file in several sizes, and once more for each rule with that rule removed (the
+ * NO_ switches), which must fail.
  *
- * Sizes (-D): DEPTH frames; REQUESTS; CRASHES, FAILURES (answers that tell of one), DEADLINES (that pass), LOSSES and
- * SPURS (tokens that vanish or appear), STALLS (wakers that stop half-way) each at most that many; SLICE: whoever is
- * owed something looks again after a while; NO_REPLY_TOO: requests without answer as well; SUBSETS: also requests to
- * one rank only; HANG: rank 1 hangs in that request until nothing else is in flight, and is asked for nothing after it
- * (with NO_REPLY_TOO what comes before has no answer);
- * STOP: the group is stopped at any moment; WILD: a rank once claims to be done before it is. FAIR and SLICE_ALWAYS:
- * below.
- * RESTARTS: rank 1, which alone dies then, is started again, at most that often, and submitters go on meanwhile; rank 0
- * serves in one step; STRAYS: a process of an earlier life attaches in place of the one that was started. Not with SLICE.
+ * Sizes (-D): DEPTH frames; REQUESTS; CRASHES, FAILURES (failed replies), DEADLINES (that pass),
+ * LOSSES and SPURS (tokens that vanish or appear), STALLS (wakers that stop half-way): each at most
+ * that many; SLICE: a waiter checks again after a while; NO_REPLY_TOO: requests without a reply as
+ * well; SUBSETS: also requests to one rank only; HANG: rank 1 hangs in that request until nothing
+ * else is in flight, and gets no later request (with NO_REPLY_TOO the earlier ones have no reply);
+ *
+ * STOP: the group is stopped at any moment; WILD: a rank once stores `done` too early. FAIR and
+ * SLICE_ALWAYS: below.
+ *
+ * RESTARTS: only rank 1 dies, and is started again, at most that often, while submitters continue;
+ * rank 0 serves in one step; STRAYS: a process of an earlier incarnation attaches in place of the
+ * new one. Not with SLICE.
  */
 #ifndef DEPTH
 #define DEPTH 1
@@ -47,7 +52,7 @@
 #if RESTARTS > 0
 #define SUBSETS
 #endif
-/* A rank may find its frame overwritten by requests that others were asked. */
+/* A rank may find its frame overwritten by requests to other ranks. */
 #if defined(SUBSETS) || defined(HANG)
 #define LAPS
 #endif
@@ -57,13 +62,13 @@
 #define TOKENS_MAX 6 /* a full semaphore: posting to it is no error */
 #endif
 #define HAS(set, r) (((set) >> (r)) & 1)
-#define POST(bell) bell = (bell < TOKENS_MAX -> bell + 1 : bell)
+#define POST(tokens) tokens = (tokens < TOKENS_MAX -> tokens + 1 : tokens)
 #if RESTARTS > 0
 /* Rank 0 does not sleep. */
-#define RING(r) request_bell[r] = ((r) == 1 && request_bell[r] < TOKENS_MAX -> request_bell[r] + 1 : request_bell[r])
+#define WAKE_RANK(r) request_tokens[r] = ((r) == 1 && request_tokens[r] < TOKENS_MAX -> request_tokens[r] + 1 : request_tokens[r])
 #else
-/* Nobody sleeps in a process that is gone. */
-#define RING(r) request_bell[r] = (request_bell[r] < TOKENS_MAX && !killed[r] -> request_bell[r] + 1 : request_bell[r])
+/* A dead process has no waiting thread. */
+#define WAKE_RANK(r) request_tokens[r] = (request_tokens[r] < TOKENS_MAX && !killed[r] -> request_tokens[r] + 1 : request_tokens[r])
 #endif
 
 /* ---- control region: written by the coordinator ---- */
@@ -71,16 +76,17 @@ byte published, void_through;
 byte record_sequence[DEPTH], record_asked[DEPTH];
 /* ---- control region: one line per rank ---- */
 byte taken[2], returned[2], done[2], tag[2 * DEPTH];
-/* ---- the request and response regions: what the bytes say, their sequence number standing for all of them ---- */
+/* ---- the request and response regions: a sequence number stands for the bytes ---- */
 byte frame[DEPTH];
 bool frame_replies[DEPTH];
 byte slot[2 * DEPTH];
 bool slot_failed[2 * DEPTH];
 
-/* ---- the bells that somebody sleeps on. gate.c counts `taken` and `due`; settle looks only at due - taken, and all
- * that is below -1 is the same to it: debt is that difference, plus one, not below 0 ---- */
-byte request_bell[2], request_debt[2] = 1;
-byte response_bell[2], response_debt[2] = 1;
+/* ---- the semaphores that threads block on. gate.c counts `taken` and `due`; absorb uses only due
+ * - taken, and treats all values below -1 alike: due_tokens is that difference plus one, at least 0
+ * ---- */
+byte request_tokens[2], request_due[2] = 1;
+byte response_tokens[2], response_due[2] = 1;
 
 /* ---- the collector's private half ---- */
 bool submit_lock, lock;
@@ -89,90 +95,91 @@ bool entry_replies[DEPTH], entry_ended[DEPTH];
 byte ended;    /* every request up to here */
 byte sleeping; /* rank + 1 */
 bool stopping;
-bool causes; /* differ from those the collector has seen */
+bool causes; /* differ from the causes that the collector has seen */
 #ifdef SLICE_ALWAYS
-bool due, claim_due; /* a slice has passed since the collector, since a refused claim rang */
+bool due, claim_due; /* a slice has passed since the collector, since a refused claim sent a rewake */
 bool claims, publishes; /* where the submitter is */
 #endif
 
 /* ---- processes of ranks ---- */
-bool killed[2]; /* makes no step any more */
+bool killed[2]; /* makes no more steps */
 bool dead[2];   /* and the supervisor has seen it */
 byte notices;   /* reports on the error channel */
 
-/* ---- rank 1's lives ---- */
+/* ---- rank 1's incarnations ---- */
 #if RESTARTS > 0
-byte incarnation = 1;  /* what the collector takes replies of */
-byte line_incarnation = 1; /* as the process says it, in its lines */
-bool left_out;        /* requests may not ask it */
-bool told;            /* the wake-ups because of its death are over */
+byte incarnation = 1;  /* the one whose replies the collector accepts */
+byte line_incarnation = 1; /* as the process wrote it in its lines */
+bool detached;        /* requests may not ask it */
+bool told;            /* the wakeups for its death are done */
 bool gone;            /* its process has made its last step */
-bool born;            /* a process was forked that has not looked at anything yet */
-byte identity;        /* the incarnation of who has attached; 0: nobody */
+bool born;            /* a process was forked and has read nothing yet */
+byte identity;        /* the incarnation of the attached process; 0: none */
 byte restarts = RESTARTS, strays = STRAYS;
-byte record_life[DEPTH], slot_life[DEPTH]; /* which life was asked, and which replied */
-#define LEFT_OUT(r) ((r) == 1 && left_out)
+byte record_incarnation[DEPTH], slot_incarnation[DEPTH]; /* which incarnation was asked, and which replied */
+#define DETACHED(r) ((r) == 1 && detached)
 #ifdef NO_INCARNATION
 #define OF_THIS_LIFE(r) true
 #else
 #define OF_THIS_LIFE(r) ((r) == 0 || line_incarnation == incarnation)
 #endif
 #else
-#define LEFT_OUT(r) false
+#define DETACHED(r) false
 #define OF_THIS_LIFE(r) true
 #endif
 
-/* ---- what may still happen, and what the properties speak of ---- */
+/* ---- faults that may still happen, and variables of the properties ---- */
 byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES, losses = LOSSES, spurs = SPURS, stalls = STALLS;
 byte failed_through;            /* published before a failed step's completion was handed over */
-byte accepted, completed;       /* requests with an answer */
-bool sent;                      /* nothing more is submitted */
+byte accepted, completed;       /* requests with a reply */
+bool sent;                      /* all requests are submitted */
 bool wild_used;
 bool finished;                  /* everything submitted has ended */
 
 /* What cox_gate_wait counts after its token. */
-#define COUNT(debt) debt = (debt > 0 -> debt - 1 : 0)
+#define COUNT(due_tokens) due_tokens = (due_tokens > 0 -> due_tokens - 1 : 0)
 
-/* cox_gate_settle: the shared state showed the event of one token. One step: between its exchange and its last take a token
- * can only arrive, and taking it now or later is the same. */
-#define SETTLE(bell, debt, r)                                                                      \
+/* cox_gate_absorb: the shared state showed the event of one token. One step: between its exchange
+ * and its last take a token can only arrive, and taking it now or later is the same. */
+#define ABSORB(tokens, due_tokens, r)                                                                      \
     if                                                                                             \
-    :: debt[r] > bell[r] -> debt[r] = debt[r] - bell[r] + 1; bell[r] = 0;                          \
-    :: else -> bell[r] = bell[r] - debt[r]; debt[r] = 1;                                           \
+    :: due_tokens[r] > tokens[r] -> due_tokens[r] = due_tokens[r] - tokens[r] + 1; tokens[r] = 0;                          \
+    :: else -> tokens[r] = tokens[r] - due_tokens[r]; due_tokens[r] = 1;                                           \
     fi
 
-/* cox_collector_wake: the cause was stored and counted; `sleeping` is read, then that bell is rung, unless the thread
- * stands still from here on. */
+/* cox_collector_wake: the cause was stored and counted; `sleeping` is read, then that semaphore is
+ * posted, unless the thread stalls from here on. */
 inline wake(who)
 {
     who = sleeping;
     atomic {
         if
         :: stalls > 0 && who > 0 -> stalls--;
-        :: who > 0 -> POST(response_bell[who - 1]);
+        :: who > 0 -> POST(response_tokens[who - 1]);
         :: who == 0
         fi;
         who = 0;
     }
 }
 
-#define OWED_LATE(i, r)                                                                            \
+#define PENDING_LATE(i, r)                                                                            \
     (entry_sequence[i] > 0 && entry_ended[i] && entry_replies[i] && HAS(entry_asked[i], r) &&      \
      !HAS(entry_consumed[i], r))
-#define LATE(i, r) (OWED_LATE(i, r) && done[r] < entry_sequence[i] && !dead[r])
-#define DROPPABLE(i, r) (OWED_LATE(i, r) && done[r] >= entry_sequence[i])
+#define LATE(i, r) (PENDING_LATE(i, r) && done[r] < entry_sequence[i] && !dead[r])
+#define DROPPABLE(i, r) (PENDING_LATE(i, r) && done[r] >= entry_sequence[i])
 
 #define CONSUME(i, r)                                                                              \
     assert(!HAS(entry_consumed[i], r)); /* no reply is taken twice */                              \
     entry_consumed[i] = entry_consumed[i] | (1 << r);                                              \
-    SETTLE(response_bell, response_debt, r)
+    ABSORB(response_tokens, response_due, r)
 
-/* collector_drop_late, with lock held. The counts that SETTLE leaves do not depend on the order of the entries. */
+/* collector_drop_late, with lock held. The counts that ABSORB leaves do not depend on the order of
+ * the entries. */
 #if RESTARTS > 0
 #define DROP(i, r)                                                                                 \
     if                                                                                             \
     :: DROPPABLE(i, r) ->                                                                          \
-        assert(slot[(r) * DEPTH + (i)] == entry_sequence[i]); /* somebody gave that reply */       \
+        assert(slot[(r) * DEPTH + (i)] == entry_sequence[i]); /* a rank has given that reply */       \
         CONSUME(i, r);                                                                             \
     :: else                                                                                        \
     fi
@@ -223,10 +230,11 @@ inline wake(who)
 #else
 #define READ(i) (HOLDS(i, 0) || HOLDS(i, 1))
 #endif
-#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && (dead[1] || LEFT_OUT(1))))
+#define DEAD_ASKED ((HAS(asked, 0) && dead[0]) || (HAS(asked, 1) && (dead[1] || DETACHED(1))))
 
-/* A claim is refused with LATE because of the oldest late entry's first late rank, or with FULL because of the first
- * rank that has the frame to be claimed. That one is rung, if it has not taken its request. */
+/* A claim is refused with LATE because of the oldest late entry's first late rank, or with FULL
+ * because of the first rank that has the frame to be claimed. That rank is woken again if it has
+ * not taken its request. */
 #define NEXT ((published + 1) % DEPTH) /* at depth 2 also the older entry */
 #define REFUSED_LATE(i, r)                                                                         \
     (LATE(i, r) && ((r) == 0 || !LATE(i, 0)) && ((i) == NEXT || (!LATE(NEXT, 0) && !LATE(NEXT, 1))))
@@ -234,27 +242,28 @@ inline wake(who)
     (!ANY_LATE && (i) == NEXT && !IN_FLIGHT(i) && HOLDS(i, r) && ((r) == 0 || !HOLDS(i, 0)))
 #define REFUSED(i, r) (!stopping && !DEAD_ASKED && (REFUSED_LATE(i, r) || REFUSED_READ(i, r)))
 
-/* Never taken, and asleep without a token: a wake-up was lost. Ringing where nobody is any more changes nothing. */
-#define UNRUNG(s, r) (taken[r] < (s) && !killed[r] && request_bell[r] == 0)
+/* Never taken, and blocked without a token: a wakeup was lost. A rewake of a dead process changes
+ * nothing. */
+#define UNWOKEN(s, r) (taken[r] < (s) && !killed[r] && request_tokens[r] == 0)
 
 #ifdef SLICE_ALWAYS
 #ifdef NO_CLOCKS
-#define CLAIM_DUE due /* who comes first in a slice rings, and nobody else */
+#define CLAIM_DUE due /* only the first in a slice sends a rewake */
 #else
 #define CLAIM_DUE claim_due
 #endif
-#define CLAIM_RING(i, r)                                                                           \
+#define CLAIM_REWAKE(i, r)                                                                           \
     atomic {                                                                                       \
         !lock && CLAIM_DUE && REFUSED(i, r) ->                                                     \
         CLAIM_DUE = false;                                                                         \
         if                                                                                         \
-        :: taken[r] < entry_sequence[i] -> RING(r);                                                \
+        :: taken[r] < entry_sequence[i] -> WAKE_RANK(r);                                                \
         :: else                                                                                    \
         fi                                                                                         \
     }
 #else
-#define CLAIM_RING(i, r)                                                                           \
-    atomic { !lock && REFUSED(i, r) && UNRUNG(entry_sequence[i], r) -> RING(r); }
+#define CLAIM_REWAKE(i, r)                                                                           \
+    atomic { !lock && REFUSED(i, r) && UNWOKEN(entry_sequence[i], r) -> WAKE_RANK(r); }
 #endif
 
 proctype submitter()
@@ -297,7 +306,8 @@ proctype submitter()
             fi;
 #endif
         }
-        /* Refused for now: again later, also because await_room returns. Attempts that change nothing are left out. */
+        /* Refused for now: tries again later, also because await_room returns. Attempts that change
+         * nothing are left out. */
         do
         :: atomic {
             !lock && !submit_lock && (stopping || DEAD_ASKED) ->
@@ -321,12 +331,12 @@ proctype submitter()
             break
            }
         :: atomic { !lock && ANY_DROPPABLE -> d_step { DROP_LATE; } }
-#ifndef NO_CLAIM_RING
-        :: CLAIM_RING(0, 0)
-        :: CLAIM_RING(0, 1)
+#ifndef NO_CLAIM_REWAKE
+        :: CLAIM_REWAKE(0, 0)
+        :: CLAIM_REWAKE(0, 1)
 #if DEPTH > 1
-        :: CLAIM_RING(1, 0)
-        :: CLAIM_RING(1, 1)
+        :: CLAIM_REWAKE(1, 0)
+        :: CLAIM_REWAKE(1, 1)
 #endif
 #endif
         od;
@@ -353,18 +363,18 @@ proctype submitter()
             record_asked[i] = asked;
 #endif
 #ifdef LAPS
-            /* The record is whole, its number is not told yet. */
+            /* The record is complete, `published` is not stored yet. */
             d_step { record_asked[i] = asked; record_sequence[i] = sequence; }
 #endif
             d_step {
                 record_asked[i] = asked;
                 record_sequence[i] = sequence;
 #if RESTARTS > 0
-                record_life[i] = incarnation;
+                record_incarnation[i] = incarnation;
 #endif
                 published = sequence;
                 if
-                :: !replies -> entry_ended[i] = true; ADVANCE(sequence); /* nobody answers, so nobody gathers */
+                :: !replies -> entry_ended[i] = true; ADVANCE(sequence); /* no reply, so no gathering */
                 :: else
                 fi;
                 sent = n == REQUESTS;
@@ -375,11 +385,11 @@ proctype submitter()
             }
             atomic {
                 if
-                :: HAS(asked, 0) -> RING(0);
+                :: HAS(asked, 0) -> WAKE_RANK(0);
                 :: else
                 fi;
                 if
-                :: HAS(asked, 1) -> RING(1);
+                :: HAS(asked, 1) -> WAKE_RANK(1);
                 :: else
                 fi;
                 submit_lock = false;
@@ -400,13 +410,14 @@ proctype submitter()
 
 /* ---- collect: gather_round and what it calls ---- */
 
-mtype = { NOT_ASKED, OWING, OK, ERROR, DEAD };
+mtype = { NOT_ASKED, OUTSTANDING, OK, ERROR, DEAD };
 
-/* One rank in gather_look; cox_gathering_take is one step, with lock held and the slot the coordinator's. */
+/* One rank in gather_look; cox_gathering_take is one step, with lock held and the slot the
+ * coordinator's. */
 #ifdef NO_SEQUENCE
-#define ANSWERED(i, r) (done[r] > 0)
+#define REPLIED(i, r) (done[r] > 0)
 #else
-#define ANSWERED(i, r) (done[r] >= entry_sequence[i])
+#define REPLIED(i, r) (done[r] >= entry_sequence[i])
 #endif
 #ifdef NO_TAG_CHECK
 #define TAGGED(r) true
@@ -415,14 +426,14 @@ mtype = { NOT_ASKED, OWING, OK, ERROR, DEAD };
 #endif
 #define OUTCOME(i, r) outcome[(r) * DEPTH + (i)]
 #define IS_FAILED(i, r) (OUTCOME(i, r) == ERROR || OUTCOME(i, r) == DEAD)
-#define IS_OWING(i, r) (OUTCOME(i, r) == OWING)
+#define IS_PENDING(i, r) (OUTCOME(i, r) == OUTSTANDING)
 
 #if STRAYS > 0
 #define CORRUPTED (strays < STRAYS)
 #else
 #define CORRUPTED wild_used
 #endif
-inline answer(r)
+inline count_reply(r)
 {
     d_step {
         if
@@ -431,7 +442,7 @@ inline answer(r)
             OUTCOME(i, r) = ERROR;
         :: else ->
 #if RESTARTS > 0
-            assert(r == 0 || slot_life[i] == record_life[i]); /* of the process that was asked */
+            assert(r == 0 || slot_incarnation[i] == record_incarnation[i]); /* of the process that was asked */
 #endif
             assert(slot[r * DEPTH + i] == sequence); /* the reply to this request, and complete */
             if
@@ -443,74 +454,76 @@ inline answer(r)
     }
 }
 
-/* Dead first, then the answer: two looks, with whatever may happen in between. */
+/* Reads dead first, then the reply: two steps, and anything may happen in between. */
 #if CRASHES == 0
-#define HAS_ANSWERED(r) ANSWERED(i, r)
+#define HAS_REPLIED(r) REPLIED(i, r)
 #define HAS_DIED(r) false
 #elif defined(NO_DEAD_FIRST)
-#define LOOK(r) before = ANSWERED(i, r)
-#define HAS_ANSWERED(r) before
+#define SCAN_RANK(r) before = REPLIED(i, r)
+#define HAS_REPLIED(r) before
 #define HAS_DIED(r) dead[r]
 #else
-#define LOOK(r) before = IS_OWING(i, r) && dead[r]
-#define HAS_ANSWERED(r) ANSWERED(i, r)
+#define SCAN_RANK(r) before = IS_PENDING(i, r) && dead[r]
+#define HAS_REPLIED(r) REPLIED(i, r)
 #define HAS_DIED(r) before
 #endif
 inline take(r)
 {
     if
-    :: IS_OWING(i, r) && HAS_ANSWERED(r) -> answer(r);
-    :: IS_OWING(i, r) && !HAS_ANSWERED(r) ->
+    :: IS_PENDING(i, r) && HAS_REPLIED(r) -> count_reply(r);
+    :: IS_PENDING(i, r) && !HAS_REPLIED(r) ->
         if
         :: HAS_DIED(r) ->
-            assert(done[r] < sequence); /* an answer complete before the death counts */
+            assert(done[r] < sequence); /* a reply that was complete before the death counts */
             OUTCOME(i, r) = DEAD;
         :: else -> first = (first == 0 -> r + 1 : first);
         fi
-    :: !IS_OWING(i, r)
+    :: !IS_PENDING(i, r)
     fi;
     before = false;
 }
 
 #define IN_ORDER                                                                                   \
-    ((IS_FAILED(i, 0) && !IS_OWING(1 - i, 0)) || (IS_FAILED(i, 1) && !IS_OWING(1 - i, 1)) ||       \
+    ((IS_FAILED(i, 0) && !IS_PENDING(1 - i, 0)) || (IS_FAILED(i, 1) && !IS_PENDING(1 - i, 1)) ||       \
      (!IS_FAILED(i, 0) && !IS_FAILED(i, 1) &&                                                      \
-      (IS_OWING(i, 0) || IS_OWING(i, 1) ||                                                         \
+      (IS_PENDING(i, 0) || IS_PENDING(i, 1) ||                                                         \
        (entry_asked[i] & entry_asked[1 - i] & (3 - entry_consumed[1 - i])) == 0)))
 #define CAN_END (first == 0 || IS_FAILED(i, 0) || IS_FAILED(i, 1))
-#ifdef NO_LOOK_AGAIN
-#define LOOKS_AGAIN false
-#elif defined(NO_LOOK_AGAIN_FAILED)
-#define LOOKS_AGAIN                                                                                \
-    (first == 0 && !IS_FAILED(i, 0) && !IS_FAILED(i, 1) && !again && (owed & entry_asked[i]) != 0)
+#ifdef NO_RESCAN
+#define RESCANS false
+#elif defined(NO_RESCAN_FAILED)
+#define RESCANS                                                                                \
+    (first == 0 && !IS_FAILED(i, 0) && !IS_FAILED(i, 1) && !again && (pending & entry_asked[i]) != 0)
 #else
-#define LOOKS_AGAIN (CAN_END && !again && (owed & entry_asked[i]) != 0)
+#define RESCANS (CAN_END && !again && (pending & entry_asked[i]) != 0)
 #endif
 
-/* A slice that finds nothing new changes nothing but time, and is left out: then no run is endless, and a request that
- * does not end is a deadlock. With SLICE_ALWAYS it may end at any time, and fairness is needed. */
-#ifdef NO_RING
-#define WOULD_RING(i, r) false
+/* A slice that finds nothing new changes nothing but time, and is left out: then no run is endless,
+ * and a request that does not end is a deadlock. With SLICE_ALWAYS it may end at any time, and
+ * fairness is needed. */
+#ifdef NO_REWAKE
+#define WOULD_REWAKE(i, r) false
 #elif defined(SLICE_ALWAYS)
-#define WOULD_RING(i, r) (IS_OWING(i, r) && taken[r] < entry_sequence[i] && !killed[r])
+#define WOULD_REWAKE(i, r) (IS_PENDING(i, r) && taken[r] < entry_sequence[i] && !killed[r])
 #else
-#define WOULD_RING(i, r) (IS_OWING(i, r) && UNRUNG(entry_sequence[i], r))
+#define WOULD_REWAKE(i, r) (IS_PENDING(i, r) && UNWOKEN(entry_sequence[i], r))
 #endif
-/* What a look at this entry would find: it was not begun, or is answered, or somebody is dead, or is rung. */
-#define NEWS(i, r) (IS_OWING(i, r) && (ANSWERED(i, r) || dead[r]))
+/* What a check of this entry would find: it was not begun, or has a reply, a death, or a rank to
+ * wake again. */
+#define NEWS(i, r) (IS_PENDING(i, r) && (REPLIED(i, r) || dead[r]))
 #define GATHERED(i) (entry_sequence[i] > ended && !entry_ended[i] && entry_sequence[i] <= begun)
-#ifdef NO_LOOK_ALL
+#ifdef NO_FULL_SCAN
 #define WITHIN(i) (entry_sequence[i] == ended + 1)
 #else
 #define WITHIN(i) (entry_sequence[i] > ended)
 #endif
-#define LOOKED(i)                                                                                  \
+#define SCANNED(i)                                                                                  \
     (WITHIN(i) && !entry_ended[i] && (entry_sequence[i] > begun || NEWS(i, 0) ||   \
-     NEWS(i, 1) || WOULD_RING(i, 0) || WOULD_RING(i, 1)))
+     NEWS(i, 1) || WOULD_REWAKE(i, 0) || WOULD_REWAKE(i, 1)))
 #if DEPTH == 1
-#define SLICE_HELPS (LOOKED(0) || stopping || causes)
+#define SLICE_HELPS (SCANNED(0) || stopping || causes)
 #else
-#define SLICE_HELPS (LOOKED(0) || LOOKED(1) || stopping || causes)
+#define SLICE_HELPS (SCANNED(0) || SCANNED(1) || stopping || causes)
 #endif
 
 /* The next that has not ended, begun if it is new. */
@@ -526,8 +539,8 @@ inline enter()
         if
         :: begun < sequence ->
             begun = sequence;
-            OUTCOME(i, 0) = (HAS(entry_asked[i], 0) -> OWING : NOT_ASKED);
-            OUTCOME(i, 1) = (HAS(entry_asked[i], 1) -> OWING : NOT_ASKED);
+            OUTCOME(i, 0) = (HAS(entry_asked[i], 0) -> OUTSTANDING : NOT_ASKED);
+            OUTCOME(i, 1) = (HAS(entry_asked[i], 1) -> OUTSTANDING : NOT_ASKED);
         :: else
         fi
     :: else
@@ -536,22 +549,24 @@ inline enter()
 
 proctype collector()
 {
-    /* first: rank + 1 in gather_look; owing: rank + 1 to sleep on; owed: by whom, for the requests looked at. */
-    byte sequence = 0, i = 0, first = 0, owing = 0, owed = 0, took = 0, begun = 0;
+    /* first: rank + 1 in gather_scan; wait_rank: rank + 1 to block on; pending: ranks that owe a
+     * reply to the scanned requests. */
+    byte sequence = 0, i = 0, first = 0, wait_rank = 0, pending = 0, took = 0, begun = 0;
     mtype outcome[2 * DEPTH] = NOT_ASKED;
-    bool passed[DEPTH], before = false, ring = false, again = false;
+    bool passed[DEPTH], before = false, rewake = false, again = false;
 end_idle:
     do
     :: atomic {
         /* The condition variable `work`, under lock. */
         !lock && ended < published -> lock = true;
        }
-        /* gather_round: the causes seen, the late dropped, then everything in flight, oldest first. */
+        /* gather_round: reads the causes, drops late replies, then scans everything in flight,
+         * oldest first. */
 round:  atomic {
             causes = false;
             d_step { DROP_LATE; }
 #ifdef SLICE_ALWAYS
-            ring = due;
+            rewake = due;
             due = false;
 #endif
             sequence = ended + 1;
@@ -560,51 +575,52 @@ round:  atomic {
         do
         ::
 #if CRASHES > 0
-           LOOK(0);
+           SCAN_RANK(0);
 #endif
            atomic { take(0); }
 #if CRASHES > 0
-           LOOK(1);
+           SCAN_RANK(1);
 #endif
            atomic {
             take(1);
             if
-            :: LOOKS_AGAIN ->
-                /* A rank answers in order: what it owed a moment ago is there by now. */
+            :: RESCANS ->
+                /* A rank replies in order: a reply that was missing a moment ago may be complete by
+                 * now. */
                 again = true;
                 first = 0;
-                owing = 0;
-                owed = 0;
+                wait_rank = 0;
+                pending = 0;
                 i = 0;
-                ring = false;
+                rewake = false;
                 goto round;
             :: else
             fi;
-            owed = owed | IS_OWING(i, 0) | (IS_OWING(i, 1) << 1);
+            pending = pending | IS_PENDING(i, 0) | (IS_PENDING(i, 1) << 1);
             if
             :: CAN_END || stopping || passed[i] -> break
             :: deadlines > 0 && !(CAN_END || stopping || passed[i]) -> deadlines--; break
             :: !(CAN_END || stopping || passed[i])
             fi;
             if
-            :: ring && WOULD_RING(i, 0) -> RING(0);
+            :: rewake && WOULD_REWAKE(i, 0) -> WAKE_RANK(0);
             :: else
             fi;
             if
-            :: ring && WOULD_RING(i, 1) -> RING(1);
+            :: rewake && WOULD_REWAKE(i, 1) -> WAKE_RANK(1);
             :: else
             fi;
-            owing = (owing == 0 -> first : owing);
+            wait_rank = (wait_rank == 0 -> first : wait_rank);
             first = 0;
             i = 0;
             sequence++;
-#ifdef NO_LOOK_ALL
+#ifdef NO_FULL_SCAN
             sequence = published + 1;
 #endif
             enter();
             if
             :: sequence <= published
-            :: else -> sequence = 0; owed = 0; ring = false; lock = false; goto sleep;
+            :: else -> sequence = 0; pending = 0; rewake = false; lock = false; goto sleep;
             fi
            }
         od;
@@ -613,7 +629,7 @@ round:  atomic {
         atomic {
             !lock;
             if
-            :: IS_FAILED(i, 0) || IS_FAILED(i, 1) || IS_OWING(i, 0) || IS_OWING(i, 1) ->
+            :: IS_FAILED(i, 0) || IS_FAILED(i, 1) || IS_PENDING(i, 0) || IS_PENDING(i, 1) ->
                 failed_through = published;
 #ifndef NO_VOID
                 void_through = published;
@@ -626,8 +642,8 @@ round:  atomic {
             entry_ended[i] = true;
             assert(completed <= accepted);
 #if DEPTH > 1
-            /* The answers of a rank are used in the order in which it was asked: no request ends by an answer that a
-             * rank gave after one which an earlier request still lacks. */
+            /* The replies of a rank are used in the order of the requests: no request ends by a
+             * reply of a rank whose reply to an earlier request is still unused. */
             assert(entry_sequence[1 - i] == 0 || entry_sequence[1 - i] > sequence || entry_ended[1 - i] ||
                    IN_ORDER);
 #endif
@@ -638,14 +654,14 @@ round:  atomic {
             sequence = 0;
             i = 0;
             first = 0;
-            owing = 0;
-            owed = 0;
+            wait_rank = 0;
+            pending = 0;
             again = false;
-            ring = false;
+            rewake = false;
         }
         goto end_idle;
         /* cox_collector_sleep */
-sleep:  sleeping = owing;
+sleep:  sleeping = wait_rank;
         if
 #ifndef NO_CAUSES
         :: causes
@@ -654,11 +670,11 @@ sleep:  sleeping = owing;
         :: true ->
 #endif
             if
-            :: atomic { response_bell[owing - 1] > 0 -> response_bell[owing - 1]--; took = owing; }
+            :: atomic { response_tokens[wait_rank - 1] > 0 -> response_tokens[wait_rank - 1]--; took = wait_rank; }
 #ifdef SLICE_ALWAYS
             :: due
 #elif defined(SLICE)
-            :: atomic { SLICE_HELPS -> ring = true; }
+            :: atomic { SLICE_HELPS -> rewake = true; }
 #endif
             :: atomic { deadlines > 0 && GATHERED(0) -> deadlines--; passed[0] = true; }
 #if DEPTH > 1
@@ -666,14 +682,14 @@ sleep:  sleeping = owing;
 #endif
             fi
         fi;
-        /* The count follows its token, and a settle of the submitter may come between. */
+        /* The count follows its token, and an absorb of the submitter may run in between. */
         atomic {
             !lock -> lock = true;
             sleeping = 0;
-            owing = 0;
+            wait_rank = 0;
             again = false;
             if
-            :: took > 0 -> COUNT(response_debt[took - 1]); took = 0;
+            :: took > 0 -> COUNT(response_due[took - 1]); took = 0;
             :: else
             fi;
             goto round;
@@ -686,18 +702,19 @@ sleep:  sleeping = owing;
 
 /* ---- a rank: thread_main, cox_channel_thread_serve ---- */
 
-/* Everything else has ended: also what comes behind, unless it is refused because this request is late. */
+/* All other requests have ended, also later ones, except those refused because this request is
+ * late. */
 #ifdef HANG
 #define HUNG (HANG % DEPTH)
 #define NOTHING_ELSE                                                                               \
     (entry_ended[HUNG] -> completed == accepted : sent && completed + 1 == accepted)
 #endif
 
-/* The tokens of a process are those of the requests that ask it, unless somebody has rung again. */
+/* A process gets the tokens of its own requests, and those of rewakes. */
 #if RESTARTS > 0 && DEADLINES == 0
-#define COUNT_REQUEST(r) assert(request_debt[r] > 0); COUNT(request_debt[r])
+#define COUNT_REQUEST(r) assert(request_due[r] > 0); COUNT(request_due[r])
 #else
-#define COUNT_REQUEST(r) COUNT(request_debt[r])
+#define COUNT_REQUEST(r) COUNT(request_due[r])
 #endif
 
 proctype rank(byte r)
@@ -705,7 +722,7 @@ proctype rank(byte r)
     byte next = 1, i = 0, asked = 0, seen = 0;
     bool fails = false, replies = false;
 #if RESTARTS > 0
-    byte life = 1;
+    byte own_incarnation = 1;
 #endif
 begin:
     {
@@ -717,15 +734,15 @@ begin:
             born ->
             born = false;
             if
-            :: strays > 0 -> strays--; life = incarnation - 1;
-            :: life = incarnation;
+            :: strays > 0 -> strays--; own_incarnation = incarnation - 1;
+            :: own_incarnation = incarnation;
             fi;
-            request_debt[r] = 1;
+            request_due[r] = 1;
            }
-            line_incarnation = life;
+            line_incarnation = own_incarnation;
             next = taken[r] + 1;
-            identity = life; /* cox_worker_announce */
-            POST(response_bell[r]);
+            identity = own_incarnation; /* cox_worker_announce */
+            POST(response_tokens[r]);
         fi;
 #endif
 top:    do
@@ -738,7 +755,8 @@ top:    do
             fi;
            }
 #ifdef LAPS
-            /* thread_await: what is older than the ring was for others, unless the number is not that of its frame. */
+            /* thread_await: requests older than the ring of frames were for other ranks, unless the
+             * number differs from that of its frame. */
             if
             :: seen == 0
             :: atomic {
@@ -758,7 +776,7 @@ top:    do
                 fi
             fi;
 #endif
-            /* cox_state_read_frame; in one step where nobody can be lapped. */
+            /* cox_state_read_frame; one step where no rank can be lapped. */
 #ifdef LAPS
             if
             :: atomic { record_sequence[i] != next -> goto pass; }
@@ -783,10 +801,10 @@ top:    do
                 HAS(asked, r) ->
 #endif
                 asked = 0;
-                SETTLE(request_bell, request_debt, r);
+                ABSORB(request_tokens, request_due, r);
 #if RESTARTS > 0
-                assert(record_life[i] >= life); /* nobody begins what his predecessor was asked */
-                line_incarnation = life;
+                assert(record_incarnation[i] >= own_incarnation); /* no process begins a request to its predecessor */
+                line_incarnation = own_incarnation;
 #endif
                 taken[r] = next;
                }
@@ -801,7 +819,7 @@ top:    do
                 if
                 :: void_through >= next -> fails = true;
                 :: else ->
-                    assert(next > failed_through); /* what was given up is not begun */
+                    assert(next > failed_through); /* a cancelled request is not begun */
                     if
                     :: failures > 0 -> failures--; fails = true;
                     :: fails = false;
@@ -825,15 +843,15 @@ top:    do
             d_step {
                 slot[r * DEPTH + i] = next;
 #if RESTARTS > 0
-                slot_life[i] = life;
+                slot_incarnation[i] = own_incarnation;
 #endif
                 slot_failed[r * DEPTH + i] = fails;
                 tag[r * DEPTH + i] = next;
             }
             done[r] = next;
-            atomic { POST(response_bell[r]); if :: fails :: !fails -> goto served; fi; }
+            atomic { POST(response_tokens[r]); if :: fails :: !fails -> goto served; fi; }
             atomic { notices++; goto served; } /* cox_worker_tell */
-pass:       /* Not asked: no bell is touched, and nobody looks at the three words one by one. */
+pass:       /* Not asked: touches no semaphore, and no reader depends on the order of the three stores. */
             atomic {
                 taken[r] = next;
                 returned[r] = next;
@@ -845,8 +863,8 @@ served:         next++;
                 replies = false;
                 goto top;
             }
-idle:       /* Nothing is owed: no timeout. */
-end_idle:   atomic { request_bell[r] > 0 -> request_bell[r]--; COUNT_REQUEST(r); goto top; }
+idle:       /* Nothing is pending: no timeout. */
+end_idle:   atomic { request_tokens[r] > 0 -> request_tokens[r]--; COUNT_REQUEST(r); goto top; }
         od
     } unless {
         atomic {
@@ -861,8 +879,8 @@ end_idle:   atomic { request_bell[r] > 0 -> request_bell[r]--; COUNT_REQUEST(r);
             born = false;
             gone = true;
 #else
-            request_bell[r] = 0;
-            request_debt[r] = 0;
+            request_tokens[r] = 0;
+            request_due[r] = 0;
 #endif
         }
     }
@@ -873,7 +891,7 @@ end_dead:
 }
 
 #if RESTARTS > 0
-/* Rank 0, of which nothing matters but its answers. */
+/* Rank 0: only its replies matter. */
 proctype quick()
 {
     byte next = 1, i = 0;
@@ -886,7 +904,7 @@ end_idle:
         :: record_sequence[i] == next && HAS(record_asked[i], 0) ->
             slot[i] = next;
             tag[i] = next;
-            POST(response_bell[0]);
+            POST(response_tokens[0]);
         :: else
         fi;
         taken[0] = next;
@@ -918,12 +936,12 @@ end_watch:
     do
     :: atomic { restarts > 0 && dead[1] && told -> restarts--; }
         /* cox_collector_detach */
-#ifdef NO_LEAVE_OUT_LOCK
-        atomic { !lock -> left_out = true; }
+#ifdef NO_DETACH_LOCK
+        atomic { !lock -> detached = true; }
 #else
-        atomic { !submit_lock && !lock -> left_out = true; }
+        atomic { !submit_lock && !lock -> detached = true; }
 #endif
-#ifndef NO_LEAVE_OUT_WAIT
+#ifndef NO_DETACH_WAIT
         atomic { !lock && !ANY_ASKS }
 #endif
         /* cox_collector_reset_rank */
@@ -939,10 +957,10 @@ end_watch:
             !lock ->
 #endif
             incarnation++;
-#ifndef NO_BELLS_RENEWED
-            request_bell[1] = 0;
-            response_bell[1] = 0;
-            response_debt[1] = 1;
+#ifndef NO_SEMAPHORES_RENEWED
+            request_tokens[1] = 0;
+            response_tokens[1] = 0;
+            response_due[1] = 1;
 #endif
 #ifndef NO_LINE_RESET
             TAGS_RESET;
@@ -967,7 +985,7 @@ end_watch:
         }
         dead[1] = false;
 #ifdef ADMIT_EARLY
-        atomic { !lock -> left_out = false; }
+        atomic { !lock -> detached = false; }
 #endif
         /* restart_await */
 look:   if
@@ -975,14 +993,14 @@ look:   if
         :: atomic { identity == 0 && (dead[1] || stopping) -> goto admit; }
         :: atomic { identity == 0 && !(dead[1] || stopping) }
             if
-            :: atomic { response_bell[1] > 0 -> response_bell[1]--; }
-                atomic { COUNT(response_debt[1]); goto look; }
+            :: atomic { response_tokens[1] > 0 -> response_tokens[1]--; }
+                atomic { COUNT(response_due[1]); goto look; }
             :: atomic { dead[1] || stopping -> goto look; } /* a slice */
             fi
         fi;
         atomic {
             !lock ->
-            SETTLE(response_bell, response_debt, 1);
+            ABSORB(response_tokens, response_due, 1);
 #if STRAYS > 0 && !defined(NO_INCARNATION) && !defined(NO_IDENTITY_CHECK)
             if
             :: identity != incarnation -> killed[1] = true;
@@ -993,12 +1011,12 @@ look:   if
 #endif
         }
         dead[1];
-admit:  atomic { !lock -> left_out = false; }
+admit:  atomic { !lock -> detached = false; }
     od
 }
 #endif
 
-/* ---- who wakes the collector: the supervisor, the error thread, stop ---- */
+/* ---- the wakers of the collector: the supervisor, the error thread, stop ---- */
 
 proctype supervisor()
 {
@@ -1039,7 +1057,7 @@ proctype stopper()
 {
     byte who = 0;
 #ifndef NO_STOP_LOCK
-    /* No claim stands between its look at `stopping` and its publish. */
+    /* No claim is between its read of `stopping` and its publish. */
     atomic { !submit_lock -> stopping = true; causes = true; }
 #else
     atomic { stopping = true; causes = true; }
@@ -1047,37 +1065,38 @@ proctype stopper()
     wake(who)
 }
 
-/* ---- whoever spoils semaphores ---- */
+/* ---- a process that corrupts semaphores ---- */
 
 proctype meddler()
 {
 end_idle:
     do
-    :: atomic { losses > 0 && request_bell[0] > 0 -> losses--; request_bell[0]--; }
-    :: atomic { losses > 0 && request_bell[1] > 0 -> losses--; request_bell[1]--; }
-    :: atomic { losses > 0 && response_bell[0] > 0 -> losses--; response_bell[0]--; }
-    :: atomic { losses > 0 && response_bell[1] > 0 -> losses--; response_bell[1]--; }
-    :: atomic { spurs > 0 -> spurs--; RING(0); }
-    :: atomic { spurs > 0 -> spurs--; RING(1); }
-    :: atomic { spurs > 0 -> spurs--; POST(response_bell[0]); }
-    :: atomic { spurs > 0 -> spurs--; POST(response_bell[1]); }
+    :: atomic { losses > 0 && request_tokens[0] > 0 -> losses--; request_tokens[0]--; }
+    :: atomic { losses > 0 && request_tokens[1] > 0 -> losses--; request_tokens[1]--; }
+    :: atomic { losses > 0 && response_tokens[0] > 0 -> losses--; response_tokens[0]--; }
+    :: atomic { losses > 0 && response_tokens[1] > 0 -> losses--; response_tokens[1]--; }
+    :: atomic { spurs > 0 -> spurs--; WAKE_RANK(0); }
+    :: atomic { spurs > 0 -> spurs--; WAKE_RANK(1); }
+    :: atomic { spurs > 0 -> spurs--; POST(response_tokens[0]); }
+    :: atomic { spurs > 0 -> spurs--; POST(response_tokens[1]); }
     od
 }
 
 /* ---- time ---- */
 
 #ifdef SLICE_ALWAYS
-/* A slice is long: within it the collector looks, and a submitter that can go on, or ring, does. */
+/* A slice is long: within it the collector scans, and a submitter that can continue, or send a
+ * rewake, does. */
 #define REFUSED_NOW (ANY_LATE || IN_FLIGHT(NEXT) || READ(NEXT))
 #if DEPTH == 1
-#define ANY_REFUSED_RING (REFUSED_LATE(0, 0) || REFUSED_LATE(0, 1) || REFUSED_READ(0, 0) || REFUSED_READ(0, 1))
+#define ANY_REFUSED_REWAKE (REFUSED_LATE(0, 0) || REFUSED_LATE(0, 1) || REFUSED_READ(0, 0) || REFUSED_READ(0, 1))
 #else
-#define ANY_REFUSED_RING                                                                           \
+#define ANY_REFUSED_REWAKE                                                                           \
     (REFUSED_LATE(0, 0) || REFUSED_LATE(0, 1) || REFUSED_READ(0, 0) || REFUSED_READ(0, 1) ||       \
      REFUSED_LATE(1, 0) || REFUSED_LATE(1, 1) || REFUSED_READ(1, 0) || REFUSED_READ(1, 1))
 #endif
 #define WAITS                                                                                      \
-    (claims && REFUSED_NOW && !ANY_DROPPABLE && !(CLAIM_DUE && ANY_REFUSED_RING))
+    (claims && REFUSED_NOW && !ANY_DROPPABLE && !(CLAIM_DUE && ANY_REFUSED_REWAKE))
 
 proctype clock()
 {

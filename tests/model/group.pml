@@ -1,22 +1,24 @@
 /*
- * group: the round of worker/group/group.h that every operation is made of, here a gather of values, with epochs, aborts,
- * deadlines and death.
+ * group: the round of worker/group/group.h that every operation is made of, here a gather of
+ * values, with epochs, aborts, deadlines and death.
  *
- * The words of the ranks tell what happened: `arrived` {epoch, index} and `aborted_at`, each written by its rank alone and
- * only growing. The bell and `counted` {epoch, index, how many} are hints that anybody may write. README.md tells what is
- * left out and why; check.sh runs this file in several sizes, and once more for each rule with that rule removed (the
- * NO_ switches), which must fail.
+ * The words of the ranks carry the events: `arrived` {epoch, index} and `aborted_at`, each written
+ * by its rank alone and only growing. The wakeup word and `counted` {epoch, index, how many} are
+ * hints that all ranks may write. README.md lists what is left out and why; check.sh runs this file
+ * in several sizes, and once more for each rule with that rule removed (the NO_ switches), which
+ * must fail.
  *
- * Every rank does OPS operations in each epoch and then aligns to the next one, without waiting for the others; so it does
- * after COX_ABORTED and COX_TIMEOUT. After COX_PEER_DEAD it ends.
+ * Every rank does OPS operations in each epoch and then aligns to the next one, without waiting for
+ * the others; also after COX_ABORTED and COX_TIMEOUT. After COX_PEER_DEAD it ends.
  *
- * Sizes (-D): RANKS, EPOCHS, OPS; CRASHES, ABORTS (of rank 0's present epoch, from a thread of its own), DEADLINES (that
- * pass), ALIGNS (between any two operations, without cause), MEDDLES (arbitrary writes to the hints) each at most that
- * many; CRASH_LAST: of three ranks only the last may die; BARRIER: no values; SLICE: who waits looks again after a while,
- * also for who is dead.
- * LIVES: whoever died is started again, and all form the group anew, in at most that many lives, each in the next of
- * WINDOWS windows (IN_TURN: once all have taken the init before), where CRASH_LAST is of two ranks, too; with SLICE,
- * and without ABORTS, ALIGNS, MEDDLES, BARRIER.
+ * Sizes (-D): RANKS, EPOCHS, OPS; CRASHES, ABORTS (of rank 0's present epoch, from a thread of its
+ * own), DEADLINES (that pass), ALIGNS (between any two operations, without cause), MEDDLES
+ * (arbitrary writes to the hints) each at most that many; CRASH_LAST: of three ranks only the last
+ * may die; BARRIER: no values; SLICE: a waiter checks again after a while, also for deaths.
+ *
+ * GENERATIONS: a dead rank is started again, and all form the group anew, at most that many times,
+ * each in the next of WINDOWS windows (IN_TURN: once all have taken the previous init), where
+ * CRASH_LAST is of two ranks, too; with SLICE, and without ABORTS, ALIGNS, MEDDLES, BARRIER.
  */
 #ifndef RANKS
 #define RANKS 3
@@ -43,54 +45,54 @@
 #define MEDDLES 0
 #endif
 
-#ifndef LIVES
-#define LIVES 1
+#ifndef GENERATIONS
+#define GENERATIONS 1
 #endif
 #ifndef WINDOWS
-#define WINDOWS LIVES
+#define WINDOWS GENERATIONS
 #endif
 
 #define TORN 255 /* bytes that are being written */
 #define WORD(epoch, index) ((epoch) * 8 + (index))
 #define EPOCH(word) ((word) / 8)
 
-/* ---- one line and two slots per rank, which it alone writes ---- */
-#if LIVES > 1
-byte arrived[RANKS * WINDOWS]; /* of one window after another, and so on; a local `window` is the one that is meant */
+/* ---- one line and two slots per rank, their only writer ---- */
+#if GENERATIONS > 1
+byte arrived[RANKS * WINDOWS]; /* per window; a local `window` is the current one */
 #else
 #define window 0
 byte arrived[RANKS] = WORD(1, 0);
 #endif
 byte aborted_at[RANKS * WINDOWS]; /* the last epoch that is over for this rank */
-byte slot[2 * RANKS * WINDOWS]; /* the word of the operation the value is for stands for the bytes */
+byte slot[2 * RANKS * WINDOWS]; /* the word of the value's operation stands for its bytes */
 
 /* ---- hints ---- */
 byte counted_word[WINDOWS], counted[WINDOWS]; /* one word: read and changed in one step */
-bool bell_moved[RANKS * WINDOWS];             /* the futex word is no more what this rank read there */
-bool bell_news[RANKS * WINDOWS] = true;       /* rung, since this rank looked, for more than arrivals */
-bool marked[WINDOWS];                         /* in the futex word itself: somebody sleeps, or did */
+bool wakeup_moved[RANKS * WINDOWS];             /* the futex word is no longer what this rank read */
+bool wakeup_news[RANKS * WINDOWS] = true;       /* woken, since this rank's last check, for more than arrivals */
+bool marked[WINDOWS];                         /* in the futex word itself: a rank sleeps, or did */
 bool sleeps[RANKS * WINDOWS];                 /* in FUTEX_WAIT */
 #define AT(q) (window * RANKS + (q))
 
 /* ---- private to the process of a rank ---- */
 byte present[RANKS] = 1; /* epoch */
-bool killed[RANKS];      /* makes no step any more; its pidfd says so */
+bool killed[RANKS];      /* makes no more steps; its pidfd shows that */
 
-/* ---- what may still happen, and what the properties speak of ---- */
+/* ---- faults that may still happen, and variables of the properties ---- */
 byte crashes = CRASHES, aborts = ABORTS, deadlines = DEADLINES, aligns = ALIGNS, meddles = MEDDLES;
 #ifdef BARRIER
 byte reached[EPOCHS * RANKS]; /* the index of the last operation that the rank began in the epoch */
 #define REACHED(q) reached[(epoch - 1) * RANKS + (q)]
 #endif
-#if LIVES > 1
-byte spoiled[LIVES + 1];
+#if GENERATIONS > 1
+byte spoiled[GENERATIONS + 1];
 #else
-byte spoiled; /* the last epoch that somebody aborted, or left, or had a deadline pass in */
+byte spoiled; /* the last epoch that a rank aborted or left, or in which a deadline passed */
 #define SPOILED spoiled
 #endif
 
-#if LIVES > 1
-#define SPOILED spoiled[life]
+#if GENERATIONS > 1
+#define SPOILED spoiled[generation]
 #endif
 #define SPOIL(epoch) SPOILED = (SPOILED < (epoch) -> (epoch) : SPOILED)
 #if RANKS == 2
@@ -99,74 +101,78 @@ byte spoiled; /* the last epoch that somebody aborted, or left, or had a deadlin
 #define ALL(what, value) what[AT(0)] = value; what[AT(1)] = value; what[AT(2)] = value
 #endif
 
-/* ---- lives ---- */
-#if LIVES > 1
+/* ---- generations ---- */
+#if GENERATIONS > 1
 #define EMPTY 0
 #define JOINED 1
 #define WHOLE 2
 #define LEFT 3
 #define FAILED 4
-/* In each window, per rank, what it says of itself: state, life, and which process of the rank it is. */
+/* In each window, per rank: its state, its generation, and which process of the rank it is. */
 byte holder[RANKS * WINDOWS];
-byte holder_life[RANKS * WINDOWS], holder_process[RANKS * WINDOWS];
-byte told = 1;       /* the last life that an init was sent for */
+byte holder_generation[RANKS * WINDOWS], holder_process[RANKS * WINDOWS];
+byte told = 1;       /* the last generation that an init was sent for */
 byte init_ended = 1; /* the inits up to here have ended, with a death */
 byte process[RANKS] = 1;
 bool gone[RANKS]; /* its process has made its last step */
-byte born[RANKS]; /* the first life that a process, which has not looked at anything yet, is asked for */
-byte trouble; /* somebody has died in this life, or was dead when it began */
-byte in_life[RANKS] = 1; /* whose words the rank writes */
-#define VALUE (MINE + 32 * life)
+byte born[RANKS]; /* the first generation for a process that has read nothing yet */
+byte trouble; /* a rank has died in this generation, or was dead when it began */
+byte in_generation[RANKS] = 1; /* the generation whose words the rank writes */
+#define VALUE (MINE + 32 * generation)
 #else
 #define VALUE MINE
 #endif
 
-/* With several lives a look at all ranks, or a ring, is one step: what is in between the other runs have. */
-#if LIVES > 1
+/* With several generations a scan of all ranks, or a wake, is one step: the other runs have the
+ * steps in between. */
+#if GENERATIONS > 1
 #define STEP atomic
 #else
 #define STEP
 #endif
 
-/* The futex word has another value and no mark, in one step; who sleeps is woken, if it had one. */
-inline ring()
+/* The futex word gets another value and loses its mark, in one step; sleepers are woken if it had
+ * one. */
+inline wake_all()
 {
     STEP {
-#ifdef BELL_AFTER_WAKE
+#ifdef WORD_AFTER_WAKE
     if
     :: d_step { marked[window] -> ALL(sleeps, false); }
     :: atomic { !marked[window] }
     fi;
-    d_step { ALL(bell_moved, true); marked[window] = false; }
+    d_step { ALL(wakeup_moved, true); marked[window] = false; }
 #else
     if
-    :: d_step { marked[window] -> ALL(bell_moved, true); marked[window] = false; }
+    :: d_step { marked[window] -> ALL(wakeup_moved, true); marked[window] = false; }
         d_step { ALL(sleeps, false); }
-    :: d_step { !marked[window] -> ALL(bell_moved, true); }
+    :: d_step { !marked[window] -> ALL(wakeup_moved, true); }
     fi;
 #endif
     }
 }
 
-/* For something else than arrivals: who does not hear that looks at nothing else. */
-inline ring_news()
+/* A wake for other news than arrivals: a waiter without it checks arrivals only. */
+inline wake_news()
 {
     STEP {
 #ifndef NO_NEWS
-    d_step { ALL(bell_news, true); }
+    d_step { ALL(wakeup_news, true); }
 #endif
-    ring();
+    wake_all();
     }
 }
 
-/* The mark is set where the word is still what was read; the kernel compares the word with the mark. */
+/* The mark is set if the word is still what was read; the kernel compares the word including the
+ * mark. */
 #ifdef NO_MARK
 #define SET_MARK skip
 #else
 #define SET_MARK marked[window] = true
 #endif
 
-/* Whoever gives up tells of it in a word that only grows: an abort that was held up does not take back a later one. */
+/* A rank that aborts stores it in a word that only grows: a delayed abort does not undo a later
+ * one. */
 #ifdef NO_GROWING
 #define GIVE_UP(r, epoch) aborted_at[AT(r)] = epoch
 #else
@@ -188,7 +194,7 @@ inline ring_news()
 #define GONE(q) (aborted_at[AT(q)] >= epoch || EPOCH(arrived[AT(q)]) > epoch)
 #endif
 
-#if LIVES > 1
+#if GENERATIONS > 1
 /* Its pidfd is that of the process which joined. */
 #define DIED(q) ((q) != r && (killed[q] || process[q] != met[q]))
 #define LEFT_IT(q) (holder[AT(q)] == LEFT || holder[AT(q)] == FAILED)
@@ -227,7 +233,7 @@ inline ring_news()
 #define SLICE_HELPS (NEWS(0) || NEWS(1) || NEWS(2))
 #endif
 
-#if LIVES > 1
+#if GENERATIONS > 1
 #define HAS_LEFT left
 #if RANKS == 2
 #define STILL_THERE(q) ((q) < 2 && ((missing >> (q)) & 1) && THERE((q) % 2))
@@ -242,8 +248,8 @@ proctype rank(byte r)
 {
     byte epoch = 1, index = 0, q = 0, missing = 0;
     bool due = false, gave_up = false, whole = true, heard = false;
-#if LIVES > 1
-    byte life = 1, window = 1 % WINDOWS, met[RANKS] = 1;
+#if GENERATIONS > 1
+    byte generation = 1, window = 1 % WINDOWS, met[RANKS] = 1;
     bool left = false, member = true;
 again:
     {
@@ -256,9 +262,9 @@ again:
         skip;
 #endif
 begin:  if
-#if LIVES > 1
-        /* The request that comes next is an init. */
-        :: atomic { told > life -> goto idle; }
+#if GENERATIONS > 1
+        /* The next request is an init. */
+        :: atomic { told > generation -> goto idle; }
 #endif
         :: atomic { index == OPS -> goto next; }
         :: atomic { index < OPS && aborted_at[AT(r)] >= epoch -> goto aborted; }
@@ -280,14 +286,14 @@ begin:  if
 #ifndef BARRIER
         SLOT(r) = VALUE;
 #endif
-        /* The bell is read before this rank is counted, and then, as before each other look, before the words are. */
+        /* The wakeup word is read before this rank is counted, and before each check of the words. */
 #ifdef BARRIER
         atomic { arrived[AT(r)] = MINE; REACHED(r) = index; }
 #else
         arrived[AT(r)] = MINE;
 #endif
-#ifndef NO_BELL_FIRST
-        bell_moved[AT(r)] = false;
+#ifndef NO_WORD_FIRST
+        wakeup_moved[AT(r)] = false;
 #endif
         }
         if
@@ -295,10 +301,11 @@ begin:  if
         :: atomic { counted_word[window] != MINE -> counted_word[window] = MINE; counted[window] = 1; goto early; }
 #else
         :: atomic { counted_word[window] < MINE -> counted_word[window] = MINE; counted[window] = 1; goto early; }
-        /* Somebody has seen all arrive, and is further. Who sleeps is woken by whoever can be counted no more. */
+        /* A rank has seen all arrive, and is further. A rank that can no longer be counted wakes
+         * the sleepers. */
         :: atomic { counted_word[window] > MINE }
-#ifndef NO_RING_BEHIND
-            ring();
+#ifndef NO_WAKE_BEHIND
+            wake_all();
 #endif
 #endif
         :: atomic {
@@ -309,23 +316,23 @@ begin:  if
             :: else -> goto early;
             fi
            }
-            ring();
+            wake_all();
         fi;
         goto scan;
-        /* Who comes last will ring: without news there is nothing to look for. */
+        /* The last rank to arrive will wake: without news there is nothing to check. */
 early:  if
-        :: atomic { bell_news[AT(r)] -> goto scan; }
-        :: atomic { !bell_news[AT(r)] -> missing = OTHERS; goto sleeps_on; }
+        :: atomic { wakeup_news[AT(r)] -> goto scan; }
+        :: atomic { !wakeup_news[AT(r)] -> missing = OTHERS; goto sleeps_on; }
         fi;
 look:
-#ifndef NO_BELL_FIRST
-        bell_moved[AT(r)] = false;
+#ifndef NO_WORD_FIRST
+        wakeup_moved[AT(r)] = false;
 #endif
 scan:   atomic {
             q = 0;
             missing = 0;
             gave_up = false;
-#if LIVES > 1
+#if GENERATIONS > 1
             left = false;
 #endif
         }
@@ -343,23 +350,24 @@ scan:   atomic {
         od
         }
         if
-        /* News of what ends the epoch are news in the next round as well. */
+        /* News that end the epoch stay news in the next round. */
 #ifndef NO_NEWS_KEPT
-        :: atomic { missing == 0 -> due = false; bell_news[AT(r)] = bell_news[AT(r)] || heard; heard = false; }
+        :: atomic { missing == 0 -> due = false; wakeup_news[AT(r)] = wakeup_news[AT(r)] || heard; heard = false; }
 #else
-        :: atomic { missing == 0 -> due = false; bell_news[AT(r)] = false; heard = false; }
+        :: atomic { missing == 0 -> due = false; wakeup_news[AT(r)] = false; heard = false; }
 #endif
-        :: atomic { missing > 0 && !due && !heard && !bell_news[AT(r)] -> goto sleeps_on; }
-        :: atomic { missing > 0 && (due || heard || bell_news[AT(r)]) -> heard = true; bell_news[AT(r)] = false; }
-            /* News are taken before the words are looked at that they may be about. Those only grow, so that a look at one
-             * after the other finds what a look at all at once would have found at its beginning or at its end. */
+        :: atomic { missing > 0 && !due && !heard && !wakeup_news[AT(r)] -> goto sleeps_on; }
+        :: atomic { missing > 0 && (due || heard || wakeup_news[AT(r)]) -> heard = true; wakeup_news[AT(r)] = false; }
+            /* News are taken before the words that they announce are read. Those words only grow,
+             * so reading one after the other finds what one atomic read at the beginning or at the
+             * end would have found. */
             d_step {
                 do
                 :: q < RANKS ->
-#ifndef NO_GIVEN_UP
+#ifndef NO_ABORT_WORD
                     gave_up = gave_up || GONE(q);
 #endif
-#if LIVES > 1
+#if GENERATIONS > 1
                     left = left || (q != r && LEFT_IT(q) && ((missing >> (q)) & 1) && !THERE(q));
 #endif
                     q++;
@@ -367,7 +375,7 @@ scan:   atomic {
                 od
             }
 #if CRASHES > 0
-            /* Whoever believes that the epoch is over looks for the dead then: they may be why. */
+            /* A rank that finds the epoch over then checks for deaths: they may be the cause. */
             if
             :: atomic { due || HAS_LEFT || (gave_up && !ABORTED_FIRST) }
                 do
@@ -388,8 +396,8 @@ scan:   atomic {
             :: atomic { !due && !HAS_LEFT && !(gave_up && !ABORTED_FIRST) }
             fi;
 #endif
-#if LIVES > 1
-            /* Who has left may have arrived before. */
+#if GENERATIONS > 1
+            /* A rank that has left may have arrived before. */
             if
             :: atomic { left && (STILL_THERE(0) || STILL_THERE(1) || STILL_THERE(2)) -> goto look; }
             :: atomic { left && !(STILL_THERE(0) || STILL_THERE(1) || STILL_THERE(2)) -> goto peer_dead; }
@@ -402,14 +410,14 @@ scan:   atomic {
             :: atomic { !gave_up -> due = false; heard = false; }
             fi;
 sleeps_on:
-#ifdef NO_BELL_FIRST
-            bell_moved[AT(r)] = false;
+#ifdef NO_WORD_FIRST
+            wakeup_moved[AT(r)] = false;
 #endif
             if
-            :: atomic { bell_moved[AT(r)] -> goto look; }
-            :: atomic { !bell_moved[AT(r)] -> SET_MARK; }
+            :: atomic { wakeup_moved[AT(r)] -> goto look; }
+            :: atomic { !wakeup_moved[AT(r)] -> SET_MARK; }
             fi;
-            atomic { sleeps[AT(r)] = !bell_moved[AT(r)]; }
+            atomic { sleeps[AT(r)] = !wakeup_moved[AT(r)]; }
             if
             :: atomic { !sleeps[AT(r)] -> goto look; }
 #ifdef SLICE
@@ -428,7 +436,7 @@ sleeps_on:
             goto begin;
         }
 #else
-        /* Everybody has arrived. The values are copied, each in two steps ... */
+        /* All have arrived. The values are copied, each in two steps ... */
         STEP {
         do
         :: atomic { q < RANKS && q != r -> whole = whole && SLOT(q) == VALUE; }
@@ -437,7 +445,7 @@ sleeps_on:
         :: atomic { q == RANKS -> q = 0; break }
         od
         }
-        /* ... and are those of this operation if nobody has begun another epoch. */
+        /* ... and are those of this operation if no rank has begun another epoch. */
 #ifndef NO_RECHECK
         do
         :: atomic {
@@ -454,17 +462,18 @@ sleeps_on:
 #endif
 
 peer_dead:
-        /* For this rank every epoch is over: whoever comes to wait for it, in whichever epoch, is to end as well. */
+        /* For this rank every epoch is over: a rank that waits for it later, in any epoch, must end
+         * as well. */
 #ifdef NO_DEAD_FOR_GOOD
         atomic { GIVE_UP(r, epoch); }
 #else
         atomic { aborted_at[AT(r)] = FOR_GOOD; }
 #endif
-        ring_news();
+        wake_news();
         goto ends;
 aborted:
         atomic {
-            /* Nobody else's death or lateness is told as an abort. */
+            /* A death or deadline of another rank is not reported as an abort. */
             assert(SPOILED >= epoch);
             GIVE_UP(r, epoch);
             due = false;
@@ -474,7 +483,7 @@ aborted:
             whole = true;
             q = 0;
         }
-        ring_news();
+        wake_news();
 next:   if
         :: atomic {
             epoch < EPOCHS ->
@@ -486,28 +495,28 @@ next:   if
             arrived[AT(r)] = MINE; /* before any slot of this rank is written again */
 #endif
            }
-            ring_news();
+            wake_news();
             goto begin;
         :: atomic { epoch == EPOCHS }
         fi;
 ends:   atomic { epoch = 0; index = 0; q = 0; missing = 0; due = false; gave_up = false; heard = false; whole = true; }
-#if LIVES > 1
+#if GENERATIONS > 1
         left = false;
         /* engine_init */
 idle:
 end_idle:
-        atomic { told > life -> epoch = 0; index = 0; q = 0; missing = 0; }
+        atomic { told > generation -> epoch = 0; index = 0; q = 0; missing = 0; }
 #ifndef NO_LEAVE
         if
         :: atomic { member -> member = false; holder[AT(r)] = LEFT; }
-            ring_news();
+            wake_news();
         :: atomic { !member }
         fi;
 #endif
         atomic {
-            life++; /* each init is a request, served in order */
-            window = life % WINDOWS;
-            in_life[r] = life;
+            generation++; /* each init is a request, served in order */
+            window = generation % WINDOWS;
+            in_generation[r] = generation;
             met[0] = 0;
             met[1] = 0;
 #if RANKS > 2
@@ -519,14 +528,14 @@ end_idle:
             if
             :: holder[AT(r)] == EMPTY ->
                 holder[AT(r)] = JOINED;
-                holder_life[AT(r)] = life;
+                holder_generation[AT(r)] = generation;
                 holder_process[AT(r)] = process[r];
             :: else -> goto failed;
             fi
         }
-        ring_news();
+        wake_news();
 meet:   atomic {
-        bell_moved[AT(r)] = false;
+        wakeup_moved[AT(r)] = false;
         do
         :: atomic {
             q < RANKS ->
@@ -535,7 +544,7 @@ meet:   atomic {
             :: q != r && holder[AT(q)] == EMPTY -> missing = 1;
             :: q != r && holder[AT(q)] == FAILED -> goto failed;
             :: else ->
-                assert(holder_life[AT(q)] == life);
+                assert(holder_generation[AT(q)] == generation);
                 if
                 :: met[q] == 0 ->
                     met[q] = holder_process[AT(q)];
@@ -552,9 +561,9 @@ meet:   atomic {
         od
         }
         if
-        :: atomic { missing > 0 && bell_moved[AT(r)] -> missing = 0; goto meet; }
-        :: atomic { missing > 0 && !bell_moved[AT(r)] -> SET_MARK; missing = 0; }
-            atomic { sleeps[AT(r)] = !bell_moved[AT(r)]; }
+        :: atomic { missing > 0 && wakeup_moved[AT(r)] -> missing = 0; goto meet; }
+        :: atomic { missing > 0 && !wakeup_moved[AT(r)] -> SET_MARK; missing = 0; }
+            atomic { sleeps[AT(r)] = !wakeup_moved[AT(r)]; }
             if
             :: atomic { !sleeps[AT(r)] -> goto meet; }
             /* meeting_due, in a slice: deaths, and whether the init has ended without this rank. */
@@ -564,33 +573,33 @@ meet:   atomic {
             :: atomic { met[2] > 0 && DIED(2) && !SOME_WHOLE -> sleeps[AT(r)] = false; goto failed; }
 #endif
 #ifndef NO_INIT_ABORTED
-            :: atomic { init_ended >= life -> sleeps[AT(r)] = false; goto failed; }
+            :: atomic { init_ended >= generation -> sleeps[AT(r)] = false; goto failed; }
 #endif
             fi
         :: atomic { missing == 0 }
         fi;
-        /* Everybody is in this life, or was. */
-        assert(in_life[0] >= life && in_life[1] >= life && (RANKS == 2 || in_life[RANKS - 1] >= life));
+        /* All ranks are in this generation, or were. */
+        assert(in_generation[0] >= generation && in_generation[1] >= generation && (RANKS == 2 || in_generation[RANKS - 1] >= generation));
         atomic { holder[AT(r)] = WHOLE; member = true; }
-        ring_news();
+        wake_news();
         atomic { epoch = 1; index = 0; present[r] = 1; arrived[AT(r)] = WORD(1, 0); }
-        ring_news();
+        wake_news();
         goto begin;
 failed: atomic {
-            assert(trouble >= life); /* nobody fails to join unless somebody has died since the init was sent */
+            assert(trouble >= generation); /* a join fails only if a rank has died since the init was sent */
             q = 0;
             missing = 0;
             holder[AT(r)] = FAILED;
         }
-        ring_news();
+        wake_news();
         goto idle;
 #endif
     } unless {
         atomic {
             killed[r] ->
-#if LIVES > 1
+#if GENERATIONS > 1
             gone[r] = true;
-            life = 0;
+            generation = 0;
             member = false;
             left = false;
             met[0] = 0;
@@ -608,18 +617,18 @@ failed: atomic {
             heard = false;
             whole = true;
             sleeps[AT(r)] = false;
-#if LIVES > 1
+#if GENERATIONS > 1
             window = 0;
 #endif
         }
     }
-#if LIVES > 1
+#if GENERATIONS > 1
 end_dead:
-    atomic { born[r] > 0 -> life = born[r] - 1; born[r] = 0; goto again; }
+    atomic { born[r] > 0 -> generation = born[r] - 1; born[r] = 0; goto again; }
 #endif
 }
 
-#if LIVES > 1
+#if GENERATIONS > 1
 #if RANKS == 2
 #define SOMEBODY_DIED (gone[0] || gone[1])
 #define ANY_KILLED (killed[0] || killed[1])
@@ -630,9 +639,10 @@ end_dead:
 #define ALL_WHOLE (holder[AT(0)] == WHOLE && holder[AT(1)] == WHOLE && holder[AT(2)] == WHOLE)
 #endif
 
-/* A window comes to use again when nobody is in it. With 16 of them that is said of the life of 16 inits ago. */
+/* A window is used again when no rank is in it. With 16 windows that concerns the generation of 16
+ * inits ago. */
 #ifdef IN_TURN
-#define TAKEN(q) (gone[q] || in_life[q] >= told)
+#define TAKEN(q) (gone[q] || in_generation[q] >= told)
 #if RANKS == 2
 #define ALL_TAKEN (TAKEN(0) && TAKEN(1))
 #else
@@ -652,22 +662,22 @@ end_dead:
     ALL(arrived, 0);                                                                               \
     ALL(aborted_at, 0);                                                                           \
     ALL(holder, EMPTY);                                                                            \
-    ALL(holder_life, 0);                                                                           \
+    ALL(holder_generation, 0);                                                                           \
     ALL(holder_process, 0);                                                                        \
-    ALL(bell_moved, true);                                                                         \
-    ALL(bell_news, true);                                                                          \
+    ALL(wakeup_moved, true);                                                                         \
+    ALL(wakeup_news, true);                                                                          \
     marked[window] = false;                                                                        \
     PUNCH_SLOTS;                                                                                   \
     counted_word[window] = 0;                                                                      \
     counted[window] = 0
 
-/* Restarts whoever died, then sends the init again, to all. */
+/* Restarts dead ranks, then sends the init again, to all. */
 proctype coordinator()
 {
     byte window = 1 % WINDOWS, q = 0, kept = 1;
 end_watch:
     do
-    /* Every rank has answered the init: cox_windows_keep. */
+    /* Every rank has replied to the init: cox_windows_keep. */
     :: d_step {
         kept < told && ALL_WHOLE ->
         kept = told;
@@ -680,13 +690,13 @@ end_watch:
        }
     :: atomic { SOMEBODY_DIED && ALL_TAKEN -> init_ended = told; } /* an init ends with the first death */
         if
-        :: atomic { told < LIVES }
+        :: atomic { told < GENERATIONS }
             /* cox_executor_restart */
             d_step {
                 do
                 :: q < RANKS ->
                     if
-                    :: gone[q] -> gone[q] = false; killed[q] = false; process[q]++; born[q] = told + 1; in_life[q] = told;
+                    :: gone[q] -> gone[q] = false; killed[q] = false; process[q]++; born[q] = told + 1; in_generation[q] = told;
                     :: else
                     fi;
                     q++;
@@ -704,13 +714,13 @@ end_watch:
 #endif
             }
             atomic { told++; window = told % WINDOWS; trouble = (ANY_KILLED -> told : trouble); }
-        :: atomic { told == LIVES -> break }
+        :: atomic { told == GENERATIONS -> break }
         fi
     od
 }
 #endif
 
-#if LIVES == 1
+#if GENERATIONS == 1
 /* cox_group_abort in rank 0. */
 proctype aborter()
 {
@@ -719,7 +729,7 @@ proctype aborter()
         do
         :: atomic { aborts > 0 -> aborts--; epoch = present[0]; }
             atomic { SPOIL(epoch); GIVE_UP(0, epoch); epoch = 0; }
-            ring_news();
+            wake_news();
         :: atomic { aborts == 0 -> break }
         od
     } unless {
@@ -728,7 +738,7 @@ proctype aborter()
 }
 #endif
 
-#if LIVES > 1
+#if GENERATIONS > 1
 #define KILL(r) killed[r] = true; trouble = told
 #else
 #define KILL(r) killed[r] = true
@@ -748,7 +758,7 @@ end_idle:
     od
 }
 
-#if LIVES == 1
+#if GENERATIONS == 1
 proctype meddler()
 {
     byte epoch = 0, index = 0, r = 0;
@@ -766,8 +776,8 @@ end_idle:
         index = 0;
         r = 0;
        }
-    :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); bell_moved[r] = !bell_moved[r]; r = 0; }
-    :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); bell_news[r] = !bell_news[r]; r = 0; }
+    :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); wakeup_moved[r] = !wakeup_moved[r]; r = 0; }
+    :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); wakeup_news[r] = !wakeup_news[r]; r = 0; }
     :: atomic { meddles > 0 -> meddles--; marked[0] = !marked[0]; }
     :: atomic { meddles > 0 -> meddles--; select(r : 0 .. RANKS - 1); sleeps[r] = false; r = 0; }
     od
@@ -776,11 +786,11 @@ end_idle:
 
 init {
     atomic {
-#if LIVES > 1
+#if GENERATIONS > 1
         byte window = 1 % WINDOWS;
         ALL(arrived, WORD(1, 0));
         ALL(holder, WHOLE);
-        ALL(holder_life, 1);
+        ALL(holder_generation, 1);
         ALL(holder_process, 1);
         run coordinator();
 #endif

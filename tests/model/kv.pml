@@ -1,13 +1,15 @@
 /*
- * kv: one block of channel/memory/pool/kv_blocks.h: the owner takes it, writes it and gives it, readers copy it between two loads of
- * its count of changes.
+ * kv: one block of channel/memory/pool/kv_blocks.h: the owner takes it, writes it and gives it,
+ * readers copy it between two loads of its count of changes.
  *
- * `half` are the block's bytes, in two pieces, each the number of the take that wrote it; `whose` says to which of two
- * generations that take's content was given, so that the same one comes again with other content. `tail` is behind what
- * the sequence held at the give: it is written at any time, and no reader looks at it. README.md tells what is left out;
- * check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_ and other
- * switches), which must fail. A step of the owner or a reader is a load or a store: the orders of the atomic operations keep
- * these steps in this order, and each switch is what a weaker one would allow.
+ * `half` stands for the block's bytes, in two pieces, each with the number of the take that wrote
+ * it; `whose` is the one of two generations that the take's content was given to, so that a
+ * generation returns with other content. `tail` is behind the positions filled at the give: it is
+ * written at any time, and no reader uses it. README.md lists what is left out; check.sh runs this
+ * file in several sizes, and once more for each rule with that rule removed (the NO_ and other
+ * switches), which must fail. A step of the owner or a reader is a load or a store: the orders of
+ * the atomic operations keep these steps in this order, and each switch is what a weaker one would
+ * allow.
  */
 #ifndef READERS
 #define READERS 1
@@ -71,7 +73,7 @@ active proctype owner()
 #endif
        generation = g;
 #endif
-       /* By the sequence that has it, behind what it holds. */
+       /* Written by the block's sequence, behind the positions given. */
        tail = tail + 1
     :: n == TAKES -> break
     od
@@ -103,7 +105,7 @@ active [READERS] proctype reader()
           :: a = half[0]; b = half[1]
           :: b = half[1]; a = half[0]
           fi;
-#ifdef NO_SECOND_LOOK
+#ifdef NO_SECOND_CHECK
           if
           :: true ->
 #else

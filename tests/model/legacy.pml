@@ -1,9 +1,9 @@
 /*
- * legacy: the same channel with two ranks that know no state words: depth 1, every token counts (gate.pml is the other
- * one; README.md and check.sh speak of both).
+ * legacy: the same channel with two ranks that know no state words: depth 1, every token counts
+ * (gate.pml models ranks with state words; README.md and check.sh describe both).
  *
- * Sizes (-D): REQUESTS; CRASHES, FAILURES, DEADLINES each at most that many; STOP. No token is lost here: whoever takes
- * one from a legacy group has broken it.
+ * Sizes (-D): REQUESTS; CRASHES, FAILURES, DEADLINES each at most that many; STOP. No token is lost
+ * here: a legacy group does not survive that.
  */
 #ifndef REQUESTS
 #define REQUESTS 2
@@ -24,7 +24,7 @@
 /* The regions: the bytes of the frame, and of rank 0's slot. */
 byte frame, slot;
 bool frame_replies, slot_failed;
-/* The four bells of each rank. */
+/* The four semaphores of each rank. */
 byte request_produce[2] = 1, request_consume[2], response_produce[2] = 1, response_consume[2];
 
 /* The collector's private half: one entry. */
@@ -37,7 +37,7 @@ bool legacy_free[2];
 
 bool killed[2], dead[2];
 byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES;
-byte replied[2]; /* the last request a rank has answered, whoever knows it */
+byte replied[2]; /* the last request a rank has replied to, known or not */
 byte accepted, completed;
 
 /* rank_count_token (coordinator/collector/legacy_bridge.c) */
@@ -46,7 +46,7 @@ byte accepted, completed;
     :: foreign[r] > 0 -> foreign[r]--;                                                             \
     :: else ->                                                                                     \
         legacy_done[r] = entry_sequence;                                                           \
-        assert(replied[r] >= entry_sequence); /* the n-th token is the n-th answer */              \
+        assert(replied[r] >= entry_sequence); /* the n-th token is the n-th reply */              \
     fi
 
 /* cox_legacy_bridge_update_rank: takes tokens until the reply is there, or there are none. */
@@ -57,20 +57,20 @@ byte accepted, completed;
         COUNT_TOKEN(r)                                                                             \
     :: else -> break                                                                               \
     od
-#define ANSWERED(r) (legacy_done[r] >= entry_sequence)
+#define REPLIED(r) (legacy_done[r] >= entry_sequence)
 
 #define CONSUME(r)                                                                                 \
     assert(!HAS(entry_consumed, r));                                                               \
     entry_consumed = entry_consumed | (1 << r);                                                    \
     response_produce[r]++
 
-#define OWED_LATE(r) (entry_sequence > 0 && entry_ended && entry_replies && !HAS(entry_consumed, r))
+#define PENDING_LATE(r) (entry_sequence > 0 && entry_ended && entry_replies && !HAS(entry_consumed, r))
 #define DROP(r)                                                                                    \
     if                                                                                             \
-    :: OWED_LATE(r) ->                                                                             \
+    :: PENDING_LATE(r) ->                                                                             \
         TAKE_TOKENS(r);                                                                            \
         if                                                                                         \
-        :: ANSWERED(r) -> CONSUME(r);                                                              \
+        :: REPLIED(r) -> CONSUME(r);                                                              \
         :: else                                                                                    \
         fi                                                                                         \
     :: else                                                                                        \
@@ -78,7 +78,7 @@ byte accepted, completed;
 #ifdef NO_LATE_RULE
 #define LATE(r) false
 #else
-#define LATE(r) (OWED_LATE(r) && !ANSWERED(r) && !dead[r])
+#define LATE(r) (PENDING_LATE(r) && !REPLIED(r) && !dead[r])
 #endif
 #ifdef NO_PRODUCE_RULE
 #define ROOM(r) true
@@ -123,10 +123,10 @@ proctype submitter()
         do
         :: atomic { !lock && (stopping || dead[0] || dead[1]) -> sequence = 0; break }
         :: atomic {
-            !lock && OWED_LATE(0) && response_consume[0] > 0 -> d_step { DROP(0); }
+            !lock && PENDING_LATE(0) && response_consume[0] > 0 -> d_step { DROP(0); }
            }
         :: atomic {
-            !lock && OWED_LATE(1) && response_consume[1] > 0 -> d_step { DROP(1); }
+            !lock && PENDING_LATE(1) && response_consume[1] > 0 -> d_step { DROP(1); }
            }
         :: atomic {
             !lock && !stopping && !dead[0] && !dead[1] && !LATE(0) && !LATE(1) &&
@@ -162,21 +162,21 @@ proctype submitter()
     atomic { ended == published && !lock -> assert(completed == accepted); }
 }
 
-mtype = { OWING, OK, ERROR, DEAD };
+mtype = { OUTSTANDING, OK, ERROR, DEAD };
 #define FAILED(r) (outcome[r] == ERROR || outcome[r] == DEAD)
 
 inline look(r)
 {
     if
-    :: outcome[r] == OWING ->
+    :: outcome[r] == OUTSTANDING ->
         was_dead = dead[r];
         d_step {
             TAKE_TOKENS(r);
             if
-            :: ANSWERED(r) ->
+            :: REPLIED(r) ->
                 if
                 :: r == 0 ->
-                    assert(slot == entry_sequence); /* rank 0's is the payload; the others took their turn */
+                    assert(slot == entry_sequence); /* rank 0's reply is the payload; the others only complete */
                     outcome[r] = (slot_failed -> ERROR : OK);
                 :: else -> outcome[r] = OK;
                 fi;
@@ -184,7 +184,7 @@ inline look(r)
             :: else ->
                 if
                 :: was_dead -> outcome[r] = DEAD;
-                :: else -> owing = (owing == 0 -> r + 1 : owing);
+                :: else -> wait_rank = (wait_rank == 0 -> r + 1 : wait_rank);
                 fi
             fi;
             was_dead = false;
@@ -195,8 +195,8 @@ inline look(r)
 
 proctype collector()
 {
-    byte owing = 0;
-    mtype outcome[2] = OWING;
+    byte wait_rank = 0;
+    mtype outcome[2] = OUTSTANDING;
     bool was_dead = false, passed = false, took = false;
 end_idle:
     do
@@ -204,19 +204,19 @@ end_idle:
         !lock && ended < published && !entry_replies -> entry_ended = true; ended = published;
        }
     :: atomic { !lock && ended < published && entry_replies -> lock = true; }
-        outcome[0] = OWING;
-        outcome[1] = OWING;
+        outcome[0] = OUTSTANDING;
+        outcome[1] = OUTSTANDING;
         do
-        :: atomic { causes = false; owing = 0; }
+        :: atomic { causes = false; wait_rank = 0; }
             look(0);
             look(1);
             if
-            :: atomic { owing == 0 || FAILED(0) || FAILED(1) || stopping || passed -> break }
+            :: atomic { wait_rank == 0 || FAILED(0) || FAILED(1) || stopping || passed -> break }
             :: atomic {
-                !(owing == 0 || FAILED(0) || FAILED(1) || stopping || passed) -> lock = false;
+                !(wait_rank == 0 || FAILED(0) || FAILED(1) || stopping || passed) -> lock = false;
                }
             fi;
-            sleeping = owing;
+            sleeping = wait_rank;
             if
 #ifdef NO_CAUSES
             :: true ->
@@ -225,7 +225,7 @@ end_idle:
             :: !causes ->
 #endif
                 if
-                :: atomic { response_consume[owing - 1] > 0 -> response_consume[owing - 1]--; took = true; }
+                :: atomic { response_consume[wait_rank - 1] > 0 -> response_consume[wait_rank - 1]--; took = true; }
                 :: atomic { deadlines > 0 -> deadlines--; passed = true; }
                 fi
             fi;
@@ -233,7 +233,7 @@ end_idle:
                 !lock -> lock = true;
                 sleeping = 0;
                 if
-                :: took -> COUNT_TOKEN(owing - 1);
+                :: took -> COUNT_TOKEN(wait_rank - 1);
                 :: else
                 fi;
                 took = false;
@@ -246,7 +246,7 @@ end_idle:
             ended = published;
             completed++;
             passed = false;
-            owing = 0;
+            wait_rank = 0;
         }
 #ifdef STOP
     :: atomic { !lock && ended == published && stopping -> break }
@@ -310,7 +310,7 @@ end_watch:
     od
 }
 
-/* Any other cause to look: the error thread, stop. */
+/* Any other cause for a scan: the error thread, stop. */
 proctype waker()
 {
     byte who = 0;

@@ -1,17 +1,21 @@
 /*
- * pool: one block of channel/memory/pool/pool.h: reference counts by owner, pins, generations, and what sweep releases for the
- * dead.
+ * pool: one block of channel/memory/pool/pool.h: reference counts by owner, pins, generations, and
+ * what sweep releases for the dead.
  *
- * `word` is {generation, phase, by}, changed by compare-and-swap only; `count` has one byte per process, which it alone
- * writes (for a dead one: the sweeping process). `data` is the block's content, TORN while it is written. README.md lists what is left
- * out; check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
+ * `word` is {generation, phase, by}, changed by compare-and-swap only; `count` has one byte per
+ * process, which it alone writes (for a dead one: the sweeping process). `data` is the block's
+ * content, TORN while it is written. README.md lists what is left out; check.sh runs this file in
+ * several sizes, and once more for each rule with that rule removed (the NO_ switches), which must
+ * fail.
  *
- * Kinds of runs (-D): by default every process OPS times either allocates the block, writes it, publishes its generation and
- * releases it; or takes a published reference, reads and releases it.
- * KV: process 0 has the block for good and bumps its generation BUMPS times, the others reference the one published last.
- * QUEUE: process 0 publishes the block as a message that pins it, and releases it at once; the others take it, each once, under the
- * queue's lock; the last one clears the pin.
- * PROCESSES; CRASHES: so many processes are killed, between any two steps; survivors sweep.
+ * Kinds of runs (-D): by default every process OPS times either allocates the block, writes it,
+ * publishes its generation and releases it; or takes a published reference, reads and releases it.
+ * KV: process 0 has the block for good and bumps its generation BUMPS times, the others reference
+ * the one published last.
+ *
+ * QUEUE: process 0 publishes the block as a message that pins it, and releases it at once; the
+ * others take it, each once, under the queue's lock; the last one clears the pin. PROCESSES;
+ * CRASHES: so many processes are killed, between any two steps; survivors sweep.
  */
 #ifndef PROCESSES
 #define PROCESSES 2
@@ -41,20 +45,20 @@
 byte word;
 byte count[PROCESSES];
 byte data;
-byte told; /* generation that a process with a reference told the others; 0: none */
+byte told; /* generation that a process with a reference published; 0: none */
 bool pin;
 byte interest;     /* takers that have not taken the message */
 byte lock = NONE;  /* of the queue; taken over from the dead */
 bool dead[PROCESSES];
-bool swept[PROCESSES]; /* nothing of the dead one is left here */
+bool swept[PROCESSES]; /* its rows were swept */
 bool ended[PROCESSES];
 byte crashes;
 
-/* ---- what must hold; no part of the protocol ---- */
+/* ---- variables of the properties; no part of the protocol ---- */
 byte valid[PROCESSES]; /* generation of the reference that a process has; 0: none */
 
 #define LIVE(p) (!dead[p])
-/* One step of a process that lives; G: where the guard holds. */
+/* One step of a live process; G: where the guard holds. */
 #define S(statement) atomic { LIVE(me) -> statement }
 #define G(guard, statement) atomic { LIVE(me) && (guard) -> statement }
 
@@ -78,7 +82,7 @@ inline scan()
     od
 }
 
-/* After a count of this process went to 0, or one that was given back. */
+/* After a count of this process, or of a swept one, went to 0. */
 inline reclaim()
 {
     scan();
@@ -116,10 +120,10 @@ inline reclaim()
     S(found = false)
 }
 
-/* ref: `generation` is what was told. Sets got. */
+/* ref: `generation` is the published one. Sets got. */
 inline take(generation)
 {
-#ifdef LOOK_BEFORE_COUNT
+#ifdef CHECK_BEFORE_COUNT
     S(w = word);
     S(count[me]++);
 #else
@@ -142,7 +146,7 @@ inline take(generation)
     :: atomic {
            LIVE(me) && !got ->
 #ifndef KV
-           /* Nobody is refused what another one has. */
+           /* No reference to a block that is counted is refused. */
            i = 0;
            do
            :: i < PROCESSES -> assert(i == me || valid[i] != generation || dead[i]); i++
@@ -182,7 +186,7 @@ inline read(generation)
     S(assert(data == generation))
 }
 
-/* The dead, one after the other: what sweep does for this block. Their rows are free for others only then. */
+/* What sweep does for this block, one dead process after the other. Only then are their rows free. */
 inline sweep()
 {
     S(j = 0);
@@ -255,7 +259,7 @@ proctype user(byte me)
               od;
               S(generation = GENERATION(w) + 1; valid[me] = generation);
 #ifndef NO_WAIT_UNPINNED
-              /* until nobody else counts it; of the dead it is given back */
+              /* until no other process counts it; counts of the dead are taken back */
               S(j = 1);
               do
               :: G(j < PROCESSES && count[j] == 0, j++)
@@ -388,7 +392,7 @@ end:
 #define ALL_OUT (OUT(0) && OUT(1) && OUT(2))
 #endif
 
-/* Once everybody has ended or is dead, one that lives on looks for the dead once more, and nothing is lost. */
+/* Once all have ended or are dead, a live process sweeps once more, and nothing is lost. */
 proctype judge()
 {
     byte me, i, j, w;
@@ -402,10 +406,10 @@ proctype judge()
         od
     }
     if
-    :: me == PROCESSES -> skip /* nobody is left: the kernel frees it */
+    :: me == PROCESSES -> skip /* no process is left: the kernel frees it */
     :: else ->
 #ifdef QUEUE
-       /* The queue's sweep: the dead take nothing any more. */
+       /* The queue's sweep: the dead take no more messages. */
        S(pin = false);
        reclaim();
 #endif
