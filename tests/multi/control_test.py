@@ -95,7 +95,7 @@ def test_p3_status_tells_counters_bytes_and_times_of_what_was_generated():
         check(re.search("^execute%s%s$" % (2 * size, 4 * time_), result.out, re.M), "no times", result)
         check(len(re.findall("^shared_sync_link ", result.out, re.M)) == 1, "an unused channel has times", result)
         check("deaths 0, restarts 0\n" in result.out, "no counts", result)
-        check(re.search(r"^waits, execute: \d+ woken, \d+ ended by looking$", result.out, re.M), "no waits", result)
+        check(re.search(r"^waits, execute: \d+ woken, \d+ ended by spinning$", result.out, re.M), "no waits", result)
         long = [line for line in result.out.splitlines() if len(line) > 100 and not line.startswith("model ")]
         check(not long, "over 100 columns: %s" % long, result)
         expect(group.stop(), 0)
