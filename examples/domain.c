@@ -1,8 +1,8 @@
-/* A domain of one's own: memory of which the library knows no more than these functions. Here it is
- * a file without a name that nobody maps, as a device without a window would be; its bytes are kept
- * turned over, so that who reached past the functions would see. A message from host memory is
- * copied into it once, by the first who takes it there. Build: cc domain.c $(pkg-config --cflags
- * --libs coxswain); run: ./domain */
+/* A domain of your own: memory that the library accesses only through these functions. Here it is an
+ * unnamed file that is never mapped, like a device without a window. Its bytes are stored inverted,
+ * so that an access past the functions would show. A message from host memory is copied into it
+ * once, by the first subscriber that takes it there.
+ * Build: cc domain.c $(pkg-config --cflags --libs coxswain); run: ./domain */
 #define _GNU_SOURCE
 #include <coxswain/memory.h>
 
@@ -50,7 +50,7 @@ static int turned_create(void *context, uint32_t device, uint64_t size, bool on_
                          struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
     (void)device;
-    (void)on_demand; /* may be passed over by who reserves everything */
+    (void)on_demand; /* a domain that reserves everything may ignore it */
     int fd = memfd_create("turned", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd >= 0 && (posix_fallocate(fd, 0, (off_t)size) ||
                     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0)) {

@@ -35,7 +35,7 @@ static int ask(struct cox_executor *executor, struct cox_error *err)
     return r;
 }
 
-/* Until the group is told to end, or has failed. */
+/* Until the group must end, or has failed. */
 static int serve(struct cox_server *server, struct cox_error *err)
 {
     int r;
