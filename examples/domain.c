@@ -1,8 +1,8 @@
-/* A domain of your own: memory that the library accesses only through these functions. Here it is an
- * unnamed file that is never mapped, like a device without a window. Its bytes are stored inverted,
- * so that an access past the functions would show. A message from host memory is copied into it
- * once, by the first subscriber that takes it there.
- * Build: cc domain.c $(pkg-config --cflags --libs coxswain); run: ./domain */
+/* A domain of your own: memory that the library accesses only through these functions. Here it is
+ * an unnamed file that is never mapped, like a device without a window. Its bytes are stored
+ * inverted, so that an access past the functions would show. A message from host memory is copied
+ * into it once, by the first subscriber that takes it there. Build: cc domain.c $(pkg-config
+ * --cflags --libs coxswain); run: ./domain */
 #define _GNU_SOURCE
 #include <coxswain/memory.h>
 

@@ -6,14 +6,14 @@
 
 #include "channel/base/base.h"
 
-/* The C library's own, under the names that it keeps for whoever replaces the others. */
+/* The C library's own allocator, under the names that it keeps for replacements. */
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *old, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 
-/* relaxed: a number alone, of which the reader sees its own thread's and, through the round,
- * everybody's. */
+/* relaxed: only a count; the reader sees its own thread's allocations, and through the round those
+ * of all threads. */
 static _Atomic uint64_t allocations;
 
 static void count_one(void)

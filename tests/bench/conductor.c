@@ -18,7 +18,7 @@
 #define SIZES_RANKS 4
 #define STEPS_RANKS 8
 
-/* Where a run of minutes is, for who waits for it. */
+/* Prints how far a run of minutes is. */
 static bool wanted(const struct bench *bench, const char *section)
 {
     if (!name_chosen(bench->sections, section))

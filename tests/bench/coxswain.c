@@ -218,7 +218,7 @@ static int run_hand_offs(struct coxswain *c, size_t count)
 
 struct ping {
     sem_t there, back;
-    /* of who answers; -1: any */
+    /* of the replying worker; -1: any */
     int cpu;
     size_t count;
 };

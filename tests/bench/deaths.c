@@ -154,7 +154,7 @@ static int program_path(char *program, size_t size, struct cox_error *err)
     return 0;
 }
 
-/* rank: who holds requests and has size_mib; -1: everybody. */
+/* rank: the one that holds requests and has size_mib; -1: all ranks. */
 static int group_start(struct group *group, uint32_t rank_count, int rank, size_t size_mib,
                        bool wrapped, struct cox_error *err)
 {
@@ -326,7 +326,7 @@ static int measure_kill(const struct deaths_options *options, size_t size_mib, b
                                               .deadline_ns = cox_deadline_after_ms(DEADLINE_MS)};
     if (by_call) {
         r = cox_executor_call_opaque(group.executor, "", 1, &submit, on_completion, &group, err);
-        group.ended_ns = measure_now_ns(); /* the return, not the visit */
+        group.ended_ns = measure_now_ns(); /* the return, not the hook call */
         r = r == COX_PEER_DEAD ? 0 : r;
     } else {
         r = cox_executor_register(group.executor, COX_CHANNEL_EXECUTE, on_completion, &group);

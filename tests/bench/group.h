@@ -52,9 +52,8 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
                 size_t reply_size, const char *const *words, struct cox_executor **ret_executor,
                 struct cox_error *err);
 
-/* The life of a worker, after WORKER_FLAG was seen; `callbacks` get context. argv behind
- * WORKER_FLAG is the caller's words: `parse` is given those, and the rank. Returns the exit status.
- */
+/* Runs a worker, after WORKER_FLAG was seen; `callbacks` get context. argv after WORKER_FLAG has
+ * the caller's arguments: `parse` is called with those, and the rank. Returns the exit status. */
 int group_worker_main(int argc, char **argv, const struct cox_worker_callbacks *callbacks,
                       int (*parse)(void *context, uint32_t rank, int argc, char **argv),
                       void *context);

@@ -43,8 +43,8 @@ void load_answer_copy(struct load *load, const uint8_t *request, uint32_t rank, 
 uint64_t load_sum(const uint8_t *bytes, size_t size);
 void load_reply(const struct load *load, uint64_t sum, uint32_t rank, uint8_t *reply);
 
-/* The coordinator's side: fills a request, once; numbers it, so that an answer to another one is
- * told apart. */
+/* The coordinator's side: fills a request once, and numbers it, so that a reply to another request
+ * is noticed. */
 void load_fill(uint8_t *request, size_t request_size);
 void load_number(uint8_t *request, uint64_t round);
 /* Is this the answer of `rank` to round `round`? */

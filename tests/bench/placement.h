@@ -1,9 +1,8 @@
 /*
- * placement: which processors a subject may run on. What a wake-up costs depends on whether who is
- * woken is on the processor of who wakes, on another that runs, or on one that idles, and the
- * kernel chooses anew, also within a run. So what is about wake-ups is measured in both ways.
- *
- * Any process. Nothing blocks. Whatever a process starts is placed as it is.
+ * placement: which processors a subject may run on. The cost of a wakeup depends on whether the
+ * woken thread is on the waker's processor, on another busy one, or on an idle one; the kernel
+ * chooses anew, also within a run. So rounds that are mostly wakeups are measured in both ways. Any
+ * process. Nothing blocks. Child processes inherit the placement.
  */
 #ifndef BENCH_PLACEMENT_H
 #define BENCH_PLACEMENT_H

@@ -16,7 +16,7 @@
 
 #define START_TIMEOUT_MS 60000
 #define QUIT_TIMEOUT_MS 10000
-/* Who spins is found on a processor, or waiting for one, at nearly every look. */
+/* A spinning process is on a processor, or waiting for one, at nearly every sample. */
 #define SPIN_LOOKS 5
 #define SPIN_LOOK_NS 5000000
 

@@ -27,7 +27,7 @@ struct process {
     enum process_state state;
     /* when it was ready */
     struct procfs_tree tree;
-    /* of these, who ran although nothing was asked */
+    /* those of them that ran although no request was made */
     struct procfs_tree spinners;
     /* that any of them may run on */
     int processors;
@@ -40,9 +40,9 @@ void process_start(const char *const *argv, bool spins_idle, enum placement plac
                    struct process *process);
 void process_free(struct process *process); /* idempotent */
 
-/* Those of its processes that spin while idle are stopped in between, and no other: a launcher
- * would pass our signals on later than we mean them, and who cleans up after the others must be
- * there when we are killed. */
+/* Stops those of its processes that spin while idle, and no other: a launcher would forward our
+ * signals too late, and the process that cleans up after the others must be running when we are
+ * killed. */
 void process_pause(struct process *process);
 void process_resume(struct process *process);
 

@@ -1,17 +1,12 @@
-/* coxswain-pull: what pulling KV blocks out of another process's memory costs beside memcpy.
- * Prints, judges nothing.
- *
- * Another process makes KV blocks, gives all of them and exports them by handle; this one opens a
- * view of them, and has blocks of its own of the same shape. A copy of a block is done by
- *
- *   pull      cox_kv_view_copy: the block's words are read, it is copied, the words are read again
- *   memcpy    without the words: the same blocks in the same order, between the same memory
- *   private   memcpy between two blocks of malloc, as large, touched before: what there would be
- *             without sharing
- *
- * A slice is all blocks once, in an order that is no order of addresses. The three are interleaved;
- * slices that stand side by side give a ratio, of which the median is told: 1.00 is memcpy's speed.
- */
+/* coxswain-pull: the cost of pulling KV blocks out of another process's memory, compared with
+ * memcpy. Prints, judges nothing. Another process makes KV blocks, gives all of them and exports
+ * them by handle; this one opens a view of them, and has blocks of its own of the same shape. A
+ * copy of a block is done by pull: cox_kv_view_copy (reads the block's words, copies, reads the
+ * words again); memcpy: without the words, the same blocks in the same order, between the same
+ * memory; private: memcpy between two blocks of malloc, as large, touched before, which is the cost
+ * without sharing. A slice is all blocks once, in an order that is no order of addresses. The three
+ * are interleaved; neighbouring slices give a ratio, whose median is printed: 1.00 is memcpy's
+ * speed. */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -319,7 +314,7 @@ static int measure_slices(const struct run *run, size_t pairs, uint64_t *const s
         if (r == 0 && k == KIND_PULL)
             r = run_check(run, err);
     }
-    /* Who is first takes turns. */
+    /* They take turns to be first. */
     for (size_t p = 0; r == 0 && p < pairs; p++)
         for (size_t k = 0; r == 0 && k < KIND_COUNT; k++) {
             const enum kind kind = (enum kind)((p + k) % KIND_COUNT);

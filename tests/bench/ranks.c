@@ -73,7 +73,7 @@ static const char *const kind_names[KIND_COUNT] = {
 #define PIECE_LENGTH (16 * 128)
 #define PIECE_LENGTH_LARGE (16 * 2048)
 
-/* What a polling barrier needs: who is last opens the next generation. */
+/* The state of a polling barrier: the last rank to arrive opens the next generation. */
 struct polled {
     _Atomic uint32_t arrived;
     _Atomic uint32_t generation;
@@ -159,7 +159,7 @@ static void usleep_gather(struct rank *own)
     memset(own->shared->polled.values[own->rank], (int)own->rank, VALUE_SIZE);
     usleep_barrier(own);
     memcpy(own->values, own->shared->polled.values, (size_t)own->rank_count * VALUE_SIZE);
-    usleep_barrier(own); /* before anybody writes again */
+    usleep_barrier(own); /* before any rank writes again */
 }
 
 static void usleep_fds(struct rank *own)

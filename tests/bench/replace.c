@@ -383,7 +383,7 @@ static int step_succeed(struct group *group, uint64_t *ret_submitted_ns, struct 
         r = cox_recovery_await(group->recovery, &why);
         if (r != 0 && r != 1)
             return cox_fail(err, r, "%s", why.text);
-        if (late && r == 0) /* nobody is dead; who has not come out of the step is about to */
+        if (late && r == 0) /* no rank is dead; a rank still in the step will leave it soon */
             usleep(100);
     }
     return cox_fail(err, COX_TIMEOUT, "the group is not recovered");

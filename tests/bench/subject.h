@@ -43,7 +43,7 @@ struct subject_ops {
     /* One round, in the caller's thread; request has request_size bytes, of which load_number
      * writes the first. NULL where run is given. Returns 0, or an error. */
     int (*round)(void *subject, uint8_t *request, uint64_t round, struct cox_error *err);
-    /* COUNT rounds, for who measures in another thread. NULL where round is given. */
+    /* COUNT rounds, for a subject that measures in another thread. NULL if round is given. */
     int (*run)(void *subject, uint8_t *request, uint64_t *samples_ns, size_t count,
                struct cox_error *err);
     /* Calls of the allocator in the last slice, by all processes; NULL: not counted. */

@@ -1,22 +1,13 @@
 /* hot_path: the rounds whose instructions (hot_path.py) and system calls (system_calls.py) are
- * counted.
- *
- * A coordinator and its workers, all of them this program: WARM_UP rounds and then ROUNDS of opaque
- * requests, the same of decode steps. Each request is submitted from the handler of the one before,
- * as in the benchmark.
- *
- *   hot_path named|sealed          For instructions. The handler waits until all ranks have
- *                                  replied before it returns: so the response thread never sleeps,
- *                                  and how often it looks does not depend on who runs when. What is
- *                                  not of the hot path is in functions of its own:
- *                                    hot_path_await   that wait
- *                                    hot_path_mark    called where a part of the count begins or
- *                                                     ends, in each process
- *   hot_path named|sealed RANKS    For system calls. Nothing waits but the channel. Where a part
- *                                  begins or ends, the coordinator calls getppid, reads the clock,
- *                                  and calls getppid again.
- *
- * HOT_PATH_COUNT: a command that the last rank's process becomes, before its own. */
+ * counted. A coordinator and its workers, all of them this program: WARM_UP rounds and then ROUNDS
+ * of opaque requests, the same of decode steps. Each request is submitted from the handler of the
+ * one before, as in the benchmark. "hot_path named|sealed": for instructions. The handler waits
+ * until all ranks have replied before it returns: so the response thread never blocks, and how
+ * often it checks does not depend on scheduling. Code outside the hot path is in functions of its
+ * own: hot_path_await waits; hot_path_mark is called where a part of the count begins or ends, in
+ * each process. "hot_path named|sealed RANKS": for system calls. Only the channel waits. Where a
+ * part begins or ends, the coordinator calls getppid, reads the clock, and calls getppid again.
+ * HOT_PATH_COUNT: a command that the last rank's process executes, before its own. */
 #include <errno.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -30,7 +21,7 @@
 #include "proto/executor.pb-c.h"
 #include "worker/loop/worker.h"
 
-#define RANK_COUNT 8 /* unless it is told */
+#define RANK_COUNT 8 /* the default */
 #define RANK_COUNT_MAX 64
 #define ROW_COUNT 16
 #define PAYLOAD_SIZE 64

@@ -1,5 +1,5 @@
-/* Workers that are started by hand, killed and stopped at each step of their way in: the start that
- * waits for them goes on waiting, or ends and says which rank it was. */
+/* Workers that are started by hand, killed and stopped at each step of their attach: the start that
+ * waits for them continues to wait, or fails and names the rank. */
 #include "testing.h"
 
 #include "channel/base/fault.h"
@@ -25,7 +25,7 @@
 
 extern char **environ;
 
-/* In the order of a worker's life. */
+/* In the order in which a worker passes them. */
 static const char *const points[] = {
     "control_socket.connected", "control_socket.asked", "attach.accepted",
     "attach.control",           "attach.claimed",       "attach.channel",
@@ -90,7 +90,7 @@ static pid_t worker_start(const struct hand *hand, const char *rank, const char 
     return pid;
 }
 
-/* Until it has ended, whoever takes its end. */
+/* Until it has ended, and was reaped by any process. */
 static void worker_gone(pid_t pid)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -208,7 +208,7 @@ static bool names_the_stopped(size_t p, uint64_t timeout_ms)
     bool told = known && strstr(hand.err.text, "stopped by a signal") && WIFSTOPPED(status);
     bool unknown = strstr(hand.err.text, "rank 0 has not logged on in time: start it");
     if (!known && WIFSTOPPED(status))
-        kill(stopped, SIGKILL); /* it was nobody to the group */
+        kill(stopped, SIGKILL); /* the group did not know it */
     if (!told)
         print_message("%s, %" PRIu64 " ms: %s\n", plan, timeout_ms, hand.err.text);
     if (hand.status != COX_TIMEOUT || (!known && !unknown) || (known && p <= LAST_UNKNOWN))

@@ -1,10 +1,9 @@
 /*
- * checked_worker: a worker whose requests and replies carry a number and a checksum, so that an
- * reply can be told from another request's, and from one whose bytes somebody wrote over.
- *
- * Processes and threads: cox_worker_run's; the first request with `meddle` set starts one more
- *   thread, which writes over whatever it reaches until the process ends. If the process crashes:
- *   the line CHECKED_CRASH is its last.
+ * checked_worker: a worker whose requests and replies have a number and a checksum, so that a reply
+ * to another request, or one that was overwritten, is noticed. Processes and threads:
+ * cox_worker_run's; the first request with `meddle` set starts one more thread, which overwrites
+ * all memory it can reach until the process ends. If the process crashes: the line CHECKED_CRASH is
+ * its last.
  */
 #ifndef COX_TESTS_FAULT_CHECKED_WORKER_H
 #define COX_TESTS_FAULT_CHECKED_WORKER_H

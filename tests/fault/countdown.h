@@ -62,7 +62,7 @@ const char *countdown_name(char buffer[64], const char *which);
 enum countdown_flag {
     COUNTDOWN_INTERRUPTIBLE = 1, /* EINTR is a thing that happens */
     COUNTDOWN_PASSABLE = 2,      /* for a lenient subject: it works without */
-    COUNTDOWN_ONCE = 4,          /* nothing goes on where it never works again: not for ever */
+    COUNTDOWN_ONCE = 4,          /* never works again: the retries must end */
     COUNTDOWN_FOREIGN = 8,       /* made by another library */
 };
 
@@ -75,10 +75,10 @@ struct countdown_call {
     unsigned flags;
 };
 
-/* What follows the first failure fails with this: nobody else does. */
+/* What follows the first failure fails with this: no other code uses it. */
 #define COUNTDOWN_LATER EREMOTEIO
 
-/* Counts. True: this call is to fail, errno says how. site: who called. */
+/* Counts. True: this call must fail, errno says how. site: the caller's address. */
 bool countdown_fails(const struct countdown_call *call, const void *site);
 /* After a call that takes something back: it worked and, while a constructor is tried, says that it
  * did not. Returns 0, or -1 with errno. */
@@ -89,7 +89,7 @@ void countdown_block(int difference);
 /* Called at every poll that is not to fail, on the thread that polls. */
 extern void (*countdown_at_poll)(void);
 
-/* The wraps for who gets them by pointer. */
+/* The wraps for code that needs function pointers. */
 void *countdown_malloc(size_t size);
 void countdown_free(void *memory);
 

@@ -206,7 +206,7 @@ static void group_restore(void)
     group_close();
 }
 
-/* Names without anybody behind them. */
+/* Names without a live group. */
 static void leftovers_prepare(void)
 {
     group_prepare();

@@ -267,7 +267,7 @@ static void executor_choose(uint32_t depth, bool legacy)
         .rank_count = RANK_COUNT,
         .command = scripted,
         .no_flags = true,
-        .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
+        .spin = COX_SPIN_OFF, /* a failure to read the processors is not an error */
         .need_socket = true,  /* or what it fails for would be logged alone */
         .depth = depth,
         .legacy_workers = legacy,
@@ -459,7 +459,8 @@ static int live_replay(void *object, struct cox_error *err)
     return cox_executor_replay_init(live, cox_deadline_after_ms(TEST_PATIENCE_MS), err);
 }
 
-/* What a former life of the rank group has is given back with the next, where it was not. */
+/* Memory of a former generation of the rank group is released with the next one, if it was not
+ * before. */
 static const struct countdown_subject live_summary = {
     .name = "executor_init",
     .size = sizeof(struct cox_init_summary),
@@ -595,7 +596,7 @@ static void environment_shrink(void)
     snprintf(path, sizeof path, "%s", getenv("PATH"));
     clearenv();
     setenv("PATH", path, 1);
-    /* This process was told before; its workers are killed in the midst of what they do. */
+    /* This process was checked before; its workers are killed at arbitrary steps. */
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
 }
 

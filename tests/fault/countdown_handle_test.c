@@ -183,7 +183,7 @@ static const struct countdown_subject subjects[] = {
     /* Last: it makes one call, after which nothing follows. */
     {.name = "importer_open of what is open",
      .size = sizeof(struct cox_import *),
-     .lenient = true, /* who cannot be asked whether it is dead has not died */
+     .lenient = true, /* an exporter whose liveness cannot be checked counts as alive */
      .construct = import_foreign,
      .destroy = import_close,
      .prepare = importer_prepare_open,

@@ -117,7 +117,7 @@ static void group_prepare(void)
 {
     struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
-        .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
+        .spin = COX_SPIN_OFF, /* a failure to read the processors is not an error */
         .name = group_name(),
         .rank_count = RANK_COUNT,
         .command = legacy ? native : scripted,
@@ -149,8 +149,8 @@ static void rank_await_death(uint32_t rank)
     } while (ranks[rank].liveness != COX_LIVENESS_DEAD);
 }
 
-/* The control socket hears of deaths in its own time; behind a visit it has heard of those before.
- */
+/* The control socket notices deaths with a delay; after a full connection it has noticed the
+ * earlier ones. */
 static void socket_settle(void)
 {
     const struct cox_hello hello = {.role = COX_HELLO_COMMAND};

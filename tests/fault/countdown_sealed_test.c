@@ -202,8 +202,8 @@ static const struct countdown_subject memories[] = {
      .restore = memory_restore},
 };
 
-/* ---- whole groups. Not with all calls failing from some on: the control socket's thread fails
- * beside the others, so the first failure is not always the one that is told of. ---- */
+/* ---- whole groups. Not with all calls failing from one on: the control socket's thread fails at
+ * the same time, so the first failure is not always the reported one. ---- */
 
 static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
 
@@ -212,7 +212,7 @@ static struct cox_executor_options executor_options(void)
     static char name[64];
     struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
-        .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
+        .spin = COX_SPIN_OFF, /* a failure to read the processors is not an error */
         .name = countdown_name(name, "g"),
         .rank_count = RANK_COUNT,
         .command = scripted,

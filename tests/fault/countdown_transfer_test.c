@@ -83,7 +83,7 @@ static void pull_end(void *object)
 {
     (void)object;
     assert_int_equal(running(), 1);
-    assert_true(cox_transfers_cancel(transfers, PULL)); /* never sent: nobody writes */
+    assert_true(cox_transfers_cancel(transfers, PULL)); /* never sent, so never written */
 }
 
 static const struct countdown_subject one_pull = {

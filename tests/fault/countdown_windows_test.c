@@ -62,7 +62,7 @@ static void named_destroy(void *object)
 
 static int there = -1;
 
-/* Somebody has written into every window. */
+/* Every window was written to. */
 static void there_prepare(void)
 {
     struct cox_error err = {0};

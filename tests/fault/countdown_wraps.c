@@ -89,7 +89,7 @@ WRAP(char *, strndup, const char *text, size_t size)
     return FAILS("strndup", ENOMEM, 0, 0) ? NULL : block(__real_strndup(text, size));
 }
 
-/* What a failed asprintf leaves in *ret is undefined: something that nobody may free. */
+/* What a failed asprintf leaves in *ret is undefined, and must not be freed. */
 static int print_failed(char **ret)
 {
     *ret = (char *)16;
@@ -615,7 +615,7 @@ WRAP(int, execve, const char *path, char *const *argv, char *const *envp)
 
 /* ---- threads, waiting ---- */
 
-/* A thread that nobody joined keeps its memory: it counts as a block. */
+/* A thread that was not joined keeps its memory: it counts as a block. */
 WRAP(int, pthread_create, pthread_t *ret, const pthread_attr_t *attributes, void *(*start)(void *),
      void *argument)
 {

@@ -47,7 +47,7 @@ static void await_strike(uint32_t before)
     }
 }
 
-/* Without a lock: who stands still may have it. */
+/* Without a lock: a stopped process may hold it. */
 static void await_reply(struct test_group *g, uint32_t rank)
 {
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -136,7 +136,7 @@ static void p8_m3_memory_is_given_back_when_the_handler_has_returned(void **stat
     free(bytes);
     assert_int_equal(test_await(g, 0)->status, 0);
     await_strike(before);
-    /* A rank is replaced once the handlers that were told of it have returned. */
+    /* A rank is replaced once the handlers that got its death have returned. */
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
     test_await_death(g, 1);
     int r = cox_executor_restart(test_group_executor(g), 1, cox_deadline_after_ms(TEST_PATIENCE_MS),

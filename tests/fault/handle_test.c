@@ -128,7 +128,7 @@ static void l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exporte
     }
 }
 
-/* What is open and what is not, at each step of an exporter that goes on later. */
+/* Which handles open and which do not, at each step of an exporter that is continued later. */
 static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
 {
     static const struct {

@@ -1,10 +1,9 @@
 /*
- * hostile_group_test: a rank of a sealed group that writes over its own words of the rank group,
- * over its values and over the hints, with nonsense and with what could be true of somebody else,
- * while the ranks work together and while they form their group anew.
- *
- * What must hold: nothing else can be written; every operation ends; what the others are told is
- * right, or an error that names the rank that writes; once it is replaced, everything works again.
+ * hostile_group_test: a rank of a sealed group overwrites its own words of the rank group, its
+ * values and the hints, with garbage and with content that would be valid for another rank, while
+ * the ranks work together and while they form their group anew. What must hold: it can write
+ * nothing else; every operation ends; the other ranks get a correct result, or an error that names
+ * the hostile rank; once it is replaced, everything works again.
  */
 #include "testing.h"
 
@@ -46,10 +45,10 @@ enum temper {
     RANDOM_PARTS,
     ANOTHER_S_PID, /* in whatever state */
     LEAVES,        /* and fails, and is whole, and claims */
-    SAYS_DEAD,     /* that rank 0 is, and gives up because of it */
+    SAYS_DEAD,     /* that rank 0 is dead, and that it aborts because of it */
     GIVES_UP,      /* every epoch, because of rank 2 */
     JUMPS,         /* to other epochs, and back */
-    WRONG_ROUND,   /* says that it is where it cannot be, and at what nobody is */
+    WRONG_ROUND,   /* a state that it cannot have, in an operation that no rank is in */
     OTHER_LIFE,
     WORDS_COUNT,
     HINTS_ZEROES = WORDS_COUNT,

@@ -1,10 +1,9 @@
 /*
- * hostile_sealed_test: sealed groups in which one rank writes over every byte that it can reach:
- * its own memory (identity, lines, tags, slots) and the wake memory.
- *
- * What must hold whatever it writes: nobody crashes, every request ends by its deadline, stop is
- * bounded; and what the other ranks answer, to requests with and without it, is right and arrives.
- * What it answers itself is its own affair.
+ * hostile_sealed_test: sealed groups in which one rank overwrites every byte that it can reach: its
+ * own memory (identity, lines, tags, slots) and the wake memory. What must hold whatever it writes:
+ * no process crashes, every request ends by its deadline, stop is bounded; and the replies of the
+ * other ranks, to requests with and without it, are correct and arrive. Its own replies may be
+ * anything.
  */
 #include "testing.h"
 
@@ -86,7 +85,7 @@ static void on_signal(int number)
     raise(number);
 }
 
-/* Where the library has mapped them; a rank needs nobody's help for that. */
+/* Where the library has mapped them; a rank can find that out by itself. */
 static int find_memory(struct hostile *hostile)
 {
     char line[512];
@@ -137,8 +136,8 @@ static void *meddle(void *argument)
             madvise(hostile->wake, hostile->wake_size, MADV_REMOVE);
             if (target) {
                 madvise(hostile->own, hostile->own_size, MADV_REMOVE);
-                /* What it has answered is seen now and then: of who never answers others are told,
-                 * and wait. */
+                /* A reply of it is waited for now and then: one that never comes is a case of the
+                 * others' tests. */
                 nanosleep(&answered, NULL);
             }
         } else if (target == 0)
@@ -281,7 +280,7 @@ static void group_end(struct test_group *group)
 /* What each of the others said. */
 struct judged {
     uint64_t number;
-    /* everybody who was asked, but the hostile one, answered as it should */
+    /* every rank that was asked, except the hostile one, replied as it should */
     bool whole;
     /* one of them did otherwise */
     bool harmed;
@@ -342,7 +341,7 @@ static int call(struct test_group *group, enum order order, uint64_t offset, uin
     return r;
 }
 
-/* The others answer, whatever the hostile one still owes: who is late is waited for. */
+/* The others reply, whatever the hostile one still owes: late ranks are waited for. */
 static void expect_others(struct test_group *group)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);

@@ -1,8 +1,7 @@
 /*
- * hostile_test: real groups beside which, or in which, somebody writes over shared memory.
- *
- * What must hold whatever was written: nobody crashes, every request ends once and by its deadline,
- * a reply counts only for its own request, stop is bounded, and the next group of the same name
+ * hostile_test: real groups whose shared memory another process, or a rank, overwrites. What must
+ * hold whatever was written: no process crashes, every request ends once and by its deadline, a
+ * reply counts only for its own request, stop is bounded, and the next group of the same name
  * works.
  */
 #include "testing.h"
@@ -81,7 +80,7 @@ static struct test_group *group_start(uint32_t rank_count, const char *name)
     return test_group_start(rank_count, &options);
 }
 
-/* Stop ends in time, and nobody had crashed. */
+/* Stop ends in time, and no process had crashed. */
 static void group_end(struct test_group *group)
 {
     uint64_t begin_ns = cox_now_ns();
@@ -417,7 +416,7 @@ static void stranger_seed(uint32_t rank_count, uint64_t seed)
     load_run(group, &load, SEED_MS);
     assert_int_equal(test_helper_wait(&meddler), 0);
     print_load("a stranger", rank_count, seed, &load);
-    /* Who wrote over payloads alone has harmed only what was in flight. */
+    /* A meddler that overwrote only payloads has harmed only requests in flight. */
     if (!(meddler_temper(seed).targets & MEDDLE_CONTROL) && !group_works(group))
         fail_msg("payloads were written over, and the group does not work any more");
     group_end(group);
@@ -455,7 +454,7 @@ static void p10_a_frame_turned_into_a_goodbye_ends_nobody(void **state)
         cox_executor_register(executor, COX_CHANNEL_EXECUTE, goodbye_completed, &status), 0);
     assert_int_equal(cox_executor_submit(executor, &request, &options, &sequence, NULL), 0);
 
-    /* execute_type 2, then a field that nobody knows up to the same length. */
+    /* execute_type 2, then an unknown field up to the same length. */
     uint8_t goodbye[64] = {0x08, 0x02, 0x7a};
     size_t length = cox_wire_request_size(&request);
     assert_in_range(length, 5, sizeof goodbye);
@@ -628,7 +627,7 @@ static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
     assert_true(done > 100);
 }
 
-/* Every bit of the abort line turned ends nobody, on no channel; only what the coordinator stores
+/* Flipping any bit of the abort line ends no group, on no channel; only the coordinator's store
  * does. */
 static void p10_a_bit_of_the_abort_line_ends_nobody(void **state)
 {
@@ -669,8 +668,8 @@ static void load_await(struct load *load, size_t count)
     assert_int_equal(load->late + load->twice + load->foreign + load->odd, 0);
 }
 
-/* Every word in which a side says how far it is, changed by one bit or more, while ranks are idle
- * and while they owe a reply: who has said it says it again. */
+/* Every word in which a side publishes its progress, changed by one bit or more, while ranks are
+ * idle and while they owe a reply: its writer stores it again. */
 static void p10_words_that_were_written_over_are_said_again(void **state)
 {
     static struct load load;
@@ -716,7 +715,7 @@ static void p10_words_that_were_written_over_are_said_again(void **state)
     cox_control_close(&control);
 }
 
-/* A rank that replied sleeps; before anybody has looked, its reply is unsaid. */
+/* A rank that replied sleeps; before its reply is read, `done` is reset. */
 static void p10_an_reply_that_was_unsaid_is_said_again(void **state)
 {
     char name[64];
@@ -747,7 +746,7 @@ static void p10_an_reply_that_was_unsaid_is_said_again(void **state)
             sched_yield();
         atomic_store(&line->done, before);
         assert_int_equal(kill(cox_executor_pid(executor, 1), SIGCONT), 0);
-        load_await(&load, 1); /* in vain; the next request says that somebody owes a reply */
+        load_await(&load, 1); /* in vain; the next request shows that a rank owes a reply */
         if (!group_works(group))
             fail_msg("round %d: the group does not work any more", round);
         load_deinit(&load);
@@ -767,7 +766,7 @@ static uint64_t cpu_ns(pid_t pid)
     return (uint64_t)used.tv_sec * COX_NSEC_PER_SEC + (uint64_t)used.tv_nsec;
 }
 
-/* What is measured is a stretch of time: nobody is waited for in it. */
+/* This measures a span of time: it must not wait for a rank. */
 static void p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing(void **state)
 {
     enum { STRETCH_MS = 300 };
@@ -792,7 +791,7 @@ static void p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing(void **s
             fail_msg("rank %" PRIu32 " used %" PRIu64 " ms of CPU in %d ms", rank, used_ms,
                      STRETCH_MS);
     }
-    /* Nor did anybody follow the number to where no request ever comes. */
+    /* Nor did a rank follow the number to a request that never comes. */
     if (!group_works(group))
         fail_msg("the group is deaf");
     group_end(group);
@@ -800,8 +799,8 @@ static void p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing(void **s
 
 /* ---- semaphores ---- */
 
-/* Requests under deadlines while somebody writes all kinds of garbage over all semaphores of the
- * group; kind: see semaphores_main. */
+/* Requests under deadlines while another process writes all kinds of garbage over all semaphores of
+ * the group; kind: see semaphores_main. */
 static void semaphores_seed(uint32_t rank_count, unsigned kind)
 {
     static struct load load;
@@ -817,7 +816,7 @@ static void semaphores_seed(uint32_t rank_count, unsigned kind)
     print_load("garbage in semaphores", rank_count, kind, &load);
     if (kind % 2)
         assert_int_equal(test_helper_wait(&meddler), 0);
-    /* What it left there is in nobody's way. */
+    /* What it left there does no harm. */
     if (kind % 2 && !group_works(group))
         fail_msg("semaphores were written over, and the group does not work any more");
     group_end(group); /* with the even ones while it still writes */
@@ -872,7 +871,7 @@ static int semaphores_map(struct semaphores *semaphores, const char *name)
 }
 
 /* One semaphore: 0 and 1 zeros, 2 and 3 all ones, 4 and 5 random, 6 and 7 one random byte, 8 and 9
- * the word alone that tells glibc who shares it. */
+ * only the word in which glibc stores whether it is shared. */
 static void semaphore_spoil(uint8_t *bytes, unsigned kind, uint64_t *random)
 {
     uint8_t garbage[sizeof(sem_t)];

@@ -1,14 +1,11 @@
 /*
  * matrix: the death matrix, in six parts: the driver, a process that is the coordinator of a group
- * (matrix_driver.c); the runner, which starts one and sees who is left (matrix_run.c); the judge,
- * who reads its journal (matrix_judge.c); a rank that is started again (matrix_renew.c); which
- * points are whose (matrix_points.c); and the cases (matrix_test.c).
- *
- * The journal is the driver's standard output, a line per operation:
- *
- *     NAME STATUS R0 R1 R2 | TEXT     Rn: '-' not asked or no completion, ok, error, late, deadN
- *                                     (signal N)
- *     # anything                      for the reader
+ * (matrix_driver.c); the runner, which starts a driver and finds remaining processes
+ * (matrix_run.c); the judge, which reads its journal (matrix_judge.c); a rank that is started again
+ * (matrix_renew.c); the points of each process (matrix_points.c); and the cases (matrix_test.c).
+ * The journal is the driver's standard output, a line per operation: NAME STATUS R0 R1 R2 | TEXT.
+ * Rn: '-' not asked or no completion, ok, error, late, deadN (signal N). Lines with # are for the
+ * reader.
  */
 #ifndef COX_TESTS_FAULT_MATRIX_H
 #define COX_TESTS_FAULT_MATRIX_H
@@ -32,7 +29,7 @@ enum matrix_mode {
     MATRIX_AFTER = 'a', /* the second group only */
     MATRIX_RENEW = 'r', /* another group, in which a rank is killed and started again */
     MATRIX_OTHER =
-        'o', /* the same, and before it somebody else's control socket in the same folder */
+        'o', /* the same, and before it the control socket of another group in the same folder */
 };
 
 struct matrix_line {
@@ -60,7 +57,7 @@ struct matrix_case {
     uint32_t passage;
     /* it is sure to be reached */
     bool first;
-    /* of the rank's second life: matrix_renew.c */
+    /* of the rank's second incarnation: matrix_renew.c */
     bool renewed;
 };
 
@@ -104,8 +101,8 @@ void matrix_sockets_end(struct matrix_run *run);
  * one. */
 uint32_t matrix_sockets_count(char *name);
 
-/* Of the undisturbed run: each point is passed by those kinds of groups that are to pass it, and by
- * no other. Returns how many are not, which are told. */
+/* Of the undisturbed run: checks that each point is passed by exactly the kinds of groups that must
+ * pass it. Returns the number of wrong points, which it prints. */
 size_t matrix_points_check(const struct cox_fault_counts *counts);
 
 /* Of the undisturbed run; written before there are runners. */
@@ -119,7 +116,7 @@ __attribute__((format(printf, 3, 4))) void matrix_complain(struct matrix_run *ru
                                                            const char *format, ...);
 /* Runs the case and judges it. */
 void matrix_judge(struct matrix_run *run);
-/* The same for the next life of a rank that was killed; without a case nothing is struck. */
+/* The same for the next incarnation of a killed rank; without a case nothing is struck. */
 void matrix_renew_judge(struct matrix_run *run);
 
 #endif

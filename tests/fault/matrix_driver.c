@@ -523,7 +523,7 @@ static void second_run(struct driver *d)
     d->executor = cox_executor_free(d->executor);
 }
 
-/* Whoever opens a control socket removes what dead ones left there, under whatever name. */
+/* Opening a control socket removes those of dead groups, whatever their names. */
 static void other_open(struct driver *d)
 {
     char name[COX_NAME_SIZE_MAX + 1];
@@ -605,7 +605,7 @@ int matrix_driver(int argc, char **argv)
     d.token_count = 3;
     the_driver = &d;
     cox_condition_init(&d.changed);
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test, when that is given up */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* ends with the test, when that is aborted */
     if (d.mode == MATRIX_RENEW)
         return matrix_renew_drive(d.name, d.brief_ms);
     counts_map();

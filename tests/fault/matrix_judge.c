@@ -67,7 +67,8 @@ static void judge_late(struct matrix_run *run, const struct matrix_line *line)
         matrix_complain(run, MATRIX_SLOW, "%s does not name rank %d", line->name, bad);
         return;
     }
-    /* Without a completion there was no room for the request: who owes what is told, not why. */
+    /* Without a completion there was no room for the request: the error names the late rank,
+     * without a cause. */
     bool why = is_told(line) || strcmp(line->name, "start") == 0;
     if (why && !strstr(line->text, "stopped by a signal"))
         matrix_complain(run, MATRIX_SLOW, "%s does not say that the rank is stopped", line->name);
@@ -75,15 +76,15 @@ static void judge_late(struct matrix_run *run, const struct matrix_line *line)
         const char *is = line->outcomes[r];
         if (!is_told(line) || (!is_asked(line, r) && strcmp(line->name, "first") == 0))
             continue;
-        /* The error channel has one slot: who holds it while it is stopped keeps the others
-         * waiting. */
+        /* The error channel has one slot: a rank that is stopped while it holds the slot delays the
+         * others. */
         bool waits = strcmp(is, "late") == 0 && strcmp(line->name, "fault") == 0;
         if (strcmp(is, r == bad ? "late" : "ok") != 0 && !waits)
             matrix_complain(run, MATRIX_SLOW, "%s: rank %d is %s", line->name, r, is);
     }
 }
 
-/* An operation that ended as it does undisturbed: those who are asked have replied. */
+/* An operation that ended as it does undisturbed: all asked ranks have replied. */
 static void judge_usual(struct matrix_run *run, const struct matrix_line *line,
                         const struct matrix_line *usual, bool bad_is_gone)
 {
@@ -110,7 +111,7 @@ size_t matrix_learned_index(const char *name)
 static size_t judge_first(struct matrix_run *run,
                           void (*judge)(struct matrix_run *, const struct matrix_line *))
 {
-    bool felt = false, in_flight = false; /* a failed round of flights goes on */
+    bool felt = false, in_flight = false; /* a failed round of flights continues */
     size_t next = 0, i = 0, count = matrix_learned_index("names");
     bool kill = run->death && run->death->signal == SIGKILL;
     for (; i < run->journal.line_count && next < count; i++) {
@@ -194,7 +195,7 @@ static bool is_of_sweep(enum cox_fault_point point)
            point == COX_FAULT_NAME_UNLINKED || point == COX_FAULT_CONTROL_UNLINK;
 }
 
-/* Of a killed coordinator, its socket at most, on which nobody listens. */
+/* Of a killed coordinator, at most its socket is left, without a listener. */
 static void judge_dead_socket(struct matrix_run *run)
 {
     char file[COX_SOCKET_PATH_SIZE], path[COX_SOCKET_PATH_SIZE];
@@ -223,7 +224,7 @@ static void judge_dead_socket(struct matrix_run *run)
     cox_control_connection_close(&session);
 }
 
-/* Killed: up to there everything was as usual; nobody stays; names only of a group that was not
+/* Killed: everything before was as usual; no process remains; names only of a group that was not
  * complete. */
 static void judge_coordinator_death(struct matrix_run *run)
 {

@@ -1,5 +1,5 @@
-/* matrix_renew: a rank that was killed is started again, and its next life is struck at each of its
- * steps. */
+/* matrix_renew: a rank that was killed is started again, and its next incarnation is struck at each
+ * of its steps. */
 #include "matrix.h"
 
 #include "coordinator/executor/operations.h"
@@ -15,7 +15,7 @@
 #if COX_TESTING
 
 #define RANK (MATRIX_RANK_COUNT - 1)
-/* A life is struck once, the one after it is not. */
+/* An incarnation is struck once, the next one is not. */
 #define LIFE_COUNT 3
 
 /* ---- the driver ---- */
@@ -35,7 +35,7 @@ static int echo(struct cox_executor *executor, uint64_t patience_ms, struct cox_
     return cox_executor_call_opaque(executor, "echo once more", 14, &options, NULL, NULL, err);
 }
 
-/* It is late: it goes on, and what it owes comes, at the end of which all reply again. */
+/* It is late: it continues and gives its late reply, after which all reply again. */
 static int go_on(struct cox_executor *executor, struct cox_error *err)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -121,7 +121,7 @@ int matrix_renew_drive(const char *name, uint64_t brief_ms)
 
 /* ---- the judge ---- */
 
-/* The one failure of the life that was struck. */
+/* The one failure of the incarnation that was struck. */
 static void judge_failure(struct matrix_run *run, const struct matrix_line *line)
 {
     const bool kill = run->death->signal == SIGKILL;
@@ -175,8 +175,9 @@ void matrix_renew_judge(struct matrix_run *run)
     if (test_count_names(run->name))
         matrix_complain(run, MATRIX_WRONG, "%zu names are left", test_count_names(run->name));
     matrix_sockets_end(run);
-    /* Not wrong at once: at the end of a group, whether a rank wakes its own channel threads depends
-     * on which of them has seen the goodbye. The case is repeated until it strikes, or fails. */
+    /* Not wrong at once: at the end of a group, whether a rank wakes its own channel threads
+     * depends on which of them has seen the goodbye. The case is repeated until it strikes, or
+     * fails. */
     if (run->death && run->verdict == MATRIX_FINE && !atomic_load(&run->counts->struck))
         matrix_complain(run, run->death->first ? MATRIX_SLOW : MATRIX_NOT_STRUCK,
                         "the plan has not struck");

@@ -142,7 +142,7 @@ static pid_t driver_spawn(struct matrix_run *run, enum matrix_mode mode, int *re
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, out[1], 1);
     posix_spawn_file_actions_adddup2(&actions, out[1], 2);
-    /* A group of its own, for the end of everybody in it. */
+    /* A process group of its own, to end all of it at once. */
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
     const char *rank = matrix_process_name(run->death ? run->death->process : MATRIX_COORDINATOR);
@@ -172,7 +172,7 @@ static void pause_ms(uint64_t ms)
     nanosleep(&(struct timespec){.tv_nsec = (long)(ms * COX_NSEC_PER_MSEC)}, NULL);
 }
 
-/* Until the driver has ended; one that is stopped goes on after a nap. */
+/* Until the driver has ended; a stopped one is continued after a pause. */
 static void driver_follow(struct matrix_run *run, pid_t pid, int out)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(DRIVER_PATIENCE_MS);
@@ -197,14 +197,14 @@ static void driver_follow(struct matrix_run *run, pid_t pid, int out)
 }
 
 /* The leak check of AddressSanitizer clones a process, which ends a moment after a worker that is
- * killed in the middle of it. There only who goes on is a fault. */
+ * killed during it. There only a process that stays is a fault. */
 #ifdef __SANITIZE_ADDRESS__
 #define HELPERS_OF_SANITIZER true
 #else
 #define HELPERS_OF_SANITIZER false
 #endif
 
-/* Whoever has lost its parent is a child of the runner now. Returns how many there were. */
+/* Orphans are children of the runner now. Returns how many there were. */
 static int orphans_reap(struct matrix_run *run, pid_t group)
 {
     int count = 0;

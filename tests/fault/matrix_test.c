@@ -1,22 +1,17 @@
 /*
  * matrix_test: a group of three in which one process is killed, or stopped and continued, at a step
- * of the protocol: at each of them, in each process.
- *
- * Groups are named, or, with COXSWAIN_TEST_ATTACH=sealed in the environment, sealed.
- *
- * The scenario (matrix_driver.c) first runs undisturbed and is counted: who passes which point how
- * often. A point that nobody passes fails the test, unless matrix_points.c says that it is the
- * other kind's or another test's, so a new step finds its way into the scenario. Then, for each
- * point and process that passed it: struck at its first passage, at its last, and at some in
- * between; with the argument `all` at every one; under a sanitizer at the first.
- *
- * One case again, with its journal:   test_fault_matrix [renewed] POINT kill|stop RANK|coordinator
- * PASSAGE
- *
- * Every case is a process of its own (the runner): subreaper of the driver, so that it sees whoever
- * is left. Several run at once; no verdict depends on time beyond TEST_PATIENCE_MS. Where an
- * operation has to end at its deadline, and the machine was too slow for those who should have
- * replied before it, the case is run again with a longer one.
+ * of the protocol: at each of them, in each process. Groups are named, or, with
+ * COXSWAIN_TEST_ATTACH=sealed in the environment, sealed. The scenario (matrix_driver.c) first runs
+ * undisturbed, and the passages of each process at each point are counted. A point that is never
+ * passed fails the test, unless matrix_points.c assigns it to the other kind of group or to another
+ * test, so that a new step must enter the scenario. Then each point is struck in each process that
+ * passed it: at its first passage, at its last, and at some in between; with the argument `all` at
+ * every one; under a sanitizer at the first. One case again, with its journal: test_fault_matrix
+ * [renewed] POINT kill|stop RANK|coordinator PASSAGE. Every case is a process of its own (the
+ * runner): subreaper of the driver, so that it finds remaining processes. Several run at once; no
+ * verdict depends on time beyond TEST_PATIENCE_MS. If an operation must end at its deadline, and
+ * the machine was too slow for the ranks that should have replied before it, the case is run again
+ * with a longer one.
  */
 #include "matrix.h"
 
@@ -244,7 +239,7 @@ static void matrix_run_renewed(int signal)
 {
     static struct matrix_case cases[CASE_COUNT];
     size_t count = cases_make(cases, signal, true, true);
-    assert_true(count > 20); /* the second life was counted */
+    assert_true(count > 20); /* the second incarnation was counted */
     run_all(cases, count);
 }
 

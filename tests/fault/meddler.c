@@ -156,7 +156,7 @@ void meddler_run(struct meddler *meddler, int fd, const _Atomic bool *stop)
 {
     const struct timespec pause = {0, (long)meddler->temper.pause_ns};
     struct pollfd end = {.fd = fd, .events = POLLIN};
-    /* acquire: pairs with whoever sets it; nothing else is passed. */
+    /* acquire: pairs with the store of the setter; nothing else is passed. */
     while (!stop || !atomic_load_explicit(stop, memory_order_acquire)) {
         meddler_write(meddler);
         if (ppoll(&end, fd >= 0, &pause, NULL) != 0 && end.revents)

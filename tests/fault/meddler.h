@@ -50,8 +50,8 @@ struct meddler {
 };
 
 struct meddler_temper meddler_temper(uint64_t seed);
-/* Maps everything of the group, before anybody writes: the geometry is read here. Returns 0 or what
- * attach said. */
+/* Maps everything of the group before any write: the geometry is read here. Returns 0 or the error
+ * of the attach. */
 int meddler_attach(struct meddler *meddler, const char *name, uint64_t seed, struct cox_error *err);
 void meddler_detach(struct meddler *meddler);
 /* One burst. */

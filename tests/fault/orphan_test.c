@@ -146,7 +146,8 @@ static int coordinator_main(const char *state, const char *argument)
     int wrapper, attaches;
     uint32_t rank_count;
     char name[64], path[64];
-    /* In a session of its own nobody sends SIGHUP to stopped processes when the wrapper dies. */
+    /* In a session of its own the kernel sends no SIGHUP to stopped processes when the wrapper
+     * dies. */
     if (setsid() < 0 || sscanf(argument, "%d %" SCNu32 " %d %63s %63s", &wrapper, &rank_count,
                                &attaches, name, path) != 5)
         return 1;
@@ -173,7 +174,7 @@ static int coordinator_main(const char *state, const char *argument)
         pause();
 }
 
-/* ---- who is there, and who is gone ---- */
+/* ---- processes that are there, and those that are gone ---- */
 
 static size_t descendants(pid_t pid, pid_t *pids, size_t count)
 {
@@ -195,7 +196,7 @@ static size_t descendants(pid_t pid, pid_t *pids, size_t count)
     return count;
 }
 
-/* Every child has ended, also those that were somebody else's before. */
+/* Every child has ended, also adopted ones. */
 static bool all_gone(void)
 {
     sigset_t set;
@@ -217,7 +218,7 @@ static bool all_gone(void)
     }
 }
 
-/* Tells who is left, and does not leave them to the next test. */
+/* Prints remaining processes, and ends them before the next test. */
 static void end_who_is_left(void)
 {
     pid_t pids[DESCENDANTS_MAX];
@@ -393,7 +394,7 @@ static void p2_b40_run_ends_the_process_only_when_asked_to(void **state)
 static char **wrapper_argv;
 static pid_t wrapped;
 
-/* Starts the worker, and ends when it is told to. */
+/* Starts the worker, and ends when `leave` is set. */
 static void *wrapper_thread(void *context)
 {
     (void)context;
@@ -456,8 +457,8 @@ static void p2_the_end_of_a_wrappers_thread_ends_nobody(void **state)
 
 /* ---- a start that fails ---- */
 
-/* Rank 0 never comes. What rank 1 has in its two wrappers was not adopted when the start gave up,
- * and ends all the same, although the host lives on. */
+/* Rank 0 never comes. The process that rank 1 has in its two wrappers was not adopted when the
+ * start failed, and still ends, although the host lives on. */
 static void p2_who_attached_to_a_start_that_failed_ends(void **state)
 {
     (void)state;
@@ -504,8 +505,8 @@ static void await_attached(const char *name)
     assert_int_equal(state, COX_IDENTITY_ATTACHED);
 }
 
-/* The coordinator, which slept, sees at once that the worker has attached and is nobody's any more.
- */
+/* The coordinator, which slept, sees at once that the worker has attached and belongs to no rank
+ * any more. */
 static void p1_p2_the_death_of_a_wrapper_at_attach_is_told(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /*
  * rank_group_hostile_test: a process flips bits anywhere in the memory of a rank group, while its
- * ranks join and operate. Whatever it flips, every operation ends at its deadline at the latest,
- * nobody crashes, no fd is lost, and who was told that a barrier is complete finds everybody there.
+ * ranks join and operate. Whatever it flips, every operation ends at its deadline at the latest, no
+ * process crashes, no fd is lost, and when a barrier reports success all ranks are in it.
  */
 #include "rank_group.h"
 
@@ -28,7 +28,7 @@ struct session {
     bool from_the_start;
     int memory_fd;
     _Atomic uint32_t joined, ended;
-    /* where those who fell out of step meet */
+    /* where ranks that fell out of step meet */
     _Atomic uint64_t epoch;
     /* barriers begun in the present epoch, {epoch:32, count:32} */
     _Atomic uint64_t at[RANK_COUNT];
@@ -47,7 +47,7 @@ static void meddler_main(const struct forks_self *self)
 {
     struct session *session = self->context;
     uint64_t state = session->seed * UINT64_C(0x9e3779b97f4a7c15) | 1;
-    /* Words, not values: who writes over a value gives another value. */
+    /* Words, not values: overwriting a value only changes a value. */
     uint64_t size =
         sizeof(struct cox_group_layout) + RANK_COUNT * sizeof(struct cox_group_layout_rank);
     uint64_t pause = next(&state) % 2000;
@@ -136,7 +136,7 @@ static void rank_main(const struct forks_self *self)
             r = fds_once(group, deadline_ns);
         FORK_CHECK(cox_now_ns() < begun_ns + COX_NSEC_PER_MSEC * TEST_PATIENCE_MS, "for ever");
         atomic_fetch_add(&session->good, r == 0);
-        if (r && r != COX_PEER_DEAD) { /* that is for good, whoever made it up */
+        if (r && r != COX_PEER_DEAD) { /* that is permanent, whoever wrote it */
             epoch_meet(session, group, &epoch);
             count = 0;
             r = 0;
@@ -171,8 +171,8 @@ static void p10_b14_b23_bits_flipped_under_a_group(void **state)
     assert_true(flips > 0);
 }
 
-/* Every bit of the line that a waiting rank reads, one after the other, while it waits: the wait
- * goes on, and nothing comes of it. */
+/* Every bit of the line that a waiting rank reads is flipped, one after the other, while it waits:
+ * the wait continues, and nothing comes of it. */
 struct victim {
     int memory_fd;
     _Atomic uint32_t waiting, released;

@@ -1,6 +1,6 @@
 /*
  * rank_group_kill_test: one rank of a group is killed at each of its steps, in each operation; the
- * others are told, whatever they were at, or nobody can know that it was there.
+ * others get its death, in whatever operation they are, or no rank can know that it was there.
  */
 #include "rank_group.h"
 
@@ -34,9 +34,9 @@ struct death {
     bool by_sockets;
     /* nor by handles, either */
     bool no_pidfds;
-    /* who has seen everybody first passes it: most often who joins last */
+    /* the first to see all ranks passes it: most often the last to join */
     bool by_chance;
-    /* Before all have joined; without a name, or those who come late would begin another group. */
+    /* Before all have joined; without a name, or late ranks would begin another group. */
     bool by_fd;
     /* after one epoch */
     bool leaves;
@@ -122,7 +122,7 @@ static void rank_main(const struct forks_self *self)
         FORK_CHECK(cox_group_subgroup(group, "all", &members, &all, NULL) == 0, "subgroup");
     if (r == 0 && plan->death->by_chance) {
         r = cox_group_barrier(group, rank_group_patience(), &err);
-        if (r == 0) /* nobody was struck */
+        if (r == 0) /* no rank was struck */
             _exit(SPARED);
     }
     uint64_t epoch = 0;
@@ -138,7 +138,7 @@ static void rank_main(const struct forks_self *self)
     }
     if (r == 0)
         _exit(SPARED);
-    /* Also who learns of it last, of ranks that have gone by then because they saw it. */
+    /* Also for the last rank to notice, from ranks that have left by then because they saw it. */
     FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 1 "), "%d %s", r, err.text);
     if (group) {
         err = (struct cox_error){0};
@@ -371,10 +371,10 @@ static void b3_p1_killed_among_64_and_128(void **state)
     }
 }
 
-/* ---- of who tells of it ---- */
+/* ---- which rank reports it ---- */
 
-/* Rank 2 goes on to the next epoch, arrives there and dies; rank 1 never goes on, but stays; rank 0
- * waits in the next epoch for rank 1, which lives and is the only one that can tell. */
+/* Rank 2 aligns to the next epoch, arrives there and dies; rank 1 never aligns, but stays; rank 0
+ * waits in the next epoch for rank 1, which lives and is the only one that can report the death. */
 struct epochs {
     /* rank 2 */
     _Atomic bool is_dead;
@@ -398,7 +398,7 @@ static void epochs_main(const struct forks_self *self)
     FORK_CHECK(cox_group_align(group, 5) == 0, "align");
     FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_PEER_DEAD, "for good");
     for (atomic_fetch_add(&epochs->told, 1);
-         atomic_load(&epochs->told) < 2;) /* nobody leaves before all know */
+         atomic_load(&epochs->told) < 2;) /* no rank leaves before all know */
         sched_yield();
     cox_group_leave(group);
 }
@@ -415,8 +415,8 @@ static void b3_a_death_is_one_for_every_epoch(void **state)
     assert_int_equal(forks_end(&forks, 0), 0);
 }
 
-/* Rank 3 arrives in epoch 1 and leaves, so that rank 2, still in epoch 0, gives up for good; rank 1
- * is in epoch 2. Rank 0, in epoch 1, is told of both. */
+/* Rank 3 arrives in epoch 1 and leaves, so that rank 2, still in epoch 0, aborts for good; rank 1
+ * is in epoch 2. Rank 0, in epoch 1, gets both reports. */
 static void told_main(const struct forks_self *self)
 {
     _Atomic uint32_t *step = self->context;
@@ -448,8 +448,7 @@ static void b3_who_tells_of_a_death_is_heard_first(void **state)
     forks_run(4, told_main, forks_share(4096));
 }
 
-/* Rank 2 goes; 0 learns of it and goes; 1 is told by 0, 3 by 1. None of them is who it was about.
- */
+/* Rank 2 leaves; 0 notices and leaves; 1 learns it from 0, 3 from 1. None of them caused it. */
 static void chain_main(const struct forks_self *self)
 {
     _Atomic uint32_t *step = self->context;
@@ -511,11 +510,11 @@ static void b3_a_death_that_an_fd_tells_of(void **state)
     forks_run(3, getfd_main, forks_share(4096));
 }
 
-/* What rank 2 says of itself, in the memory of a group of 4 of which rank 1 lives, and what rank 0
- * makes of it. */
+/* The report of rank 2, in the memory of a group of 4 of which rank 1 lives, and what rank 0
+ * concludes from it. */
 struct saying {
     uint32_t said_dead;
-    /* or gives up for good */
+    /* or aborts for good */
     bool leaves;
     const char *named;
 };
@@ -574,7 +573,7 @@ static void b3_b14_what_a_rank_says_of_the_dead(void **state)
         {2, true, left}, /* without its complement */
         {cox_group_said_dead(1) ^ 1, false, told},
         {cox_group_said_dead(1) ^ 0x10000, true, left},
-        {cox_group_said_dead(0), true, left}, /* who asks */
+        {cox_group_said_dead(0), true, left}, /* the reading rank */
         {cox_group_said_dead(2), true, left}, /* itself */
         {cox_group_said_dead(2), false, told},
         {cox_group_said_dead(RANK_COUNT), true, left},
@@ -591,7 +590,7 @@ static void b3_b14_what_a_rank_says_of_the_dead(void **state)
     }
 }
 
-/* Rank 1 has joined and lives, rank 2 could not join: what a third one is told. */
+/* Rank 1 has joined and lives, rank 2 could not join: what a third one reports. */
 static void b3_k26_what_who_could_not_join_says(void **state)
 {
     (void)state;
@@ -630,7 +629,7 @@ static void b3_k26_what_who_could_not_join_says(void **state)
     }
 }
 
-/* Before it has claimed its rank nobody can know of it: the others name who is missing. */
+/* Before it has claimed its rank, no process can know of it: the others name the missing rank. */
 static void b4_k3_killed_before_it_is_there(void **state)
 {
     (void)state;
@@ -647,7 +646,7 @@ static void b4_k3_killed_before_it_is_there(void **state)
             forks_add(&forks, VICTIM, RANK_COUNT, rank_main, &linked);
             assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
         }
-        if (i == 4) { /* somebody is there */
+        if (i == 4) { /* a rank is there */
             struct plan patient = {&deaths[4], 1, 2000, -1};
             char path[128];
             snprintf(path, sizeof path, "/dev/shm/%s_group", forks.name);

@@ -1,7 +1,7 @@
 /*
- * rank_group_sealed_test: a rank of a sealed group is killed while it sets its words to zero for
- * its next generation in the rank group. It is in no generation then, and nothing it has written
- * names it; ranks that nobody stops are told all the same.
+ * rank_group_sealed_test: a rank of a sealed group is killed while it zeroes its words for its next
+ * generation in the rank group. It is in no generation then, and none of its words name it; the
+ * other ranks, if not stopped, still get its death.
  */
 #include "testing.h"
 
@@ -49,7 +49,7 @@ static int on_init(void *context, const struct cox_init_request *request,
     struct result *result =
         results_map(getenv(RESULTS)) + ((const struct cox_worker_options *)context)->rank;
     struct cox_group *group = NULL;
-    /* Nobody gives it up, not even the coordinator that sees the death. */
+    /* Nothing aborts the group, not even the coordinator that sees the death. */
     struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                         .deadline_ns = cox_deadline_after_ms(JOIN_MS)};
     (void)init_result;

@@ -1,8 +1,8 @@
 /*
  * rank_group_stop_test: one rank of a group is stopped at each of its steps, in each operation. The
- * others, who cannot tell that from slowness, have their deadline, and name it; when it goes on,
- * all align, and all works as before. And who is stopped while it joins is no rank of another
- * generation.
+ * others, which cannot tell that from slowness, fail at their deadline and name it; when it is
+ * continued, all align, and all works as before. A rank that is stopped while it joins is no rank
+ * of another generation.
  */
 #include "rank_group.h"
 
@@ -122,7 +122,7 @@ static void stopped_main(const struct forks_self *self)
                err.text);
     if (r == COX_TIMEOUT && names(err.text, VICTIM))
         atomic_fetch_add(&session->timeouts, 1);
-    cox_fault_arm(NULL); /* where it was late, nobody would continue it from now on */
+    cox_fault_arm(NULL); /* if it was late, no process would continue it from now on */
     FORK_CHECK(cox_group_align(group, 10) == 0, "align");
     atomic_fetch_add(&session->ended, 1);
     await(&session->ended, RANK_COUNT);

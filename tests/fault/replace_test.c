@@ -22,7 +22,7 @@
 #define NATIVE COX_TEST_BIN_DIR "/legacy_native"
 #define PASSAGE_COUNT 4
 
-/* In the order of a worker's life, as in by_hand_test.c. */
+/* In the order in which a worker passes them, as in by_hand_test.c. */
 static const char *const points[] = {
     "control_socket.connected", "control_socket.asked", "attach.accepted",
     "attach.control",           "attach.claimed",       "attach.channel",
@@ -66,7 +66,7 @@ static void group_end(struct hand *hand, const pid_t pids[2])
         assert_int_equal(hand_worker_end(pids[i]), 0);
 }
 
-/* One by hand, killed at the point; somebody else comes later. */
+/* A worker started by hand, killed at the point; another one comes later. */
 static void replaced_at(size_t p)
 {
     struct hand hand = {0};
@@ -78,7 +78,7 @@ static void replaced_at(size_t p)
     order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
     pid_t struck = worker_start(&hand, "1", plan);
     assert_int_equal(hand_worker_end(struck), 128 + SIGKILL);
-    if (p <= LAST_UNKNOWN) { /* the wait goes on */
+    if (p <= LAST_UNKNOWN) { /* the wait continues */
         pids[1] = worker_start(&hand, "1", NULL);
         if (order_end(&order))
             fail_msg("%s: %d: %s", plan, order.result, order.err.text);
@@ -186,7 +186,7 @@ static void p1_p8_one_of_all_killed_on_its_way_in(void **state)
 enum kind { OWN, BY_HAND, LEGACY };
 static const char kind_letters[] = "ohl";
 
-/* Workers that log on by themselves, as somebody else would start them. */
+/* Workers that attach by themselves, started by another process. */
 static void start_two(void *context, const char *name, const char *control_socket)
 {
     struct hand hand;
@@ -236,7 +236,7 @@ static int driver_main(const char *kind_name_plan)
     if (r == 0 && kind == 'h')
         end_one(executor);
     cox_fault_arm(plan);
-    if (r == 0 && kind == 'h') /* nobody comes */
+    if (r == 0 && kind == 'h') /* no worker comes */
         r = cox_executor_restart(executor, 1, cox_deadline_after_ms(100), &err) == COX_TIMEOUT ? 0
                                                                                                : 1;
     else if (r == 0)

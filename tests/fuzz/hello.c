@@ -38,7 +38,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fuzz_check_error(r, &err);
     FUZZ_CHECK(r == COX_VERSION || r == COX_INVALID);
     FUZZ_CHECK(hello.start == UINT64_C(0x5a5a5a5a5a5a5a5a));
-    /* What the client is told of it. */
+    /* The refusal that the client gets. */
     uint8_t bytes[COX_REFUSAL_SIZE_MAX];
     struct cox_error told = {0};
     FUZZ_CHECK(cox_refusal_format(r, err.text, bytes) <= sizeof bytes);

@@ -88,7 +88,7 @@ static void worker_options(char **arguments, int count)
         return;
     }
     FUZZ_CHECK(left >= 1 && left <= count && !arguments[left]);
-    /* Who logs on need not know more than the control socket. */
+    /* A connecting process need not know more than the control socket. */
     if (options.control_socket[0]) {
         FUZZ_CHECK(options.rank < COX_RANK_COUNT_MAX || options.rank == COX_WORKER_RANK_ANY);
         FUZZ_CHECK(options.rank_count <= COX_RANK_COUNT_MAX);

@@ -20,7 +20,7 @@ static void folder_remove(void)
     rmdir(folder);
 }
 
-/* Both files of the folder are one that lives in memory. */
+/* Both files of the folder are one file in memory. */
 static void folder_create(void)
 {
     char path[64];

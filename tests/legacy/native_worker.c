@@ -1,14 +1,10 @@
-/* A worker on Coxswain's library that replies as legacy_worker.py does, so that the two can sit in
- * one group and be told apart by nothing but their speed:
- *
- *     token = (sum of the prompt token ids + replies given for the sequence before) % 97
- *
- * Environment, for tests: COX_LEGACY_DELAY_MS and COX_LEGACY_FAULT as there;
- * COX_NATIVE_FAIL=rank:text lets that rank fail its first step instead;
- * COX_NATIVE_FAIL_INIT=text lets init fail;
- * COX_NATIVE_FAIL_REST=text lets link_status, lora, pull_kv and the recovery commands fail;
- * COX_NATIVE_BLOCKS=count|cache lets init tell its blocks in the count alone, or the cache alone;
- * COX_NATIVE_REQUEST_MAX=bytes caps what an unpacked request may take. */
+/* A worker on Coxswain's library that replies as legacy_worker.py does, so that the two can be in
+ * one group and differ only in speed: token = (sum of the prompt token ids + replies given for the
+ * sequence before) % 97. Environment, for tests: COX_LEGACY_DELAY_MS and COX_LEGACY_FAULT as there;
+ * COX_NATIVE_FAIL=rank:text lets that rank fail its first step instead; COX_NATIVE_FAIL_INIT=text
+ * lets init fail; COX_NATIVE_FAIL_REST=text lets link_status, lora, pull_kv and the recovery
+ * commands fail; COX_NATIVE_BLOCKS=count|cache lets init report its blocks only as the count, or
+ * only as the cache; COX_NATIVE_REQUEST_MAX=bytes limits the memory of an unpacked request. */
 #include "proto/executor.pb-c.h"
 #include "worker/loop/worker.h"
 
@@ -31,7 +27,7 @@ struct names {
 struct engine {
     struct cox_worker_options options;
     struct cox_worker *worker;
-    /* this rank's, until it was told */
+    /* this rank's, until it was reported */
     const char *fault, *failure;
     struct timespec delay;
     int64_t prompt_sums[SLOT_COUNT];

@@ -1,14 +1,11 @@
 /*
- * forks: ranks as forked processes of the test, each running one function.
- *
- * With COX_TEST_RANKS=threads in the environment they are threads of the test, on one mapping, so
- * that ThreadSanitizer sees all sides; nobody can then be killed.
- *
- * Processes and threads: everything on the test's thread; the function in its own process, whose
- *   only thread it starts on. It ends by returning, or by FORK_CHECK, never by a cmocka assertion.
- * Ownership: struct forks is the caller's.
- * Blocks: wait until the processes have ended; one that hangs is ended by SIGALRM.
- * If the test dies: the kernel kills the processes.
+ * forks: ranks as forked processes of the test, each running one function. With
+ * COX_TEST_RANKS=threads in the environment they are threads of the test, on one mapping, so that
+ * ThreadSanitizer sees all sides; then no rank can be killed. Processes and threads: everything on
+ * the test's thread; the function in its own process, whose only thread it starts on. It ends by
+ * returning, or by FORK_CHECK, never by a cmocka assertion. Ownership: struct forks is the
+ * caller's. Blocks: wait until the processes have ended; one that hangs is ended by SIGALRM. If the
+ * test dies: the kernel kills the processes.
  */
 #ifndef COX_TESTS_LIB_FORKS_H
 #define COX_TESTS_LIB_FORKS_H

@@ -13,7 +13,7 @@
 struct inverted_memory {
     struct cox_domain_memory memory;
     struct inverted_context *context;
-    /* turned over; behind memory.address nobody would know */
+    /* stored inverted; through memory.address that would not be noticed */
     uint8_t *bytes;
     bool created;
 };

@@ -1,11 +1,8 @@
 /*
- * inverted_domain: a domain from outside of the library, that keeps every bit turned over.
- *
- * Who takes its bytes past its functions, or forgets a conversion, has bytes that are all wrong. It
- * includes the public header alone, as any domain of a user's would.
- *
- * Threads, ownership, blocks, deaths: as channel/memory/domain/domain.h says; the context is the
- * caller's.
+ * inverted_domain: a domain outside the library that stores every bit inverted. Code that reads its
+ * bytes past its functions, or forgets a conversion, gets wrong bytes. It includes the public
+ * header alone, as a user's domain would. Threads, ownership, blocks, deaths: as
+ * channel/memory/domain/domain.h says; the context is the caller's.
  */
 #ifndef COX_TESTS_LIB_INVERTED_DOMAIN_H
 #define COX_TESTS_LIB_INVERTED_DOMAIN_H

@@ -27,7 +27,7 @@ struct rank {
     struct script_host host;
     int err_fd;
     pthread_t thread;
-    /* under lock; NULL before and after its life */
+    /* under lock; NULL before and after it exists */
     struct cox_worker *worker;
     /* under lock: the group is gone */
     bool released;
@@ -226,7 +226,7 @@ void ranks_start(void)
     COX_ASSERT(cox_thread_start(&greeter, greeter_main, NULL) == 0);
 }
 
-/* A group that was refused its name has the prefix of one that lives. */
+/* A group that was refused its name has the prefix of a live one. */
 static bool rank_is_of(const struct rank *rank, const char *prefix)
 {
     struct pollfd relay = {.fd = rank->host.relay_fd};

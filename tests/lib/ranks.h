@@ -1,22 +1,17 @@
 /*
  * ranks: ranks as threads of the test, on the mappings that its coordinator has, so that
- * ThreadSanitizer sees both sides of every word and byte.
- *
- * With COX_TEST_RANKS=threads in the environment, the program that a group starts as its worker
- * (scripted_worker) does not serve. It is a relay: it hands what it was told and its standard
- * output to the test over a socket, and threads of the test are the rank from then on, under the
- * relay's pid. The relay is what the supervisor sees live, die, write and exit. A rank that ends
- * ends its relay; a rank whose relay was killed parks its threads where they are (script.h) until
- * the group is gone.
- *
- * Semaphores are not shared, each side has its own mapping: ThreadSanitizer takes a token for
- * order, and would not see a state word that fails to give it. The one slot whose tokens are its
- * order, the error channel's, tells so itself (channel/base/tsan.h).
- *
- * Processes and threads: connect in the relay; the rest on the test's thread.
- * Ownership: everything belongs to the library until join and stop.
- * Blocks: join until the threads have ended; the group must be gone.
- * If the test dies: relays are killed by the kernel.
+ * ThreadSanitizer sees both sides of every word and byte. With COX_TEST_RANKS=threads in the
+ * environment, the program that a group starts as its worker (scripted_worker) does not serve. It
+ * is a relay: it passes its arguments and its standard output to the test over a socket, and
+ * threads of the test are the rank from then on, under the relay's pid. The supervisor watches the
+ * relay: its life, death, output and exit. A rank that ends ends its relay; a rank whose relay was
+ * killed parks its threads where they are (script.h) until the group is gone. Semaphores are not
+ * shared, each side has its own mapping: ThreadSanitizer takes a token for order, and would not see
+ * a state word that fails to give it. The one slot whose tokens are its order, the error channel's,
+ * annotates that itself (channel/base/tsan.h). Processes and threads: connect in the relay; the
+ * rest on the test's thread. Ownership: everything belongs to the library until join and stop.
+ * Blocks: join until the threads have ended; the group must be gone. If the test dies: relays are
+ * killed by the kernel.
  */
 #ifndef COX_TESTS_LIB_RANKS_H
 #define COX_TESTS_LIB_RANKS_H

@@ -64,7 +64,7 @@ struct script {
     uint64_t step_at[STEP_TRICK_COUNT];
     char step_path[PATH_SIZE];
     struct text batch;
-    /* Kept, and grown: whoever is left in the middle of a command frees nothing, and seldom
+    /* Kept, and grown: a callback that is left in the middle of a command frees nothing, and seldom
      * allocates. */
     char *words, *part;
     size_t words_size;
@@ -197,7 +197,7 @@ static int command_sum(const struct command *c)
     return reply_text(c, text);
 }
 
-/* The frame is lent until the callback returns: nobody may write it meanwhile. */
+/* The frame is lent until the callback returns: it must not be written meanwhile. */
 static int command_hold(const struct command *c, const char *rest)
 {
     char path[PATH_SIZE] = "";
@@ -408,8 +408,8 @@ static int obey(const struct command *c, const char *text)
 {
     char verb[16] = "";
     int used = 0;
-    /* Before scanf: whoever is left inside of that is ended by the C library, which unlocks what
-     * has no lock. */
+    /* Before scanf: a callback that is left inside scanf would leave the C library's stream locked.
+     */
     if (strncmp(text, "busy ", 5) == 0)
         return command_busy(c, text + 5);
     sscanf(text, "%15s%n", verb, &used);
@@ -895,7 +895,7 @@ static void on_finalize(void *context)
     dprintf(script->host->out_fd, "finalized\n");
 }
 
-/* ---- life ---- */
+/* ---- a rank from start to end ---- */
 
 #define COMMON_CALLBACKS                                                                           \
     .size = sizeof(struct cox_worker_callbacks), .init = on_init, .execute = on_execute,           \

@@ -1,10 +1,8 @@
-/* bench-iceoryx: Eclipse iceoryx: the request is published to all workers, who publish their
- * replies to one subscriber of the coordinator; everybody waits with a WaitSet. Chunks are loaned,
- * so what is copied is the request into its chunk, once for all.
- *
- * Its broker, RouDi, is started for the request at hand, without watching the processes (no
- * heartbeat). Names of iceoryx are global: one at a time, and none beside somebody else's RouDi.
- * What all of them leave when they are killed a guard removes. */
+/* bench-iceoryx: Eclipse iceoryx: the request is published to all workers, which publish their
+ * replies to one subscriber of the coordinator; all wait with a WaitSet. Chunks are loaned, so the
+ * only copy is the request into its chunk, once for all workers. Its broker, RouDi, is started for
+ * this run, without monitoring processes (no heartbeat). Names of iceoryx are global: only one run
+ * at a time, and none beside another RouDi. A guard process removes what killed processes leave. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -180,8 +178,8 @@ static void remove_names(const void *context)
     }
 }
 
-/* Nobody else measures iceoryx, and no other RouDi runs. Returns 0, COX_UNSUPPORTED or another
- * error. */
+/* Checks that no other measurement of iceoryx and no other RouDi runs. Returns 0, COX_UNSUPPORTED
+ * or another error. */
 static int take_names(struct system *system, struct cox_error *err)
 {
     static const char taken[] = "coxswain-bench-iceoryx";
@@ -263,7 +261,7 @@ static void system_stop(void *subject)
 {
     struct system *system = subject;
     workers_stop(&system->workers);
-    /* Asked to end, it would signal everybody who is registered, and wait for them. */
+    /* With SIGTERM it would signal every registered process, and wait for them. */
     if (system->roudi_pid > 0) {
         kill(system->roudi_pid, SIGKILL);
         waitpid(system->roudi_pid, NULL, 0);
@@ -279,9 +277,9 @@ static void system_stop(void *subject)
     free(system);
 }
 
-/* Everybody finds everybody through RouDi, in its time; until then greetings, or their echoes, are
- * lost. Greeted until all have answered the same one: then nothing of an older one is still under
- * way. */
+/* All processes discover each other through RouDi, which takes time; until then greetings, or their
+ * echoes, are lost. Greets until all have replied to the same greeting: then no reply to an older
+ * one is in flight. */
 static int greet(struct system *system, struct cox_error *err)
 {
     uint32_t answered = 0;

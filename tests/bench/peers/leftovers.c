@@ -30,7 +30,7 @@ static _Noreturn void guard_main(leftovers_fn remove_fn, const void *context, in
     sigprocmask(SIG_BLOCK, &all, NULL); /* what ends the others comes to their whole group */
     const int nothing_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (nothing_fd >= 0) {
-        /* they end for whoever is at the other side when the main process does */
+        /* they get EOF when the main process ends */
         dup2(nothing_fd, STDIN_FILENO);
         dup2(nothing_fd, STDOUT_FILENO);
         dup2(nothing_fd, STDERR_FILENO);

@@ -21,7 +21,8 @@
 #include "tests/bench/subject.h"
 #include "leftovers.h"
 
-/* Process id of mpirun: who waits for its death must know that it is not there already. */
+/* Process id of mpirun: a process that waits for its death must know that it has not died already.
+ */
 #define LAUNCHER_VARIABLE "COXSWAIN_BENCH_MPIRUN"
 /* Instead of a round's number. */
 #define ROUND_STOP UINT64_MAX
@@ -205,7 +206,7 @@ int main(int argc, char **argv)
     if (!launcher) {
         const char *yield = take_word(&argc, argv);
         const unsigned rank_count = find_rank_count(argc, argv);
-        /* Without ranks there is only an error to be told. */
+        /* Without ranks it only reports an error. */
         return rank_count ? become_mpirun(argc, argv, yield, rank_count)
                           : subject_main(argc, argv, &ops);
     }

@@ -74,7 +74,7 @@ static const char *worker_main(const void *context, uint32_t rank)
     int r = nng_respondent0_open(&socket);
     if (r == 0)
         r = nng_socket_set_size(socket, NNG_OPT_RECVMAXSZ, 0);
-    /* Waits for nobody: tried again until the surveyor listens. */
+    /* It does not wait: tries again until the surveyor listens. */
     if (r == 0)
         r = nng_dial(socket, survey->url, NULL, NNG_FLAG_NONBLOCK);
     if (r == 0)

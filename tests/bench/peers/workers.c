@@ -18,7 +18,7 @@ static _Noreturn void worker_process(workers_main_fn main_fn, const void *contex
     if (getppid() != coordinator)
         _exit(1);
     fprintf(stderr, "worker %u: %s\n", rank, text);
-    /* Nobody waits for an answer that will not come. */
+    /* Then no process waits for a reply that will not come. */
     kill(coordinator, SIGTERM);
     _exit(1);
 }

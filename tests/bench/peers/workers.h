@@ -1,10 +1,8 @@
 /*
- * workers: the processes of a peer that has no launcher of its own: forked, killed with who started
- * them.
- *
- * The coordinator's main thread, before a library of the peer starts threads; it owns the struct.
- * Stopping blocks until the workers are reaped. If the coordinator dies: the kernel kills them
- * (PR_SET_PDEATHSIG).
+ * workers: the processes of a peer that has no launcher of its own: forked, and killed with their
+ * parent. Started on the coordinator's main thread, before a library of the peer starts threads;
+ * the caller owns the struct. Stopping blocks until the workers are reaped. If the coordinator
+ * dies: the kernel kills them (PR_SET_PDEATHSIG).
  */
 #ifndef BENCH_PEERS_WORKERS_H
 #define BENCH_PEERS_WORKERS_H

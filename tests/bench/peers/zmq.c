@@ -143,7 +143,7 @@ static int broker_start(const struct subject_options *options, void **ret_subjec
     snprintf(broker->requests, sizeof broker->requests, "ipc://@coxswain-bench-%d-requests",
              getpid());
     snprintf(broker->replies, sizeof broker->replies, "ipc://@coxswain-bench-%d-replies", getpid());
-    /* They connect again until somebody has bound. */
+    /* They reconnect until the coordinator has bound. */
     int r = workers_start(&broker->workers, options->rank_count, worker_main, broker, err);
     if (r == 0) {
         broker->context = zmq_ctx_new();
