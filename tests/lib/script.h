@@ -61,14 +61,14 @@ struct script_order {
 };
 
 struct script_host {
-    /* who the rank is to everybody else */
+    /* the rank's process for all others */
     pid_t pid;
     /* its standard output */
     int out_fd;
     /* takes orders, replies to each with a byte, hangs up with its death; -1: the rank is this very
      * process */
     int relay_fd;
-    /* The relay is dead, so the rank has to be: returns when nobody looks any more. */
+    /* The relay is dead, so the rank must count as dead: returns when no test uses it any more. */
     void (*park)(void *context);
     void *context;
 };

@@ -832,7 +832,7 @@ int test_setup(void **state)
 int test_teardown(void **state)
 {
     (void)state;
-    pipes_close(); /* first: it releases who is still blocked */
+    pipes_close(); /* first: it releases blocked threads */
     while (groups)
         test_group_free(groups);
     ranks_stop();

@@ -140,7 +140,7 @@ int test_submit_persist(struct test_group *group, const struct test_how *how, co
 
 /* ---- pipes that hold a worker ---- */
 
-/* A named pipe; a worker that is told its path blocks until released. */
+/* A named pipe; a worker that opens it blocks until released. */
 struct test_pipe;
 struct test_pipe *test_pipe_new(void);
 const char *test_pipe_path(const struct test_pipe *pipe);
@@ -168,8 +168,8 @@ void test_needs_names(void);
 enum cox_attach test_attach(void);
 /* Where the sockets of this program's groups are; empty after every test. */
 const char *test_runtime_dir(void);
-/* A coordinator was killed: its socket is still there, and nobody listens on it. Asserts that there
- * were `count` of these, and removes them. */
+/* A coordinator was killed: its socket is still there, without a listener. Asserts that there were
+ * `count` of these, and removes them. */
 void test_sweep_sockets(uint32_t count);
 /* Stops a process; on return none of its threads runs any more (the signal alone says nothing of
  * that). Needs processes. */
@@ -178,9 +178,9 @@ void test_stop_process(pid_t pid);
 /* Names in /dev/shm that contain the text. */
 size_t test_count_names(const char *text);
 size_t test_count_fds(void); /* open in this process */
-/* On return the thread of the group's control socket has closed all that it had open for those who
- * had come or gone before: what it gave to a rank, which may be in the group before the control
- * socket has let go of it. */
+/* On return the thread of the group's control socket has closed all fds of earlier connections: a
+ * rank may already be in the group before the control socket has closed what it sent to the rank.
+ */
 void test_await_socket(struct test_group *group);
 /* What the names of this process start with: pid and time. The pid alone does not do: a killed test
  * leaves its names, and its pid is used again. */

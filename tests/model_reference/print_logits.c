@@ -15,7 +15,7 @@
 #define BLOCK_SIZE 4u
 #define TABLE_LENGTH (TOKEN_COUNT_MAX / BLOCK_SIZE)
 
-/* The worker library's function; nobody gives a batch up here. */
+/* The worker library's function; no batch is cancelled here. */
 bool cox_batch_cancelled(const struct cox_batch *batch)
 {
     (void)batch;

@@ -319,7 +319,7 @@ static void steps(enum cox_attach attach)
     for (size_t i = 0; i < sizeof row_counts / sizeof *row_counts; i++) {
         group->row_count = row_counts[i];
         /* The table's memory doubles as sequences grow, and a reset keeps the old rows until it has
-         * succeeded: two whole lives first, then the same again. */
+         * succeeded: two whole runs first, then the same again. */
         for (int life = 0; life < 2; life++)
             run_calls(group, call_step, ROUNDS);
         expect_none(group, call_step, submit_step);

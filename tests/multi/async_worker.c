@@ -1,10 +1,9 @@
 /*
- * async_worker: the worker of async_test.c: a model as async_model.h has it.
- *
- * With the arguments `await COUNT MS` the first COUNT steps with rows do not end before another
- * request was published behind them; one behind which none comes for so long fails. With the
- * arguments `slow COUNT` a step of more than COUNT tokens takes until it is given up; each step
- * with rows is told on standard output, as `step of COUNT tokens`.
+ * async_worker: the worker of async_test.c, with the model of async_model.h. With the arguments
+ * `await COUNT MS` the first COUNT steps with rows do not end before another request was published
+ * behind them; a step without one within MS fails. With the arguments `slow COUNT` a step of more
+ * than COUNT tokens takes until it is cancelled; each step with rows is printed on standard output,
+ * as `step of COUNT tokens`.
  */
 #include "async_model.h"
 

@@ -64,7 +64,7 @@ static void m16_a_group_with_a_name_is_whole(void **state)
 #endif
         cox_control_unlink_names(name, &geometry, 0);
         cox_control_close(&own);
-        /* Whoever is left has it still. */
+        /* The remaining process still has it. */
         assert_int_equal(attacher.control.layout->header.rank_count, round);
         cox_control_close(&attacher.control);
     }

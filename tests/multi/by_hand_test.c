@@ -122,8 +122,8 @@ static int log_on(const char *control_socket, uint32_t rank, uint64_t start_offs
     return log_on_as(control_socket, rank, 0, start_offset, err);
 }
 
-/* A process that does one thing for each byte it is told, and replies with a line: a result and a
- * text. Without orders any more it ends with 0; whoever signalled it would end it otherwise. */
+/* A process that does one action for each byte it reads, and replies with a line: a result and a
+ * text. At the end of its input it exits with 0; a signal would end it otherwise. */
 static int client_main(const char *control_socket)
 {
     static const struct cox_worker_callbacks callbacks = COX_WORKER_CALLBACKS_INIT;
@@ -138,10 +138,10 @@ static int client_main(const char *control_socket)
         case 'v': /* comes and goes */
             r = log_on(control_socket, COX_HELLO_RANK_ANY, 0, &err);
             break;
-        case 's': /* says that it is another life of this pid */
+        case 's': /* claims to be another incarnation of this pid */
             r = log_on(control_socket, COX_HELLO_RANK_ANY, 1, &err);
             break;
-        case 'o': /* as a life that is over */
+        case 'o': /* as an old incarnation */
             r = log_on_as(control_socket, 0, 1, 0, &err);
             break;
         case '1':
@@ -225,7 +225,7 @@ static void gone_again(enum cox_attach attach)
     test_expect_echo(waiting.group, "x");
     test_group_free(waiting.group);
     assert_int_equal(worker_end(pid), 0);
-    assert_int_equal(test_helper_wait(&client), 0); /* nobody has signalled it */
+    assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
 static void b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone(void **state)
@@ -236,7 +236,7 @@ static void b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone(void **s
 
 static void left(enum cox_attach attach)
 {
-    /* Whoever waits for it to end does so to no end, and then signals. */
+    /* A wait for its end would be in vain, so it is signalled. */
     struct waiting waiting = {
         .result = -1,
         .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
@@ -274,8 +274,8 @@ static void *order_main(void *argument)
     return NULL;
 }
 
-/* A process that was the rank, left, and lives on: it is let go, another one takes its place, and
- * it may even be that itself, as another life. */
+/* A process that was the rank, left, and lives on: it is released, another one takes its place, and
+ * that may even be the same process, as another incarnation. */
 static void left_and_replaced(enum cox_attach attach)
 {
     struct waiting waiting = {
@@ -307,7 +307,7 @@ static void left_and_replaced(enum cox_attach attach)
     assert_int_equal(client_do(&client, 'l', text), 0);
     assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
     test_group_free(waiting.group);
-    assert_int_equal(test_helper_wait(&client), 0); /* nobody has signalled it */
+    assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
 static void p8_b20_who_has_left_is_let_go_and_replaced(void **state)
@@ -316,7 +316,7 @@ static void p8_b20_who_has_left_is_let_go_and_replaced(void **state)
     EACH_ATTACH(left_and_replaced);
 }
 
-/* Its process may be anybody's by the time it is looked at. */
+/* Its pid may belong to another process by the time it is checked. */
 static void b25_who_says_to_be_another_process_is_no_rank(void **state)
 {
     struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};

@@ -127,7 +127,7 @@ static void p4_what_is_not_collected_takes_room(void **state)
     while (r == 0)
         r = submit(g, "echo y", NULL, patience(), &err);
     assert_int_equal(r, COX_FULL);
-    /* A call gathers, which makes no room: the completions are nobody's but the host's. */
+    /* A call gathers, but makes no room: only the host takes the completions. */
     const struct cox_submit_options brief = {
         .size = sizeof brief, .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(50)};
     struct cox_error why = {0};

@@ -1,5 +1,5 @@
-/* What a completion says when several things go wrong at once, and that it is there in time when
- * somebody else is not. */
+/* The content of a completion when several things go wrong at once, and its punctuality when
+ * another thread is late. */
 #include "testing.h"
 
 #include "proto/executor.pb-c.h"
@@ -21,7 +21,7 @@ static void assert_contains(const char *text, const char *part)
         fail_msg("'%s' is not in: %s", part, text);
 }
 
-/* Handlers never assert; a semaphore that nobody posts in time says so. */
+/* Handlers never assert; a semaphore that is not posted in time shows their failure. */
 static bool sem_await(sem_t *sem)
 {
     const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(TEST_PATIENCE_MS));
@@ -181,7 +181,7 @@ static void b2_a_call_does_not_wait_for_a_handler_for_ever(void **state)
     assert_contains(test_error_text(g), "held up in a handler");
     sem_post(&held.go_on);
     test_expect_echo(g, "seen");
-    /* The reply to the first went to the handler, that of the abandoned call to nobody. */
+    /* The reply to the first went to the handler, that of the abandoned call to none. */
     assert_int_equal(atomic_load(&held.runs), 1);
     test_group_free(g);
 }

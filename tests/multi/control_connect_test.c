@@ -259,9 +259,8 @@ static void short_of_fds(void *context)
     CHECK(err.code == -EMFILE && strstr(err.text, "open files"));
 }
 
-/* Time, a control socket that is not there, that is dead, that is another's, that talks nonsense,
- * that refuses for a reason of its own, and the system: whoever comes can tell them apart, and none
- * is another's in disguise. */
+/* A timeout, a missing control socket, a dead one, another user's, one that sends garbage, one that
+ * refuses for a reason of its own, and errors of the system: each has its own code and text. */
 static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* What clients send and the control socket does not want: its close may hang for as long as they
- * like, and nobody waits for it. */
+/* Fds that clients send and the control socket does not want: closing them may hang as long as they
+ * like, without delaying others. */
 #include "control_socket_fixture.h"
 
 #include "channel/handle/fd_store.h"
@@ -21,14 +21,14 @@
 /* ---- fds whose last close hangs ---- */
 
 enum kind {
-    LINGERS, /* a TCP socket over bytes that nobody reads */
-    NESTED,  /* a unix socket in whose queue such a one lies: nobody can switch that off */
+    LINGERS, /* a TCP socket with bytes that are never read */
+    NESTED,  /* a unix socket with such a socket in its queue, which cannot be disarmed */
     KIND_COUNT,
 };
 
-/* Each is sent by a process that exits at once: exiting does not linger, so that its own close
- * never hangs, whoever is last. What it has to leave behind comes to the test: the other ends,
- * without which a hanging close ends, and its connection to the control socket. */
+/* Each is sent by a process that exits at once: an exit does not linger, so that its own close
+ * never hangs, whichever close is last. It leaves the test what must remain open: the other ends,
+ * whose closing ends the hanging close, and its connection to the control socket. */
 static int home = -1;
 static int ends[TRAP_COUNT_MAX];
 static uint32_t end_count;
@@ -186,7 +186,7 @@ static int more_than_is_allowed(enum kind kind)
     return fd;
 }
 
-/* Behind what ends the connection: nobody ever receives them. */
+/* Behind the bytes that end the connection: they are never received. */
 static int left_unread(enum kind kind)
 {
     uint8_t bytes[COX_HELLO_SIZE + 1] = {0};
@@ -339,7 +339,7 @@ static void g1g_others_are_served_while_closes_hang(void **state)
             HOST(host.fd_count = 0);
             int fd = leave(way, (enum kind)kind);
             served();
-            close(fd); /* who leaves something here takes it back with that */
+            close(fd); /* a sender that leaves something here takes it back with that */
             served();
             served();
             uint64_t begin_ns = cox_now_ns();
@@ -384,8 +384,7 @@ static void g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end(void **sta
     await_fds(before);
 }
 
-/* More of them than there is patience for: then nobody is let in, and somebody again as soon as
- * they end. */
+/* More of them than the limit: then no client is accepted, until some of them end. */
 static void g1g_so_many_closes_hang_that_nobody_is_let_in(void **state)
 {
     (void)state;

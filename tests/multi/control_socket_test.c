@@ -1,5 +1,5 @@
-/* The control socket's own side: who comes in, who does not, and that nobody holds up anybody else.
- */
+/* The control socket's own side: which clients are accepted, which are not, and that no client
+ * delays another. */
 #include "control_socket_fixture.h"
 
 #include "channel/socket/hello.h"
@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-/* ---- those who come in ---- */
+/* ---- accepted clients ---- */
 
 struct worker_connection {
     struct cox_hello hello;
@@ -194,7 +194,7 @@ static void roles_without_a_hook_are_refused(void **state)
     assert_non_null(strstr(err.text, "workers do not come in"));
 }
 
-/* ---- those who do not ---- */
+/* ---- refused clients ---- */
 
 static int refused(const struct cox_hello *hello, const char *text)
 {
@@ -269,7 +269,7 @@ static void a12_a_worker_that_takes_too_few_fds_is_refused(void **state)
     client_run(worker_connection, &connection);
 }
 
-/* What the hook gave cannot be sent: nothing of it was, and the client is told. */
+/* The hook's fds cannot be sent: none was sent, and the client gets the error. */
 static void b19_a_hello_reply_that_cannot_be_sent_is_a_refusal(void **state)
 {
     (void)state;
@@ -317,7 +317,7 @@ static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
     assert_true(came < 1023);
     close(slow);
     socket_stop();
-    options.hello_ms = 0; /* where nobody says */
+    options.hello_ms = 0; /* with a silent client */
     socket_start(&options);
     int fd = raw_connect(cox_control_socket_path(control_socket));
     assert_int_equal(raw_reply(fd, text), COX_TIMEOUT);
@@ -658,7 +658,7 @@ static void few_fds(void *context)
     CHECK(strstr(text, "may not open more fds"));
     close(fd);
     await_log("nobody is let in");
-    for (int i = 0; i < 3; i++) { /* it goes on refusing */
+    for (int i = 0; i < 3; i++) { /* it still refuses */
         fd = raw_connect(cox_control_socket_path(control_socket));
         CHECK(fd >= 0 && raw_reply(fd, text) == COX_FULL);
         close(fd);
@@ -703,7 +703,7 @@ static void scarce_socket(void *context)
     socket_stop();
 }
 
-/* Where fds end before places do, who says nothing goes for who logs on, too. */
+/* If fds run out before places do, silent clients are closed in favour of connecting ones, too. */
 static void b21_silent_clients_keep_no_fd_from_others(void **state)
 {
     (void)state;
@@ -814,7 +814,7 @@ static void more_than_fds(void *context)
     socket_stop();
 }
 
-/* Who has said all when it comes is not taken for one that is silent. */
+/* A client that sends its whole hello at once does not count as silent. */
 static void b21_who_logs_on_keeps_its_fd_from_those_behind_it(void **state)
 {
     (void)state;
@@ -904,7 +904,7 @@ static void a22_a_socket_that_closes_says_so_to_everybody(void **state)
     assert_int_equal(raw_reply(waiting, NULL), -COX_CLOSED);
     assert_int_equal(stat(path, &st), -1);
     assert_int_equal(runtime_dir_count(), 0);
-    assert_int_equal(read_count(&host.gone), 0); /* nobody is told of those */
+    assert_int_equal(read_count(&host.gone), 0); /* those get no message */
     cox_control_connection_close(&sessions[0]);
     cox_control_connection_close(&sessions[1]);
     close(waiting);

@@ -41,7 +41,7 @@ static pid_t pid_of(struct test_group *g, uint32_t rank)
     return cox_executor_pid(test_group_executor(g), rank);
 }
 
-/* On return requests that ask the rank are refused, and it has its next life ahead. */
+/* On return requests that ask the rank are refused, and it can be replaced. */
 static void kill_rank(struct test_group *g, uint32_t rank)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
@@ -298,13 +298,13 @@ static void p4_late_replies_are_counted(void **state)
         assert_int_equal(stats->completed, 2 * round);
         assert_int_equal(seen.group.channels[COX_CHANNEL_EXECUTE].late.words[0], 0);
     }
-    /* Late is not wrong: nobody complained, nobody died. */
+    /* Late is no error: nothing failed, nothing died. */
     for (uint32_t rank = 0; rank < 2; rank++)
         assert_string_equal(seen.ranks[rank].last_error, "");
     test_group_free(g);
 }
 
-/* Requests once, whoever reads them; replies of all. */
+/* Requests count once, however many ranks read them; replies of all ranks. */
 static void p3_status_counts_the_bytes_that_were_moved(void **state)
 {
     (void)state;
@@ -349,7 +349,7 @@ static void p3_status_counts_the_bytes_that_were_moved(void **state)
 
 /* ---- times ---- */
 
-/* Waits so long that it can be told from nothing. Returns how long. */
+/* Waits long enough to be distinguished from no time. Returns how long. */
 static uint64_t pass_time(void)
 {
     uint64_t begin_ns = cox_now_ns(), now_ns;
@@ -500,7 +500,7 @@ static uint64_t rewakes_of(struct cox_executor *executor)
     return stats.rewakes;
 }
 
-/* Nothing is in flight, and a rank owes a reply: who is woken for it was refused. */
+/* Nothing is in flight, and a rank owes a reply: a refused submitter wakes it. */
 static void *releaser_main(void *argument)
 {
     struct releaser *releaser = argument;

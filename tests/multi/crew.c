@@ -56,7 +56,7 @@ void crew_start(struct crew *crew, uint32_t rank,
     assert_true(crew->pids[rank] >= 0);
     if (crew->pids[rank] > 0)
         return;
-    /* A test that fails leaves nobody behind. */
+    /* A test that fails leaves no process behind. */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent)
         broken("nobody to work for");
     self->result = fn(crew, rank, self, context);

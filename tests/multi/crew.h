@@ -28,7 +28,7 @@ struct crew_rank {
 struct crew {
     uint32_t rank_count;
     int group_fd;
-    /* below 2^32; as the coordinator's word for steps that are given up */
+    /* below 2^32; stands for the coordinator's word for cancelled steps */
     _Atomic uint64_t *void_through;
     /* how often waiting ranks have asked for that word in a step */
     _Atomic uint32_t *asked;
@@ -55,15 +55,15 @@ void crew_close(struct crew *crew);
 struct cox_group *crew_join(struct crew *crew, uint32_t rank);
 /* In a rank: keeps numbers, or ends the process. */
 void crew_keep(struct crew_rank *self, const float *numbers, size_t count);
-/* In a rank: goes on once steps up to this one are given up. */
+/* In a rank: continues once steps up to this one are cancelled. */
 void crew_await_void(struct crew *crew, uint64_t step);
 /* Gives them up. */
 void crew_set_void(struct crew *crew, uint64_t step);
-/* In a rank: goes on once ranks have come here so many times in all. Not by the group. */
+/* In a rank: continues once ranks have been here so many times in all. Not through the group. */
 void crew_meet(struct crew *crew, uint32_t count);
 /* In a rank: it waits, and asks. */
 void crew_ask(struct crew *crew);
-/* In a rank: goes on once somebody waits in a step, and has done so long enough to ask. */
+/* In a rank: continues once another rank waits in a step, for long enough to check. */
 void crew_await_asked(struct crew *crew);
 
 #endif

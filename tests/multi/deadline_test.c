@@ -222,7 +222,7 @@ static int ask(struct asked *asked)
         r = cox_executor_init(executor, NULL, 0, asked->deadline_ns, &summary, &err);
     }
     }
-    if (asked->way > CALL) /* else its handler has said it, or the visit */
+    if (asked->way > CALL) /* else its handler has stored it, or the hook */
         asked->end = atomic_load(&sleep_count);
     sem_destroy(&asked->ended);
     return asked->status = r;
@@ -230,9 +230,8 @@ static int ask(struct asked *asked)
 
 /* ---- what is looked at ---- */
 
-/* The thread means to sleep until the deadline and no longer, and when it has, it sleeps no
- * more. Returns whether it did: on a machine that is busy enough the deadline has passed before
- * anybody sleeps. */
+/* Checks that the thread sleeps until the deadline and no longer, and then sleeps no more. Returns
+ * whether it did: on a busy machine the deadline may pass before any thread sleeps. */
 static bool slept_until(const struct asked *asked, pid_t thread)
 {
     bool slept = false, over = false;
@@ -252,8 +251,8 @@ static bool slept_until(const struct asked *asked, pid_t thread)
     return slept;
 }
 
-/* Who waits for the response thread sleeps until the deadline as well, and from then on in
- * slices. */
+/* A thread that waits for the response thread sleeps until the deadline as well, and from then on
+ * in slices. */
 static bool caller_slept_until(const struct asked *asked, pid_t thread)
 {
     const size_t end = atomic_load(&sleep_count);
@@ -368,8 +367,7 @@ static void b2_who_waits_for_its_turn_sleeps_until_the_deadline(void **state)
             away_ms *= 2;
 }
 
-/* In slices, since nobody tells that there is room: a rank still owes the reply to the call
- * before. */
+/* In slices, since no wakeup announces room: a rank still owes the reply to the call before. */
 static bool waits_for_room_until(uint64_t away_ms)
 {
     pid_t pid, thread;

@@ -82,7 +82,7 @@ void cox_worker_resume(struct cox_worker *worker)
     worker->paused = false;
 }
 
-/* Nobody asks for adapters here. */
+/* No adapters are used here. */
 int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struct cox_error *err)
 {
     (void)worker, (void)lora_id, (void)err;
@@ -159,7 +159,7 @@ bool cox_init_request_cancelled(const struct cox_init_request *request)
 /* ---- one rank ---- */
 
 struct plan {
-    /* that the worker is told; 0: the crew's */
+    /* that the worker gets; 0: the crew's */
     uint32_t rank_count;
     /* there is memory for a group */
     bool grouped;
@@ -266,7 +266,7 @@ static int generate(struct crew *crew, uint32_t rank, struct crew_rank *self, vo
         r = seat_init(&seat, NULL, 1, &self->err);
     if (r == 0)
         r = seat_generate(&seat, 2, &self->err);
-    /* Who leaves is dead to those that have not noticed yet that rank 3 is. */
+    /* A rank that leaves counts as dead for those that have not noticed yet that rank 3 is. */
     if (plan->arm)
         crew_meet(crew, crew->rank_count - 1);
     cox_engine_free(seat.engine);
@@ -357,7 +357,7 @@ static void ranks_that_do_not_divide_the_slices_are_refused_at_init(void **state
         struct crew crew;
         char words[16];
 
-        /* One of them is enough: nobody is waited for. */
+        /* One of them is enough: it waits for no other. */
         run_all(&crew, 1, generate, &plan);
         expect_ended(&crew, 0, COX_INVALID);
         snprintf(words, sizeof(words), "-n %u: heads", counts[i]);
@@ -445,7 +445,7 @@ static int step_badly(struct crew *crew, uint32_t rank, struct crew_rank *self, 
         failed = seat_step(&seat, 20, 0, bad ? 1000 : PROMPT_LENGTH, &err);
     if (r == 0 && failed != (bad ? COX_INVALID : COX_ABORTED))
         r = cox_fail(&self->err, COX_STATE, "the bad step ended with %d: %s", failed, err.text);
-    /* All of them were told by the one that failed; and the coordinator gave the step up. */
+    /* All of them got it from the one that failed; and the coordinator cancelled the step. */
     crew_meet(crew, 2 * crew->rank_count);
     crew_set_void(crew, 20);
     if (r == 0)
@@ -626,7 +626,7 @@ static int compute_again(struct seat *seat, uint64_t sequence, bool same, struct
     return 0;
 }
 
-/* On a rank that knows nothing, with somebody inside, and as it should be; each of them twice. */
+/* On a rank without state, with a callback running, and as usual; each of them twice. */
 static int recover(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
 {
     const struct cox_worker_callbacks *does = &cox_engine_callbacks;
@@ -706,8 +706,8 @@ static int init_after_others(struct crew *crew, uint32_t rank, struct crew_rank 
         struct cox_init_result result = {0};
         int got;
 
-        /* A replacement is not paused, and one that is may not stay so where nobody would say
-         * start. */
+        /* A replacement is not paused, and a paused one must not stay so if no start would follow.
+         */
         seat.worker.paused = true;
         got = cox_engine_callbacks.init(seat.engine, &request, &result, &self->err);
         if (got != rows[i].expected || (got == 0 && result.npu_block_count != rows[i].blocks))

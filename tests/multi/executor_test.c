@@ -1,5 +1,5 @@
-/* Requests and their completions with real workers: who gets what, how it may end, and that it ends
- * once. */
+/* Requests and their completions with real workers: their contents, how they may end, and that they
+ * end once. */
 #include "testing.h"
 
 #include "channel/base/hash.h"
@@ -690,7 +690,8 @@ static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
     }
 }
 
-/* Who looks before it sleeps, or never does, hears of every reply, and of the death among them. */
+/* A waiter that spins before it blocks, or never does, notices every reply, and the death among
+ * them. */
 static void m5_p1_rounds_with_and_without_a_look_before_sleep(void **state)
 {
     enum { ROUND_COUNT = 3000, FLIGHT = 4 };

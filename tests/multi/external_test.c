@@ -152,7 +152,7 @@ static int worker_end(struct hand *hand, char text[2048])
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Somebody has logged on with this rank, so the next one comes after it. */
+/* A process has attached as this rank, so the next one comes after it. */
 static void await_hello(const struct waiting *waiting, pid_t pid)
 {
     char path[64];
@@ -389,7 +389,7 @@ static int odd_main(const char *control_socket)
     }
     if (write(STDOUT_FILENO, &byte, 1) != 1)
         return 4;
-    return read(STDIN_FILENO, &byte, 1) == 1 ? 0 : 5; /* the group would be told of a dead rank */
+    return read(STDIN_FILENO, &byte, 1) == 1 ? 0 : 5; /* the group would get the death of a rank */
 }
 
 static void any_hello(enum cox_attach attach)
@@ -486,7 +486,7 @@ static void await_taken(const struct waiting *waiting, uint32_t rank, uint64_t s
     }
 }
 
-/* Whoever stands beside it in its process group is none of ours. */
+/* Other processes in its process group are not ours. */
 static void stop_spares(enum cox_attach attach)
 {
     struct waiting waiting;
@@ -517,7 +517,7 @@ static void stop_spares(enum cox_attach attach)
     assert_int_equal(worker_end(&hands[0], NULL), 0);
     assert_int_equal(worker_end(&hands[1], NULL), 128 + SIGTERM);
     assert_int_equal(worker_end(&hands[2], NULL), 128 + SIGKILL);
-    assert_int_equal(waitpid(beside, NULL, WNOHANG), 0); /* it lives */
+    assert_int_equal(waitpid(beside, NULL, WNOHANG), 0); /* it is alive */
     kill(beside, SIGKILL);
     waitpid(beside, NULL, 0);
 }

@@ -1,4 +1,5 @@
-/* The error channel when a rank dies with its one slot in hand: those who live are heard again. */
+/* The error channel when a rank dies while it holds the one slot: reports of the others still
+ * arrive. */
 #include "testing.h"
 
 #include "channel/shm/geometry.h"
@@ -94,7 +95,7 @@ static void p8_who_waits_for_the_slot_gets_it(void **state)
     test_group_free(g);
 }
 
-/* Tokens of the slot, once nobody moves them any more. */
+/* Tokens of the slot, once no process moves them any more. */
 static void expect_one_token(struct test_group *g)
 {
     char object[COX_OBJECT_NAME_SIZE];
@@ -127,8 +128,8 @@ static void await_waiting(struct test_group *g, uint32_t rank)
     assert_int_not_equal(state, COX_RANK_IDLE);
 }
 
-/* Rank 2 dies while it waits for the slot, which is in the hand of rank 1: that one's report, and
- * those of who waits, are not written over. */
+/* Rank 2 dies while it waits for the slot, which rank 1 holds: the report of rank 1, and those of
+ * waiting ranks, are not overwritten. */
 static void p8_who_dies_waiting_for_the_slot_leaves_one_token(void **state)
 {
     (void)state;
@@ -142,7 +143,8 @@ static void p8_who_dies_waiting_for_the_slot_leaves_one_token(void **state)
     await_waiting(g, 2);
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 2), SIGKILL), 0);
     test_await_death(g, 2);
-    /* Longer than the slot is looked at: while its holder lives, none is put in place. */
+    /* Longer than the interval of the check: while the slot's holder lives, its token is not
+     * restored. */
     const uint64_t until_ns = cox_deadline_after_ms(300);
     while (cox_now_ns() < until_ns)
         sched_yield();

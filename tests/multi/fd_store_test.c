@@ -96,7 +96,7 @@ static void l12_what_one_process_leaves_another_one_fetches(void **state)
     }
     struct cox_handle handle = handle_of(host_fds[0], pid, 0), own = handle_of(0, getpid(), 5);
     assert_int_equal(cox_fd_store_put(&fd_store, &own, host_fds[4], PATIENCE, NULL), COX_DENIED);
-    /* It dies: what it left is forgotten, at once for whoever sees its end. */
+    /* It dies: its entries are removed, at once for a client that sees its end. */
     kill(pid, SIGKILL);
     child_status(pid);
     await_log("with 2 fds left here, has gone");
@@ -208,7 +208,7 @@ static void b14_an_reply_with_the_wrong_fds_is_corrupt(void **state)
         }
 }
 
-/* Requests in pieces, requests without end, requests whose replies nobody reads. */
+/* Requests in pieces, requests without end, requests whose replies are never read. */
 static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
 {
     (void)state;
@@ -280,7 +280,7 @@ static void b29_10000_fetches_leave_nothing(void **state)
 
 struct heir {
     struct exchange exchange;
-    /* whoever waits at exchange.go waits for its end */
+    /* a read from exchange.go waits for its end */
     int gate;
     /* a child that keeps the connection; else the connection itself is left as well */
     bool forks;
@@ -326,7 +326,7 @@ static void l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_l
     }
 }
 
-/* A hundred replies that nobody asked for are there: who has no time left hears one. */
+/* A hundred unsolicited replies are there: a client without time left receives one. */
 static void b14_b21_replies_without_end_are_a_timeout(void **state)
 {
     (void)state;

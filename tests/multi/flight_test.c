@@ -40,7 +40,7 @@ static struct cox_channel_stats stats_of(struct test_group *g, enum cox_channel_
     return stats;
 }
 
-/* Handlers never assert; a semaphore that nobody posts in time says so. */
+/* Handlers never assert; a semaphore that is not posted in time shows their failure. */
 static bool sem_await(sem_t *sem)
 {
     const struct timespec until = cox_deadline_timespec(patience());
@@ -113,7 +113,7 @@ static void m7_links_in_a_row(void **state)
         assert_int_equal(submit_links(test_group_executor(g), 100), 0);
         assert_int_equal(stats_of(g, COX_CHANNEL_LINK).submitted, 100);
         expect_links(g, 100);
-        /* Nobody waited for them, so nobody was told of them. */
+        /* No call waited for them, so there was no completion. */
         assert_int_equal(stats_of(g, COX_CHANNEL_LINK).completed, 1);
         test_group_free(g);
     }
@@ -173,7 +173,7 @@ static void m7_links_from_inside_a_visit(void **state)
     }
 }
 
-/* Ranks look at a number that somebody has written over, and see requests that do not exist yet. */
+/* Ranks read a number that another process overwrote, and see requests that do not exist yet. */
 static void p10_a_number_turned_up_replies_nothing(void **state)
 {
     (void)state;
@@ -219,7 +219,7 @@ static bool process_sleeps(pid_t pid)
     return sleeps;
 }
 
-/* Who looks before it sleeps looks for another number than the one that is there. */
+/* A waiter that spins before it blocks compares with another number than the present one. */
 static void p10_a_rank_sleeps_on_a_number_turned_up(void **state)
 {
     (void)state;
@@ -391,7 +391,7 @@ static void await_clock(uint64_t time_ns)
         continue;
 }
 
-/* Everybody had replied in time; only the one who looks was held up, past the deadline. */
+/* All had replied in time; only the thread that checks was delayed, past the deadline. */
 static void p3_an_reply_of_every_rank_is_no_timeout(void **state)
 {
     (void)state;
@@ -723,7 +723,8 @@ static int submit_after_rings(struct test_group *g, const struct test_how *how)
     return r;
 }
 
-/* Found by the model (tests/model): whoever looked first in a slice rang, and nobody else. */
+/* Found by the model (tests/model): the first to check in a slice sent the rewake, and no other
+ * did. */
 static void p2_also_beside_a_stuck_request(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The life of a group with real workers: names and memory at start, workers that do not come,
- * several groups at once, idle time, and an end that is bounded. */
+/* A group with real workers, from start to end: names and memory at start, workers that do not
+ * come, several groups at once, idle time, and a bounded end. */
 #include "testing.h"
 
 #include "channel/shm/geometry.h"
@@ -119,7 +119,7 @@ static void m16_p7_what_a_dead_group_left_is_no_obstacle(void **state)
     test_group_free(g);
 }
 
-/* As logind does it at logout, or somebody by hand. */
+/* As logind does it at logout, or a person by hand. */
 static void remove_names(const char *name)
 {
     char start[2][96], path[320];
@@ -143,7 +143,7 @@ static void keep_warning(void *context, int level, const char *text)
         snprintf(context, 512, "%s", text);
 }
 
-/* It works on, its end is no failure, and the log tells who may have done it. */
+/* It works on, its end is no failure, and the log names possible culprits. */
 static void p7_b49_a_group_works_on_without_its_names(void **state)
 {
     (void)state;
@@ -289,8 +289,8 @@ static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
         }
 }
 
-/* A worker looks at what it attaches to: between the coordinator and the worker stands one who
- * changes the names. */
+/* A worker checks what it attaches to: here a process changes the names between coordinator and
+ * worker. */
 static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
 {
     (void)state;
@@ -504,7 +504,7 @@ static int helper_leftovers(void)
     int status;
     if (waitpid(pid, &status, 0) != pid || !WIFSIGNALED(status) || test_count_names(name) < 40)
         return 3;
-    /* The ranks die with their coordinator, but nobody has waited for that. */
+    /* The ranks die with their coordinator, but they may not be gone yet. */
     if (test_group_try(&options, &g, &err)) {
         fprintf(stderr, "%s\n", err.text);
         return 4;
@@ -619,7 +619,7 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
             memcpy(command, cases[i].command, sizeof cases[i].command);
             if (!command[0])
                 command[0] = test_worker_program();
-            /* Who logs on is told the group, and does not look for it by its name. */
+            /* An attaching process gets the group's memory, and does not look it up by name. */
             if (cases[i].command[1] && strcmp(cases[i].command[1], "group") == 0 &&
                 test_attach() == COX_ATTACH_SEALED)
                 continue;
@@ -627,7 +627,7 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
                 .size = sizeof(struct cox_executor_options),
                 .rank_count = n,
                 .command = command,
-                /* Enough to execute them all, or it is that which is told. */
+                /* Enough to execute them all, or the timeout itself is tested. */
                 .start_timeout_ms = cases[i].code == COX_TIMEOUT ? 800 : 0};
             expect_refused(&options, cases[i].code, cases[i].says);
             expect_refused(&options, cases[i].code, "rank ");

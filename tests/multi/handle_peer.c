@@ -138,7 +138,7 @@ static _Noreturn void server_main(const struct peer_options *options, int socket
     _exit(0);
 }
 
-/* Nobody's child; and not before the parent has gone, whose death would be this one's
+/* A child of no process here; and not before the parent has gone, whose death would be this one's
  * (user_change). */
 static void leave_family(void)
 {

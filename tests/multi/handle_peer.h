@@ -1,9 +1,8 @@
 /*
- * handle_peer: a process of its own that exports, and does what it is told: what the tests of
- * by-value handles between processes share.
- *
- * Threads: one. Ownership: a peer belongs to the test until ended. Blocks: until the peer replied.
- * If the test dies: the kernel kills the peer; one that left its parent ends with its socket.
+ * handle_peer: a process of its own that exports on request: the common part of the tests of
+ * by-value handles between processes. Threads: one. Ownership: a peer belongs to the test until
+ * ended. Blocks: until the peer has replied. If the test dies: the kernel kills the peer; one that
+ * left its parent ends with its socket.
  */
 #ifndef COX_TESTS_MULTI_HANDLE_PEER_H
 #define COX_TESTS_MULTI_HANDLE_PEER_H
@@ -18,7 +17,7 @@ struct peer_options {
     uid_t uid;
     /* NULL: none */
     const char *socket_path;
-    /* neither child nor parent of anybody here, in a session of its own */
+    /* neither child nor parent of a process here, in a session of its own */
     bool unrelated;
     /* 0: as the test */
     uint32_t fd_limit;

@@ -112,7 +112,7 @@ static void open_by_socket(void *context)
     cox_importer_close(importer, one);
     cox_importer_close(importer, one);
     cox_importer_close(importer, two);
-    struct cox_handle forged = denial->second; /* nobody left that one */
+    struct cox_handle forged = denial->second; /* that one was never stored */
     handle_forge(&forged, 56, 4, 7);
     expect_refused(&forged, denial->error == ENOSYS ? COX_UNSUPPORTED : COX_DENIED,
                    "does not help");
@@ -202,7 +202,7 @@ static void hidden_scene(void *context)
     CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == 0);
     CHECK(one == two);
     CHECK(peer_ask(&with, PEER_PUT, 0, &handle).result == 0);
-    /* Whether its exporter lives nobody can say any more. */
+    /* Whether its exporter lives is unknown now. */
     CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == COX_DENIED);
     CHECK(((const uint8_t *)one->base)[9] == object_byte(3, 9));
     uint64_t deadline_ns = PATIENCE; /* the control socket closes its ends in its own time */
@@ -251,7 +251,7 @@ static void l6_l12_the_socket_helps_no_other_user(void **state)
     peer_end(&peer);
 }
 
-/* ---- life and death ---- */
+/* ---- death of an exporter ---- */
 
 struct scene {
     struct peer peer;
@@ -385,7 +385,7 @@ static void l13_query_tells_whether_the_socket_replies(void **state)
     int fds = fd_count();
     assert_int_equal(cox_handle_query(path, PATIENCE, &ways), 0);
     assert_true(ways.control_socket && ways.socket_error == 0);
-    /* The control socket's end, too, once it has seen that nobody is there. */
+    /* The control socket notices its end, too, after a while. */
     uint64_t deadline_ns = PATIENCE;
     while (fd_count() != fds)
         assert_true(cox_now_ns() < deadline_ns);

@@ -58,7 +58,7 @@ static void expect_refused(const struct cox_handle *handle, int code, const char
     CHECK(r == code && strstr(err.text, word) && fd == -77);
 }
 
-/* ---- who may open ---- */
+/* ---- permission to open ---- */
 
 static void l3_another_process_opens_it(void **state)
 {
@@ -179,7 +179,7 @@ struct elsewhere {
     bool done;
     /* of inside, for outside */
     struct cox_handle back;
-    /* inside lives until its other end is closed */
+    /* the inner process lives until its other end is closed */
     int gate;
     int ready;
 };
@@ -263,7 +263,7 @@ static void inside_time_namespace(void *context)
     if (fd < 0 || write(fd, offset, sizeof offset - 1) != (ssize_t)(sizeof offset - 1))
         _exit(77);
     close(fd);
-    pid_t pid = fork(); /* who makes the namespace stays outside */
+    pid_t pid = fork(); /* the process that makes the namespace stays outside */
     CHECK(pid >= 0);
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -334,7 +334,8 @@ static uint64_t start_of(const struct peer *peer)
     return start;
 }
 
-/* The next process gets this pid, if nobody is faster. False: that cannot be asked for. */
+/* The next process gets this pid, unless another process is faster. False: a pid cannot be demanded
+ * here. */
 static bool pid_demand(pid_t pid)
 {
     char text[32];

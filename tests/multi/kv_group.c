@@ -199,7 +199,7 @@ static void *let_pull(void *unused)
     return unused;
 }
 
-/* A paused rank takes no plan: a pull that is held goes on once it was told to come out. */
+/* A paused rank takes no plan: a pull that is held continues once it was cancelled. */
 static int on_pause_net(void *context, struct cox_error *err)
 {
     pthread_t thread;

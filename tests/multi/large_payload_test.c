@@ -1,5 +1,5 @@
-/* Requests and replies that do not fit their frame or slot: whole on every rank, in one memory,
- * counted, and gone once nobody reads them, whoever dies when. */
+/* Requests and replies that do not fit their frame or slot: complete on every rank, in one memory,
+ * counted, and released once no process reads them, whichever process dies when. */
 #include "large_payload_bytes.h"
 #include "testing.h"
 
@@ -44,7 +44,7 @@ static struct test_group *small_group(uint32_t rank_count)
     return test_group_start(rank_count, &options);
 }
 
-/* ---- who has how much of it ---- */
+/* ---- which process holds how much of it ---- */
 
 struct held {
     /* memory of blocks that are kept, by inode */
@@ -111,8 +111,8 @@ static const struct cox_channel_stats *stats_of(struct test_group *g, enum cox_c
     return &stats;
 }
 
-/* What is larger than what is kept is gone, here and in every rank that lives; so is every use of
- * what is kept. */
+/* Payloads larger than what is kept are gone, here and in every live rank; so is every use of what
+ * is kept. */
 static void expect_nothing_held(struct test_group *g, uint64_t dead)
 {
     struct cox_executor *executor = test_group_executor(g);
@@ -676,7 +676,7 @@ static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state
     assert_int_equal(look.outcomes[1], COX_OUTCOME_LATE);
     assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_held_bytes >= 8 * MIB);
     test_await_lines(g, 1, "holds", 1);
-    /* Also when somebody looks. */
+    /* Also if another thread checks. */
     const struct cox_submit_options soon = {.size = sizeof(struct cox_submit_options),
                                             .gather = COX_GATHER_ALL,
                                             .deadline_ns = cox_deadline_after_ms(20)};
@@ -685,7 +685,7 @@ static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state
         COX_TIMEOUT);
     assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_held_bytes >= 8 * MIB);
     test_pipe_release(pipe, 1);
-    expect_nothing_held(g, 0); /* nobody asks anything meanwhile */
+    expect_nothing_held(g, 0); /* no requests meanwhile */
     expect_whole(g, 2, 8 * MIB);
     test_group_free(g);
 }
@@ -773,7 +773,7 @@ static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
 }
 #endif
 
-/* Skips what is about fds that are taken from process to process where nobody may. */
+/* Skips tests that copy fds between processes where the kernel forbids it. */
 static void needs_pidfd_getfd(void)
 {
     if (!test_can_take_fds())

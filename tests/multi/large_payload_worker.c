@@ -240,7 +240,7 @@ static void change_fd(struct cox_handle_info *info)
     info->fd = 4000;
 }
 
-/* Changes what is true as HOW says. Returns how many bytes of the handle are told. */
+/* Falsifies the reference as HOW says. Returns how many bytes of the handle are given. */
 static size_t forge(const char *how, struct cox_large_payload_ref *ref)
 {
     static struct cox_exporter *exporter;

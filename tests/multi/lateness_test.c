@@ -169,8 +169,8 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
         for (uint32_t rank = 0; rank < n; rank++)
             late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
         test_completion_deinit(&c);
-        /* execute does not run ahead: submit says who and what. Ranks that were only slow reply.
-         */
+        /* execute does not run ahead: submit's error names rank and request. Ranks that were only
+         * slow reply. */
         const struct test_how normal = {.gather = COX_GATHER_ALL};
         char named[64];
         snprintf(named, sizeof named, "rank %" PRIu32 " still owes the reply to sequence 1", bad);
@@ -382,7 +382,7 @@ static void s3_a_frame_without_reply_is_kept_until_read(void **state)
     }
 }
 
-/* Rank 1 sleeps through many rounds of the ring, and then finds its own request among them. */
+/* Rank 1 sleeps through many rounds of the frames, and then finds its own request among them. */
 static void s3_a_rank_that_was_not_asked_skips_frames(void **state)
 {
     (void)state;
@@ -402,7 +402,7 @@ static void s3_a_rank_that_was_not_asked_skips_frames(void **state)
     }
 }
 
-/* A stopped rank that is not asked holds nobody up. */
+/* A stopped rank that is not asked delays no other. */
 static void s3_a_rank_that_was_not_asked_may_sleep(void **state)
 {
     (void)state;

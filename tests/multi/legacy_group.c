@@ -81,7 +81,7 @@ uint64_t soon(void)
     return cox_deadline_after_ms(TEST_PATIENCE_MS);
 }
 
-/* The rank has been told, but does nothing until it may go on. */
+/* The rank has its request, but does nothing until it is continued. */
 void rank_halt(struct test_group *group, uint32_t rank)
 {
     pid_t pid = cox_executor_pid(test_group_executor(group), rank);
@@ -234,7 +234,7 @@ static void group_cleanup(struct test_group *group)
     struct cox_error err = {0};
     assert_int_equal(cox_executor_cleanup(test_group_executor(group), ids, 2, soon(), &err), 0);
     step_expect(group, 7, 30, 30); /* it starts anew */
-    step_expect(group, 8, 0, 205); /* not named: it goes on */
+    step_expect(group, 8, 0, 205); /* not named: it continues */
 }
 
 /* ---- the other channels ---- */
@@ -374,7 +374,7 @@ static void group_recover(struct test_group *group)
                      COX_STATE);
 }
 
-/* Everything the protocol has, in one life. */
+/* Everything the protocol has, in one run. */
 void group_live(struct test_group *group)
 {
     group_init(group);

@@ -20,8 +20,8 @@
 #define RANK_COUNT_MAX 8
 #define TOKEN_MODULUS 97
 
-/* Who sits at a rank: commands, for group_start. The shells among them end in exec: the rank's pid
- * is the worker's. */
+/* Which worker each rank runs: commands, for group_start. The shells among them end in exec: the
+ * rank's pid is the worker's. */
 extern const char *const all_legacy[];
 extern const char *const even_native[];
 extern const char *const odd_native[];
@@ -36,7 +36,7 @@ struct test_group *group_start_with(uint32_t rank_count, const char *const *comm
 /* Finalize makes every worker leave with 0 and without a signal. */
 void group_end(struct test_group *group);
 /* init, steps, clean-up, links, LoRA, pulls, recovery, end: everything the protocol has, in one
- * life. */
+ * run. */
 void group_live(struct test_group *group);
 
 uint64_t soon(void); /* a deadline that only a broken test reaches */

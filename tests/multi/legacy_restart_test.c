@@ -40,7 +40,8 @@ static void keep_status(void *context, const struct cox_completion *completion)
     atomic_store((atomic_int *)context, completion->status);
 }
 
-/* In flight, replied late, never replied, stopped, dead; and tokens that nobody has any more. */
+/* In flight, replied late, never replied, stopped, dead; and tokens that no process has any more.
+ */
 static void p8_a24_whatever_its_workers_were_in(void **state)
 {
     (void)state;
@@ -79,7 +80,7 @@ static void p8_a24_whatever_its_workers_were_in(void **state)
     }
 }
 
-/* Who ends in order removes the names of the regions that it had opened. */
+/* A worker that ends in order removes the names of the regions that it had opened. */
 static void p8_the_names_are_made_again(void **state)
 {
     (void)state;
@@ -112,8 +113,8 @@ static void p8_the_names_are_made_again(void **state)
     }
 }
 
-/* The token of the error channel died with a rank; what it had written is told, and the next one
- * can report. */
+/* The token of the error channel died with a rank; its report is delivered, and the next rank can
+ * report. */
 static void p8_m9_the_error_channel_is_free_again(void **state)
 {
     (void)state;

@@ -404,7 +404,7 @@ static void ignore(void *context, const struct cox_completion *completion)
     (void)completion;
 }
 
-/* Whoever posted it: nobody owed a reply then. */
+/* Whichever process posted it: no rank owed a reply then. */
 static void p4_b50_a_stray_token_is_no_reply(void **state)
 {
     (void)state;
@@ -439,7 +439,7 @@ static void p4_late_reply_is_never_the_next_one(void **state)
             expect_refusal(group, late);
             rank_resume(group, late);
             step_expect(group, 2000 + i, 50 + i, 50 + i);
-            if (c == 0) /* a legacy rank does not know that it was given up: it was served */
+            if (c == 0) /* a legacy rank does not know that it was cancelled: it was served */
                 step_expect(group, 1000 + i, 0, 11 + i);
         }
         struct cox_channel_stats stats;
@@ -518,7 +518,7 @@ static void p2_killed_rank_is_named(void **state)
             assert_non_null(strstr(completion->text, text));
             test_await_death(group, victim);
             assert_non_null(strstr(test_death_text(group, victim), text));
-            /* From now on every channel says so at once; the survivor is told goodbye as ever. */
+            /* From now on every channel refuses at once; the survivor still gets the goodbye. */
             assert_int_equal(step_submit(group, &(struct row){2, 5}, soon(), &err), COX_PEER_DEAD);
             struct cox_recover_result results[2];
             assert_int_equal(
@@ -553,8 +553,8 @@ static void p2_rank_that_ends_before_its_first_request(void **state)
     assert_int_equal(cox_executor_stop(test_group_executor(group)), 0);
 }
 
-/* A request that nobody replies, with a length that cannot be: a reply to it would be taken for
- * that of the next request, and so on for ever. */
+/* A request without a reply, with an impossible length: a reply to it would be taken for that of
+ * the next request, and so on for ever. */
 static void p4_p10_a_spoilt_request_without_reply_is_not_replied(void **state)
 {
     (void)state;
@@ -635,7 +635,7 @@ static void p7_names_that_the_workers_removed_are_no_error(void **state)
     assert_int_equal(setenv("COX_LEGACY_UNLINK", "1", 1), 0);
     struct test_group *group = test_group_start(2, &options);
     assert_int_equal(unsetenv("COX_LEGACY_UNLINK"), 0);
-    /* A legacy group keeps its names while it lives: a worker may open them whenever it likes. */
+    /* A legacy group keeps its names while it lives: a worker may open them at any time. */
     group_init(group);
     struct cox_executor *executor = test_group_executor(group);
     snprintf(regions, sizeof regions, "%s_execute_request", executor->objects);

@@ -245,7 +245,7 @@ static void take_reply(void *context, const struct cox_completion *completion)
 }
 
 /* The next token of each stream, in one step on *base, which moves when it succeeds. finished: a
- * slot that is given up first, -1: none. */
+ * slot that is released first, -1: none. */
 static int step(struct test_group *group, uint64_t *base, int finished, struct stream **streams,
                 uint32_t count, struct cox_error *err)
 {
@@ -526,7 +526,7 @@ static void m13_unload_waits_until_no_sequence_has_the_adapter(void **state)
     } while (r == 0);
     assert_int_equal(r, COX_REJECTED);
     assert_non_null(strstr(err.text, "the LoRA adapter 'a' is being unloaded"));
-    /* The one that lives goes on, also when it is announced again. */
+    /* The live one continues, also when it is announced again. */
     base = 0;
     steps(g, &base, streams, 2, 2);
     steps(g, &base, streams, 2, STEP_COUNT - 5);
@@ -1071,7 +1071,7 @@ static void m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree(void
         uint64_t base = 0;
         steps(g, &base, streams, 1, STEP_COUNT);
         expect_alone(&stream);
-        /* Nobody has b: there is room for it, and it is not there twice. */
+        /* No rank has b: there is room for it, and it is not there twice. */
         err = (struct cox_error){0};
         if (lora_load(lora, "b", path_of("b"), results, &err))
             fail_msg("%s: %s", cases[i].plan, err.text);

@@ -410,7 +410,7 @@ static void m9_a_fault_of_any_rank_arrives_with_its_rank(void **state)
                      rank);
             assert_string_equal(test_fault(g, rank), expected);
         }
-        /* All at once: one slot, nobody is lost. */
+        /* All at once: one slot, no report is lost. */
         assert_int_equal(test_call(g, NULL, "faults 20 storm"), 0);
         test_await_faults(g, n + 20 * n);
         size_t by_rank[8] = {0};
@@ -744,7 +744,7 @@ static void *pause_main(void *argument)
     return NULL;
 }
 
-/* A caller's deadline holds, whoever else is calling; and the state can be asked meanwhile. */
+/* A caller's deadline holds, whatever other threads call; and the state can be read meanwhile. */
 static void b2_a_call_behind_another_ends_at_its_deadline(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* A worker that is paused: nothing is begun, what is inside comes out, is interrupted, or is left;
- * and all goes on afterwards. */
+/* A paused worker: nothing is begun; running callbacks return, are interrupted, or are left; and
+ * everything works afterwards. */
 #include "testing.h"
 
 #include "channel/base/fault.h"
@@ -403,9 +403,9 @@ static void await_pausing(struct test_group *g, uint32_t rank)
     assert_int_equal(ranks[rank].channels[COX_CHANNEL_RECOVER].state, 2);
 }
 
-/* All stages of a pause are over by the clock before the process runs again: each has its time all
- * the same. On one processor, where who is to be left does not run beside who looks whether it has
- * come out. */
+/* All stages of a pause are over by the clock before the process runs again: each still has its
+ * time. On one processor, where the thread to be left does not run beside the thread that checks
+ * it. */
 static void m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same(void **state)
 {
     (void)state;
@@ -788,7 +788,7 @@ static struct test_group *model_group(uint32_t rank_count)
     return group_with(rank_count, command);
 }
 
-/* What nobody disturbs: the prompt and what follows it. */
+/* The undisturbed result: the prompt and what follows it. */
 static void model_reference(int32_t reference[GENERATED])
 {
     struct test_group *g = model_group(1);

@@ -93,7 +93,7 @@ static bool is_readable(int fd)
     return poll(&polled, 1, 0) == 1;
 }
 
-/* The count of a rank's eventfd, which nobody reads. */
+/* The count of a rank's eventfd, which is never read. */
 static uint64_t notified(struct test_group *g, uint32_t rank)
 {
     char path[64], line[128];

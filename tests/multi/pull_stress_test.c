@@ -225,7 +225,7 @@ static void p9_what_is_pulled_while_the_owner_renews_is_whole_or_stale(void **st
     board_close(owner);
 }
 
-/* Wherever they are: the owner goes on, and nothing of theirs is left. */
+/* Wherever they are: the owner continues, and nothing of theirs is left. */
 static void p9_readers_killed_anywhere_hold_nobody_up(void **state)
 {
     (void)state;

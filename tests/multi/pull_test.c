@@ -88,7 +88,7 @@ static void reference_of(struct kv_sequence *s, uint32_t rank_count)
     kv_stop(&g);
 }
 
-/* B goes on with what it has pulled. */
+/* B continues with what it has pulled. */
 static void expect_decodes(struct pair *pair, const struct kv_sequence *reference, int finished)
 {
     struct kv_sequence t = pair->s;
@@ -115,7 +115,7 @@ static void m11_pulled_blocks_decode_to_the_same_bits(void **state)
     }
 }
 
-/* Without what is ours of a request: the blocks are taken as they are, but for those of nobody. */
+/* Without our fields of a request: the blocks are pulled unchecked, except those without a user. */
 static void m11_a_pull_without_sequences_takes_the_blocks_as_they_are(void **state)
 {
     (void)state;
@@ -360,8 +360,8 @@ static void p9_a_deadline_or_lease_that_is_over_refuses(void **state)
 
 #if COX_TESTING
 
-/* A pull that every rank of B is inside of, on a thread of its own: it has copied one block, and
- * goes on when it is let. */
+/* A pull that every rank of B is running, on a thread of its own: it has copied one block, and
+ * continues when released. */
 struct waiting {
     struct pair *pair;
     struct kv_pull pull;
@@ -388,7 +388,7 @@ static void waiting_start(struct waiting *w, struct pair *pair, struct kv_pull p
         kv_arm(&pair->b, rank, plan);
     }
     assert_int_equal(pthread_create(&w->thread, NULL, waiting_main, w), 0);
-    /* They have begun once the destination is nobody's; a pause fails a pull that has not begun in
+    /* They have begun once the destination has no user; a pause fails a pull that has not begun in
      * a rank as a whole. */
     for (uint32_t rank = 0; rank < pair->b.rank_count; rank++) {
         struct cox_kv_view *view = kv_attach(&pair->b, rank);
@@ -554,7 +554,7 @@ static void p9_a_pull_that_nobody_waits_for_any_more_ends(void **state)
 
 #endif
 
-/* What a failed pull has written is nobody's. */
+/* The blocks that a failed pull has written have no user. */
 static void p9_the_destination_of_a_failed_pull_is_nobodys(void **state)
 {
     (void)state;
@@ -631,7 +631,7 @@ static void m10_groups_of_another_shape_are_refused_with_what_differs(void **sta
     assert_non_null(strstr(kv_link_state(&pair.b, 1, "D"), "rank_count 1 there, 2 here"));
     kv_stop(&c);
 
-    /* Each other field, in what is told of A. */
+    /* Each other field of A's description. */
     for (int field = 0; field < 7; field++) {
         static const char *const names[] = {"rank ",        "layer_count ", "kv_head_first ",
                                             "kv_head_",     "head_dim ",    "element_bytes ",
@@ -849,7 +849,7 @@ static void await_stopped(struct kv_group *g, uint32_t rank)
     } while (!ranks[rank].stopped);
 }
 
-/* The rank that links has the memory by then, and nobody tells it that the process is gone. */
+/* The rank that links has the memory by then, and gets no notice that the process is gone. */
 static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
 {
     (void)state;
@@ -873,9 +873,9 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
     pair_stop(&pair);
 }
 
-/* A reader that is stopped in the midst of a copy holds up nobody: the other group writes the block
- * at once, and what the reader has copied, before or after, is stale. The rank beside it has its
- * blocks. */
+/* A reader that is stopped in the middle of a copy delays no other: the other group writes the
+ * block at once, and what the reader has copied, before or after, is stale. The rank beside it has
+ * its blocks. */
 static void g1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing(void **state)
 {
     static const char *const points[] = {"kv.looked", "kv.copied"};
@@ -959,7 +959,7 @@ static void p9_an_owner_killed_in_its_step_fails_its_pulls_alone(void **state)
         kv_pull(&pair.b, &pull, 1, 0, &replies);
         assert_int_equal(replies.status, 0);
         assert_int_equal(replies.ranks[0][0].status, COX_PEER_DEAD);
-        assert_int_equal(replies.ranks[1][0].status, 0); /* the one that lives has its blocks */
+        assert_int_equal(replies.ranks[1][0].status, 0); /* the live one has its blocks */
         pair_stop(&pair);
     }
 }

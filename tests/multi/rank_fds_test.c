@@ -53,7 +53,7 @@ static void way_take(const struct forks_self *self, const struct way *way)
         FORK_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "limit");
         if (test_can_switch_user())
             FORK_CHECK(setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0, "user");
-        /* Having been another user, nobody may look into it. */
+        /* After a change of user, no other process may inspect it. */
         FORK_CHECK(prctl(PR_SET_DUMPABLE, way->error == 0) == 0, "dumpable");
     }
     if (!way->error || !(way->ranks >> (self->rank % 32) & 1))
@@ -270,7 +270,8 @@ struct room {
     bool broadcasts;
 };
 
-/* One rank's table is full: it is told, the others have theirs, and nobody is out of step. */
+/* One rank's fd table is full: it gets the error, the others have their fds, and all stay in step.
+ */
 static void full_main(const struct forks_self *self)
 {
     const struct room *room = self->context;
@@ -316,7 +317,7 @@ static void b8_b15_a_rank_without_room_is_told_alone(void **state)
         forks_run(4, full_main, &(struct room){&by_handles, room, false});
 }
 
-/* The same by sockets, where it has none to give its own by, or to be reached at: all are told why,
+/* The same by sockets, when it has no fd for a socket to send or listen with: all get the reason,
  * in step. */
 static void no_socket_main(const struct forks_self *self)
 {
@@ -380,7 +381,7 @@ static bool proc_has_processes_alone(void)
            mount("proc", "/proc", "proc", 0, "subset=pid") == 0 && access("/proc/sys", F_OK) < 0;
 }
 
-/* What a handle says cannot be told there: that is a matter of the operations that need one. */
+/* The content of a handle cannot be read there: that affects operations that need one. */
 static void no_handles_main(const struct forks_self *self)
 {
     _Atomic bool *possible = self->context;
@@ -516,8 +517,8 @@ struct odd_tag {
 #define ODD_MEMBER 1
 
 enum oddity {
-    /* of nobody, of others, of another exchange, without an fd, with two, half of one; the right
-     * one last */
+    /* of no process, of others, of another exchange, without an fd, with two, half of one; the
+     * right one last */
     ODD_TAGS,
     ODD_OBJECT, /* the right tag, with another object than it said */
     ODD_SILENT, /* nothing, and no word why */
@@ -536,7 +537,7 @@ static void odd_send(const struct forks_self *self, const struct odd_address *ad
                        (socklen_t)offsetof(struct sockaddr_un, sun_path) + address->size) == 0,
                "connect");
     int r = cox_socket_send(fd, bytes, size, fds, fd_count, rank_group_patience());
-    /* Who owes nothing is let go without a word, maybe before it has said anything. */
+    /* A client that owes nothing is closed silently, maybe before it has sent anything. */
     FORK_CHECK(r == 0 || (r == COX_CLOSED && !owing), "send: %d", r);
     close(fd);
 }

@@ -18,7 +18,7 @@
 #include "worker/group/group_layout.h"
 
 #define RANK_COUNT 3
-/* Who does not come. */
+/* The rank that does not come. */
 #define MISSING 2
 
 enum operation {
@@ -46,7 +46,7 @@ struct session {
     /* the last test of it */
     enum operation leaves_at;
     _Atomic uint64_t met;
-    /* ranks that were told that end itself */
+    /* ranks that got that end themselves */
     _Atomic uint32_t ended[END_COUNT][OPERATION_COUNT];
     _Atomic pid_t pids[RANK_COUNT];
     _Atomic uint32_t done;
@@ -174,7 +174,7 @@ static struct cox_group_layout_wakeup *wakeup_of_subgroup(struct cox_group_layou
     return (struct cox_group_layout_wakeup *)(void *)bytes;
 }
 
-/* Somebody sleeps at the wakeup of the operation. */
+/* A rank sleeps at the wakeup of the operation. */
 static void await_sleeper(const struct rank *rank)
 {
     const struct cox_group_layout_wakeup *wakeup =
@@ -211,7 +211,7 @@ static void end_once(const struct forks_self *self, struct rank *rank, enum oper
         if (threaded)
             pthread_join(rank->thread, NULL);
         rank->asked = false;
-        /* Who comes second may find that the first one has given up already. */
+        /* The second rank may find that the first one has aborted already. */
         int expected = end == DEADLINE || end == DEADLINE_PASSED ? COX_TIMEOUT : COX_ABORTED;
         FORK_CHECK(r == expected || r == COX_ABORTED, "operation %d, end %d: %d %s", operation, end,
                    r, err.text);
@@ -244,7 +244,7 @@ static void ends_main(const struct forks_self *self)
         int r = operate(self, &rank, rank.session->leaves_at, rank_group_patience(), &err);
         FORK_CHECK(r == COX_PEER_DEAD && strstr(err.text, "rank 2 ") && strstr(err.text, "left"),
                    "%d %s", r, err.text);
-        /* Nobody else leaves before both know: it would be named. */
+        /* No other rank leaves before both know: it would be named. */
         for (atomic_fetch_add(&rank.session->done, 1); atomic_load(&rank.session->done) < 2;)
             sched_yield();
     } else {
@@ -353,7 +353,7 @@ static void k17_b47_signals_and_wakes_for_no_reason_end_no_operation(void **stat
     }
 }
 
-/* Whoever sleeps for a time, or gives its processor away, to look again, is killed. */
+/* A thread that sleeps for a time, or yields, to poll, is killed. */
 static void no_polling_main(const struct forks_self *self)
 {
     struct rank rank;

@@ -124,7 +124,7 @@ static void b9_b10_b44_what_is_in_the_way_is_left_alone(void **state)
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_int_equal(join_alone(name, NULL), COX_DENIED);
     assert_int_equal(unlink(path), 0);
-    /* A file that is none of ours, locked by nobody. */
+    /* A foreign file, which no process has locked. */
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, 65536), 0);
@@ -142,7 +142,7 @@ static void b9_b10_b44_what_is_in_the_way_is_left_alone(void **state)
     assert_int_equal(join_alone(name, NULL), COX_CORRUPT);
     assert_int_equal(ftruncate(fd, 0), 0);
     assert_int_equal(join_alone(name, NULL), COX_CORRUPT);
-    assert_int_equal(stat(path, &st), 0); /* nobody removed it */
+    assert_int_equal(stat(path, &st), 0); /* it was not removed */
     assert_int_equal(unlink(path), 0);
     close(fd);
     assert_int_equal(join_alone(name, NULL), 0);
@@ -256,7 +256,7 @@ static void b13_k1_ranks_that_were_told_otherwise(void **state)
     }
 }
 
-/* Rank 0 of 2 waits; who was told a larger world is no rank of it, and writes nowhere. */
+/* Rank 0 of 2 waits; a process with a larger world is no rank of it, and writes nowhere. */
 static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
 {
     (void)state;
@@ -300,7 +300,7 @@ static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
     assert_int_equal(own_names(), 0);
 }
 
-/* Who comes to a file of which a bit says something else is told so, by its deadline, and leaves it
+/* A process that opens a file with a wrong bit gets an error by its deadline, and leaves the file
  * as it was. */
 static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
 {
@@ -356,8 +356,8 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
     assert_int_equal(own_names(), 0);
 }
 
-/* A deadline that has passed: who is alone, or the last to come, joins; who has to wait is told at
- * once. */
+/* A deadline that has passed: a single rank, or the last to come, joins; one that has to wait fails
+ * at once. */
 static void k3_b2_a_deadline_that_has_passed(void **state)
 {
     (void)state;
@@ -542,7 +542,7 @@ static void removed_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-/* Somebody else is about to remove it, and then does not: this test. */
+/* Another process is about to remove it, and then does not: this test. */
 static void k4_who_has_joined_waits_for_who_removes_the_name(void **state)
 {
     (void)state;

@@ -32,7 +32,8 @@ static size_t own_names(void)
     return test_count_names(test_name_prefix());
 }
 
-/* Who goes on to another epoch ends what others have not seen the end of: not by the group. */
+/* A rank that continues in another epoch ends operations whose end others have not seen: not
+ * through the group. */
 static void await_count(_Atomic uint64_t *counter, uint64_t count)
 {
     atomic_fetch_add(counter, 1);
@@ -63,7 +64,7 @@ static void barriers_main(const struct forks_self *self)
                        rank, counters->of[rank], i);
         rank_group_barrier(self, group);
     }
-    rank_group_barrier(self, group); /* nobody leaves while others are in the last one */
+    rank_group_barrier(self, group); /* no rank leaves while others are in the last one */
     cox_group_leave(group);
 }
 
@@ -231,7 +232,7 @@ static void late_main(const struct forks_self *self)
     struct cox_group *group = rank_group_join(self);
     struct cox_error err = {0};
     if (self->rank == 2) {
-        while (atomic_load(gate) < 3) /* the others have given up */
+        while (atomic_load(gate) < 3) /* the others have aborted */
             sched_yield();
         int r = cox_group_barrier(group, rank_group_patience(), &err);
         FORK_CHECK(r == COX_ABORTED, "who comes late: %d %s", r, err.text);
@@ -690,8 +691,8 @@ static void k6_b6_a_thread_in_each_of_overlapping_subgroups(void **state)
 
 /* ---- at random ---- */
 
-/* Everybody goes through the same operations; now and then one aborts, or is late on purpose, and
- * all align to the next epoch. What a gather gives is right, whatever happened before. */
+/* All go through the same operations; now and then one aborts, or is late on purpose, and all align
+ * to the next epoch. The result of a gather is right, whatever happened before. */
 static void random_main(const struct forks_self *self)
 {
     _Atomic uint64_t *epochs = self->context; /* the next one to align to */
@@ -739,7 +740,7 @@ static void random_main(const struct forks_self *self)
 static void k7_b2_aborts_timeouts_and_aligns_at_random(void **state)
 {
     (void)state;
-    /* Whoever copies a value while its owner goes on to another epoch throws it away: a race, on
+    /* A rank that copies a value while its owner continues in another epoch discards it: a race, on
      * purpose. */
     test_needs_processes();
     forks_run(2, random_main, forks_share(4096));
@@ -794,7 +795,7 @@ static void child_main(const struct forks_self *self)
         _exit(0);
     }
     FORK_CHECK(waitpid(pid, &status, 0) == pid && status == 0, "child");
-    rank_group_barrier(self, group); /* nobody has left */
+    rank_group_barrier(self, group); /* no rank has left */
     rank_group_barrier(self, group);
     FORK_CHECK(cox_group_leave(group) == NULL, "left");
 }

@@ -41,7 +41,7 @@ static struct {
     /* everything below */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    /* deaths are told later */
+    /* deaths are reported later */
     bool hold;
     uint32_t held[RANK_COUNT_MAX];
     uint32_t held_count, death_count, failed_count;
@@ -297,7 +297,7 @@ static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
     }
 }
 
-/* What was recovered before anybody asked is told once. */
+/* A recovery before the first question is reported once. */
 static void p8_what_was_made_good_meanwhile_is_told_once(void **state)
 {
     (void)state;
@@ -344,7 +344,7 @@ static int echo_in(uint64_t epoch)
                                     &err);
 }
 
-/* Whoever plans steps may hear of nothing meanwhile: no step of its own was in flight. */
+/* A planner of steps may not notice meanwhile: no step of its own was in flight. */
 static void p8_what_builds_on_ranks_that_are_no_more_is_refused(void **state)
 {
     (void)state;
@@ -504,7 +504,7 @@ static void p8_without_a_policy_a_death_is_the_end(void **state)
     assert_contains(group.failure.text, "was killed by signal 9");
     assert_int_equal(cox_recovery_await(group.recovery, &err), COX_PEER_DEAD);
     assert_string_equal(err.text, group.failure.text);
-    /* Who knows more of it keeps what it knows. */
+    /* A caller with a more detailed error keeps it. */
     struct cox_error known = {.code = COX_PEER_DEAD, .text = "in the midst of step 7"};
     assert_int_equal(cox_recovery_await(group.recovery, &known), COX_PEER_DEAD);
     assert_string_equal(known.text, "in the midst of step 7");
@@ -526,7 +526,7 @@ static void p8_a_group_waits_for_the_order(void **state)
     await_deaths(2);
     task_start(&task);
     await_doing("coxswain recover restart --rank ", &status);
-    /* One is replaced, and the other one still missing: nobody can go on. */
+    /* One is replaced, and the other one still missing: the group cannot continue. */
     assert_int_equal(order_restart(2, false, &replaced, &err), 0);
     assert_true(replaced);
     await_doing("restart --rank 0", &status);
@@ -764,7 +764,7 @@ static void p8_an_init_that_hangs_is_given_up_and_counts(void **state)
     assert_int_equal(await_recovery(0), COX_PEER_DEAD);
 }
 
-/* It lives, and says nothing: no death would ever be told of it. */
+/* It lives and does not reply: its death would never be reported. */
 static void p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced(void **state)
 {
     (void)state;
@@ -823,7 +823,7 @@ static void p8_without_a_policy_an_order_that_fails_half_way_is_the_end(void **s
     (void)state;
     const struct cox_recovery_options options = {0};
     start_half_replaced(&options);
-    assert_int_equal(await_recovery(0), COX_PEER_DEAD); /* and nobody sleeps for ever */
+    assert_int_equal(await_recovery(0), COX_PEER_DEAD); /* and no thread sleeps for ever */
     await_failed();
 }
 
@@ -837,7 +837,7 @@ static void p8_an_order_that_fails_half_way_can_be_given_again(void **state)
     bool replaced;
     cox_recovery_status(group.recovery, &status);
     assert_contains(status.doing, "waiting for an order: coxswain recover restart");
-    /* Nobody is paused: a start, and a second one, has nothing to do. */
+    /* No rank is paused: a start, and a second one, does nothing. */
     struct cox_recover_result results[2];
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_ABNORMAL);
     for (int i = 0; i < 2; i++) {
@@ -915,7 +915,7 @@ static void b16_stop_ends_a_pause_and_cancel_ends_an_await(void **state)
     cox_recovery_cancel(group.recovery);
     assert_int_equal(task_join(&task), COX_CLOSED);
     assert_int_equal(await_recovery(0), COX_CLOSED); /* before it sleeps as well */
-    cox_recovery_stop(group.recovery);               /* the group lives */
+    cox_recovery_stop(group.recovery);               /* the group is alive */
     cox_recovery_stop(group.recovery);
 }
 

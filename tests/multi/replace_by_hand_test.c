@@ -1,6 +1,6 @@
 /*
- * Ranks that were started by hand get another process, which somebody starts by hand: requirements
- * P8, A23 and A24.
+ * Ranks that were started by hand get a successor that is started by hand: requirements P8, A23 and
+ * A24.
  */
 #include "hand.h"
 
@@ -92,7 +92,7 @@ static void one_by_hand(enum cox_attach attach)
     for (uint32_t incarnation = 2; incarnation < 4; incarnation++) {
         pid_t old = pids[1];
         hand_kill(&hand, 1);
-        /* Until somebody orders it, nobody takes its place. */
+        /* Until it is ordered, no process takes its place. */
         assert_int_equal(log_on(&hand, 1, 0, &err), COX_STATE);
         assert_contains(err.text, "waits for an order");
         assert_contains(err.text, "coxswain recover restart --rank 1");
@@ -101,7 +101,7 @@ static void one_by_hand(enum cox_attach attach)
         assert_int_equal(status_of(&hand, 1).liveness, COX_LIVENESS_ABSENT);
         assert_int_equal(status_of(&hand, 1).pid, 0);
         assert_int_equal(cox_executor_kill(order.executor, 1, &err), COX_UNSUPPORTED);
-        /* A living one is not to be had meanwhile, and an old life is over. */
+        /* A live rank cannot be taken meanwhile, and an old incarnation is refused. */
         assert_int_equal(log_on(&hand, 2, 0, &err), COX_TAKEN);
         assert_contains(err.text, "already");
         assert_int_equal(log_on(&hand, 1, incarnation - 1, &err), COX_STALE);
@@ -254,7 +254,7 @@ static void m15_a_stop_ends_the_wait_for_a_replacement(void **state)
     EACH_ATTACH(stopped_while_waiting);
 }
 
-/* Logs on as rank 1 and tells what came of it; goes: it leaves its connection. Either way it lives
+/* Attaches as rank 1 and reports the result; goes: it closes its connection. Either way it lives
  * on. */
 static int connect_main(const char *control_socket, bool goes)
 {
@@ -365,9 +365,9 @@ static void p8_p7_nothing_grows_by_replacements(void **state)
 
 /* ---- old processes that live on ---- */
 
-/* Becomes rank 1 of a sealed group without the library; then, a step for each byte that it is told:
- * says that it has left; logs on again as the life that it had; writes over all the memory that it
- * was given. */
+/* Becomes rank 1 of a sealed group without the library; then, one step for each byte it reads:
+ * stores that it has left; attaches again as the incarnation that it had; overwrites all the memory
+ * that it was given. */
 static int late_main(const char *control_socket)
 {
     static struct cox_sealed sealed;
@@ -433,7 +433,7 @@ static void a24_p8_what_a_late_old_process_does_is_nobody_s(void **state)
     uint64_t deadline_ns = patience();
     while (status_of(&hand, 1).liveness != COX_LIVENESS_LEFT && cox_now_ns() < deadline_ns)
         sched_yield();
-    /* It has its connection still, and lives on. */
+    /* It still has its connection, and lives on. */
     order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);
     tell(&late);
     assert_true(read(late.out, text, sizeof text - 1) > 0);
@@ -445,7 +445,7 @@ static void a24_p8_what_a_late_old_process_does_is_nobody_s(void **state)
     for (int k = 0; k < 50; k++)
         test_expect_echo(hand.group, "after");
     assert_int_equal(pid_of(&hand, 1), pids[1]);
-    assert_int_equal(kill(late.pid, 0), 0); /* nobody has signalled it */
+    assert_int_equal(kill(late.pid, 0), 0); /* it was not signalled */
     group_end(&hand, 2, pids);
     kill(late.pid, SIGTERM);
     assert_int_equal(test_helper_wait(&late), 128 + SIGTERM);
@@ -519,7 +519,7 @@ static void p8_a23_all_that_were_started_by_hand(void **state)
     EACH_ATTACH(all_by_hand);
 }
 
-/* One comes and dies while the others are waited for: nobody is in the group then, and all can be
+/* One comes and dies while the others are waited for: the group has no rank then, and all can be
  * tried again. */
 static void all_but_one(enum cox_attach attach)
 {

@@ -1,10 +1,9 @@
 /*
  * Ranks of the reference model that are killed and replaced while the others keep process and
  * weights: requirements P8, S3, K28. The workers are this program: the engine of coxswain-worker,
- * and a command by which a rank leaves a process behind.
- *
- * Each life of a rank has a folder of its own as its working directory, in which the model has the
- * same name. It is taken away once the life has loaded it, so that nobody can load it again.
+ * and a command by which a rank leaves a process behind. Each incarnation of a rank has a folder of
+ * its own as its working directory, in which the model has the same name. The folder is removed
+ * once the incarnation has loaded the model, so that it cannot be loaded again.
  */
 #include "testing.h"
 
@@ -95,8 +94,8 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         return -errno;
     const pid_t pid = fork();
     if (pid == 0) {
-        /* Who kills the rank's process group does not reach it. The other end goes with its parent.
-         */
+        /* A kill of the rank's process group does not reach it. The other end closes with its
+         * parent. */
         close(lives[1]);
         if (setsid() < 0 || write(ready[1], &byte, 1) != 1 || read(lives[0], &byte, 1) != 0)
             _exit(1);
@@ -137,7 +136,7 @@ static int worker_main(int argc, char **argv)
     return r != 0;
 }
 
-/* ---- a group and its lives ---- */
+/* ---- a group and its incarnations ---- */
 
 static char program[4096];
 
@@ -446,7 +445,7 @@ static void p8_two_ranks_at_once_are_replaced(void **state)
     check_replacement(8, 1 << 0 | 1 << 7, 2);
 }
 
-/* That the model is out of reach for who has it is what makes the others meaningful. */
+/* The other tests are meaningful only if the model is really out of reach. */
 static void p8_an_init_that_is_not_said_again_loads_the_model(void **state)
 {
     (void)state;
@@ -463,7 +462,7 @@ static void p8_an_init_that_is_not_said_again_loads_the_model(void **state)
     assert_int_equal(cox_executor_init(executor, NULL, 0, patience(), &summary, &err),
                      COX_NOT_FOUND);
     assert_non_null(strstr(err.text, "model"));
-    /* Nothing is left of the model, and half an engine serves nobody. */
+    /* Nothing is left of the model, and half an engine serves no request. */
     assert_int_equal(stream_step(&lives, &stream, &err), COX_REJECTED);
     assert_non_null(strstr(err.text, "a step before a successful init"));
     assert_int_equal(replay(&lives, &err), COX_REJECTED);
@@ -474,8 +473,8 @@ static void p8_an_init_that_is_not_said_again_loads_the_model(void **state)
     lives_end(&lives);
 }
 
-/* At each of these the new process ends; the others are told, keep what they have, and the next one
- * makes it. */
+/* At each of these the new process ends; the others get its death, keep what they have, and the
+ * next attempt succeeds. */
 static void p8_a_new_rank_that_dies_half_way_is_replaced_again(void **state)
 {
     (void)state;
@@ -537,8 +536,8 @@ static uint64_t group_bytes(void)
     return (uint64_t)st.st_blocks * 512;
 }
 
-/* Who scribbles fills holes again, where nobody reads; in a sealed group what it can write and
- * others read are hints, of which the last byte is nobody's. */
+/* The scribbling process fills holes again, where no process reads; in a sealed group what it can
+ * write and others read are hints, of which the last byte is unused. */
 static void await_scribbles(struct lives *lives, uint64_t bytes)
 {
     const uint64_t deadline_ns = patience();

@@ -176,8 +176,8 @@ static uint64_t window_of(uint32_t rank_count)
     return cox_geometry_group_size(&geometry);
 }
 
-/* Another generation and another window each time, of which only the last takes memory; the ring
- * goes round. A sealed group has no windows: a rank has the same memory in every generation. */
+/* Another generation and another window each time, of which only the last takes memory; windows are
+ * used in turn. A sealed group has no windows: a rank has the same memory in every generation. */
 static void k25_every_init_has_memory_of_its_own(void **state)
 {
     (void)state;
@@ -230,7 +230,8 @@ static void k25_a_failed_init_takes_a_generation(void **state)
     test_group_free(g);
 }
 
-/* A ring of those would be one window after the other, at last that in which the ranks are. */
+/* Several of those would take one window after the other, at last the one in which the ranks are.
+ */
 static void k25_an_init_that_reaches_no_rank_takes_no_generation(void **state)
 {
     (void)state;
@@ -380,7 +381,7 @@ static void p8_another_reply_than_then_is_told(void **state)
     test_group_free(g);
 }
 
-/* ---- who comes first ---- */
+/* ---- order ---- */
 
 struct other_thread {
     struct test_group *group;
@@ -447,7 +448,7 @@ static void m15_a_stop_ends_inits_that_wait(void **state)
     test_group_free(g);
 }
 
-/* Who leaves the rank group first would end the step for the others. */
+/* The first rank to leave the rank group would end the step for the others. */
 static void k28_an_init_waits_for_the_steps_before_it(void **state)
 {
     (void)state;
@@ -561,7 +562,7 @@ static void m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced(void
     test_group_free(g);
 }
 
-/* One rank does not pause, and is replaced; the others are paused until somebody says start. */
+/* One rank does not pause, and is replaced; the others are paused until a start. */
 static void m12_a_pause_that_failed_outlives_a_replay_until_a_start(void **state)
 {
     (void)state;
@@ -614,7 +615,7 @@ static void expect_refused(struct test_group *g, const char *state, const char *
         cox_executor_submit(test_group_executor(g), step_empty(&s), &options, NULL, &err),
         COX_STATE);
     assert_contains(err.text, state);
-    /* Whatever is no step goes on. */
+    /* Requests other than steps are served. */
     test_expect_echo(g, "no step");
 }
 

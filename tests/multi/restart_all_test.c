@@ -129,7 +129,7 @@ static void p3_p8_with_a_stopped_and_a_dead_one(void **state)
     test_group_free(g);
 }
 
-/* Whoever takes its end. */
+/* Whichever process reaps it. */
 static void assert_ended(pid_t pid)
 {
     struct cox_peer peer = COX_PEER_NONE;
@@ -280,7 +280,7 @@ static void *caller_main(void *argument)
     return NULL;
 }
 
-/* Whoever calls meanwhile gets a reply or hears of a death, at once and nothing else. */
+/* A concurrent call gets a reply or a death, at once and nothing else. */
 static void a24_p7_nothing_grows_under_load(void **state)
 {
     (void)state;

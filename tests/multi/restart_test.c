@@ -122,7 +122,7 @@ static void p8_what_the_others_do_goes_on(void **state)
     test_group_free(g);
 }
 
-/* It owed a reply, and had a frame; its next life owes nothing. */
+/* It owed a reply, and had a frame; its next incarnation owes nothing. */
 static void p8_p4_the_next_life_owes_nothing(void **state)
 {
     (void)state;

@@ -50,7 +50,7 @@ static void b9_a_runtime_directory_that_lets_others_in_is_refused(void **state)
         refused(&options, COX_DENIED, "expected 0700");
         assert_int_equal(cox_control_socket_sweep(runtime_dir, &(uint32_t){0}, NULL), COX_DENIED);
         assert_int_equal(stat(runtime_dir, &st), 0);
-        assert_int_equal(st.st_mode & 07777, modes[i]); /* it may be somebody's on purpose */
+        assert_int_equal(st.st_mode & 07777, modes[i]); /* it may belong to another program */
     }
     assert_int_equal(chmod(runtime_dir, 0700), 0);
     assert_int_equal(try_open(&options, &err), 0);
@@ -353,7 +353,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
     refused(&options, COX_DENIED, "starting.new is in the way: expected nothing there; remove it");
     assert_int_equal(stat(path, &st), 0);
     unlink(path);
-    /* A socket that is not called like a control socket may be anybody's. */
+    /* A socket without a control socket's name may belong to another program. */
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s/mine.socket", runtime_dir);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -492,7 +492,7 @@ static void b9_b28_another_user_does_not_come_in(void **state)
         skip();
     socket_start(NULL);
     client_run(nobody_visits, "ermission denied"); /* the folder's mode */
-    /* Even if somebody opens it. */
+    /* Even if another process opens it. */
     assert_int_equal(chmod(runtime_dir, 0711), 0);
     client_run(nobody_visits, "ermission denied"); /* the socket's */
     assert_int_equal(chmod(cox_control_socket_path(control_socket), 0666), 0);
@@ -518,7 +518,7 @@ static pid_t nobody_start(void)
     return pid;
 }
 
-/* Whatever it is called and whoever owns the file: who listens is what counts. */
+/* Whatever its name and the file's owner: the listening process counts. */
 static void b9_a_squatted_socket_is_not_entered(void **state)
 {
     (void)state;

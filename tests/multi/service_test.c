@@ -385,7 +385,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_true(ranks[0] && ranks[1] && ranks[0] < ranks[1]);
     const char *time = strstr(ranks[0], "cpu ");
     assert_true(time && time < ranks[1]);
-    assert_null(strstr(ranks[1], "cpu ")); /* nobody knows it any more */
+    assert_null(strstr(ranks[1], "cpu ")); /* all have forgotten it */
     assert_contains(text, "; deaths 1, restarts 0\n  rank 1 (pid ");
     assert_contains(text, "killed by signal 9 (Killed)\n  it wrote last:\n  | blocked\n");
     assert_null(strstr(text, "last error")); /* not the same again */
@@ -470,7 +470,7 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
     test_group_free(group);
 }
 
-/* Whoever asks for nothing goes for whoever asks, however many there are. */
+/* A connection without a request is closed for one with a request, however many there are. */
 static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
 {
     (void)state;
@@ -494,7 +494,7 @@ static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
                                        ? (uint32_t)i + 1
                                        : COX_CONTROL_CONNECTION_MAX - 1);
     }
-    /* They are told, the oldest first; the youngest could still ask. */
+    /* They get the reason, the oldest first; the youngest could still send a request. */
     for (int i = 0; i < 2; i++) {
         assert_int_equal(cox_client_next(&silent[i], &reply, &err), COX_EMPTY);
         struct pollfd fd = {.fd = silent[i].stream.fd, .events = POLLIN};
@@ -505,7 +505,7 @@ static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
         assert_int_equal(reply->error->code, COX_FULL);
         assert_non_null(strstr(reply->error->text, "asked for nothing"));
     }
-    /* Also who asks too late, and must not take that for the end of the group. */
+    /* Also a client that asks too late, which must not take that for the end of the group. */
     assert_int_equal(ask(&silent[2], ASK_STATUS, &reply, &err), COX_FULL);
     assert_non_null(strstr(err.text, "asked for nothing"));
     assert_int_equal(ask(&silent[2], ASK_STATUS, &reply, &err),
@@ -547,7 +547,7 @@ static void full_of_who_asked_for_the_end(void **state)
         cox_client_close(&clients[i]);
 }
 
-/* A unix socket in whose queue lies a TCP socket that lingers over bytes that nobody reads: until
+/* A unix socket whose queue has a TCP socket that lingers over bytes that are never read: until
  * *ret_end is closed, its last close hangs. */
 static int trap(int *ret_end)
 {
@@ -633,7 +633,7 @@ static void g1g_so_many_closes_hang_that_nobody_is_served(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-/* A process of its own that asks once, and again when it is told to. */
+/* A process of its own that sends a request, and another when it gets a byte. */
 static pid_t modest_start(const char *control_socket, int told, int go)
 {
     pid_t pid = fork();

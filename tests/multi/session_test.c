@@ -1,6 +1,6 @@
 /*
- * What a worker's session with its group consists of, once the handshake is over: the memory it was
- * given, the ring and the slots in it, handles sent through them. The program is its own worker.
+ * A worker's session with its group, once the handshake is over: the memory it was given, the
+ * frames and the slots in it, handles sent through them. The program is its own worker.
  */
 #include "testing.h"
 
@@ -193,7 +193,7 @@ static void b16_nobody_else_keeps_an_fd_of_a_ranks_memory(void **state)
     struct cox_error err = {0};
     test_await_socket(g);
     assert_int_equal(count_fds("/memfd:cox_rank"), 0);
-    /* Nor of a rank's next life. */
+    /* Nor of a rank's next incarnation. */
     assert_int_equal(kill(cox_executor_pid(executor, 1), SIGKILL), 0);
     test_await_death(g, 1);
     if (cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
@@ -221,7 +221,7 @@ static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t r
     return ranks[rank].channels[channel];
 }
 
-/* How far a rank is can be seen by anybody, without its help. */
+/* All processes can read the progress of a rank, without its help. */
 static void a25_progress_is_told_while_a_request_runs(void **state)
 {
     (void)state;
@@ -268,7 +268,8 @@ static void a26_every_request_is_answered_once_and_says_how(void **state)
     test_group_free(g);
 }
 
-/* The ring takes as many as it is deep, says FULL at once, and takes more when one has ended. */
+/* The frames take as many requests as the channel is deep; then FULL at once, and room again when
+ * one has ended. */
 static void a29_a_full_ring_says_so_and_nothing_is_lost(void **state)
 {
     (void)state;
@@ -293,7 +294,8 @@ static void a29_a_full_ring_says_so_and_nothing_is_lost(void **state)
     }
 }
 
-/* Slots are used again and again, and those of a dead owner come back with its next life. */
+/* Slots are used again and again, and those of a dead owner become free with its next incarnation.
+ */
 static void a30_slots_come_back_also_from_the_dead(void **state)
 {
     (void)state;
@@ -302,7 +304,7 @@ static void a30_slots_come_back_also_from_the_dead(void **state)
     for (int life = 0; life < 3; life++) {
         for (int i = 0; i < 20; i++)
             test_expect_echo(g, "slot");
-        /* With replies in its slots that nobody has taken. */
+        /* With replies in its slots that were not taken. */
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
         assert_int_equal(test_call_how(g, NULL, &how, "kill 9"), COX_PEER_DEAD);
         struct cox_error err = {0};

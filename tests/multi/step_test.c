@@ -420,7 +420,7 @@ static void s2_divergence_names_who_disagrees(void **state)
 }
 
 /* Rank 1 fails step A while rank 0 is still inside it and step B is published already. Then A and B
- * are void: rank 0 is told so inside A, and never runs B. */
+ * are void: rank 0 notices inside A, and never runs B. */
 static void s2_what_was_published_behind_a_failed_step_is_void(void **state)
 {
     (void)state;

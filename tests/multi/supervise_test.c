@@ -418,7 +418,7 @@ static void m14_a_flood_starves_nobody(void **state)
     group_await_line(&g, 3, false, "ready");
     assert_int_equal(cox_supervisor_signal(g.supervisor, 2, SIGKILL), 0);
     group_await_death(&g, 2);
-    /* And the flood goes on, while a flooding rank's own death is seen, too. */
+    /* And the flood continues, while a flooding rank's own death is seen, too. */
     group_await_seen(&g, 0, 100000);
     assert_int_equal(cox_supervisor_signal(g.supervisor, 1, SIGKILL), 0);
     group_await_death(&g, 1);
@@ -450,7 +450,7 @@ static void m14_how_a_worker_ended(void **state)
         assert_string_equal(death->last_lines, "last words");
         assert_int_equal(cox_supervisor_signal(g.supervisor, rank, 0), COX_PEER_DEAD);
         assert_true(pidfd_is_dead(cox_supervisor_pidfd(g.supervisor, rank), 0));
-        /* Who asks whether a death is coming may ask just after it came. */
+        /* A check for a coming death may run just after the death. */
         assert_true(cox_supervisor_exiting(g.supervisor, rank));
     }
     assert_false(cox_supervisor_exiting(g.supervisor, 3));
@@ -757,7 +757,7 @@ static bool has_standard_fds(struct group *g, uint32_t rank)
 }
 
 #if COX_TESTING
-/* Somebody stops the new process before it has executed anything: the thread that starts it sleeps
+/* The new process is stopped before it has executed anything: the thread that starts it sleeps
  * until it has. */
 static void b2_a_process_stopped_before_exec_is_given_up(void **state)
 {
@@ -859,7 +859,7 @@ static void b15_fd_shortage_undoes_everything(void **state)
 struct wrapped {
     struct group group;
     struct cox_peer peer;
-    /* it was, when the death was told */
+    /* it was gone when the death was reported */
     bool gone;
     /* the thread of the supervisor, in a line */
     bool held, hold;
@@ -950,7 +950,7 @@ static void wrapped_free(struct wrapped *wrapped)
     cox_peer_close(&wrapped->peer);
 }
 
-/* Its memory may be given to the next life of the rank. */
+/* Its memory may be given to the next incarnation of the rank. */
 static void p8_a_rank_is_dead_when_nobody_serves_it_any_more(void **state)
 {
     (void)state;

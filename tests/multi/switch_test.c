@@ -48,8 +48,8 @@ static const struct cox_model_config config = {
 
 /* ---- the worker ---- */
 
-/* Of the hostile rank, in all its lives: what it does before each step, and the file that it tells
- * of it. */
+/* Of the hostile rank, in all its incarnations: its action before each step, and the file to which
+ * it writes it. */
 #define HOSTILE 1u
 #define ATTACK "COX_TEST_ATTACK"
 #define REPORT "COX_TEST_REPORT"
@@ -121,7 +121,7 @@ static void on_death(void *context, uint32_t rank, const char *text)
         cox_recovery_death(told, rank, text);
 }
 
-/* With the weights of a folder; fault: of the workers' first life, or NULL. */
+/* With the weights of a folder; fault: of the workers' first incarnation, or NULL. */
 static void group_start(uint32_t rank_count, const char *folder, const char *fault)
 {
     const char *const command[] = {program, "worker", NULL};

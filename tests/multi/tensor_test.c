@@ -127,7 +127,7 @@ static const struct cox_model_config configs[] = {
 };
 #define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
 
-/* Tokens [position, position + count) of a sequence that lives in blocks from first_block. */
+/* Tokens [position, position + count) of a sequence whose blocks begin at first_block. */
 struct row {
     uint32_t sequence, position, count, first_block;
 };
@@ -155,7 +155,7 @@ static const struct step steps[] = {
 
 static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
 
-/* The model of one rank, or of nobody else. */
+/* The model of one rank, and of no other. */
 struct part {
     struct cox_group *group;
     struct cox_tensor_gather *exchange;
@@ -503,7 +503,7 @@ struct plan {
     uint32_t fails_at;
     /* a fault in the last rank */
     const char *arm;
-    /* the last rank does not come, the others wait until they give up */
+    /* the last rank does not come, the others wait until they abort */
     bool wait;
     /* of the step that fails; 0: never */
     uint64_t timeout_ms;
@@ -523,7 +523,7 @@ static int run_around_a_failure(struct crew *crew, uint32_t rank, struct crew_ra
 
     if (r == 0)
         r = part_step(&part, &steps[0], 5, crew, self, &self->err);
-    /* No step is given up while one before it is under way. */
+    /* No step is cancelled while the one before it is under way. */
     crew_meet(crew, crew->rank_count);
     if (r == 0 && last && plan->wait) {
         crew_await_asked(crew);
@@ -543,7 +543,7 @@ static int run_around_a_failure(struct crew *crew, uint32_t rank, struct crew_ra
                          err.text);
     if (r == 0 && failed == COX_TIMEOUT && !strstr(err.text, "rank 3"))
         r = cox_fail(&self->err, COX_STATE, "who is missing? %s", err.text);
-    /* All are told by the one that fails. The coordinator gives the step up when it hears of it. */
+    /* All get it from the one that fails. The coordinator cancels the step when it notices. */
     if (plan->fails_at)
         crew_meet(crew, 2 * crew->rank_count);
     crew_set_void(crew, 6);
@@ -625,7 +625,7 @@ static int run_until_a_death(struct crew *crew, uint32_t rank, struct crew_rank 
         r = part_step(&part, &steps[0], sequence, crew, self, &self->err);
     if (r && part_step(&part, &steps[0], 20, crew, self, &later) != COX_PEER_DEAD)
         r = cox_fail(&later, COX_STATE, "the step after it does not know");
-    /* Who leaves is dead to those that have not noticed yet. */
+    /* A rank that leaves counts as dead for those that have not noticed yet. */
     crew_meet(crew, crew->rank_count - 1);
     part_close(&part);
     cox_group_leave(group);
@@ -700,11 +700,11 @@ static void b13_ranks_that_loaded_different_models_are_told_so(void **state)
 
 enum gift {
     GIFT_UNSEALED,
-    GIFT_WRITABLE, /* by whoever gets it */
+    GIFT_WRITABLE, /* by its receiver */
     GIFT_SHORT,
     GIFT_DEVICE,
     GIFT_OPEN_UNSEALED, /* another mode */
-    GIFT_OPEN,          /* of sealed memory, whose mode is anybody's */
+    GIFT_OPEN,          /* of sealed memory, with any mode */
     GIFT_COUNT,
 };
 
@@ -818,7 +818,7 @@ static int run_with_a_spoilt_number(struct crew *crew, uint32_t rank, struct cre
     }
     if (r == 0)
         r = part_step(&part, &steps[2], 6, crew, self, &self->err);
-    /* Nobody is gone before all have seen it. */
+    /* No rank leaves before all have seen it. */
     crew_meet(crew, crew->rank_count);
     part_close(&part);
     cox_group_leave(group);
@@ -846,8 +846,8 @@ static void expect_blamed(struct spoil *spoil, const char *what)
 
 #define NOT_FINITE "a number that is not finite"
 
-/* In a sum of any layer, and in the logits. Whoever adds it up, and whatever it would compute with
- * it, names the rank that gave it. */
+/* In a sum of any layer, and in the logits. Whichever rank adds it up, and whatever it would
+ * compute with it, names the rank that gave it. */
 static void p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it(void **state)
 {
     char shipped[] = SHIPPED;
@@ -869,7 +869,7 @@ static void p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it(void
 
 /* What one rank sees of the slices of a gather. */
 struct sight {
-    /* who sees it, of whom */
+    /* the rank that sees it, and the rank that gave it */
     uint32_t rank, of;
     /* in place of the first one */
     float number;
@@ -885,7 +885,8 @@ static int blame_what_is_seen(struct part *part, const struct sight *sight, cons
     return r;
 }
 
-/* One after the other: who has seen it, the one that it is about, and those who hear of both. */
+/* One after the other: the rank that has seen it, the one that gave it, and those that learn of
+ * both. */
 static int run_with_a_sight(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
 {
     static const uint32_t turns[] = {1, 2, 0, 3};
@@ -924,7 +925,7 @@ static void run_sight(struct crew *crew, struct sight *sight)
         expect_ended(crew, rank, rank == sight->rank ? COX_INVALID : COX_ABORTED);
 }
 
-/* Whoever has not seen the number itself hears of one that ended because of it, or of one that
+/* A rank that has not seen the number itself learns of one that ended because of it, or of one that
  * followed that one, or of both, each of which names the other; and names the rank that gave it. */
 static void p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is(void **state)
 {
@@ -944,8 +945,8 @@ static void p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is(void *
     }
 }
 
-/* Numbers that another rank has made good again since they were added up: the largest of those that
- * are left is nobody's fault. */
+/* Numbers that another rank has corrected since they were added up: the largest of those that are
+ * left is no rank's fault. */
 static void p10_b14_numbers_that_explain_nothing_name_nobody(void **state)
 {
     struct sight sight = {1, 2, 7};

@@ -155,8 +155,9 @@ static void m9_a_stop_among_callers_closes_them_all(void **state)
     }
 }
 
-/* Every one of them waits for something else: the reply of a rank that sleeps, room behind it,
- * whoever gathers, the command before. Freed under their feet, the executor lets them out first. */
+/* Each of them waits for something else: the reply of a rank that sleeps, room behind it, the
+ * gathering thread, the command before. If the executor is freed meanwhile, it lets them return
+ * first. */
 static void m9_a_free_lets_callers_out_first(void **state)
 {
     (void)state;
@@ -197,11 +198,11 @@ struct stay {
     bool stopped, left_alone;
 };
 
-/* Long enough for a free that waits for nobody; with ranks that leave at once it takes some
+/* Long enough for a free that does not wait; with ranks that leave at once it takes some
  * milliseconds. */
 #define STAY_MS 300
 
-/* Does not return before somebody has begun to free the group, and then some. */
+/* Returns some time after another thread has begun to free the group. */
 static void stay_visit(void *context, const struct cox_completion *completion)
 {
     struct stay *stay = context;

@@ -1,6 +1,6 @@
 /*
- * The life of one worker process: how it becomes a rank, and how it stops being one. The program is
- * its own worker: the first argument says what is odd about it.
+ * One worker process from start to end: how it becomes a rank, and how it stops being one. The
+ * program is its own worker: the first argument selects what is odd about it.
  */
 #include "testing.h"
 
@@ -33,7 +33,7 @@
 /* ---- the worker ---- */
 
 static struct cox_worker *self;
-static _Thread_local bool broken; /* the channel thread that was told so */
+static _Thread_local bool broken; /* the channel thread that must stop */
 
 /* Until the worker leaves. */
 static void *report_main(void *argument)
@@ -163,7 +163,7 @@ static int worker_main(int argc, char **argv)
     return r;
 }
 
-/* In place of the C library's: the kernel lets a worker that is told so sleep no more. It reads
+/* In place of the C library's: in a worker with this option the kernel refuses to sleep. It reads
  * arguments that were not given. */
 __attribute__((no_sanitize("address"))) long syscall(long number, ...)
 {
@@ -247,7 +247,7 @@ static void a_second_process_of_a_rank_is_refused(void **state)
     }
 }
 
-/* Those whose process stays attached for ever are refused as well, whoever is first. */
+/* Those whose process stays attached for ever are refused as well, whichever is first. */
 static void of_many_at_once_one_is_the_rank(void **state)
 {
     (void)state;
@@ -329,7 +329,7 @@ static void p2_a_rank_that_left_is_told_though_its_process_lives(void **state)
     }
 }
 
-/* The process that leaves and ends is dead, and how it ended is told. */
+/* The process that leaves and ends is dead, and how it ended is reported. */
 static void p2_a_rank_that_left_and_ended_is_dead(void **state)
 {
     (void)state;
@@ -560,8 +560,7 @@ static void p10_a_frame_that_is_written_again_is_not_served(void **state)
 
 /* ---- orphans ---- */
 
-/* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says
- * `text`. */
+/* On the supervisor's thread: prints which process the worker is, and dies at the line `text`. */
 static void die_at_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     const char *last = context;

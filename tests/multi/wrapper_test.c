@@ -33,7 +33,7 @@ static struct test_group *group_of(const char *const *command, uint32_t rank_cou
     return test_group_start(rank_count, &options);
 }
 
-/* The process that serves a rank, while it lives. */
+/* The process that serves a rank, while it is alive. */
 static struct cox_peer peer_of(struct test_group *g, uint32_t rank)
 {
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
@@ -139,7 +139,7 @@ static void m9_a_stop_ends_wrappers_that_stay(void **state)
         assert_true(peer_ends(&peers[rank]));
         cox_peer_close(&peers[rank]);
     }
-    test_await_lines(g, 0, "finalized", 1); /* who could, left in order */
+    test_await_lines(g, 0, "finalized", 1); /* those that could have left in order */
     test_group_free(g);
 }
 
@@ -156,7 +156,7 @@ static void m9_the_last_words_of_a_wrapper_are_heard(void **state)
     test_group_free(g);
 }
 
-/* The wrapper is alive and well, and not who should have replied. */
+/* The wrapper is alive, and is not the process that should have replied. */
 static void p3_a_report_names_who_serves(void **state)
 {
     (void)state;
@@ -177,7 +177,7 @@ static void p3_a_report_names_who_serves(void **state)
     test_group_free(g);
 }
 
-/* Of a group that does not start: who said "pid N", watched from then on. */
+/* Of a group that does not start: the process that printed "pid N", watched from then on. */
 struct said {
     pthread_mutex_t lock;
     struct cox_peer peer;

@@ -33,7 +33,7 @@ static const struct cox_model_config config = {
 };
 static const struct cox_share whole;
 
-/* The worker library's function; nobody gives a batch up here. */
+/* The worker library's function; no batch is cancelled here. */
 bool cox_batch_cancelled(const struct cox_batch *batch)
 {
     (void)batch;
@@ -47,8 +47,8 @@ struct finder {
     _Atomic uint64_t count, wrong;
 };
 
-/* The thread of the steps: an adapter that sequences have, and a name that nobody has loaded, so
- * that all are looked at. */
+/* The thread of the steps: looks up an adapter that sequences have, and a name that was never
+ * loaded, so that all are compared. */
 static void *find_main(void *context)
 {
     struct finder *finder = context;
@@ -69,8 +69,8 @@ static void load(struct cox_adapter_cache *adapters, const char *name, const cha
         fail_msg("%s", err.text);
 }
 
-/* The name of one that goes is looked at by who looks for another one (a sanitizer sees it where it
- * is gone too early). */
+/* The name of a removed adapter is compared in a lookup of another one (a sanitizer sees it if it
+ * was freed too early). */
 static void m13_adapters_go_while_others_are_looked_for(void **state)
 {
     (void)state;

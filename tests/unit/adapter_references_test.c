@@ -251,8 +251,8 @@ static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void 
     announce(request, 0, 10, "a");
     assert_int_equal(apply(request), 0);
     cox_table_commit(table);
-    /* Closed for good is only what has none; so that it stays closed, one is closed that nobody
-     * has. */
+    /* Only an adapter without users is closed for good; so that it stays closed, an unused one is
+     * closed. */
     assert_int_equal(cox_adapter_references_close(table_references, "b", 0, NULL, NULL, &count), 0);
     request = packed_new(COX_FORWARD_PREFILL, sequence);
     announce(request, 1, 11, "b");
@@ -273,8 +273,8 @@ static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void 
     assert_non_null(strstr(err.text, "lora_id of 129 bytes"));
 }
 
-/* All is announced anew while the adapter is waited for: what lives goes on, with the same or it is
- * a new use. */
+/* All is announced anew while the adapter is waited for: live sequences continue, with the same
+ * adapter or as a new use. */
 static void m13_what_lives_is_announced_again_under_a_closed_name(void **state)
 {
     (void)state;

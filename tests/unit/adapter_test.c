@@ -26,7 +26,7 @@
 /* The adapter whose B is zero. */
 #define ZERO 2
 
-/* The worker library's function; nobody gives a batch up here. */
+/* The worker library's function; no batch is cancelled here. */
 bool cox_batch_cancelled(const struct cox_batch *batch)
 {
     (void)batch;
@@ -240,7 +240,7 @@ static void m13_missing_or_broken_files_are_refused(void **state)
         assert_int_equal(cox_adapter_load(directory, &configs[0], &share, &adapter, &err),
                          COX_NOT_FOUND);
         assert_non_null(strstr(err.text, files[i]));
-        /* A folder, and a pipe that nobody writes to: neither is waited for. */
+        /* A folder, and a pipe without a writer: neither is waited for. */
         assert_int_equal(mkfifo(path, 0600), 0);
         assert_int_not_equal(cox_adapter_load(directory, &configs[0], &share, &adapter, NULL), 0);
         fixture_directory_remove(directory);

@@ -1,5 +1,5 @@
 /*
- * batcher, with several steps in flight: what is planned on tokens that nobody knows, and what
+ * batcher, with several steps in flight: what is planned on tokens that are not known yet, and what
  * becomes of it.
  */
 #include "engine/batching/batcher.h"
@@ -124,7 +124,7 @@ static void a_step_follows_before_the_token_is_known(void **state)
     assert_int_equal(two->kind, COX_STEP_DECODE);
     commit(batcher, 50, 0);
     assert_int_equal(stats(batcher).generated_tokens, 1);
-    /* The block of position 4 is told in the step that needs it. */
+    /* The block of position 4 is announced in the step that needs it. */
     const struct cox_step *three;
     assert_int_equal(cox_batcher_next(batcher, &three), 0);
     expect_row(three, 0, 1, 4, 1, false, true);
@@ -168,7 +168,7 @@ static void chunks_of_a_prompt_follow_each_other(void **state)
     cox_batcher_free(batcher);
 }
 
-/* It waits, the pool and the slots are full, and whoever is next would take what a row may still
+/* It waits, the pool and the slots are full, and the next sequence would take what a row may still
  * write to. */
 static void what_an_end_leaves_is_nobodys_while_a_row_is_in_flight(void **state)
 {
@@ -221,7 +221,7 @@ static void the_next_one_is_admitted_beside_what_an_end_leaves(void **state)
     step = publish(batcher, 4);
     expect_row(step, 0, 2, 4, 1, false, true);
     commit(batcher, STOP, 0);
-    step = publish(batcher, 5); /* the first one's slot was told of meanwhile */
+    step = publish(batcher, 5); /* the first one's slot was announced meanwhile */
     expect_row(step, 0, 3, 0, 4, true, true);
     assert_int_equal(step->rows[0].sequence->slot, 0);
     cox_batcher_free(batcher);
@@ -327,8 +327,8 @@ static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
     cox_batcher_free(batcher);
 }
 
-/* Who is preempted would be announced again with a token that nobody knows, and its blocks be
- * written to by two. */
+/* A preempted sequence would be announced again with an unknown token, and two would write to its
+ * blocks. */
 static void a_dry_pool_preempts_when_nothing_is_in_flight(void **state)
 {
     (void)state;
@@ -362,7 +362,7 @@ static void a_dry_pool_preempts_when_nothing_is_in_flight(void **state)
     cox_batcher_free(batcher);
 }
 
-/* The wait for the step in flight may show that nobody has to go. */
+/* Waiting for the step in flight may show that no sequence has to go. */
 static void an_end_in_flight_saves_a_preemption(void **state)
 {
     (void)state;
@@ -431,7 +431,7 @@ static void m10_what_is_held_has_no_row_in_flight(void **state)
     cox_batcher_free(batcher);
 }
 
-/* Whoever hears that it is done may take its adapter from ranks which then are asked for it. */
+/* A client that gets the end may unload its adapter from ranks which then still need it. */
 static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state)
 {
     (void)state;
@@ -463,7 +463,7 @@ static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state
     }
 }
 
-/* Nobody has heard of it yet, so nobody can have released it. */
+/* Its end was not reported yet, so no client can have released it. */
 static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
 {
     (void)state;
@@ -488,8 +488,8 @@ static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
     cox_batcher_free(batcher);
 }
 
-/* A step in flight tells of a slot and has its next owner, who leaves it, too: both are to be told
- * when that step comes to nothing, as often as it does. */
+/* A step in flight announces a slot's end and its next owner, which leaves it, too: both must be
+ * announced again when that step comes to nothing, as often as it does. */
 static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
 {
     (void)state;
@@ -517,7 +517,7 @@ static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
         expect_done(batcher, id, COX_FINISH_ERROR, 3);
         expect_done(batcher, id + 1, COX_FINISH_ERROR, 3);
         expect_nothing(batcher, COX_EMPTY);
-        /* Who left last, if there is no room for all. */
+        /* The last to leave, if there is no room for all. */
         assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
         assert_int_equal(ids[0] + ids[1], 2 * id + 1);
     }
@@ -576,7 +576,7 @@ struct ranks {
     int32_t tokens[IN_FLIGHT_MAX][8];
     uint32_t first, count;
     uint64_t sequence;
-    /* who writes to a block in steps in flight; 0: nobody */
+    /* which sequence writes to a block in steps in flight; 0: none */
     int64_t owner[BLOCK_COUNT];
     /* so many steps from now on */
     uint32_t until[BLOCK_COUNT];

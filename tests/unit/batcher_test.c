@@ -391,7 +391,7 @@ static void who_is_cancelled_gives_everything_back(void **state)
     assert_int_equal(step->row_count, 4);
     commit(batcher, 1, 50);
     uint32_t free_count = cox_batcher_free_blocks(batcher);
-    cox_batcher_cancel(batcher, &contexts[6]); /* nobody */
+    cox_batcher_cancel(batcher, &contexts[6]); /* none */
     assert_null(cox_batcher_done(batcher));
     cox_batcher_cancel(batcher, &contexts[1]); /* runs */
     cox_batcher_cancel(batcher, &contexts[5]); /* waits, the last */
@@ -408,7 +408,7 @@ static void who_is_cancelled_gives_everything_back(void **state)
         cox_sequence_free(done);
     }
     assert_null(cox_batcher_done(batcher));
-    /* Its slot is told as finished, and the other one that waited has it. */
+    /* Its slot is announced as finished, and the waiting one has it. */
     step = next(batcher);
     assert_int_equal(step->finished_count, 1);
     assert_int_equal(step->row_count, 4);
@@ -503,7 +503,7 @@ static void m10_a_held_sequence_keeps_its_blocks_until_it_is_released(void **sta
     int64_t id = held_id(batcher, true);
     assert_int_equal(cox_batcher_free_blocks(batcher), 14);
     assert_int_equal(cox_batcher_kv_leases(batcher)->count, 1);
-    /* The ranks still know it, so that nobody else gets its blocks. */
+    /* The ranks still know it, so no other sequence gets its blocks. */
     assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
     const struct cox_step *step;
     assert_int_equal(cox_batcher_next(batcher, &step), COX_EMPTY);

@@ -376,8 +376,8 @@ static void p9_moved_blocks_are_their_sequences(void **state)
     cox_cache_free(cache);
 }
 
-/* Every way to write a block goes on at once, whoever reads it, and nobody can have it any more
- * under its former generation. */
+/* All ways to write a block run at once, whichever process reads it, and it cannot be copied under
+ * its former generation any more. */
 static void p9_a_block_that_is_written_is_nobodys_whoever_reads_it(void **state)
 {
     const struct cox_block_pair in = {0, 0}, copy = {5, 0};

@@ -215,7 +215,7 @@ static void version_1_mounted_from_the_own_group_on(void **state)
     limited(&cgroup.memory, 67108864, 0, "/sys/fs/cgroup/my memory/memory.limit_in_bytes");
     /* The controller is at version 1, and not mounted: version 2 knows nothing of it. */
     assert_int_equal(cgroup.pids.state, COX_CGROUP_UNKNOWN);
-    put_v1("/docker/abc"); /* somebody else's, whose name only begins like that */
+    put_v1("/docker/abc"); /* another one's, whose name only begins like that */
     assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
 }
 

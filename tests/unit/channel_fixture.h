@@ -77,8 +77,8 @@ bool heard(int fd); /* blocks; false: end of file, or a minute passed */
  * the right to mount is missing. False: not permitted. */
 bool private_shm(const char *size);
 bool private_shm_possible(void);
-/* In a child of root: a /proc of its own that shows to other users their own processes alone, and
- * of these not who is not dumpable. False: not permitted. */
+/* In a child of root: a /proc of its own that shows other users only their own processes, and of
+ * these only dumpable ones. False: not permitted. */
 bool proc_hide(void);
 
 /* Puts one thing after the other under path that looks like the object but must not be taken for

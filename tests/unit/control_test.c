@@ -312,7 +312,7 @@ static void a_name_that_appears_is_complete(void **state)
     close(watch.seen[0]);
 }
 
-/* ---- who has the name ---- */
+/* ---- the holder of the name ---- */
 
 static void hold_the_name(void *context)
 {
@@ -652,8 +652,8 @@ static void create_late(void *context)
     CHECK(cox_control_create(&control, GROUP, &geometry, NULL) == COX_TAKEN);
 }
 
-/* Who was stopped with the leftovers open wins their lock later, when the name is somebody else's.
- */
+/* A process that was stopped with the leftovers open gets their lock later, when the name is
+ * another group's. */
 static void b54_a_late_sweeper_spares_the_next_group(void **state)
 {
     int status;
@@ -916,7 +916,7 @@ static void create_under_a_file_limit(void *context)
     CHECK(strstr(err.text, number));
     snprintf(number, sizeof number, " %" PRIu64 " ", size - short_of);
     CHECK(strstr(err.text, number));
-    /* Who makes a region without asking before is told the same. */
+    /* Creating a region without checking before gets the same error. */
     struct cox_region region = {0};
     err = (struct cox_error){0};
     CHECK(cox_region_create(&region, test_object("f"), size, &err) == COX_NO_SPACE);

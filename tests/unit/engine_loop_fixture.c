@@ -466,7 +466,7 @@ void executor_free(struct cox_executor *executor)
     free(executor);
 }
 
-/* Its one rank does what it is told. */
+/* Its one rank does what the test sets. */
 int cox_executor_lora_results(struct cox_executor *executor,
                               const struct Coxswain__LoraOperationRequest *request,
                               uint64_t deadline_ns, struct cox_lora_result *ret_results,

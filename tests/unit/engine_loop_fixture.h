@@ -85,7 +85,7 @@ struct cox_executor {
     struct fixture_pull held[FIXTURE_PULLS_MAX];
     uint32_t held_count;
     uint64_t pull_count;
-    /* pulls that the rank was told to leave */
+    /* pulls that the rank was told to cancel */
     uint32_t leave_count;
     /* the rank owes a reply on the transfer channel */
     bool late;

@@ -347,7 +347,7 @@ static void m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at(void **state)
     executor_free(executor);
 }
 
-/* Not for ever, so that an engine loop that goes on for ever fails here. */
+/* Not for ever, so that an engine loop that never ends fails here. */
 static int every_second_rejected(uint64_t number)
 {
     return number > 100 ? COX_DIVERGED : number % 2 ? 0 : COX_REJECTED;
@@ -498,7 +498,7 @@ static void p8_a_recovered_group_is_told_everything_again(void **state)
         options.recover_context = &recoveries;
         executor->script.status = dies_now_and_then;
         executor->script.submit = refuses_now_and_then;
-        /* Otherwise what was refused is told by the base of the next step, and there is none. */
+        /* Otherwise the base of the next step shows what was refused, and there is none. */
         if (options.nested)
             executor->script.cleanup = cleanup_refuses_now_and_then;
         executor->script.loses_table = seed % 2;
@@ -512,8 +512,7 @@ static void p8_a_recovered_group_is_told_everything_again(void **state)
     }
 }
 
-/* Nothing was wrong with the group: the limit stands. It cannot be recovered: that is what is told.
- */
+/* The group had no failure: the limit stands. Without recovery, that is the error. */
 static void p8_what_is_not_recovered_ends_the_run(void **state)
 {
     (void)state;
@@ -573,7 +572,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     feeder->free_min = free_count < feeder->free_min ? free_count : feeder->free_min;
     if (feeder->cancel_at >= 0 && feeder->next > feeder->cancel_at + 20) {
         cox_engine_loop_cancel(feeder->engine_loop, &expectations[feeder->cancel_at]);
-        cox_engine_loop_cancel(feeder->engine_loop, feeder); /* nobody's */
+        cox_engine_loop_cancel(feeder->engine_loop, feeder); /* no client's */
         feeder->cancel_at = -1;
     }
     if (idle) {

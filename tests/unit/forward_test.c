@@ -21,7 +21,7 @@
 #define ROW_COUNT_MAX 24u
 #define TABLE_LENGTH 40u
 
-/* The worker library's function; here the batch is given up after so many questions. */
+/* The worker library's function; here the batch is cancelled after so many calls. */
 static int aborted_after = -1;
 
 bool cox_batch_cancelled(const struct cox_batch *batch)
@@ -141,7 +141,7 @@ struct bench {
     struct cox_batch batch;
 };
 
-/* Adds tokens [position, position + count) of a sequence that lives in blocks from first_block. */
+/* Adds tokens [position, position + count) of a sequence whose blocks begin at first_block. */
 static void add_row(struct bench *bench, const int32_t *tokens, uint32_t position, uint32_t count,
                     uint32_t first_block)
 {

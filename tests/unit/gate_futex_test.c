@@ -1,4 +1,4 @@
-/* The gate over futexes: one wake-up for everybody, the last reply wakes, hints count. */
+/* The gate over futexes: one wakeup for all ranks, the last reply wakes, hints count. */
 #include "channel/shm/gate.h"
 
 #include <fcntl.h>
@@ -279,7 +279,7 @@ static void b48_the_calendar_does_not_matter(void **state)
 #endif
 #endif
 
-static volatile sig_atomic_t ticks, ringing_tick; /* 0: none of them rings */
+static volatile sig_atomic_t ticks, ringing_tick; /* 0: none of them wakes */
 
 static void on_tick(int number)
 {
@@ -364,8 +364,7 @@ static void p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody(void
     }
 }
 
-/* Else the first ring, by the count, would be for nobody while one rank sleeps, and that for good.
- */
+/* Otherwise the first wake, by the count, would find no sleeper while one rank sleeps, for good. */
 static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void **state)
 {
     uint32_t which = 0;
@@ -410,7 +409,7 @@ static void there_is_nothing_to_take_or_to_settle(void **state)
         cox_gate_absorb(&coordinator, 3, (enum cox_wakeup)b);
         assert_memory_equal(&before, shared, sizeof before);
     }
-    /* Only what somebody sleeps on is worth a system call. */
+    /* Only words with a sleeper are worth a system call. */
     assert_int_equal(wakes_made(), 2);
 }
 
@@ -435,7 +434,7 @@ static void who_sleeps_on_what_nobody_rings_is_a_programmer_error(void **state)
     cox_gate_close(&error);
 }
 
-/* ---- a ring that the rank cannot write ---- */
+/* ---- a word that the rank cannot write ---- */
 
 static void sleep_read_only(void *context)
 {

@@ -209,8 +209,8 @@ static int wakeup_count(const struct cox_semaphore *wakeup)
     return value;
 }
 
-/* Whoever slept settles without a token, whoever did not takes one, and who was faster than the
- * post takes it later. */
+/* A waiter that slept absorbs without a token, one that did not sleep takes one, and one that was
+ * faster than the post takes it later. */
 static void settling_matches_every_token_once(void **state)
 {
     enum cox_wakeup b = COX_WAKEUP_RESPONSE_CONSUME;
@@ -259,9 +259,9 @@ static void settling_matches_every_token_once(void **state)
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
 }
 
-/* Events happen in the events, are posted a little later, and are settled once seen; waits come
- * whenever. However these mix: right after a settle no token is left beyond those of events that
- * are posted and not settled, and who is owed nothing finds a token for the next event. */
+/* Events happen, are posted a little later, and are absorbed once seen; waits come at any time.
+ * However these mix: right after an absorb no token is left beyond those of events that are posted
+ * and not absorbed, and a waiter that is owed nothing finds a token for the next event. */
 static void counts_do_not_drift_over_any_interleaving(void **state)
 {
     enum cox_wakeup b = COX_WAKEUP_RESPONSE_CONSUME;

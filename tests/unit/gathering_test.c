@@ -14,8 +14,8 @@
 
 #include "coordinator/collector/gathering.h"
 
-/* A block without a page costs the rank that lays claim to it nothing; whoever copied it would take
- * all the memory there is. */
+/* A block without a page costs the rank that claims it nothing; copying it would take all memory.
+ */
 static void m4_b33_an_reply_larger_than_what_is_free_is_refused(void **state)
 {
     (void)state;

@@ -33,7 +33,7 @@ static void refused(uint32_t rank_count, const struct cox_geometry_choice *choic
     assert_int_equal(cox_geometry_resolve(rank_count, choice, &geometry, NULL), COX_INVALID);
 }
 
-/* Everything a frame or slot may touch lies inside its region and in nobody else's part. */
+/* All bytes that a frame or slot may touch lie inside its region and in no other part. */
 static void check_frames_and_slots(const struct cox_geometry *g)
 {
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {

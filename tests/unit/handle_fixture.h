@@ -29,7 +29,7 @@ void call_deny(uint32_t number, uint64_t argument, int error);
 void argument_deny(uint32_t number, unsigned which, uint32_t argument, int error);
 bool filters_possible(void);
 
-/* In a child of root: another user, to whom /proc is as to anybody. */
+/* In a child of root: another user, with ordinary rights in /proc. */
 void user_change(uid_t uid);
 
 #endif

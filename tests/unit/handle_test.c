@@ -577,7 +577,7 @@ static void l17_the_same_bytes_and_flags_are_open_once(void **state)
     assert_int_equal(((const uint8_t *)two->base)[1999], object_byte(14, 1999));
     cox_importer_close(importer, two);
     cox_importer_close(importer, three);
-    assert_int_equal(fd_count(), fds); /* B29: nothing stays open for what nobody uses */
+    assert_int_equal(fd_count(), fds); /* B29: nothing stays open for unused handles */
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
     assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &none, NULL),
                      COX_NOT_FOUND);
@@ -960,8 +960,8 @@ static void l14_b26_nobody_consents_unless_asked(void **state)
     assert_int_equal(WTERMSIG(status), SIGSYS);
 }
 
-/* The kernel's reply is the filter's, which tells to whom: EDOM, to process 4711; ERANGE, to
- * everybody. */
+/* The kernel's reply is the filter's, which shows the target: EDOM, to process 4711; ERANGE, to
+ * all. */
 static void consents_as_asked(void *context)
 {
     struct cox_exporter *own = NULL;
@@ -976,7 +976,7 @@ static void consents_as_asked(void *context)
     CHECK(cox_handle_consent(COX_CONSENT_ANY, 0) == -ERANGE);
     CHECK(cox_handle_consent(COX_CONSENT_ANY, 4711) == -ERANGE);
     CHECK(cox_handle_consent(COX_CONSENT_PROCESS, 0) == COX_INVALID);
-    CHECK(cox_handle_consent(COX_CONSENT_PROCESS, -1) == COX_INVALID); /* would be everybody */
+    CHECK(cox_handle_consent(COX_CONSENT_PROCESS, -1) == COX_INVALID); /* would be all processes */
     CHECK(cox_handle_consent((enum cox_handle_consent)3, 1) == COX_INVALID);
     CHECK(cox_exporter_new(&options, &own, &err) == -EDOM && !own);
     CHECK(strstr(err.text, "PR_SET_PTRACER"));

@@ -58,7 +58,7 @@ static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
         assert_int_equal(read.request_size_min | read.response_size_min, 0);
         for (size_t at = 12; at < 56; at++) {
             if ((at >= 16 && at < 24) || (at >= 28 && at < 32) || (at >= 36 && at < 40))
-                continue; /* flags, fds, reserved: everybody's */
+                continue; /* flags, fds, reserved: of every role */
             frame[at] = 1;
             assert_int_equal(parse(frame, &read, "are a worker's"), COX_INVALID);
             frame[at] = 0;

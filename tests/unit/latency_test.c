@@ -72,7 +72,7 @@ static void p3_every_value_of_64_bits_has_a_bucket(void **state)
     assert_close(told_alone(UINT64_MAX), UINT64_MAX);
 }
 
-/* What falls into one bucket is told as one value, and a larger value never as a smaller one. */
+/* Values of one bucket are reported as one value, and a larger value never as a smaller one. */
 static void p3_buckets_are_in_order(void **state)
 {
     (void)state;

@@ -223,7 +223,7 @@ static void m10_links_that_cannot_be_say_why(void **state)
     set(links, "layout", 1, &remote.kv);
     expect_state(links, "layout", COX_LINK_SUCCESS, 0, "");
 
-    /* Own blocks lie otherwise from now on, and nothing is kept of who does not fit. */
+    /* Own blocks have another layout from now on, and links that do not fit are dropped. */
     cox_links_use_layout(links, &kv.layout);
     expect_state(links, "layout", COX_LINK_FAILED, COX_INVALID, "head_dim 4 there, 5 here");
     assert_int_equal(mapping_count(), 1);
@@ -301,8 +301,8 @@ static void expect_mappings(uint32_t count)
     assert_int_equal(mapping_count(), count);
 }
 
-/* What the dead had is memory of nobody's but ours: it goes although nobody looks at the links; but
- * not under who reads it. */
+/* Memory of dead owners is mapped only here: it is released although no pull uses the links; but
+ * not during a read. */
 static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
 {
     struct remote remote;
@@ -328,7 +328,7 @@ static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
     const uint32_t each = (mapping_count() - before) / 3;
     assert_true(each > 0);
     assert_int_equal(cox_links_take(links, "G1", 1, &link, NULL), 0);
-    /* One whose end is not waited for any more is in nobody's way. */
+    /* A link whose end is not waited for any more blocks no other. */
     assert_int_equal(cox_links_remove(links, "G2"), 0);
     expect_mappings(before + 2 * each);
     other_kill(pids[2]);

@@ -51,7 +51,7 @@ static void refused(struct arguments arguments, const char *a, const char *b)
     struct cox_error err = {0};
     memset(&options, 0x5a, sizeof options);
     options.size = sizeof options;
-    options.control_socket[0] = '\0'; /* with one, nothing else need be told */
+    options.control_socket[0] = '\0'; /* with one, nothing else need be given */
     kept = options;
     assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, &err),
                      COX_INVALID);
@@ -138,7 +138,7 @@ static void m14_the_legacy_command_line_alone_is_enough(void **state)
     assert_int_equal(options.rank_count, 4);
     assert_int_equal(options.device, 6);
     assert_int_equal(options.parent_pid, 77);
-    assert_int_equal(options.incarnation, 1); /* the first life */
+    assert_int_equal(options.incarnation, 1); /* the first incarnation */
     assert_int_equal(arguments.argc, 1);
     assert_null(arguments.argv[1]);
 }

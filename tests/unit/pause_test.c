@@ -24,8 +24,7 @@ static void on_detailed(int number, siginfo_t *info, void *context)
     detailed_count += number == SIGURG && info && context;
 }
 
-/* A host that uses the signal itself goes on to get it, while the library listens and afterwards.
- */
+/* A host that uses the signal itself still gets it, while the library listens and afterwards. */
 static void m12_the_hosts_own_signal_still_reaches_it(void **state)
 {
     (void)state;

@@ -197,7 +197,7 @@ static void b25_a_reused_pid_is_not_the_old_process(void **state)
     bool asked = fd >= 0 && write(fd, number, (size_t)length) == length;
     cox_close_fd(&fd);
     pid_t again = sleeper(NULL);
-    if (!asked || again != pid) { /* not permitted, or somebody was faster */
+    if (!asked || again != pid) { /* not permitted, or another process was faster */
         kill(again, SIGKILL);
         child_status(again);
         cox_peer_close(&old);
@@ -238,7 +238,7 @@ static void look_at_hidden(void *context)
     CHECK(cox_peer_start_time(getpid(), &start) == 0);
 }
 
-/* hidepid: what is of the dead alone is swept, and who cannot be seen is not dead. */
+/* hidepid: only what dead processes left is swept, and a hidden process is not dead. */
 static void b25_who_is_hidden_in_proc_is_not_dead(void **state)
 {
     (void)state;
@@ -305,7 +305,7 @@ static void stopped_is_told_from_running_and_dead(void **state)
     assert_false(cox_peer_stopped(pid));
 }
 
-/* Time that is used is seen in the clock of who used it, and of nobody else. */
+/* Processor time shows in the clock of the process that used it, and of no other. */
 static void processor_time_is_of_its_process(void **state)
 {
     uint64_t own[2], others[2];

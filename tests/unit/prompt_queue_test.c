@@ -462,7 +462,7 @@ static void m13_prompts_count_as_uses_until_they_are_done(void **state)
     assert_true(executor->lora_row_count > 0);
     assert_int_equal(uses_of(lora, "a"), 0);
     assert_int_equal(uses_of(lora, "b"), 0);
-    /* Those that are given up, running or waiting, do not stay uses. */
+    /* Cancelled ones, running or waiting, do not stay uses. */
     for (uint64_t i = 0; i < 40; i++)
         assert_int_equal(submit_with(&other, i, 100, true, "a"), 0);
     assert_int_equal(uses_of(lora, "a"), 40);

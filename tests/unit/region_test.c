@@ -239,8 +239,7 @@ static void an_object_that_is_too_small_is_corrupt(void **state)
         assert_int_equal(fd_count(), fds);
     }
     struct cox_region region = {0};
-    assert_int_equal(truncate(object_path(), 0),
-                     0); /* nothing to map, even for who asks for nothing */
+    assert_int_equal(truncate(object_path(), 0), 0); /* nothing to map, even without access */
     assert_int_equal(cox_region_attach(&region, test_object("a"), 0, COX_REGION_READ, NULL),
                      COX_CORRUPT);
     assert_int_equal(truncate(object_path(), 8192), 0);

@@ -211,7 +211,7 @@ static void m3_an_impossible_length_is_corrupt(void **state)
         assert_int_equal(cox_request_read(&group.channel, 1, 0, &request), COX_CORRUPT);
         assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
         assert_null(request.bytes);
-        /* Whether somebody waits for a reply is known all the same. */
+        /* Whether a reply is expected is known all the same. */
         assert_int_equal(request.sequence, 1);
         assert_int_equal(request.type, 1);
         atomic_store(&shared->frames[1].length, lengths[i]); /* both lie alike */

@@ -104,7 +104,7 @@ static uint64_t size_of(int fd)
     return (uint64_t)st.st_size;
 }
 
-/* No way to change the size, for anybody. */
+/* No process can change the size. */
 static void refuse_sizes(int fd)
 {
     off_t size = (off_t)size_of(fd), page = size % HUGE ? PAGE : HUGE;
@@ -247,7 +247,7 @@ static void requests_stay(bool huge_pages)
     assert_memory_equal(control.region.base, before, size);
     for (int f = 0; f < COX_SEALED_FD_COUNT; f++)
         close(given[f]);
-    /* Who made it goes on writing. */
+    /* The creator continues to write. */
     memset((uint8_t *)control.region.base + PAGE, 0xa5, PAGE);
     free(before);
     gone();
@@ -259,7 +259,7 @@ static void b16_p10_a_rank_cannot_write_the_request_memory(void **state)
     requests_stay(false);
 }
 
-/* Also what a rank may write has its size for ever, so that nobody who has mapped it ends by
+/* Memory that a rank may write has a fixed size, too, so that no process that has mapped it gets
  * SIGBUS. */
 static void attack_own(void *context)
 {
@@ -293,7 +293,7 @@ static void b16_p10_holes_in_a_rank_s_own_memory_are_zeros_to_the_others(void **
     assert_int_equal(sum_of(&sealed.ranks[1]), 0);
     assert_int_equal(sum_of(&sealed.wake), 0);
     assert_int_equal(sum_of(&sealed.ranks[2]), sealed.ranks[2].size);
-    /* And is memory again as soon as somebody writes. */
+    /* And is allocated again at the first write. */
     memset(sealed.ranks[1].base, 1, sealed.ranks[1].size);
     assert_int_equal(sum_of(&sealed.ranks[1]), sealed.ranks[1].size);
     gone();
@@ -390,7 +390,7 @@ static int forged(const struct cox_region *region, uint64_t cut, unsigned seals)
 
 static const struct cox_region *region_of(enum cox_sealed_fd which)
 {
-    static uint8_t bytes[64 << 10]; /* nobody looks at them here */
+    static uint8_t bytes[64 << 10]; /* not checked here */
     static struct cox_region words = {.base = bytes}, values = {.base = bytes};
     words.size = cox_geometry_group_words_size();
     values.size = cox_geometry_group_payload_size();
@@ -544,7 +544,7 @@ struct ghost {
     int begin[2], end[2];
 };
 
-/* The others cannot write what a rank writes in the rank group: neither those who get it, nor the
+/* The others cannot write what a rank writes in the rank group: neither its receivers, nor the
  * coordinator, nor another part of the rank. */
 static void attack_group(int fd, uint64_t size)
 {
@@ -577,7 +577,7 @@ static void write_group(void *context)
     for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++) {
         memcpy(own.group[i].base, text, sizeof text);
         attack_group(given[COX_SEALED_GROUP + i], own.group[i].size);
-        /* Not even a hole by who may write. */
+        /* Not even a hole by a process that may write. */
         REFUSED(madvise(own.group[i].base, own.group[i].size, MADV_REMOVE));
         CHECK(memcmp(own.group[i].base, text, sizeof text) == 0);
     }
@@ -604,7 +604,7 @@ static void b16_p10_nobody_writes_what_another_rank_says_in_the_rank_group(void 
     cox_sealed_hand_out(&sealed, 1, given);
     for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++) {
         uint64_t size = size_of(given[COX_SEALED_GROUP + i]);
-        /* Before its rank has it, it is given to nobody. */
+        /* Before its rank has it, it is given to no other process. */
         assert_int_equal(cox_sealed_check_group(given[COX_SEALED_GROUP + i], size, "it", NULL),
                          COX_DENIED);
     }
@@ -695,7 +695,7 @@ static void a14_a18_requests_and_replies_pass_without_a_socket(void **state)
     gone();
 }
 
-/* ---- the next life of a rank ---- */
+/* ---- the next incarnation of a rank ---- */
 
 static void haunt(void *context)
 {
@@ -714,7 +714,7 @@ static void p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere(void **s
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     assert_int_equal(pipe2(ghost.begin, O_CLOEXEC) | pipe2(ghost.end, O_CLOEXEC), 0);
-    /* A copy: with the number alone the child would have the next life's. */
+    /* A copy: with the number alone the child would have that of the next incarnation. */
     pid_t pid = child_start(haunt, &ghost);
     cox_close_fd(&ghost.begin[1]); /* one that fails is heard to end */
     assert_true(heard(ghost.begin[0]));
@@ -903,7 +903,7 @@ static void a19_b16_huge_pages_are_used_where_no_rank_can_punch_holes(void **sta
     gone();
     if (size == HUGE)
         requests_stay(true);
-    if (!there && size != HUGE) { /* somebody else has taken them, or none could be made */
+    if (!there && size != HUGE) { /* another process has taken them, or none could be made */
         skip();
         return;
     }

@@ -295,7 +295,7 @@ static void g2a_glibc_and_this_wake_each_other(void **state)
         assert_int_equal(await_semaphore(&reply), 0);
     }
     child_join(pid);
-    /* Nobody is left in the words. */
+    /* No sleeper is left in the words. */
     assert_true(atomic_load(cox_semaphore_words(&own)) == 0);
     assert_true(atomic_load(cox_semaphore_words(&reply)) == 0);
     cox_semaphore_detach(&reply);
@@ -303,7 +303,7 @@ static void g2a_glibc_and_this_wake_each_other(void **state)
     gone(&own);
 }
 
-/* ---- words that somebody wrote over ---- */
+/* ---- overwritten words ---- */
 
 static void fill(struct cox_semaphore *semaphore, unsigned kind, unsigned byte, uint64_t *random)
 {
@@ -355,7 +355,7 @@ static void wait_and_tell(void *context)
     CHECK(cox_semaphore_wait(&semaphore, COX_DEADLINE_NEVER) == *(const int *)context);
 }
 
-/* Who sleeps, though the words do not know it any more, or who finds no token when it wakes up. */
+/* A sleeper that the words no longer count, or which finds no token when it wakes up. */
 static void g2a_a_wake_up_gets_through_whatever_the_words_say(void **state)
 {
     static int expected[] = {0, COX_EMPTY};

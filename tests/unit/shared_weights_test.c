@@ -107,7 +107,7 @@ static void expect_offer(const struct cox_weights_announcement *announcement, ui
     close(fd);
 }
 
-/* Nothing of it is left in this process, and nobody can come to it. */
+/* Nothing of it is left in this process, and no process can open it. */
 static void expect_gone(const struct cox_weights_announcement *announcement)
 {
     int fd = -1;
@@ -116,8 +116,7 @@ static void expect_gone(const struct cox_weights_announcement *announcement)
         COX_NOT_FOUND);
 }
 
-/* What other groups are told: so many other lives since the beginning, and the model of the folder.
- */
+/* What other groups read: so many changes since the beginning, and the model of the folder. */
 static void expect_told(uint64_t changes, const char *folder)
 {
     assert_int_equal(f.executor->kv_changes, changes);
@@ -373,7 +372,7 @@ static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(
     close(wake_fd);
 }
 
-/* What a step that never works comes to; the engine loop ends, and whoever waits is told. */
+/* The end of a step that never works: the engine loop ends, and waiting callers get the error. */
 static int diverged(uint64_t number)
 {
     (void)number;

@@ -228,7 +228,7 @@ static void few_fds(void *context)
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     CHECK(cox_socket_receive(ends[1], &byte, 1, came, 8, &count, PATIENCE) == -EMFILE);
     CHECK(fd_count() == before);
-    /* What was lost is lost, the connection goes on. */
+    /* What was lost is lost, the connection works on. */
     fds_close(sent, 5);
     CHECK(cox_socket_receive(ends[1], &byte, 1, came, 8, &count, PATIENCE) == 0);
     CHECK(byte == 'y' && count == 8);
@@ -475,7 +475,7 @@ static void k28_processes_find_each_other_by_a_name(void **state)
     assert_int_equal(st.st_size, 4242);
     child_join(pid);
     close(came);
-    /* Without its name what is connected stays; nobody new comes. */
+    /* Without its name existing connections stay; new ones are impossible. */
     assert_int_equal(cox_socket_unlink(path, &err), 0);
     assert_int_equal(cox_socket_unlink(path, &err), 0);
     assert_int_equal(cox_socket_receive(fd, &byte, 1, NULL, 0, NULL, PATIENCE), COX_CLOSED);
@@ -498,8 +498,7 @@ static void k28_b4_a_name_of_the_dead_is_told_and_can_be_removed(void **state)
     close(listening);
     assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), COX_CLOSED);
     assert_non_null(strstr(err.text, "nobody listens"));
-    assert_int_equal(cox_socket_listen(path, &again, &err),
-                     COX_TAKEN); /* whoever removes it says so */
+    assert_int_equal(cox_socket_listen(path, &again, &err), COX_TAKEN); /* the remover reports it */
     assert_true(again == -1 && fd == -1);
     assert_int_equal(cox_socket_unlink(path, &err), 0);
     assert_int_equal(cox_socket_listen(path, &listening, &err), 0);
@@ -600,7 +599,7 @@ static void k28_b2_each_wait_ends_at_its_deadline(void **state)
     while (r == 0 && count < 1000)
         if ((r = cox_socket_connect(path, cox_deadline_after_ms(10), &fds[count], &err)) == 0)
             count++;
-    assert_int_equal(r, COX_TIMEOUT); /* nobody takes them */
+    assert_int_equal(r, COX_TIMEOUT); /* they are not received */
     assert_int_equal(cox_socket_accept(listening, PATIENCE, &fd), 0);
     close(fd);
     assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), 0);

@@ -1,4 +1,4 @@
-/* Looking before a sleep: who may, for how long, and how often in vain. */
+/* Spinning before a sleep: when it is allowed, for how long, and how often in vain. */
 #include "channel/base/spin.h"
 
 #include <sched.h>

@@ -998,7 +998,7 @@ static void s1_nested_groups_of_several_sequences(void **state)
     }
 }
 
-/* ---- mixed steps: is_req_prefill says who computes its prompt ---- */
+/* ---- mixed steps: is_req_prefill marks the sequences that compute their prompt ---- */
 
 static void nested_prefill(Metadata *m, const protobuf_c_boolean *prefill, size_t count)
 {
@@ -1031,7 +1031,7 @@ static void s1_nested_chunks_have_their_own_tokens_alone(void **state)
 {
     (void)state;
     for (int how = 0; how < 4;
-         how++) { /* 1: no split; 2: all tokens so far; 3: a step is given up */
+         how++) { /* 1: no split; 2: all tokens so far; 3: a step is cancelled */
         for (int32_t chunk = 0; chunk < 3; chunk++) {
             for (int turn = how == 3 ? 0 : 1; turn < 2; turn++) {
                 Request *request = request_new(COX_FORWARD_MIXED);
@@ -1069,7 +1069,7 @@ static void s1_nested_chunks_that_follow_nothing_are_refused(void **state)
     (void)state;
     Request *request = request_new(COX_FORWARD_MIXED);
     nested_split(nested_chunk(request, 8, 3, 3), 3, 6, false);
-    refuse(request, COX_STALE); /* nobody knows the tokens before */
+    refuse(request, COX_STALE); /* the tokens before are unknown */
     request = request_new(COX_FORWARD_MIXED);
     nested_split(nested_chunk(request, 8, 0, 3), 0, 3, false);
     advance(request, 0);

@@ -370,7 +370,7 @@ static void m11_what_cannot_be_sent_waits_or_fails(void **state)
         struct fixture_pull pull = sent(&f, "other.1.1");
         executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
         expect_end(&f, 1, COX_PULL_SUCCESS, 0, true);
-        /* One that never finds room ends at its deadline, and nobody wrote anything. */
+        /* A pull that never finds room ends at its deadline, and nothing was written. */
         submit_result = waits[i];
         begin_with(&f, 2, cox_now_ns() + 1000000, 0);
         while (status(&f).running)
@@ -597,7 +597,7 @@ static void on_awaited(void *context, const int32_t *blocks, uint32_t count)
     chance->fates[blocks[0] / 3].awaited = true;
 }
 
-/* Another engine loop: all blocks are its own, but for those that it is told of. */
+/* Another engine loop: all blocks are its own, except those that it must keep apart. */
 static void begin_anew(struct chance *chance)
 {
     cox_transfers_abandon(chance->f->transfers);
@@ -654,7 +654,7 @@ static void do_something(struct chance *chance)
     }
 }
 
-/* Whatever comes in between, each pull ends once, and its blocks are given back once, when nobody
+/* Whatever comes in between, each pull ends once, and its blocks are released once, when nothing
  * writes to them. */
 static void p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once(void **state)
 {

@@ -1,4 +1,4 @@
-/* Images of the model's weights (channel/shm/region.h), which nobody can change, and how a rank
+/* Images of the model's weights (channel/shm/region.h), which no process can change, and how a rank
  * takes one after the other. */
 #include "engine/rank/weights_subscriber.h"
 #include "worker/sequences/weights_candidate.h"

@@ -1080,7 +1080,7 @@ static void odd_but_legal_bytes(void **state)
     struct cox_arena *arena = *state;
     Request *request = NULL;
 
-    /* An execute type nobody knows: kept as the number it is. */
+    /* An unknown execute type: kept as the number it is. */
     assert_int_equal(unpack_request(arena, &request, 0x08, 0x63), 0);
     assert_int_equal(request->execute_type, 99);
     assert_string_equal(cox_wire_type_name((uint32_t)request->execute_type), "unknown");
@@ -1088,7 +1088,7 @@ static void odd_but_legal_bytes(void **state)
     assert_int_equal(unpack_request(arena, &request, 0x08, 0xff, 0xff, 0xff, 0xff, 0x0f), 0);
     assert_string_equal(cox_wire_type_name((uint32_t)request->execute_type), "unknown");
 
-    /* Fields nobody knows, of every wire type: kept, and packed again. */
+    /* Unknown fields, of every wire type: kept, and packed again. */
     assert_int_equal(unpack_request(arena, &request, 0xb8, 0x17, 0x05, 0x08, 0x01, 0xbd, 0x17, 1, 2,
                                     3, 4, 0xb9, 0x17, 1, 2, 3, 4, 5, 6, 7, 8, 0xba, 0x17, 0x01,
                                     'x'),
