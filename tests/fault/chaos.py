@@ -167,7 +167,7 @@ def undisturbed(name):
 
 
 @test
-def test_p7_b4_nothing_is_left_whoever_is_killed_whenever():
+def test_p7_b4_nothing_is_left_whichever_process_is_killed_whenever():
     count = collections.Counter()
     number = 0
     while count["kills"] < options.kills:

@@ -191,7 +191,7 @@ static void b15_a_client_that_finds_no_memory_leaves_none(void **state)
     cox_close_fd(&wake_fd);
 }
 
-static void b15_b19_b47_a_question_leaks_nothing_and_tells_what_failed_first(void **state)
+static void b15_b19_b47_a_query_leaks_nothing_and_reports_the_first_failure(void **state)
 {
     (void)state;
     EACH(questions, countdown_once);
@@ -205,7 +205,7 @@ int main(int argc, char **argv)
         TEST(b15_b19_a_service_is_made_whole_or_not_at_all),
         TEST(b15_a_client_that_finds_no_memory_leaves_none),
         cmocka_unit_test_setup_teardown(
-            b15_b19_b47_a_question_leaks_nothing_and_tells_what_failed_first, questions_begin,
+            b15_b19_b47_a_query_leaks_nothing_and_reports_the_first_failure, questions_begin,
             questions_end),
     };
     if (argc == 3 && strcmp(argv[1], "serve") == 0)

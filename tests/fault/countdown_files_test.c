@@ -578,7 +578,7 @@ static void thrice(const struct countdown_subject *subject)
     countdown_interrupted(subject);
 }
 
-static void b15_b19_files_are_closed_and_their_first_failure_is_told(void **state)
+static void b15_b19_files_are_closed_and_their_first_failure_is_reported(void **state)
 {
     (void)state;
     thrice(&read_file);
@@ -627,7 +627,7 @@ static void b15_b19_texts_are_read_whole_or_not_at_all(void **state)
     own_tokenizer = cox_tokenizer_free(own_tokenizer);
 }
 
-static void b19_look_ups_tell_the_first_failure(void **state)
+static void b19_look_ups_report_the_first_failure(void **state)
 {
     (void)state;
     thrice(&find_worker);
@@ -649,10 +649,10 @@ static void b19_a_plan_is_made_whole_or_not_at_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b15_b19_files_are_closed_and_their_first_failure_is_told),
+        TEST(b15_b19_files_are_closed_and_their_first_failure_is_reported),
         TEST(b15_b19_a_model_is_loaded_whole_or_not_at_all),
         TEST(b15_b19_texts_are_read_whole_or_not_at_all),
-        TEST(b19_look_ups_tell_the_first_failure),
+        TEST(b19_look_ups_report_the_first_failure),
         TEST(b19_a_plan_is_made_whole_or_not_at_all),
     };
     json_set_alloc_funcs(countdown_malloc, countdown_free);

@@ -502,7 +502,7 @@ static void b15_a_launch_is_undone_when_any_call_fails_also_in_the_child(void **
     countdown_interrupted(&process_launch);
 }
 
-static void b19_a_launch_tells_the_first_of_many_failures(void **state)
+static void b19_a_launch_reports_the_first_of_many_failures(void **state)
 {
     (void)state;
     countdown_sticky(&process_plan);
@@ -516,7 +516,7 @@ static void b15_no_worker_outlives_a_supervisor_that_could_not_start(void **stat
     countdown_interrupted(&process_supervisor);
 }
 
-static void b19_a_supervisor_tells_the_first_of_many_failures(void **state)
+static void b19_a_supervisor_reports_the_first_of_many_failures(void **state)
 {
     (void)state;
     countdown_sticky(&process_supervisor);
@@ -530,7 +530,7 @@ static void b4_b15_nothing_is_left_of_a_group_when_any_call_of_its_start_fails(v
     countdown_once(&group_executor);
 }
 
-static void b19_a_group_tells_the_first_of_many_failures(void **state)
+static void b19_a_group_reports_the_first_of_many_failures(void **state)
 {
     (void)state;
     executor_choose(1, false);
@@ -605,11 +605,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fails),
         TEST(b15_a_launch_is_undone_when_any_call_fails_also_in_the_child),
-        TEST(b19_a_launch_tells_the_first_of_many_failures),
+        TEST(b19_a_launch_reports_the_first_of_many_failures),
         TEST(b15_no_worker_outlives_a_supervisor_that_could_not_start),
-        TEST(b19_a_supervisor_tells_the_first_of_many_failures),
+        TEST(b19_a_supervisor_reports_the_first_of_many_failures),
         TEST(b4_b15_nothing_is_left_of_a_group_when_any_call_of_its_start_fails),
-        TEST(b19_a_group_tells_the_first_of_many_failures),
+        TEST(b19_a_group_reports_the_first_of_many_failures),
         TEST(b4_b15_nothing_is_left_of_a_legacy_group_when_any_call_of_its_start_fails),
         TEST(a_group_starts_through_interruptions),
         TEST(b15_b19_an_fd_for_event_loops_is_undone_when_any_call_fails),

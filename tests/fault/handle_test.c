@@ -198,7 +198,7 @@ static void import_once(void *context)
     cox_importer_free(importer);
 }
 
-static void l15_b29_an_importer_that_dies_at_any_step_costs_nobody_anything(void **state)
+static void l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything(void **state)
 {
     static const struct {
         const char *point;
@@ -268,7 +268,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         SOCKET_TEST(l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exported),
         SOCKET_TEST(l15_b2_an_exporter_that_stops_between_two_steps),
-        SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_nobody_anything),
+        SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything),
         SOCKET_TEST(l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead),
     };
     fixture_begin();

@@ -481,7 +481,7 @@ static void p10_a_rank_can_write_only_its_own_words_values_and_hints(void **stat
     test_group_free(group);
 }
 
-static void p10_b14_whoever_spoils_its_own_words_is_named(void **state)
+static void p10_b14_a_rank_that_spoils_its_own_words_is_named(void **state)
 {
     static const char *const names[WORDS_COUNT] = {
         "zeroes", "ones",      "random",   "random identity", "random parts", "another's pid",
@@ -535,7 +535,7 @@ int main(int argc, char **argv)
         return 1;
     const struct CMUnitTest tests[] = {
         TEST(p10_a_rank_can_write_only_its_own_words_values_and_hints),
-        TEST(p10_b14_whoever_spoils_its_own_words_is_named),
+        TEST(p10_b14_a_rank_that_spoils_its_own_words_is_named),
         TEST(p10_b14_spoilt_hints_change_no_result),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -431,7 +431,7 @@ static void goodbye_completed(void *context, const struct cox_completion *comple
 
 /* The workers are halted while the frame of a step is written over with a finalize of its length.
  */
-static void p10_a_frame_turned_into_a_goodbye_ends_nobody(void **state)
+static void p10_a_frame_turned_into_a_goodbye_ends_no_process(void **state)
 {
     (void)state;
     char name[64], path[128];
@@ -497,7 +497,7 @@ static uint32_t seed_ranks(uint64_t seed)
     return (seed + seed / 8) % 2 ? 2 : 4;
 }
 
-static void p10_a_stranger_that_writes_over_everything_harms_nobody(void **state)
+static void p10_a_process_that_overwrites_everything_harms_no_group(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 16; seed++)
@@ -548,7 +548,7 @@ static void early_seed(uint32_t rank_count, uint64_t seed)
     next_group_works(rank_count, name);
 }
 
-static void p10_a_stranger_that_writes_while_ranks_attach_harms_nobody(void **state)
+static void p10_a_process_that_writes_while_ranks_attach_harms_no_group(void **state)
 {
     (void)state;
     for (uint64_t seed = 0; seed < 16; seed++)
@@ -629,7 +629,7 @@ static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
 
 /* Flipping any bit of the abort line ends no group, on no channel; only the coordinator's store
  * does. */
-static void p10_a_bit_of_the_abort_line_ends_nobody(void **state)
+static void p10_a_bit_of_the_abort_line_ends_no_process(void **state)
 {
     char name[64];
     (void)state;
@@ -670,7 +670,7 @@ static void load_await(struct load *load, size_t count)
 
 /* Every word in which a side publishes its progress, changed by one bit or more, while ranks are
  * idle and while they owe a reply: its writer stores it again. */
-static void p10_words_that_were_written_over_are_said_again(void **state)
+static void p10_overwritten_words_are_stored_again(void **state)
 {
     static struct load load;
     char name[64];
@@ -716,7 +716,7 @@ static void p10_words_that_were_written_over_are_said_again(void **state)
 }
 
 /* A rank that replied sleeps; before its reply is read, `done` is reset. */
-static void p10_an_reply_that_was_unsaid_is_said_again(void **state)
+static void p10_a_reply_that_was_reset_is_stored_again(void **state)
 {
     char name[64];
     static struct load load;
@@ -826,7 +826,7 @@ static void semaphores_seed(uint32_t rank_count, unsigned kind)
     next_group_works(rank_count, name);
 }
 
-static void g2a_garbage_in_semaphores_ends_nobody(void **state)
+static void g2a_garbage_in_semaphores_ends_no_process(void **state)
 {
     (void)state;
     for (unsigned kind = 0; kind < 10; kind++)
@@ -938,15 +938,15 @@ int main(int argc, char **argv)
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
         return 1;
     const struct CMUnitTest tests[] = {
-        TEST(p10_a_frame_turned_into_a_goodbye_ends_nobody),
+        TEST(p10_a_frame_turned_into_a_goodbye_ends_no_process),
         TEST(p10_b14_a_flipped_byte_gives_an_error_at_most),
-        TEST(p10_a_stranger_that_writes_over_everything_harms_nobody),
+        TEST(p10_a_process_that_overwrites_everything_harms_no_group),
         TEST(p10_a_rank_that_writes_over_everything_harms_no_other),
-        TEST(p10_a_stranger_that_writes_while_ranks_attach_harms_nobody),
-        TEST(p10_a_bit_of_the_abort_line_ends_nobody),
-        TEST(p10_words_that_were_written_over_are_said_again),
-        TEST(p10_an_reply_that_was_unsaid_is_said_again),
-        TEST(g2a_garbage_in_semaphores_ends_nobody),
+        TEST(p10_a_process_that_writes_while_ranks_attach_harms_no_group),
+        TEST(p10_a_bit_of_the_abort_line_ends_no_process),
+        TEST(p10_overwritten_words_are_stored_again),
+        TEST(p10_a_reply_that_was_reset_is_stored_again),
+        TEST(g2a_garbage_in_semaphores_ends_no_process),
         TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -219,7 +219,7 @@ static bool all_gone(void)
 }
 
 /* Prints remaining processes, and ends them before the next test. */
-static void end_who_is_left(void)
+static void end_remaining(void)
 {
     pid_t pids[DESCENDANTS_MAX];
     size_t count = descendants(getpid(), pids, 0);
@@ -251,7 +251,7 @@ static void await_descendants(pid_t pid, size_t wanted, bool stopped)
     } while (seen < wanted && cox_now_ns() < deadline_ns);
     if (seen < wanted) {
         kill(pid, SIGKILL);
-        end_who_is_left();
+        end_remaining();
         fail_msg("%zu processes%s, expected %zu", seen, stopped ? " are stopped" : "", wanted);
     }
 }
@@ -292,7 +292,7 @@ static void kill_coordinator(const struct group_case *c)
     if (!all_gone()) {
         print_error("%s, %" PRIu32 " ranks, %s %s:\n", wrappers[c->wrapper].name, c->rank_count,
                     c->state, c->fault ? c->fault : "");
-        end_who_is_left();
+        end_remaining();
         fail_msg("processes outlive their coordinator");
     }
     /* What it leaves in /dev/shm, a sweep removes; the next start does the same. */
@@ -425,7 +425,7 @@ static size_t count_threads(pid_t pid)
     return (size_t)count;
 }
 
-static void p2_the_end_of_a_wrappers_thread_ends_nobody(void **state)
+static void p2_the_end_of_a_wrappers_thread_ends_no_rank(void **state)
 {
     (void)state;
     struct test_pipe *pipe = test_pipe_new();
@@ -459,7 +459,7 @@ static void p2_the_end_of_a_wrappers_thread_ends_nobody(void **state)
 
 /* Rank 0 never comes. The process that rank 1 has in its two wrappers was not adopted when the
  * start failed, and still ends, although the host lives on. */
-static void p2_who_attached_to_a_start_that_failed_ends(void **state)
+static void p2_a_process_that_attached_to_a_failed_start_ends(void **state)
 {
     (void)state;
     const char *const command[] = {"sh", "-c",
@@ -473,7 +473,7 @@ static void p2_who_attached_to_a_start_that_failed_ends(void **state)
     struct test_group *g = NULL;
     assert_int_equal(test_group_try(&options, &g, NULL), COX_TIMEOUT);
     if (!all_gone()) {
-        end_who_is_left();
+        end_remaining();
         fail_msg("processes outlive a start that failed");
     }
 }
@@ -507,7 +507,7 @@ static void await_attached(const char *name)
 
 /* The coordinator, which slept, sees at once that the worker has attached and belongs to no rank
  * any more. */
-static void p1_p2_the_death_of_a_wrapper_at_attach_is_told(void **state)
+static void p1_p2_the_death_of_a_wrapper_at_attach_is_reported(void **state)
 {
     (void)state;
 #if !COX_TESTING
@@ -577,7 +577,7 @@ static void die_unseen(void)
     test_group_free(g);
 }
 
-static void p2_a_death_is_told_although_the_host_ignores_sigchld(void **state)
+static void p2_a_death_is_reported_although_the_host_ignores_sigchld(void **state)
 {
     (void)state;
     signal(SIGCHLD, SIG_IGN);
@@ -585,7 +585,7 @@ static void p2_a_death_is_told_although_the_host_ignores_sigchld(void **state)
     signal(SIGCHLD, SIG_DFL);
 }
 
-static void p2_a_death_is_told_although_the_host_reaps(void **state)
+static void p2_a_death_is_reported_although_the_host_reaps(void **state)
 {
     (void)state;
     pthread_t thread;
@@ -622,11 +622,11 @@ int main(int argc, char **argv)
         TEST(p2_p7_before_they_attached),
         TEST(p2_p7_stopped_at_any_point),
         TEST(p2_b40_run_ends_the_process_only_when_asked_to),
-        TEST(p2_the_end_of_a_wrappers_thread_ends_nobody),
-        TEST(p2_who_attached_to_a_start_that_failed_ends),
-        TEST(p1_p2_the_death_of_a_wrapper_at_attach_is_told),
-        TEST(p2_a_death_is_told_although_the_host_ignores_sigchld),
-        TEST(p2_a_death_is_told_although_the_host_reaps),
+        TEST(p2_the_end_of_a_wrappers_thread_ends_no_rank),
+        TEST(p2_a_process_that_attached_to_a_failed_start_ends),
+        TEST(p1_p2_the_death_of_a_wrapper_at_attach_is_reported),
+        TEST(p2_a_death_is_reported_although_the_host_ignores_sigchld),
+        TEST(p2_a_death_is_reported_although_the_host_reaps),
     };
     return cmocka_run_group_tests_name("orphan", tests, become_reaper, NULL);
 }

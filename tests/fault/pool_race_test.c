@@ -121,7 +121,7 @@ static void race_ends(struct race *race, struct forks *forks, struct cox_pool *p
 
 /* The closer sees the opener's count and would leave the block in use, but the opener has dropped
  * its count by then. */
-static void b24_b31_who_stops_counting_takes_the_last_look_over(void **state)
+static void b24_b31_the_last_to_release_takes_the_last_check_over(void **state)
 {
     (void)state;
     struct cox_pool *pool;
@@ -169,7 +169,7 @@ static void looker_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void b24_b31_a_reference_after_the_last_look_keeps_the_block(void **state)
+static void b24_b31_a_reference_after_the_last_check_keeps_the_block(void **state)
 {
     (void)state;
     struct cox_pool *pool;
@@ -324,8 +324,8 @@ static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b24_b31_who_stops_counting_takes_the_last_look_over),
-        TEST(b24_b31_a_reference_after_the_last_look_keeps_the_block),
+        TEST(b24_b31_the_last_to_release_takes_the_last_check_over),
+        TEST(b24_b31_a_reference_after_the_last_check_keeps_the_block),
         TEST(a30_b31_no_block_of_a_slab_that_is_gone),
         TEST(b31_b24_threads_of_a_process_close_one_after_the_other),
     };

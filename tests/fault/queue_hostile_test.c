@@ -218,7 +218,7 @@ static _Noreturn void scribble(struct cox_queue *queue, unsigned seed)
     }
 }
 
-static void b14_b36_somebody_writes_all_the_time(void **state)
+static void b14_b36_a_process_writes_all_the_time(void **state)
 {
     (void)state;
     const uint64_t end_ns = cox_deadline_after_ms(SCRIBBLE_MS);
@@ -243,7 +243,7 @@ int main(void)
         TEST(b14_b32_b38_any_byte_of_a_queue_may_be_flipped),
         TEST(b14_b32_b38_any_low_bit_of_a_queue_may_be_flipped),
         TEST(b14_any_word_of_a_queue_may_be_any_other),
-        TEST(b14_b36_somebody_writes_all_the_time),
+        TEST(b14_b36_a_process_writes_all_the_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

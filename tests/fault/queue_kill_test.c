@@ -463,7 +463,7 @@ static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
 }
 
 /* A message whose copies were being unpinned is either complete for all, or skipped by all. */
-static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state)
+static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_queue(void **state)
 {
     (void)state;
     static const char *const points[] = {
@@ -622,7 +622,7 @@ static bool ends_soon(pid_t pid)
 }
 
 /* No subscriber misses a message, though the process that was to wake it is dead. */
-static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void **state)
+static void b36_b52_no_subscriber_sleeps_through_the_message_of_a_dead_publisher(void **state)
 {
     (void)state;
     static const char *const points[] = {
@@ -688,7 +688,7 @@ static void sleep_on_two(void)
 
 /* The waiter is stopped between its check and the futex call, while it announces its wait queue by
  * queue. It misses no message published meanwhile, announced or not. */
-static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **state)
+static void h14_b36_a_message_between_the_check_and_the_sleep_is_seen(void **state)
 {
     (void)state;
     for (int armed = 1; armed <= 2; armed++)
@@ -772,7 +772,7 @@ static void take_far(void)
 
 /* One process copies and is stopped, another one waits for the copy; when the first is dead, the
  * second makes it. */
-static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state)
+static void h6_b37_a_copier_dies_in_the_copy_and_a_waiter_makes_it(void **state)
 {
     (void)state;
     static const char *const points[] = {"pool.claimed:stop", "queue.copied:stop"};
@@ -836,14 +836,14 @@ int main(void)
         cmocka_unit_test(h12_a_process_dies_while_it_makes_room),
         cmocka_unit_test(h9_a_process_dies_that_leaves_a_copy_to_others),
         cmocka_unit_test(h9_a_process_dies_while_it_lets_go_what_was_left_to_it),
-        cmocka_unit_test(b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring),
+        cmocka_unit_test(b37_h8_a_publisher_dies_while_it_makes_room_in_the_queue),
         cmocka_unit_test(b37_a_process_dies_while_it_takes_out_the_dead),
         cmocka_unit_test(b37_a_process_dies_while_it_repairs_what_another_left),
         cmocka_unit_test(b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost),
-        cmocka_unit_test(b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher),
-        cmocka_unit_test(h14_b36_a_message_between_the_look_and_the_sleep_is_seen),
+        cmocka_unit_test(b36_b52_no_subscriber_sleeps_through_the_message_of_a_dead_publisher),
+        cmocka_unit_test(h14_b36_a_message_between_the_check_and_the_sleep_is_seen),
         cmocka_unit_test(b36_a_process_dies_that_waited_for_a_publisher),
-        cmocka_unit_test(h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it),
+        cmocka_unit_test(h6_b37_a_copier_dies_in_the_copy_and_a_waiter_makes_it),
         cmocka_unit_test(b37_every_step_was_struck),
     };
     assert_int_equal(cox_domains_new(&domains), 0);

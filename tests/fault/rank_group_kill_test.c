@@ -442,7 +442,7 @@ static void told_main(const struct forks_self *self)
         cox_group_leave(group);
 }
 
-static void b3_who_tells_of_a_death_is_heard_first(void **state)
+static void b3_a_report_of_a_death_is_read_first(void **state)
 {
     (void)state;
     forks_run(4, told_main, forks_share(4096));
@@ -465,7 +465,7 @@ static void chain_main(const struct forks_self *self)
     atomic_fetch_add(step, 1);
 }
 
-static void b3_who_left_because_of_another_names_it(void **state)
+static void b3_a_rank_that_left_because_of_another_names_it(void **state)
 {
     (void)state;
     forks_run(4, chain_main, forks_share(4096));
@@ -504,7 +504,7 @@ static void getfd_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b3_a_death_that_an_fd_tells_of(void **state)
+static void b3_a_death_that_an_fd_reports(void **state)
 {
     (void)state;
     forks_run(3, getfd_main, forks_share(4096));
@@ -560,7 +560,7 @@ static void saying_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b3_b14_what_a_rank_says_of_the_dead(void **state)
+static void b3_b14_what_a_rank_reports_of_the_dead(void **state)
 {
     (void)state;
     static const char left[] = "rank 2 (", told[] = "rank 2 has seen a member die",
@@ -591,7 +591,7 @@ static void b3_b14_what_a_rank_says_of_the_dead(void **state)
 }
 
 /* Rank 1 has joined and lives, rank 2 could not join: what a third one reports. */
-static void b3_k26_what_who_could_not_join_says(void **state)
+static void b3_k26_the_report_of_a_rank_that_could_not_join(void **state)
 {
     (void)state;
     const struct {
@@ -667,12 +667,18 @@ static void b4_k3_killed_before_it_is_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b3_p1_k26_killed_while_it_joins),        TEST(b3_p1_b6_killed_in_an_operation),
-        TEST(b3_p1_killed_with_fds_on_their_way),     TEST(b3_p1_killed_where_there_are_no_pidfds),
-        TEST(b3_p1_killed_among_64_and_128),          TEST(b3_a_death_is_one_for_every_epoch),
-        TEST(b3_who_tells_of_a_death_is_heard_first), TEST(b3_who_left_because_of_another_names_it),
-        TEST(b3_a_death_that_an_fd_tells_of),         TEST(b3_b14_what_a_rank_says_of_the_dead),
-        TEST(b3_k26_what_who_could_not_join_says),    TEST(b4_k3_killed_before_it_is_there),
+        TEST(b3_p1_k26_killed_while_it_joins),
+        TEST(b3_p1_b6_killed_in_an_operation),
+        TEST(b3_p1_killed_with_fds_on_their_way),
+        TEST(b3_p1_killed_where_there_are_no_pidfds),
+        TEST(b3_p1_killed_among_64_and_128),
+        TEST(b3_a_death_is_one_for_every_epoch),
+        TEST(b3_a_report_of_a_death_is_read_first),
+        TEST(b3_a_rank_that_left_because_of_another_names_it),
+        TEST(b3_a_death_that_an_fd_reports),
+        TEST(b3_b14_what_a_rank_reports_of_the_dead),
+        TEST(b3_k26_the_report_of_a_rank_that_could_not_join),
+        TEST(b4_k3_killed_before_it_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

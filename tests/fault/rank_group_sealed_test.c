@@ -115,7 +115,7 @@ static void strike(const char *plan)
     cox_close_fd(&fd);
 }
 
-static void b3_killed_between_two_lives_in_the_rank_group(void **state)
+static void b3_killed_between_two_generations_of_the_rank_group(void **state)
 {
     (void)state;
 #if !COX_TESTING
@@ -133,7 +133,7 @@ int main(int argc, char **argv)
     if (length < 0)
         return 1;
     const struct CMUnitTest tests[] = {
-        TEST(b3_killed_between_two_lives_in_the_rank_group),
+        TEST(b3_killed_between_two_generations_of_the_rank_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

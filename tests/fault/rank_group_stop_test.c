@@ -233,7 +233,7 @@ static void generation_main(const struct forks_self *self)
 
 /* Rank 0 has made the file and said nothing yet. Ranks of the next generation are none of its, and
  * keep it no longer than their deadline; its own other rank comes later. */
-static void b1_k3_a_generation_that_has_said_nothing_yet(void **state)
+static void b1_k3_a_generation_without_a_word_yet(void **state)
 {
     (void)state;
     static struct generation generations[] = {{0, 1, TEST_PATIENCE_MS, true, 0},
@@ -259,7 +259,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(b2_b18_k26_stopped_in_an_operation),
         TEST(b2_b18_stopped_with_fds_on_their_way),
-        TEST(b1_k3_a_generation_that_has_said_nothing_yet),
+        TEST(b1_k3_a_generation_without_a_word_yet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

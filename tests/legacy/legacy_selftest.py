@@ -115,7 +115,7 @@ class LegacyTest(unittest.TestCase):
                 {"type": execute_type, "npu_device_id": rank, "command_result": 0, "error_msg": "",
                  "answered": True} for rank in range(ranks)])
 
-    def test_whole_life(self):
+    def test_whole_run(self):
         for ranks in (1, 2, 4):
             with self.subTest(ranks=ranks):
                 self.check_life(self.run_group("--ranks", str(ranks)), ranks)
@@ -180,7 +180,7 @@ class LegacyTest(unittest.TestCase):
         self.assertIn("17 ranks need 8912896 bytes of slots, the responses of recover_command have 8388608",
                       result["error"])
 
-    def test_coordinator_told_to_end(self):
+    def test_coordinator_gets_the_order_to_end(self):
         process = self.start("--ranks", "2", "--timeout", "60", COX_LEGACY_DELAY_MS="60000")
         wait_until(lambda: len(workers_of(self.prefix)) == 2, "two workers")
         process.send_signal(signal.SIGTERM)

@@ -67,7 +67,7 @@ class NativeTest(selftest.LegacyTest):
                 with self.subTest(ranks=ranks, worker=worker):
                     self.check_life(self.run_group("--ranks", str(ranks), worker=worker), ranks)
 
-    def test_blocks_are_told_in_both_places(self):
+    def test_blocks_are_reported_in_both_places(self):
         """Whichever release reads them, and wherever the callback has put them."""
         for release in ("old", "new"):
             for blocks in ("both", "count", "cache"):
@@ -91,7 +91,7 @@ class NativeTest(selftest.LegacyTest):
         self.assertEqual(result["steps"][0]["err_msg"], "out of caf?")
         self.assertIn("out of caf?", [error["text"] for error in result["errors"]])
 
-    def test_init_that_fails_is_told(self):
+    def test_init_that_fails_is_reported(self):
         result = self.run_group("--ranks", "2", status=1, COX_NATIVE_FAIL_INIT="no device")
         self.assertEqual(result["error"], "rank 0: init failed: no device")
         with unittest.mock.patch.dict(os.environ, COX_NATIVE_FAIL_INIT="no device"), self.served_group(2) as group:
@@ -102,7 +102,7 @@ class NativeTest(selftest.LegacyTest):
             self.assertEqual(sorted((error["rank"], error["text"]) for error in group.errors),
                              [(0, "no device"), (1, "no device")])
 
-    def test_other_failures_are_told(self):
+    def test_other_failures_are_reported(self):
         """A link query, LoRA, pulls and recovery: each where the protocol has a place for it, and reported."""
         result = self.run_group("--ranks", "2", COX_NATIVE_FAIL_REST="not today")
         self.assertEqual(result["link_status"], {"failed": [], "success": [], "running": [], "waiting": []})

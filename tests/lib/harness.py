@@ -310,7 +310,7 @@ class Result:
         return "status %s\n--- stdout\n%s\n--- stderr\n%s" % (self.status, self.out, self.err)
 
 
-def _attach_is_told(arguments):
+def _attach_is_reported(arguments):
     """By the arguments, or when the group was started: it is named and has a control socket."""
     if any(word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")):
         return True
@@ -324,7 +324,7 @@ def start(arguments, under=(), command="coxswain", **more):
     more.setdefault("stderr", subprocess.PIPE)
     more.setdefault("env", environment())
     attaches = arguments[:1] in (["generate"], ["eval"], ["run"])
-    if SEALED and attaches and not _attach_is_told(arguments):
+    if SEALED and attaches and not _attach_is_reported(arguments):
         arguments = [arguments[0], "--attach", "sealed", *arguments[1:]]
     return subprocess.Popen([*under, program(command), *arguments], text=True, **more)
 

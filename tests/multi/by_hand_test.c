@@ -228,7 +228,7 @@ static void gone_again(enum cox_attach attach)
     assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
-static void b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone(void **state)
+static void b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_signalled(void **state)
 {
     (void)state;
     EACH_ATTACH(gone_again);
@@ -254,7 +254,7 @@ static void left(enum cox_attach attach)
     assert_int_equal(test_helper_wait(&client), 0);
 }
 
-static void b20_who_has_left_is_left_alone(void **state)
+static void b20_a_process_that_has_left_is_not_signalled(void **state)
 {
     (void)state;
     EACH_ATTACH(left);
@@ -310,14 +310,14 @@ static void left_and_replaced(enum cox_attach attach)
     assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
-static void p8_b20_who_has_left_is_let_go_and_replaced(void **state)
+static void p8_b20_a_process_that_has_left_is_released_and_replaced(void **state)
 {
     (void)state;
     EACH_ATTACH(left_and_replaced);
 }
 
 /* Its pid may belong to another process by the time it is checked. */
-static void b25_who_says_to_be_another_process_is_no_rank(void **state)
+static void b25_a_process_that_claims_another_identity_is_no_rank(void **state)
 {
     struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
@@ -337,7 +337,7 @@ static void b25_who_says_to_be_another_process_is_no_rank(void **state)
     assert_int_equal(test_helper_wait(&client), 0);
 }
 
-static void b20_a_rank_that_nobody_starts_is_named(void **state)
+static void b20_a_rank_that_is_never_started_is_named(void **state)
 {
     struct waiting waiting = {
         .result = -1,
@@ -354,11 +354,11 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order),
-        TEST(b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone),
-        TEST(b20_who_has_left_is_left_alone),
-        TEST(p8_b20_who_has_left_is_let_go_and_replaced),
-        TEST(b25_who_says_to_be_another_process_is_no_rank),
-        TEST(b20_a_rank_that_nobody_starts_is_named),
+        TEST(b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_signalled),
+        TEST(b20_a_process_that_has_left_is_not_signalled),
+        TEST(p8_b20_a_process_that_has_left_is_released_and_replaced),
+        TEST(b25_a_process_that_claims_another_identity_is_no_rank),
+        TEST(b20_a_rank_that_is_never_started_is_named),
     };
     if (argc == 3 && strcmp(argv[1], "client") == 0)
         return client_main(argv[2]);

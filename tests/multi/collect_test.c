@@ -191,7 +191,7 @@ static void m4_deadlines_errors_and_deaths_are_collected(void **state)
     test_group_free(g);
 }
 
-static void m13_a_dead_rank_is_replaced_while_nobody_collects(void **state)
+static void m13_a_dead_rank_is_replaced_without_a_collector(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -370,7 +370,7 @@ static void expect_late(const struct cox_completion *completion, uint64_t sequen
     assert_null(completion->payload);
 }
 
-static void s4_a_second_completion_tells_that_the_late_rank_is_free(void **state)
+static void s4_a_second_completion_reports_that_the_late_rank_is_free(void **state)
 {
     (void)state;
     for (uint32_t n = 1; n <= 4; n *= 2) {
@@ -461,10 +461,10 @@ int main(void)
         TEST(p4_completions_are_collected_in_order_and_stay_whole),
         TEST(p4_what_is_not_collected_takes_room),
         TEST(m4_deadlines_errors_and_deaths_are_collected),
-        TEST(m13_a_dead_rank_is_replaced_while_nobody_collects),
+        TEST(m13_a_dead_rank_is_replaced_without_a_collector),
         TEST(p4_calls_and_collections_gather_for_each_other),
         TEST(p4_a_stop_ends_the_collection_and_what_is_in_flight),
-        TEST(s4_a_second_completion_tells_that_the_late_rank_is_free),
+        TEST(s4_a_second_completion_reports_that_the_late_rank_is_free),
         TEST(s4_a_late_rank_that_dies_or_a_stop_ends_the_wait),
         TEST(p4_wrong_use_is_refused),
     };

@@ -50,7 +50,7 @@ def generate_gives_the_same_text_for_every_number_of_ranks():
 
 
 @test
-def generate_tells_what_share_of_steps_channel_and_group_had():
+def generate_reports_the_share_of_channel_and_group_in_steps():
     for ranks in (1, 2, 4, 8):
         path = temporary("")
         result = expect(generate("-n", str(ranks), "--stats-json", path, "27+58=", "1+2="), 0, "of the time of steps: channel ")
@@ -196,7 +196,7 @@ def eval_counts_what_is_right():
 
 
 @test
-def layout_tells_names_sizes_and_totals():
+def layout_prints_names_sizes_and_totals():
     before = names_with("")
     result = expect(run(["layout", "-n", "3", "--name", "coxlayout", "--depth", "2", "--request-size", "transfer=1M"]), 0)
     check("region /coxlayout_transfer_request 1048576 frames 2 of 524288\n" in result.out, "no such region", result)
@@ -512,7 +512,7 @@ def generate_names_the_worker_that_died():
 
 
 @test
-def every_prompt_is_told_of_when_a_worker_dies():
+def every_prompt_gets_an_error_when_a_worker_dies():
     # The first goes on for long, so that those behind it are done and wait for their turn to be printed.
     path = temporary("7 8 9\n" + "3 4 5\n" * 200)
     process = start(["generate", "--model", MODEL, "-n", "2", "--tokens", "--json", "--sequences", "8", "--file", path])
@@ -615,7 +615,7 @@ BAD_MODELS = {
 
 
 @test
-def a_bad_model_is_wrong_input_whoever_reads_it_first():
+def a_bad_model_is_wrong_input_whichever_process_reads_it_first():
     worker = program("coxswain-worker")
     with tempfile.TemporaryDirectory() as parent:
         for kind, spoil in BAD_MODELS.items():
@@ -883,7 +883,7 @@ def clean_of_everything_leaves_alone_what_another_cleans():
 
 
 @test
-def clean_says_what_is_wrong_with_the_runtime_directory():
+def clean_reports_what_is_wrong_with_the_runtime_directory():
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "coxswain"))
         os.chmod(os.path.join(folder, "coxswain"), 0o755)

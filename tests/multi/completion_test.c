@@ -62,13 +62,13 @@ static void expect_death_reported(uint32_t rank_count, const char *words)
     rmdir(folder);
 }
 
-static void p1_the_death_that_made_the_others_fail_is_what_is_told(void **state)
+static void p1_the_death_that_made_the_others_fail_is_reported(void **state)
 {
     (void)state;
     expect_death_reported(3, "the peer closed the connection");
 }
 
-static void p3_a_death_is_told_before_a_long_story(void **state)
+static void p3_a_death_is_reported_before_a_long_story(void **state)
 {
     (void)state;
     char story[1000];
@@ -77,7 +77,7 @@ static void p3_a_death_is_told_before_a_long_story(void **state)
     expect_death_reported(3, story);
 }
 
-static void p3_many_late_ranks_are_told_as_ranges(void **state)
+static void p3_many_late_ranks_are_reported_as_ranges(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(8, NULL);
@@ -98,7 +98,7 @@ static void p3_many_late_ranks_are_told_as_ranges(void **state)
     test_group_free(g);
 }
 
-static void m4_rank0_is_the_lowest_asked_or_nobody(void **state)
+static void m4_rank0_is_the_lowest_asked_or_none(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(3, NULL);
@@ -271,10 +271,10 @@ static void m5_b2_handlers_that_replace_each_other_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(p1_the_death_that_made_the_others_fail_is_what_is_told),
-        TEST(p3_a_death_is_told_before_a_long_story),
-        TEST(p3_many_late_ranks_are_told_as_ranges),
-        TEST(m4_rank0_is_the_lowest_asked_or_nobody),
+        TEST(p1_the_death_that_made_the_others_fail_is_reported),
+        TEST(p3_a_death_is_reported_before_a_long_story),
+        TEST(p3_many_late_ranks_are_reported_as_ranges),
+        TEST(m4_rank0_is_the_lowest_asked_or_none),
         TEST(m3_a_message_of_the_number_of_bytes_is_refused),
         TEST(b2_a_call_does_not_wait_for_a_handler_for_ever),
         TEST(b2_two_groups_that_call_each_other_come_out),

@@ -385,7 +385,7 @@ static void g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end(void **sta
 }
 
 /* More of them than the limit: then no client is accepted, until some of them end. */
-static void g1g_so_many_closes_hang_that_nobody_is_let_in(void **state)
+static void g1g_so_many_closes_hang_that_no_client_is_accepted(void **state)
 {
     (void)state;
     struct rlimit limit, before;
@@ -413,7 +413,7 @@ int main(void)
         TRAP_TEST(g1g_others_are_served_while_closes_hang),
         TRAP_TEST(g1g_what_lingers_is_closed_at_once),
         TRAP_TEST(g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end),
-        TRAP_TEST(g1g_so_many_closes_hang_that_nobody_is_let_in),
+        TRAP_TEST(g1g_so_many_closes_hang_that_no_client_is_accepted),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -289,7 +289,7 @@ static void proper_connection(void)
     client_run(worker_connection, &connection);
 }
 
-static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
+static void a15_a17_a_slow_client_gets_the_reason(void **state)
 {
     (void)state;
     struct cox_control_socket_options options = host_options("test");
@@ -347,7 +347,7 @@ static void a17_a_frame_may_come_in_any_pieces(void **state)
     }
 }
 
-static void b21_200_slow_clients_hold_up_nobody(void **state)
+static void b21_200_slow_clients_delay_no_other(void **state)
 {
     (void)state;
     int slow[200];
@@ -418,7 +418,7 @@ static void flooding(void *context)
 }
 
 /* Connections as fast as they can be made, some with garbage, most closed at once. */
-static void b14_b21_a_flood_of_garbage_holds_up_nobody(void **state)
+static void b14_b21_a_flood_of_garbage_delays_no_client(void **state)
 {
     (void)state;
     pid_t flood[2];
@@ -481,7 +481,7 @@ static void hoarding(void *context)
 }
 
 /* Connections as fast as they can be made, that say nothing and stay. */
-static void b21_a_flood_of_silent_connections_holds_up_nobody(void **state)
+static void b21_a_flood_of_silent_connections_delays_no_other(void **state)
 {
     (void)state;
     pid_t flood[4];
@@ -553,7 +553,7 @@ static void b15_fds_that_come_with_a_hello_are_closed(void **state)
     await_fds(before);
 }
 
-static void a16_who_leaves_before_its_hello_is_complete_is_forgotten(void **state)
+static void a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten(void **state)
 {
     (void)state;
     uint8_t frame[COX_HELLO_SIZE] = {1};
@@ -815,7 +815,7 @@ static void more_than_fds(void *context)
 }
 
 /* A client that sends its whole hello at once does not count as silent. */
-static void b21_who_logs_on_keeps_its_fd_from_those_behind_it(void **state)
+static void b21_a_connecting_client_keeps_its_fd_from_later_ones(void **state)
 {
     (void)state;
     client_run(more_than_fds, NULL);
@@ -885,7 +885,7 @@ static void b29_10000_connections_leave_nothing(void **state)
 
 /* ---- the end ---- */
 
-static void a22_a_socket_that_closes_says_so_to_everybody(void **state)
+static void a22_a_socket_that_closes_tells_all_clients(void **state)
 {
     (void)state;
     struct cox_hello hello = worker_hello(), fd_store = {.role = COX_HELLO_FD_STORE};
@@ -951,24 +951,24 @@ int main(void)
         SOCKET_TEST(a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words),
         SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused),
         SOCKET_TEST(b19_a_hello_reply_that_cannot_be_sent_is_a_refusal),
-        SOCKET_TEST(a15_a17_a_client_that_is_slow_is_told_so),
+        SOCKET_TEST(a15_a17_a_slow_client_gets_the_reason),
         SOCKET_TEST(a17_a_frame_may_come_in_any_pieces),
-        SOCKET_TEST(b21_200_slow_clients_hold_up_nobody),
+        SOCKET_TEST(b21_200_slow_clients_delay_no_other),
         SOCKET_TEST(an_accepted_client_stays_when_all_places_are_taken),
-        SOCKET_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
+        SOCKET_TEST(b14_b21_a_flood_of_garbage_delays_no_client),
         SOCKET_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number),
-        SOCKET_TEST(b21_a_flood_of_silent_connections_holds_up_nobody),
+        SOCKET_TEST(b21_a_flood_of_silent_connections_delays_no_other),
         SOCKET_TEST(b14_garbage_is_refused_in_words),
         SOCKET_TEST(b15_fds_that_come_with_a_hello_are_closed),
-        SOCKET_TEST(a16_who_leaves_before_its_hello_is_complete_is_forgotten),
+        SOCKET_TEST(a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten),
         SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
         SOCKET_TEST(b14_more_than_a_frame_is_refused),
         SOCKET_TEST(a_socket_without_fds_refuses_and_recovers),
         SOCKET_TEST(b21_silent_clients_keep_no_fd_from_others),
-        SOCKET_TEST(b21_who_logs_on_keeps_its_fd_from_those_behind_it),
+        SOCKET_TEST(b21_a_connecting_client_keeps_its_fd_from_later_ones),
         SOCKET_TEST(b29_a_socket_can_be_closed_though_its_limit_was_lowered),
         SOCKET_TEST(b29_10000_connections_leave_nothing),
-        SOCKET_TEST(a22_a_socket_that_closes_says_so_to_everybody),
+        SOCKET_TEST(a22_a_socket_that_closes_tells_all_clients),
         SOCKET_TEST(b15_the_numbers_of_standard_fds_are_never_used),
     };
     fixture_begin();

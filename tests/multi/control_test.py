@@ -32,7 +32,7 @@ RUNTIME = os.environ["XDG_RUNTIME_DIR"]
 
 
 @test
-def test_p3_status_tells_how_every_rank_is():
+def test_p3_status_reports_the_state_of_every_rank():
     with Group(4) as group:
         old_flag = ["--door", group.socket_path]  # the old flag
         for arguments in (["--name", group.name], ["--socket", group.socket_path], old_flag, []):
@@ -65,7 +65,7 @@ def test_p3_status_tells_how_every_rank_is():
 
 
 @test
-def test_p3_status_tells_counters_bytes_and_times_of_what_was_generated():
+def test_p3_status_reports_counters_bytes_and_times_of_what_was_generated():
     with Group(2) as group:
         prompts, _ = sums(20)
         begin = time.monotonic()
@@ -102,7 +102,7 @@ def test_p3_status_tells_counters_bytes_and_times_of_what_was_generated():
 
 
 @test
-def test_p3_status_tells_processor_time_and_how_waits_ended():
+def test_p3_status_reports_processor_time_and_how_waits_ended():
     spun = []
     for spin in ("off", "auto", "max"):
         with Group(1, ["--spin", spin]) as group:
@@ -135,7 +135,7 @@ def test_p3_status_tells_processor_time_and_how_waits_ended():
 
 
 @test
-def test_m3_p3_status_tells_what_went_in_blocks():
+def test_m3_p3_status_reports_large_payloads():
     prompts, _ = sums(200)
     results = []
     small = ["--response-size", "execute=2K"]
@@ -165,7 +165,7 @@ def test_m3_p3_status_tells_what_went_in_blocks():
 
 
 @test
-def test_p3_status_answers_while_every_worker_is_stuck_and_names_who_is_late():
+def test_p3_status_replies_while_every_worker_is_stuck_and_names_late_ranks():
     with Group(2, ["--timeout", "1"]) as group:
         for rank in range(2):
             group.stopped(rank)
@@ -186,7 +186,7 @@ def test_p3_status_answers_while_every_worker_is_stuck_and_names_who_is_late():
 
 
 @test
-def test_p2_status_tells_a_dead_worker_while_the_others_keep_the_group_up():
+def test_p2_status_reports_a_dead_worker_while_the_others_keep_the_group_up():
     # The coordinator ends with its worker, in bounded time; one that waits for a stuck worker can be asked meanwhile.
     with Group(2) as group:
         group.stopped(0)
@@ -265,7 +265,7 @@ def test_p3_a_group_that_loads_its_model_answers_every_command():
 
 
 @test
-def test_p3_status_tells_which_ranks_have_not_attached_while_a_group_is_started():
+def test_p3_status_reports_which_ranks_have_not_attached_while_a_group_is_started():
     name = harness.fresh_name("half")
     script = 'case $COXSWAIN_RANK in 1|3) exec sleep 1000;; esac; exec %s --model %s' % (
         program("coxswain-worker"), MODEL)
@@ -416,7 +416,7 @@ def test_prompts_on_a_running_group_give_the_same_bytes():
 
 
 @test
-def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_told():
+def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_reported():
     name = harness.fresh_name("fresh")
     result = expect(generate("--name", name, "-n", "1", "27+58="), 0, "1 ranks")
     check(result.out == "27+58=85\n", "wrong text", result)
@@ -508,7 +508,7 @@ def test_a_client_that_dies_or_cancels_gives_its_blocks_back():
 
 
 @test
-def test_b21_a_client_that_reads_nothing_holds_nobody_up():
+def test_b21_a_client_that_reads_nothing_delays_no_other():
     with Group(2) as group, Stranger(group.socket_path) as deaf:
         deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.socket.setblocking(False)
@@ -536,7 +536,7 @@ def test_b21_a_client_that_reads_nothing_holds_nobody_up():
 
 
 @test
-def test_p10_garbage_at_the_control_connection_harms_nobody():
+def test_p10_garbage_at_the_control_connection_harms_no_other():
     with Group(1) as group:
         good = frame(complete([(1, [1, 5, 10, 13, 8, 11, 14])]))
         for data in (b"\0\0\0\0", b"\xff\xff\xff\xff", frame(b"\xff" * 40), frame(b"\0"), frame(field(9, b"")),
@@ -628,7 +628,7 @@ def source(name=b"other", life=5, sequence=1, blocks=(0,), lease=(1 << 64) - 1):
 
 
 @test
-def test_p10_m11_made_up_sources_and_groups_harm_nobody():
+def test_p10_m11_made_up_sources_and_groups_harm_no_other():
     with Group(1) as group:
         many = b"\0" * (4 << 20)
         refused = [field(10, b""), field(10, field(1, b"")), field(10, field(1, source(name=b"\x1b[31mno\nname"))),
@@ -794,7 +794,7 @@ def test_p2_a_worker_that_dies_before_the_others_came_is_named():
 
 
 @test
-def test_who_starts_a_worker_by_hand_can_end_it_at_its_terminal():
+def test_a_worker_started_by_hand_ends_at_its_terminal():
     def by_hand(group, interrupt=signal.SIG_DFL):
         worker = start(["--socket", group.name], command="coxswain-worker", stdout=None,
                        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
@@ -829,7 +829,7 @@ def test_who_starts_a_worker_by_hand_can_end_it_at_its_terminal():
 
 
 @test
-def test_waiting_for_workers_ends_when_told_to():
+def test_waiting_for_workers_ends_at_a_stop():
     for more in ([], ["--attach", "sealed"]):
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 143)):
             for come in range(2):
@@ -980,7 +980,7 @@ def test_connections_have_a_bound_and_status_has_its_place():
 
 
 @test
-def test_b21_who_brought_prompts_and_does_nothing_more_goes_for_others():
+def test_b21_an_idle_client_with_prompts_is_closed_for_others():
     with Group(1) as group:
         clients = [Stranger(group.socket_path) for _ in range(24)]
         sums_prompt = complete([(1, [1, 5, 10, 13, 8, 11, 14])])
@@ -1055,7 +1055,7 @@ def test_b21_orders_that_wait_leave_room_for_status_and_stop():
 
 
 @test
-def test_a24_b2_a_stopped_coordinator_is_told_and_a_paused_group_waited_for():
+def test_a24_b2_a_stopped_coordinator_is_reported_and_a_paused_group_waited_for():
     path = temporary("27+58=\n" * 50000)
     soon = environment(COXSWAIN_TEST_WATCH_MS="500")  # in a build without tests it is 10 s
     with Group(1) as group, Group(1) as paused:

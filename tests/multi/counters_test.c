@@ -227,7 +227,7 @@ static void p3_status_keeps_the_last_error_of_each_rank(void **state)
 }
 
 /* Whichever came last, and one that has ended later than it complained has ended. */
-static void p3_status_tells_an_error_or_a_death_whichever_came_last(void **state)
+static void p3_status_reports_an_error_or_a_death_whichever_came_last(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -545,7 +545,7 @@ int main(void)
         TEST(p3_status_keeps_the_last_words_when_no_process_can_be_started),
         TEST(m15_a_stop_is_no_death),
         TEST(p3_status_keeps_the_last_error_of_each_rank),
-        TEST(p3_status_tells_an_error_or_a_death_whichever_came_last),
+        TEST(p3_status_reports_an_error_or_a_death_whichever_came_last),
         TEST(p3_p10_an_reply_that_makes_no_sense_is_an_error),
         TEST(p4_late_replies_are_counted),
         TEST(p3_status_counts_the_bytes_that_were_moved),

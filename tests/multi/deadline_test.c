@@ -311,7 +311,7 @@ static bool gathers_until(enum way way, uint64_t away_ms)
     return slept;
 }
 
-static void b2_who_gathers_sleeps_until_the_deadline(void **state)
+static void b2_a_gathering_caller_sleeps_until_the_deadline(void **state)
 {
     (void)state;
     for (int way = 0; way < WAY_COUNT; way++)
@@ -358,7 +358,7 @@ static bool waits_its_turn_until(enum way way, uint64_t away_ms)
     return slept;
 }
 
-static void b2_who_waits_for_its_turn_sleeps_until_the_deadline(void **state)
+static void b2_a_caller_that_waits_for_its_turn_sleeps_until_the_deadline(void **state)
 {
     static const enum way in_turn[] = {LINK_STATUS, LORA, RECOVER, INIT};
     (void)state;
@@ -382,7 +382,7 @@ static bool waits_for_room_until(uint64_t away_ms)
     return slept;
 }
 
-static void b2_who_waits_for_room_sleeps_until_the_deadline(void **state)
+static void b2_a_caller_that_waits_for_room_sleeps_until_the_deadline(void **state)
 {
     (void)state;
     for (uint64_t away_ms = AWAY_MS; !waits_for_room_until(away_ms);)
@@ -400,9 +400,9 @@ static int setup(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        DEADLINE_TEST(b2_who_gathers_sleeps_until_the_deadline),
-        DEADLINE_TEST(b2_who_waits_for_its_turn_sleeps_until_the_deadline),
-        DEADLINE_TEST(b2_who_waits_for_room_sleeps_until_the_deadline),
+        DEADLINE_TEST(b2_a_gathering_caller_sleeps_until_the_deadline),
+        DEADLINE_TEST(b2_a_caller_that_waits_for_its_turn_sleeps_until_the_deadline),
+        DEADLINE_TEST(b2_a_caller_that_waits_for_room_sleeps_until_the_deadline),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

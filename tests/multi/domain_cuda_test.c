@@ -279,7 +279,7 @@ static void in_a_child_of_fork(void *context)
     _exit(0); /* not through a driver's handlers */
 }
 
-static void h28_a_child_of_fork_is_told_so_and_lets_go(void **state)
+static void h28_a_child_of_fork_gets_an_error_and_unmaps(void **state)
 {
     (void)state;
     struct cox_domain_memory *memory = created(cuda_id, SIZE);
@@ -647,7 +647,7 @@ static const struct job jobs[] = {
     {"add", job_add},         {"create", job_create},       {"attach", job_attach},
     {"copy to", job_copy_to}, {"copy from", job_copy_from}, {"copy", job_copy}};
 
-static void b15_h28_stand_in_whatever_fails_in_the_driver_is_told_and_undone(void **state)
+static void b15_h28_stand_in_whatever_fails_in_the_driver_is_reported_and_undone(void **state)
 {
     (void)state;
     struct cox_domain_memory *memory = created(cuda_id, SIZE);
@@ -793,7 +793,7 @@ int main(int argc, char **argv)
         DOMAIN_TEST(h28_what_one_process_exports_it_may_import),
         DOMAIN_TEST(h28_the_hosts_current_context_stays),
         DOMAIN_TEST(h28_what_is_no_device_memory_is_refused),
-        DOMAIN_TEST(h28_a_child_of_fork_is_told_so_and_lets_go),
+        DOMAIN_TEST(h28_a_child_of_fork_gets_an_error_and_unmaps),
         DOMAIN_TEST(h27_cuda_is_added_once),
         DOMAIN_TEST(h19_h28_another_process_imports_device_memory),
         DOMAIN_TEST(h20_h28_an_importer_that_is_killed_takes_nothing_along),
@@ -804,7 +804,7 @@ int main(int argc, char **argv)
     };
     const struct CMUnitTest stand_in_tests[] = {
         DOMAIN_TEST(h28_stand_in_bytes_are_there_when_a_copy_returns),
-        DOMAIN_TEST(b15_h28_stand_in_whatever_fails_in_the_driver_is_told_and_undone),
+        DOMAIN_TEST(b15_h28_stand_in_whatever_fails_in_the_driver_is_reported_and_undone),
         DOMAIN_TEST(h28_stand_in_results_become_codes_of_ours),
         DOMAIN_TEST(h28_stand_in_what_is_missing_is_named),
     };

@@ -143,7 +143,7 @@ static void know_nothing_of_it(void *argument)
     cox_domains_free(own);
 }
 
-static void h27_a_process_that_does_not_know_a_domain_is_told_so(void **state)
+static void h27_a_process_that_does_not_know_a_domain_gets_an_error(void **state)
 {
     (void)state;
     struct cox_domain_memory *memory = created(ids[2], SIZE, false);
@@ -179,7 +179,7 @@ static void only_read(void *argument)
     close(reader);
 }
 
-static void h28_who_attaches_for_reading_writes_nothing(void **state)
+static void h28_a_process_that_attaches_for_reading_writes_nothing(void **state)
 {
     (void)state;
     for (size_t i = 0; i < 2; i++) {
@@ -387,8 +387,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         DOMAIN_TEST(h19_h28_another_process_attaches_and_each_sees_the_others_bytes),
-        DOMAIN_TEST(h27_a_process_that_does_not_know_a_domain_is_told_so),
-        DOMAIN_TEST(h28_who_attaches_for_reading_writes_nothing),
+        DOMAIN_TEST(h27_a_process_that_does_not_know_a_domain_gets_an_error),
+        DOMAIN_TEST(h28_a_process_that_attaches_for_reading_writes_nothing),
         DOMAIN_TEST(h28_a_view_for_reading_is_mapped_so),
         DOMAIN_TEST(h28_memory_that_could_change_its_size_or_is_none_is_refused),
         DOMAIN_TEST(h28_memory_of_another_user_is_refused),

@@ -225,7 +225,7 @@ static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
 
 /* ---- gather policies ---- */
 
-static void m4_who_sends_the_payload(void **state)
+static void m4_which_ranks_send_the_payload(void **state)
 {
     (void)state;
     FOR_EACH_WORLD_SIZE(n)
@@ -692,7 +692,7 @@ static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
 
 /* A waiter that spins before it blocks, or never does, notices every reply, and the death among
  * them. */
-static void m5_p1_rounds_with_and_without_a_look_before_sleep(void **state)
+static void m5_p1_rounds_with_and_without_a_spin_before_sleep(void **state)
 {
     enum { ROUND_COUNT = 3000, FLIGHT = 4 };
     static const enum cox_spin spins[] = {COX_SPIN_MAX, COX_SPIN_OFF};
@@ -732,7 +732,7 @@ int main(void)
         TEST(m3_oversize_request_is_refused_with_both_sizes),
         TEST(m3_oversize_reply_is_an_error_of_that_rank),
         TEST(m3_a_reply_that_makes_no_sense_is_corrupt),
-        TEST(m4_who_sends_the_payload),
+        TEST(m4_which_ranks_send_the_payload),
         TEST(m4_an_error_of_any_rank_is_the_end_under_every_policy),
         TEST(m4_p1_an_error_or_a_death_does_not_wait_for_the_others),
         TEST(m5_every_request_completes_once),
@@ -744,7 +744,7 @@ int main(void)
         TEST(m5_replace_waits_for_the_handler_that_runs),
         TEST(m5_full_at_depth_then_room_again),
         TEST(m5_callers_on_many_threads_and_a_stop_among_them),
-        TEST(m5_p1_rounds_with_and_without_a_look_before_sleep),
+        TEST(m5_p1_rounds_with_and_without_a_spin_before_sleep),
     };
     return cmocka_run_group_tests_name("executor", tests, NULL, NULL);
 }

@@ -274,7 +274,7 @@ static void refusals(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-static void a4_a5_one_too_many_or_another_world_is_told_why(void **state)
+static void a4_a5_one_too_many_or_another_world_gets_the_reason(void **state)
 {
     (void)state;
     EACH_ATTACH(refusals);
@@ -417,7 +417,7 @@ static void any_hello(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-static void p10_b14_a_hello_of_any_bytes_gets_a_word_and_harms_nobody(void **state)
+static void p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other(void **state)
 {
     (void)state;
     EACH_ATTACH(any_hello);
@@ -560,7 +560,7 @@ static int connect_main(const char *control_socket)
         pause();
 }
 
-static void b20_who_closes_its_connection_and_lives_on_is_killed(void **state)
+static void b20_a_process_that_closes_its_connection_and_lives_on_is_killed(void **state)
 {
     struct waiting waiting;
     (void)state;
@@ -575,7 +575,7 @@ static void b20_who_closes_its_connection_and_lives_on_is_killed(void **state)
     test_group_free(waiting.group);
 }
 
-static void a24_stop_ends_the_workers_and_nobody_beside_them(void **state)
+static void a24_stop_ends_the_workers_and_no_other_process(void **state)
 {
     (void)state;
     EACH_ATTACH(stop_spares);
@@ -762,12 +762,12 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(a14_workers_started_by_hand_log_on_in_any_order),
         TEST(p4_workers_started_by_hand_notify_a_host_that_polls),
-        TEST(a4_a5_one_too_many_or_another_world_is_told_why),
-        TEST(p10_b14_a_hello_of_any_bytes_gets_a_word_and_harms_nobody),
+        TEST(a4_a5_one_too_many_or_another_world_gets_the_reason),
+        TEST(p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other),
         TEST(a24_a_worker_that_dies_while_the_group_waits_is_named),
         TEST(a24_a_worker_that_dies_later_is_named),
-        TEST(a24_stop_ends_the_workers_and_nobody_beside_them),
-        TEST(b20_who_closes_its_connection_and_lives_on_is_killed),
+        TEST(a24_stop_ends_the_workers_and_no_other_process),
+        TEST(b20_a_process_that_closes_its_connection_and_lives_on_is_killed),
         TEST(p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s),
         TEST(p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time),
     };

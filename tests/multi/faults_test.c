@@ -48,7 +48,7 @@ static void expect_heard(struct test_group *g, uint32_t dead, size_t heard_befor
         }
 }
 
-static void p8_a_rank_killed_with_the_slot_in_hand_silences_nobody(void **state)
+static void p8_a_rank_killed_while_it_holds_the_slot_silences_no_other(void **state)
 {
     (void)state;
     for (uint32_t dead = 0; dead < 4; dead++) {
@@ -72,7 +72,7 @@ static void await_stopped(pid_t pid)
 }
 
 /* The others ask for the slot while it is in the hand that will not give it back. */
-static void p8_who_waits_for_the_slot_gets_it(void **state)
+static void p8_a_rank_that_waits_for_the_slot_gets_it(void **state)
 {
     (void)state;
     struct test_group *g = group_of("report.claimed", "stop", 1);
@@ -130,7 +130,7 @@ static void await_waiting(struct test_group *g, uint32_t rank)
 
 /* Rank 2 dies while it waits for the slot, which rank 1 holds: the report of rank 1, and those of
  * waiting ranks, are not overwritten. */
-static void p8_who_dies_waiting_for_the_slot_leaves_one_token(void **state)
+static void p8_a_rank_that_dies_waiting_for_the_slot_leaves_one_token(void **state)
 {
     (void)state;
     struct test_group *g = group_of("report.claimed", "stop", 1);
@@ -177,9 +177,9 @@ static void p8_the_last_words_of_a_rank_are_heard(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(p8_a_rank_killed_with_the_slot_in_hand_silences_nobody),
-        TEST(p8_who_waits_for_the_slot_gets_it),
-        TEST(p8_who_dies_waiting_for_the_slot_leaves_one_token),
+        TEST(p8_a_rank_killed_while_it_holds_the_slot_silences_no_other),
+        TEST(p8_a_rank_that_waits_for_the_slot_gets_it),
+        TEST(p8_a_rank_that_dies_waiting_for_the_slot_leaves_one_token),
         TEST(p8_the_last_words_of_a_rank_are_heard),
     };
     return cmocka_run_group_tests_name("faults", tests, NULL, NULL);

@@ -110,7 +110,7 @@ static void l12_what_one_process_leaves_another_one_fetches(void **state)
     }
 }
 
-static void no_more_is_kept_than_was_said(void **state)
+static void no_more_is_kept_than_the_limit(void **state)
 {
     (void)state;
     struct cox_control_socket_options options = host_options("test");
@@ -305,7 +305,7 @@ static void leave_and_die(void *context)
 }
 
 /* Its memory, too, would stay until the coordinator ends. */
-static void l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives(void **state)
+static void l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_is_open(void **state)
 {
     (void)state;
     int told[2], go[2];
@@ -404,8 +404,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         SOCKET_TEST(b21_fd_owners_leave_room_for_commands),
         SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches),
-        SOCKET_TEST(no_more_is_kept_than_was_said),
-        SOCKET_TEST(l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives),
+        SOCKET_TEST(no_more_is_kept_than_the_limit),
+        SOCKET_TEST(l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_is_open),
         SOCKET_TEST(b14_b21_replies_without_end_are_a_timeout),
         SOCKET_TEST(b14_replies_that_make_no_sense_are_corrupt),
         SOCKET_TEST(b14_an_reply_with_the_wrong_fds_is_corrupt),

@@ -139,7 +139,7 @@ static void visit_and_link(void *context, const struct cox_completion *completio
 }
 
 /* The request whose replies are looked at has ended, so its frame is taken again meanwhile. */
-static void m7_links_from_inside_a_visit(void **state)
+static void m7_links_from_inside_a_handler(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
@@ -249,7 +249,7 @@ static void p10_a_rank_sleeps_on_a_number_turned_up(void **state)
 /* ---- beside a stuck request ---- */
 
 /* Rank 2 has replied when rank 0's reply ends it all; rank 1 never does. */
-static void m4_what_was_answered_before_a_failure_is_told(void **state)
+static void m4_replies_before_a_failure_are_reported(void **state)
 {
     enum { ROUND_COUNT = 20 };
     (void)state;
@@ -288,7 +288,7 @@ static void m4_what_was_answered_before_a_failure_is_told(void **state)
     test_group_free(g);
 }
 
-static void p1_an_end_behind_a_stuck_request_is_told_at_once(void **state)
+static void p1_an_end_behind_a_stuck_request_is_reported_at_once(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -666,7 +666,7 @@ static void p2_also_when_the_request_has_ended(void **state)
     thief_deinit(&thief);
 }
 
-static void p2_also_when_nobody_waits_for_an_reply(void **state)
+static void p2_also_when_no_call_waits_for_a_reply(void **state)
 {
     (void)state;
     char name[64];
@@ -761,11 +761,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(m7_links_in_a_row),
-        TEST(m7_links_from_inside_a_visit),
+        TEST(m7_links_from_inside_a_handler),
         TEST(p10_a_number_turned_up_replies_nothing),
         TEST(p10_a_rank_sleeps_on_a_number_turned_up),
-        TEST(m4_what_was_answered_before_a_failure_is_told),
-        TEST(p1_an_end_behind_a_stuck_request_is_told_at_once),
+        TEST(m4_replies_before_a_failure_are_reported),
+        TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once),
         TEST(p3_a_request_that_ended_out_of_order_is_late),
         TEST(p3_an_reply_of_every_rank_is_no_timeout),
         TEST(m5_replace_returns_although_the_new_handler_runs_on),
@@ -773,7 +773,7 @@ int main(void)
         TEST(p3_a_deadline_that_has_passed_publishes_nothing),
         TEST(p2_a_lost_wake_up_is_sent_again),
         TEST(p2_also_when_the_request_has_ended),
-        TEST(p2_also_when_nobody_waits_for_an_reply),
+        TEST(p2_also_when_no_call_waits_for_a_reply),
         TEST(p2_also_beside_a_stuck_request),
     };
     return cmocka_run_group_tests_name("flight", tests, NULL, NULL);

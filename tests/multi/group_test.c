@@ -387,7 +387,7 @@ static void m16_names_are_gone_once_all_are_attached(void **state)
 
 /* ---- memory ---- */
 
-static void p6_sizes_told_before_are_the_sizes_taken(void **state)
+static void p6_printed_sizes_are_the_sizes_used(void **state)
 {
     (void)state;
     test_needs_names();
@@ -467,7 +467,7 @@ static int helper_small_shm(void)
     return test_count_names("") ? 6 : 0;
 }
 
-static void p6_b51_a_small_dev_shm_is_told_with_numbers(void **state)
+static void p6_b51_a_small_dev_shm_is_reported_with_numbers(void **state)
 {
     (void)state;
     test_needs_names();
@@ -862,8 +862,8 @@ int main(int argc, char **argv)
         TEST(m16_b44_a_worker_refuses_what_is_not_the_group),
         TEST(m16_b45_mode_is_0600_under_any_umask),
         TEST(m16_names_are_gone_once_all_are_attached),
-        TEST(p6_sizes_told_before_are_the_sizes_taken),
-        TEST(p6_b51_a_small_dev_shm_is_told_with_numbers),
+        TEST(p6_printed_sizes_are_the_sizes_used),
+        TEST(p6_b51_a_small_dev_shm_is_reported_with_numbers),
         TEST(p7_b53_leftovers_give_their_space_to_the_next_start),
         TEST(m16_the_coordinator_may_be_the_first_process_of_a_container),
         TEST(m16_geometry_that_cannot_be_is_refused),

@@ -77,7 +77,7 @@ static void expect_status(int got, int expected)
         fail_msg("status %d, expected %d:\n%s", got, expected, output);
 }
 
-static void l2_l5_it_says_what_is_in_a_handle_and_opens_it(void **state)
+static void l2_l5_it_prints_what_is_in_a_handle_and_opens_it(void **state)
 {
     struct cox_handle_info info;
     (void)state;
@@ -239,7 +239,7 @@ static void l19_files_that_hold_no_handle_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        HANDLE_TEST(l2_l5_it_says_what_is_in_a_handle_and_opens_it),
+        HANDLE_TEST(l2_l5_it_prints_what_is_in_a_handle_and_opens_it),
         HANDLE_TEST(l8_l9_l10_l7_what_does_not_open_is_named),
         HANDLE_TEST(l12_it_asks_the_socket_where_it_must),
         HANDLE_TEST(l19_files_that_hold_no_handle_are_refused),

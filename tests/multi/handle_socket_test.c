@@ -272,7 +272,7 @@ static void open_around_a_death(void *context)
     expect_refused(&scene->kept, COX_PEER_DEAD, "is gone");
 }
 
-static void l8_l15_the_socket_forgets_what_was_put_and_who_died(void **state)
+static void l8_l15_the_socket_forgets_entries_that_were_put_and_dead_owners(void **state)
 {
     struct scene scene;
     int go[2], ready[2];
@@ -377,7 +377,7 @@ static void l15_b29_nothing_is_left_at_the_socket(void **state)
 
 /* ---- beside it ---- */
 
-static void l13_query_tells_whether_the_socket_replies(void **state)
+static void l13_query_returns_whether_the_socket_replies(void **state)
 {
     struct cox_handle_probe ways;
     (void)state;
@@ -430,11 +430,11 @@ int main(void)
         HANDLE_TEST(l12_an_exporter_that_is_not_dumpable_is_reached_by_the_socket),
         HANDLE_TEST(l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_socket),
         HANDLE_TEST(l6_l12_the_socket_helps_no_other_user),
-        HANDLE_TEST(l8_l15_the_socket_forgets_what_was_put_and_who_died),
+        HANDLE_TEST(l8_l15_the_socket_forgets_entries_that_were_put_and_dead_owners),
         HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_way),
         HANDLE_TEST(l12_a_full_fd_store_refuses_an_export_whole),
         HANDLE_TEST(l15_b29_nothing_is_left_at_the_socket),
-        HANDLE_TEST(l13_query_tells_whether_the_socket_replies),
+        HANDLE_TEST(l13_query_returns_whether_the_socket_replies),
         HANDLE_TEST(l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side),
     };
     fixture_begin();

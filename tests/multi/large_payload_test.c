@@ -600,7 +600,7 @@ static void m3_without_large_payloads_it_is_refused_as_ever(void **state)
     test_group_free(g);
 }
 
-static void m3_no_memory_for_a_block_is_said_and_the_group_goes_on(void **state)
+static void m3_no_memory_for_a_large_payload_is_reported_and_the_group_continues(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -876,7 +876,7 @@ int main(int argc, char **argv)
         TEST(p11_both_directions_full_at_once_get_through),
         TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes),
         TEST(m3_without_large_payloads_it_is_refused_as_ever),
-        TEST(m3_no_memory_for_a_block_is_said_and_the_group_goes_on),
+        TEST(m3_no_memory_for_a_large_payload_is_reported_and_the_group_continues),
         TEST(m3_an_reply_may_grow_shrink_and_stay_small),
         TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it),
         TEST(m3_a_late_reply_in_a_block_is_dropped_and_freed),

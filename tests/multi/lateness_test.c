@@ -118,7 +118,7 @@ static void p4_b50_late_replies_of_a_full_pipeline_are_dropped(void **state)
     test_group_free(g);
 }
 
-static void p3_a_timeout_names_who_was_silent_and_how(void **state)
+static void p3_a_timeout_names_the_silent_rank_and_its_state(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(4, NULL);
@@ -214,7 +214,7 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
 }
 
 /* The handler gets the second completion as well, in a group with a response thread. */
-static void s4_the_handler_is_told_that_the_late_rank_is_free(void **state)
+static void s4_the_handler_gets_that_the_late_rank_is_free(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -461,9 +461,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(p4_a_late_reply_is_never_taken_for_another),
         TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped),
-        TEST(p3_a_timeout_names_who_was_silent_and_how),
+        TEST(p3_a_timeout_names_the_silent_rank_and_its_state),
         TEST(s4_a_late_rank_blocks_its_channel_only),
-        TEST(s4_the_handler_is_told_that_the_late_rank_is_free),
+        TEST(s4_the_handler_gets_that_the_late_rank_is_free),
         TEST(s4_a_late_rank_that_dies_is_late_no_more),
         TEST(s3_a_frame_is_not_written_while_a_rank_reads_it),
         TEST(s3_nor_after_the_request_has_ended),

@@ -180,7 +180,7 @@ static void m1_pause_passes_a_stuck_inference(void **state)
 
 /* ---- faults ---- */
 
-static void m9_fault_is_told_beside_the_reply(void **state)
+static void m9_fault_is_reported_beside_the_reply(void **state)
 {
     (void)state;
     static const char *const *const commands[] = {all_legacy, odd_native, even_native};
@@ -204,7 +204,7 @@ static void m9_fault_is_told_beside_the_reply(void **state)
     }
 }
 
-static void m9_failure_of_a_rank_without_payload_is_told_as_fault(void **state)
+static void m9_failure_of_a_rank_without_payload_is_reported_as_fault(void **state)
 {
     (void)state;
     struct test_group *group =
@@ -217,7 +217,7 @@ static void m9_failure_of_a_rank_without_payload_is_told_as_fault(void **state)
 }
 
 /* It must not be replied to: the token of that reply would be taken for the next one's. */
-static void m9_refused_request_without_reply_is_told_as_fault(void **state)
+static void m9_refused_request_without_reply_is_reported_as_fault(void **state)
 {
     (void)state;
     static const char *const *const commands[] = {even_native, odd_native};
@@ -308,7 +308,7 @@ static void m3_init_replies_of_every_release_are_taken(void **state)
     }
 }
 
-static void m3_an_init_reply_without_blocks_is_told(void **state)
+static void m3_an_init_reply_without_blocks_is_reported(void **state)
 {
     (void)state;
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_INIT", "neither");
@@ -650,7 +650,7 @@ static void p7_names_that_the_workers_removed_are_no_error(void **state)
 /* ---- refusals ---- */
 
 /* They know of no group and of nothing said again: the init comes to them as it did. */
-static void m3_p8_an_init_is_said_again_to_legacy_workers(void **state)
+static void m3_p8_an_init_is_sent_again_to_legacy_workers(void **state)
 {
     (void)state;
     static const char *const *const commands[] = {all_legacy, odd_native};
@@ -715,13 +715,13 @@ int main(void)
         TEST(m7_the_sizes_of_the_contract),
         TEST(m1_channels_run_beside_each_other),
         TEST(m1_pause_passes_a_stuck_inference),
-        TEST(m9_fault_is_told_beside_the_reply),
-        TEST(m9_failure_of_a_rank_without_payload_is_told_as_fault),
-        TEST(m9_refused_request_without_reply_is_told_as_fault),
+        TEST(m9_fault_is_reported_beside_the_reply),
+        TEST(m9_failure_of_a_rank_without_payload_is_reported_as_fault),
+        TEST(m9_refused_request_without_reply_is_reported_as_fault),
         TEST(p1_failure_of_the_rank_with_the_payload),
         TEST(p1_failure_with_status_0_of_a_legacy_rank),
         TEST(m3_init_replies_of_every_release_are_taken),
-        TEST(m3_an_init_reply_without_blocks_is_told),
+        TEST(m3_an_init_reply_without_blocks_is_reported),
         TEST(m3_strings_that_are_no_utf8_are_refused),
         TEST(p4_late_reply_is_never_the_next_one),
         TEST(p4_b50_a_stray_token_is_no_reply),
@@ -733,7 +733,7 @@ int main(void)
         TEST(m15_goodbye_right_behind_a_request_without_reply),
         TEST(m15_end_is_bounded_whatever_a_rank_does),
         TEST(p7_names_that_the_workers_removed_are_no_error),
-        TEST(m3_p8_an_init_is_said_again_to_legacy_workers),
+        TEST(m3_p8_an_init_is_sent_again_to_legacy_workers),
         TEST(m3_what_legacy_workers_cannot_do_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

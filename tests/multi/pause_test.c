@@ -484,7 +484,7 @@ static void m12_both_channels_are_left(void **state)
     test_group_free(g);
 }
 
-static void m12_a_rank_that_stays_stuck_says_so(void **state)
+static void m12_a_rank_that_stays_stuck_reports_it(void **state)
 {
     (void)state;
     struct test_group *g = group_of(RANK_COUNT, "pauses");
@@ -916,7 +916,7 @@ int main(void)
         TEST(m12_a_blocked_read_in_one_rank_is_interrupted),
         TEST(m12_a_step_that_asks_comes_out),
         TEST(m12_both_channels_are_left),
-        TEST(m12_a_rank_that_stays_stuck_says_so),
+        TEST(m12_a_rank_that_stays_stuck_reports_it),
         TEST(m12_what_comes_while_paused_is_refused_in_order),
         TEST(m12_a_rank_forgets_its_sequences_in_a_reinit_alone),
         TEST(m12_an_init_that_asks_comes_out),

@@ -143,7 +143,7 @@ static void p4_an_event_loop_gets_every_completion(void **state)
     }
 }
 
-static void p4_replies_of_before_the_first_call_are_told(void **state)
+static void p4_replies_before_the_first_call_are_collected(void **state)
 {
     (void)state;
     struct test_group *g = start(2);
@@ -400,7 +400,7 @@ static void *stop(void *context)
     return NULL;
 }
 
-static void p4_a_stop_is_told(void **state)
+static void p4_a_stop_is_reported(void **state)
 {
     (void)state;
     struct test_group *g = start(2);
@@ -453,7 +453,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(p4_an_event_loop_gets_every_completion),
-        TEST(p4_replies_of_before_the_first_call_are_told),
+        TEST(p4_replies_before_the_first_call_are_collected),
         TEST(p4_what_is_not_collected_keeps_the_fd_readable),
         TEST(m4_deadlines_and_deaths_make_the_fd_readable),
         TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept),
@@ -462,7 +462,7 @@ int main(void)
         TEST(p6_an_idle_group_is_silent),
         TEST(p4_it_works_in_an_epoll_of_the_host),
         TEST(p4_calls_of_other_threads_take_nothing_from_the_loop),
-        TEST(p4_a_stop_is_told),
+        TEST(p4_a_stop_is_reported),
         TEST(p4_wrong_use_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

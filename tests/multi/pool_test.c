@@ -406,7 +406,7 @@ static bool kill_reader(void *context)
     return false;
 }
 
-static void p9_b37_a_reader_that_is_killed_is_in_nobodys_way(void **state)
+static void p9_b37_a_killed_reader_delays_no_other(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -520,7 +520,7 @@ int main(void)
         TEST(b25_a_row_whose_pid_is_another_process_is_swept),
         TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep),
         TEST(p9_a_process_that_waits_for_unpinned_is_woken),
-        TEST(p9_b37_a_reader_that_is_killed_is_in_nobodys_way),
+        TEST(p9_b37_a_killed_reader_delays_no_other),
         TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along),
         TEST(b24_b31_rows_have_one_owner_at_a_time),
     };

@@ -226,7 +226,7 @@ static void p9_what_is_pulled_while_the_owner_renews_is_whole_or_stale(void **st
 }
 
 /* Wherever they are: the owner continues, and nothing of theirs is left. */
-static void p9_readers_killed_anywhere_hold_nobody_up(void **state)
+static void p9_readers_killed_anywhere_delay_no_other(void **state)
 {
     (void)state;
     const pid_t owner = owner_start();
@@ -247,7 +247,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(p9_what_is_pulled_while_the_owner_renews_is_whole_or_stale),
-        TEST(p9_readers_killed_anywhere_hold_nobody_up),
+        TEST(p9_readers_killed_anywhere_delay_no_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -536,7 +536,7 @@ static void p9_clear_ends_a_pull_and_so_does_pause(void **state)
 }
 
 /* The coordinator gives the transfer up: the rank is free for the next one once it is let. */
-static void p9_a_pull_that_nobody_waits_for_any_more_ends(void **state)
+static void p9_a_pull_without_a_waiter_ends(void **state)
 {
     (void)state;
     struct waiting w;
@@ -555,7 +555,7 @@ static void p9_a_pull_that_nobody_waits_for_any_more_ends(void **state)
 #endif
 
 /* The blocks that a failed pull has written have no user. */
-static void p9_the_destination_of_a_failed_pull_is_nobodys(void **state)
+static void p9_the_destination_of_a_failed_pull_has_no_user(void **state)
 {
     (void)state;
     struct pair pair;
@@ -876,7 +876,7 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
 /* A reader that is stopped in the middle of a copy delays no other: the other group writes the
  * block at once, and what the reader has copied, before or after, is stale. The rank beside it has
  * its blocks. */
-static void g1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing(void **state)
+static void g1d_a_reader_stopped_in_a_copy_delays_no_other_and_gets_nothing(void **state)
 {
     static const char *const points[] = {"kv.looked", "kv.copied"};
     (void)state;
@@ -993,7 +993,7 @@ int main(int argc, char **argv)
         TEST(p9_blocks_of_a_sequence_that_began_anew_are_stale),
         TEST(p9_after_init_and_reinit_all_is_stale_and_the_link_holds),
         TEST(p9_a_deadline_or_lease_that_is_over_refuses),
-        TEST(p9_the_destination_of_a_failed_pull_is_nobodys),
+        TEST(p9_the_destination_of_a_failed_pull_has_no_user),
         TEST(g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks),
         TEST(m10_groups_of_another_shape_are_refused_with_what_differs),
         TEST(m10_a_group_that_is_gone_fails_on_every_rank),
@@ -1006,10 +1006,10 @@ int main(int argc, char **argv)
         TEST(p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes),
         TEST(p9_unlinking_and_linking_anew_end_a_pull_that_waits),
         TEST(p9_clear_ends_a_pull_and_so_does_pause),
-        TEST(p9_a_pull_that_nobody_waits_for_any_more_ends),
+        TEST(p9_a_pull_without_a_waiter_ends),
         TEST(p9_m11_a_reader_killed_at_any_point_leaves_nothing),
         TEST(m10_an_owner_killed_while_it_is_linked_fails_the_link),
-        TEST(g1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing),
+        TEST(g1d_a_reader_stopped_in_a_copy_delays_no_other_and_gets_nothing),
         TEST(p9_an_owner_killed_in_the_copy_ends_the_pull_once),
         TEST(p9_an_owner_killed_in_its_step_fails_its_pulls_alone),
         TEST(p9_an_owner_killed_as_it_exports_fails_its_init),

@@ -287,7 +287,7 @@ static void unmake(struct made *made)
     cox_domains_free(made->domains);
 }
 
-static void h6_h14_b36_who_waits_on_several_queues_sleeps_through_nothing(void **state)
+static void h6_h14_b36_a_waiter_on_several_queues_sleeps_through_nothing(void **state)
 {
     (void)state;
     struct made made = make();
@@ -424,7 +424,7 @@ static void b37_h8_h9_h20_many_at_once_and_killed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(h6_h14_b36_who_waits_on_several_queues_sleeps_through_nothing),
+        TEST(h6_h14_b36_a_waiter_on_several_queues_sleeps_through_nothing),
         TEST(b37_h8_h9_h20_many_at_once_and_killed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

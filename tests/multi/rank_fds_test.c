@@ -257,7 +257,7 @@ static void refused_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k12_k14_b8_refused_before_anybody_is_waited_for(void **state)
+static void k12_k14_b8_refused_before_it_blocks(void **state)
 {
     (void)state;
     forks_run(3, refused_main, NULL);
@@ -308,7 +308,7 @@ static void full_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b8_b15_a_rank_without_room_is_told_alone(void **state)
+static void b8_b15_only_the_rank_without_room_gets_the_error(void **state)
 {
     (void)state;
     if (!test_can_take_fds())
@@ -364,7 +364,7 @@ static void no_socket_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b8_b15_b18_a_rank_without_a_socket_holds_up_nobody(void **state)
+static void b8_b15_b18_a_rank_without_a_socket_delays_no_other(void **state)
 {
     (void)state;
     struct room rooms[] = {{&by_sockets, 0, false},    {&by_sockets, 1, false},
@@ -403,7 +403,7 @@ static void no_handles_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k10_b8_a_proc_that_tells_of_processes_alone_costs_nothing_but_fds(void **state)
+static void k10_b8_a_proc_that_shows_processes_only_costs_only_fds(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -802,10 +802,10 @@ int main(void)
         TEST(k10_k25_b11_largest_world_and_usual_limits),
         TEST(k13_from_any_source),
         TEST(k6_k10_in_subgroups),
-        TEST(k12_k14_b8_refused_before_anybody_is_waited_for),
-        TEST(b8_b15_a_rank_without_room_is_told_alone),
-        TEST(b8_b15_b18_a_rank_without_a_socket_holds_up_nobody),
-        TEST(k10_b8_a_proc_that_tells_of_processes_alone_costs_nothing_but_fds),
+        TEST(k12_k14_b8_refused_before_it_blocks),
+        TEST(b8_b15_only_the_rank_without_room_gets_the_error),
+        TEST(b8_b15_b18_a_rank_without_a_socket_delays_no_other),
+        TEST(k10_b8_a_proc_that_shows_processes_only_costs_only_fds),
         TEST(b28_b9_b7_strangers_are_refused),
         TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own),
 #if COX_TESTING

@@ -371,7 +371,7 @@ static void no_polling_main(const struct forks_self *self)
     rank_deinit(&rank);
 }
 
-static void b5_nobody_polls(void **state)
+static void b5_no_rank_polls(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -391,7 +391,7 @@ int main(void)
         TEST(b2_b3_b8_k26_every_operation_ends_by_sockets),
         TEST(b2_b3_b8_k6_every_operation_of_a_subgroup_ends),
         TEST(k17_b47_signals_and_wakes_for_no_reason_end_no_operation),
-        TEST(b5_nobody_polls),
+        TEST(b5_no_rank_polls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -242,7 +242,7 @@ static void told_main(const struct forks_self *self)
     FORK_CHECK(strstr(err.text, who) && strstr(err.text, own), "%s", err.text);
 }
 
-static void b13_k1_ranks_that_were_told_otherwise(void **state)
+static void b13_k1_ranks_with_different_options(void **state)
 {
     (void)state;
     static struct told pairs[][2] = {
@@ -447,7 +447,7 @@ static void life_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k3_b1_lives_do_not_mix(void **state)
+static void k3_b1_generations_do_not_mix(void **state)
 {
     (void)state;
     static uint32_t sizes[][2] = {{0, 0}, {4096, 8192}, {8192, 4096}};
@@ -543,7 +543,7 @@ static void removed_main(const struct forks_self *self)
 }
 
 /* Another process is about to remove it, and then does not: this test. */
-static void k4_who_has_joined_waits_for_who_removes_the_name(void **state)
+static void k4_a_joined_rank_waits_for_the_one_that_removes_the_name(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -739,7 +739,7 @@ static void b16_k28_memory_is_a_part_of_an_object(void **state)
     close(memory.fd);
 }
 
-static void b51_k26_no_space_is_told_with_numbers(void **state)
+static void b51_k26_no_space_is_reported_with_numbers(void **state)
 {
     (void)state;
     struct rlimit old, small;
@@ -826,20 +826,20 @@ int main(void)
         TEST(b9_b10_b44_what_is_in_the_way_is_left_alone),
         TEST(b45_mode_is_0600_under_any_umask),
         TEST(k2_b4_a_name_of_the_dead_is_no_obstacle),
-        TEST(b13_k1_ranks_that_were_told_otherwise),
+        TEST(b13_k1_ranks_with_different_options),
         TEST(b13_b23_a_rank_that_is_none_writes_nowhere),
         TEST(p10_b14_b23_any_bit_of_what_a_file_is_for),
         TEST(k3_b2_a_deadline_that_has_passed),
         TEST(k26_a_rank_is_one_process),
-        TEST(k3_b1_lives_do_not_mix),
+        TEST(k3_b1_generations_do_not_mix),
         TEST(b1_k23_two_jobs_of_one_name_at_once),
         TEST(k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec),
-        TEST(k4_who_has_joined_waits_for_who_removes_the_name),
+        TEST(k4_a_joined_rank_waits_for_the_one_that_removes_the_name),
         TEST(k4_k21_b15_b53_ten_thousand_joins_leave_nothing),
         TEST(k3_k4_joins_of_more_ranks_again_and_again),
         TEST(b16_k28_memory_by_fd),
         TEST(b16_k28_memory_is_a_part_of_an_object),
-        TEST(b51_k26_no_space_is_told_with_numbers),
+        TEST(b51_k26_no_space_is_reported_with_numbers),
         TEST(k25_any_user_with_the_usual_limits),
         TEST(k28_memory_and_sockets_alone),
     };

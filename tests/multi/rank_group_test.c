@@ -218,7 +218,7 @@ static void mismatch_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b13_another_operation_is_told(void **state)
+static void b13_another_operation_is_reported(void **state)
 {
     (void)state;
     forks_run(4, mismatch_main, NULL);
@@ -254,7 +254,7 @@ static void late_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b2_b18_a_timeout_names_who_is_missing_and_align_helps(void **state)
+static void b2_b18_a_timeout_names_the_missing_rank_and_align_helps(void **state)
 {
     (void)state;
     forks_run(4, late_main, forks_share(4096));
@@ -331,14 +331,14 @@ static void asks_main(const struct forks_self *self)
     cox_group_leave(joined);
 }
 
-static void b2_a_caller_that_says_so_ends_a_join(void **state)
+static void b2_a_callers_callback_ends_a_join(void **state)
 {
     (void)state;
     forks_run(1, asks_main, NULL);
     assert_int_equal(own_names(), 0);
 }
 
-static void b3_who_leaves_is_told(void **state)
+static void b3_a_leaving_rank_is_reported(void **state)
 {
     (void)state;
     forks_run(2, asks_main, NULL);
@@ -800,7 +800,7 @@ static void child_main(const struct forks_self *self)
     FORK_CHECK(cox_group_leave(group) == NULL, "left");
 }
 
-static void k20_k21_the_child_of_a_fork_leaves_nobody(void **state)
+static void k20_k21_the_child_of_a_fork_does_not_leave_the_group(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -817,11 +817,11 @@ int main(void)
         TEST(k25_the_memory_that_an_executor_reserves_is_enough),
         TEST(k8_in_place),
         TEST(k9_sizes_that_cannot_be_are_refused_on_all),
-        TEST(b13_another_operation_is_told),
-        TEST(b2_b18_a_timeout_names_who_is_missing_and_align_helps),
+        TEST(b13_another_operation_is_reported),
+        TEST(b2_b18_a_timeout_names_the_missing_rank_and_align_helps),
         TEST(k26_an_abort_ends_it_on_all),
-        TEST(b2_a_caller_that_says_so_ends_a_join),
-        TEST(b3_who_leaves_is_told),
+        TEST(b2_a_callers_callback_ends_a_join),
+        TEST(b3_a_leaving_rank_is_reported),
         TEST(k7_epochs_do_not_mix),
         TEST(k7_more_operations_than_an_index_has_bits),
         TEST(k7_an_index_goes_round_among_many),
@@ -834,7 +834,7 @@ int main(void)
         TEST(k7_b2_aborts_timeouts_and_aligns_at_random),
         TEST(b1_k23_several_groups_at_once),
         TEST(k22_two_groups_in_one_process),
-        TEST(k20_k21_the_child_of_a_fork_leaves_nobody),
+        TEST(k20_k21_the_child_of_a_fork_does_not_leave_the_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,7 +118,7 @@ def test_p8_prompts_of_clients_go_on_over_killed_ranks():
 
 
 @test
-def test_p8_quiet_says_nothing_of_what_was_made_good():
+def test_p8_quiet_prints_no_recoveries():
     name = harness.fresh_name("quiet")
     result = expect(over_killed_ranks(["-n", "2", "--model", MODEL, "--quiet", *RESTART], name, 2), 0)
     check("replaced" not in result.err, "it is not quiet", result)

@@ -298,7 +298,7 @@ static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
 }
 
 /* A recovery before the first question is reported once. */
-static void p8_what_was_made_good_meanwhile_is_told_once(void **state)
+static void p8_a_recovery_meanwhile_is_reported_once(void **state)
 {
     (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
@@ -878,7 +878,7 @@ static void p8_a_rank_killed_before_its_orders_turn_is_not_the_end(void **state)
     expect_echo();
 }
 
-static void b16_stop_ends_whoever_waits(void **state)
+static void b16_stop_ends_all_waits(void **state)
 {
     (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
@@ -1039,7 +1039,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(p8_a_dead_rank_is_replaced_and_initialized),
-        CASE(p8_what_was_made_good_meanwhile_is_told_once),
+        CASE(p8_a_recovery_meanwhile_is_reported_once),
         CASE(p8_a_death_that_is_not_told_yet_is_waited_for),
         CASE(p8_what_builds_on_ranks_that_are_no_more_is_refused),
         CASE(p8_two_ranks_at_once),
@@ -1063,7 +1063,7 @@ int main(void)
         CASE(p8_without_a_policy_an_order_that_fails_half_way_is_the_end),
         CASE(p8_an_order_that_fails_half_way_can_be_given_again),
         CASE(p8_a_rank_killed_before_its_orders_turn_is_not_the_end),
-        CASE(b16_stop_ends_whoever_waits),
+        CASE(b16_stop_ends_all_waits),
         CASE(b16_stop_ends_a_pause_and_cancel_ends_an_await),
         CASE(p8_a_group_without_an_init_is_well_without_one),
         CASE(p8_a_program_that_is_gone_is_not_tried_for_ever),

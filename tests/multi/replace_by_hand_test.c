@@ -229,7 +229,7 @@ static void nobody_comes(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-static void p8_b2_nobody_comes_until_the_deadline_and_somebody_later(void **state)
+static void p8_b2_no_process_comes_until_the_deadline_and_one_later(void **state)
 {
     (void)state;
     EACH_ATTACH(nobody_comes);
@@ -418,7 +418,7 @@ static void tell(const struct test_helper *helper)
     assert_int_equal(write(helper->in, "", 1), 1);
 }
 
-static void a24_p8_what_a_late_old_process_does_is_nobody_s(void **state)
+static void a24_p8_a_late_old_process_has_no_effect(void **state)
 {
     (void)state;
     struct hand hand = {0};
@@ -563,11 +563,11 @@ int main(int argc, char **argv)
         TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one),
         TEST(p8_two_that_are_started_by_hand_at_once),
         TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes),
-        TEST(p8_b2_nobody_comes_until_the_deadline_and_somebody_later),
+        TEST(p8_b2_no_process_comes_until_the_deadline_and_one_later),
         TEST(m15_a_stop_ends_the_wait_for_a_replacement),
         TEST(p8_one_that_does_not_come_all_the_way),
         TEST(p8_p7_nothing_grows_by_replacements),
-        TEST(a24_p8_what_a_late_old_process_does_is_nobody_s),
+        TEST(a24_p8_a_late_old_process_has_no_effect),
         TEST(p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed),
         TEST(p8_a23_all_that_were_started_by_hand),
         TEST(p8_all_that_were_started_by_hand_and_one_dies),

@@ -446,7 +446,7 @@ static void p8_two_ranks_at_once_are_replaced(void **state)
 }
 
 /* The other tests are meaningful only if the model is really out of reach. */
-static void p8_an_init_that_is_not_said_again_loads_the_model(void **state)
+static void p8_an_init_that_is_no_replay_loads_the_model(void **state)
 {
     (void)state;
     struct lives lives;
@@ -550,7 +550,7 @@ static void await_scribbles(struct lives *lives, uint64_t bytes)
     assert_true(sealed ? *last != before : group_bytes() > bytes);
 }
 
-static void p8_k28_late_writes_of_a_former_life_land_nowhere(void **state)
+static void p8_k28_late_writes_of_a_former_incarnation_have_no_effect(void **state)
 {
     (void)state;
     struct lives lives;
@@ -650,9 +650,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(p8_one_of_1_2_4_8_ranks_is_replaced_and_the_bits_are_the_same),
         TEST(p8_two_ranks_at_once_are_replaced),
-        TEST(p8_an_init_that_is_not_said_again_loads_the_model),
+        TEST(p8_an_init_that_is_no_replay_loads_the_model),
         TEST(p8_a_new_rank_that_dies_half_way_is_replaced_again),
-        TEST(p8_k28_late_writes_of_a_former_life_land_nowhere),
+        TEST(p8_k28_late_writes_of_a_former_incarnation_have_no_effect),
         TEST(p8_p7_forty_replacements_in_a_row),
     };
     if (argc > 1 && strcmp(argv[1], "worker") == 0)

@@ -322,7 +322,7 @@ static void b51_k26_an_init_without_memory_for_the_rank_group_says_so(void **sta
 
 /* ---- the same once more ---- */
 
-static void p8_without_an_init_nothing_can_be_said_again(void **state)
+static void p8_without_an_init_there_is_no_replay(void **state)
 {
     (void)state;
     static const struct cox_config_entry failing[] = {{"fail", "0"}};
@@ -363,7 +363,7 @@ static void p8_a_replaced_rank_gets_the_same_init(void **state)
     }
 }
 
-static void p8_another_reply_than_then_is_told(void **state)
+static void p8_another_reply_than_before_is_reported(void **state)
 {
     (void)state;
     static const struct cox_config_entry odd[] = {{"odd_again", "0"}};
@@ -738,9 +738,9 @@ int main(int argc, char **argv)
         TEST(k25_a_failed_init_takes_a_generation),
         TEST(k25_an_init_that_reaches_no_rank_takes_no_generation),
         TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so),
-        TEST(p8_without_an_init_nothing_can_be_said_again),
+        TEST(p8_without_an_init_there_is_no_replay),
         TEST(p8_a_replaced_rank_gets_the_same_init),
-        TEST(p8_another_reply_than_then_is_told),
+        TEST(p8_another_reply_than_before_is_reported),
         TEST(b2_one_init_at_a_time),
         TEST(m15_a_stop_ends_inits_that_wait),
         TEST(k28_an_init_waits_for_the_steps_before_it),

@@ -385,7 +385,7 @@ static void log_keep(void *context, int level, const char *text)
     pthread_mutex_unlock(&log->lock);
 }
 
-static void a23_the_log_says_who_replaces_whom(void **state)
+static void a23_the_log_names_old_and_new_process(void **state)
 {
     (void)state;
     struct log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -431,7 +431,7 @@ int main(void)
         TEST(m15_a_stop_ends_it),
         TEST(a24_p7_nothing_grows_under_load),
         TEST(a23_the_old_one_is_drained_before_the_new_one_is_started),
-        TEST(a23_the_log_says_who_replaces_whom),
+        TEST(a23_the_log_names_old_and_new_process),
     };
     return cmocka_run_group_tests_name("restart_all", tests, NULL, NULL);
 }

@@ -83,7 +83,7 @@ static void p8_a_dead_rank_is_replaced_while_the_others_live(void **state)
     }
 }
 
-static void p8_a_restart_of_who_lives_is_nothing(void **state)
+static void p8_a_restart_of_a_live_rank_does_nothing(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -123,7 +123,7 @@ static void p8_what_the_others_do_goes_on(void **state)
 }
 
 /* It owed a reply, and had a frame; its next incarnation owes nothing. */
-static void p8_p4_the_next_life_owes_nothing(void **state)
+static void p8_p4_the_next_incarnation_owes_nothing(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
@@ -320,9 +320,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(p8_a_dead_rank_is_replaced_while_the_others_live),
-        TEST(p8_a_restart_of_who_lives_is_nothing),
+        TEST(p8_a_restart_of_a_live_rank_does_nothing),
         TEST(p8_what_the_others_do_goes_on),
-        TEST(p8_p4_the_next_life_owes_nothing),
+        TEST(p8_p4_the_next_incarnation_owes_nothing),
         TEST(p8_every_channel_works_again),
         TEST(p8_a_restart_that_dies_half_way_is_done_again),
         TEST(p8_b2_a_restart_that_never_attaches_ends_at_its_deadline),

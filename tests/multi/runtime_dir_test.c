@@ -364,7 +364,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
 }
 
 /* As a start leaves it that was killed between two steps, when a child of a fork has its socket. */
-static void b4_a_new_file_that_somebody_still_has_is_no_obstacle(void **state)
+static void b4_a_new_file_that_another_process_still_has_is_no_obstacle(void **state)
 {
     (void)state;
     struct cox_control_socket_options options = host_options("test");
@@ -588,7 +588,7 @@ int main(void)
         SOCKET_TEST(a22_older_releases_find_it_under_the_old_name),
         SOCKET_TEST(b9_a_live_name_is_taken),
         SOCKET_TEST(something_else_at_the_name_is_left_alone),
-        SOCKET_TEST(b4_a_new_file_that_somebody_still_has_is_no_obstacle),
+        SOCKET_TEST(b4_a_new_file_that_another_process_still_has_is_no_obstacle),
         SOCKET_TEST(b10_only_its_own_socket_is_removed_at_the_end),
         SOCKET_TEST(b4_b54_of_eight_starts_at_once_one_wins),
         SOCKET_TEST(b9_b28_another_user_does_not_come_in),

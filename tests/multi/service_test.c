@@ -98,7 +98,7 @@ static void p3_status_replies_while_a_handler_is_stuck(void **state)
     sem_destroy(&stuck.go_on);
 }
 
-static void p3_status_tells_what_a_rank_does_and_who_is_late(void **state)
+static void p3_status_reports_what_a_rank_does_and_which_is_late(void **state)
 {
     (void)state;
     struct test_group *group = test_group_start(2, NULL);
@@ -127,7 +127,7 @@ static void p3_status_tells_what_a_rank_does_and_who_is_late(void **state)
     test_group_free(group);
 }
 
-static void p3_status_tells_how_a_rank_died_and_its_last_lines(void **state)
+static void p3_status_reports_how_a_rank_died_and_its_last_lines(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -471,7 +471,7 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
 }
 
 /* A connection without a request is closed for one with a request, however many there are. */
-static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
+static void b21_a_client_without_requests_has_no_place_when_there_are_many(void **state)
 {
     (void)state;
     enum { COUNT = 3 * COX_CONTROL_CONNECTION_MAX };
@@ -519,7 +519,7 @@ static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
     test_group_free(group);
 }
 
-static void full_of_who_asked_for_the_end(void **state)
+static void full_of_clients_that_sent_a_stop(void **state)
 {
     (void)state;
     struct cox_control_server *service = service_new();
@@ -591,7 +591,7 @@ static int take_patiently(struct cox_control_server *service, int fd, struct cox
 }
 
 /* Clients that send such, one after the other, do not take all fds of the coordinator. */
-static void g1g_so_many_closes_hang_that_nobody_is_served(void **state)
+static void g1g_so_many_closes_hang_that_no_client_is_served(void **state)
 {
     (void)state;
     enum { MOST = COX_CLOSER_WAITING_MAX + COX_CONTROL_CONNECTION_MAX };
@@ -656,7 +656,7 @@ static pid_t modest_start(const char *control_socket, int told, int go)
     _exit(r != 0);
 }
 
-static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **state)
+static void b21_a_process_with_one_connection_keeps_it_when_another_hoards(void **state)
 {
     (void)state;
     test_needs_processes();
@@ -719,7 +719,7 @@ static uint64_t random_next(uint64_t *random)
     return *random >> 33;
 }
 
-static void p10_any_bytes_end_in_an_error_and_harm_nobody_else(void **state)
+static void p10_any_bytes_end_in_an_error_and_harm_no_other_client(void **state)
 {
     (void)state;
     struct test_group *group = test_group_start(1, NULL);
@@ -811,18 +811,18 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(p3_status_replies_while_a_handler_is_stuck),
-        TEST(p3_status_tells_what_a_rank_does_and_who_is_late),
-        TEST(p3_status_tells_how_a_rank_died_and_its_last_lines),
+        TEST(p3_status_reports_what_a_rank_does_and_which_is_late),
+        TEST(p3_status_reports_how_a_rank_died_and_its_last_lines),
         TEST(p10_status_believes_nothing_that_a_rank_writes),
         TEST(a_service_without_its_group_and_without_prompts_says_why),
         TEST(p3_the_status_command_shows_what_became_of_a_rank),
         TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end),
         TEST(b15_connections_leave_no_fd_and_no_thread),
-        TEST(b21_who_asks_nothing_has_no_place_when_there_are_many),
-        TEST(full_of_who_asked_for_the_end),
-        TEST(g1g_so_many_closes_hang_that_nobody_is_served),
-        TEST(b21_who_has_one_connection_keeps_it_where_another_one_hoards),
-        TEST(p10_any_bytes_end_in_an_error_and_harm_nobody_else),
+        TEST(b21_a_client_without_requests_has_no_place_when_there_are_many),
+        TEST(full_of_clients_that_sent_a_stop),
+        TEST(g1g_so_many_closes_hang_that_no_client_is_served),
+        TEST(b21_a_process_with_one_connection_keeps_it_when_another_hoards),
+        TEST(p10_any_bytes_end_in_an_error_and_harm_no_other_client),
         TEST(b14_a_client_believes_no_group_either),
         TEST(text_of_another_process_is_made_fit_for_a_terminal),
     };

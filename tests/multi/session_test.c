@@ -185,7 +185,7 @@ static void a13_fds_are_closed_once_their_memory_is_mapped(void **state)
 }
 
 /* Nor does the coordinator keep what other processes of the user could open through /proc. */
-static void b16_nobody_else_keeps_an_fd_of_a_ranks_memory(void **state)
+static void b16_no_other_process_keeps_an_fd_of_a_ranks_memory(void **state)
 {
     (void)state;
     struct test_group *g = start(4, 0);
@@ -222,7 +222,7 @@ static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t r
 }
 
 /* All processes can read the progress of a rank, without its help. */
-static void a25_progress_is_told_while_a_request_runs(void **state)
+static void a25_progress_is_reported_while_a_request_runs(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -242,7 +242,7 @@ static void a25_progress_is_told_while_a_request_runs(void **state)
 }
 
 /* Done, invalid, or past its deadline: each of these exactly once, whatever the others come to. */
-static void a26_every_request_is_answered_once_and_says_how(void **state)
+static void a26_every_request_completes_once_with_its_status(void **state)
 {
     (void)state;
     struct test_group *g = start(2, 4);
@@ -270,7 +270,7 @@ static void a26_every_request_is_answered_once_and_says_how(void **state)
 
 /* The frames take as many requests as the channel is deep; then FULL at once, and room again when
  * one has ended. */
-static void a29_a_full_ring_says_so_and_nothing_is_lost(void **state)
+static void a29_a_full_channel_returns_full_and_nothing_is_lost(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 8; depth *= 2) {
@@ -376,11 +376,11 @@ int main(int argc, char **argv)
         return 1;
     const struct CMUnitTest tests[] = {
         TEST(a13_fds_are_closed_once_their_memory_is_mapped),
-        TEST(b16_nobody_else_keeps_an_fd_of_a_ranks_memory),
+        TEST(b16_no_other_process_keeps_an_fd_of_a_ranks_memory),
         TEST(a10_m2_a_group_of_64),
-        TEST(a25_progress_is_told_while_a_request_runs),
-        TEST(a26_every_request_is_answered_once_and_says_how),
-        TEST(a29_a_full_ring_says_so_and_nothing_is_lost),
+        TEST(a25_progress_is_reported_while_a_request_runs),
+        TEST(a26_every_request_completes_once_with_its_status),
+        TEST(a29_a_full_channel_returns_full_and_nothing_is_lost),
         TEST(a30_slots_come_back_also_from_the_dead),
         TEST(l22_handles_of_all_ranks_go_through_the_channel),
     };

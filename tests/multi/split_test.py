@@ -113,7 +113,7 @@ def test_m11_several_clients_at_once_and_plain_prompts_between():
 
 
 @test
-def test_p9_m11_a_paused_group_is_waited_for_longer_than_a_connection_that_asks_nothing_lives():
+def test_p9_m11_a_paused_group_is_waited_for_longer_than_an_idle_connection_lasts():
     with prefill() as a, decode() as b:
         expect(run(["recover", "pause", "--name", a.name]), 0)
         client = start(["generate", "--prefill", a.name, "--decode", b.name, "27+58="])
@@ -128,7 +128,7 @@ def test_p9_m11_a_paused_group_is_waited_for_longer_than_a_connection_that_asks_
 
 
 @test
-def test_p9_clients_that_go_at_random_leave_nothing_and_disturb_nobody():
+def test_p9_clients_that_leave_at_random_leave_nothing_and_disturb_no_other():
     chance = random.Random(4)
     with prefill() as a, decode() as b:
         file = PROMPTS
@@ -196,7 +196,7 @@ def test_p9_what_cannot_be_pulled_is_computed_again_in_the_first_group():
 
 
 @test
-def test_p9_a_prompt_that_found_no_place_is_not_told_of_as_pulled():
+def test_p9_a_prompt_that_found_no_place_is_not_reported_as_pulled():
     for places in ("0", "1"):
         with prefill(COXSWAIN_TEST_HOLDS=places) as a, decode() as b:
             result = expect(split(a, b, "--file", prompts_file(20)), 0)
@@ -276,7 +276,7 @@ def test_p9_m11_the_text_is_the_same_while_pulls_are_cancelled_at_random_and_tri
 
 
 @test
-def test_m10_links_are_made_again_by_generate_when_somebody_takes_them_away():
+def test_m10_links_are_made_again_by_generate_when_they_are_removed():
     with prefill() as a, decode() as b:
         stopped = threading.Event()
 
@@ -328,7 +328,7 @@ def test_p9_the_prefill_group_ends_and_comes_again():
 
 
 @test
-def test_p9_a_group_that_ends_in_the_midst_is_told_by_its_name():
+def test_p9_a_group_that_ends_meanwhile_is_named():
     """Nothing is replaced. What was printed by then is right, and the other group goes on."""
     ends = {"coordinator": lambda group: group.process.kill(), "rank": lambda group: os.kill(group.pids[1], signal.SIGKILL),
             "stop": lambda group: group.process.terminate()}

@@ -401,7 +401,7 @@ static void s2_a_failed_step_leaves_the_table_of_the_rank(void **state)
     test_group_free(g);
 }
 
-static void s2_divergence_names_who_disagrees(void **state)
+static void s2_divergence_names_the_ranks_that_disagree(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(4, NULL);
@@ -477,7 +477,7 @@ int main(void)
         TEST(s1_a_delta_on_a_wrong_base_is_stale_and_without_effect),
         TEST(s2_a_step_that_failed_on_one_rank_took_effect_on_none),
         TEST(s2_a_failed_step_leaves_the_table_of_the_rank),
-        TEST(s2_divergence_names_who_disagrees),
+        TEST(s2_divergence_names_the_ranks_that_disagree),
         TEST(s2_what_was_published_behind_a_failed_step_is_void),
     };
     return cmocka_run_group_tests_name("step", tests, NULL, NULL);

@@ -405,7 +405,7 @@ static void m14_last_lines(void **state)
     assert_int_equal(cox_last_lines_join(&lines, text, 0), 0);
 }
 
-static void m14_a_flood_starves_nobody(void **state)
+static void m14_a_flood_starves_no_client(void **state)
 {
     (void)state;
     struct group g;
@@ -951,7 +951,7 @@ static void wrapped_free(struct wrapped *wrapped)
 }
 
 /* Its memory may be given to the next incarnation of the rank. */
-static void p8_a_rank_is_dead_when_nobody_serves_it_any_more(void **state)
+static void p8_a_rank_is_dead_when_no_process_serves_it(void **state)
 {
     (void)state;
     for (int k = 0; k < 20; k++) {
@@ -981,7 +981,7 @@ static void m15_a_wrapped_worker_has_its_grace(void **state)
 }
 
 /* Both die while the supervisor looks elsewhere. */
-static void p2_a_wrapper_tells_how_its_worker_ended(void **state)
+static void p2_a_wrapper_reports_how_its_worker_ended(void **state)
 {
     (void)state;
     struct wrapped w;
@@ -1000,7 +1000,7 @@ static void p2_a_wrapper_tells_how_its_worker_ended(void **state)
 }
 
 /* However much it wrote, and however long the host takes to read it. */
-static void p2_a_death_is_seen_before_the_last_words_are_told(void **state)
+static void p2_a_death_is_seen_before_the_last_lines_are_reported(void **state)
 {
     (void)state;
     struct wrapped w;
@@ -1045,7 +1045,7 @@ static pid_t trace(pid_t pid, int *ret_end_fd)
     return byte ? tracer : 0;
 }
 
-static void p2_a_debugger_holds_up_nobody(void **state)
+static void p2_a_debugger_delays_no_other_rank(void **state)
 {
     (void)state;
     struct group g;
@@ -1246,7 +1246,7 @@ static void m15_end_waits_for_workers_that_leave(void **state)
     group_free(&g);
 }
 
-static void m15_free_ends_everybody(void **state)
+static void m15_free_ends_all_processes(void **state)
 {
     (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
@@ -1367,7 +1367,7 @@ int main(int argc, char **argv)
         TEST(m14_long_and_binary_lines),
         TEST(m14_lines_do_not_depend_on_how_they_arrive),
         TEST(m14_last_lines),
-        TEST(m14_a_flood_starves_nobody),
+        TEST(m14_a_flood_starves_no_client),
         TEST(m14_how_a_worker_ended),
         TEST(m14_a_grandchild_with_the_pipe_hides_no_death),
         TEST(m15_what_a_worker_leaves_behind_ends_with_it),
@@ -1382,17 +1382,17 @@ int main(int argc, char **argv)
         TEST(b15_a_worker_has_only_its_standard_fds),
         TEST(m14_a_worker_starts_with_default_signals),
         TEST(b15_fd_shortage_undoes_everything),
-        TEST(p8_a_rank_is_dead_when_nobody_serves_it_any_more),
+        TEST(p8_a_rank_is_dead_when_no_process_serves_it),
         TEST(m15_a_wrapped_worker_has_its_grace),
-        TEST(p2_a_wrapper_tells_how_its_worker_ended),
-        TEST(p2_a_death_is_seen_before_the_last_words_are_told),
-        TEST(p2_a_debugger_holds_up_nobody),
+        TEST(p2_a_wrapper_reports_how_its_worker_ended),
+        TEST(p2_a_death_is_seen_before_the_last_lines_are_reported),
+        TEST(p2_a_debugger_delays_no_other_rank),
         TEST(p2_workers_die_with_the_coordinator),
         TEST(m14_host_without_standard_fds),
         TEST(m14_process_shortage_undoes_everything),
         TEST(m15_end_is_bounded_whatever_workers_do),
         TEST(m15_end_waits_for_workers_that_leave),
-        TEST(m15_free_ends_everybody),
+        TEST(m15_free_ends_all_processes),
         TEST(m14_host_that_ignores_sigchld),
         TEST(m17_two_supervisors_at_once),
         TEST(p5_idle_costs_no_wakeup),

@@ -56,7 +56,7 @@ static void requests_are_taken_and_replied_to(void **state)
     }
 }
 
-static void an_error_says_whose_and_what(void **state)
+static void an_error_names_process_and_cause(void **state)
 {
     struct test_group *g = takers(2, 0);
     struct test_completion c = {0};
@@ -300,7 +300,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(requests_are_taken_and_replied_to),
-        TEST(an_error_says_whose_and_what),
+        TEST(an_error_names_process_and_cause),
         TEST(a_long_reply_goes_out_of_line),
         TEST(replies_come_in_any_order),
         TEST(a_reply_comes_from_another_thread_after_later_requests),

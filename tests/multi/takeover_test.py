@@ -278,7 +278,7 @@ def undisturbed(path):
 
 
 @for_each_kind
-def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, more):
+def test_a24_clients_get_the_reason_their_output_is_right_and_they_come_again(name, more):
     if "--no-init" in more.get("workers", ()):
         return  # takes no prompts
     prompts = sums()[0] * 2

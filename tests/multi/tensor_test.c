@@ -681,7 +681,7 @@ static int run_with_another_length(struct crew *crew, uint32_t rank, struct crew
     return r;
 }
 
-static void b13_ranks_that_loaded_different_models_are_told_so(void **state)
+static void b13_ranks_that_loaded_different_models_get_an_error(void **state)
 {
     struct crew crew;
 
@@ -927,7 +927,7 @@ static void run_sight(struct crew *crew, struct sight *sight)
 
 /* A rank that has not seen the number itself learns of one that ended because of it, or of one that
  * followed that one, or of both, each of which names the other; and names the rank that gave it. */
-static void p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is(void **state)
+static void p10_b14_a_rank_that_ends_a_step_because_of_a_number_names_its_rank(void **state)
 {
     const float numbers[] = {NAN, 3e38f};
 
@@ -947,7 +947,7 @@ static void p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is(void *
 
 /* Numbers that another rank has corrected since they were added up: the largest of those that are
  * left is no rank's fault. */
-static void p10_b14_numbers_that_explain_nothing_name_nobody(void **state)
+static void p10_b14_numbers_that_explain_nothing_name_no_rank(void **state)
 {
     struct sight sight = {1, 2, 7};
     struct crew crew;
@@ -982,11 +982,11 @@ int main(void)
         cmocka_unit_test(s2_a_step_that_was_given_up_ends_while_ranks_wait_for_each_other),
         cmocka_unit_test(p3_a_rank_that_does_not_come_is_named_at_the_deadline),
         cmocka_unit_test(b3_a_rank_killed_at_any_step_of_an_exchange_is_named_by_the_others),
-        cmocka_unit_test(b13_ranks_that_loaded_different_models_are_told_so),
+        cmocka_unit_test(b13_ranks_that_loaded_different_models_get_an_error),
         cmocka_unit_test(b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read),
         cmocka_unit_test(p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it),
-        cmocka_unit_test(p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is),
-        cmocka_unit_test(p10_b14_numbers_that_explain_nothing_name_nobody),
+        cmocka_unit_test(p10_b14_a_rank_that_ends_a_step_because_of_a_number_names_its_rank),
+        cmocka_unit_test(p10_b14_numbers_that_explain_nothing_name_no_rank),
         cmocka_unit_test(p10_b14_a_row_of_a_token_that_is_not_finite_names_the_rank_that_gave_it),
     };
 

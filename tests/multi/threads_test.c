@@ -237,7 +237,7 @@ static void *stay_main(void *argument)
     return NULL;
 }
 
-static void m9_a_free_waits_for_a_visit(void **state)
+static void m9_a_free_waits_for_a_handler(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -365,7 +365,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(m9_a_stop_among_callers_closes_them_all),
         TEST(m9_a_free_lets_callers_out_first),
-        TEST(m9_a_free_waits_for_a_visit),
+        TEST(m9_a_free_waits_for_a_handler),
         TEST(m5_threads_of_the_library_take_no_signals),
     };
     return cmocka_run_group_tests_name("threads", tests, NULL, NULL);

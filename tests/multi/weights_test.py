@@ -114,7 +114,7 @@ def weights_without_pidfd_getfd_are_switched_by_the_socket():
 
 
 @test
-def weights_a_group_that_ends_meanwhile_is_told_by_its_name():
+def weights_a_group_that_ends_meanwhile_is_named():
     with Group(2) as group:
         group.stopped(1)  # which is to answer first
         client = start(["weights", "--name", group.name, OTHER])
@@ -523,7 +523,7 @@ def weights_of_two_groups_are_switched_one_after_the_other():
 
 
 @test
-def weights_that_are_switched_end_what_is_held_and_the_life_of_links():
+def weights_that_are_switched_end_leases_and_the_epoch_of_links():
     with groups.prefill() as a, groups.decode() as b:
         expect(run(["link", "--name", b.name, a.name]), 0)
         with groups.Holder(a.socket_path) as holder:
@@ -554,7 +554,7 @@ def weights_that_are_switched_end_what_is_held_and_the_life_of_links():
 
 
 @test
-def weights_that_are_withdrawn_end_what_is_held_and_the_life_of_links():
+def weights_that_are_withdrawn_end_leases_and_the_epoch_of_links():
     header, data = read_model()
     huge = write_model("huge_held", header, numpy.sign(data).astype("<f4") * numpy.float32(3e38))
     with Group() as a, groups.decode() as b:
@@ -622,7 +622,7 @@ def weights_switched_where_nothing_is_held_leave_no_text_of_both():
 
 
 @test
-def weights_of_a_group_that_has_a_rank_replaced_are_told_with_the_switch():
+def weights_of_a_group_that_has_a_rank_replaced_are_announced_with_the_switch():
     with groups.prefill(*RESTART) as a, groups.decode(*RESTART) as b:
         replace(a, OTHER, 2)
         for group in (a, b):

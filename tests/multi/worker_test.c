@@ -288,7 +288,7 @@ static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
 /* ---- leaving ---- */
 
 /* Rank 0 leaves by its own will, with a request behind it, and its process stays. */
-static void p2_a_rank_that_left_is_told_though_its_process_lives(void **state)
+static void p2_a_rank_that_left_is_reported_though_its_process_lives(void **state)
 {
     (void)state;
     static const char *const modes[] = {"worker_that_never_frees", "worker_that_stays",
@@ -473,7 +473,7 @@ static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
 }
 
 /* Once a rank has its memory, the coordinator has no other mapping of it than one for reading. */
-static void b16_p10_a_coordinator_cannot_write_what_a_rank_says(void **state)
+static void b16_p10_a_coordinator_cannot_write_a_ranks_words(void **state)
 {
     (void)state;
     if (test_attach() != COX_ATTACH_SEALED)
@@ -497,7 +497,7 @@ static void b16_p10_a_coordinator_cannot_write_what_a_rank_says(void **state)
     test_group_free(g);
 }
 
-static void limits_that_cannot_be_are_told_as_such(void **state)
+static void impossible_limits_are_reported(void **state)
 {
     (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -646,15 +646,15 @@ int main(int argc, char **argv)
         TEST(a_second_process_of_a_rank_is_refused),
         TEST(of_many_at_once_one_is_the_rank),
         TEST(p10_a_worker_refuses_a_line_that_cannot_be),
-        TEST(p2_a_rank_that_left_is_told_though_its_process_lives),
+        TEST(p2_a_rank_that_left_is_reported_though_its_process_lives),
         TEST(p2_a_rank_that_left_and_ended_is_dead),
         TEST(m9_free_lets_reports_out_first),
         TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
 #if COX_TESTING
         TEST(p10_a_frame_that_is_written_again_is_not_served),
 #endif
-        TEST(b16_p10_a_coordinator_cannot_write_what_a_rank_says),
-        TEST(limits_that_cannot_be_are_told_as_such),
+        TEST(b16_p10_a_coordinator_cannot_write_a_ranks_words),
+        TEST(impossible_limits_are_reported),
         TEST(a_report_is_cut_between_characters),
         TEST(a_channel_thread_that_fails_is_what_run_returns),
         TEST(m5_a_callback_has_the_fault_handlers_of_its_host),

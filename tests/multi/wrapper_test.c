@@ -73,7 +73,7 @@ static void m1_a_wrapped_worker_serves(void **state)
     }
 }
 
-static void p1_the_death_of_the_real_worker_is_told_at_once(void **state)
+static void p1_the_death_of_the_real_worker_is_reported_at_once(void **state)
 {
     (void)state;
     for (int busy = 0; busy < 2; busy++) {
@@ -157,7 +157,7 @@ static void m9_the_last_words_of_a_wrapper_are_heard(void **state)
 }
 
 /* The wrapper is alive, and is not the process that should have replied. */
-static void p3_a_report_names_who_serves(void **state)
+static void p3_a_report_names_the_serving_process(void **state)
 {
     (void)state;
     struct test_group *g = group_of(stays, 2);
@@ -246,11 +246,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(m1_a_wrapped_worker_serves),
-        TEST(p1_the_death_of_the_real_worker_is_told_at_once),
+        TEST(p1_the_death_of_the_real_worker_is_reported_at_once),
         TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker),
         TEST(m9_a_stop_ends_wrappers_that_stay),
         TEST(m9_the_last_words_of_a_wrapper_are_heard),
-        TEST(p3_a_report_names_who_serves),
+        TEST(p3_a_report_names_the_serving_process),
         TEST(m15_no_worker_outlives_a_start_that_failed),
         TEST(m15_a_stranger_that_attached_leaves),
     };

@@ -31,7 +31,7 @@ static bool at_once(void *context)
 
 /* ---- alone ---- */
 
-static void m13_a_name_is_one_as_long_as_somebody_has_it(void **state)
+static void m13_a_name_is_one_as_long_as_it_is_used(void **state)
 {
     (void)state;
     struct cox_adapter_references *references;
@@ -275,7 +275,7 @@ static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void 
 
 /* All is announced anew while the adapter is waited for: live sequences continue, with the same
  * adapter or as a new use. */
-static void m13_what_lives_is_announced_again_under_a_closed_name(void **state)
+static void m13_live_sequences_are_announced_again_under_a_closed_name(void **state)
 {
     (void)state;
     struct closing closing = {.references = table_references, .result = -1};
@@ -339,14 +339,14 @@ static void m13_nested_prompts_name_adapters(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m13_a_name_is_one_as_long_as_somebody_has_it),
+        cmocka_unit_test(m13_a_name_is_one_as_long_as_it_is_used),
         cmocka_unit_test(m13_a_closed_name_is_not_taken_until_it_is_open),
         cmocka_unit_test(m13_a_close_that_is_given_up_opens_the_name_again),
         cmocka_unit_test(m13_a_close_waits_for_the_last_one),
         TABLE_TEST(m13_rows_name_the_adapter_they_were_announced_with),
         TABLE_TEST(m13_a_step_that_is_reverted_changes_no_count),
         TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are),
-        TABLE_TEST(m13_what_lives_is_announced_again_under_a_closed_name),
+        TABLE_TEST(m13_live_sequences_are_announced_again_under_a_closed_name),
         TABLE_TEST(m13_nested_prompts_name_adapters),
     };
     return cmocka_run_group_tests_name("adapter_references", tests, NULL, NULL);

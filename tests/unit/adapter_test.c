@@ -200,7 +200,7 @@ static void m13_an_adapter_of_another_shape_or_kind_is_refused(void **state)
 }
 
 /* null is what PEFT writes for "nothing". */
-static void m13_what_says_nothing_is_no_reason(void **state)
+static void m13_an_empty_text_is_no_reason(void **state)
 {
     static const struct fixture_adapter kind = {
         .rank = 4,
@@ -682,7 +682,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(m13_an_adapter_of_another_shape_or_kind_is_refused),
-        cmocka_unit_test(m13_what_says_nothing_is_no_reason),
+        cmocka_unit_test(m13_an_empty_text_is_no_reason),
         cmocka_unit_test(m13_missing_or_broken_files_are_refused),
         cmocka_unit_test(m13_a_share_has_its_parts_of_the_whole),
         cmocka_unit_test(m13_other_files_have_another_digest),

@@ -30,7 +30,7 @@ static void any_number_has_a_text(void **state)
     assert_string_equal(cox_status_text(-EPERM), "Operation not permitted");
 }
 
-static void the_first_failure_is_the_one_that_is_told(void **state)
+static void the_first_failure_is_the_reported_one(void **state)
 {
     struct cox_error err = {0};
     (void)state;
@@ -98,7 +98,7 @@ static void keep_log(void *context, int level, const char *text)
     snprintf(logged->text, sizeof logged->text, "%s", text);
 }
 
-static void log_lines_reach_the_hook_or_nobody(void **state)
+static void log_lines_reach_the_hook_or_are_dropped(void **state)
 {
     struct logged logged = {0};
     const struct cox_log log = {.fn = keep_log, .context = &logged}, silent = {0};
@@ -258,10 +258,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         LEAK_TEST(every_status_has_a_text_of_its_own),
         LEAK_TEST(any_number_has_a_text),
-        LEAK_TEST(the_first_failure_is_the_one_that_is_told),
+        LEAK_TEST(the_first_failure_is_the_reported_one),
         LEAK_TEST(long_texts_are_cut_to_what_fits),
         LEAK_TEST(texts_are_cut_between_characters),
-        LEAK_TEST(log_lines_reach_the_hook_or_nobody),
+        LEAK_TEST(log_lines_reach_the_hook_or_are_dropped),
         LEAK_TEST(deadlines_saturate),
         LEAK_TEST(the_clock_never_goes_back),
         LEAK_TEST(a_false_assertion_aborts_in_every_build),

@@ -170,7 +170,7 @@ static void chunks_of_a_prompt_follow_each_other(void **state)
 
 /* It waits, the pool and the slots are full, and the next sequence would take what a row may still
  * write to. */
-static void what_an_end_leaves_is_nobodys_while_a_row_is_in_flight(void **state)
+static void what_an_end_leaves_has_no_user_while_a_row_is_in_flight(void **state)
 {
     (void)state;
     struct cox_batcher_options options = defaults;
@@ -244,7 +244,7 @@ static void nothing_left_to_run_is_not_empty_while_a_row_is_in_flight(void **sta
     cox_batcher_free(batcher);
 }
 
-static void a_slot_that_ends_meanwhile_is_told_by_the_step_after(void **state)
+static void a_slot_that_ends_meanwhile_is_announced_by_the_step_after(void **state)
 {
     (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
@@ -295,7 +295,7 @@ static void a_revert_takes_all_of_them_back(void **state)
     cox_batcher_free(batcher);
 }
 
-static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
+static void after_a_revert_with_nothing_left_ended_sequences_are_announced(void **state)
 {
     (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
@@ -490,7 +490,7 @@ static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
 
 /* A step in flight announces a slot's end and its next owner, which leaves it, too: both must be
  * announced again when that step comes to nothing, as often as it does. */
-static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
+static void slots_announced_in_vain_and_left_again_have_room(void **state)
 {
     (void)state;
     struct cox_batcher_options options = defaults;
@@ -693,19 +693,19 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_follows_before_the_token_is_known),
         cmocka_unit_test(chunks_of_a_prompt_follow_each_other),
-        cmocka_unit_test(what_an_end_leaves_is_nobodys_while_a_row_is_in_flight),
+        cmocka_unit_test(what_an_end_leaves_has_no_user_while_a_row_is_in_flight),
         cmocka_unit_test(the_next_one_is_admitted_beside_what_an_end_leaves),
         cmocka_unit_test(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight),
-        cmocka_unit_test(a_slot_that_ends_meanwhile_is_told_by_the_step_after),
+        cmocka_unit_test(a_slot_that_ends_meanwhile_is_announced_by_the_step_after),
         cmocka_unit_test(a_revert_takes_all_of_them_back),
-        cmocka_unit_test(after_a_revert_with_nothing_left_it_is_told_who_ended),
+        cmocka_unit_test(after_a_revert_with_nothing_left_ended_sequences_are_announced),
         cmocka_unit_test(a_dry_pool_preempts_when_nothing_is_in_flight),
         cmocka_unit_test(an_end_in_flight_saves_a_preemption),
         cmocka_unit_test(who_is_cancelled_leaves_its_rows),
         cmocka_unit_test(m10_what_is_held_has_no_row_in_flight),
         cmocka_unit_test(who_is_cancelled_before_ranks_know_it_keeps_its_adapter),
         cmocka_unit_test(m10_what_a_revert_ends_is_not_shown_as_held),
-        cmocka_unit_test(slots_that_were_told_in_vain_and_left_again_have_room),
+        cmocka_unit_test(slots_announced_in_vain_and_left_again_have_room),
         cmocka_unit_test(a_failure_ends_what_is_in_flight),
         cmocka_unit_test(at_random_texts_are_right_and_blocks_of_one),
     };

@@ -138,7 +138,7 @@ static void a_sequence_is_announced_once_and_decodes(void **state)
     cox_batcher_free(batcher);
 }
 
-static void a_slot_is_told_and_used_again_in_the_same_step(void **state)
+static void a_slot_is_announced_and_used_again_in_the_same_step(void **state)
 {
     (void)state;
     struct cox_batcher_options options = defaults;
@@ -678,7 +678,7 @@ static void m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails(void **s
     cox_batcher_free(batcher);
 }
 
-static void m11_blocks_that_a_late_rank_may_write_are_nobodys(void **state)
+static void m11_blocks_that_a_late_rank_may_write_have_no_user(void **state)
 {
     (void)state;
     struct cox_batcher_options options = defaults;
@@ -768,7 +768,7 @@ static void m11_sources_that_do_not_fit_are_refused(void **state)
     cox_batcher_free(batcher);
 }
 
-static void m11_a_pull_that_nobody_began_is_cancelled_like_any_other(void **state)
+static void m11_a_pull_that_no_rank_began_is_cancelled_like_any_other(void **state)
 {
     (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
@@ -822,7 +822,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_taken_and_given),
         cmocka_unit_test(a_sequence_is_announced_once_and_decodes),
-        cmocka_unit_test(a_slot_is_told_and_used_again_in_the_same_step),
+        cmocka_unit_test(a_slot_is_announced_and_used_again_in_the_same_step),
         cmocka_unit_test(long_prompts_go_in_chunks_beside_decodes),
         cmocka_unit_test(a_dry_pool_preempts_the_youngest),
         cmocka_unit_test(a_revert_recomputes_everything_from_the_start),
@@ -837,10 +837,10 @@ int main(void)
         cmocka_unit_test(m10_a_prompt_that_stops_or_finds_no_room_is_not_held),
         cmocka_unit_test(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run),
         cmocka_unit_test(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails),
-        cmocka_unit_test(m11_blocks_that_a_late_rank_may_write_are_nobodys),
+        cmocka_unit_test(m11_blocks_that_a_late_rank_may_write_have_no_user),
         cmocka_unit_test(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back),
         cmocka_unit_test(m11_sources_that_do_not_fit_are_refused),
-        cmocka_unit_test(m11_a_pull_that_nobody_began_is_cancelled_like_any_other),
+        cmocka_unit_test(m11_a_pull_that_no_rank_began_is_cancelled_like_any_other),
         cmocka_unit_test(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit),
         cmocka_unit_test(m10_ids_go_on_where_the_plan_before_ended),
     };

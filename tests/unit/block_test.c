@@ -266,7 +266,7 @@ static void weights_digest_of_a_large_file_is_of_a_sample(void **state)
     assert_true(first != digest_of(directory));
 }
 
-static void weights_of_other_shapes_are_told_apart(void **state)
+static void weights_of_other_shapes_are_refused(void **state)
 {
     struct cox_model_config other = small;
     struct cox_error err = {0};
@@ -359,7 +359,7 @@ int main(void)
         CASE(weights_digest_is_of_configuration_and_weights),
         CASE(weights_digest_of_several_files),
         CASE(weights_digest_of_a_large_file_is_of_a_sample),
-        CASE(weights_of_other_shapes_are_told_apart),
+        CASE(weights_of_other_shapes_are_refused),
         CASE(weights_loading_can_be_given_up),
         CASE(weights_that_change_while_they_are_loaded_are_no_model),
     };

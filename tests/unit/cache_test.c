@@ -266,7 +266,7 @@ static void generations_are_sequence_ids_where_they_can_be(void **state)
     }
 }
 
-static void lent_memory_is_nobody_elses(void **state)
+static void lent_memory_has_no_other_user(void **state)
 {
     char *memory = aligned_alloc(COX_CACHE_ALIGNMENT,
                                  (size_t)cox_cache_block_size(&small) * small.block_count);
@@ -378,7 +378,7 @@ static void p9_moved_blocks_are_their_sequences(void **state)
 
 /* All ways to write a block run at once, whichever process reads it, and it cannot be copied under
  * its former generation any more. */
-static void p9_a_block_that_is_written_is_nobodys_whoever_reads_it(void **state)
+static void p9_a_block_that_is_written_has_no_user_whatever_reads_it(void **state)
 {
     const struct cox_block_pair in = {0, 0}, copy = {5, 0};
     struct cox_cache *cache = open_cache();
@@ -513,12 +513,12 @@ int main(void)
         cmocka_unit_test(host_blocks_have_their_own_count),
         cmocka_unit_test(new_refuses_absurd_geometry),
         cmocka_unit_test(generations_are_sequence_ids_where_they_can_be),
-        cmocka_unit_test(lent_memory_is_nobody_elses),
+        cmocka_unit_test(lent_memory_has_no_other_user),
         cmocka_unit_test(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded),
         cmocka_unit_test(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time),
         cmocka_unit_test(p9_a_sequence_that_begins_anew_has_no_blocks_of_before),
         cmocka_unit_test(p9_moved_blocks_are_their_sequences),
-        cmocka_unit_test(p9_a_block_that_is_written_is_nobodys_whoever_reads_it),
+        cmocka_unit_test(p9_a_block_that_is_written_has_no_user_whatever_reads_it),
         cmocka_unit_test(p9_the_owner_writes_on_behind_what_is_read),
         cmocka_unit_test(p9_a_former_block_of_the_sequence_is_begun_by_a_take),
         cmocka_unit_test(a_cleared_cache_is_as_a_new_one),

@@ -78,7 +78,7 @@ static void limited(const struct cox_cgroup_limit *limit, uint64_t value, uint64
     "24 1 0:22 / /proc rw,nosuid - proc proc rw\n"                                                 \
     "31 23 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 
-static void what_is_not_mounted_cannot_be_told(void **state)
+static void what_is_not_mounted_is_unknown(void **state)
 {
     (void)state;
     struct cox_cgroup cgroup = seen(); /* no /proc at all */
@@ -219,7 +219,7 @@ static void version_1_mounted_from_the_own_group_on(void **state)
     assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
 }
 
-static void what_makes_no_sense_cannot_be_told(void **state)
+static void invalid_content_is_unknown(void **state)
 {
     (void)state;
     static const char *const texts[] = {"", "x 100000\n", "1000\n", "1000 0\n", "-5 100000\n"};
@@ -251,13 +251,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-        TEST(what_is_not_mounted_cannot_be_told),
+        TEST(what_is_not_mounted_is_unknown),
         TEST(version_2_without_limits),
         TEST(version_2_the_smallest_on_the_way_up_counts),
         TEST(version_2_in_a_namespace_of_its_own),
         TEST(version_1_with_co_mounted_controllers),
         TEST(version_1_mounted_from_the_own_group_on),
-        TEST(what_makes_no_sense_cannot_be_told),
+        TEST(invalid_content_is_unknown),
         TEST(this_machine_s_are_read),
 #undef TEST
     };

@@ -404,7 +404,7 @@ static void h28_all_pages_are_there_unless_they_are_to_come_on_demand(void **sta
     }
 }
 
-static void h28_memory_that_is_not_there_is_told_with_what_was_needed(void **state)
+static void h28_missing_memory_is_reported_with_what_was_needed(void **state)
 {
     (void)state;
     const uint64_t sizes[] = {UINT64_C(1) << 50, UINT64_C(1) << 63, UINT64_MAX};
@@ -577,7 +577,7 @@ int main(void)
         DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec),
         DOMAIN_TEST(b14_h28_memory_that_is_cut_short_while_it_is_looked_at_is_refused),
         DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand),
-        DOMAIN_TEST(h28_memory_that_is_not_there_is_told_with_what_was_needed),
+        DOMAIN_TEST(h28_missing_memory_is_reported_with_what_was_needed),
         DOMAIN_TEST(h28_memory_that_others_use_is_no_memory_to_reserve),
         DOMAIN_TEST(h28_a_limit_of_file_sizes_is_an_error_and_no_signal),
         DOMAIN_TEST(h27_a_domain_from_outside_is_asked_for_every_byte),

@@ -323,7 +323,7 @@ static void on_done_held(void *context, const struct cox_sequence *sequence)
 }
 
 /* The first one ended well, and its hold has ended with the second. */
-static void m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at(void **state)
+static void m10_a_step_that_is_not_sent_leaves_no_visible_lease(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
@@ -481,7 +481,7 @@ static int cleanup_refuses_now_and_then(void)
     return ++cleanups % 2 ? COX_PEER_DEAD : 0;
 }
 
-static void p8_a_recovered_group_is_told_everything_again(void **state)
+static void p8_a_recovered_group_gets_everything_again(void **state)
 {
     (void)state;
     for (uint32_t seed = 1; seed <= 24; seed++) {
@@ -801,10 +801,10 @@ int main(void)
         cmocka_unit_test(retries_end),
         cmocka_unit_test(retries_of_a_second_chunk_end),
         cmocka_unit_test(a_step_behind_others_has_the_time_of_a_step),
-        cmocka_unit_test(m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at),
+        cmocka_unit_test(m10_a_step_that_is_not_sent_leaves_no_visible_lease),
         cmocka_unit_test(a_late_rank_is_waited_for),
         cmocka_unit_test(a_death_and_nonsense_end_all),
-        cmocka_unit_test(p8_a_recovered_group_is_told_everything_again),
+        cmocka_unit_test(p8_a_recovered_group_gets_everything_again),
         cmocka_unit_test(p8_what_is_not_recovered_ends_the_run),
         cmocka_unit_test(requests_come_and_go_while_it_runs),
         cmocka_unit_test(stop_ends_a_run_whose_step_never_ends),

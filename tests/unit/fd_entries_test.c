@@ -99,7 +99,7 @@ static void what_is_put_is_fetched_until_it_is_withdrawn(void **state)
     end();
 }
 
-static void a_handle_of_somebody_or_something_else_is_denied(void **state)
+static void a_handle_of_another_user_or_object_is_denied(void **state)
 {
     (void)state;
     begin(8);
@@ -151,7 +151,7 @@ static void nonsense_is_invalid(void **state)
     end();
 }
 
-static void no_more_are_kept_than_was_said(void **state)
+static void no_more_are_kept_than_the_limit(void **state)
 {
     (void)state;
     begin(16);
@@ -241,9 +241,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         LEAK_TEST(what_is_put_is_fetched_until_it_is_withdrawn),
-        LEAK_TEST(a_handle_of_somebody_or_something_else_is_denied),
+        LEAK_TEST(a_handle_of_another_user_or_object_is_denied),
         LEAK_TEST(nonsense_is_invalid),
-        LEAK_TEST(no_more_are_kept_than_was_said),
+        LEAK_TEST(no_more_are_kept_than_the_limit),
         LEAK_TEST(b15_what_an_fd_owner_stored_goes_with_it),
         LEAK_TEST(b14_an_reply_of_any_bytes),
     };

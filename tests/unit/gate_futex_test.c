@@ -93,7 +93,7 @@ static void sleep_for_request(void *context)
     atomic_fetch_add(&shared->events[*which], 1);
 }
 
-static void one_wake_up_lets_everybody_through(void **state)
+static void one_wakeup_releases_all_waiters(void **state)
 {
     pid_t pids[RANK_COUNT];
     uint32_t numbers[RANK_COUNT];
@@ -333,7 +333,7 @@ static void b47_a_storm_of_signals_ends_no_wait(void **state)
 }
 
 /* A rank makes holes where the words are, at which a call of another process fails now and then. */
-static void p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody(void **state)
+static void p10_b16_a_call_that_meets_a_hole_does_not_fail_and_wakes(void **state)
 {
     static const enum cox_wakeup wakeups[] = {COX_WAKEUP_REQUEST_CONSUME,
                                               COX_WAKEUP_RESPONSE_CONSUME};
@@ -365,7 +365,7 @@ static void p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody(void
 }
 
 /* Otherwise the first wake, by the count, would find no sleeper while one rank sleeps, for good. */
-static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void **state)
+static void p10_a_lost_count_of_sleepers_is_not_too_low_for_ever(void **state)
 {
     uint32_t which = 0;
     (void)state;
@@ -418,7 +418,7 @@ static void wait_for_a_frame(void *context)
     cox_gate_wait(context, 0, COX_WAKEUP_REQUEST_PRODUCE, 0, 0);
 }
 
-static void who_sleeps_on_what_nobody_rings_is_a_programmer_error(void **state)
+static void a_sleep_that_nothing_wakes_is_a_programmer_error(void **state)
 {
     struct cox_gate error = {0};
     (void)state;
@@ -547,7 +547,7 @@ static void replies_at_the_same_time_wake_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        GATE_TEST(one_wake_up_lets_everybody_through),
+        GATE_TEST(one_wakeup_releases_all_waiters),
         GATE_TEST(only_the_last_reply_wakes),
         GATE_TEST(the_first_failure_wakes),
         GATE_TEST(a_late_reply_does_not_count_for_the_next_request_of_its_frame),
@@ -555,10 +555,10 @@ int main(void)
         GATE_TEST(a_wake_up_after_the_wake_sequence_was_read_is_not_slept_through),
         GATE_TEST(b48_the_calendar_does_not_matter),
         GATE_TEST(b47_a_storm_of_signals_ends_no_wait),
-        GATE_TEST(p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody),
+        GATE_TEST(p10_b16_a_call_that_meets_a_hole_does_not_fail_and_wakes),
         GATE_TEST(there_is_nothing_to_take_or_to_settle),
-        GATE_TEST(who_sleeps_on_what_nobody_rings_is_a_programmer_error),
-        GATE_TEST(p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever),
+        GATE_TEST(a_sleep_that_nothing_wakes_is_a_programmer_error),
+        GATE_TEST(p10_a_lost_count_of_sleepers_is_not_too_low_for_ever),
         GATE_TEST(p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write),
         GATE_TEST(no_wake_up_is_lost_between_state_and_sleep),
         GATE_TEST(replies_at_the_same_time_wake_once),

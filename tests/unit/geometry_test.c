@@ -313,7 +313,7 @@ static void names_are_the_contract_s(void **state)
         "/4242_7_execute_error_response_consume_0");
 }
 
-static void m7_names_with_a_serial_tell_group_and_serial(void **state)
+static void m7_names_with_a_serial_report_group_and_serial(void **state)
 {
     struct cox_geometry geometry = {.serial = 0};
     char objects[COX_NAME_SIZE_MAX + 1], name[COX_NAME_SIZE_MAX + 1];
@@ -413,7 +413,7 @@ int main(void)
         LEAK_TEST(verify_takes_nothing_that_resolve_does_not_give),
         LEAK_TEST(names_are_the_contract_s),
         LEAK_TEST(the_longest_name_fits_everywhere),
-        LEAK_TEST(m7_names_with_a_serial_tell_group_and_serial),
+        LEAK_TEST(m7_names_with_a_serial_report_group_and_serial),
         LEAK_TEST(m16_names_are_checked),
     };
     fixture_begin();

@@ -949,7 +949,7 @@ static void consents_to_nobody(void *context)
         cox_handle_consent(COX_CONSENT_ANY, 0); /* dies of it */
 }
 
-static void l14_b26_nobody_consents_unless_asked(void **state)
+static void l14_b26_no_process_consents_unless_asked(void **state)
 {
     (void)state;
     if (!filters_possible())
@@ -1024,7 +1024,7 @@ static void query_denied(void *context)
     CHECK(!ways.control_socket && ways.socket_error != 0 && !ways.dumpable);
 }
 
-static void l13_query_tells_the_ways_that_work_here(void **state)
+static void l13_query_returns_the_ways_that_work_here(void **state)
 {
     struct cox_handle_probe ways = {.control_socket = true};
     (void)state;
@@ -1091,10 +1091,10 @@ int main(void)
         HANDLE_TEST(l15_b29_no_fd_more_after_100000_pairs_in_one_process),
         HANDLE_TEST(l15_a_low_limit_of_fds_is_used_to_its_end),
         HANDLE_TEST(l7_an_unreachable_handle_is_refused_before_any_call_on_the_pid),
-        HANDLE_TEST(l14_b26_nobody_consents_unless_asked),
+        HANDLE_TEST(l14_b26_no_process_consents_unless_asked),
         HANDLE_TEST(l14_consent_is_given_as_asked),
         HANDLE_TEST(l14_without_yama_there_is_nothing_to_consent_to),
-        HANDLE_TEST(l13_query_tells_the_ways_that_work_here),
+        HANDLE_TEST(l13_query_returns_the_ways_that_work_here),
         HANDLE_TEST(l13_the_host_hears_nothing_of_the_child_that_query_makes),
     };
     fixture_begin();

@@ -66,7 +66,7 @@ static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
     }
 }
 
-static void a4_another_version_is_told_both(void **state)
+static void a4_another_version_gets_both_numbers(void **state)
 {
     (void)state;
     struct cox_hello hello = worker, read;
@@ -281,7 +281,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         LEAK_TEST(a3_b22_the_frame_has_its_bytes_where_the_header_says),
         LEAK_TEST(a3_what_is_a_workers_is_not_sent_for_others),
-        LEAK_TEST(a4_another_version_is_told_both),
+        LEAK_TEST(a4_another_version_gets_both_numbers),
         LEAK_TEST(a5_a6_counts_that_cannot_be_are_refused_by_number),
         LEAK_TEST(a7_sizes_have_to_be_sizes),
         LEAK_TEST(a8_flags_and_reserved_bytes_are_a_later_versions),

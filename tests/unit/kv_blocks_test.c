@@ -163,7 +163,7 @@ static void expect_no_writing(int fd)
 
 /* A process that reopens the memory cannot write either; only the owner can, through its one
  * mapping. */
-static void g1d_nobody_but_the_owner_can_ever_write(void **state)
+static void g1d_only_the_owner_can_ever_write(void **state)
 {
     struct both both;
     char path[64];
@@ -211,7 +211,7 @@ static void expect_refused(const void *header, uint64_t size, int seals, int cod
     close(fd);
 }
 
-static void g1d_a_view_checks_all_that_an_owner_says(void **state)
+static void g1d_a_view_checks_all_that_an_owner_writes(void **state)
 {
     enum { SIZES = F_SEAL_SHRINK | F_SEAL_GROW, ALL = SIZES | F_SEAL_FUTURE_WRITE };
     const struct cox_kv_header good = {
@@ -347,8 +347,8 @@ int main(void)
         cmocka_unit_test(what_cannot_be_taken_or_given_is_refused),
         cmocka_unit_test(a_view_outlives_the_owner),
         cmocka_unit_test(new_refuses_numbers_that_cannot_be),
-        cmocka_unit_test(g1d_nobody_but_the_owner_can_ever_write),
-        cmocka_unit_test(g1d_a_view_checks_all_that_an_owner_says),
+        cmocka_unit_test(g1d_only_the_owner_can_ever_write),
+        cmocka_unit_test(g1d_a_view_checks_all_that_an_owner_writes),
 #if COX_TESTING
         cmocka_unit_test(g1d_whatever_is_taken_during_a_copy_is_stale),
 #endif

@@ -87,7 +87,7 @@ static void m3_a_block_is_read_by_copy_and_in_place(void **state)
     end(&block);
 }
 
-static void m3_a_block_outlives_its_sender_for_who_has_it(void **state)
+static void m3_a_large_payload_outlives_its_sender_for_its_readers(void **state)
 {
     (void)state;
     begin();
@@ -232,7 +232,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(m3_a_block_is_read_by_copy_and_in_place),
-        TEST(m3_a_block_outlives_its_sender_for_who_has_it),
+        TEST(m3_a_large_payload_outlives_its_sender_for_its_readers),
         TEST(m3_a_reserve_finds_what_is_large_enough),
         TEST(m3_what_cannot_be_is_refused),
         TEST(m3_memory_that_could_shrink_is_refused),

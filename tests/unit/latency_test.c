@@ -47,7 +47,7 @@ static uint64_t told_alone(uint64_t value)
     return cox_latency_percentile(&latency, 500);
 }
 
-static void p3_nothing_is_told_of_nothing(void **state)
+static void p3_without_failures_there_is_no_report(void **state)
 {
     (void)state;
     memset(&latency, 0, sizeof latency);
@@ -144,7 +144,7 @@ static void p3_a_percentile_of_very_many_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(p3_nothing_is_told_of_nothing),
+        cmocka_unit_test(p3_without_failures_there_is_no_report),
         cmocka_unit_test(p3_every_value_of_64_bits_has_a_bucket),
         cmocka_unit_test(p3_buckets_are_in_order),
         cmocka_unit_test(p3_percentiles_are_those_of_the_sorted_values),

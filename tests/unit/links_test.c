@@ -602,7 +602,7 @@ static void p9_a_stale_block_ends_the_pull_and_nothing_is_given(void **state)
     }
 }
 
-static void p9_a_pull_that_ends_between_two_copies_tells_what_it_copied(void **state)
+static void p9_a_pull_that_ends_between_two_copies_reports_what_it_copied(void **state)
 {
     (void)state;
     for (uint32_t copied = 1; copied < geometry.block_count; copied += 13) {
@@ -680,7 +680,7 @@ int main(void)
         cmocka_unit_test(p9_a_destination_that_was_taken_meanwhile_is_stale),
         cmocka_unit_test(m11_all_blocks_are_copied_and_given),
         cmocka_unit_test(p9_a_stale_block_ends_the_pull_and_nothing_is_given),
-        cmocka_unit_test(p9_a_pull_that_ends_between_two_copies_tells_what_it_copied),
+        cmocka_unit_test(p9_a_pull_that_ends_between_two_copies_reports_what_it_copied),
         cmocka_unit_test(p9_a_clear_ends_the_pull_before_its_next_block),
         cmocka_unit_test(m11_a_link_moves_forward_or_fails_and_stays_failed),
         cmocka_unit_test(m11_one_rank_decides_how_far_a_group_has_linked),

@@ -110,7 +110,7 @@ static void variables_of_the_last_release_are_read(void **state)
 }
 
 /* A child of the worker has its own fds, of which some have these numbers. */
-static void b8_fds_are_told_to_one_process(void **state)
+static void b8_fds_are_sent_to_one_process(void **state)
 {
     struct arguments arguments = ARGUMENTS("--verbose");
     (void)state;
@@ -309,7 +309,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         OPTIONS_TEST(the_environment_alone_is_enough),
         OPTIONS_TEST(variables_of_the_last_release_are_read),
-        OPTIONS_TEST(b8_fds_are_told_to_one_process),
+        OPTIONS_TEST(b8_fds_are_sent_to_one_process),
         OPTIONS_TEST(m14_the_legacy_command_line_alone_is_enough),
         OPTIONS_TEST(the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own),
         OPTIONS_TEST(flags_win_over_the_environment_and_the_last_flag_over_the_first),

@@ -131,7 +131,7 @@ static void a_child_lives_until_it_is_killed(void **state)
 }
 
 /* From the kill on, whether or not it ran since, and no moment before. */
-static void a23_who_was_killed_is_ending(void **state)
+static void a23_a_killed_process_is_exiting(void **state)
 {
     (void)state;
     for (int i = 0; i < 50; i++) {
@@ -239,7 +239,7 @@ static void look_at_hidden(void *context)
 }
 
 /* hidepid: only what dead processes left is swept, and a hidden process is not dead. */
-static void b25_who_is_hidden_in_proc_is_not_dead(void **state)
+static void b25_a_process_hidden_in_proc_is_not_dead(void **state)
 {
     (void)state;
     if (!test_can_switch_user())
@@ -280,7 +280,7 @@ static void any_program_name_is_read_past(void **state)
     }
 }
 
-static void pids_that_nobody_has_are_refused(void **state)
+static void unused_pids_are_refused(void **state)
 {
     static const pid_t none[] = {INT32_MAX, 0, -1, INT32_MIN};
     (void)state;
@@ -293,7 +293,7 @@ static void pids_that_nobody_has_are_refused(void **state)
     }
 }
 
-static void stopped_is_told_from_running_and_dead(void **state)
+static void stopped_is_distinguished_from_running_and_dead(void **state)
 {
     (void)state;
     pid_t pid = sleeper(NULL);
@@ -368,13 +368,13 @@ int main(void)
         LEAK_TEST(the_start_time_is_when_it_started),
         LEAK_TEST(threads_are_counted),
         LEAK_TEST(a_child_lives_until_it_is_killed),
-        LEAK_TEST(a23_who_was_killed_is_ending),
+        LEAK_TEST(a23_a_killed_process_is_exiting),
         LEAK_TEST(b25_another_start_time_is_another_process),
         LEAK_TEST(b25_a_reused_pid_is_not_the_old_process),
-        LEAK_TEST(b25_who_is_hidden_in_proc_is_not_dead),
+        LEAK_TEST(b25_a_process_hidden_in_proc_is_not_dead),
         LEAK_TEST(any_program_name_is_read_past),
-        LEAK_TEST(pids_that_nobody_has_are_refused),
-        LEAK_TEST(stopped_is_told_from_running_and_dead),
+        LEAK_TEST(unused_pids_are_refused),
+        LEAK_TEST(stopped_is_distinguished_from_running_and_dead),
         LEAK_TEST(processor_time_is_of_its_process),
         LEAK_TEST(the_pidfd_becomes_readable_with_the_death),
     };

@@ -186,7 +186,7 @@ static void h28_a_message_pins_a_block(void **state)
     cox_pool_free(other);
 }
 
-static void b37_a_queue_is_there_while_somebody_is(void **state)
+static void b37_a_queue_exists_while_a_process_uses_it(void **state)
 {
     (void)state;
     struct cox_pool *a = pool_made(&fixed), *b = pool_attached(a), *c = pool_attached(a);
@@ -239,7 +239,7 @@ int main(void)
         LEAK_TEST(p9_a_block_of_a_bumped_generation_has_no_new_readers),
         LEAK_TEST(m13_wait_unpinned_can_be_cancelled),
         LEAK_TEST(h28_a_message_pins_a_block),
-        LEAK_TEST(b37_a_queue_is_there_while_somebody_is),
+        LEAK_TEST(b37_a_queue_exists_while_a_process_uses_it),
         LEAK_TEST(b24_the_place_of_a_queue_is_taken_again),
     };
     fixture_begin();

@@ -181,7 +181,7 @@ static uint64_t pages_of(const struct cox_pool *pool)
     return (uint64_t)st.st_blocks * 512;
 }
 
-static void h27_h28_a_domain_that_fails_is_told(void **state)
+static void h27_h28_a_domain_that_fails_is_reported(void **state)
 {
     (void)state;
     struct cox_domains *domains = failing_domains();
@@ -379,7 +379,7 @@ int main(void)
         SLAB_TEST(a30_h28_no_two_blocks_overlap),
         SLAB_TEST(a30_empty_slabs_take_another_size),
         SLAB_TEST(b24_p9_references_outlive_no_slab),
-        SLAB_TEST(h27_h28_a_domain_that_fails_is_told),
+        SLAB_TEST(h27_h28_a_domain_that_fails_is_reported),
         SLAB_TEST(h18_on_demand_pages_come_and_go),
         SLAB_TEST(h18_on_demand_a_run_has_pages),
         SLAB_TEST(h18_h28_no_pages_is_an_error_and_no_loss),

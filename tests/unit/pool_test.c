@@ -145,7 +145,7 @@ static void h22_h23_a27_shared_and_freed_by_the_last_one(void **state)
     cox_pool_free(c);
 }
 
-static void p9_references_that_are_none_are_told_apart(void **state)
+static void p9_invalid_references_are_refused(void **state)
 {
     (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_made(&fixed);
@@ -448,7 +448,7 @@ static void h19_b23_words_that_contradict_themselves_are_refused(void **state)
     cox_pool_free(pool);
 }
 
-static void b23_b32_words_written_over_crash_nobody(void **state)
+static void b23_b32_overwritten_words_crash_no_process(void **state)
 {
     (void)state;
     static const struct cox_pool_options both[] = {
@@ -616,7 +616,7 @@ int main(void)
         LEAK_TEST(h24_what_is_no_file_is_not_shared_for_reading_only),
         LEAK_TEST(h18_h21_h22_allocated_and_given_back),
         LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one),
-        LEAK_TEST(p9_references_that_are_none_are_told_apart),
+        LEAK_TEST(p9_invalid_references_are_refused),
         LEAK_TEST(b24_p9_generations_go_round),
         LEAK_TEST(b24_b37_counts_neither_overflow_nor_underflow),
         LEAK_TEST(h21_find_by_offset_and_pointer),
@@ -624,7 +624,7 @@ int main(void)
         LEAK_TEST(h19_a_reader_reads_only),
         LEAK_TEST(h19_b23_what_is_no_pool_is_refused),
         LEAK_TEST(h19_b23_words_that_contradict_themselves_are_refused),
-        LEAK_TEST(b23_b32_words_written_over_crash_nobody),
+        LEAK_TEST(b23_b32_overwritten_words_crash_no_process),
         LEAK_TEST(h20_rows_are_taken_and_given_back),
         LEAK_TEST(h20_the_child_of_a_fork_changes_nothing),
         LEAK_TEST(h16_dump_and_stats),

@@ -386,7 +386,7 @@ static void after_a_failure_the_next_prompt_gets_another_scheduler(void **state)
     executor_free(executor);
 }
 
-static void the_end_is_told_with_its_cause(void **state)
+static void the_end_is_reported_with_its_cause(void **state)
 {
     (void)state;
     for (int with_cause = 0; with_cause < 2; with_cause++) {
@@ -668,7 +668,7 @@ static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
     executor_free(executor);
 }
 
-static void p9_who_goes_in_the_midst_of_a_pull_leaves_no_block(void **state)
+static void p9_a_client_that_leaves_during_a_pull_leaves_no_block(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_of_two_groups();
@@ -830,7 +830,7 @@ static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_c
     executor_free(executor);
 }
 
-static void m10_who_takes_no_part_in_transfers_says_so(void **state)
+static void m10_a_group_without_transfers_says_so(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
@@ -855,18 +855,18 @@ int main(void)
         cmocka_unit_test(what_is_given_up_runs_no_further),
         cmocka_unit_test(bad_prompts_fail_alone),
         cmocka_unit_test(after_a_failure_the_next_prompt_gets_another_scheduler),
-        cmocka_unit_test(the_end_is_told_with_its_cause),
+        cmocka_unit_test(the_end_is_reported_with_its_cause),
         cmocka_unit_test(m13_prompts_count_as_uses_until_they_are_done),
         cmocka_unit_test(m13_a_prompt_with_an_unknown_adapter_fails_alone),
         cmocka_unit_test(m13_the_end_gives_all_adapters_back),
         cmocka_unit_test(m11_a_pulled_prompt_goes_on_with_the_same_text),
         cmocka_unit_test(m11_a_pull_that_fails_is_tried_again_and_then_computed),
-        cmocka_unit_test(p9_who_goes_in_the_midst_of_a_pull_leaves_no_block),
+        cmocka_unit_test(p9_a_client_that_leaves_during_a_pull_leaves_no_block),
         cmocka_unit_test(m10_a_hold_is_its_clients),
         cmocka_unit_test(m10_holds_that_a_cancel_dropped_unheard_are_released),
         cmocka_unit_test(m10_orders_to_release_have_a_bound),
         cmocka_unit_test(m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_copied),
-        cmocka_unit_test(m10_who_takes_no_part_in_transfers_says_so),
+        cmocka_unit_test(m10_a_group_without_transfers_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

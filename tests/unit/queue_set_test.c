@@ -79,7 +79,7 @@ static struct cox_subscriber *wait_ready(void)
     return ready;
 }
 
-static void h14_wait_tells_which_queue_has_something(void **state)
+static void h14_wait_returns_which_queue_has_a_message(void **state)
 {
     (void)state;
     for (int i = QUEUE_COUNT - 1; i >= 0; i--) {
@@ -274,7 +274,7 @@ static void b36_two_sleepers_of_one_queue_are_both_woken(void **state)
 }
 
 /* The process's count of voluntary context switches: every wakeup is one. */
-static void h14_who_sleeps_does_not_wake_up(void **state)
+static void h14_a_waiter_causes_no_wakeups(void **state)
 {
     (void)state;
     struct rusage before, after;
@@ -336,7 +336,7 @@ static void b31_b34_a_dead_owner_is_found_and_told(void **state)
     }
 }
 
-static void b31_a_lock_that_names_nobody_is_taken_over(void **state)
+static void b31_a_lock_without_a_live_owner_is_taken_over(void **state)
 {
     (void)state;
     struct cox_queue_layout_lock *lock = lock_share();
@@ -446,7 +446,7 @@ static void b31_b34_threads_of_one_process_exclude_each_other(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(h14_wait_tells_which_queue_has_something),
+        TEST(h14_wait_returns_which_queue_has_a_message),
         TEST(h14_a_deadline_ends_the_wait),
         TEST(h14_each_queue_gets_its_turn),
         TEST(h14_membership_is_checked),
@@ -456,9 +456,9 @@ int main(void)
         TEST(h14_a_kernel_that_sleeps_on_one_word_does_as_well),
 #endif
         TEST(b36_two_sleepers_of_one_queue_are_both_woken),
-        TEST(h14_who_sleeps_does_not_wake_up),
+        TEST(h14_a_waiter_causes_no_wakeups),
         TEST(b31_b34_a_dead_owner_is_found_and_told),
-        TEST(b31_a_lock_that_names_nobody_is_taken_over),
+        TEST(b31_a_lock_without_a_live_owner_is_taken_over),
         TEST(b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words),
         TEST(h14_b36_a_stopped_publisher_delays_no_other_queue),
         TEST(b31_b34_threads_of_one_process_exclude_each_other),

@@ -365,7 +365,7 @@ static void h6_h28_a_domain_without_memory_leaves_the_message(void **state)
 
 /* The message counts as taken where the copy failed; the next subscriber makes the copy, for all
  * after it. */
-static void h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it(void **state)
+static void h6_h26_a_copy_that_fails_is_reported_and_the_next_taker_makes_it(void **state)
 {
     (void)state;
     struct cox_pool *pool = failing_pool();
@@ -395,7 +395,7 @@ static void h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it(void **
 }
 
 /* A pool that this subscriber neither has nor can open. */
-static void h5_what_cannot_be_reached_is_told_once(void **state)
+static void h5_what_cannot_be_reached_is_reported_once(void **state)
 {
     (void)state;
     struct cox_subscriber *stranger = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
@@ -572,7 +572,7 @@ static void *thread_join_stuck(void *argument)
 
 /* A process is stopped while it changes the queues of a pool: a join of that pool waits for it,
  * other users of the queue do not. */
-static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
+static void b33_b36_a_process_that_waits_to_join_a_pool_delays_no_other(void **state)
 {
     (void)state;
     struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 8);
@@ -737,7 +737,7 @@ static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
     cox_subscriber_free(far);
 }
 
-static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
+static void a29_h4_b33_a_batch_that_fails_returns_how_far_it_came(void **state)
 {
     (void)state;
     struct cox_subscriber *taker = host_subscriber();
@@ -874,7 +874,7 @@ static void h12_a29_limits_are_refused_with_their_numbers(void **state)
     cox_queue_free(none);
 }
 
-static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
+static void h12_one_endpoint_too_many_gets_the_limit(void **state)
 {
     (void)state;
     const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
@@ -1123,7 +1123,7 @@ static void dump_append(void *context, const char *text)
     strcat(strcat(context, text), "\n");
 }
 
-static void h16_b39_dump_tells_what_is_there(void **state)
+static void h16_b39_dump_prints_what_is_there(void **state)
 {
     (void)state;
     static char text[65536];
@@ -1160,31 +1160,31 @@ int main(void)
         TEST(h6_without_a_pool_other_domains_are_refused_with_words),
         TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains),
         TEST(h6_h28_a_domain_without_memory_leaves_the_message),
-        TEST(h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it),
-        TEST(h5_what_cannot_be_reached_is_told_once),
+        TEST(h6_h26_a_copy_that_fails_is_reported_and_the_next_taker_makes_it),
+        TEST(h5_what_cannot_be_reached_is_reported_once),
         TEST(h13_b15_pools_that_are_over_do_not_pile_up),
         TEST(h7_nothing_there_is_an_reply_of_its_own),
         TEST(h8_b32_a_slow_subscriber_skips_to_what_is_kept),
         TEST(h9_the_last_taker_frees_all_copies_at_once),
         TEST(h9_leaving_counts_as_having_skipped_everything),
         TEST(h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing),
-        TEST(b33_b36_who_waits_to_join_a_pool_delays_nobody),
+        TEST(b33_b36_a_process_that_waits_to_join_a_pool_delays_no_other),
         TEST(b14_memory_of_huge_pages_is_refused),
         TEST(h9_without_subscribers_nothing_is_kept),
         TEST(h10_a_late_subscriber_sees_only_what_is_new),
         TEST(h1_h4_several_publishers_share_one_order),
         TEST(a29_h4_h5_a_batch_is_published_and_taken_in_its_order),
-        TEST(a29_h4_b33_a_batch_that_fails_tells_how_far_it_came),
+        TEST(a29_h4_b33_a_batch_that_fails_returns_how_far_it_came),
         TEST(h4_publish_refuses_what_is_no_block_of_its_pool),
         TEST(h4_b33_a_publish_that_fails_changes_nothing),
         TEST(h12_a29_limits_are_refused_with_their_numbers),
-        TEST(h12_one_endpoint_too_many_is_told_the_limit),
+        TEST(h12_one_endpoint_too_many_gets_the_limit),
         TEST(h12_the_65536th_endpoint_is_refused),
         TEST(h12_pools_come_and_go),
         TEST(h11_b35_a_queue_does_not_grow_under_others),
         TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked),
         TEST(h3_h17_h20_nothing_has_a_name_and_the_last_one_out_leaves_nothing),
-        TEST(h16_b39_dump_tells_what_is_there),
+        TEST(h16_b39_dump_prints_what_is_there),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -160,7 +160,7 @@ static void a_move_that_breaks_the_invariant_is_refused(void **state)
 #endif
 
 /* What the rest of the coordinator asks. */
-static void who_lives_serves_and_is_dead(void **state)
+static void live_serving_and_dead_processes(void **state)
 {
     (void)state;
     static const struct {
@@ -188,7 +188,7 @@ int main(void)
 #if COX_TESTING
         cmocka_unit_test(a_move_that_breaks_the_invariant_is_refused),
 #endif
-        cmocka_unit_test(who_lives_serves_and_is_dead),
+        cmocka_unit_test(live_serving_and_dead_processes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,7 +174,7 @@ static void m3_an_impossible_length_is_corrupt(void **state)
     group_gone(&group);
 }
 
-static void a_buffer_that_is_too_small_is_told_apart(void **state)
+static void a_buffer_that_is_too_small_is_distinguished(void **state)
 {
     struct group group;
     uint8_t buffer[100];
@@ -342,7 +342,7 @@ int main(void)
         LEAK_TEST(m4_full_slots_spoil_no_neighbour),
         LEAK_TEST(the_slot_has_the_contract_s_layout),
         LEAK_TEST(m3_an_impossible_length_is_corrupt),
-        LEAK_TEST(a_buffer_that_is_too_small_is_told_apart),
+        LEAK_TEST(a_buffer_that_is_too_small_is_distinguished),
         LEAK_TEST(b50_a_late_reply_is_not_taken_for_the_next_one),
         LEAK_TEST(another_generation_or_group_is_corrupt),
         LEAK_TEST(replies_of_legacy_ranks_are_where_the_legacy_layout_has_them),

@@ -85,7 +85,7 @@ static bool payload_is(const struct cox_request *request, uint64_t s, size_t len
     return true;
 }
 
-static void what_is_published_is_read_by_who_is_asked(void **state)
+static void what_is_published_is_read_by_the_asked_ranks(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 8; depth++) {
@@ -371,7 +371,7 @@ static void a_coordinator_that_dies_while_writing_published_nothing(void **state
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        LEAK_TEST(what_is_published_is_read_by_who_is_asked),
+        LEAK_TEST(what_is_published_is_read_by_the_asked_ranks),
         LEAK_TEST(the_frame_has_the_contract_s_layout),
         LEAK_TEST(the_full_capacity_works_and_spoils_no_neighbour),
         LEAK_TEST(one_byte_over_the_capacity_is_a_programmer_error),

@@ -524,7 +524,7 @@ static void change_modes(void *context)
         CHECK(fchmod(given[f], f % 2 ? 0 : 0644) == 0);
 }
 
-static void p10_a_rank_that_changes_modes_keeps_nobody_out(void **state)
+static void p10_a_rank_that_changes_modes_keeps_no_other_out(void **state)
 {
     (void)state;
     created(false);
@@ -596,7 +596,7 @@ static void attack_another_s_group(void *context)
         attack_group(given[COX_SEALED_GROUP + i], size_of(given[COX_SEALED_GROUP + i]));
 }
 
-static void b16_p10_nobody_writes_what_another_rank_says_in_the_rank_group(void **state)
+static void b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group(void **state)
 {
     struct ghost ghost;
     (void)state;
@@ -956,8 +956,8 @@ int main(void)
         LEAK_TEST(b16_attach_refuses_memory_that_could_change_its_size),
         LEAK_TEST(b16_attach_refuses_memory_of_another_size),
         LEAK_TEST(a4_attach_refuses_another_header),
-        LEAK_TEST(p10_a_rank_that_changes_modes_keeps_nobody_out),
-        LEAK_TEST(b16_p10_nobody_writes_what_another_rank_says_in_the_rank_group),
+        LEAK_TEST(p10_a_rank_that_changes_modes_keeps_no_other_out),
+        LEAK_TEST(b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group),
         LEAK_TEST(a14_a18_requests_and_replies_pass_without_a_socket),
         LEAK_TEST(p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere),
         LEAK_TEST(p8_a_rank_is_renewed_whatever_its_size),

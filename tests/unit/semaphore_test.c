@@ -342,7 +342,7 @@ static void use_garbage(void *context)
     gone(&own);
 }
 
-static void g2a_garbage_in_the_words_ends_nobody(void **state)
+static void g2a_garbage_in_the_words_ends_no_process(void **state)
 {
     (void)state;
     child_run(use_garbage, NULL);
@@ -611,7 +611,7 @@ int main(void)
         LEAK_TEST(b42_attaching_keeps_the_count),
         LEAK_TEST(two_processes_wake_each_other),
         LEAK_TEST(g2a_glibc_and_this_wake_each_other),
-        LEAK_TEST(g2a_garbage_in_the_words_ends_nobody),
+        LEAK_TEST(g2a_garbage_in_the_words_ends_no_process),
         LEAK_TEST(g2a_a_wake_up_gets_through_whatever_the_words_say),
         LEAK_TEST(b43_a_stale_semaphore_is_not_adopted),
         LEAK_TEST(b44_impostors_are_denied),

@@ -179,7 +179,7 @@ static int replace_join(struct replacement *replacement)
 
 /* ---- tests ---- */
 
-static void weights_an_init_tells_the_newest_version(void **state)
+static void weights_an_init_names_the_newest_version(void **state)
 {
     struct replacement replacement;
     (void)state;
@@ -552,7 +552,7 @@ int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
-        CASE(weights_an_init_tells_the_newest_version),
+        CASE(weights_an_init_names_the_newest_version),
         CASE(weights_stay_until_a_step_has_used_the_next),
         CASE(weights_refused_by_a_rank_are_withdrawn),
         CASE(weights_are_offered_by_steps_until_one_has_succeeded),

@@ -240,7 +240,7 @@ static void b17_b19_a_list_cut_for_want_of_fds_says_so(void **state)
     child_run(few_fds, NULL);
 }
 
-static void a16_the_end_of_the_other_side_is_told(void **state)
+static void a16_the_end_of_the_other_side_is_reported(void **state)
 {
     (void)state;
     char text[4] = "";
@@ -363,7 +363,7 @@ static void flood(void *context)
 }
 
 /* For root the kernel has no such limit. */
-static void fds_that_nobody_receives_are_full_in_the_end(void **state)
+static void fds_that_are_never_received_are_full_in_the_end(void **state)
 {
     (void)state;
     ends_make();
@@ -485,7 +485,7 @@ static void k28_processes_find_each_other_by_a_name(void **state)
     folder_drop();
 }
 
-static void k28_b4_a_name_of_the_dead_is_told_and_can_be_removed(void **state)
+static void k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed(void **state)
 {
     (void)state;
     struct cox_error err = {0};
@@ -657,15 +657,15 @@ int main(void)
         LEAK_TEST(k18_fds_in_several_parts_are_counted_together),
         LEAK_TEST(k18_another_control_message_is_refused),
         LEAK_TEST(b17_b19_a_list_cut_for_want_of_fds_says_so),
-        LEAK_TEST(a16_the_end_of_the_other_side_is_told),
+        LEAK_TEST(a16_the_end_of_the_other_side_is_reported),
         LEAK_TEST(a2_b18_a_deadline_is_a_timeout),
         LEAK_TEST(k17_interruptions_change_nothing),
-        LEAK_TEST(fds_that_nobody_receives_are_full_in_the_end),
+        LEAK_TEST(fds_that_are_never_received_are_full_in_the_end),
         LEAK_TEST(what_is_there_is_taken_without_waiting),
         LEAK_TEST(b9_the_other_side_is_known_to_the_kernel),
         LEAK_TEST(b19_errors_of_the_system_are_forwarded),
         LEAK_TEST(k28_processes_find_each_other_by_a_name),
-        LEAK_TEST(k28_b4_a_name_of_the_dead_is_told_and_can_be_removed),
+        LEAK_TEST(k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed),
         LEAK_TEST(k28_b9_b10_what_is_no_socket_is_left_alone),
         LEAK_TEST(k28_b45_only_its_user_may_connect),
         LEAK_TEST(k28_k19_long_paths_work_and_impossible_ones_are_refused),

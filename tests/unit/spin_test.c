@@ -80,7 +80,7 @@ static bool wait_once(struct cox_spinner *spinner, struct look *l, uint64_t ther
     return cox_spin_until(spinner, look, &l, COX_DEADLINE_NEVER);
 }
 
-static void without_a_budget_nobody_looks(void **state)
+static void without_a_budget_no_waiter_spins(void **state)
 {
     struct cox_spinner spinner = {0};
     struct look l;
@@ -172,7 +172,7 @@ int main(void)
         cmocka_unit_test(settings_have_names),
         cmocka_unit_test(who_does_not_fit_sleeps),
         cmocka_unit_test(two_that_may_use_one_processor_do_not_fit),
-        cmocka_unit_test(without_a_budget_nobody_looks),
+        cmocka_unit_test(without_a_budget_no_waiter_spins),
         cmocka_unit_test(what_is_there_is_found),
         cmocka_unit_test(nobody_looks_past_a_deadline),
         cmocka_unit_test(what_never_comes_is_given_up),

@@ -389,7 +389,7 @@ static void s1_forced_tokens_are_known_before_the_rows(void **state)
     check_tokens(3, (int32_t[]){18, 19, 20, 51, 80, 91}, 6);
 }
 
-static void s1_finished_slots_are_told_and_free(void **state)
+static void s1_finished_slots_are_announced_and_free(void **state)
 {
     (void)state;
     two_sequences();
@@ -1095,7 +1095,7 @@ static void s1_nested_chunks_that_follow_nothing_are_refused(void **state)
     assert_int_equal(cox_sequence_store_get(&f.table->store, 0)->tokens.count, 4);
 }
 
-static void s1_nested_prefill_is_said_of_each_sequence(void **state)
+static void s1_nested_prefill_is_given_per_sequence(void **state)
 {
     (void)state;
     Request *request = request_new(COX_FORWARD_PREFILL);
@@ -1142,7 +1142,7 @@ static void s1_nested_groups_have_128_sequences_at_most(void **state)
     }
 }
 
-static void s1_equal_hashes_are_told_apart(void **state)
+static void s1_equal_hashes_are_distinguished(void **state)
 {
     (void)state;
     /* Pairs with one hash each, found by search: ids and request ids. */
@@ -1416,7 +1416,7 @@ int main(void)
         TEST(s1_base_0_empties_the_table),
         TEST(s1_chunks_stay_silent_until_the_last),
         TEST(s1_forced_tokens_are_known_before_the_rows),
-        TEST(s1_finished_slots_are_told_and_free),
+        TEST(s1_finished_slots_are_announced_and_free),
         TEST(s1_sampling_parameters),
         TEST(s1_every_malformed_column_is_refused),
         TEST(s1_a_table_longer_than_the_limits_is_refused),
@@ -1435,9 +1435,9 @@ int main(void)
         TEST(s1_nested_groups_of_several_sequences),
         TEST(s1_nested_chunks_have_their_own_tokens_alone),
         TEST(s1_nested_chunks_that_follow_nothing_are_refused),
-        TEST(s1_nested_prefill_is_said_of_each_sequence),
+        TEST(s1_nested_prefill_is_given_per_sequence),
         TEST(s1_nested_groups_have_128_sequences_at_most),
-        TEST(s1_equal_hashes_are_told_apart),
+        TEST(s1_equal_hashes_are_distinguished),
         TEST(s1_every_malformed_nested_field_is_refused),
         TEST(s1_a_steady_load_allocates_nothing),
         TEST(s1_many_sequences_are_found_by_id),

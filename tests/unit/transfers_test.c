@@ -223,7 +223,7 @@ static void m11_the_median_of_what_ranks_copied_in_a_second(void **state)
     teardown(&f);
 }
 
-static void p9_what_a_rank_says_becomes_the_end(void **state)
+static void p9_a_ranks_reply_becomes_the_end(void **state)
 {
     (void)state;
     static const struct {
@@ -304,7 +304,7 @@ static void p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order(void *
     teardown(&f);
 }
 
-static void p9_a_cancelled_pull_is_told_to_nobody_and_quiet_when_it_is_over(void **state)
+static void p9_a_cancelled_pull_is_not_reported_and_drained_when_it_is_over(void **state)
 {
     (void)state;
     struct fixture f;
@@ -429,7 +429,7 @@ static void count_blocks(void *context, const int32_t *blocks, uint32_t count)
     *(uint32_t *)context += count;
 }
 
-static void p9_who_begins_anew_finds_the_blocks_that_are_still_written(void **state)
+static void p9_a_new_engine_loop_finds_the_blocks_that_are_still_written(void **state)
 {
     (void)state;
     struct fixture f;
@@ -450,7 +450,7 @@ static void p9_who_begins_anew_finds_the_blocks_that_are_still_written(void **st
     teardown(&f);
 }
 
-static void p9_what_becomes_quiet_before_the_look_is_not_given_back_after_it(void **state)
+static void p9_blocks_drained_before_the_check_are_not_released_twice(void **state)
 {
     (void)state;
     struct fixture f;
@@ -702,14 +702,14 @@ int main(void)
         cmocka_unit_test(m11_pulls_that_wait_go_together_and_each_has_its_own_end),
         cmocka_unit_test(m11_a_short_pull_does_not_wait_for_a_long_one),
         cmocka_unit_test(m11_the_median_of_what_ranks_copied_in_a_second),
-        cmocka_unit_test(p9_what_a_rank_says_becomes_the_end),
+        cmocka_unit_test(p9_a_ranks_reply_becomes_the_end),
         cmocka_unit_test(p9_late_replies_are_dropped_and_their_blocks_wait),
         cmocka_unit_test(p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order),
-        cmocka_unit_test(p9_a_cancelled_pull_is_told_to_nobody_and_quiet_when_it_is_over),
+        cmocka_unit_test(p9_a_cancelled_pull_is_not_reported_and_drained_when_it_is_over),
         cmocka_unit_test(m11_what_cannot_be_sent_waits_or_fails),
         cmocka_unit_test(m11_a_batch_that_is_too_large_goes_in_parts),
-        cmocka_unit_test(p9_who_begins_anew_finds_the_blocks_that_are_still_written),
-        cmocka_unit_test(p9_what_becomes_quiet_before_the_look_is_not_given_back_after_it),
+        cmocka_unit_test(p9_a_new_engine_loop_finds_the_blocks_that_are_still_written),
+        cmocka_unit_test(p9_blocks_drained_before_the_check_are_not_released_twice),
         cmocka_unit_test(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

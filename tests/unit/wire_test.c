@@ -834,7 +834,7 @@ static void empty_messages_take_no_bytes(void **state)
     assert_int_equal(request_copy->request_case, 0);
 }
 
-static void cap_is_told_apart_from_corruption(void **state)
+static void cap_is_distinguished_from_corruption(void **state)
 {
     (void)state;
     struct cox_arena arena;
@@ -1395,7 +1395,7 @@ int main(void)
         with_arena(golden_model_responses),
         with_arena(pack_that_does_not_fit_writes_nothing),
         with_arena(empty_messages_take_no_bytes),
-        cmocka_unit_test(cap_is_told_apart_from_corruption),
+        cmocka_unit_test(cap_is_distinguished_from_corruption),
         with_arena(any_cap_is_safe),
         with_arena(truncated_at_every_byte),
         with_arena(random_bytes_never_crash),
