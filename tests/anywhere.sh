@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs tests of a build as they run elsewhere: sh tests/anywhere.sh PLACE [CTEST OPTION...]
 #
-#   user       as an ordinary user without a name or a home, who owns nothing of the tree; umask 000
+#   user       as an ordinary user without a name or a home, which owns nothing of the tree; umask 000
 #   container  in a container of an ordinary user: new user, mount, pid and ipc namespaces; uid 0
 #              alone is mapped; umask 077. The engine runs as process 1 of it, too.
 #   docker     as root with the capabilities that Docker grants, behind a filter like Docker's of

@@ -1,4 +1,4 @@
-# That it runs, every answer is the right one, and nobody dies; no time is looked at.
+# That it runs, every reply is right, and no process dies; times are not judged.
 if(COX_BUILD_BENCH)
     cox_command_test(NAME bench/smoke LABEL bench TIER all TIMEOUT 180 PROCESSORS 2
         COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/smoke.py $<TARGET_FILE:coxswain-bench>)

@@ -38,7 +38,7 @@ def generate(ranks, mode, text):
 
 
 def figures(stats):
-    """Those of one run; what nobody reported is None."""
+    """Those of one run; None where no rank reported."""
     step, channel = stats["step_us"]["p50"], stats["channel_us"]["p50"]
     return {"tokens_per_second": stats["tokens_per_second"], "step_p50_us": step, "channel_p50_us": channel,
             "channel_p50_share": channel / step, "channel_share": stats["channel_share"],

@@ -31,7 +31,7 @@ LIMIT = 0.10
 PARTS = {"opaque": 2, "step": 4}
 SUBMIT = {"opaque": "cox_executor_submit_opaque", "step": "cox_executor_submit"}
 SERVE = ("cox_request_read", "cox_channel_thread_serve")
-# Where the last rank to answer rings for all: which one that is depends on who runs when.
+# Where the last rank to reply wakes for all: which rank that is depends on scheduling.
 RING = {"named": [], "sealed": ["cox_gate_reply"]}
 # Of hot_path.c itself: with all that they call, and without.
 WAIT = "hot_path_await"

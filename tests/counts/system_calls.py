@@ -18,12 +18,12 @@ import harness  # pylint: disable=wrong-import-position
 ROUNDS = 64  # as in hot_path.c
 RANKS = 2
 MARKS_PER_PART = 2
-# Who owes something looks again this often, and rings again for whoever sleeps: COX_SLICE_NS in coordinator/collector/collect.h.
+# A waiter checks again this often, and sends rewakes to sleeping ranks: COX_SLICE_NS in coordinator/collector/collect.h.
 SLICE_S = 0.05
 # So often a call may be seen that is none of a round's: what the start of a group leaves to threads that get to it late.
 STRAY = ROUNDS // 8
-# In one round, at most. Named: each rank is woken for the request, and wakes with its answer; who is woken has slept. Sealed: one
-# wake for all ranks, and one by the last of them; between the word and the wake somebody may fall asleep on the new
+# In one round, at most. Named: each rank is woken for the request, and wakes with its reply; a woken thread has slept. Sealed: one
+# wake for all ranks, and one by the last of them; between the word and the wake a thread may fall asleep on the new
 # word, and sleeps twice.
 LIMITS = {
     "named": {"wake": 2 * RANKS, "wait": 2 * RANKS},
@@ -33,7 +33,7 @@ LINE = re.compile(r"(\d+) +(\d+\.\d+) (\w+)\((.*)")
 
 
 def kind_of(name, arguments):
-    """wake and wait: of words that processes share; all else is told by its name."""
+    """wake and wait: of words that processes share; all other calls have their names."""
     operation = re.search(r"\bFUTEX_(WAIT|WAKE)(_BITSET)?(_PRIVATE)?\b", arguments)
     if name != "futex" or not operation:
         return name

@@ -32,7 +32,7 @@ parser.add_argument("adversary", type=os.path.abspath)
 ADVERSARY = harness.begin(parser).adversary
 OTHER = checkpoints.other_model()
 
-# What a rank may have mapped for writing, and who else writes there: nobody, but for the hints.
+# What a rank may have mapped for writing, and which others write there: none, except hints.
 OWN = {
     "memfd:cox_rank": "what this rank says and answers on the channels",
     "memfd:cox_group": "what this rank says in the rank group",
@@ -54,7 +54,7 @@ VALUES = ("zero", "ones", "random", "identities")
 PROMPT_COUNT = 60
 # Of a command that asks a group whose rank attacks; the commands' own bounds are shorter, 60 s the longest.
 BOUND = 90
-# Errors that are about no rank, whoever tells of them: a rank has taken back what it gave, nobody can tell which.
+# Errors that name no rank, whichever reports them: a rank has taken back what it gave, and it is unknown which.
 ABOUT_NOBODY = ("none of its inputs explains that",)
 
 
@@ -67,7 +67,7 @@ class Adversary:
         self.orders_path = os.path.join(self.folder, "orders")
         self.report_path = os.path.join(self.folder, "report")
         os.mkfifo(self.orders_path, 0o600)
-        self.orders = os.open(self.orders_path, os.O_RDWR)  # both ends: nobody meets an end of file
+        self.orders = os.open(self.orders_path, os.O_RDWR)  # both ends: no reader meets an end of file
         with open(self.report_path, "w", encoding="ascii"):
             pass
         self.number = 0
@@ -106,7 +106,7 @@ class Group(groups.Group):
         self.adversary = adversary
         # What a hostile rank says need not be text.
         self.process.stderr.reconfigure(errors="replace")
-        # Its pipes must not fill while nobody reads them.
+        # Its pipes must not fill while they are not read.
         self.err = []
 
     def __enter__(self):
@@ -255,7 +255,7 @@ def writers(pids):
 
 
 def check_writers(pids):
-    """A process has a writable mapping only of memory that nobody else writes; hints apart."""
+    """A process has a writable mapping only of memory that no other process writes; hints apart."""
     shared = ["%s (inode %d) by processes %s" % (name, inode, processes)
               for inode, (name, processes) in writers(pids).items() if len(processes) > 1 and name != HINTS]
     check(not shared, "written by several: %s" % "; ".join(shared))
@@ -341,7 +341,7 @@ def test_p10_payload_written_over_changes_texts_and_nothing_else():
         for value in VALUES:
             number = group.order("scribble %s payload 300" % value)
             while not group.is_done(number):
-                # Texts may be wrong: of finite numbers nobody can tell. Of all others everybody knows whose they are.
+                # Texts may be wrong: finite numbers cannot be attributed. All others name their rank.
                 nothing_wrong(prompt(group, [expected()])._replace(wrong=[]), group)
                 group.status()
         replace(group)

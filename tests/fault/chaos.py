@@ -135,7 +135,7 @@ def one_round(number, count):
         check(re.search(r"rank \d+ \(pid \d+", process.err), "a worker was killed, and no rank is named")
         count["deaths told"] += 1
     check(all_gone(), "processes are left")
-    # Whoever was complete, or ended by itself, had a control socket, and has removed what others left there.
+    # A process that was complete, or ended by itself, had a control socket, and has removed what others left there.
     had_socket = complete or status in (0, 3)
     own = [name + ".sock", "starting.new"] if status == -signal.SIGKILL else []
     count["sockets left"] += check_sockets([] if had_socket else before, *own)
@@ -185,7 +185,7 @@ def test_p7_b4_nothing_is_left_whichever_process_is_killed_whenever():
 
 
 def leave_names(name, ranks):
-    """A group that has all its names, and everybody in it is dead."""
+    """A group that has all its names, and all its processes are dead."""
     process = start(name, ranks, "never")
     await_lines(process, 1, "started", ranks)
     kill_all([process.pid] + descendants(process.pid))
@@ -243,7 +243,7 @@ def test_p7_b54_cleaners_and_starters_at_once():
             elif kind == "killed":
                 finish(process, 1, -signal.SIGKILL)
         starters = [process for kind, process in racers if kind == "start"]
-        # One has the name, or both had it one after the other; whoever has not was told so.
+        # One has the name, or both had it one after the other; the other one got an error.
         wait_until(lambda s=starters: all(one.out.startswith("name ") or one.ended for one in s),
                    "each start gets somewhere")
         running = [process for process in starters if process.out.startswith("name ")]

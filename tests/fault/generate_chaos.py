@@ -49,7 +49,7 @@ def start(path, ranks, *more):
 
 
 def learn():
-    """From a run that nobody disturbs."""
+    """From an undisturbed run."""
     prompts = harness.sums()[0]
     process = start(file_of(prompts), 1).finish(0)
     for prompt, line in zip(prompts, process.out.splitlines()):
@@ -177,7 +177,7 @@ def one_run(prompts_all, count):
     left = names_of(name)
     check(not left or killed and options.attach == "named", "left in /dev/shm: %s" % left)
     sockets = socket_files()
-    # Whoever gave an answer, or ended by itself, had a control socket, and has removed what others left there.
+    # A process that gave a reply, or ended by itself, had a control socket, and has removed what others left there.
     before = [] if done or status in (0, WORKER_DIED) else before
     own = [name + ".sock", "starting.new"] if killed else []
     check(set(sockets) <= set(before) | set(own), "sockets: %s, before: %s" % (sockets, before))

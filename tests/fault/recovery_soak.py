@@ -90,7 +90,7 @@ def note(text, *values):
 
 
 class Job:
-    """Prompts and options, and what comes out when nobody disturbs."""
+    """Prompts and options, and their output in an undisturbed run."""
 
     def __init__(self, prompts, *arguments):
         self.count = len(prompts)
@@ -329,7 +329,7 @@ def fault_clear():
 
 
 def fault_pause_a_stopped_rank():
-    """It hears of it once it goes on."""
+    """It notices once it is continued."""
     pids = group.pids()
     rank = dice.choice(list(pids) or [None])
     if rank is None:
@@ -348,7 +348,7 @@ def fault_pause_a_stopped_rank():
 
 
 def fault_kill_while_paused():
-    """Whoever takes its place is in the group again by start at the latest, which may have to be said again."""
+    """Its replacement is in the group again by start at the latest, which may have to be repeated."""
     faults["recover pause"] += 1
     yield from recover("pause")
     yield dice.uniform(0, 0.1)
@@ -502,7 +502,7 @@ def soak():
     while time.monotonic() < end:
         serve(dice.uniform(*PAUSE))
         run_fault(next_fault())
-        if time.monotonic() > look:  # a leak is told near to its cause
+        if time.monotonic() > look:  # a leak is reported close to its cause
             compare(before, quiet())
             look = time.monotonic() + 60
     after = quiet()

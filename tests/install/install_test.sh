@@ -67,7 +67,7 @@ symbols() {
         library=$LIBDIR/lib$name.so
         soname=$(objdump -p "$library" | awk '$1 == "SONAME" { print $2 }')
         [ "$soname" = "lib$name.so.${VERSION%%.*}" ] || fail "SONAME is $soname"
-        # A library ends no process and prints nothing: that is for who uses it. _exit is an orphan's (worker/loop/worker.h),
+        # A library ends no process and prints nothing: its users decide that. _exit is an orphan's (worker/loop/worker.h),
         # abort an assertion's.
         if nm -D --undefined-only "$library" | sed 's/.* //; s/@.*//' |
             grep -xE 'exit|_Exit|quick_exit|at_quick_exit|v?printf|putchar|puts|__v?printf_chk'; then
@@ -100,7 +100,7 @@ run_queue() {
     [ "$(grep -c '^message [1-3]: block [0-9]* says [149]$' "$scratch/output")" = 3 ] || fail "output of $1"
 }
 
-# Its own domain, of which the library has nothing but what it was told.
+# Its own domain, which the library knows only through its functions.
 run_domain() {
     "$1" >"$scratch/output" || fail "$1 ended with status $?"
     cat "$scratch/output"

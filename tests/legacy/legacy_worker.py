@@ -66,7 +66,7 @@ def varint(value):
 
 
 def present(field, value):
-    """An integer, bool or enum that is told also when it is zero: `optional` fields."""
+    """An integer, bool or enum that is sent also when it is zero: `optional` fields."""
     return varint(field << 3) + varint(int(value))
 
 
@@ -389,7 +389,7 @@ class Worker:
                 tokens = prompt[at:at + length]
                 at += length
                 if i < len(ends) and len(tokens) >= ends[i]:
-                    tokens = tokens[starts[i]:ends[i]]  # the whole prompt was told, not its chunk alone
+                    tokens = tokens[starts[i]:ends[i]]  # the whole prompt was sent, not its chunk alone
                 sequence.prompt_sum += sum(tokens)
                 if i < len(last_chunk) and not last_chunk[i]:
                     samples += chunk(1, number(1, seq_id) + number(2, seq_id))

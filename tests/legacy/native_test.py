@@ -78,7 +78,7 @@ class NativeTest(selftest.LegacyTest):
                                       for rank in result["init"]], [("100", 100), ("101", 101)])
 
     def test_failure_of_the_first_rank_is_its_answer(self):
-        """The original drops what has another status than 0: this is told in words, and reported beside."""
+        """The original drops replies with another status than 0: failures are sent as text, and reported beside."""
         result = self.run_group("--ranks", "2", COX_NATIVE_FAIL="0:out of coffee")
         self.assertEqual(result["steps"][0]["status"], 0)
         self.assertEqual(result["steps"][0]["outputs"], [])
@@ -113,7 +113,7 @@ class NativeTest(selftest.LegacyTest):
                 self.assertNotEqual(rank["command_result"], 0)
                 self.assertEqual(rank["error_msg"], "not today")
         reports = [error["rank"] for error in result["errors"] if error["text"] == "not today"]
-        for rank in (0, 1):  # a query, four operations and a batch of pulls; a command's result is told as a result
+        for rank in (0, 1):  # a query, four operations and a batch of pulls; a command's failure is sent as its result
             self.assertEqual(reports.count(rank), 6)
 
     def test_chunked_prefill(self):
@@ -138,7 +138,7 @@ class NativeTest(selftest.LegacyTest):
                                               {0: [29], 1: [223 % 97]}])
 
     def test_failure_of_another_rank_is_a_fault(self):
-        """Its answer is looked at by nobody: the report on the error channel is all there is."""
+        """Its reply is never read: the report on the error channel is all there is."""
         result = self.run_group("--ranks", "2", COX_NATIVE_FAIL="1:out of coffee")
         self.assertEqual(result["steps"][0]["status"], 0)
         self.assertIn((1, "out of coffee"), [(error["rank"], error["text"]) for error in result["errors"]])
@@ -210,7 +210,7 @@ class NativeTest(selftest.LegacyTest):
 
     @contextlib.contextmanager
     def served_group(self, ranks, worker=None):
-        """The same, whose workers are told to leave at the end."""
+        """The same, whose workers get a goodbye at the end."""
         with self.group(ranks, worker) as group:
             yield group
             group.execute.send(coordinator.request(wire.MODEL_FINALIZE))

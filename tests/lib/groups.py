@@ -233,7 +233,7 @@ def transfer(group):
 
 
 def all_is_given_back(*groups):
-    """Nothing is held, nobody's or taken, once their clients are gone."""
+    """Nothing is leased, without a user or taken, once their clients are gone."""
     for group in groups:
         def is_free(group=group):
             now = group.status()

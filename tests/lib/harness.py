@@ -374,7 +374,7 @@ def status_of(name):
 
 @functools.cache
 def undisturbed(*arguments):
-    """What one rank prints that nobody disturbs."""
+    """What one undisturbed rank prints."""
     return expect(run(["generate", "-n", "1", "--quiet", *arguments]), 0).out
 
 

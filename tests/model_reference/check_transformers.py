@@ -372,7 +372,7 @@ class Judge:
                 theirs, nearest = None, float("inf")
                 try:
                     theirs, nearest = self.their_tokens(folder, prompts)
-                except Exception as error:  # noqa: BLE001: what they do not take is told as what it is
+                except Exception as error:  # noqa: BLE001: a refusal of any kind is reported as it is
                     reason = "%s: %s" % (type(error).__name__, str(error).splitlines()[0][:60] if str(error) else "")
                 if row.refused or theirs is None or nearest >= MARGIN:
                     break

@@ -91,7 +91,7 @@ def ranks_that_do_not_divide_the_model_are_refused():
             result = run([*command, "-n", ranks, "--model", MODEL, *more], text="1+1=2\n" if command == ["eval"] else "1+1=\n")
             expect(result, 2, "coxswain: %s: -n %s: heads" % (command[0], ranks), "8 slices", "use 1, 2, 4 or 8")
             check(result.out == "" and result.err.count("\n") == 1 and len(result.err) < 200, "more than a line", result)
-    # A worker that nobody knows is asked; each rank of the reference worker says it.
+    # A worker that does not exist is asked for; each rank of the reference worker reports it.
     worker = program("coxswain-worker")
     for name in ("wrapper", "coxswain-worker"):
         with tempfile.TemporaryDirectory() as folder:
@@ -254,7 +254,7 @@ def a_worker_without_an_init_callback_just_runs():
     ready(process, 2)
     process.terminate()
     expect(finish(process), 0, "the group ends")
-    # What it cannot be told is not dropped.
+    # What cannot be sent to it is not dropped.
     for more in (["--init", "block_size=16"], ["--model", MODEL]):
         result = expect(run(["run", "-n", "2", *more, "--", EXAMPLE_WORKER]), 3, "no init callback", "--no-init",
                         "'%s'" % ("model" if "--model" in more else "block_size"))
@@ -277,7 +277,7 @@ def workers_of_others_get_their_init_configuration():
         ready(process, 2)
         process.terminate()
         expect(finish(process), 0, "the group ends")
-    # On top of the file, in whatever order; the worker is told the values as they stand there.
+    # On top of the file, in any order; the worker gets the values as they are written there.
     env["COX_LEGACY_NEEDS"] = "model_weight_path=/other,block_size=128,rate=0.5,speculate=true,late="
     for more in (["--init", "model_weight_path=/other", "--init-file", file, "--init", "late="],
                  ["--init-file", file, "--init", "late=", "--init", "model_weight_path=/other"]):
@@ -431,7 +431,7 @@ def waiting(stream):
 
 
 def seconds_to_end_unread(killed):
-    """Of a group whose standard error is full, and nobody reads it."""
+    """Of a group whose standard error is full, and never read."""
     command, done = talkative(3000, "exec %s --model %s" % (program("coxswain-worker"), MODEL))
     process = start(["run", "-n", "2"] + command)
     started(process)
@@ -470,7 +470,7 @@ def no_line_is_lost_unsaid():
     lines = re.findall(r"^\[rank 0\] line (\d+) \.+$", result.err, re.M)
     check(lines == [str(i) for i in range(3000)], "not all lines, or not in order", result)
     check(result.err.rindex("[rank 0]") < result.err.index("status 7"), "the end is not told last", result)
-    # One that comes late is told how many it missed, and where.
+    # A late one gets the number of missed lines, and their place.
     command, done = talkative(20000, "exec sleep 1000")
     process = start(["run", "-n", "1"] + command)
     wait_until(lambda: os.path.exists(done), "all lines")
@@ -513,7 +513,7 @@ def generate_names_the_worker_that_died():
 
 @test
 def every_prompt_gets_an_error_when_a_worker_dies():
-    # The first goes on for long, so that those behind it are done and wait for their turn to be printed.
+    # The first takes long, so that those behind it are done and wait for their turn to be printed.
     path = temporary("7 8 9\n" + "3 4 5\n" * 200)
     process = start(["generate", "--model", MODEL, "-n", "2", "--tokens", "--json", "--sequences", "8", "--file", path])
     lines = [process.stdout.readline()]
@@ -776,7 +776,7 @@ def workers_that_are_none_are_named():
            "did not attach in time")
     check(time.monotonic() - begin < 30, "a worker that never attaches was waited for too long")
     expect(run(["run", "--no-flags", "--", "sh", "-c", "echo last words; exit 7"]), 3, "status 7", "last words")
-    # The worker lives, and refuses: its text arrives.
+    # The worker is alive, and refuses: its text arrives.
     worker = program("coxswain-worker")
     result = run(["run", "--", worker, "--model", "/nonexistent"])
     expect(result, 2, "/nonexistent")
@@ -861,7 +861,7 @@ def clean_removes_what_a_killed_coordinator_left():
 
 @test
 def clean_of_everything_leaves_alone_what_another_cleans():
-    """In a /dev/shm of its own; the lock of a dead group is held by somebody else."""
+    """In a /dev/shm of its own; another process holds the lock of a dead group."""
     script = """
         mount -t tmpfs -o mode=1777 tmpfs /dev/shm || exit 77
         "$0" run -n 1 --name busy --no-flags -- sleep 1000 &
@@ -905,7 +905,7 @@ def clean_does_not_touch_a_live_group():
     before = names_of(name)
     result = expect(run(["clean", name]), 1, name, "taken by a live group of process %d" % process.pid)
     check(result.out == "", "removed something", result)
-    # One that lives and one that does not: the first is worth the exit status, the second is removed all the same.
+    # A live one and a dead one: the first decides the exit status, the second is still removed.
     killed_while_its_worker_never_attaches(dead, 1)
     check(SEALED or names_of(dead), "nothing was left")
     result = expect(run(["clean", name, dead]), 1, "taken by a live group")

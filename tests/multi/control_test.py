@@ -77,7 +77,7 @@ def test_p3_status_reports_counters_bytes_and_times_of_what_was_generated():
             return execute["ended"] == execute["submitted"] and execute["phases"]["total"]["count"] == execute["completed"]
         wait_until(quiet, "the end of the last request")
         execute, link, *_ = group.status()["channels"]
-        # What ranks are told to forget is not answered.
+        # A cleanup has no reply.
         check(execute["submitted"] >= execute["completed"] > 3 and execute["failed"] == 0, "wrong: %s" % execute)
         check(execute["request_bytes"] > execute["submitted"], "too few bytes: %s" % execute)
         check(execute["reply_bytes"] > 2 * execute["completed"], "too few bytes: %s" % execute)
@@ -371,7 +371,7 @@ def test_a_generate_can_be_asked_and_stopped_and_takes_no_prompts():
     prompts, _ = sums(100)
     process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--max-tokens", "1", "--one-at-a-time"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    # It cannot end before we have looked: nobody reads its output, and the pipe is full long before.
+    # It cannot end before the check: its output is not read, and the pipe is full long before.
     text = "\n".join(prompts * 200) + "\n"
     feeder = subprocess.Popen(["cat", temporary(text)], stdout=process.stdin)
     process.stdin.close()
@@ -643,7 +643,7 @@ def test_p10_m11_made_up_sources_and_groups_harm_no_other():
                 stranger.send(message)
                 number, error = stranger.reply()
                 check(number == 4 and dict(error)[1] and dict(error)[2], "no error for %r" % message[:80])
-        # These could be: what becomes of them is told.
+        # These are possible: their result is reported.
         for made_up, text in ((source(), b"there is no link to other"),
                               (source(blocks=[2147483647] * 9), b"there is no link to other"),
                               (source(lease=0), b"deadline passed"),
@@ -707,7 +707,7 @@ class External:
                 process.communicate()
 
     def worker(self, *arguments):
-        """As somebody types what the line says."""
+        """As a person types what the line shows."""
         process = start(["--socket", self.name, *arguments], command="coxswain-worker")
         self.workers.append(process)
         return process
@@ -721,7 +721,7 @@ class External:
         wait_until(mapped, "a worker that was let in")
 
     def misses(self, ranks):
-        """Whoever asks is told of these."""
+        """Every client gets these."""
         wait_until(lambda: "not here yet: ranks %s (of %d)\n" % (ranks, self.ranks) in expect(run(
             ["status", "--name", self.name]), 1, "waits for its workers").err, "ranks %s missing" % ranks)
 
@@ -745,7 +745,7 @@ def test_workers_started_by_hand_come_in_any_order_and_serve():
             expect(run(["status", "--name", group.name]), 1, "waits for its workers", "coxswain-worker --socket")
             expect(run(["generate", "--name", group.name, "1+1="]), 1, "waits for its workers",
                    "coxswain-worker --socket %s" % group.name, "not here yet: ranks 0-3 (of 4)")
-            # The last rank first; who says no rank gets the lowest that is free.
+            # The last rank first; a worker without a rank gets the lowest free one.
             by_rank = {3: group.worker("--local_rank", "3")}
             group.logged_on(by_rank[3])
             group.misses("0-2")
@@ -962,7 +962,7 @@ def test_connections_have_a_bound_and_status_has_its_place():
             one_more.send(complete(LONG[:1]))
             number, error = one_more.reply()
             check(number == 4 and b"too many clients" in dict(error)[2], "not refused: %s" % error)
-        # Whoever says nothing goes for whoever asks: most often the first of them, which was quiet for longest. Of the
+        # A silent connection is closed for a client with a request: most often the first of them, which was silent for longest. Of the
         # connections that were closed before, some may hold their places still: more than one has to go then.
         others = [Stranger(group.socket_path) for _ in range(8)]
         expect(run(["status", "--name", group.name]), 0)
@@ -1070,7 +1070,7 @@ def test_a24_b2_a_stopped_coordinator_is_reported_and_a_paused_group_waited_for(
             check(set(result.out.splitlines()) <= {"27+58=85"}, "another text", result)
         finally:
             group.process.send_signal(signal.SIGCONT)
-        # That took several looks; nobody was worried about the other one, which answers.
+        # That took several checks; the other group, which replies, was not suspected.
         check(waiting.poll() is None, "it did not wait")
         expect(run(["recover", "start", "--name", paused.name]), 0)
         check(expect(finish(waiting), 0).out == "27+58=85\n", "another text")

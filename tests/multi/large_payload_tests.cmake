@@ -8,7 +8,7 @@ cox_multi_test(NAME large_payload TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/lar
 add_dependencies(test_multi_large_payload large_payload_worker without)
 cox_sealed_test(large_payload TIER nightly TIMEOUT 600)
 
-# The same where nobody may take fds out of anybody: all blocks come by the control socket.
+# The same where no process may copy fds from another: all large payloads come through the control socket.
 cox_command_test(NAME multi/large_payload_by_the_socket LABEL multi TIER nightly TIMEOUT 600 PROCESSORS 2
     COMMAND without pidfd_getfd=EPERM $<TARGET_FILE:test_multi_large_payload>)
 cox_command_test(NAME sealed/large_payload_by_the_socket LABEL sealed TIER all TIMEOUT 600 PROCESSORS 2

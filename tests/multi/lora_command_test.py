@@ -310,7 +310,7 @@ def test_m13_a_group_that_stops_does_not_wait_for_an_unload():
         wait_until(lambda: adapters(group)["a"][0] == "unloading", "an unload that waits")
         begin = time.monotonic()
         expect(group.stop(), 0)
-        finish(unload)  # the prompts are given up: it may still have been unloaded
+        finish(unload)  # the prompts are cancelled: it may still have been unloaded
         check(time.monotonic() - begin < 30, "it has waited")  # its own timeout is 60 s
         check(finish(process).status != 0, "it was completed")
         group.process.communicate(timeout=TIMEOUT)

@@ -73,7 +73,7 @@ def expected():
 
 
 def check_partial(result):
-    """What it has printed is right, in order; prompts that were given up have no line."""
+    """What it has printed is right, in order; cancelled prompts have no line."""
     lines = iter(expected().splitlines())
     check(all(line in lines for line in result.out.splitlines()), "another text", result)
 

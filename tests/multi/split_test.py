@@ -168,7 +168,7 @@ def over_killed_rank(victims, no_recompute=False):
         expect(result, 0)
         check(result.out == expected(), "another text: %s" % sorted(set(result.out.splitlines()) ^ set(expected().splitlines())), result)
         all_is_given_back(a, b)
-        # And what is linked was told to the new ranks.
+        # And the links were sent to the new ranks.
         result = expect(split(a, b, "--file", prompts_file(20)), 0, "pulled 20 prompts", "computed 0 itself")
         check(result.out == expected(count=20), "another text afterwards", result)
         check(links(b) == {a.name: "success"}, "%s" % links(b))
@@ -212,7 +212,7 @@ def test_p9_a_prompt_that_found_no_place_is_not_reported_as_pulled():
 
 
 class Clearer(threading.Thread):
-    """Ends all pulls of a group that are under way, at random moments, until it is told to stop."""
+    """Cancels all pulls of a group that are under way, at random moments, until it is stopped."""
 
     def __init__(self, group, seed):
         super().__init__()
@@ -329,7 +329,7 @@ def test_p9_the_prefill_group_ends_and_comes_again():
 
 @test
 def test_p9_a_group_that_ends_meanwhile_is_named():
-    """Nothing is replaced. What was printed by then is right, and the other group goes on."""
+    """Nothing is replaced. What was printed by then is right, and the other group continues."""
     ends = {"coordinator": lambda group: group.process.kill(), "rank": lambda group: os.kill(group.pids[1], signal.SIGKILL),
             "stop": lambda group: group.process.terminate()}
     for end in ends.values():
@@ -397,7 +397,7 @@ def test_m10_a_rank_that_is_stuck_is_named_by_each_order():
     for first in (("link-status",), ("link", None)):
         with prefill() as a, decode() as b:
             b.stopped(1)
-            # The second is refused because of the first, which nobody has answered.
+            # The second is refused because of the first, which has no reply yet.
             for words in (first, ("link-status", "--wait"), ("link", None), ("unlink", None), ("role", "standard")):
                 result = run([words[0], "--name", b.name, "--timeout", "1", *(word or a.name for word in words[1:])])
                 if words[0] != "unlink" or first[0] == "link":

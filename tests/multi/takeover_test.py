@@ -44,7 +44,7 @@ def close(*processes):
 
 
 def gone(pids):
-    """Nobody of them is there any more, zombies included."""
+    """None of them is there any more, zombies included."""
     wait_until(lambda: not any(os.path.exists("/proc/%d" % pid) for pid in pids),
                "%s are gone" % pids)
 
@@ -76,7 +76,7 @@ class Group:
         return self
 
     def kill(self):
-        """At once: who is started next meets workers that are still dying."""
+        """At once: the next start meets workers that are still dying."""
         check(self.process.kill(signal.SIGKILL), "it has ended by itself: " + self.process.describe())
         return self
 
@@ -166,7 +166,7 @@ def test_a23_p7_the_next_coordinator_has_the_name_and_the_old_workers_leave(name
 
 @for_each_kind
 def test_a23_p7_killed_while_its_workers_are_stopped(name, more):
-    """Nobody of them can do anything; the kernel ends those that the coordinator forked, the others go on leaving."""
+    """All of them are stopped; the kernel ends those that the coordinator forked, the others continue to leave."""
     old = Group(name, **more).ready()
     for pid in old.below:
         os.kill(pid, signal.SIGSTOP)
@@ -192,7 +192,7 @@ def test_p7_killed_at_any_instant_of_its_start(name, more):
     group = Group(name, **more)
     for one in old:
         one.process.finish(KILLED)
-        # One that logged on in vain, at a control socket of which nobody lives any more, is told so.
+        # One that attached in vain, at the control socket of a dead group, gets the reason.
         for hand in one.hands:
             hand.finish(ORPHAN, 1)
         close(one.process, *one.hands)
@@ -230,7 +230,7 @@ def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group
 
 @test
 def test_b20_p2_killed_at_each_step_of_letting_workers_in():
-    """Whoever waits for its hello reply, or for the others, has nobody who would end it but the connection."""
+    """A wait for the hello reply, or for the others, can be ended only by the connection."""
     if not harness.program_has("coxswain", b"control_socket.accepted"):
         harness.skip("this build has no fault points")
     for attach in "named", "sealed":
@@ -269,7 +269,7 @@ def test_a23_one_name_one_coordinator(name, more):
 
 @functools.cache
 def undisturbed(path):
-    """What is printed when nobody is killed; it is the same whoever prints it."""
+    """The output of an undisturbed run; it is the same from every group."""
     process = command("generate", "--model", MODEL, "--file", path).finish(0)
     lines = process.out.splitlines()
     process.close()

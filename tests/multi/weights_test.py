@@ -125,7 +125,7 @@ def weights_a_group_that_ends_meanwhile_is_named():
 
 
 def private_kib(pid):
-    """Proportional set size without files, and how much of it nobody shares.
+    """Proportional set size without files, and how much of it is not shared.
 
     Pages of files, the libraries, are shared with whatever else runs on the machine.
     """
@@ -534,7 +534,7 @@ def weights_that_are_switched_end_leases_and_the_epoch_of_links():
             expect(groups.pull_kv(b, a, old["sequence"]), 2, "has no KV lease of sequence")
             text = groups.pull_by_hand(b.socket_path, **old)
             check("belongs to" in text, "old keys and values were pulled")
-            # What is held since is of another life than what is linked, and cannot be linked by who has other weights.
+            # Later leases are of another epoch than the links, and cannot be linked by groups with other weights.
             new = hold(holder)
             check(new["life"] != old["life"], "the same life")
             expect(groups.pull_kv(b, a, new["sequence"]), 3, "is linked in epoch")
@@ -544,7 +544,7 @@ def weights_that_are_switched_end_leases_and_the_epoch_of_links():
             replace(b, OTHER, 2)
             expect(run(["link", "--name", b.name, a.name]), 0)
             expect(groups.pull_kv(b, a, new["sequence"]), 0)
-            # A reader that switches reads no more until it links anew, and that only from who has the same.
+            # A reader that switches reads no more until it links anew, and only from groups with the same weights.
             replace(b, MODEL, 3)
             expect(groups.pull_kv(b, a, new["sequence"]), 2, "the link to %s has failed" % a.name,
                    "model_digest")
@@ -590,7 +590,7 @@ def weights_switched_under_prompts_of_two_groups_end_them_with_words():
             result = rest(client, "".join(head))
             expect(result, 2, OTHER_WEIGHTS)
             # Of the first group a prompt has either weights, and the second one continues none of the others'. Where the second one
-            # switches, a text that is being decoded goes on with the new ones, as in one group.
+            # switches, a text that is being decoded continues with the new ones, as in one group.
             # What was not answered has no line.
             if first == 0:
                 for line in result.out.splitlines():
@@ -687,7 +687,7 @@ def weights_whose_publisher_is_killed_end_the_ranks():
         with faulty_group(2, "%s:kill:coordinator:%d" % (point, count), life=None) as group:
             check_group(group, MODEL)
             result = weights(group, OTHER)
-            # Behind the last point all ranks have switched: that may have been told.
+            # Behind the last point all ranks have switched: that may have been reported.
             check(result.status != 0 or point == "weights.retired", "it says that all is well", result)
             group.process.wait(TIMEOUT)
             check(group.process.returncode == -signal.SIGKILL, "the coordinator was not killed")

@@ -147,7 +147,7 @@ class Sequence:
 
 
 class Step:
-    """As a scheduler: a sequence lives through many steps, and gets the token that came back."""
+    """As a scheduler does: a sequence has many steps, and gets the token of each reply."""
 
     def __init__(self, options):
         self.sequences = [

@@ -19,7 +19,7 @@ import harness  # pylint: disable=wrong-import-position
 from harness import Failure  # pylint: disable=wrong-import-position
 
 PATIENCE_S = 50
-# What is named by the process is nobody else's. iceoryx's names are global; while a subject of it runs, no other does.
+# Names with the process id belong to this test alone. iceoryx's names are global; while a subject of it runs, no other does.
 FOLDERS = ("/dev/shm", "/tmp")
 ICEORYX_NAMES = ("iceoryx_mgmt", "iox-unique-roudi.lock", "roudi", "roudi.lock")
 
