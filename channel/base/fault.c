@@ -34,13 +34,14 @@ enum action {
 };
 static const char *const actions[ACTION_COUNT] = {"", "kill", "stop", "spin", "read", "hold"};
 
-/* Written by cox_fault_arm, or once by the first thread that passes a point. */
-static struct {
+struct plan {
     enum action action;
     enum cox_fault_point point;
     int rank;
     uint32_t count;
-} plan;
+};
+/* In one word, since cox_fault_arm stores it while other threads pass points: see plan_packed. */
+static _Atomic uint64_t plan_word;
 static struct cox_fault_counts *counts; /* NULL: no counting */
 static pthread_once_t plan_once = PTHREAD_ONCE_INIT;
 static _Atomic int own_rank = COORDINATOR;
@@ -56,7 +57,22 @@ static _Noreturn void plan_refuse(const char *text)
     abort();
 }
 
-static void plan_parse(const char *text)
+static uint64_t plan_packed(struct plan plan)
+{
+    return (uint64_t)plan.action << 56 | (uint64_t)plan.point << 40 |
+           (uint64_t)(uint16_t)plan.rank << 24 | (plan.count & 0xffffff);
+}
+
+static struct plan plan_unpacked(uint64_t word)
+{
+    return (struct plan){.action = (enum action)(word >> 56),
+                         .point = (enum cox_fault_point)(word >> 40 & 0xffff),
+                         .rank = (int16_t)(word >> 24),
+                         .count = (uint32_t)(word & 0xffffff)};
+}
+
+/* Returns the packed plan. */
+static uint64_t plan_parse(const char *text)
 {
     char name[64], action[8], rank[16] = "coordinator";
     unsigned count = 1, point = 0, number = ACTION_NONE + 1;
@@ -66,12 +82,14 @@ static void plan_parse(const char *text)
         point++;
     while (number < ACTION_COUNT && strcmp(actions[number], action) != 0)
         number++;
-    if (point == COX_FAULT_POINT_COUNT || number == ACTION_COUNT || count == 0)
+    if (point == COX_FAULT_POINT_COUNT || number == ACTION_COUNT || count == 0 || count > 0xffffff)
         plan_refuse(text);
-    plan.action = (enum action)number;
-    plan.point = (enum cox_fault_point)point;
-    plan.rank = strcmp(rank, "coordinator") == 0 ? COORDINATOR : atoi(rank);
-    plan.count = count;
+    return plan_packed((struct plan){
+        .action = (enum action)number,
+        .point = (enum cox_fault_point)point,
+        .rank = strcmp(rank, "coordinator") == 0 ? COORDINATOR : atoi(rank),
+        .count = count,
+    });
 }
 
 static void counts_map(const char *path)
@@ -95,7 +113,7 @@ static void plan_read(void)
     if (only && (!incarnation || strcmp(only, incarnation) != 0))
         return;
     if (text)
-        plan_parse(text);
+        atomic_store_explicit(&plan_word, plan_parse(text), memory_order_release);
     if (path)
         counts_map(path);
 }
@@ -103,10 +121,11 @@ static void plan_read(void)
 void cox_fault_arm(const char *text)
 {
     pthread_once(&plan_once, plan_read);
-    plan.action = ACTION_NONE;
+    atomic_store_explicit(&plan_word, 0, memory_order_relaxed);
     atomic_store_explicit(&passages, 0, memory_order_relaxed);
+    /* release: the count starts at 0; partner is the load in cox_fault_point. */
     if (text)
-        plan_parse(text);
+        atomic_store_explicit(&plan_word, plan_parse(text), memory_order_release);
     atomic_fetch_add_explicit(&arms, 1, memory_order_release);
     cox_futex_wake(&arms);
 }
@@ -157,7 +176,8 @@ static void strike(enum action action, uint32_t arm)
 void cox_fault_point(enum cox_fault_point point)
 {
     pthread_once(&plan_once, plan_read);
-    /* relaxed, all of them: counts. */
+    /* acquire: partner is the store in cox_fault_arm. The rest is relaxed: counts. */
+    const struct plan plan = plan_unpacked(atomic_load_explicit(&plan_word, memory_order_acquire));
     int rank = atomic_load_explicit(&own_rank, memory_order_relaxed);
     if (counts && rank + 1 < COX_FAULT_PROCESS_COUNT)
         atomic_fetch_add_explicit(&counts->passed[point][rank + 1], 1, memory_order_relaxed);
