@@ -203,6 +203,14 @@ static void limit_set(uint64_t limit)
     pthread_mutex_unlock(&limit_lock);
 }
 
+static uint64_t steps_of(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->lock);
+    uint64_t steps = executor->published;
+    pthread_mutex_unlock(&executor->lock);
+    return steps;
+}
+
 static int waits_at_the_limit(uint64_t number)
 {
     pthread_mutex_lock(&limit_lock);
@@ -275,9 +283,13 @@ static void what_is_given_up_frees_its_blocks(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
+    limit_set(UINT64_MAX);
+    executor->script.status = waits_at_the_limit;
     struct cox_prompt_queue *queue = prompt_queue_new(executor);
     struct client gone = client_new(queue), stays = client_new(queue);
     for (int round = 0; round < 20; round++) {
+        if (round % 2) /* a few steps from now, so that prompts are running at the cancel */
+            limit_set(steps_of(executor) + 5);
         for (uint64_t i = 0; i < 30; i++)
             assert_int_equal(submit(&gone, i, 100, true), 0);
         for (uint64_t i = 0; i < 3; i++)
@@ -285,6 +297,7 @@ static void what_is_given_up_frees_its_blocks(void **state)
         if (round % 2)
             await_status(queue, is_busy);
         cox_prompt_queue_cancel(gone.client);
+        limit_set(UINT64_MAX);
         assert_int_equal(cox_prompt_queue_outstanding(gone.client), 0);
         for (int i = 0; i < 3; i++) {
             struct cox_prompt_output result = take(&stays);

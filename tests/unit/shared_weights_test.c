@@ -393,9 +393,11 @@ static void weights_that_no_step_comes_to_an_end_with_are_given_up(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint64_t version;
+        pthread_mutex_lock(&f.executor->lock);
         f.executor->script.status = rows[i].status;
         f.executor->script.loses_table = true;
         f.executor->sequence = f.executor->published = f.executor->void_through = 0;
+        pthread_mutex_unlock(&f.executor->lock);
         struct cox_prompt_queue *queue = prompt_queue_new();
         error = (struct cox_error){0};
         assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1],
