@@ -113,7 +113,7 @@
     X(HANDLED, "handled")                                                                          \
     X(DEATH_SEEN, "death.seen")                                                                    \
     X(DEATH_STORED, "death.stored")                                                                \
-    X(DEATH_TOLD, "death.told")                                                                    \
+    X(DEATH_REPORTED, "death.reported")                                                            \
     /* A dead rank is started again. */                                                            \
     X(RANK_LEFT_OUT, "rank.left_out") /* requests do not ask it */                                 \
     X(SEMAPHORE_RENEWED, "semaphore.renewed")                                                      \

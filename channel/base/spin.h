@@ -108,7 +108,7 @@ static inline uint64_t cox_spin_span(struct cox_spinner *spinner, uint64_t now_n
 static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(const void *context),
                                   const void *context, uint64_t deadline_ns)
 {
-    enum { LOOKS = 16 }; /* between two readings of the clock */
+    enum { CHECKS = 16 }; /* between two readings of the clock */
     if (spinner->budget_ns == 0)
         return false;
     if (spinner->skip > 0) {
@@ -118,7 +118,7 @@ static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(con
     const uint64_t begin = cox_now_ns(), span = cox_spin_span(spinner, begin);
     bool gap = false;
     for (uint64_t last = begin; last - begin < span && last < deadline_ns && !gap;) {
-        for (int i = 0; i < LOOKS; i++) {
+        for (int i = 0; i < CHECKS; i++) {
             if (there(context)) {
                 if (last - begin < spinner->budget_ns)
                     spinner->vain = 0;

@@ -345,7 +345,7 @@ int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_han
     if (r == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
     if (r && !cox_handle_way_closed(r))
-        return cox_fail(err, r, "whether process %" PRIu32 " lives cannot be told: %s", info->pid,
+        return cox_fail(err, r, "whether process %" PRIu32 " lives is unknown: %s", info->pid,
                         cox_status_text(r));
     if (!socket_path)
         return fail_no_way(info, closed, "no control socket was named that may have it", err);

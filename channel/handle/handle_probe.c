@@ -193,8 +193,8 @@ int cox_handle_consent(enum cox_handle_consent consent, int32_t pid)
     if ((consent != COX_CONSENT_PROCESS && consent != COX_CONSENT_ANY) ||
         (consent == COX_CONSENT_PROCESS && pid <= 0))
         return COX_INVALID;
-    unsigned long who = consent == COX_CONSENT_ANY ? PR_SET_PTRACER_ANY : (unsigned long)pid;
-    if (prctl(PR_SET_PTRACER, who, 0UL, 0UL, 0UL) == 0)
+    unsigned long tracer = consent == COX_CONSENT_ANY ? PR_SET_PTRACER_ANY : (unsigned long)pid;
+    if (prctl(PR_SET_PTRACER, tracer, 0UL, 0UL, 0UL) == 0)
         return 0;
     /* The kernel returns EINVAL for unknown options and, with Yama, for a process that does not
      * exist. */

@@ -239,13 +239,13 @@ static int exporter_check(struct cox_importer *importer, const struct cox_handle
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = peer_take(importer, info, &lookout, err);
     if (cox_handle_way_closed(r)) {
-        int look = cox_handle_check_exporter(info);
-        if (look == COX_PEER_DEAD)
+        int alive = cox_handle_check_exporter(info);
+        if (alive == COX_PEER_DEAD)
             return cox_handle_fail_dead(info, err);
-        return look == 0 ? 0
-                         : cox_handle_open_socket(handle, info, importer->socket_path,
-                                                  cox_deadline_after_ms(importer->deadline_ms), r,
-                                                  &fd, err);
+        return alive == 0 ? 0
+                          : cox_handle_open_socket(handle, info, importer->socket_path,
+                                                   cox_deadline_after_ms(importer->deadline_ms), r,
+                                                   &fd, err);
     }
     if (r)
         return r;

@@ -168,7 +168,7 @@ static int control_locked(const char *name, const struct cox_control *old, int e
     if (r < 0 || r == COX_CORRUPT)
         return cox_fail(err, r,
                         "the group '%s' is locked, and whether its process %" PRIu32
-                        " lives cannot be told: %s",
+                        " lives is unknown: %s",
                         name, header->coordinator_pid, cox_status_text(r));
     if (r == COX_PEER_DEAD)
         return cox_fail(

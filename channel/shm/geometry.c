@@ -155,8 +155,8 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
     if (geometry->spin_ns && geometry->spin_ns != COX_SPIN_AUTO_NS &&
         geometry->spin_ns != COX_SPIN_MAX_NS)
         return cox_fail(err, COX_CORRUPT,
-                        "ranks are to look for %" PRIu32
-                        " ns before they sleep: expected 0, %" PRIu32 " or %" PRIu32,
+                        "ranks spin for %" PRIu32 " ns before they block: expected 0, %" PRIu32
+                        " or %" PRIu32,
                         geometry->spin_ns, COX_SPIN_AUTO_NS, COX_SPIN_MAX_NS);
     /* Frames and strides follow from the sizes: resolving the sizes again must give the same
      * numbers, or one was changed since. */

@@ -26,7 +26,7 @@ void cox_client_connection_died(struct cox_socket_server *server,
     cox_log_limit_write(&server->log, 7, NULL, 0,
                         "control socket: the fd owner process %d, with %" PRIu32
                         " fds left here, has gone",
-                        (int)client->who.pid, client->fd_owner.count);
+                        (int)client->identity.pid, client->fd_owner.count);
     cox_client_connection_drop(server, client);
 }
 
@@ -48,7 +48,7 @@ void cox_client_connection_refuse(struct cox_socket_server *server,
     vsnprintf(reason, sizeof reason, format, args);
     va_end(args);
     cox_log_limit_write(&server->log, 6, format, code, "control socket: process %d is refused: %s",
-                        (int)client->who.pid, reason);
+                        (int)client->identity.pid, reason);
     cox_client_connection_turn_away(client->fd, code, reason);
     cox_client_connection_drop(server, client);
 }
@@ -77,7 +77,7 @@ static void worker_gone(struct cox_socket_server *server,
                         const struct cox_client_connection *client)
 {
     if (server->hooks.worker_gone)
-        server->hooks.worker_gone(server->hooks.context, &client->who);
+        server->hooks.worker_gone(server->hooks.context, &client->identity);
 }
 
 static void reply_end(struct cox_control_socket_reply *reply)
@@ -91,13 +91,13 @@ static void worker_hello(struct cox_socket_server *server, struct cox_client_con
 {
     struct cox_error err = {0};
     _cox_cleanup_(reply_end) struct cox_control_socket_reply reply = {.fd_count = 0};
-    uint32_t fd_count_max = client->who.hello.fd_count_max;
+    uint32_t fd_count_max = client->identity.hello.fd_count_max;
     if (!server->hooks.worker) {
         cox_client_connection_refuse(server, client, COX_UNSUPPORTED,
                                      "workers do not come in by this control socket");
         return;
     }
-    int r = server->hooks.worker(server->hooks.context, &client->who, &reply, &err);
+    int r = server->hooks.worker(server->hooks.context, &client->identity, &reply, &err);
     if (r) {
         cox_client_connection_refuse(server, client, r, "%s",
                                      err.code ? err.text : cox_status_text(r));
@@ -135,7 +135,7 @@ static void command_hello(struct cox_socket_server *server, struct cox_client_co
     _cox_cleanup_(cox_close_fd) int own_fd = fcntl(client->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     int r = own_fd < 0 ? -errno : 0;
     if (r == 0)
-        r = server->hooks.command(server->hooks.context, &client->who, client->fd, &err);
+        r = server->hooks.command(server->hooks.context, &client->identity, client->fd, &err);
     if (r) {
         cox_client_connection_refuse(server, client, r, "%s",
                                      err.code ? err.text : cox_status_text(r));
@@ -146,7 +146,7 @@ static void command_hello(struct cox_socket_server *server, struct cox_client_co
     if (r)
         cox_log_limit_write(&server->log, 4, NULL, 0,
                             "control socket: the command of process %d is not accepted: %s",
-                            (int)client->who.pid, cox_status_text(r));
+                            (int)client->identity.pid, cox_status_text(r));
 }
 
 static void fd_store_hello(struct cox_socket_server *server, struct cox_client_connection *client)
@@ -166,7 +166,7 @@ static void fd_store_hello(struct cox_socket_server *server, struct cox_client_c
         return;
     }
     server->fd_owner_count++;
-    client->fd_owner.pid = client->who.pid;
+    client->fd_owner.pid = client->identity.pid;
     client->received = 0;
     client->state = COX_CLIENT_FD_OWNER;
 }
@@ -175,15 +175,15 @@ static void fd_store_hello(struct cox_socket_server *server, struct cox_client_c
 static void client_hello(struct cox_socket_server *server, struct cox_client_connection *client)
 {
     struct cox_error err = {0};
-    int r = cox_hello_parse(client->bytes, &client->who.hello, &err);
+    int r = cox_hello_parse(client->bytes, &client->identity.hello, &err);
     if (r == 0 && server->hooks.admit)
-        r = server->hooks.admit(server->hooks.context, &client->who, &err);
+        r = server->hooks.admit(server->hooks.context, &client->identity, &err);
     if (r) {
         cox_client_connection_refuse(server, client, r, "%s",
                                      err.code ? err.text : cox_status_text(r));
         return;
     }
-    switch (client->who.hello.role) {
+    switch (client->identity.hello.role) {
     case COX_HELLO_WORKER:
         worker_hello(server, client);
         break;
@@ -224,7 +224,7 @@ static void client_read_hello(struct cox_socket_server *server,
     else if (r == 0) {
         cox_log_limit_write(&server->log, 7, NULL, 0,
                             "control socket: process %d left after %zu of %d bytes of its hello",
-                            (int)client->who.pid, client->received, COX_HELLO_SIZE);
+                            (int)client->identity.pid, client->received, COX_HELLO_SIZE);
         cox_client_connection_drop(server, client);
     }
 }
@@ -241,7 +241,7 @@ static void client_read_worker(struct cox_socket_server *server,
         cox_log_limit_write(
             &server->log, 4, NULL, 0,
             "control socket: process %d, a worker, is dropped: expected nothing after its hello, %s",
-            (int)client->who.pid, r ? cox_status_text(r) : "bytes came");
+            (int)client->identity.pid, r ? cox_status_text(r) : "bytes came");
     cox_client_connection_drop(server, client);
     worker_gone(server, client);
 }
@@ -254,9 +254,9 @@ static bool fd_owner_watch(struct cox_client_connection *client)
     struct cox_peer peer = COX_PEER_NONE;
     if (client->fd_owner.count == 0)
         cox_close_fd(&client->pidfd);
-    if (client->pidfd >= 0 || client->fd_owner.count == 0 || client->who.pid == 0)
+    if (client->pidfd >= 0 || client->fd_owner.count == 0 || client->identity.pid == 0)
         return true;
-    int r = cox_peer_open(client->who.pid, 0, &peer);
+    int r = cox_peer_open(client->identity.pid, 0, &peer);
     client->pidfd = peer.pidfd;
     return r != COX_PEER_DEAD;
 }
@@ -300,7 +300,7 @@ static void client_read_fd_owner(struct cox_socket_server *server,
     cox_log_limit_write(&server->log, r == 0 && size == 0 ? 7 : 4, NULL, 0,
                         "control socket: the fd owner process %d, with %" PRIu32
                         " fds left here, %s",
-                        (int)client->who.pid, client->fd_owner.count,
+                        (int)client->identity.pid, client->fd_owner.count,
                         r           ? cox_status_text(r)
                         : size == 0 ? "has gone"
                                     : "is dead, or does not read its replies: dropped");

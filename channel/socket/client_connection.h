@@ -46,7 +46,7 @@ struct cox_client_connection {
     int fd;
     /* of the hello */
     uint64_t deadline_ns;
-    struct cox_control_client who;
+    struct cox_control_client identity;
     /* of the hello frame, or of a request */
     uint8_t bytes[COX_HELLO_SIZE + 1];
     size_t received;

@@ -105,7 +105,7 @@ static bool clients_give_up_oldest(struct cox_control_socket *control_socket, ui
 {
     for (uint32_t i = 0; i < control_socket->client_count; i++) {
         struct cox_client_connection *client = control_socket->clients[i];
-        if (client->state != COX_CLIENT_HELLO || client->who.id > last)
+        if (client->state != COX_CLIENT_HELLO || client->identity.id > last)
             continue;
         cox_client_connection_refuse(&control_socket->server, client, COX_FULL,
                                      "%zu of %d bytes of the hello had come when %s",
@@ -162,7 +162,7 @@ static void socket_let_in(struct cox_control_socket *control_socket, int fd)
     client->brought_fd = -1;
     client->pidfd = -1;
     client->deadline_ns = cox_deadline_after_ms(control_socket->server.hello_ms);
-    client->who = (struct cox_control_client){
+    client->identity = (struct cox_control_client){
         .id = ++control_socket->next_id, .pid = peer.pid, .uid = peer.uid};
     control_socket->clients[control_socket->client_count++] = client;
 }

@@ -99,7 +99,7 @@ static int runtime_dir_check(const char *path, const struct stat *st, struct cox
     if (st->st_mode & 077)
         return cox_fail(
             err, COX_DENIED,
-            "%s has mode %04o, expected %04o: others could put sockets there; see who made it, then chmod 700 it",
+            "%s has mode %04o, expected %04o: others could put sockets there; check its owner, then chmod 700 it",
             path, st->st_mode & 07777, MODE);
     return 0;
 }

@@ -251,7 +251,7 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return r;
     if (options->steps_in_flight > 1 && options->legacy_workers)
         return cox_fail(err, COX_INVALID,
-                        "--async-scheduling on: legacy workers need every token told");
+                        "--async-scheduling on: legacy workers need every token in the request");
     if (options->steps_in_flight > geometry.depth)
         return cox_fail(err, COX_INVALID, "--async-scheduling on: needs --depth %d or more",
                         ASYNC_STEPS_IN_FLIGHT);

@@ -268,7 +268,7 @@ static void check_memory(struct doctor *doctor, const struct cox_cgroup *cgroup)
     uint64_t least = cox_geometry_memory_bytes(&one) + 2 * BYTES_OF_PROCESS, available;
     int r = cox_doctor_memory(&available);
     if (r)
-        finding(doctor, NOTE, "memory", "mount /proc", "cannot be told: %s", cox_status_text(r));
+        finding(doctor, NOTE, "memory", "mount /proc", "unknown: %s", cox_status_text(r));
     else
         finding(doctor, shortage(doctor, available >= needed, available >= least), "memory",
                 "use fewer ranks, or end what else runs here",
@@ -288,7 +288,7 @@ static void check_memory(struct doctor *doctor, const struct cox_cgroup *cgroup)
     else
         finding(doctor, limit->state == COX_CGROUP_NONE ? GOOD : NOTE, "cgroup memory limit",
                 "mount /sys/fs/cgroup, so that it can be read",
-                limit->state == COX_CGROUP_NONE ? "none" : "cannot be told");
+                limit->state == COX_CGROUP_NONE ? "none" : "unknown");
 }
 
 static void check_tasks(struct doctor *doctor, const struct cox_cgroup_limit *limit)
@@ -305,7 +305,7 @@ static void check_tasks(struct doctor *doctor, const struct cox_cgroup_limit *li
     else
         finding(doctor, limit->state == COX_CGROUP_NONE ? GOOD : NOTE, "cgroup process limit",
                 "mount /sys/fs/cgroup, so that it can be read",
-                limit->state == COX_CGROUP_NONE ? "none" : "cannot be told");
+                limit->state == COX_CGROUP_NONE ? "none" : "unknown");
 }
 
 static void check_clock(struct doctor *doctor)
@@ -321,7 +321,7 @@ static void check_clock(struct doctor *doctor)
     double ns = (double)(cox_now_ns() - begin) / 10000;
     finding(doctor, ns > 500 ? NOTE : GOOD, "monotonic clock",
             "a slow clock source costs every step; tsc or kvm-clock is fast",
-            "source %s, %.0f ns a look, resolution %ld ns", source, ns, resolution.tv_nsec);
+            "source %s, %.0f ns a reading, resolution %ld ns", source, ns, resolution.tv_nsec);
 }
 
 static void check_processors(struct doctor *doctor, const struct cox_cgroup_limit *quota)
@@ -330,7 +330,7 @@ static void check_processors(struct doctor *doctor, const struct cox_cgroup_limi
     int r = cox_doctor_processors(&allowed);
     if (r)
         finding(doctor, NOTE, "processors", "the seccomp profile should allow sched_getaffinity",
-                "cannot be told: %s", cox_status_text(r));
+                "unknown: %s", cox_status_text(r));
     else
         finding(
             doctor, doctor->asked && allowed < doctor->rank_count ? NOTE : GOOD, "processors",
@@ -344,7 +344,7 @@ static void check_processors(struct doctor *doctor, const struct cox_cgroup_limi
     else
         finding(doctor, quota->state == COX_CGROUP_NONE ? GOOD : NOTE, "cgroup CPU quota",
                 "mount /sys/fs/cgroup, so that it can be read",
-                quota->state == COX_CGROUP_NONE ? "none" : "cannot be told");
+                quota->state == COX_CGROUP_NONE ? "none" : "unknown");
 }
 
 static int take(void *choice, int key, const char *value, struct cox_error *err)

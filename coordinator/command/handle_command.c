@@ -110,7 +110,7 @@ static const char *exporter_state(const struct cox_handle_info *info, bool here)
 {
     uint64_t start;
     if (!here)
-        return "cannot be told from here";
+        return "unknown from here";
     int r = cox_peer_start_time((pid_t)info->pid, &start);
     if (r == COX_PEER_DEAD)
         return "gone";

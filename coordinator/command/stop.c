@@ -39,7 +39,7 @@ static int await_end(struct cox_client *client, const struct cox_peer *peer, uin
         uint64_t now = cox_now_ns();
         if (now >= deadline_ns)
             return cox_fail(err, COX_TIMEOUT,
-                            "the group was told to end and has not ended in time");
+                            "the group has the order to end and has not ended in time");
         struct pollfd fd = {.fd = peer->pidfd >= 0 ? peer->pidfd : client->stream.fd,
                             .events = POLLIN};
         uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
@@ -62,9 +62,9 @@ static int stop(const void *choice, struct cox_client *client, uint64_t timeout_
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     (void)choice, (void)timeout_ms, (void)ret_reply;
     /* Before the request: the coordinator replies after this, so the pid is still its own. */
-    struct cox_socket_peer who = {0};
-    if (cox_socket_peer(client->stream.fd, &who) || who.pid == 0 ||
-        cox_peer_open(who.pid, 0, &peer))
+    struct cox_socket_peer socket_peer = {0};
+    if (cox_socket_peer(client->stream.fd, &socket_peer) || socket_peer.pid == 0 ||
+        cox_peer_open(socket_peer.pid, 0, &peer))
         peer = (struct cox_peer)COX_PEER_NONE;
     int r = ask(client, deadline_ns, err);
     return r ? r : await_end(client, &peer, deadline_ns, err);

@@ -146,7 +146,7 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
         return cox_fail(
             err, COX_CORRUPT,
             "rank %" PRIu32 " attached as process %" PRIu32
-            ", but process %jd logged on: is it in a pid namespace of its own? Start it in the coordinator's",
+            ", but process %jd has connected: is it in a pid namespace of its own? Start it in the coordinator's",
             rank, pid, (intmax_t)holder);
     /* With a start time of 0 any process with that pid would be taken for the rank, and killed with
      * it. */

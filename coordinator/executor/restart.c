@@ -127,7 +127,7 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
     return cox_fail(
         err, COX_TIMEOUT,
         "rank %" PRIu32
-        ": nobody has logged on in time: start a worker by hand (coxswain-worker --socket %s --local_rank %" PRIu32
+        ": no process has attached in time: start a worker by hand (coxswain-worker --socket %s --local_rank %" PRIu32
         ") while the group waits",
         rank, cox_executor_socket(executor), rank);
 }
@@ -320,7 +320,7 @@ int cox_executor_kill(struct cox_executor *executor, uint32_t rank, struct cox_e
         return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
                         rank, executor->geometry.rank_count);
     if (cox_rank_pid(&executor->ranks[rank]) == 0)
-        return cox_fail(err, COX_UNSUPPORTED, "nobody has logged on as rank %" PRIu32, rank);
+        return cox_fail(err, COX_UNSUPPORTED, "no process has attached as rank %" PRIu32, rank);
     int r = cox_supervisor_kill(executor->supervisor, rank, 0);
     return r ? cox_fail(err, r, "rank %" PRIu32 " (pid %jd) cannot be killed: %s", rank,
                         (intmax_t)cox_rank_pid(&executor->ranks[rank]), cox_status_text(r))
@@ -360,7 +360,7 @@ static int all_end(struct cox_executor *executor, uint64_t deadline_ns, struct c
     }
     if (r == COX_CLOSED)
         return cox_fail(err, r, "the group stops");
-    return r ? cox_fail(err, r, "the ranks were killed, but not all are dead, and told of, in time")
+    return r ? cox_fail(err, r, "the ranks were killed, but not all deaths were reported in time")
              : 0;
 }
 

@@ -184,37 +184,40 @@ int cox_child_kill(struct cox_child *child)
 
 void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t buffer_size)
 {
-    char who[96];
+    char name_text[96];
     bool wrapped = child->adopted.pid != 0;
     if (wrapped)
-        snprintf(who, sizeof who, "rank %u (pid %d, in its wrapper %d) is %s", child->rank,
-                 child->adopted.pid, cox_rank_pid(child->record), dead ? "dead" : "alive");
+        snprintf(name_text, sizeof name_text, "rank %u (pid %d, in its wrapper %d) is %s",
+                 child->rank, child->adopted.pid, cox_rank_pid(child->record),
+                 dead ? "dead" : "alive");
     else
-        snprintf(who, sizeof who, "rank %u (pid %d)", child->rank, cox_rank_pid(child->record));
+        snprintf(name_text, sizeof name_text, "rank %u (pid %d)", child->rank,
+                 cox_rank_pid(child->record));
     const char *whose = wrapped ? "; its wrapper" : "";
     if (!cox_rank_pid(child->record)) {
-        snprintf(buffer, buffer_size, "rank %u has not logged on", child->rank);
+        snprintf(buffer, buffer_size, "rank %u has not attached", child->rank);
     } else if (!dead) {
-        snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
+        snprintf(buffer, buffer_size, "%s%s", name_text, wrapped ? "" : " is alive");
     } else if (child->wrapper_killed && !child->how.known) {
-        snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
+        snprintf(buffer, buffer_size, "%s; how is known only to its wrapper", name_text);
     } else if (child->left_alive) {
-        snprintf(buffer, buffer_size, "rank %u (pid %d) left the group and was let go", child->rank,
-                 cox_rank_pid(child->record));
+        snprintf(buffer, buffer_size, "rank %u (pid %d) left the group and was released",
+                 child->rank, cox_rank_pid(child->record));
     } else if (!child->how.known && child->supervisor->external) {
-        snprintf(buffer, buffer_size, "%s is dead; how, only who started it knows", who);
+        snprintf(buffer, buffer_size,
+                 "%s is dead; how is known only to the process that started it", name_text);
     } else if (!child->how.known) {
         snprintf(
             buffer, buffer_size,
-            "%s%s, nobody knows how: this program ignores SIGCHLD, waited for it elsewhere, or a debugger has it",
-            who, wrapped ? "" : " is dead");
+            "%s%s, how is unknown: this program ignores SIGCHLD, waited for it elsewhere, or a debugger has it",
+            name_text, wrapped ? "" : " is dead");
     } else if (child->how.signal) {
         const char *name = sigdescr_np(child->how.signal);
-        snprintf(buffer, buffer_size, "%s%s was killed by signal %d (%s)%s", who, whose,
+        snprintf(buffer, buffer_size, "%s%s was killed by signal %d (%s)%s", name_text, whose,
                  child->how.signal, name ? name : "real-time signal",
                  child->core_dumped ? " (core dumped)" : "");
     } else {
-        snprintf(buffer, buffer_size, "%s%s exited with status %d", who, whose,
+        snprintf(buffer, buffer_size, "%s%s exited with status %d", name_text, whose,
                  child->how.exit_status);
     }
 }
@@ -266,7 +269,7 @@ void cox_child_reap(struct cox_child *child)
     child_tell_rest(child, rest);
     if (s->hooks.death)
         s->hooks.death(s->hooks.context, child->rank, cox_rank_pid(child->record), &how);
-    cox_fault_point(COX_FAULT_DEATH_TOLD);
+    cox_fault_point(COX_FAULT_DEATH_REPORTED);
     pthread_mutex_lock(&s->lock);
     cox_child_await_no_more(child);
     cox_rank_move(child->record, COX_STAGE_REPORTED);

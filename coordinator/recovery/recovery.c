@@ -46,8 +46,8 @@ static void *recovery_main(void *context)
         if (due_ns <= cox_now_ns() && !skips) {
             cox_recovery_turn(recovery);
             turned = true;
-        } else if (recovery->look) {
-            cox_recovery_look(recovery);
+        } else if (recovery->check) {
+            cox_recovery_check(recovery);
         } else if (recovery->orders) {
             cox_recovery_order_run(recovery, recovery->orders);
         } else if (due_ns == COX_DEADLINE_NEVER) {
@@ -159,7 +159,7 @@ static void await_news(struct cox_recovery *recovery)
 {
     const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(NEWS_MS));
     int r = 0;
-    recovery->look = true;
+    recovery->check = true;
     pthread_cond_broadcast(&recovery->wake);
     while (!is_ended(recovery) && !cox_recovery_first_dead(recovery) &&
            recovery->changes == recovery->changes_seen && r != ETIMEDOUT)

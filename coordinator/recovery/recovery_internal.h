@@ -80,7 +80,7 @@ struct cox_recovery {
     /* of the attempts that failed */
     struct cox_error last;
     /* a death is known that the hook has not reported */
-    bool look;
+    bool check;
     /* the thread is inside the executor */
     bool busy;
     /* a command has paused the engine, or some ranks */
@@ -131,7 +131,7 @@ uint64_t cox_recovery_turn_due(struct cox_recovery *recovery);
 /* Does the policy's work. */
 void cox_recovery_turn(struct cox_recovery *recovery);
 /* Checks for ranks that have left the group, which no hook reports. */
-void cox_recovery_look(struct cox_recovery *recovery);
+void cox_recovery_check(struct cox_recovery *recovery);
 /* Runs the first order, and wakes its caller. */
 void cox_recovery_order_run(struct cox_recovery *recovery, struct cox_recovery_order *order);
 

@@ -382,7 +382,7 @@ static void replay_turn(struct cox_recovery *recovery)
     int r =
         cox_recovery_replay(recovery, cox_deadline_after_ms(recovery->options.restart_ms), &error);
     if (r == COX_PEER_DEAD) { /* its death counts separately */
-        recovery->look = true;
+        recovery->check = true;
         cox_recovery_back_off(recovery, &recovery->replay);
     } else {
         tried(recovery, &recovery->replay, r, &error);
@@ -433,9 +433,9 @@ void cox_recovery_turn(struct cox_recovery *recovery)
 
 /* A rank that has left the group counts as dead, but its process lives, and no death is reported.
  */
-void cox_recovery_look(struct cox_recovery *recovery)
+void cox_recovery_check(struct cox_recovery *recovery)
 {
-    recovery->look = false;
+    recovery->check = false;
     cox_recovery_enter(recovery);
     cox_recovery_leave(recovery, 0);
     for (uint32_t i = 0; i < recovery->rank_count; i++) {

@@ -523,6 +523,6 @@ void cox_group_links_resend(struct cox_group_links *links, uint64_t deadline_ns)
     if (!r && any)
         r = links_await(links, deadline_ns, &error);
     if (r)
-        cox_log_write(&links->log, 4, "what is linked could not be told to the ranks again: %s",
+        cox_log_write(&links->log, 4, "the links could not be sent to the ranks again: %s",
                       error.text);
 }

@@ -447,7 +447,7 @@ int cox_server_start(struct cox_server *server, struct cox_error *err)
     if (!r)
         r = prompts_open(server, err);
     if (!r && on_cancelled(server))
-        r = cox_fail(err, COX_CLOSED, "the group was told to end");
+        r = cox_fail(err, COX_CLOSED, "the group is ending");
     return r;
 }
 

@@ -402,7 +402,7 @@ static bool is_hungry(const struct cox_prompt_queue *queue)
 }
 
 /* Copies numbers for status calls. */
-static void look(struct cox_prompt_queue *queue)
+static void status_update(struct cox_prompt_queue *queue)
 {
     holds_copy(queue);
     queue->status.free_blocks = cox_engine_loop_free_blocks(queue->engine_loop);
@@ -414,7 +414,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     const struct timespec until = cox_deadline_timespec(until_ns);
     int r = 0;
     pthread_mutex_lock(&queue->lock);
-    look(queue);
+    status_update(queue);
     /* All work is done between two steps, including what arrives during this wait. */
     while (idle && !queue->stopped && !is_hungry(queue) && !queue->woken && !queue->cancelled &&
            !has_news(queue) && r != ETIMEDOUT)
@@ -427,7 +427,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
             cox_engine_loop_cancel(queue->engine_loop, item);
     queue->cancelled = false;
     releases_do(queue);
-    look(queue);
+    status_update(queue);
     while (!queue->stopped && queue->status.running < queue->running_max) {
         struct item *item = next_item(queue);
         if (!item)

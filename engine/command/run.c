@@ -57,7 +57,7 @@ static int keep(const struct cox_engine_group_options *options)
         return cox_exit_with(&error);
     r = cox_foreground_wait(cox_engine_group_foreground(group), &error);
     if (r > 0)
-        cox_fail(&error, COX_CLOSED, "the group was told to end");
+        cox_fail(&error, COX_CLOSED, "the group is ending");
     cox_engine_group_end_prompts(group, &error);
     if (r < 0) {
         cox_console_say("%s: the group ends", error.text);

@@ -206,7 +206,7 @@ static bool names_the_stopped(size_t p, uint64_t timeout_ms)
     snprintf(named, sizeof named, "rank 0 (pid %d) is alive", stopped);
     bool known = strstr(hand.err.text, named) != NULL;
     bool told = known && strstr(hand.err.text, "stopped by a signal") && WIFSTOPPED(status);
-    bool unknown = strstr(hand.err.text, "rank 0 has not logged on in time: start it");
+    bool unknown = strstr(hand.err.text, "rank 0 has not attached in time: start it");
     if (!known && WIFSTOPPED(status))
         kill(stopped, SIGKILL); /* the group did not know it */
     if (!told)

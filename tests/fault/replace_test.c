@@ -293,11 +293,11 @@ static void p1_p8_a_coordinator_killed_while_it_starts_all_again(void **state)
     test_needs_processes();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     static const char *const named[] = {
-        "death.seen",       "death.stored",      "death.told",    "rank.left_out", "rank.reset",
-        "semaphore.filled", "semaphore.renewed", "launch.forked", "rank.admitted", NULL};
+        "death.seen",       "death.stored",      "death.reported", "rank.left_out", "rank.reset",
+        "semaphore.filled", "semaphore.renewed", "launch.forked",  "rank.admitted", NULL};
     static const char *const sealed[] = {
-        "death.seen",     "death.stored", "death.told",    "rank.left_out", "memory.created",
-        "memory.renewed", "rank.reset",   "launch.forked", "rank.admitted", NULL};
+        "death.seen",     "death.stored", "death.reported", "rank.left_out", "memory.created",
+        "memory.renewed", "rank.reset",   "launch.forked",  "rank.admitted", NULL};
     each_passage(OWN, test_attach() == COX_ATTACH_SEALED ? sealed : named);
 }
 

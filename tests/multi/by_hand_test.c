@@ -346,7 +346,7 @@ static void b20_a_rank_that_is_never_started_is_named(void **state)
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
     pthread_join(waiting.thread, NULL);
     assert_int_equal(waiting.result, COX_TIMEOUT);
-    assert_contains(waiting.err.text, "rank 0 has not logged on in time");
+    assert_contains(waiting.err.text, "rank 0 has not attached in time");
     assert_contains(waiting.err.text, "--socket");
 }
 

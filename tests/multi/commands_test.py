@@ -1129,7 +1129,7 @@ def doctor_tries_what_a_group_needs():
             ("pidfd_getfd=ENOSYS", "pidfd_getfd", "note", "Linux 5.6"),
             ("pidfd_getfd=EPERM", "pidfd_getfd", "note", "SYS_PTRACE"),
             ("sched_getaffinity<129=EINVAL", "processors", "ok", "%d of " % len(os.sched_getaffinity(0))),
-            ("sched_getaffinity=EPERM", "processors", "note", "cannot be told")]:
+            ("sched_getaffinity=EPERM", "processors", "note", "unknown")]:
         if sanitized and calls.startswith("sched_getaffinity"):
             continue
         found_mark(findings(under=without(calls)), name, mark, *parts)

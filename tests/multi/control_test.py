@@ -895,8 +895,8 @@ def test_a_socket_by_its_name_has_to_be_there():
     for arguments in (["--help"], ["-h"], ["--socket", "x", "--help"]):
         result = expect(worker(*arguments), 0)
         check(result.out.startswith("Usage: coxswain-worker") and "Exit status" in result.out, "odd help", result)
-    for arguments, parts in (([], ["not told, which group, which rank, how many ranks; ", "--socket", "--help"]),
-                             (["--local_rank", "1"], ["not told, which group, how many ranks; "]),
+    for arguments, parts in (([], ["not given, which group, which rank, how many ranks; ", "--socket", "--help"]),
+                             (["--local_rank", "1"], ["not given, which group, how many ranks; "]),
                              (["-x"], ["--help"]), (["--socket"], ["--socket needs a value"]),
                              (["--socket", ""], ["--socket: expected the path of a socket"]),
                              (["--socket", "x", "--odd"], ["--odd"]), (["--socket", "x", "more"], ["'more'", "--help"]),
@@ -1098,7 +1098,7 @@ def test_clients_hear_of_a_group_that_ends():
         client.stdout.readline()
         expect(group.stop(), 0)
         result = finish(client)
-        check(result.status == 1 and ("told to end" in result.err or "has ended" in result.err), "not told", result)
+        check(result.status == 1 and ("is ending" in result.err or "has ended" in result.err), "not told", result)
     with Group(2) as group:
         client = start(["generate", "--name", group.name, "--tokens", "--file", path], stdout=subprocess.PIPE)
         client.stdout.readline()

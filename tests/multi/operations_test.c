@@ -359,7 +359,7 @@ static void m7_a_worker_without_callbacks_replies_unsupported(void **state)
     assert_int_equal(
         cox_executor_init(test_group_executor(g), config, 1, patience(), &summary, &err),
         COX_REJECTED);
-    assert_contains(err.text, "no init callback, and so cannot be told 'model'");
+    assert_contains(err.text, "no init callback, and so cannot take 'model'");
     test_group_free(g);
 }
 

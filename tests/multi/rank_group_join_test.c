@@ -283,7 +283,7 @@ static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
                                                 .rank_count = COX_RANK_COUNT_MAX},
                      &group, &err);
         assert_int_equal(r, COX_INVALID);
-        assert_non_null(strstr(err.text, "rank 0 was told 2 ranks"));
+        assert_non_null(strstr(err.text, "rank 0 has 2 ranks"));
     }
     int fd = open(path, O_RDWR | O_CLOEXEC);
     const uint8_t *bytes = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);

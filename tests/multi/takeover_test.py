@@ -319,7 +319,7 @@ def test_a24_clients_come_and_go_through_many_coordinators():
     """What a client gets at any instant: the right text, or a status other than 0 and the reason."""
     name = PREFIX + "many"
     reasons = re.compile("no group '{0}' is alive|the group '{0}' has ended, its coordinator is gone|waits for its workers|"
-                         "has not started yet|the group is still|told to end".format(re.escape(name)))
+                         "has not started yet|the group is still|is ending".format(re.escape(name)))
     count = {"answered": 0, "told": 0}
     clients, lives = [], 0
     group = Group(name)

@@ -227,12 +227,12 @@ static void what_the_caller_set_stays(void **state)
 static void what_is_missing_is_named(void **state)
 {
     (void)state;
-    refused(ARGUMENTS("x"), "not told, which group, which rank, how many ranks;", "coordinator");
-    refused(ARGUMENTS("--local_rank=0", "--local_world_size=1"), "not told, which group;",
+    refused(ARGUMENTS("x"), "not given, which group, which rank, how many ranks;", "coordinator");
+    refused(ARGUMENTS("--local_rank=0", "--local_world_size=1"), "not given, which group;",
             "--shm_name_prefix");
-    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_world_size=1"), "not told, which rank;",
+    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_world_size=1"), "not given, which rank;",
             "--local_rank");
-    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_rank=1"), "not told, how many ranks;",
+    refused(ARGUMENTS("--shm_name_prefix=/g", "--local_rank=1"), "not given, how many ranks;",
             "--local_world_size");
     set_environment();
     unsetenv("COXSWAIN_RANK");

@@ -227,9 +227,9 @@ static int fail_mismatch(const struct cox_group_base *base, uint32_t rank, uint3
                          uint32_t value_size, uint64_t generation, struct cox_error *err)
 {
     return cox_fail(err, COX_INVALID,
-                    "rank %" PRIu32 " was told %" PRIu32 " ranks, values of %" PRIu32
+                    "rank %" PRIu32 " has %" PRIu32 " ranks, values of %" PRIu32
                     " bytes, generation %" PRIu64 "; this one, rank %" PRIu32 ": %" PRIu32
-                    ", %" PRIu32 ", %" PRIu64 ": tell all the same",
+                    ", %" PRIu32 ", %" PRIu64 ": give all ranks the same",
                     rank, rank_count, value_size, generation, base->rank, base->rank_count,
                     base->value_size, base->generation);
 }
@@ -290,8 +290,7 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
     if (base->memory)
         return cox_group_holder_of(base, rank)
                    ? cox_fail(err, COX_CORRUPT,
-                              "rank %" PRIu32
-                              " says in its memory that it was told another group than it was",
+                              "rank %" PRIu32 " states another group in its memory than its own",
                               rank)
                    : 0;
     const struct cox_group_layout_identity *identity = identity_of(base, rank);
@@ -401,8 +400,7 @@ static int memory_read_made(const struct cox_group_base *base, const struct cox_
                    ? cox_fail(err, COX_DENIED, "%s is in the way: a file that is none of ours",
                               name->path)
                    : cox_fail(err, COX_INVALID,
-                              "%s has %" PRIu64
-                              " bytes, this rank was told a group that needs %" PRIu64,
+                              "%s has %" PRIu64 " bytes, this rank's group needs %" PRIu64,
                               name->path, present, size);
     if (made.rank_count < 1 || made.rank_count > COX_RANK_COUNT_MAX ||
         made.rank >= made.rank_count || made.value_size < COX_GROUP_VALUE_SIZE_MIN ||

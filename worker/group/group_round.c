@@ -204,7 +204,7 @@ static void part_arrive(struct cox_group *group, enum cox_group_operation operat
     atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->generation, word),
                           memory_order_relaxed);
     /* release: what this rank wrote before, here and anywhere; partner is the acquire in
-     * member_look. */
+     * member_read. */
     atomic_store_explicit(&part->arrived, word, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_ARRIVED);
 }
@@ -288,50 +288,50 @@ bool cox_group_is_over(const struct cox_group *group)
 
 /* ---- what the others say ---- */
 
-enum look {
-    LOOK_MISSING, /* not there yet */
-    LOOK_HERE,
-    LOOK_LATER, /* in a later epoch */
-    LOOK_NONSENSE,
-    LOOK_OTHER, /* has formed the subgroup with other members */
+enum member_state {
+    MEMBER_MISSING, /* not there yet */
+    MEMBER_HERE,
+    MEMBER_LATER, /* in a later epoch */
+    MEMBER_NONSENSE,
+    MEMBER_OTHER, /* has formed the subgroup with other members */
 };
 
-static enum look word_read(const struct cox_group *group, uint64_t word)
+static enum member_state word_read(const struct cox_group *group, uint64_t word)
 {
     uint64_t present = cox_group_present(group->base), epoch = word >> COX_GROUP_INDEX_BITS;
     if (epoch != present)
-        return epoch < present ? LOOK_MISSING : LOOK_LATER;
+        return epoch < present ? MEMBER_MISSING : MEMBER_LATER;
     switch (((uint32_t)word - group->index) & COX_GROUP_INDEX_MASK) {
     case 0:
     case 1: /* it has finished this one */
-        return LOOK_HERE;
+        return MEMBER_HERE;
     case COX_GROUP_INDEX_MASK:
-        return LOOK_MISSING;
+        return MEMBER_MISSING;
     default:
-        return LOOK_NONSENSE;
+        return MEMBER_NONSENSE;
     }
 }
 
-static enum look member_look(struct cox_group *group, uint32_t place)
+static enum member_state member_read(struct cox_group *group, uint32_t place)
 {
     bool other;
     uint32_t slot = member_slot(group, place, &other);
     if (group->slot && !slot)
-        return other ? LOOK_OTHER : LOOK_MISSING;
+        return other ? MEMBER_OTHER : MEMBER_MISSING;
     const struct cox_group_layout_part *part =
         &group->base->ranks[group->ranks[place]]->parts[slot];
     /* acquire: partner is the release in part_arrive. */
     uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
     const uint64_t generation = group->base->generation;
     uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
-    enum look look = word_read(group, word);
+    enum member_state state = word_read(group, word);
     /* It may have been here, and be about to arrive at the next round. Any other value is about to
      * change, or was overwritten. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
     return mirror == cox_group_mirror(generation, word) ||
-                   (mirror == cox_group_mirror(generation, next) && look == LOOK_HERE)
-               ? look
-               : LOOK_MISSING;
+                   (mirror == cox_group_mirror(generation, next) && state == MEMBER_HERE)
+               ? state
+               : MEMBER_MISSING;
 }
 
 bool cox_group_went_on(struct cox_group *group, uint32_t place)
@@ -343,7 +343,7 @@ bool cox_group_went_on(struct cox_group *group, uint32_t place)
     const struct cox_group_layout_part *part =
         &group->base->ranks[group->ranks[place]]->parts[slot];
     const uint64_t next = cox_group_arrived(cox_group_present(group->base), group->index + 1);
-    /* acquire: as in member_look. */
+    /* acquire: as in member_read. */
     return atomic_load_explicit(&part->arrived, memory_order_acquire) == next &&
            atomic_load_explicit(&part->mirror, memory_order_relaxed) ==
                cox_group_mirror(group->base->generation, next);
@@ -355,7 +355,7 @@ static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_miss
     bool any = false;
     memset(ret_missing, 0, sizeof *ret_missing);
     for (uint32_t place = 0; place < group->count; place++) {
-        if (place == group->self || member_look(group, place) == LOOK_HERE)
+        if (place == group->self || member_read(group, place) == MEMBER_HERE)
             continue;
         cox_rank_set_add(ret_missing, group->ranks[place]);
         any = true;
@@ -543,19 +543,19 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
         uint32_t rank = group->ranks[place];
         if (place == group->self)
             continue;
-        enum look look = member_look(group, place);
-        if (look == LOOK_MISSING || look == LOOK_HERE)
+        enum member_state state = member_read(group, place);
+        if (state == MEMBER_MISSING || state == MEMBER_HERE)
             continue;
         /* The words of a rank that is in another generation by now, which it stores first, mean
          * nothing here. */
         if (base->memory && cox_group_has_left(base, rank))
             continue;
         cox_group_blame(group, rank);
-        if (look == LOOK_LATER)
+        if (state == MEMBER_LATER)
             return cox_fail(err, COX_ABORTED,
                             "rank %" PRIu32 " is past epoch %" PRIu64 ": align with it", rank,
                             present);
-        if (look == LOOK_OTHER)
+        if (state == MEMBER_OTHER)
             return cox_fail(err, COX_CORRUPT,
                             "rank %" PRIu32 " has formed subgroup '%s' with other members", rank,
                             group->name);
@@ -660,8 +660,8 @@ struct wakeup_read {
 
 static bool wakeup_moved(const void *context)
 {
-    const struct wakeup_read *look = context;
-    return cox_group_listen(look->wakeup) != look->seen;
+    const struct wakeup_read *read = context;
+    return cox_group_listen(read->wakeup) != read->seen;
 }
 
 static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
@@ -720,8 +720,8 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             cox_group_say_again(group);
         }
         /* A spinning thread has not marked the wakeup, so waking it needs no system call. */
-        const struct wakeup_read look = {awaited, seen};
-        if (cox_spin_until(&group->spinner, wakeup_moved, &look,
+        const struct wakeup_read read = {awaited, seen};
+        if (cox_spin_until(&group->spinner, wakeup_moved, &read,
                            cox_deadline_min(look_ns, deadline_ns)))
             continue;
         r = cox_group_sleep(awaited, seen, cox_deadline_min(look_ns, deadline_ns));

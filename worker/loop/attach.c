@@ -142,7 +142,7 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     const uint64_t start = header->coordinator_start;
     if (options->rank_count != worker->control.geometry.rank_count)
         return cox_fail(err, COX_INVALID,
-                        "the group %s has %" PRIu32 " ranks, this worker was told %" PRIu32,
+                        "the group %s has %" PRIu32 " ranks, this worker's world size is %" PRIu32,
                         options->prefix, worker->control.geometry.rank_count, options->rank_count);
     if (options->rank >= options->rank_count)
         return cox_fail(err, COX_INVALID,
@@ -151,7 +151,7 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     if (options->parent_pid && (uint32_t)options->parent_pid != pid)
         return cox_fail(err, COX_INVALID,
                         "the group %s belongs to process %" PRIu32
-                        ", this worker was told %" PRId32,
+                        ", this worker's --parent_pid is %" PRId32,
                         options->prefix, pid, options->parent_pid);
     int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
     /* Its pid is of another namespace, or /proc hides the process: the connection shows its end. */

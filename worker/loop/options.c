@@ -182,7 +182,7 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
     if ((found & FIELD_ALL) != FIELD_ALL)
         return cox_fail(
             err, COX_INVALID,
-            "not told%s%s%s; a worker is started by a coordinator (coxswain run -- COMMAND), or needs --socket, or --shm_name_prefix, --local_rank and --local_world_size",
+            "not given%s%s%s; a worker is started by a coordinator (coxswain run -- COMMAND), or needs --socket, or --shm_name_prefix, --local_rank and --local_world_size",
             found & FIELD_PREFIX ? "" : ", which group", found & FIELD_RANK ? "" : ", which rank",
             found & FIELD_RANK_COUNT ? "" : ", how many ranks");
     int kept = *argc > 0; /* argv[0] is the program */

@@ -236,8 +236,7 @@ static int callback_left(struct cox_channel_thread *thread, const struct cox_req
 
 int cox_channel_thread_fail_paused(struct cox_channel_thread *thread)
 {
-    return cox_fail(&thread->error, COX_ABORTED,
-                    "paused: this rank begins nothing until it is told to start");
+    return cox_fail(&thread->error, COX_ABORTED, "paused: this rank begins nothing until a start");
 }
 
 COX_HOT int cox_channel_thread_call(struct cox_channel_thread *thread,

@@ -675,7 +675,8 @@ static void thread_serve_opaque_block(struct cox_channel_thread *thread,
                                       const struct cox_request *typed, bool in_block, int r)
 {
     if (r == 0 && !in_block)
-        r = cox_fail(&thread->error, COX_CORRUPT, "opaque bytes in a block that is not told");
+        r = cox_fail(&thread->error, COX_CORRUPT,
+                     "opaque bytes in a large payload without its reference");
     if (r) {
         cox_channel_thread_return(thread, typed->sequence);
         thread_reject(thread, typed, r);
