@@ -468,7 +468,7 @@ int cox_region_attach_image(struct cox_region *region, int fd, const char *label
     if ((seals & all) != all)
         return cox_fail(
             err, COX_DENIED,
-            "memory '%s' has the seals %#x, expected %#x among them: somebody could change it",
+            "memory '%s' has the seals %#x, expected %#x among them: another process could change it",
             label, (unsigned)seals, (unsigned)all);
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "memory '%s': %s", label, cox_status_text(-errno));

@@ -112,8 +112,8 @@ static int connect_to_path(const char *path, uint64_t deadline_ns, int *ret_fd,
                         "%s: so many wait there that the time was over before a place was free",
                         path);
     case -ECONNREFUSED:
-        return cox_fail(err, COX_CLOSED, "nobody listens at %s any more: the coordinator is dead",
-                        path);
+        return cox_fail(err, COX_CLOSED,
+                        "no process listens at %s any more: the coordinator is dead", path);
     case -ENOENT:
         return cox_fail(err, COX_NOT_FOUND, "no control socket is at %s any more", path);
     case -EACCES:

@@ -183,7 +183,7 @@ static void socket_pause(struct cox_control_socket *control_socket, int e)
 {
     if (!control_socket->short_of_fds) /* this may last for hours */
         cox_log_limit_write(&control_socket->server.log, 4, NULL, 0,
-                            "control socket: nobody is let in, but for a try every %d ms: %s",
+                            "control socket: accepts no client, except for a try every %d ms: %s",
                             PAUSE_MS, cox_status_text(-e));
     control_socket->short_of_fds = true;
     if (control_socket->spare_fd >= 0) {
@@ -269,7 +269,7 @@ static void socket_poll(struct cox_control_socket *control_socket)
     if (choked && !control_socket->choked)
         cox_log_limit_write(
             &control_socket->server.log, 4, NULL, 0,
-            "control socket: nobody is let in, and no fd is taken: %d fds that were sent here wait to be closed, and their closes hang (SO_LINGER, FUSE)",
+            "control socket: accepts no client and no fd: %d fds that were sent here wait to be closed, and their closes hang (SO_LINGER, FUSE)",
             COX_CLOSER_WAITING_MAX);
     control_socket->choked = choked;
     polled[1] =

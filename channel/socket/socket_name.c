@@ -114,7 +114,7 @@ int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd, stru
         struct stat st;
         if (fstatat(runtime_dir_fd, file, &st, 0) == 0 && !S_ISSOCK(st.st_mode))
             return cox_fail(err, COX_DENIED, "%s is no socket", path);
-        return cox_fail(err, COX_CLOSED, "%s: nobody listens there any more", path);
+        return cox_fail(err, COX_CLOSED, "%s: no process listens there any more", path);
     }
     case -EACCES:
     case -EPERM:

@@ -78,7 +78,7 @@ static char *piece_take(size_t *ret_size)
     char note[128] = "", bar[BAR_WIDTH + 64] = "";
     if (lost)
         snprintf(note, sizeof note,
-                 "coxswain: %" PRIu64 " lines are lost: nobody read standard error in time\n",
+                 "coxswain: %" PRIu64 " lines are lost: standard error was not read in time\n",
                  lost);
     if (bar_total)
         bar_text(bar, sizeof bar, bar_done, bar_total);

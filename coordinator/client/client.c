@@ -161,8 +161,8 @@ int cox_client_open(struct cox_client *client, const char *name, uint64_t deadli
         return r;
     r = cox_client_open_path(client, path, deadline_ns, &error);
     if (r == COX_NOT_FOUND || r == COX_CLOSED)
-        return cox_fail(err, COX_NOT_FOUND, "no group '%s' is alive: nobody is at %.800s", name,
-                        path);
+        return cox_fail(err, COX_NOT_FOUND, "no group '%s' is alive: no process listens at %.800s",
+                        name, path);
     if (r)
         return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
     snprintf(client->group, sizeof client->group, "%s", name);

@@ -212,13 +212,13 @@ int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
         until_ns = cox_deadline_after_ns(COX_SLICE_NS);
     }
     if (abandoned)
-        collector_entry(collector, sequence)->waiter = &collector->nobody;
+        collector_entry(collector, sequence)->waiter = &collector->no_waiter;
     pthread_mutex_unlock(&collector->lock);
     return abandoned
                ? cox_fail(
                      err, COX_TIMEOUT,
                      "%s sequence %" PRIu64
-                     ": the response thread is held up in a handler, so nobody looked at the replies until the deadline",
+                     ": the response thread is held up in a handler, so no thread read the replies until the deadline",
                      cox_channel_name(collector->channel->id), sequence)
                : waiter->status;
 }

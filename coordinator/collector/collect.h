@@ -181,7 +181,7 @@ struct cox_collector {
     /* until then */
     uint64_t sleep_ns;
     /* stands in for a caller that has stopped waiting */
-    struct cox_waiter nobody;
+    struct cox_waiter no_waiter;
     struct cox_legacy_bridge bridge;
     struct cox_stats stats;
     /* NULL: none is registered */

@@ -81,8 +81,7 @@ static int clean_sockets(void)
     uint32_t count = 0;
     int r = cox_control_socket_sweep(NULL, &count, &err);
     if (count > 0)
-        printf("removed %" PRIu32 " socket%s that nobody listened on\n", count,
-               count == 1 ? "" : "s");
+        printf("removed %" PRIu32 " socket%s without a listener\n", count, count == 1 ? "" : "s");
     if (r == COX_BUSY) /* another process starts or cleans, and removes them */
         printf("kept sockets: %s\n", err.text);
     else if (r)

@@ -119,7 +119,7 @@ static void check_shared_memory(struct doctor *doctor)
     uint64_t names = cox_geometry_name_count(&group);
     finding(doctor,
             shortage(doctor, space.files >= names, space.files >= cox_geometry_name_count(&one)),
-            "files there", "mount -o remount,nr_inodes=1M /dev/shm, or remove what nobody needs",
+            "files there", "mount -o remount,nr_inodes=1M /dev/shm, or remove unneeded files",
             "%s; a group of %" PRIu32 " ranks takes %" PRIu64,
             at_most(text, sizeof text, space.files), doctor->rank_count, names);
     uint64_t size = cox_geometry_region_size_max(&group);

@@ -127,7 +127,7 @@ static int choose_rank(struct cox_executor *executor, const struct cox_hello *he
             return cox_fail(
                 err, COX_TAKEN,
                 "all %" PRIu32
-                " ranks of the group '%s' are there, or were; one that is not is free once somebody orders it (coxswain recover restart)",
+                " ranks of the group '%s' are there, or were; one that is dead is open for attach once its restart is ordered (coxswain recover restart)",
                 rank_count, executor->name);
     }
     if (rank >= rank_count)

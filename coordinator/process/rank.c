@@ -56,7 +56,7 @@ const char *cox_rank_invariant(const struct cox_rank *rank)
     if (rank->awaited && !cox_rank_stage_lives(stage) && stage != COX_STAGE_DEAD)
         return "the end of no process is awaited";
     if (!rank->awaited && (stage == COX_STAGE_STARTING || stage == COX_STAGE_RUNNING))
-        return "nobody awaits its end";
+        return "its end is not awaited";
     if ((stage == COX_STAGE_LEAVING) && rank->left_ns == 0)
         return "it leaves since never";
     /* acquire: an incarnation is counted before the restart that made it. */

@@ -213,7 +213,7 @@ static int complete_check(const struct cox_server_options *options, struct cox_e
     if (options->executor->control)
         return cox_fail(err, COX_INVALID, "the control hook of the executor is the server's: NULL");
     if (options->executor->no_socket)
-        return cox_fail(err, COX_INVALID, "a server without a socket (no_socket) serves nobody");
+        return cox_fail(err, COX_INVALID, "a server without a socket (no_socket) serves no client");
     if (options->config_count && !options->init)
         return cox_fail(err, COX_INVALID, "an init configuration without init reaches no rank");
     if (options->role && !options->links)

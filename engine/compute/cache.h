@@ -10,7 +10,7 @@
  * (channel/memory/pool/kv_blocks.h), and that no other process can write. Block b of the block
  * tables is KV block b. Its generation names its owner. That is the sequence
  * (cox_cache_generation_of) whose positions in the block were all written by successful steps or
- * pulls; or COX_CACHE_NOBODY. A block is written only
+ * pulls; or COX_CACHE_UNUSED. A block is written only
  *   - after it was taken: it has no owner, so a concurrent copy is stale; or
  *   - by the sequence that owns it, behind its last position, or with the same bytes again: neither
  *     disturbs a copy. A sequence that starts a block at its first position takes it, even its own.
@@ -51,7 +51,7 @@ struct cox_cache_geometry {
 struct cox_cache;
 
 /* Generation of a block without an owner; no pull matches it. */
-#define COX_CACHE_NOBODY COX_KV_NOBODY
+#define COX_CACHE_UNUSED COX_KV_UNUSED
 
 /* Bytes of one block. */
 uint64_t cox_cache_block_size(const struct cox_cache_geometry *geometry);
@@ -103,7 +103,7 @@ uint64_t cox_cache_generation_of(int64_t sequence);
 int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err);
 /* Returns whether the block was taken and not given to a sequence since. */
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block);
-/* Makes the sequence of this generation the owner of a taken block; COX_CACHE_NOBODY: it stays
+/* Makes the sequence of this generation the owner of a taken block; COX_CACHE_UNUSED: it stays
  * without one. A block that has an owner keeps it. */
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation);
 

@@ -39,13 +39,13 @@ int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *er
 
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block)
 {
-    return !cache->kv || cox_kv_blocks_generation(cache->kv, block) == COX_CACHE_NOBODY;
+    return !cache->kv || cox_kv_blocks_generation(cache->kv, block) == COX_CACHE_UNUSED;
 }
 
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation)
 {
     /* A block that is not taken was given by another thread, as ordered by a faulty coordinator. */
-    if (!cache->kv || generation == COX_CACHE_NOBODY ||
+    if (!cache->kv || generation == COX_CACHE_UNUSED ||
         cox_kv_blocks_give(cache->kv, block, generation))
         return;
     /* release; partner: take_all_written. */
@@ -66,7 +66,7 @@ static void forgotten_flush(struct forgotten *forgotten)
     for (uint32_t block = 0; forgotten->count && block < cache->geometry.block_count; block++) {
         const uint64_t generation = cox_kv_blocks_generation(cache->kv, block);
 
-        for (uint32_t i = 0; generation != COX_CACHE_NOBODY && i < forgotten->count; i++)
+        for (uint32_t i = 0; generation != COX_CACHE_UNUSED && i < forgotten->count; i++)
             if (forgotten->generations[i] == generation) {
                 cox_kv_blocks_take(cache->kv, block);
                 break;
@@ -218,14 +218,14 @@ int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, stru
     return r ? r : cox_cache_move(cache, batch, err);
 }
 
-/* The sequence whose table contains the block; COX_CACHE_NOBODY: no row's table does. */
+/* The sequence whose table contains the block; COX_CACHE_UNUSED: no row's table does. */
 static uint64_t owner_in(const struct cox_batch *batch, int32_t block)
 {
     for (uint32_t i = 0; i < batch->row_count; i++)
         for (uint32_t k = 0; k < batch->rows[i].tables[0].count; k++)
             if (batch->rows[i].tables[0].blocks[k] == block)
                 return cox_cache_generation_of(batch->rows[i].id);
-    return COX_CACHE_NOBODY;
+    return COX_CACHE_UNUSED;
 }
 
 static void give_targets(struct cox_cache *cache, const struct cox_batch *batch,

@@ -657,7 +657,7 @@ static void few_fds(void *context)
     CHECK(raw_reply(fd, text) == COX_FULL);
     CHECK(strstr(text, "may not open more fds"));
     close(fd);
-    await_log("nobody is let in");
+    await_log("accepts no client");
     for (int i = 0; i < 3; i++) { /* it still refuses */
         fd = raw_connect(cox_control_socket_path(control_socket));
         CHECK(fd >= 0 && raw_reply(fd, text) == COX_FULL);

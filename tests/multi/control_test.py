@@ -121,6 +121,7 @@ def test_p3_status_reports_processor_time_and_how_waits_ended():
                 check(used <= time.clock_gettime(~pid << 3 | 2), "of another process: %s" % status)
             spun.append(status["spin_ns"])
             check(("spins for " if spun[-1] else "blocks at once") in human.out, "no spin", human)
+            check(execute["looks"] == execute["spins"] and execute["rings"] == execute["rewakes"], "no aliases: %s" % execute)
             check(spun[-1] > 0 or execute["spins"] == 0, "spins without leave: %s" % status)
             check(execute["wakeups"] + execute["spins"] > 0, "nothing was waited for: %s" % execute)
             group.stopped(0)  # what does nothing uses nothing

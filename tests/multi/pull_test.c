@@ -392,7 +392,7 @@ static void waiting_start(struct waiting *w, struct pair *pair, struct kv_pull p
      * a rank as a whole. */
     for (uint32_t rank = 0; rank < pair->b.rank_count; rank++) {
         struct cox_kv_view *view = kv_attach(&pair->b, rank);
-        while (cox_kv_view_generation(view, (uint32_t)pull.to[1]) != COX_KV_NOBODY)
+        while (cox_kv_view_generation(view, (uint32_t)pull.to[1]) != COX_KV_UNUSED)
             if (cox_now_ns() > until_ns)
                 fail_msg("rank %u does not begin to pull '%s'", rank, pull.id);
         cox_kv_view_free(view);
@@ -567,7 +567,7 @@ static void p9_the_destination_of_a_failed_pull_has_no_user(void **state)
     pull.from[1] = 6; /* the first block is copied, the second is not there */
     expect_refused(&pair, &pull, COX_STALE, "");
     for (uint32_t i = 0; i < 2; i++)
-        assert_int_equal(cox_kv_view_generation(view, (uint32_t)pull.to[i]), COX_KV_NOBODY);
+        assert_int_equal(cox_kv_view_generation(view, (uint32_t)pull.to[i]), COX_KV_UNUSED);
     cox_kv_view_free(view);
     pair_stop(&pair);
 }

@@ -548,7 +548,7 @@ static void odd_exchange(const struct forks_self *self, struct cox_group *group,
 {
     struct cox_group_exchange exchange = {.group = group,
                                           .operation = COX_GROUP_GATHER_FDS,
-                                          .source = COX_GROUP_EVERYBODY,
+                                          .source = COX_GROUP_ALL,
                                           .fd = right,
                                           .deadline_ns = rank_group_patience()};
     struct stat st;

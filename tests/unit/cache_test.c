@@ -289,29 +289,29 @@ static void p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded(void **st
 
     (void)state;
     for (uint32_t block = 0; block < small.block_count; block++)
-        assert_int_equal(owner_of(cache, block), COX_CACHE_NOBODY);
+        assert_int_equal(owner_of(cache, block), COX_CACHE_UNUSED);
     /* 7 positions of 5 to a block. */
     assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 0, 7), NULL), 0);
-    assert_int_equal(owner_of(cache, 1), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 1), COX_CACHE_UNUSED);
     cox_cache_end(cache, &one.batch);
-    assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 0), COX_CACHE_UNUSED);
     assert_int_equal(owner_of(cache, 1), 7);
     assert_int_equal(owner_of(cache, 2), 7);
-    assert_int_equal(owner_of(cache, 3), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 3), COX_CACHE_UNUSED);
     step(cache, row_of(&one, 7, 0, 1, 7, 4));
     assert_int_equal(owner_of(cache, 3), 7);
-    assert_int_equal(owner_of(cache, 4), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 4), COX_CACHE_UNUSED);
 
     /* Its slot ends, in the step in which another sequence gets it. */
     const uint32_t slot = 0;
     row_of(&one, 8, 0, 2, 0, 1)->finished_slots = &slot;
     one.batch.finished_count = 1;
     step(cache, &one.batch);
-    assert_int_equal(owner_of(cache, 1), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 1), COX_CACHE_UNUSED);
     assert_int_equal(owner_of(cache, 2), 8);
-    assert_int_equal(owner_of(cache, 3), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 3), COX_CACHE_UNUSED);
     cox_cache_forget(cache, &slot, 1);
-    assert_int_equal(owner_of(cache, 2), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 2), COX_CACHE_UNUSED);
     /* Again, and of slots that never were. */
     cox_cache_forget(cache, (const uint32_t[]){0, 1, UINT32_MAX}, 3);
     cox_cache_free(cache);
@@ -334,7 +334,7 @@ static void p9_more_sequences_end_at_once_than_are_looked_for_at_a_time(void **s
     }
     cox_cache_forget(cache, slots, 199);
     for (uint32_t i = 0; i < 199; i++)
-        assert_int_equal(owner_of(cache, i), COX_CACHE_NOBODY);
+        assert_int_equal(owner_of(cache, i), COX_CACHE_UNUSED);
     assert_int_equal(owner_of(cache, 199), 1199);
     cox_cache_free(cache);
 }
@@ -347,10 +347,10 @@ static void p9_a_sequence_that_begins_anew_has_no_blocks_of_before(void **state)
     (void)state;
     step(cache, row_of(&one, 7, 0, 0, 0, 10));
     assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 0, 5), NULL), 0);
-    assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
-    assert_int_equal(owner_of(cache, 1), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 0), COX_CACHE_UNUSED);
+    assert_int_equal(owner_of(cache, 1), COX_CACHE_UNUSED);
     cox_cache_end(cache, &one.batch);
-    assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 0), COX_CACHE_UNUSED);
     assert_int_equal(owner_of(cache, 1), 7);
     cox_cache_free(cache);
 }
@@ -372,7 +372,7 @@ static void p9_moved_blocks_are_their_sequences(void **state)
     step(cache, &one.batch);
     assert_int_equal(owner_of(cache, 2), 7);
     assert_int_equal(owner_of(cache, 3), 7);
-    assert_int_equal(owner_of(cache, 5), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 5), COX_CACHE_UNUSED);
     cox_cache_free(cache);
 }
 
@@ -407,9 +407,9 @@ static void p9_a_block_that_is_written_has_no_user_whatever_reads_it(void **stat
             assert_int_equal(cox_cache_take(cache, 0, NULL), 0);
         else
             cox_cache_clear(cache);
-        assert_int_equal(owner_of(cache, 0), COX_CACHE_NOBODY);
+        assert_int_equal(owner_of(cache, 0), COX_CACHE_UNUSED);
         assert_int_equal(copy_of(reader, 0, (uint64_t)id, &mark), COX_STALE);
-        assert_int_equal(copy_of(reader, 0, COX_KV_NOBODY, &mark), COX_STALE);
+        assert_int_equal(copy_of(reader, 0, COX_KV_UNUSED, &mark), COX_STALE);
     }
     assert_int_equal(cox_cache_take(cache, small.block_count, NULL), COX_INVALID);
     cox_kv_view_free(reader);
@@ -465,7 +465,7 @@ static void p9_a_former_block_of_the_sequence_is_begun_by_a_take(void **state)
     changes = changes_of(cache, 2);
     /* Pulled: the 5 positions of block 1. */
     assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 5, 1), NULL), 0);
-    assert_int_equal(owner_of(cache, 2), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 2), COX_CACHE_UNUSED);
     assert_true(changes_of(cache, 2) > changes);
     assert_int_equal(owner_of(cache, 1), 7);
     cox_cache_end(cache, &one.batch);
@@ -478,7 +478,7 @@ static void p9_a_former_block_of_the_sequence_is_begun_by_a_take(void **state)
     cox_cache_give(cache, 3, 7);
     assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 8, 3), NULL), 0);
     assert_int_equal(owner_of(cache, 2), 7);
-    assert_int_equal(owner_of(cache, 3), COX_CACHE_NOBODY);
+    assert_int_equal(owner_of(cache, 3), COX_CACHE_UNUSED);
     cox_cache_end(cache, &one.batch);
     assert_int_equal(owner_of(cache, 3), 7);
     cox_cache_free(cache);
@@ -497,7 +497,7 @@ static void a_cleared_cache_is_as_a_new_one(void **state)
     assert_int_equal(cox_cache_swap_in(cache, &(struct cox_block_pair){3, 5}, 1, NULL), 0);
     for (uint32_t block = 0; block < small.block_count; block++) {
         assert_int_equal(mark_of(cache, (int)block), 0);
-        assert_int_equal(owner_of(cache, block), COX_CACHE_NOBODY);
+        assert_int_equal(owner_of(cache, block), COX_CACHE_UNUSED);
     }
     cox_cache_free(cache);
 }

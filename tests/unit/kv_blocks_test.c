@@ -73,19 +73,19 @@ static void p9_a_block_is_copied_under_its_generation_alone(void **state)
     both_open(&both);
     assert_int_equal(cox_kv_view_count(both.view), COUNT);
     assert_int_equal(cox_kv_view_size(both.view), SIZE);
-    assert_int_equal(copy(&both, 1, COX_KV_NOBODY, &err), COX_STALE);
+    assert_int_equal(copy(&both, 1, COX_KV_UNUSED, &err), COX_STALE);
     assert_non_null(strstr(err.text, "block 1 belongs to no sequence"));
     give(&both, 1, 7, 'a');
     assert_int_equal(copy(&both, 1, 7, NULL), 0);
     assert_int_equal(both.bytes[0], 'a');
     assert_int_equal(both.bytes[SIZE - 1], 'a');
-    assert_int_equal(copy(&both, 1, COX_KV_NOBODY, NULL), 0);
+    assert_int_equal(copy(&both, 1, COX_KV_UNUSED, NULL), 0);
     assert_int_equal(copy(&both, 1, 8, NULL), COX_STALE);
     assert_int_equal(copy(&both, 0, 7, NULL), COX_STALE);
     assert_int_equal(copy(&both, COUNT, 7, NULL), COX_INVALID);
     assert_int_equal(copy(&both, UINT32_MAX, 7, NULL), COX_INVALID);
     assert_int_equal(cox_kv_view_generation(both.view, 1), 7);
-    assert_int_equal(cox_kv_view_generation(both.view, COUNT), COX_KV_NOBODY);
+    assert_int_equal(cox_kv_view_generation(both.view, COUNT), COX_KV_UNUSED);
     both_close(&both);
 }
 
@@ -97,7 +97,7 @@ static void what_cannot_be_taken_or_given_is_refused(void **state)
     both_open(&both);
     assert_int_equal(cox_kv_blocks_take(both.blocks, COUNT), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, COUNT, 7), COX_INVALID);
-    assert_int_equal(cox_kv_blocks_give(both.blocks, 0, COX_KV_NOBODY), COX_INVALID);
+    assert_int_equal(cox_kv_blocks_give(both.blocks, 0, COX_KV_UNUSED), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 7), 0);
     /* Without a take readers of 7 would not notice. */
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 8), COX_STATE);

@@ -516,7 +516,7 @@ static void p9_a_destination_that_was_taken_meanwhile_is_stale(void **state)
     pull.context = &side;
     assert_int_equal(cox_pulls_run(side.pulls, &pull, &err), COX_STALE);
     assert_non_null(strstr(err.text, "written KV block 5 meanwhile"));
-    assert_int_equal(generation_of(side.cache, 6), COX_CACHE_NOBODY);
+    assert_int_equal(generation_of(side.cache, 6), COX_CACHE_UNUSED);
     side_close(&side);
 }
 
@@ -597,7 +597,7 @@ static void p9_a_stale_block_ends_the_pull_and_nothing_is_given(void **state)
         assert_non_null(strstr(err.text, text));
         expect_copied(&whole, stale);
         for (uint32_t block = 0; block < geometry.block_count; block++)
-            assert_int_equal(generation_of(side.cache, block), COX_CACHE_NOBODY);
+            assert_int_equal(generation_of(side.cache, block), COX_CACHE_UNUSED);
         side_close(&side);
     }
 }

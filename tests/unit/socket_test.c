@@ -497,7 +497,7 @@ static void k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed(void **stat
     err = (struct cox_error){0};
     close(listening);
     assert_int_equal(cox_socket_connect(path, PATIENCE, &fd, &err), COX_CLOSED);
-    assert_non_null(strstr(err.text, "nobody listens"));
+    assert_non_null(strstr(err.text, "no process listens"));
     assert_int_equal(cox_socket_listen(path, &again, &err), COX_TAKEN); /* the remover reports it */
     assert_true(again == -1 && fd == -1);
     assert_int_equal(cox_socket_unlink(path, &err), 0);

@@ -233,7 +233,7 @@ int cox_group_gather_fds(struct cox_group *group, int fd, enum cox_group_fd mode
     struct cox_group_exchange exchange;
     if (!fds)
         return cox_fail(err, COX_INVALID, "no place for the fds of all");
-    exchange_init(&exchange, group, COX_GROUP_GATHER_FDS, COX_GROUP_EVERYBODY, fd, deadline_ns);
+    exchange_init(&exchange, group, COX_GROUP_GATHER_FDS, COX_GROUP_ALL, fd, deadline_ns);
     int r = exchange_run(&exchange, err);
     if (r)
         return r;

@@ -229,7 +229,7 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
 struct cox_group_exchange {
     struct cox_group *group;
     enum cox_group_operation operation;
-    /* COX_GROUP_EVERYBODY, or the place of the rank whose fd it is */
+    /* COX_GROUP_ALL, or the place of the rank whose fd it is */
     uint32_t source;
     /* the fd of this rank; -1: none */
     int fd;
@@ -240,7 +240,7 @@ struct cox_group_exchange {
     /* 1 + a rank that was found dead when its fd was taken; 0: none */
     uint32_t dead;
 };
-#define COX_GROUP_EVERYBODY UINT32_C(0xffff)
+#define COX_GROUP_ALL UINT32_C(0xffff)
 
 /* Rounds of an exchange. */
 enum cox_group_stage {
@@ -252,7 +252,7 @@ enum cox_group_stage {
 
 static inline bool cox_group_gives(const struct cox_group_exchange *exchange, uint32_t place)
 {
-    return exchange->source == COX_GROUP_EVERYBODY || exchange->source == place;
+    return exchange->source == COX_GROUP_ALL || exchange->source == place;
 }
 /* A round of the exchange: every member contributes size bytes. */
 int cox_group_stage(struct cox_group_exchange *exchange, enum cox_group_stage stage,

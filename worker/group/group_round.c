@@ -802,7 +802,7 @@ static int round_agree(struct cox_group *group, struct cox_error *err)
         if (r == 0)
             r = cox_fail(&why, (uint8_t)what == COX_GROUP_GATHER ? COX_INVALID : COX_CORRUPT,
                          "%s: rank %" PRIu32 " says %" PRIu32 ", this one %" PRIu32,
-                         (uint8_t)what == COX_GROUP_GATHER ? "bytes that everybody gives"
+                         (uint8_t)what == COX_GROUP_GATHER ? "bytes that every rank gives"
                                                            : operation_name(what),
                          rank, (uint32_t)(what >> 8), (uint32_t)(group->said_what >> 8));
     }

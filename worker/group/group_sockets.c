@@ -331,7 +331,7 @@ static int post_run(struct post *post, struct cox_error *err)
     for (uint32_t step = 1; gives && r == 0 && step < group->count; step++) {
         uint32_t left = post->owed_count > 0 ? group->count - 1 - step : 0;
         r = post_send(post, (group->self + step) % group->count, err);
-        if (r == 0 && exchange->source == COX_GROUP_EVERYBODY)
+        if (r == 0 && exchange->source == COX_GROUP_ALL)
             r = post_await(post, left, err);
     }
     return r ? r : post_await(post, 0, err);

@@ -134,7 +134,7 @@ int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block)
         return COX_INVALID;
     struct cox_kv_words *words = &blocks->words[block];
     /* (1) relaxed: ordered by (2). */
-    atomic_store_explicit(&words->kv_generation, COX_KV_NOBODY, memory_order_relaxed);
+    atomic_store_explicit(&words->kv_generation, COX_KV_UNUSED, memory_order_relaxed);
     /* (2) release; partner: (a) in cox_kv_view_copy. */
     atomic_fetch_add_explicit(&words->kv_change, 1, memory_order_release);
     /* (3) Orders (2) before all writes of the content; partner: (d). */
@@ -145,12 +145,12 @@ int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block)
 
 int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t generation)
 {
-    if (block >= blocks->count || generation == COX_KV_NOBODY)
+    if (block >= blocks->count || generation == COX_KV_UNUSED)
         return COX_INVALID;
-    uint64_t nobody = COX_KV_NOBODY;
+    uint64_t unused = COX_KV_UNUSED;
     /* (5) release; partner: (b) in cox_kv_view_copy, which then sees the content. relaxed on
      * failure: nothing depends on it. */
-    if (!atomic_compare_exchange_strong_explicit(&blocks->words[block].kv_generation, &nobody,
+    if (!atomic_compare_exchange_strong_explicit(&blocks->words[block].kv_generation, &unused,
                                                  generation, memory_order_release,
                                                  memory_order_relaxed))
         return COX_STATE;
@@ -163,5 +163,5 @@ uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t b
     /* relaxed: the owner's own value; for others it orders nothing */
     return block < blocks->count
                ? atomic_load_explicit(&blocks->words[block].kv_generation, memory_order_relaxed)
-               : COX_KV_NOBODY;
+               : COX_KV_UNUSED;
 }

@@ -7,9 +7,9 @@
  * waits for one. A pool (pool.h) in contrast is for processes that trust each other.
  *
  * The generation of block b names its user: a number that the owner chooses (the sequence), or
- * COX_KV_NOBODY:
+ * COX_KV_UNUSED:
  *
- *     NOBODY -give: its content belongs to G-> G -take: it will be written, or G has ended-> NOBODY
+ *     UNUSED -give: its content belongs to G-> G -take: it will be written, or G has ended-> UNUSED
  *
  * Each take also increments a counter of the block. A reader loads counter and generation, copies,
  * and loads the counter again. If the block was taken meanwhile, the copy may be torn: COX_STALE.
@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* Generation of a block without a user: it cannot be copied. */
-#define COX_KV_NOBODY UINT64_C(0)
+#define COX_KV_UNUSED UINT64_C(0)
 #define COX_KV_BLOCK_COUNT_MAX (UINT32_C(1) << 24)
 /* block_size is a multiple of it, and blocks are aligned to it. */
 #define COX_KV_BLOCK_ALIGNMENT 64
@@ -86,12 +86,12 @@ COX_PUBLIC int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
 /* The block's content belongs to this generation from now on.
  * Returns
  *   0
- *   COX_INVALID: no such block, or generation COX_KV_NOBODY
+ *   COX_INVALID: no such block, or generation COX_KV_UNUSED
  *   COX_STATE: the block has a user, and keeps it: take it first
  */
 COX_PUBLIC int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block,
                                   uint64_t generation);
-/* The current value; a relaxed load. COX_KV_NOBODY also if there is no such block. */
+/* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
 COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block);
 
 /* ---- readers ---- */
@@ -117,10 +117,10 @@ void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
 COX_PUBLIC uint32_t cox_kv_view_count(const struct cox_kv_view *view);
 COX_PUBLIC uint64_t cox_kv_view_size(const struct cox_kv_view *view); /* of one block */
 #ifdef COX_INTERNAL
-/* The current value; a relaxed load. COX_KV_NOBODY also if there is no such block. */
+/* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
 uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
 #endif
-/* Copies the block, cox_kv_view_size bytes. generation: the user that it must have; COX_KV_NOBODY:
+/* Copies the block, cox_kv_view_size bytes. generation: the user that it must have; COX_KV_UNUSED:
  * any.
  * Returns
  *   0: `to` holds what the owner gave under one generation

@@ -12,7 +12,7 @@
  * The words of a block are a seqlock. Why each memory order is enough, where E is the number of
  * takes so far:
  *
- *   take   (1) kv_generation = NOBODY  relaxed     copy   (a) change = kv_change          acquire
+ *   take   (1) kv_generation = UNUSED  relaxed     copy   (a) change = kv_change          acquire
  *          (2) kv_change += 1 (to E)   release            (b) generation = kv_generation  acquire
  *          (3) fence                   release            (c) the block's bytes
  *          (4) the block's bytes                          (d) fence                       acquire
@@ -23,7 +23,7 @@
  *   - Its bytes are those of take E or a later one: (b) is acquire and pairs with release (5),
  *   which follows the bytes (4).
  *   - E >= C: (a) is acquire and pairs with release (2); so (1) of take C is before (b), which
- *   reads NOBODY or what a give after that take stored.
+ *   reads UNUSED or what a give after that take stored.
  *   - E <= C: (b) is acquire; so (2) of take E is before (e), which reads E or more.
  *   - No byte is of a take above C: had (c) read what (4) of take C + 1 wrote, the fences (3) and
  *   (d) would order (2) of that take before (e), which would have read C + 1.

@@ -124,7 +124,7 @@ uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block)
     /* relaxed: orders nothing. */
     return block < view->count
                ? atomic_load_explicit(&view->words[block].kv_generation, memory_order_relaxed)
-               : COX_KV_NOBODY;
+               : COX_KV_UNUSED;
 }
 
 int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation, void *to,
@@ -138,9 +138,9 @@ int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t ge
     const uint64_t change = atomic_load_explicit(&words->kv_change, memory_order_acquire);
     /* (b) acquire; partner: (5) in cox_kv_blocks_give. */
     const uint64_t now = atomic_load_explicit(&words->kv_generation, memory_order_acquire);
-    if (now == COX_KV_NOBODY && generation == COX_KV_NOBODY)
+    if (now == COX_KV_UNUSED && generation == COX_KV_UNUSED)
         return cox_fail(err, COX_STALE, "block %" PRIu32 " belongs to no sequence", block);
-    if (now == COX_KV_NOBODY || (generation != COX_KV_NOBODY && now != generation))
+    if (now == COX_KV_UNUSED || (generation != COX_KV_UNUSED && now != generation))
         return cox_fail(err, COX_STALE,
                         "block %" PRIu32 " belongs to another sequence, or to none, by now", block);
     cox_fault_point(COX_FAULT_KV_LOOKED);
