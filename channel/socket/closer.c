@@ -23,7 +23,7 @@
 #define DRAIN_COUNT_MAX 4096
 #define CAPACITY_MIN 64
 
-struct entry {
+struct pending_close {
     int fd;
     /* its queue is emptied first */
     bool connection;
@@ -43,7 +43,7 @@ struct cox_closer {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* a ring: count of capacity, from first on */
-    struct entry *entries;
+    struct pending_close *entries;
     size_t capacity, first, count;
     uint64_t closed;
     /* threads leave when nothing is left */
@@ -90,7 +90,7 @@ static bool connection_drain_once(int fd)
     return true;
 }
 
-static void entry_close(struct entry entry)
+static void entry_close(struct pending_close entry)
 {
     for (int i = 0; entry.connection && i < DRAIN_COUNT_MAX && connection_drain_once(entry.fd); i++)
         continue;
@@ -121,7 +121,7 @@ static void *closer_main(void *argument)
             pthread_cond_wait(&closer->changed, &closer->lock);
             continue;
         }
-        const struct entry entry = closer->entries[closer->first];
+        const struct pending_close entry = closer->entries[closer->first];
         closer->first = (closer->first + 1) % closer->capacity;
         closer->count--;
         self->busy = true;
@@ -145,7 +145,7 @@ static void *closer_main(void *argument)
 static bool closer_grow(struct cox_closer *closer)
 {
     size_t capacity = closer->capacity ? 2 * closer->capacity : CAPACITY_MIN;
-    struct entry *entries = calloc(capacity, sizeof *entries);
+    struct pending_close *entries = calloc(capacity, sizeof *entries);
     if (!entries)
         return false;
     for (size_t i = 0; i < closer->count; i++)
@@ -201,7 +201,7 @@ static void closer_put(struct cox_closer *closer, int *fd, bool connection)
     pthread_mutex_lock(&closer->lock);
     if (closer->count < closer->capacity || closer_grow(closer)) {
         closer->entries[(closer->first + closer->count++) % closer->capacity] =
-            (struct entry){.fd = cox_steal_fd(fd), .connection = connection};
+            (struct pending_close){.fd = cox_steal_fd(fd), .connection = connection};
         taken = true;
         closer_staff(closer);
         pthread_cond_broadcast(&closer->changed);

@@ -89,14 +89,14 @@ static int clean_sockets(void)
     return COX_EXIT_OK;
 }
 
-struct choice {
+struct clean_choice {
     int count;
     char *const *names;
 };
 
 static int take_names(void *context, int count, char *const *words, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct clean_choice *choice = context;
     (void)err;
     choice->count = count;
     choice->names = words;
@@ -105,7 +105,7 @@ static int take_names(void *context, int count, char *const *words, struct cox_e
 
 static int run(void *context)
 {
-    const struct choice *choice = context;
+    const struct clean_choice *choice = context;
     int status = choice->count == 0 ? clean_all() : COX_EXIT_OK;
     for (int i = 0; i < choice->count; i++) {
         int one = clean_one(choice->names[i], true);
@@ -124,7 +124,7 @@ const struct cox_command cox_command_clean = {
             "control region was won, so that a live one is never touched. Also removes, whichever "
             "groups are named, all sockets in $XDG_RUNTIME_DIR/coxswain (or /tmp/coxswain-UID) "
             "that no process listens on, as every start does.",
-    .choice_size = sizeof(struct choice),
+    .choice_size = sizeof(struct clean_choice),
     .words = take_names,
     .run = run,
 };

@@ -29,7 +29,7 @@ typedef CoxswainControl__ControlReply control_reply;
 typedef CoxswainControl__LinkState link_message;
 typedef CoxswainControl__LinkStatusReply links_reply;
 
-struct choice {
+struct link_choice {
     struct cox_connection connection;
     /* the other group, or the role; NULL: none */
     const char *word;
@@ -38,7 +38,7 @@ struct choice {
 
 static int take(void *context, int key, const char *value, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct link_choice *choice = context;
     (void)value, (void)err;
     *(key == KEY_WAIT ? &choice->wait : &choice->no_wait) = true;
     return 0;
@@ -46,7 +46,7 @@ static int take(void *context, int key, const char *value, struct cox_error *err
 
 static int take_owner(void *context, int count, char *const *words, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct link_choice *choice = context;
     if (count > 1)
         return cox_fail(err, COX_INVALID, "'%.64s' is not expected here", words[1]);
     if (count == 0)
@@ -55,7 +55,7 @@ static int take_owner(void *context, int count, char *const *words, struct cox_e
     return cox_name_check(words[0], err);
 }
 
-static int talk(const struct cox_client_command *command, const struct choice *choice)
+static int talk(const struct cox_client_command *command, const struct link_choice *choice)
 {
     struct cox_client_command whole = *command;
     whole.timeout_ms = TIMEOUT_MS;
@@ -67,7 +67,7 @@ static int talk(const struct cox_client_command *command, const struct choice *c
 static int ask_link(const void *context, struct cox_client *client, uint64_t timeout_ms,
                     uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct link_choice *choice = context;
     _cox_cleanup_(cox_client_close) struct cox_client owner = COX_CLIENT_NONE;
     uint64_t epoch;
     (void)timeout_ms, (void)ret_reply;
@@ -98,8 +98,9 @@ const struct cox_command cox_command_link = {
             "then pull from it (coxswain generate --prefill OWNER --decode NAME). Both have the "
             "same model and as many ranks. Waits until every rank has attached, 10 s by default. A "
             "link ends with `unlink`; when OWNER has replaced a rank, it is made again.",
-    .choice_size = sizeof(struct choice),
-    .groups = {{&link_group, 0}, {&cox_connection_options, offsetof(struct choice, connection)}},
+    .choice_size = sizeof(struct link_choice),
+    .groups = {{&link_group, 0},
+               {&cox_connection_options, offsetof(struct link_choice, connection)}},
     .words = take_owner,
     .run = run_link,
 };
@@ -110,7 +111,7 @@ static int ask_unlink(const void *context, struct cox_client *client, uint64_t t
                       uint64_t deadline_ns, const ProtobufCMessage **ret_reply,
                       struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct link_choice *choice = context;
     CoxswainControl__LinkRequest link = COXSWAIN_CONTROL__LINK_REQUEST__INIT;
     control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     control_reply *reply = NULL;
@@ -138,8 +139,8 @@ const struct cox_command cox_command_unlink = {
     .arguments = "OWNER",
     .text = "The ranks of a running group detach the KV caches of OWNER, which may have ended. "
             "The default of --timeout is 10 s.",
-    .choice_size = sizeof(struct choice),
-    .groups = {{&cox_connection_options, offsetof(struct choice, connection)}},
+    .choice_size = sizeof(struct link_choice),
+    .groups = {{&cox_connection_options, offsetof(struct link_choice, connection)}},
     .words = take_owner,
     .run = run_unlink,
 };
@@ -192,7 +193,7 @@ static int ask_links(const void *context, struct cox_client *client, uint64_t ti
                      uint64_t deadline_ns, const ProtobufCMessage **ret_reply,
                      struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct link_choice *choice = context;
     links_reply *status;
     const link_message *failed;
     uint32_t pending;
@@ -240,9 +241,9 @@ const struct cox_command cox_command_link_status = {
             "each link: waiting, running, success, or failed with a code and a reason. A link that "
             "failed at any rank has failed; success is that of all ranks. The default of --timeout "
             "is 10 s.",
-    .choice_size = sizeof(struct choice),
+    .choice_size = sizeof(struct link_choice),
     .groups = {{&link_status_group, 0},
-               {&cox_connection_options, offsetof(struct choice, connection)}},
+               {&cox_connection_options, offsetof(struct link_choice, connection)}},
     .run = run_link_status,
 };
 
@@ -250,7 +251,7 @@ const struct cox_command cox_command_link_status = {
 
 static int take_role(void *context, int count, char *const *words, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct link_choice *choice = context;
     enum cox_role role;
     if (count > 1)
         return cox_fail(err, COX_INVALID, "'%.64s' is not expected here", words[1]);
@@ -263,7 +264,7 @@ static int take_role(void *context, int count, char *const *words, struct cox_er
 static int ask_role(const void *context, struct cox_client *client, uint64_t timeout_ms,
                     uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct link_choice *choice = context;
     CoxswainControl__RoleRequest role = COXSWAIN_CONTROL__ROLE_REQUEST__INIT;
     CoxswainControl__StatusReply *status;
     control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
@@ -296,7 +297,7 @@ static void print_role(const void *choice, const ProtobufCMessage *message)
 /* Only the role of the status. */
 static void json_role(const void *context, json_t *root)
 {
-    const struct choice *choice = context;
+    const struct link_choice *choice = context;
     json_t *transfer = json_object_get(root, "transfer");
     json_t *role = choice->word ? json_string(choice->word)
                    : transfer   ? json_incref(json_object_get(transfer, "role"))
@@ -330,8 +331,8 @@ const struct cox_command cox_command_role = {
             "  standard   both\n"
             "\n"
             "Prompts under way are not touched. The default of --timeout is 10 s.",
-    .choice_size = sizeof(struct choice),
-    .groups = {{&cox_connection_options, offsetof(struct choice, connection)}},
+    .choice_size = sizeof(struct link_choice),
+    .groups = {{&cox_connection_options, offsetof(struct link_choice, connection)}},
     .words = take_role,
     .run = run_role,
 };

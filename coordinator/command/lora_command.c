@@ -18,7 +18,7 @@
 
 typedef CoxswainControl__LoraReply lora_reply;
 
-struct choice {
+struct lora_choice {
     CoxswainControl__LoraAction action;
     struct cox_connection connection;
     const char *adapter;
@@ -40,7 +40,7 @@ static const char *text_of(const char *text)
 
 static void print(const void *context, const ProtobufCMessage *message)
 {
-    const struct choice *choice = context;
+    const struct lora_choice *choice = context;
     const lora_reply *reply = (const lora_reply *)message;
     for (size_t i = 0; i < reply->n_ranks; i++) {
         const CoxswainControl__LoraResult *result = reply->ranks[i];
@@ -57,7 +57,7 @@ static void print(const void *context, const ProtobufCMessage *message)
 
 static void json(const void *context, json_t *root)
 {
-    const struct choice *choice = context;
+    const struct lora_choice *choice = context;
     json_object_set_new(root, "action", json_string(action_name(choice->action)));
 }
 
@@ -66,7 +66,7 @@ static void json(const void *context, json_t *root)
 static int ask(const void *context, struct cox_client *client, uint64_t timeout_ms,
                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct lora_choice *choice = context;
     CoxswainControl__LoraRequest lora = COXSWAIN_CONTROL__LORA_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     CoxswainControl__ControlReply *reply = NULL;
@@ -87,7 +87,7 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
 
 static int take_words(void *context, int count, char *const *words, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct lora_choice *choice = context;
     static const struct {
         CoxswainControl__LoraAction action;
         int count;
@@ -115,13 +115,13 @@ static int take_words(void *context, int count, char *const *words, struct cox_e
 
 static void deinit(void *context)
 {
-    struct choice *choice = context;
+    struct lora_choice *choice = context;
     free(choice->path);
 }
 
 static int run(void *context)
 {
-    const struct choice *choice = context;
+    const struct lora_choice *choice = context;
     const struct cox_client_command command = {
         .reply = &coxswain_control__lora_reply__descriptor,
         .timeout_ms = TIMEOUT_MS,
@@ -148,8 +148,8 @@ const struct cox_command cox_command_lora = {
             "  list    a line `ADAPTER STATE USES DIR` for each\n"
             "\n"
             "The default of --timeout is 60 s.",
-    .choice_size = sizeof(struct choice),
-    .groups = {{&cox_connection_options, offsetof(struct choice, connection)}},
+    .choice_size = sizeof(struct lora_choice),
+    .groups = {{&cox_connection_options, offsetof(struct lora_choice, connection)}},
     .words = take_words,
     .run = run,
     .deinit = deinit,

@@ -23,7 +23,7 @@ enum {
 typedef CoxswainControl__PullReply pull_reply;
 typedef CoxswainControl__RankPull rank_pull;
 
-struct choice {
+struct pull_choice {
     struct cox_connection connection;
     const char *from;
     uint64_t hold;
@@ -67,7 +67,7 @@ static void json(const void *choice, json_t *root)
 static int ask(const void *context, struct cox_client *client, uint64_t timeout_ms,
                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct pull_choice *choice = context;
     _cox_cleanup_(cox_client_close) struct cox_client owner = COX_CLIENT_NONE;
     CoxswainControl__KvInfoReply *info;
     CoxswainControl__PullRequest pull = COXSWAIN_CONTROL__PULL_REQUEST__INIT;
@@ -95,7 +95,7 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
 
 static int take(void *context, int key, const char *value, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct pull_choice *choice = context;
     if (key == KEY_HOLD)
         return cox_parse_number("--hold", value, 1, INT64_MAX, &choice->hold, err);
     choice->from = value;
@@ -104,7 +104,7 @@ static int take(void *context, int key, const char *value, struct cox_error *err
 
 static int check(const void *context, struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct pull_choice *choice = context;
     return choice->from && choice->hold
                ? 0
                : cox_fail(err, COX_INVALID, "say what: --from OWNER --hold ID");
@@ -120,7 +120,7 @@ static int run(void *context)
         .print = print,
         .json = json,
     };
-    const struct choice *choice = context;
+    const struct pull_choice *choice = context;
     return cox_client_command_run(&command, &choice->connection, choice);
 }
 
@@ -139,7 +139,8 @@ const struct cox_command cox_command_pull_kv = {
             "of the running group NAME, prints a line `rank R: ok: BYTES bytes in T ms` or `rank "
             "R: CODE: TEXT` for each rank, and frees the blocks. The hold stays its client's. NAME "
             "has to be linked with OWNER (coxswain link). The default of --timeout is 10 s.",
-    .choice_size = sizeof(struct choice),
-    .groups = {{&pull_options, 0}, {&cox_connection_options, offsetof(struct choice, connection)}},
+    .choice_size = sizeof(struct pull_choice),
+    .groups = {{&pull_options, 0},
+               {&cox_connection_options, offsetof(struct pull_choice, connection)}},
     .run = run,
 };

@@ -23,7 +23,7 @@ enum {
 typedef CoxswainControl__RecoverReply recover_reply;
 typedef CoxswainControl__RecoverResult recover_result;
 
-struct choice {
+struct recover_choice {
     uint32_t command;
     struct cox_connection connection;
     bool rank_given;
@@ -46,7 +46,7 @@ static bool is_well(const recover_result *result)
 
 static void print(const void *context, const ProtobufCMessage *message)
 {
-    const struct choice *choice = context;
+    const struct recover_choice *choice = context;
     const recover_reply *reply = (const recover_reply *)message;
     for (size_t i = 0; i < reply->n_ranks; i++) {
         const recover_result *result = reply->ranks[i];
@@ -63,7 +63,7 @@ static void print(const void *context, const ProtobufCMessage *message)
 
 static void json(const void *context, json_t *root)
 {
-    const struct choice *choice = context;
+    const struct recover_choice *choice = context;
     size_t i;
     json_t *rank;
     json_object_set_new(root, "command", json_string(command_name(choice->command)));
@@ -87,7 +87,7 @@ static int reply_check(const recover_reply *reply, struct cox_error *err)
 static int ask(const void *context, struct cox_client *client, uint64_t timeout_ms,
                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct recover_choice *choice = context;
     CoxswainControl__RecoverRequest recover = COXSWAIN_CONTROL__RECOVER_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     CoxswainControl__ControlReply *reply = NULL;
@@ -109,7 +109,7 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
 
 static int take_command(void *context, int count, char *const *words, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct recover_choice *choice = context;
     if (count == 0)
         return cox_fail(err, COX_INVALID,
                         "say what: pause, pause-net, clear, reinit, start or restart");
@@ -133,7 +133,7 @@ static int take_command(void *context, int count, char *const *words, struct cox
 
 static int take(void *context, int key, const char *value, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct recover_choice *choice = context;
     uint64_t number;
     if (key == KEY_KILL) {
         choice->kill = true;
@@ -156,7 +156,7 @@ static int run(void *context)
         .print = print,
         .json = json,
     };
-    const struct choice *choice = context;
+    const struct recover_choice *choice = context;
     return cox_client_command_run(&command, &choice->connection, choice);
 }
 
@@ -185,9 +185,9 @@ const struct cox_command cox_command_recover = {
             "\n"
             "A command that was carried out before succeeds. One that the group's state does not "
             "allow is refused, with those that it allows. The default of --timeout is 60 s.",
-    .choice_size = sizeof(struct choice),
+    .choice_size = sizeof(struct recover_choice),
     .groups = {{&restart_options, 0},
-               {&cox_connection_options, offsetof(struct choice, connection)}},
+               {&cox_connection_options, offsetof(struct recover_choice, connection)}},
     .words = take_command,
     .run = run,
 };

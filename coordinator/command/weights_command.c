@@ -15,7 +15,7 @@
 
 typedef CoxswainControl__WeightsReply weights_reply;
 
-struct choice {
+struct weights_choice {
     struct cox_connection connection;
     /* absolute */
     char *directory;
@@ -24,7 +24,7 @@ struct choice {
 static int ask(const void *context, struct cox_client *client, uint64_t timeout_ms,
                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    const struct choice *choice = context;
+    const struct weights_choice *choice = context;
     CoxswainControl__WeightsRequest weights = COXSWAIN_CONTROL__WEIGHTS_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     CoxswainControl__ControlReply *reply = NULL;
@@ -51,7 +51,7 @@ static void print(const void *choice, const ProtobufCMessage *message)
 
 static int take_directory(void *context, int count, char *const *words, struct cox_error *err)
 {
-    struct choice *choice = context;
+    struct weights_choice *choice = context;
     if (count != 1)
         return cox_fail(err, COX_INVALID, "expected one DIR: the folder of a model");
     choice->directory = realpath(words[0], NULL);
@@ -64,7 +64,7 @@ static int take_directory(void *context, int count, char *const *words, struct c
 
 static void deinit(void *context)
 {
-    struct choice *choice = context;
+    struct weights_choice *choice = context;
     free(choice->directory);
 }
 
@@ -77,7 +77,7 @@ static int run(void *context)
         .ask = ask,
         .print = print,
     };
-    const struct choice *choice = context;
+    const struct weights_choice *choice = context;
     return cox_client_command_run(&command, &choice->connection, choice);
 }
 
@@ -92,8 +92,8 @@ const struct cox_command cox_command_weights = {
             "`version V`; the former weights are then out of memory. If a worker cannot switch, "
             "all keep the former ones. After --timeout (default 60 s) workers that have not "
             "switched do so with the next step that ends.",
-    .choice_size = sizeof(struct choice),
-    .groups = {{&cox_connection_options, offsetof(struct choice, connection)}},
+    .choice_size = sizeof(struct weights_choice),
+    .groups = {{&cox_connection_options, offsetof(struct weights_choice, connection)}},
     .words = take_directory,
     .run = run,
     .deinit = deinit,

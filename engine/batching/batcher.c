@@ -33,7 +33,7 @@ struct retiring {
     struct cox_sequence *sequence;
 };
 
-struct flight {
+struct planned_step {
     struct cox_step step;
     struct cox_step_row *rows;
     /* at most one per row */
@@ -66,10 +66,10 @@ struct cox_batcher {
     int64_t *unreported_ids;
     uint32_t unreported_count, reported_count;
     /* a ring of step_count_max: flight_count in flight, the oldest at flight_first */
-    struct flight *flights;
+    struct planned_step *flights;
     uint32_t flight_first, flight_count;
     /* the ring entry behind those, being filled, or filled and not published */
-    struct flight *next;
+    struct planned_step *next;
     bool given;
     /* encoded size of next */
     size_t step_cost;
@@ -163,7 +163,7 @@ static int flights_init(struct cox_batcher *batcher)
     if (!batcher->flights)
         return -ENOMEM;
     for (uint32_t i = 0; i < batcher->options.step_count_max; i++) {
-        struct flight *flight = &batcher->flights[i];
+        struct planned_step *flight = &batcher->flights[i];
         flight->rows = calloc(row_count, sizeof *flight->rows);
         flight->retirings = calloc(row_count, sizeof *flight->retirings);
         if (!flight->rows || !flight->retirings)
@@ -175,7 +175,7 @@ static int flights_init(struct cox_batcher *batcher)
 static void flights_deinit(struct cox_batcher *batcher)
 {
     for (uint32_t i = 0; batcher->flights && i < batcher->options.step_count_max; i++) {
-        struct flight *flight = &batcher->flights[i];
+        struct planned_step *flight = &batcher->flights[i];
         for (uint32_t p = 0; p < flight->retiring_count; p++) {
             free(flight->retirings[p].blocks);
             cox_sequence_free(flight->retirings[p].sequence);
@@ -396,7 +396,7 @@ static void slot_leave(struct cox_batcher *batcher, uint32_t slot, int64_t id)
 }
 
 /* The i-th step in flight, oldest first. */
-static struct flight *flight_at(const struct cox_batcher *batcher, uint32_t i)
+static struct planned_step *flight_at(const struct cox_batcher *batcher, uint32_t i)
 {
     return &batcher->flights[(batcher->flight_first + i) % batcher->options.step_count_max];
 }
@@ -405,9 +405,9 @@ static struct flight *flight_at(const struct cox_batcher *batcher, uint32_t i)
  * may still write to its blocks. */
 static void sequence_part(struct cox_batcher *batcher, struct cox_sequence *sequence)
 {
-    struct flight *last = NULL;
+    struct planned_step *last = NULL;
     for (uint32_t i = 0; i < batcher->flight_count; i++) {
-        struct flight *flight = flight_at(batcher, i);
+        struct planned_step *flight = flight_at(batcher, i);
         for (uint32_t row = 0; row < flight->step.row_count; row++)
             if (flight->rows[row].sequence == sequence) {
                 flight->rows[row].sequence = NULL;
@@ -505,7 +505,7 @@ static bool is_decode(const struct cox_sequence *sequence)
 
 static void row_add(struct cox_batcher *batcher, struct cox_sequence *sequence, uint32_t count)
 {
-    struct flight *next = batcher->next;
+    struct planned_step *next = batcher->next;
     /* announcing sends all tokens, so none is pending */
     COX_ASSERT(sequence->known || !sequence->pending_count);
     next->rows[next->step.row_count++] = (struct cox_step_row){
@@ -656,7 +656,7 @@ void cox_batcher_next_empty(struct cox_batcher *batcher, const struct cox_step *
 void cox_batcher_publish(struct cox_batcher *batcher, uint64_t sequence)
 {
     COX_ASSERT(batcher->given);
-    struct flight *flight = batcher->next;
+    struct planned_step *flight = batcher->next;
     batcher->given = false;
     batcher->flight_count++;
     flight->sequence = batcher->base = sequence;
@@ -691,7 +691,7 @@ static bool is_stop(const struct cox_sequence *sequence, int32_t token)
 }
 
 /* Frees what ended sequences kept for rows of this step, if it is the last with any. */
-static void flight_part(struct cox_batcher *batcher, struct flight *flight)
+static void flight_part(struct cox_batcher *batcher, struct planned_step *flight)
 {
     for (uint32_t i = 0; i < flight->retiring_count; i++) {
         struct retiring *retiring = &flight->retirings[i];
@@ -728,7 +728,7 @@ int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens, const
                        struct cox_error *err)
 {
     COX_ASSERT(batcher->flight_count);
-    struct flight *flight = flight_at(batcher, 0);
+    struct planned_step *flight = flight_at(batcher, 0);
     for (uint32_t i = 0; i < flight->step.row_count; i++)
         if (flight->rows[i].emit && tokens[i] < 0)
             return cox_fail(err, COX_CORRUPT,

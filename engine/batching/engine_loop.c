@@ -35,7 +35,7 @@
 #define SUBMIT_PAUSE_MAX_NS (5 * COX_NSEC_PER_MSEC)
 
 /* A step in flight, and what the handler stores for run. */
-struct flight {
+struct published_step {
     /* 0: the entry is free */
     uint64_t number;
     const struct cox_step *step;
@@ -62,7 +62,7 @@ struct cox_engine_loop {
     struct cox_executor *executor;
     struct cox_engine_loop_options options;
     struct cox_batcher *batcher;
-    struct cox_message *message;
+    struct cox_step_message *message;
     bool nested;
     /* run has failed: only free may be called */
     bool broken;
@@ -86,7 +86,7 @@ struct cox_engine_loop {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     /* a ring of steps_in_flight; free entries have number 0 */
-    struct flight *flights;
+    struct published_step *flights;
     uint32_t flight_first, flight_count;
     bool stopped;
 
@@ -126,7 +126,7 @@ int cox_engine_loop_fit(struct cox_engine_loop_options *options,
 
 /* ---- the handler, on the response thread ---- */
 
-static void outcome_fill(const struct cox_engine_loop *engine_loop, struct flight *flight,
+static void outcome_fill(const struct cox_engine_loop *engine_loop, struct published_step *flight,
                          const struct cox_completion *completion)
 {
     flight->error = (struct cox_error){0};
@@ -140,8 +140,8 @@ static void outcome_fill(const struct cox_engine_loop *engine_loop, struct fligh
     }
     const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
-    flight->status = cox_message_read(engine_loop->message, flight->step, completion->sequence,
-                                      response, flight->tokens, flight->ended, &flight->error);
+    flight->status = cox_step_message_read(engine_loop->message, flight->step, completion->sequence,
+                                           response, flight->tokens, flight->ended, &flight->error);
     if (flight->status)
         return;
     const Coxswain__ExecuteModelResponse *reply = response->execute_model_response;
@@ -163,7 +163,7 @@ static void on_completion(void *context, const struct cox_completion *completion
     struct cox_engine_loop *engine_loop = context;
     pthread_mutex_lock(&engine_loop->lock);
     for (uint32_t i = 0; i < engine_loop->options.steps_in_flight; i++) {
-        struct flight *flight = &engine_loop->flights[i];
+        struct published_step *flight = &engine_loop->flights[i];
         /* After a stop run does not wait, and the step may be over. */
         if (flight->number != (uintptr_t)completion->request_context || flight->arrived)
             continue;
@@ -195,7 +195,7 @@ static int flights_init(struct cox_engine_loop *engine_loop)
     if (!engine_loop->flights)
         return -ENOMEM;
     for (uint32_t i = 0; i < options->steps_in_flight; i++) {
-        struct flight *flight = &engine_loop->flights[i];
+        struct published_step *flight = &engine_loop->flights[i];
         flight->tokens = calloc(options->sequence_count_max, sizeof *flight->tokens);
         flight->ended = calloc(options->sequence_count_max, sizeof *flight->ended);
         if (!flight->tokens || !flight->ended)
@@ -242,7 +242,7 @@ static int engine_loop_init(struct cox_engine_loop *engine_loop, struct cox_erro
     if (r || !engine_loop->group_samples || !engine_loop->group_wait_samples ||
         !engine_loop->step_samples || !engine_loop->channel_samples)
         return cox_fail(err, -ENOMEM, "no memory for the engine loop");
-    r = cox_message_new(rows, engine_loop->nested, &engine_loop->message);
+    r = cox_step_message_new(rows, engine_loop->nested, &engine_loop->message);
     if (r)
         return cox_fail(err, r, "no memory for the engine loop");
     r = cox_executor_replace(engine_loop->executor, COX_CHANNEL_EXECUTE, on_completion,
@@ -263,7 +263,7 @@ static void engine_loop_destroy(struct cox_engine_loop *engine_loop)
     pthread_cond_destroy(&engine_loop->wake);
     pthread_mutex_destroy(&engine_loop->lock);
     cox_batcher_free(engine_loop->batcher);
-    cox_message_free(engine_loop->message);
+    cox_step_message_free(engine_loop->message);
     for (uint32_t i = 0; engine_loop->flights && i < engine_loop->options.steps_in_flight; i++) {
         free(engine_loop->flights[i].tokens);
         free(engine_loop->flights[i].ended);
@@ -367,7 +367,7 @@ static bool pause_until(struct cox_engine_loop *engine_loop, uint64_t deadline_n
     return go_on;
 }
 
-static struct flight *flight_at(const struct cox_engine_loop *engine_loop, uint32_t i)
+static struct published_step *flight_at(const struct cox_engine_loop *engine_loop, uint32_t i)
 {
     return &engine_loop
                 ->flights[(engine_loop->flight_first + i) % engine_loop->options.steps_in_flight];
@@ -386,7 +386,7 @@ static bool is_void(struct cox_engine_loop *engine_loop)
 }
 
 /* Submits, and retries while a rank owes the reply of an earlier step or still reads the frame. */
-static int step_submit(struct cox_engine_loop *engine_loop, struct flight *flight,
+static int step_submit(struct cox_engine_loop *engine_loop, struct published_step *flight,
                        const struct Coxswain__ExecuteRequest *request, uint64_t *ret_sequence,
                        struct cox_error *err)
 {
@@ -419,10 +419,10 @@ static int step_submit(struct cox_engine_loop *engine_loop, struct flight *fligh
 }
 
 /* From now on the handler may fill the entry. */
-static struct flight *flight_expect(struct cox_engine_loop *engine_loop,
-                                    const struct cox_step *step)
+static struct published_step *flight_expect(struct cox_engine_loop *engine_loop,
+                                            const struct cox_step *step)
 {
-    struct flight *flight = flight_at(engine_loop, engine_loop->flight_count);
+    struct published_step *flight = flight_at(engine_loop, engine_loop->flight_count);
     pthread_mutex_lock(&engine_loop->lock);
     flight->number = ++engine_loop->number;
     flight->step = step;
@@ -435,7 +435,7 @@ static struct flight *flight_expect(struct cox_engine_loop *engine_loop,
  * ignored. Returns its status. */
 static int flight_await(struct cox_engine_loop *engine_loop, struct cox_error *err)
 {
-    struct flight *flight = flight_at(engine_loop, 0);
+    struct published_step *flight = flight_at(engine_loop, 0);
     struct timespec until = timespec_of(flight->deadline_ns + COMPLETION_SLACK_NS);
     int r = 0;
     pthread_mutex_lock(&engine_loop->lock);
@@ -455,7 +455,7 @@ static int flight_await(struct cox_engine_loop *engine_loop, struct cox_error *e
     return r;
 }
 
-static void step_count(struct cox_engine_loop *engine_loop, const struct flight *flight)
+static void step_count(struct cox_engine_loop *engine_loop, const struct published_step *flight)
 {
     /* A rank begins with a step after it has ended the previous one. */
     uint64_t since_ns = flight->submitted_ns > engine_loop->arrived_ns ? flight->submitted_ns
@@ -595,7 +595,7 @@ static uint64_t transfers_due_ns(const struct cox_engine_loop *engine_loop)
 /* ---- the step ---- */
 
 /* Sets the weights version of the step. */
-static void step_weights(struct cox_engine_loop *engine_loop, struct flight *flight)
+static void step_weights(struct cox_engine_loop *engine_loop, struct published_step *flight)
 {
     struct cox_shared_weights *weights = engine_loop->options.weights;
     struct cox_weights_announcement announcement;
@@ -609,13 +609,14 @@ static void step_weights(struct cox_engine_loop *engine_loop, struct flight *fli
      * computation is left. */
     flight->switches = engine_loop->version && flight->version != engine_loop->version;
     engine_loop->version = flight->version;
-    cox_message_weights(engine_loop->message, &announcement, offered);
+    cox_step_message_weights(engine_loop->message, &announcement, offered);
 }
 
 /* Reports status r of the step to the weights, when those before it succeeded. A step that is void
  * because of an earlier failure proves nothing about its weights. */
-static void step_weights_end(struct cox_engine_loop *engine_loop, const struct flight *flight,
-                             int r, const struct cox_error *err)
+static void step_weights_end(struct cox_engine_loop *engine_loop,
+                             const struct published_step *flight, int r,
+                             const struct cox_error *err)
 {
     struct cox_shared_weights *weights = engine_loop->options.weights;
     if (!r && flight->switches)
@@ -645,11 +646,11 @@ static int step_begin(struct cox_engine_loop *engine_loop, struct cox_error *err
     }
     if (r)
         return r;
-    struct flight *flight = flight_expect(engine_loop, step);
+    struct published_step *flight = flight_expect(engine_loop, step);
     const struct Coxswain__ExecuteRequest *request;
     uint64_t sequence;
     step_weights(engine_loop, flight);
-    r = cox_message_fill(engine_loop->message, step, &request);
+    r = cox_step_message_fill(engine_loop->message, step, &request);
     r = r ? cox_fail(err, r, "no memory for a step")
           : step_submit(engine_loop, flight, request, &sequence, err);
     if (r)
@@ -696,7 +697,7 @@ static void limit_raise(struct cox_engine_loop *engine_loop)
 /* Waits for the oldest step in flight. Returns 0, or its failure. */
 static int step_end(struct cox_engine_loop *engine_loop, struct cox_error *err)
 {
-    struct flight *flight = flight_at(engine_loop, 0);
+    struct published_step *flight = flight_at(engine_loop, 0);
     int r = flight_await(engine_loop, err);
     if (r == COX_TIMEOUT)
         engine_loop->late_tokens = flight->step->token_count;

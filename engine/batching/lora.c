@@ -18,8 +18,8 @@
 
 enum state { LOADING, LOADED, UNLOADING, UNSETTLED };
 
-struct entry {
-    struct entry *next;
+struct loaded_adapter {
+    struct loaded_adapter *next;
     enum state state;
     /* for UNSETTLED: whether the ranks must end up with it */
     bool wanted;
@@ -44,7 +44,7 @@ struct cox_lora {
     uint32_t replay_count;
     /* A command is running; only it adds, removes and changes entries. */
     bool busy;
-    struct entry *entries;
+    struct loaded_adapter *entries;
 };
 
 int cox_lora_new(struct cox_executor *executor, const struct cox_log *log,
@@ -62,7 +62,7 @@ int cox_lora_new(struct cox_executor *executor, const struct cox_log *log,
     return 0;
 }
 
-static void entry_free(struct entry *entry)
+static void entry_free(struct loaded_adapter *entry)
 {
     free(entry->path);
     free(entry);
@@ -80,7 +80,7 @@ struct cox_lora *cox_lora_free(struct cox_lora *lora)
 {
     if (lora) {
         while (lora->entries) {
-            struct entry *entry = lora->entries;
+            struct loaded_adapter *entry = lora->entries;
             lora->entries = entry->next;
             entry_free(entry);
         }
@@ -93,18 +93,18 @@ struct cox_lora *cox_lora_free(struct cox_lora *lora)
 
 /* ---- entries ---- */
 
-static struct entry *entry_find(const struct cox_lora *lora, const char *name)
+static struct loaded_adapter *entry_find(const struct cox_lora *lora, const char *name)
 {
-    struct entry *entry = lora->entries;
+    struct loaded_adapter *entry = lora->entries;
     while (entry && strcmp(entry->name, name) != 0)
         entry = entry->next;
     return entry;
 }
 
 /* Appends an entry. NULL: no memory. */
-static struct entry *entry_add(struct cox_lora *lora, const char *name, const char *path)
+static struct loaded_adapter *entry_add(struct cox_lora *lora, const char *name, const char *path)
 {
-    struct entry *entry = calloc(1, sizeof *entry), **link = &lora->entries;
+    struct loaded_adapter *entry = calloc(1, sizeof *entry), **link = &lora->entries;
     if (!entry || !(entry->path = strdup(path))) {
         free(entry);
         return NULL;
@@ -118,7 +118,8 @@ static struct entry *entry_add(struct cox_lora *lora, const char *name, const ch
     return entry;
 }
 
-static void entry_set(struct cox_lora *lora, struct entry *entry, enum state state, bool wanted)
+static void entry_set(struct cox_lora *lora, struct loaded_adapter *entry, enum state state,
+                      bool wanted)
 {
     pthread_mutex_lock(&lora->lock);
     entry->state = state;
@@ -126,9 +127,9 @@ static void entry_set(struct cox_lora *lora, struct entry *entry, enum state sta
     pthread_mutex_unlock(&lora->lock);
 }
 
-static void entry_remove(struct cox_lora *lora, struct entry *entry)
+static void entry_remove(struct cox_lora *lora, struct loaded_adapter *entry)
 {
-    struct entry **link = &lora->entries;
+    struct loaded_adapter **link = &lora->entries;
     pthread_mutex_lock(&lora->lock);
     while (*link != entry)
         link = &(*link)->next;
@@ -188,8 +189,8 @@ static bool any_did(const struct cox_lora *lora, const struct cox_lora_result *r
 }
 
 /* Makes all ranks have the adapter, or none. Returns 0, or what kept a rank from it. */
-static int reconcile(struct cox_lora *lora, struct entry *entry, bool wanted, uint64_t deadline_ns,
-                     struct cox_error *err)
+static int reconcile(struct cox_lora *lora, struct loaded_adapter *entry, bool wanted,
+                     uint64_t deadline_ns, struct cox_error *err)
 {
     const int32_t already = wanted ? STATUS(DUPLICATED_LORA_ID) : STATUS(INVALID_LORA_ID);
     _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
@@ -208,7 +209,8 @@ static int reconcile(struct cox_lora *lora, struct entry *entry, bool wanted, ui
 
 /* Reverts a command that succeeded on some ranks only. wanted: it was an unload. err has what went
  * wrong. Returns 0 when ranks agree, otherwise why they may not. */
-static int take_back(struct cox_lora *lora, struct entry *entry, bool wanted, struct cox_error *err)
+static int take_back(struct cox_lora *lora, struct loaded_adapter *entry, bool wanted,
+                     struct cox_error *err)
 {
     struct cox_error error = {0};
     entry_set(lora, entry, UNSETTLED, wanted);
@@ -245,8 +247,8 @@ static int load_blame(const struct cox_lora *lora, const struct cox_lora_result 
  * next command. Returns 0, or COX_TIMEOUT when that took all of the command's time. */
 static int reconcile_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
-    struct entry *next;
-    for (struct entry *entry = lora->entries; entry; entry = next) {
+    struct loaded_adapter *next;
+    for (struct loaded_adapter *entry = lora->entries; entry; entry = next) {
         struct cox_error error = {0};
         next = entry->next;
         if (entry->state != UNSETTLED)
@@ -288,7 +290,7 @@ static int name_check(const char *name, struct cox_error *err)
 
 /* Each rank reads the files itself, and files may change in between. A rank that reports no digest
  * is trusted. */
-static int digest_take(const struct cox_lora *lora, struct entry *entry,
+static int digest_take(const struct cox_lora *lora, struct loaded_adapter *entry,
                        const struct cox_lora_result *results, struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < lora->rank_count; rank++) {
@@ -306,7 +308,7 @@ static int digest_take(const struct cox_lora *lora, struct entry *entry,
 static int load_new(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
                     struct cox_lora_result *results, struct cox_error *err)
 {
-    struct entry *entry = entry_add(lora, name, path);
+    struct loaded_adapter *entry = entry_add(lora, name, path);
     struct cox_error error = {0};
     if (!entry)
         return cox_fail(err, -ENOMEM, "no memory for a LoRA adapter");
@@ -325,7 +327,7 @@ static int load_new(struct cox_lora *lora, const char *name, const char *path, u
     return cox_fail(err, agree ? load_blame(lora, results, r) : r, "%s", error.text);
 }
 
-static int fail_unsettled(const struct entry *entry, struct cox_error *err)
+static int fail_unsettled(const struct loaded_adapter *entry, struct cox_error *err)
 {
     return cox_fail(err, COX_STATE,
                     "ranks may disagree on the LoRA adapter '%s', and do not reply now",
@@ -335,8 +337,8 @@ static int fail_unsettled(const struct entry *entry, struct cox_error *err)
 /* The adapter is loaded already, which the ranks report themselves. A rank that was just restarted
  * lacks it until the replay. It gets the files that the others have, whatever folder was named now,
  * and then reports the same. */
-static int load_known(struct cox_lora *lora, const struct entry *entry, uint64_t deadline_ns,
-                      struct cox_lora_result *results, struct cox_error *err)
+static int load_known(struct cox_lora *lora, const struct loaded_adapter *entry,
+                      uint64_t deadline_ns, struct cox_lora_result *results, struct cox_error *err)
 {
     if (entry->state != LOADED)
         return fail_unsettled(entry, err);
@@ -359,7 +361,7 @@ int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uin
     if (r)
         return r;
     r = reconcile_open(lora, deadline_ns, err);
-    const struct entry *entry = r ? NULL : entry_find(lora, name);
+    const struct loaded_adapter *entry = r ? NULL : entry_find(lora, name);
     if (r == 0)
         r = entry ? load_known(lora, entry, deadline_ns, ret_results, err)
                   : load_new(lora, name, path, deadline_ns, ret_results, err);
@@ -369,7 +371,7 @@ int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uin
 
 /* ---- unload ---- */
 
-static int await_unused(struct cox_lora *lora, struct entry *entry, uint64_t deadline_ns,
+static int await_unused(struct cox_lora *lora, struct loaded_adapter *entry, uint64_t deadline_ns,
                         struct cox_error *err)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -392,7 +394,7 @@ static int await_unused(struct cox_lora *lora, struct entry *entry, uint64_t dea
              : 0;
 }
 
-static int unload_known(struct cox_lora *lora, struct entry *entry, uint64_t deadline_ns,
+static int unload_known(struct cox_lora *lora, struct loaded_adapter *entry, uint64_t deadline_ns,
                         struct cox_lora_result *results, struct cox_error *err)
 {
     struct cox_error error = {0};
@@ -421,7 +423,7 @@ int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_n
     if (r)
         return r;
     r = reconcile_open(lora, deadline_ns, err);
-    struct entry *entry = r ? NULL : entry_find(lora, name);
+    struct loaded_adapter *entry = r ? NULL : entry_find(lora, name);
     if (entry && entry->state != LOADED)
         r = fail_unsettled(entry, err);
     else if (entry)
@@ -434,7 +436,7 @@ int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_n
 
 /* ---- a rank was replaced ---- */
 
-static int replay_entry(struct cox_lora *lora, struct entry *entry, uint64_t deadline_ns,
+static int replay_entry(struct cox_lora *lora, struct loaded_adapter *entry, uint64_t deadline_ns,
                         struct cox_error *err)
 {
     struct cox_error error = {0};
@@ -477,7 +479,7 @@ static void replay_count_add(struct cox_lora *lora, int count)
 
 int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
-    struct entry *next;
+    struct loaded_adapter *next;
     /* A command that was running has ended with the rank's death, or soon will. Or it waits for
      * prompts, and these wait for the replay. */
     replay_count_add(lora, 1);
@@ -485,7 +487,7 @@ int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_erro
     replay_count_add(lora, -1);
     if (r)
         return r;
-    for (struct entry *entry = lora->entries; entry && !r; entry = next) {
+    for (struct loaded_adapter *entry = lora->entries; entry && !r; entry = next) {
         next = entry->next;
         r = replay_entry(lora, entry, deadline_ns, err);
     }
@@ -499,7 +501,7 @@ int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_erro
 static int fail_unknown(const struct cox_lora *lora, const char *name, struct cox_error *err)
 {
     char list[512] = "";
-    for (const struct entry *entry = lora->entries; entry; entry = entry->next) {
+    for (const struct loaded_adapter *entry = lora->entries; entry; entry = entry->next) {
         size_t used = strlen(list);
         if (entry->state == LOADED)
             snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", entry->name);
@@ -512,7 +514,7 @@ int cox_lora_take(struct cox_lora *lora, const char *name, struct cox_error *err
 {
     int r = 0;
     pthread_mutex_lock(&lora->lock);
-    struct entry *entry = entry_find(lora, name);
+    struct loaded_adapter *entry = entry_find(lora, name);
     if (!entry)
         r = fail_unknown(lora, name, err);
     else if (entry->state == LOADED)
@@ -529,7 +531,7 @@ int cox_lora_take(struct cox_lora *lora, const char *name, struct cox_error *err
 void cox_lora_give(struct cox_lora *lora, const char *name)
 {
     pthread_mutex_lock(&lora->lock);
-    struct entry *entry = entry_find(lora, name);
+    struct loaded_adapter *entry = entry_find(lora, name);
     COX_ASSERT(entry && entry->uses); /* an adapter in use is never removed */
     if (--entry->uses == 0)
         pthread_cond_broadcast(&lora->wake);
@@ -544,10 +546,11 @@ int cox_lora_list(struct cox_lora *lora, struct cox_lora_info **ret_infos, size_
     size_t count = 0, filled = 0;
     bool whole = true;
     pthread_mutex_lock(&lora->lock);
-    for (const struct entry *entry = lora->entries; entry; entry = entry->next)
+    for (const struct loaded_adapter *entry = lora->entries; entry; entry = entry->next)
         count++;
     struct cox_lora_info *infos = calloc(count + 1, sizeof *infos);
-    for (const struct entry *entry = lora->entries; infos && whole && entry; entry = entry->next) {
+    for (const struct loaded_adapter *entry = lora->entries; infos && whole && entry;
+         entry = entry->next) {
         struct cox_lora_info *info = &infos[filled++];
         *info = (struct cox_lora_info){strdup(entry->name), strdup(entry->path),
                                        names[entry->state], entry->uses};

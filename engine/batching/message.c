@@ -19,7 +19,7 @@ typedef Coxswain__SequenceGroupMetadata Group;
 #define ID_SIZE 24
 
 /* All structs for one row of the nested form. */
-struct group {
+struct row_group {
     Group group;
     SamplingParams sampling;
     ProtobufCBinaryData table;
@@ -37,7 +37,7 @@ struct announcement {
     SamplingParams sampling;
 };
 
-struct cox_message {
+struct cox_step_message {
     bool nested;
     uint32_t row_count_max;
     Coxswain__ExecuteRequest request;
@@ -52,7 +52,7 @@ struct cox_message {
     uint32_t *columns;
     int32_t *append_block;
 
-    struct group *groups;
+    struct row_group *groups;
     Group **group_list;
     /* the int64 arrays of a nested step */
     uint8_t *bytes;
@@ -75,7 +75,7 @@ static void sampling_fill(SamplingParams *params, const struct cox_sequence *seq
 
 /* ---- constructor and destructor ---- */
 
-static int packed_init(struct cox_message *message)
+static int packed_init(struct cox_step_message *message)
 {
     size_t n = message->row_count_max;
     message->announcements = calloc(n, sizeof *message->announcements);
@@ -110,7 +110,7 @@ static int packed_init(struct cox_message *message)
     return 0;
 }
 
-static int nested_init(struct cox_message *message)
+static int nested_init(struct cox_step_message *message)
 {
     size_t n = message->row_count_max;
     message->groups = calloc(n, sizeof *message->groups);
@@ -123,9 +123,9 @@ static int nested_init(struct cox_message *message)
     return 0;
 }
 
-int cox_message_new(uint32_t row_count_max, bool nested, struct cox_message **ret_message)
+int cox_step_message_new(uint32_t row_count_max, bool nested, struct cox_step_message **ret_message)
 {
-    struct cox_message *message = calloc(1, sizeof *message);
+    struct cox_step_message *message = calloc(1, sizeof *message);
     if (!message)
         return -ENOMEM;
     message->nested = nested;
@@ -139,14 +139,14 @@ int cox_message_new(uint32_t row_count_max, bool nested, struct cox_message **re
     message->model.has_forward_type = true;
     int r = nested ? nested_init(message) : packed_init(message);
     if (r) {
-        cox_message_free(message);
+        cox_step_message_free(message);
         return r;
     }
     *ret_message = message;
     return 0;
 }
 
-struct cox_message *cox_message_free(struct cox_message *message)
+struct cox_step_message *cox_step_message_free(struct cox_step_message *message)
 {
     if (message) {
         free(message->announcements);
@@ -175,7 +175,7 @@ static void packed_announce(struct announcement *a, const struct cox_sequence *s
     sampling_fill(&a->sampling, sequence);
 }
 
-static void packed_fill(struct cox_message *message, const struct cox_step *step)
+static void packed_fill(struct cox_step_message *message, const struct cox_step *step)
 {
     Coxswain__StepDelta *delta = &message->delta;
     delta->base_sequence = step->base;
@@ -242,7 +242,7 @@ static uint8_t *bytes_take(uint8_t **bytes, size_t count, ProtobufCBinaryData *r
     return taken;
 }
 
-static void nested_prompt(struct group *g, const struct cox_sequence *sequence, uint8_t **bytes)
+static void nested_prompt(struct row_group *g, const struct cox_sequence *sequence, uint8_t **bytes)
 {
     Group *group = &g->group;
     group->has_prompt_lens = group->has_prompt_token_ids = true;
@@ -255,7 +255,7 @@ static void nested_prompt(struct group *g, const struct cox_sequence *sequence, 
     group->is_req_last_chunk = &g->is_last_chunk;
 }
 
-static void nested_group(struct group *g, const struct cox_step_row *row, uint8_t **bytes)
+static void nested_group(struct row_group *g, const struct cox_step_row *row, uint8_t **bytes)
 {
     const struct cox_sequence *sequence = row->sequence;
     Group *group = &g->group;
@@ -287,7 +287,7 @@ static void nested_group(struct group *g, const struct cox_step_row *row, uint8_
     group->sampling_params = &g->sampling;
 }
 
-static int nested_fill(struct cox_message *message, const struct cox_step *step)
+static int nested_fill(struct cox_step_message *message, const struct cox_step *step)
 {
     size_t count = 0;
     for (uint32_t i = 0; i < step->row_count; i++) {
@@ -362,8 +362,8 @@ static int nested_read(const struct cox_step *step, uint64_t sequence,
 
 /* ---- both ---- */
 
-int cox_message_fill(struct cox_message *message, const struct cox_step *step,
-                     const struct Coxswain__ExecuteRequest **ret_request)
+int cox_step_message_fill(struct cox_step_message *message, const struct cox_step *step,
+                          const struct Coxswain__ExecuteRequest **ret_request)
 {
     COX_ASSERT(step->row_count <= message->row_count_max);
     message->model.forward_type = (Coxswain__ForwardType)step->kind;
@@ -378,8 +378,8 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
     return 0;
 }
 
-void cox_message_weights(struct cox_message *message,
-                         const struct cox_weights_announcement *announcement, bool offered)
+void cox_step_message_weights(struct cox_step_message *message,
+                              const struct cox_weights_announcement *announcement, bool offered)
 {
     Coxswain__ExecuteRequest *request = &message->request;
     request->has_weights_version = announcement != NULL;
@@ -395,9 +395,9 @@ void cox_message_weights(struct cox_message *message,
     message->weights.size = announcement->size;
 }
 
-int cox_message_read(const struct cox_message *message, const struct cox_step *step,
-                     uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
-                     int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err)
+int cox_step_message_read(const struct cox_step_message *message, const struct cox_step *step,
+                          uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
+                          int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err)
 {
     if (!response ||
         response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)

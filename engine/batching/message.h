@@ -16,26 +16,27 @@
 
 #include "batcher.h"
 
-struct cox_message;
+struct cox_step_message;
 struct cox_weights_announcement;
 struct Coxswain__ExecuteRequest;
 struct Coxswain__ExecuteResponse;
 
 /* Returns 0 or -ENOMEM. */
-int cox_message_new(uint32_t row_count_max, bool nested, struct cox_message **ret_message);
-struct cox_message *cox_message_free(struct cox_message *message); /* NULL-safe */
+int cox_step_message_new(uint32_t row_count_max, bool nested,
+                         struct cox_step_message **ret_message);
+struct cox_step_message *cox_step_message_free(struct cox_step_message *message); /* NULL-safe */
 
 /* Returns
  *   0: the request is lent
  *   -ENOMEM
  */
-int cox_message_fill(struct cox_message *message, const struct cox_step *step,
-                     const struct Coxswain__ExecuteRequest **ret_request);
+int cox_step_message_fill(struct cox_step_message *message, const struct cox_step *step,
+                          const struct Coxswain__ExecuteRequest **ret_request);
 
 /* Sets the weights version of every request from now on; with offered, also where ranks find it.
  * told NULL: no version, as initially. Copied. */
-void cox_message_weights(struct cox_message *message,
-                         const struct cox_weights_announcement *announcement, bool offered);
+void cox_step_message_weights(struct cox_step_message *message,
+                              const struct cox_weights_announcement *announcement, bool offered);
 
 /* Decodes the reply of a step that ran under the number `sequence`: one token per row, -1 where the
  * row emits none, and whether the worker ended the sequence.
@@ -44,8 +45,8 @@ void cox_message_weights(struct cox_message *message,
  *   COX_CORRUPT: not the reply of this step, err says why
  *   COX_UNSUPPORTED: several tokens for one sequence
  */
-int cox_message_read(const struct cox_message *message, const struct cox_step *step,
-                     uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
-                     int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err);
+int cox_step_message_read(const struct cox_step_message *message, const struct cox_step *step,
+                          uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
+                          int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err);
 
 #endif

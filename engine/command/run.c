@@ -69,7 +69,7 @@ static int keep(const struct cox_engine_group_options *options)
     return COX_EXIT_OK;
 }
 
-struct run {
+struct run_command {
     struct cox_group_choice group;
     struct cox_adapter_choice adapters;
     struct cox_init_choice init;
@@ -81,7 +81,7 @@ struct run {
 
 static int take_option(void *choice, int option, const char *value, struct cox_error *err)
 {
-    struct run *run = choice;
+    struct run_command *run = choice;
     struct cox_foreground_options *options = &run->options.foreground;
     uint64_t number;
     int r;
@@ -113,7 +113,8 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
     }
 }
 
-static int choose_external(struct run *run, int count, char *const *words, struct cox_error *err)
+static int choose_external(struct run_command *run, int count, char *const *words,
+                           struct cox_error *err)
 {
     struct cox_foreground_options *options = &run->options.foreground;
     if (count)
@@ -126,7 +127,7 @@ static int choose_external(struct run *run, int count, char *const *words, struc
     return options->init ? cox_model_find(&run->group, &options->model, err) : 0;
 }
 
-static int choose_reference(struct run *run, struct cox_error *err)
+static int choose_reference(struct run_command *run, struct cox_error *err)
 {
     struct cox_foreground_options *options = &run->options.foreground;
     const char *worker;
@@ -149,7 +150,7 @@ static int choose_reference(struct run *run, struct cox_error *err)
  * prompts. */
 static int take_command(void *choice, int count, char *const *words, struct cox_error *err)
 {
-    struct run *run = choice;
+    struct run_command *run = choice;
     struct cox_foreground_options *options = &run->options.foreground;
     int r = cox_group_choice_check(&run->group, err);
     if (r)
@@ -171,7 +172,7 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
 
 static int check(const void *choice, struct cox_error *err)
 {
-    const struct run *run = choice;
+    const struct run_command *run = choice;
     const struct cox_foreground_options *options = &run->options.foreground;
     if (run->init.count && !options->init)
         return cox_fail(err, COX_INVALID, "--no-init: --init would have no effect");
@@ -185,7 +186,7 @@ static int check(const void *choice, struct cox_error *err)
 
 static void init(void *choice)
 {
-    struct run *run = choice;
+    struct run_command *run = choice;
     cox_group_choice_init(&run->group);
     run->role = COX_ROLE_STANDARD;
     run->options.adapters = &run->adapters;
@@ -198,7 +199,7 @@ static void init(void *choice)
 
 static int run_group(void *choice)
 {
-    struct run *run = choice;
+    struct run_command *run = choice;
     struct cox_foreground_options *options = &run->options.foreground;
     options->config = run->init.entries;
     options->config_count = run->init.count;
@@ -208,7 +209,7 @@ static int run_group(void *choice)
 
 static void deinit(void *choice)
 {
-    struct run *run = choice;
+    struct run_command *run = choice;
     cox_adapter_choice_deinit(&run->adapters);
     cox_init_choice_deinit(&run->init);
 }
@@ -251,13 +252,13 @@ const struct cox_command cox_command_run = {
             "When all is ready it prints `name NAME`, `socket PATH` and a line `rank R pid P` for "
             "each. With the reference worker, `coxswain generate --name NAME` then completes "
             "prompts on the group, for any number of callers at once.",
-    .choice_size = sizeof(struct run),
+    .choice_size = sizeof(struct run_command),
     .init = init,
     .groups = {{&run_options, 0},
-               {&cox_scheduling_option_group, offsetof(struct run, group)},
-               {&cox_death_option_group, offsetof(struct run, group)},
-               {&cox_start_option_group, offsetof(struct run, group)},
-               {&cox_layout_option_group, offsetof(struct run, group)}},
+               {&cox_scheduling_option_group, offsetof(struct run_command, group)},
+               {&cox_death_option_group, offsetof(struct run_command, group)},
+               {&cox_start_option_group, offsetof(struct run_command, group)},
+               {&cox_layout_option_group, offsetof(struct run_command, group)}},
     .words = take_command,
     .run = run_group,
     .deinit = deinit,

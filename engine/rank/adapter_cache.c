@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct entry {
+struct cached_adapter {
     /* link of the list of removed entries */
-    struct entry *next;
+    struct cached_adapter *next;
     /* value of finds at the removal */
     uint64_t finds;
     struct cox_adapter *adapter;
@@ -24,7 +24,7 @@ struct cox_adapter_cache {
     /* Written under the lock. find reads without it, and compares the names of all entries: loading
      * an entry must show its contents. seq_cst, paired with `finds`: a find that does not see a
      * removal is seen by the remover. */
-    struct entry *_Atomic slots[COX_ADAPTER_SLOT_COUNT_MAX];
+    struct cached_adapter *_Atomic slots[COX_ADAPTER_SLOT_COUNT_MAX];
     /* Odd while a find is running; changes with every find. Only find writes it, and a pause may
      * leave it odd. */
     _Atomic uint64_t finds;
@@ -37,7 +37,7 @@ struct cox_adapter_cache {
     struct cox_model_config config;
     struct cox_share share;
     /* removed, but a find may still read their names */
-    struct entry *gone;
+    struct cached_adapter *gone;
 };
 
 int cox_adapter_cache_new(uint32_t slot_count, struct cox_adapter_cache **ret_adapters)
@@ -52,7 +52,7 @@ int cox_adapter_cache_new(uint32_t slot_count, struct cox_adapter_cache **ret_ad
     return 0;
 }
 
-static struct entry *entry_free(struct entry *entry)
+static struct cached_adapter *entry_free(struct cached_adapter *entry)
 {
     if (entry) {
         cox_adapter_free(entry->adapter);
@@ -71,12 +71,13 @@ struct cox_adapter_cache *cox_adapter_cache_free(struct cox_adapter_cache *adapt
     return NULL;
 }
 
-static struct entry *slot_get(const struct cox_adapter_cache *adapters, uint32_t slot)
+static struct cached_adapter *slot_get(const struct cox_adapter_cache *adapters, uint32_t slot)
 {
     return atomic_load_explicit(&adapters->slots[slot], memory_order_seq_cst);
 }
 
-static void slot_set(struct cox_adapter_cache *adapters, uint32_t slot, struct entry *entry)
+static void slot_set(struct cox_adapter_cache *adapters, uint32_t slot,
+                     struct cached_adapter *entry)
 {
     atomic_store_explicit(&adapters->slots[slot], entry, memory_order_seq_cst);
 }
@@ -85,8 +86,8 @@ static void slot_set(struct cox_adapter_cache *adapters, uint32_t slot, struct e
 static void gone_free(struct cox_adapter_cache *adapters)
 {
     const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
-    for (struct entry **link = &adapters->gone; *link;) {
-        struct entry *entry = *link;
+    for (struct cached_adapter **link = &adapters->gone; *link;) {
+        struct cached_adapter *entry = *link;
         if (finds % 2 == 0 || entry->finds != finds) {
             *link = entry->next;
             entry_free(entry);
@@ -98,7 +99,7 @@ static void gone_free(struct cox_adapter_cache *adapters)
 
 /* With the lock held, after the entry left its slot. The adapter is freed at once, since no step
  * uses it. */
-static void entry_bury(struct cox_adapter_cache *adapters, struct entry *entry)
+static void entry_bury(struct cox_adapter_cache *adapters, struct cached_adapter *entry)
 {
     entry->adapter = cox_adapter_free(entry->adapter);
     entry->finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
@@ -112,7 +113,7 @@ static uint32_t slot_find(const struct cox_adapter_cache *adapters, const char *
 {
     uint32_t slot = 0;
     for (; slot < adapters->slot_count; slot++) {
-        const struct entry *entry = slot_get(adapters, slot);
+        const struct cached_adapter *entry = slot_get(adapters, slot);
         if (entry && strcmp(entry->name, name) == 0)
             break;
     }
@@ -125,13 +126,13 @@ void cox_adapter_cache_set_model(struct cox_adapter_cache *adapters,
 {
     pthread_mutex_lock(&adapters->lock);
     for (uint32_t slot = 0; slot < adapters->slot_count; slot++) {
-        struct entry *entry = slot_get(adapters, slot);
+        struct cached_adapter *entry = slot_get(adapters, slot);
         slot_set(adapters, slot, NULL);
         entry_free(entry);
     }
     /* Finds run on this thread, so none is running now. */
     while (adapters->gone) {
-        struct entry *entry = adapters->gone;
+        struct cached_adapter *entry = adapters->gone;
         adapters->gone = entry->next;
         entry_free(entry);
     }
@@ -172,7 +173,7 @@ static int slot_choose(const struct cox_adapter_cache *adapters, const char *nam
                     adapters->slot_count);
 }
 
-static int entry_publish(struct cox_adapter_cache *adapters, struct entry *entry,
+static int entry_publish(struct cox_adapter_cache *adapters, struct cached_adapter *entry,
                          uint64_t model_count, struct cox_error *err)
 {
     uint32_t slot = 0;
@@ -201,7 +202,7 @@ int cox_adapter_cache_load(struct cox_adapter_cache *adapters, const char *name,
     if (r)
         return r;
     const size_t size = strlen(name) + 1;
-    struct entry *entry = calloc(1, sizeof *entry + size);
+    struct cached_adapter *entry = calloc(1, sizeof *entry + size);
     if (!entry)
         return cox_fail(err, -ENOMEM, "no memory for an adapter");
     memcpy(entry->name, name, size);
@@ -240,7 +241,7 @@ int cox_adapter_cache_remove(struct cox_adapter_cache *adapters, const char *nam
     const uint32_t slot = slot_find(adapters, name);
     const bool has = slot < adapters->slot_count;
     if (has) {
-        struct entry *entry = slot_get(adapters, slot);
+        struct cached_adapter *entry = slot_get(adapters, slot);
         slot_set(adapters, slot, NULL);
         entry_bury(adapters, entry);
     }

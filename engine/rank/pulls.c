@@ -33,7 +33,7 @@ struct cox_pulls {
 };
 
 /* One run. */
-struct run {
+struct pull_run {
     struct cox_pulls *pulls;
     struct cox_cache *cache;
     struct cox_pull *pull;
@@ -151,7 +151,7 @@ static int over_text(int over, const struct cox_pull *pull, struct cox_error *er
                : cox_fail(err, over, "%s was unlinked meanwhile", pull->link->cluster);
 }
 
-static int run_check(struct run *run, struct cox_error *err)
+static int run_check(struct pull_run *run, struct cox_error *err)
 {
     const struct cox_pull *pull = run->pull;
     const int over = atomic_load_explicit(&pull->link->over, memory_order_acquire);
@@ -180,7 +180,7 @@ static int run_check(struct run *run, struct cox_error *err)
 
 /* ---- blocks ---- */
 
-static int run_check_pairs(const struct run *run, struct cox_error *err)
+static int run_check_pairs(const struct pull_run *run, struct cox_error *err)
 {
     const struct cox_pull *pull = run->pull;
     const uint32_t from_count = pull->link->kv.block_count;
@@ -203,7 +203,7 @@ static int run_check_pairs(const struct run *run, struct cox_error *err)
     return 0;
 }
 
-static int run_copy(struct run *run, const struct cox_pull_pair *pair, struct cox_error *err)
+static int run_copy(struct pull_run *run, const struct cox_pull_pair *pair, struct cox_error *err)
 {
     struct cox_pull *pull = run->pull;
     struct cox_error why = {0};
@@ -220,7 +220,7 @@ static int run_copy(struct run *run, const struct cox_pull_pair *pair, struct co
 }
 
 /* A block that a step has taken meanwhile no longer contains the copy. */
-static int run_give(const struct run *run, struct cox_error *err)
+static int run_give(const struct pull_run *run, struct cox_error *err)
 {
     const struct cox_pull *pull = run->pull;
     for (uint32_t i = 0; i < pull->count; i++)
@@ -232,7 +232,7 @@ static int run_give(const struct run *run, struct cox_error *err)
     return 0;
 }
 
-static int run_all(struct run *run, struct cox_error *err)
+static int run_all(struct pull_run *run, struct cox_error *err)
 {
     struct cox_pull *pull = run->pull;
     int r = run_check_pairs(run, err);
@@ -251,7 +251,7 @@ static int run_all(struct run *run, struct cox_error *err)
 
 /* ---- entry points ---- */
 
-static int run_enter(struct run *run, struct cox_error *err)
+static int run_enter(struct pull_run *run, struct cox_error *err)
 {
     struct cox_pulls *pulls = run->pulls;
     int r = 0;
@@ -272,7 +272,7 @@ static int run_enter(struct run *run, struct cox_error *err)
     return r;
 }
 
-static void run_leave(const struct run *run)
+static void run_leave(const struct pull_run *run)
 {
     struct cox_pulls *pulls = run->pulls;
     pthread_mutex_lock(&pulls->lock);
@@ -283,7 +283,7 @@ static void run_leave(const struct run *run)
 
 int cox_pulls_run(struct cox_pulls *pulls, struct cox_pull *pull, struct cox_error *err)
 {
-    struct run run = {.pulls = pulls, .pull = pull};
+    struct pull_run run = {.pulls = pulls, .pull = pull};
     pull->copied_bytes = pull->copy_ns = 0;
     int r = run_enter(&run, err);
     if (r)

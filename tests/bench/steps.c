@@ -25,7 +25,7 @@ static struct group_flavour flavour;
 struct steps {
     struct cox_executor *executor;
     struct cox_batcher *batcher;
-    struct cox_message *message;
+    struct cox_step_message *message;
     int32_t *tokens;
     uint8_t *ended;
 
@@ -128,7 +128,7 @@ static int submit_next(struct steps *s)
     if (r)
         return cox_fail(s->err, r, "planning a step: %s", cox_status_text(r));
     s->begin_ns = cox_now_ns();
-    r = cox_message_fill(s->message, s->step, &request);
+    r = cox_step_message_fill(s->message, s->step, &request);
     if (r)
         return cox_fail(s->err, r, "filling a step: %s", cox_status_text(r));
     const struct cox_submit_options options = {
@@ -147,9 +147,9 @@ static int take_tokens(struct steps *s, const struct cox_completion *completion)
 {
     if (completion->status)
         return cox_fail(s->err, completion->status, "%s", completion->text);
-    int r = cox_message_read(s->message, s->step, completion->sequence,
-                             completion->payload ? completion->payload->response : NULL, s->tokens,
-                             s->ended, s->err);
+    int r = cox_step_message_read(s->message, s->step, completion->sequence,
+                                  completion->payload ? completion->payload->response : NULL,
+                                  s->tokens, s->ended, s->err);
     if (r == 0)
         r = check_tokens(s, s->err);
     return r ? r : cox_batcher_commit(s->batcher, s->tokens, s->ended, s->err);
@@ -198,7 +198,7 @@ static void steps_stop(void *subject)
     struct steps *s = subject;
     cox_executor_free(s->executor);
     cox_batcher_free(s->batcher);
-    cox_message_free(s->message);
+    cox_step_message_free(s->message);
     sem_destroy(&s->done);
     pthread_mutex_destroy(&s->lock);
     free(s->tokens);
@@ -222,7 +222,8 @@ static int steps_init(struct steps *s, const struct subject_options *options, st
         return r;
     s->tokens = calloc(rows, sizeof *s->tokens);
     s->ended = calloc(rows, sizeof *s->ended);
-    if (!s->tokens || !s->ended || cox_message_new(rows, false, &s->message) || add_sequences(s))
+    if (!s->tokens || !s->ended || cox_step_message_new(rows, false, &s->message) ||
+        add_sequences(s))
         return cox_fail(err, -ENOMEM, "no memory for %" PRIu32 " sequences", rows);
     r = group_start(&flavour, options->rank_count, 0, 0, words, &s->executor, err);
     return r ? r : cox_executor_register(s->executor, COX_CHANNEL_EXECUTE, on_completion, s);

@@ -518,12 +518,12 @@ static bool message_nested;
 static int message_new(void *object, struct cox_error *err)
 {
     (void)err;
-    return cox_message_new(8, message_nested, object);
+    return cox_step_message_new(8, message_nested, object);
 }
 
 static void message_free(void *object)
 {
-    cox_message_free(*(struct cox_message **)object);
+    cox_step_message_free(*(struct cox_step_message **)object);
 }
 
 static const struct countdown_subject plan_blocks = {
@@ -542,7 +542,7 @@ static const struct countdown_subject plan_whole = {
 };
 static const struct countdown_subject plan_message = {
     .name = "message_new",
-    .size = sizeof(struct cox_message *),
+    .size = sizeof(struct cox_step_message *),
     .construct = message_new,
     .destroy = message_free,
     .wordless = true,

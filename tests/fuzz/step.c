@@ -56,7 +56,7 @@ static uint64_t table_hash(const struct cox_table *table)
 {
     uint64_t hash = cox_hash_bytes(COX_HASH_START, &table->base, sizeof table->base);
     for (uint32_t slot = 0; slot < SEQUENCE_COUNT_MAX; slot++) {
-        const struct cox_sequence *sequence = table->store.slots[slot].now;
+        const struct cox_stored_sequence *sequence = table->store.slots[slot].now;
         hash = cox_hash_bytes(hash, &slot, sizeof slot);
         if (!sequence)
             continue;

@@ -369,7 +369,7 @@ void model_check_table(const struct model *model, const struct cox_table *table)
     uint32_t live_count = 0;
     for (uint32_t slot = 0; slot < MODEL_SLOT_MAX; slot++) {
         const struct model_sequence *s = &model->slots[slot];
-        const struct cox_sequence *is = cox_sequence_store_get(&table->store, slot);
+        const struct cox_stored_sequence *is = cox_sequence_store_get(&table->store, slot);
         assert_int_equal(s->live, is != NULL);
         if (!is)
             continue;
@@ -398,7 +398,7 @@ void table_check_invariants(const struct cox_table *table)
     uint32_t cell_count = 0;
     assert_int_equal(store->touched_count, 0);
     for (uint32_t slot = 0; slot < store->sequence_count_max; slot++) {
-        const struct cox_sequence *sequence = store->slots[slot].now;
+        const struct cox_stored_sequence *sequence = store->slots[slot].now;
         bool bit = (store->live_words[slot / 64] >> (slot % 64)) & 1;
         assert_int_equal(bit, sequence != NULL);
         assert_null(store->slots[slot].before);
@@ -438,7 +438,7 @@ size_t table_dump(const struct cox_table *table, unsigned char *bytes, size_t ca
     PUT(table->pending);
     PUT(table->store.live_count);
     for (uint32_t slot = 0; slot < table->store.sequence_count_max; slot++) {
-        const struct cox_sequence *s = table->store.slots[slot].now;
+        const struct cox_stored_sequence *s = table->store.slots[slot].now;
         PUT(s); /* also the identity: a reverted step leaves the very object */
         if (!s)
             continue;

@@ -183,7 +183,7 @@ static void two_sequences(void)
 
 static void check_tokens(uint32_t slot, const int32_t *tokens, uint32_t count)
 {
-    const struct cox_sequence *sequence = cox_sequence_store_get(&f.table->store, slot);
+    const struct cox_stored_sequence *sequence = cox_sequence_store_get(&f.table->store, slot);
     assert_non_null(sequence);
     assert_int_equal(sequence->tokens.count, count);
     assert_memory_equal(sequence->tokens.items, tokens, count * sizeof *tokens);
@@ -362,7 +362,7 @@ static void s1_chunks_stay_silent_until_the_last(void **state)
     request = packed(COX_FORWARD_EXTEND);
     packed_row(request, 1, 7, 3);
     advance(request, 88);
-    const struct cox_sequence *sequence = cox_sequence_store_get(&f.table->store, 1);
+    const struct cox_stored_sequence *sequence = cox_sequence_store_get(&f.table->store, 1);
     assert_int_equal(sequence->tokens.count, 11);
     assert_int_equal(sequence->tokens.items[10], 88);
 

@@ -28,7 +28,7 @@
 
 struct cox_channel_thread;
 struct cox_request;
-struct cox_step;
+struct cox_served_step;
 
 enum cox_lent_state {
     COX_LENT_FREE = 0,
@@ -77,7 +77,7 @@ struct cox_lending {
     /* it came out of line: an arena that has grown for it is not kept */
     bool trims;
     /* of that; NULL */
-    struct cox_step *step;
+    struct cox_served_step *step;
     struct cox_init_request *init;
     /* A thread is inside next. seq_cst; partner is `woken`: either the thread sees that, or the
      * waker sees this and wakes it. */

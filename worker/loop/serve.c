@@ -95,7 +95,7 @@ COX_HOT static int call_step(void *argument)
 
 /* The part before the callback. */
 COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct cox_request *request,
-                              const ExecuteRequest *message, struct cox_step *step)
+                              const ExecuteRequest *message, struct cox_served_step *step)
 {
     struct cox_worker *worker = thread->worker;
     int r = 0;
@@ -131,7 +131,8 @@ COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct co
 }
 
 /* The part after the callback; r is its result. */
-COX_HOT static int step_finish(struct cox_channel_thread *thread, const struct cox_step *step,
+COX_HOT static int step_finish(struct cox_channel_thread *thread,
+                               const struct cox_served_step *step,
                                Coxswain__ExecuteModelResponse *body, Coxswain__StepResult *result,
                                int r)
 {
@@ -178,8 +179,8 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread, const struct c
     return 0;
 }
 
-COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_step *step,
-                                         int r)
+COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread,
+                                         struct cox_served_step *step, int r)
 {
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
@@ -197,12 +198,13 @@ COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread, stru
 }
 
 /* Returns false if it cannot be lent; it then ends with *ret_r. */
-static bool step_lend(struct cox_channel_thread *thread, const struct cox_step *step, int *ret_r)
+static bool step_lend(struct cox_channel_thread *thread, const struct cox_served_step *step,
+                      int *ret_r)
 {
     struct cox_lending *lending = &thread->lending;
     const struct cox_request *request = step->request;
     struct lent_step {
-        struct cox_step step;
+        struct cox_served_step step;
         struct cox_request request;
     } *lent = cox_arena_alloc(&thread->arena, sizeof *lent);
     if (!lent) {
@@ -232,7 +234,7 @@ COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct c
                                const ExecuteRequest *message)
 {
     const struct cox_worker *worker = thread->worker;
-    struct cox_step step;
+    struct cox_served_step step;
     int r = step_begin(thread, request, message, &step);
     if (r == 0 && !worker->callbacks->execute && step_lend(thread, &step, &r))
         return;

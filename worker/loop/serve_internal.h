@@ -62,10 +62,11 @@ void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
 void cox_channel_thread_end_init(struct cox_channel_thread *thread,
                                  const struct cox_init_request *init,
                                  struct cox_init_result *result, int r);
-void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_step *step, int r);
+void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_served_step *step,
+                                 int r);
 
 /* One step between its request and its reply. */
-struct cox_step {
+struct cox_served_step {
     const struct cox_request *request;
     const Coxswain__ExecuteModelRequest *message;
     struct cox_weights_candidate candidate;

@@ -117,7 +117,7 @@ int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence, const in
     struct cox_lent *entry = reply_claim(thread, sequence, COX_LENT_STEP, &r, err);
     if (!entry)
         return r;
-    struct cox_step *step = thread->lending.step;
+    struct cox_served_step *step = thread->lending.step;
     if (count != step->batch->row_count) {
         r = cox_fail(err, COX_INVALID, "%" PRIu32 " rows: step %" PRIu64 " has %" PRIu32, count,
                      sequence, step->batch->row_count);

@@ -93,7 +93,7 @@ void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_sequ
 static int row_refuse(const struct cox_sequence_store *store, uint32_t index, uint32_t slot,
                       uint32_t position, uint32_t token_count, struct cox_error *err)
 {
-    const struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
+    const struct cox_stored_sequence *sequence = cox_sequence_store_get(store, slot);
     if (!sequence)
         return cox_fail(err, COX_CORRUPT, "row %u: slot %u has no sequence", index, slot);
     if (store->slots[slot].row_step == store->step)
@@ -128,7 +128,7 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequenc
     for (size_t i = 0; i < count; i++, row++) {
         const uint32_t slot = slots[i], position = positions[i];
         const uint32_t token_count = token_counts ? token_counts[i] : 1;
-        const struct cox_sequence *sequence =
+        const struct cox_stored_sequence *sequence =
             slot < slot_count ? sequence_store_slots[slot].now : NULL;
         if (!sequence || sequence_store_slots[slot].row_step == step || token_count == 0 ||
             (uint64_t)position + token_count > sequence->tokens.count ||
@@ -175,7 +175,7 @@ int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_sequenc
     const uint32_t token_count_max = store->token_count_max;
     for (uint32_t i = 0; i < row_count; i++) {
         struct cox_batch_row *row = &builder->rows[i];
-        struct cox_sequence *sequence = slots[row->slot].now;
+        struct cox_stored_sequence *sequence = slots[row->slot].now;
         const uint32_t token_count = sequence->tokens.count;
         if (row->emit && row->position + row->token_count == token_count &&
             (token_count >= sequence->tokens.capacity || token_count >= token_count_max)) {

@@ -83,7 +83,7 @@ static int announced_read(struct cox_sequence_store *store, uint32_t table_count
         return cox_fail(err, COX_CORRUPT, "announced[%zu]: %zu tables, the step has %u", index,
                         from->n_tables, table_count);
 
-    struct cox_sequence *sequence;
+    struct cox_stored_sequence *sequence;
     int r = cox_sequence_store_announce(store, slot, from->seq_id, NULL, &sequence);
     if (!r)
         r = numbers_append(&sequence->tokens, from->tokens, from->n_tokens, store->token_count_max);
@@ -110,7 +110,7 @@ static int appends_read(struct cox_sequence_store *store, uint32_t table_count,
     for (size_t i = 0; i < step->n_append_slot; i++) {
         uint32_t slot = step->append_slot[i];
         uint32_t t = step->n_append_table ? step->append_table[i] : 0;
-        struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
+        struct cox_stored_sequence *sequence = cox_sequence_store_get(store, slot);
         if (!sequence)
             return cox_fail(err, COX_CORRUPT, "append_slot[%zu]: slot %u has no sequence", i, slot);
         if (t >= table_count)
@@ -131,7 +131,7 @@ static int tokens_read(struct cox_sequence_store *store, const Coxswain__StepDel
 {
     for (size_t i = 0; i < step->n_token_slot; i++) {
         uint32_t slot = step->token_slot[i];
-        struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
+        struct cox_stored_sequence *sequence = cox_sequence_store_get(store, slot);
         if (!sequence)
             return cox_fail(err, COX_CORRUPT, "token_slot[%zu]: slot %u has no sequence", i, slot);
         cox_sequence_store_touch(store, slot);

@@ -13,7 +13,7 @@ typedef Coxswain__SequenceGroupMetadata Metadata;
 #define GROUP_ID_COUNT_MAX 128
 
 /* The parts of a SequenceGroupMetadata that all its ids share. */
-struct group {
+struct parsed_group {
     const Metadata *metadata;
     /* in the list */
     size_t index;
@@ -22,7 +22,7 @@ struct group {
 };
 
 /* Elements of a byte field, each of which must fit into a non-negative int32. */
-static int field_count(const struct group *group, const ProtobufCBinaryData *field,
+static int field_count(const struct parsed_group *group, const ProtobufCBinaryData *field,
                        const char *name, size_t *ret_count, struct cox_error *err)
 {
     int64_t count = cox_wire_int64_count(field->len);
@@ -33,8 +33,8 @@ static int field_count(const struct group *group, const ProtobufCBinaryData *fie
     return 0;
 }
 
-static int field_get(const struct group *group, const ProtobufCBinaryData *field, size_t index,
-                     const char *name, int32_t *ret_value, struct cox_error *err)
+static int field_get(const struct parsed_group *group, const ProtobufCBinaryData *field,
+                     size_t index, const char *name, int32_t *ret_value, struct cox_error *err)
 {
     int64_t value = cox_wire_int64_get(field->data, index);
     if (value < 0 || value > INT32_MAX)
@@ -45,9 +45,9 @@ static int field_get(const struct group *group, const ProtobufCBinaryData *field
 }
 
 /* Appends `count` elements of a field, of which there are so many, to numbers. */
-static int field_append(const struct group *group, const ProtobufCBinaryData *field, size_t from,
-                        size_t count, const char *name, struct cox_numbers *numbers, uint32_t limit,
-                        struct cox_error *err)
+static int field_append(const struct parsed_group *group, const ProtobufCBinaryData *field,
+                        size_t from, size_t count, const char *name, struct cox_numbers *numbers,
+                        uint32_t limit, struct cox_error *err)
 {
     int r = cox_numbers_reserve(numbers, numbers->count + count, limit);
     if (r)
@@ -62,7 +62,7 @@ static int field_append(const struct group *group, const ProtobufCBinaryData *fi
     return 0;
 }
 
-static int tables_count_check(const struct group *group, struct cox_error *err)
+static int tables_count_check(const struct parsed_group *group, struct cox_error *err)
 {
     if (group->metadata->n_block_tables > COX_BLOCK_TABLE_COUNT_MAX)
         return cox_fail(err, COX_TOO_LARGE, "metadata %zu: %zu block tables, at most %d",
@@ -71,8 +71,8 @@ static int tables_count_check(const struct group *group, struct cox_error *err)
 }
 
 /* Fills the tables of a sequence that this step owns. */
-static int tables_fill(struct cox_sequence_store *store, const struct group *group,
-                       struct cox_sequence *sequence, struct cox_error *err)
+static int tables_fill(struct cox_sequence_store *store, const struct parsed_group *group,
+                       struct cox_stored_sequence *sequence, struct cox_error *err)
 {
     for (uint32_t t = 0; t < COX_BLOCK_TABLE_COUNT_MAX; t++)
         sequence->tables[t].count = 0;
@@ -91,8 +91,9 @@ static int tables_fill(struct cox_sequence_store *store, const struct group *gro
 }
 
 /* Returns true if the new tables are the old ones with blocks appended. */
-static int tables_extend(const struct group *group, const struct cox_sequence *sequence,
-                         bool *ret_extend, struct cox_error *err)
+static int tables_extend(const struct parsed_group *group,
+                         const struct cox_stored_sequence *sequence, bool *ret_extend,
+                         struct cox_error *err)
 {
     size_t table_count = group->metadata->n_block_tables;
     bool extend = sequence->table_count == table_count;
@@ -118,10 +119,10 @@ static int tables_extend(const struct group *group, const struct cox_sequence *s
 
 /* Almost always one block or none is new, and the sequence grows in place. Otherwise the step gets
  * a sequence of its own, since what a revert needs must not be overwritten. */
-static int tables_replace(struct cox_sequence_store *store, const struct group *group,
+static int tables_replace(struct cox_sequence_store *store, const struct parsed_group *group,
                           uint32_t slot, struct cox_error *err)
 {
-    struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
+    struct cox_stored_sequence *sequence = cox_sequence_store_get(store, slot);
     bool extend;
     int r = tables_extend(group, sequence, &extend, err);
     if (r)
@@ -175,7 +176,7 @@ struct prompt {
 };
 
 /* The tokens of sequence k: each has its own if prompt_lens counts them, else all share them. */
-static int prompt_find(const struct group *group, uint32_t k, struct prompt *prompt,
+static int prompt_find(const struct parsed_group *group, uint32_t k, struct prompt *prompt,
                        struct cox_error *err)
 {
     const Metadata *metadata = group->metadata;
@@ -204,8 +205,9 @@ static int prompt_find(const struct group *group, uint32_t k, struct prompt *pro
 
 /* The positions of a prompt's row. A message has the whole prompt up to the end of the computation,
  * or only the chunk. */
-static int prompt_place(const struct group *group, uint32_t k, const struct cox_sequence *sequence,
-                        struct prompt *prompt, struct cox_error *err)
+static int prompt_place(const struct parsed_group *group, uint32_t k,
+                        const struct cox_stored_sequence *sequence, struct prompt *prompt,
+                        struct cox_error *err)
 {
     const Metadata *metadata = group->metadata;
     if (metadata->n_split_start_pos == 0 && metadata->n_split_end_pos == 0) {
@@ -230,9 +232,9 @@ static int prompt_place(const struct group *group, uint32_t k, const struct cox_
 
 /* Announces a sequence with the contents of the message, in the slot it has or the lowest free one.
  */
-static int prompt_announce(struct cox_sequence_store *store, const struct group *group, int64_t id,
-                           const struct prompt *prompt, uint32_t slot,
-                           struct cox_sequence **ret_sequence, struct cox_error *err)
+static int prompt_announce(struct cox_sequence_store *store, const struct parsed_group *group,
+                           int64_t id, const struct prompt *prompt, uint32_t slot,
+                           struct cox_stored_sequence **ret_sequence, struct cox_error *err)
 {
     const Metadata *metadata = group->metadata;
     int r;
@@ -261,7 +263,7 @@ static int prompt_announce(struct cox_sequence_store *store, const struct group 
 }
 
 /* The adapter of a sequence whose prompt came in several chunks is the first one's. */
-static int prompt_lora(struct cox_sequence_store *store, const struct group *group,
+static int prompt_lora(struct cox_sequence_store *store, const struct parsed_group *group,
                        const struct prompt *prompt, uint32_t slot, struct cox_error *err)
 {
     const char *name = group->metadata->lora_id;
@@ -276,7 +278,8 @@ static int prompt_lora(struct cox_sequence_store *store, const struct group *gro
 }
 
 static int prompt_read(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                       const struct group *group, uint32_t k, int64_t id, struct cox_error *err)
+                       const struct parsed_group *group, uint32_t k, int64_t id,
+                       struct cox_error *err)
 {
     const Metadata *metadata = group->metadata;
     if (metadata->request_id && strlen(metadata->request_id) > COX_REQUEST_ID_LENGTH_MAX)
@@ -289,7 +292,7 @@ static int prompt_read(struct cox_sequence_store *store, struct cox_batch_builde
     if (prompt.count == 0)
         return cox_fail(err, COX_CORRUPT, "metadata %zu: a prompt without tokens", group->index);
     uint32_t slot;
-    struct cox_sequence *sequence = NULL;
+    struct cox_stored_sequence *sequence = NULL;
     if (cox_sequence_store_find_id(store, id, &slot))
         sequence = cox_sequence_store_get(store, slot);
     r = prompt_place(group, k, sequence, &prompt, err);
@@ -320,7 +323,7 @@ static int prompt_read(struct cox_sequence_store *store, struct cox_batch_builde
 static int last_token_replace(struct cox_sequence_store *store, uint32_t slot, int32_t token,
                               struct cox_error *err)
 {
-    struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
+    struct cox_stored_sequence *sequence = cox_sequence_store_get(store, slot);
     uint32_t count = sequence->tokens.count;
     if (token < 0 || count == sequence->announced_count ||
         sequence->tokens.items[count - 1] == token)
@@ -333,7 +336,7 @@ static int last_token_replace(struct cox_sequence_store *store, uint32_t slot, i
 }
 
 static int decode_read(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                       const struct group *group, int64_t id, int32_t last_token,
+                       const struct parsed_group *group, int64_t id, int32_t last_token,
                        struct cox_error *err)
 {
     uint32_t slot;
@@ -365,7 +368,7 @@ static size_t decode_count(const struct Coxswain__ExecuteModelRequest *request)
     return count;
 }
 
-static int group_check(struct group *group, struct cox_error *err)
+static int group_check(struct parsed_group *group, struct cox_error *err)
 {
     size_t id_count = 0;
     int r = field_count(group, &group->metadata->seqids, "seqIds", &id_count, err);
@@ -394,7 +397,7 @@ int cox_nested_parser_apply(struct cox_sequence_store *store, struct cox_batch_b
         last_tokens = request->last_sampled_token_ids;
     size_t decode_index = 0;
     for (size_t i = 0; i < request->n_seq_group_metadata_list; i++) {
-        struct group group = {.metadata = request->seq_group_metadata_list[i], .index = i};
+        struct parsed_group group = {.metadata = request->seq_group_metadata_list[i], .index = i};
         int r = group_check(&group, err);
         for (uint32_t k = 0; k < group.id_count && !r; k++) {
             int64_t id = cox_wire_int64_get(group.metadata->seqids.data, k);

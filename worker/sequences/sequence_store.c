@@ -41,7 +41,7 @@ static int numbers_copy(struct cox_numbers *to, const struct cox_numbers *from)
     return 0;
 }
 
-static struct cox_sequence *sequence_free(struct cox_sequence *sequence)
+static struct cox_stored_sequence *sequence_free(struct cox_stored_sequence *sequence)
 {
     if (sequence) {
         free(sequence->tokens.items);
@@ -95,9 +95,10 @@ static void index_remove(struct cox_sequence_store *store, uint32_t hash, uint32
 }
 
 /* The only place where a slot's sequence changes: bit, number and index follow. */
-static void slot_set(struct cox_sequence_store *store, uint32_t slot, struct cox_sequence *sequence)
+static void slot_set(struct cox_sequence_store *store, uint32_t slot,
+                     struct cox_stored_sequence *sequence)
 {
-    struct cox_sequence *old = store->slots[slot].now;
+    struct cox_stored_sequence *old = store->slots[slot].now;
     if (old) {
         index_remove(store, hash_id(old->id), slot);
         if (old->request_id[0])
@@ -115,7 +116,7 @@ static void slot_set(struct cox_sequence_store *store, uint32_t slot, struct cox
     }
 }
 
-static void spare_put(struct cox_sequence_store *store, struct cox_sequence *sequence)
+static void spare_put(struct cox_sequence_store *store, struct cox_stored_sequence *sequence)
 {
     cox_adapter_references_give(store->adapter_references, sequence->lora);
     sequence->lora = NULL;
@@ -124,9 +125,9 @@ static void spare_put(struct cox_sequence_store *store, struct cox_sequence *seq
 }
 
 /* An empty sequence; arrays of an earlier use stay with it. */
-static struct cox_sequence *spare_take(struct cox_sequence_store *store)
+static struct cox_stored_sequence *spare_take(struct cox_sequence_store *store)
 {
-    struct cox_sequence *sequence = store->spares;
+    struct cox_stored_sequence *sequence = store->spares;
     if (!sequence)
         return calloc(1, sizeof *sequence);
     store->spares = sequence->next_spare;
@@ -143,10 +144,10 @@ static struct cox_sequence *spare_take(struct cox_sequence_store *store)
 /* The slot's content from before the step is kept for a revert; a sequence of this step is dropped.
  */
 static void slot_replace(struct cox_sequence_store *store, uint32_t slot,
-                         struct cox_sequence *sequence)
+                         struct cox_stored_sequence *sequence)
 {
     cox_sequence_store_touch(store, slot);
-    struct cox_sequence *old = store->slots[slot].now;
+    struct cox_stored_sequence *old = store->slots[slot].now;
     slot_set(store, slot, sequence);
     if (old && old != store->slots[slot].before)
         spare_put(store, old);
@@ -186,7 +187,7 @@ void cox_sequence_store_deinit(struct cox_sequence_store *store)
     }
     cox_adapter_references_free(store->adapter_references);
     while (store->spares) {
-        struct cox_sequence *next = store->spares->next_spare;
+        struct cox_stored_sequence *next = store->spares->next_spare;
         sequence_free(store->spares);
         store->spares = next;
     }
@@ -275,9 +276,9 @@ void cox_sequence_store_touch(struct cox_sequence_store *store, uint32_t slot)
 }
 
 int cox_sequence_store_announce(struct cox_sequence_store *store, uint32_t slot, int64_t id,
-                                const char *request_id, struct cox_sequence **ret_sequence)
+                                const char *request_id, struct cox_stored_sequence **ret_sequence)
 {
-    struct cox_sequence *sequence = spare_take(store);
+    struct cox_stored_sequence *sequence = spare_take(store);
     if (!sequence)
         return -ENOMEM;
     sequence->id = id;
@@ -293,8 +294,8 @@ int cox_sequence_store_announce(struct cox_sequence_store *store, uint32_t slot,
 
 int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot, const char *name)
 {
-    struct cox_sequence *sequence = store->slots[slot].now;
-    const struct cox_sequence *before = store->slots[slot].before;
+    struct cox_stored_sequence *sequence = store->slots[slot].now;
+    const struct cox_stored_sequence *before = store->slots[slot].before;
     COX_ASSERT(!sequence->lora);
     if (before && before != sequence && before->id == sequence->id && before->lora &&
         strcmp(before->lora->name, name) == 0) {
@@ -305,11 +306,11 @@ int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot,
 }
 
 int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot,
-                           struct cox_sequence **ret_sequence)
+                           struct cox_stored_sequence **ret_sequence)
 {
     cox_sequence_store_touch(store, slot);
-    struct cox_sequence *old = store->slots[slot].now;
-    struct cox_sequence *copy = old;
+    struct cox_stored_sequence *old = store->slots[slot].now;
+    struct cox_stored_sequence *copy = old;
     if (old == store->slots[slot].before) {
         int r = cox_sequence_store_announce(store, slot, old->id, old->request_id, &copy);
         if (!r)
@@ -348,7 +349,7 @@ void cox_sequence_store_revert(struct cox_sequence_store *store)
     while (store->touched_count) {
         uint32_t slot = store->touched[--store->touched_count];
         struct cox_slot *s = &store->slots[slot];
-        struct cox_sequence *tentative = s->now;
+        struct cox_stored_sequence *tentative = s->now;
         if (tentative != s->before) {
             slot_set(store, slot, s->before);
             if (tentative)

@@ -32,7 +32,7 @@ struct cox_numbers {
 /* Makes room for count items in all. Returns 0; COX_TOO_LARGE: more than limit; -ENOMEM. */
 int cox_numbers_reserve(struct cox_numbers *numbers, size_t count, uint32_t limit);
 
-struct cox_sequence {
+struct cox_stored_sequence {
     int64_t id;
     struct cox_numbers tokens;
     struct cox_numbers tables[COX_BLOCK_TABLE_COUNT_MAX];
@@ -43,15 +43,15 @@ struct cox_sequence {
     struct cox_sampling sampling;
     /* the adapter it is computed with; NULL: none */
     struct cox_adapter_reference *lora;
-    struct cox_sequence *next_spare;
+    struct cox_stored_sequence *next_spare;
     /* "": has none, the packed form knows no requests */
     char request_id[COX_REQUEST_ID_LENGTH_MAX + 1];
 };
 
 struct cox_slot {
-    struct cox_sequence *now;
+    struct cox_stored_sequence *now;
     /* what it held when the step touched it first */
-    struct cox_sequence *before;
+    struct cox_stored_sequence *before;
     /* the fields called before are of this step */
     uint64_t touched_step;
     /* the last step with a row of this slot */
@@ -82,7 +82,7 @@ struct cox_sequence_store {
     /* open addressing; two cells per live slot: by id and by request id */
     struct cox_sequence_store_cell *cells;
     uint32_t cell_mask;
-    struct cox_sequence *spares;
+    struct cox_stored_sequence *spares;
     struct cox_adapter_references *adapter_references;
 };
 
@@ -92,8 +92,8 @@ int cox_sequence_store_init(struct cox_sequence_store *store, uint32_t sequence_
 void cox_sequence_store_deinit(struct cox_sequence_store *store); /* a zeroed store is fine */
 
 /* The sequence in a slot; NULL where there is none or no such slot. */
-static inline struct cox_sequence *cox_sequence_store_get(const struct cox_sequence_store *store,
-                                                          uint32_t slot)
+static inline struct cox_stored_sequence *cox_sequence_store_get(
+    const struct cox_sequence_store *store, uint32_t slot)
 {
     return slot < store->sequence_count_max ? store->slots[slot].now : NULL;
 }
@@ -115,7 +115,7 @@ void cox_sequence_store_touch(struct cox_sequence_store *store, uint32_t slot);
 /* Puts an empty sequence into the slot, replacing its content. request_id is NULL or at most
  * COX_REQUEST_ID_LENGTH_MAX long. Returns 0 or -ENOMEM. */
 int cox_sequence_store_announce(struct cox_sequence_store *store, uint32_t slot, int64_t id,
-                                const char *request_id, struct cox_sequence **ret_sequence);
+                                const char *request_id, struct cox_stored_sequence **ret_sequence);
 /* Sets the adapter of the sequence that was announced into the slot in this step. If the slot held
  * a sequence with the same adapter before, this is not a new use, also if the adapter is closed.
  * Returns as cox_adapter_references_take. */
@@ -123,7 +123,7 @@ int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot,
 /* Returns the sequence of a live slot so that this step may overwrite it: itself if it is new in
  * this step, else a copy in its place. Returns 0 or -ENOMEM. */
 int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot,
-                           struct cox_sequence **ret_sequence);
+                           struct cox_stored_sequence **ret_sequence);
 void cox_sequence_store_drop(struct cox_sequence_store *store, uint32_t slot); /* a live one */
 void cox_sequence_store_commit(struct cox_sequence_store *store);
 void cox_sequence_store_revert(struct cox_sequence_store *store);
