@@ -1,7 +1,7 @@
 #include "connection.h"
 
 #include "channel/shm/geometry.h"
-#include "options.h"
+#include "group_options.h"
 
 enum {
     KEY_NAME = COX_OPTION_KEY(0),

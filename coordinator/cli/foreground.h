@@ -17,7 +17,7 @@
 #define COX_COORDINATOR_FOREGROUND_H
 
 #include "coordinator/server/server.h"
-#include "options.h"
+#include "group_options.h"
 
 struct cox_foreground;
 

@@ -1,5 +1,5 @@
 /* coxswain doctor: what a group needs of this machine, what is missing, and how to change that. */
-#include "coordinator/cli/options.h"
+#include "coordinator/cli/group_options.h"
 
 #include "channel/shm/control.h"
 #include "channel/socket/control_socket.h"

@@ -3,7 +3,7 @@
 #include "channel/memory/large_payload.h"
 #include "channel/shm/geometry.h"
 #include "channel/shm/region.h"
-#include "coordinator/cli/options.h"
+#include "coordinator/cli/group_options.h"
 
 #include <inttypes.h>
 #include <semaphore.h>

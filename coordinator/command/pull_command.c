@@ -6,7 +6,7 @@
 #include "coordinator/client/link_client.h"
 #include "proto/control.pb-c.h"
 #include "coordinator/cli/client_command.h"
-#include "coordinator/cli/options.h"
+#include "coordinator/cli/group_options.h"
 
 #include <inttypes.h>
 #include <stdio.h>

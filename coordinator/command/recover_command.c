@@ -4,7 +4,7 @@
 #include "proto/control.pb-c.h"
 #include "coordinator/cli/client_command.h"
 #include "coordinator/executor/operations.h"
-#include "coordinator/cli/options.h"
+#include "coordinator/cli/group_options.h"
 
 #include <inttypes.h>
 #include <stdio.h>

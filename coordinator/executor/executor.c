@@ -20,7 +20,7 @@
 #include "proto/operation.h"
 #include "coordinator/collector/collect.h"
 #include "executor_internal.h"
-#include "group_memory.h"
+#include "group_handles.h"
 #include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 #include "coordinator/collector/report.h"

@@ -93,7 +93,7 @@ struct cox_executor {
     void *announce_context;
     /* generation of the rank group of the last init that was sent; 0: none was */
     _Atomic uint64_t group_generation;
-    /* belongs to the thread in init; see group_memory.h */
+    /* belongs to the thread in init; see group_handles.h */
     struct cox_group_handles *group_handles;
 };
 

@@ -11,7 +11,7 @@
 
 #include "channel/shm/windows.h"
 #include "executor_internal.h"
-#include "group_memory.h"
+#include "group_handles.h"
 #include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 

@@ -13,7 +13,7 @@
 #include <jansson.h>
 
 #include "engine/batching/message.h"
-#include "coordinator/cli/options.h"
+#include "coordinator/cli/group_options.h"
 #include "engine/batching/batcher.h"
 #include "engine/command/prompts.h"
 #include "engine/model/tokenizer.h"

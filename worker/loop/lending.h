@@ -66,7 +66,7 @@ struct cox_lending {
     /* the channel is taken; constant while it is served */
     bool on;
     pthread_mutex_t lock;
-    /* protects reply payloads (large_payload.c) if several threads reply */
+    /* protects reply payloads (out_of_line.c) if several threads reply */
     pthread_mutex_t blocks_lock;
     /* by frame */
     struct cox_lent entries[COX_DEPTH_MAX];

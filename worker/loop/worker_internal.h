@@ -1,4 +1,4 @@
-/* The worker's own memory, shared by worker.c (start and end), attach.c, pause.c, large_payload.c
+/* The worker's own memory, shared by worker.c (start and end), attach.c, pause.c, out_of_line.c
  * (blocks), and by serve.c and its files (one request: serve_internal.h). */
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
@@ -235,7 +235,7 @@ bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct co
 void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
                                int status, const char *text);
 
-/* ---- large_payload.c: requests and replies in blocks ---- */
+/* ---- out_of_line.c: requests and replies in blocks ---- */
 
 bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread);
 /* The mapped payload of the request in this frame. */

@@ -1,4 +1,4 @@
-#include "group_memory.h"
+#include "group_handles.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,13 +1,13 @@
 /*
- * options: the options shared by commands that start a group: number of ranks, worker, sizes.
+ * group_options: the options shared by commands that start a group: number of ranks, worker, sizes.
  *
  * Threads: one.
  * Blocks: nothing.
  * Ownership: strings are argv's, or static storage, or in the struct.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_OPTIONS_H
-#define COX_COORDINATOR_OPTIONS_H
+#ifndef COX_COORDINATOR_GROUP_OPTIONS_H
+#define COX_COORDINATOR_GROUP_OPTIONS_H
 
 #include "coordinator/executor/executor.h"
 #include "coordinator/recovery/restart_policy.h"

@@ -1,5 +1,5 @@
 /*
- * group_memory: what an init of a sealed group says of the memory of the rank group: by-value
+ * group_handles: what an init of a sealed group says of the memory of the rank group: by-value
  * handles of the objects that each rank has sealed, so that only that rank can write them. Private
  * to the library.
  *
@@ -12,8 +12,8 @@
  * Blocks: fill, for at most a second per object, while the group's control socket takes the fds.
  * If the process dies: the ranks end with it.
  */
-#ifndef COX_COORDINATOR_GROUP_MEMORY_H
-#define COX_COORDINATOR_GROUP_MEMORY_H
+#ifndef COX_COORDINATOR_GROUP_HANDLES_H
+#define COX_COORDINATOR_GROUP_HANDLES_H
 
 #include "channel/base/base.h"
 #include "proto/executor.pb-c.h"

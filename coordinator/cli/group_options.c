@@ -1,4 +1,4 @@
-#include "options.h"
+#include "group_options.h"
 
 #include "channel/shm/geometry.h"
 

@@ -1,4 +1,4 @@
-/* large_payload: requests and replies of a channel thread that are out of line
+/* out_of_line: requests and replies of a channel thread that are out of line
  * (channel/memory/large_payload.h). */
 #include <inttypes.h>
 #include <string.h>
