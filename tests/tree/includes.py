@@ -83,7 +83,7 @@ UNITS = {
     "worker/loop": ["lending pause serve_internal take worker worker_internal"],
     "coordinator/process": ["launch supervise supervise_internal"],
     "coordinator/collector": ["collect collect_internal gathering report"],
-    "coordinator/executor": ["executor executor_internal group_memory operations"],
+    "coordinator/executor": ["executor executor_internal group_handles operations"],
     "coordinator/recovery": ["recovery recovery_internal"],
     "engine/model": ["checkpoint digest safetensors"],
     "engine/compute": ["cache cache_private"],
