@@ -126,7 +126,7 @@ static void what_is_no_image_is_refused(void **state)
         assert_int_equal(fcntl(fd, F_ADD_SEALS, ALL_SEALS & ~seals[i]), 0);
         error = (struct cox_error){0};
         assert_int_equal(cox_region_attach_image(&region, fd, LABEL, SIZE, &error), COX_DENIED);
-        assert_non_null(strstr(error.text, "somebody could change it"));
+        assert_non_null(strstr(error.text, "another process could change it"));
         close(fd);
     }
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
