@@ -26,7 +26,7 @@ struct cox_operation {
     /* legacy ranks reply with a payload each, else rank 0 alone has one, which may fill the region
      */
     bool legacy_slotted;
-    /* moves the sequence table: given up as a whole through void_through */
+    /* moves the sequence table: cancelled as a whole through void_through */
     bool step;
 };
 

@@ -60,7 +60,7 @@ int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
  * unknown. */
 bool cox_peer_stopped(pid_t pid);
 
-/* Tells whether the process is exiting, see cox_peer_exiting.
+/* Sets whether the process is exiting, see cox_peer_exiting.
  * Returns
  *   0
  *   COX_PEER_DEAD: there is none
@@ -89,7 +89,7 @@ int cox_peer_thread_count(pid_t pid, uint64_t *ret_count);
  */
 int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns);
 
-/* True when `ancestor` is pid itself, its parent, or a parent of that, as /proc tells now. */
+/* True when `ancestor` is pid itself, its parent, or a parent of that, by /proc. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);
 #endif
 

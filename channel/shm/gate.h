@@ -54,8 +54,8 @@ struct cox_gate {
     bool elides;
     /* a signal that this thread handles ends a wait for a request */
     bool signals_end;
-    /* A rank's: borrowed; tells whether replies are also notified through the eventfd. NULL: the
-     * rank has none. */
+    /* A rank's: borrowed; its word `notify` says whether replies are also notified through the
+     * eventfd. NULL: the rank has none. */
     const struct cox_layout_channel_state *state;
     int notify_fd;
 };

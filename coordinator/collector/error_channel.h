@@ -39,7 +39,7 @@ struct cox_error_channel {
     _Atomic bool stopping;
     /* set by the thread; stop waits on it */
     _Atomic uint32_t ended;
-    /* tokens posted by note_death or restore, to tell them from those of ranks */
+    /* tokens posted by note_death or restore, to distinguish them from those of ranks */
     _Atomic uint32_t deaths;
     /* restore waits on it until the thread has restored the slot */
     _Atomic uint32_t restoring;

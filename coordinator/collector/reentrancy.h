@@ -1,5 +1,5 @@
 /*
- * reentrancy: tells whether this thread runs a handler or hook of an executor. A call from there
+ * reentrancy: knows whether this thread runs a handler or hook of an executor. A call from there
  * would wait for itself.
  *
  * Threads: each thread sees its own state.

@@ -97,7 +97,7 @@ struct cox_executor_options {
     /* A line of a worker's output, without the newline. NULL: dropped. On the supervisor thread. */
     void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
     /* A worker reported a fault outside any reply. rank is -1 if unknown: workers of MindIE-LLM do
-     * not tell their rank. NULL: logged. On the error thread. */
+     * not report their rank. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, int32_t rank, const char *text);
     /* External workers can connect to this control socket from now on. Called once, inside start.
      * NULL: not called. */
@@ -120,7 +120,7 @@ struct cox_executor_options {
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
 /* Creates regions and semaphores, starts the workers, waits until all have attached, and removes
- * the names. Legacy workers are not waited for: their reply to init tells that they run. On failure
+ * the names. Legacy workers are not waited for: their reply to init shows that they run. On failure
  * nothing is left, and err names the rank and the reason.
  * Returns
  *   0

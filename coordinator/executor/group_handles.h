@@ -19,7 +19,7 @@
 #include "proto/executor.pb-c.h"
 
 struct cox_executor;
-struct cox_group_handles; /* executor->group_handles; NULL: nothing was told yet */
+struct cox_group_handles; /* executor->group_handles; NULL: nothing was sent yet */
 
 /* group_memory of the request. Returns 0; -ENOMEM; what cox_exporter_new and cox_exporter_export
  * return. Does nothing where the group is not sealed. */

@@ -354,7 +354,7 @@ static void lora_read_replies(void *context, const struct cox_completion *comple
         const ExecuteResponse *response = result->response;
         reader->results[rank].asked = true;
         if (result->outcome != COX_OUTCOME_OK)
-            continue; /* the call tells */
+            continue; /* the caller reports it */
         if (!response && rank > 0) {
             reader->results[rank] = reader->results[0]; /* a legacy rank that rank 0 speaks for */
         } else if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||

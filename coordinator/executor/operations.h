@@ -81,8 +81,8 @@ struct cox_weights_announcement {
     /* from 1 */
     uint64_t version;
 };
-/* tell is called in every init from now on, replays included, on the thread of the init and before
- * it is sent. To be set before the first init; legacy workers are not told. */
+/* announce is called in every init from now on, replays included, on the thread of the init and
+ * before it is sent. Set it before the first init; legacy workers get no announcement. */
 COX_PUBLIC void cox_executor_announce_weights(
     struct cox_executor *executor,
     void (*announce)(void *context, struct cox_weights_announcement *ret_announcement),
@@ -125,7 +125,7 @@ COX_PUBLIC void cox_executor_renew_kv(struct cox_executor *executor, uint64_t mo
 COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids,
                                     size_t count, uint64_t deadline_ns, struct cox_error *err);
 
-/* PD_LINK: link, unlink, switch role. No reply; cox_executor_link_status tells the result. */
+/* PD_LINK: link, unlink, switch role. No reply; cox_executor_link_status has the result. */
 COX_PUBLIC int cox_executor_link(struct cox_executor *executor,
                                  const struct Coxswain__PDLinkRequest *request,
                                  uint64_t deadline_ns, struct cox_error *err);

@@ -425,12 +425,12 @@ CHILD static _Noreturn void child_main(const struct launch *launch)
     child_exit();
 }
 
-/* A process like fork's, in two respects better: the pidfd comes with it, so that no other thread
- * can reap the pid in between (a host that ignores SIGCHLD would), and this thread goes on when the
- * child has executed its program or is dead, which no end-of-file on a pipe can tell once another
- * thread of the host has forked. Fork handlers of the host do not run; they would be for nothing.
- * The kernel stores the pidfd before this thread sleeps for the child. Zeros, since architectures
- * differ in the order of the unused arguments. */
+/* A process like fork's, with two differences: it comes with its pidfd, so that no other thread can
+ * reap the pid in between (a host that ignores SIGCHLD would); and this thread continues when the
+ * child has executed its program or is dead, which end-of-file on a pipe does not show once another
+ * thread of the host has forked. Fork handlers of the host do not run. The kernel stores the pidfd
+ * before this thread sleeps for the child. Zeros, since architectures differ in the order of the
+ * unused arguments. */
 static pid_t launch_fork(_Atomic int *ret_pidfd)
 {
     return (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD), NULL,

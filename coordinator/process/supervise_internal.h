@@ -118,7 +118,8 @@ void cox_child_await_no_more(struct cox_child *child);
  * COX_TIMEOUT: start does not wait any longer. */
 int cox_child_begin(struct cox_child *child, const struct cox_launch_incarnation *incarnation,
                     struct cox_error *err);
-/* Reads what is there of standard output (0) or error (1), and tells the lines. */
+/* Reads the available bytes of standard output (0) or error (1), and passes the lines to the hook.
+ */
 void cox_child_read(struct cox_child *child, int stream);
 /* Tries again to reap a former process that a debugger had. Also called by the thread that destroys
  * the supervisor. */
@@ -130,7 +131,7 @@ int cox_child_kill(struct cox_child *child);
 void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t buffer_size);
 /* From any thread. */
 bool cox_child_is_dead(struct cox_child *child);
-/* Which fds tell of its ends; -1: none does any more. */
+/* The fds that show its end; -1: none is left. */
 void cox_child_polled_fds(struct cox_child *child, int *ret_fd, int *ret_adopted_fd);
 void cox_child_adopted_ended(struct cox_child *child);
 void cox_child_ended(struct cox_child *child);

@@ -67,7 +67,7 @@ struct cox_prompt_request {
 enum cox_finish {
     COX_FINISH_STOP,   /* a stop token, which is the last of the tokens, or the worker ended it */
     COX_FINISH_LENGTH, /* new_count_max */
-    COX_FINISH_ERROR,  /* error tells why */
+    COX_FINISH_ERROR,  /* error has the reason */
 };
 
 /* engine/batching/transfers.h has the diagram. */

@@ -33,8 +33,8 @@ struct cox_step_message *cox_step_message_free(struct cox_step_message *message)
 int cox_step_message_fill(struct cox_step_message *message, const struct cox_step *step,
                           const struct Coxswain__ExecuteRequest **ret_request);
 
-/* Sets the weights version of every request from now on; with offered, also where ranks find it.
- * told NULL: no version, as initially. Copied. */
+/* Sets the weights version of every request from now on; with offered, also the handle that ranks
+ * find it by. NULL: no version, as initially. Copied. */
 void cox_step_message_weights(struct cox_step_message *message,
                               const struct cox_weights_announcement *announcement, bool offered);
 

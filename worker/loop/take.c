@@ -95,8 +95,8 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
             return COX_TIMEOUT;
         if (woken)
             thread_repeat(thread);
-        /* Compares with the stored number, not with the expected one: a spinner that looked for
-         * another number would miss a change. */
+        /* Compares with the stored number, not with the expected one: spinning for another number
+         * would miss a change. */
         const struct thread_look look = {thread, shared, said};
         if (!woken && cox_spin_until(&thread->spinner, thread_has_news, &look, deadline_ns))
             continue;

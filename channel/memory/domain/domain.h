@@ -75,7 +75,7 @@ struct cox_domain_memory {
  *   COX_CORRUPT: an fd that is no such memory
  *   COX_UNSUPPORTED: the domain cannot do it
  *   -errno
- * and err tells why. */
+ * and err has the reason. */
 struct cox_domain_functions {
     /* "host"; for messages */
     const char *name;

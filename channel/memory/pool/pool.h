@@ -158,8 +158,8 @@ COX_PUBLIC struct cox_pool *cox_pool_free(struct cox_pool *pool);
 #ifdef COX_INTERNAL
 void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
 
-/* True when this process holds no reference of any block; what adopt_all took is none. A look at
- * the local references of all blocks. */
+/* True when this process holds no reference of any block; what adopt_all took is none. Checks the
+ * local references of all blocks. */
 bool cox_pool_is_idle(const struct cox_pool *pool);
 #endif
 
@@ -208,7 +208,7 @@ COX_PUBLIC struct cox_domain_memory *cox_pool_memory(const struct cox_pool *pool
  */
 COX_PUBLIC int cox_pool_allocate(struct cox_pool *pool, uint64_t size,
                                  struct cox_block_ref *ret_ref, struct cox_error *err);
-/* One more reference, of this process's own or of one that another process told.
+/* One more reference, of this process's own or of one that another process passed.
  * Returns
  *   0
  *   COX_NOT_FOUND: of another pool
