@@ -73,11 +73,7 @@ static void threads_are_counted(void **state)
     pthread_t thread;
     (void)state;
     assert_int_equal(cox_peer_thread_count(getpid(), &before), 0);
-#if defined(__SANITIZE_THREAD__)
-    assert_int_equal(before, 2); /* every process has one of ThreadSanitizer's */
-#else
     assert_int_equal(before, 1);
-#endif
     assert_int_equal(pthread_create(&thread, NULL, wait_for_ever, NULL), 0);
     assert_int_equal(cox_peer_thread_count(getpid(), &after), 0);
     assert_true(after > before);
@@ -85,7 +81,11 @@ static void threads_are_counted(void **state)
     pthread_join(thread, NULL);
     pid_t pid = sleeper(NULL);
     assert_int_equal(cox_peer_thread_count(pid, &after), 0);
-    assert_int_equal(after, before);
+#if defined(__SANITIZE_THREAD__)
+    assert_int_equal(after, 2); /* ThreadSanitizer starts a thread of its own in a forked child */
+#else
+    assert_int_equal(after, 1);
+#endif
     assert_int_equal(kill(pid, SIGKILL), 0);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     assert_int_equal(cox_peer_thread_count(pid, &after), COX_PEER_DEAD);
