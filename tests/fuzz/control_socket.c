@@ -72,7 +72,7 @@ static void fd_store(struct fuzz_input *input)
         int lent = -2, fd = how & 4 ? dup(file) : -1;
         uint32_t count = fd_entries.count;
         for (int i = 0; i < 8; i++) {
-            handle.bytes[28 + i] = i < 4 ? (uint8_t)((uint32_t)st.st_dev >> (8 * i)) : 0;
+            handle.bytes[28 + i] = (uint8_t)(i < 4 ? (uint32_t)st.st_dev >> (8 * i) : 0);
             handle.bytes[32 + i] = (uint8_t)((uint64_t)st.st_ino >> (8 * i));
         }
         handle.bytes[56] = fuzz_eat_byte(input) % 32;
