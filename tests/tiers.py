@@ -11,8 +11,10 @@ part of: machines are shared. A test without a record counts UNRECORDED seconds.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 
 TIERS = ("quick", "all", "nightly")
 # Minutes from a fresh clone to the verdict, and the part of them that is left for the tests: the
@@ -39,12 +41,25 @@ class Test:
             self.processors = CORES
 
 
+def list_copy(build, folder):
+    """Copies the list of the tests, without the tests, to `folder`."""
+    for path, _, names in os.walk(build):
+        if "CTestTestfile.cmake" in names:
+            there = os.path.join(folder, os.path.relpath(path, build))
+            os.makedirs(there, exist_ok=True)
+            shutil.copy(os.path.join(path, "CTestTestfile.cmake"), there)
+
+
 def tests_of(ctest, build, options=()):
-    """The tests of a build tree that `options` select. `ctest` is the one that configured the build,
-    which another user, as in tests/anywhere.sh, may not be allowed to run: then the one of PATH."""
+    """The tests of a build tree that `options` select. Another user, as in tests/anywhere.sh, may not be
+    allowed to run the ctest that configured the build, nor to write there, as ctest does even to list."""
     ctest = ctest if os.access(ctest, os.X_OK) else "ctest"
-    answer = subprocess.run([ctest, "--test-dir", build, "--show-only=json-v1", *options],
-                            check=True, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        if not os.access(os.path.join(build, "Testing", "Temporary"), os.W_OK):
+            list_copy(build, folder)
+            build = folder
+        answer = subprocess.run([ctest, "--test-dir", build, "--show-only=json-v1", *options],
+                                check=True, capture_output=True, text=True)
     return [Test(test["name"], {p["name"]: p["value"] for p in test.get("properties", [])})
             for test in json.loads(answer.stdout)["tests"]]
 

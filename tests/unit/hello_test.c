@@ -40,8 +40,10 @@ static void a3_b22_the_frame_has_its_bytes_where_the_header_says(void **state)
     struct cox_hello read;
     assert_int_equal(parse(frame, &read, ""), 0);
     assert_int_equal(read.version, COX_HELLO_VERSION);
-    read.version = 0;
-    assert_memory_equal(&read, &worker, sizeof read);
+    /* Compared as frames: the padding of a struct may be anything. */
+    uint8_t again[COX_HELLO_SIZE];
+    cox_hello_format(&read, again);
+    assert_memory_equal(again, expected, sizeof again);
 }
 
 static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
