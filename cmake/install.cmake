@@ -46,8 +46,11 @@ install(FILES ${generated}/proto/executor.pb-c.h
 
 # The commands of a release: every program of the product's folders. A program that is added to one of
 # them has to be added here, and `sh tools/compile release`, which names no target, builds it.
-set(release_commands coxswain coxswain-worker)
-install(TARGETS ${release_commands} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+set(release_commands "")
+if(COX_BUILD_COMMANDS)
+    set(release_commands coxswain coxswain-worker)
+    install(TARGETS ${release_commands} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
 
 # Fails if a program below `folder` is not installed, or is left out of a build that names no target.
 function(cox_check_commands folder)

@@ -44,7 +44,7 @@ static int serve(struct cox_server *server, struct cox_error *err)
         if (ask(cox_server_executor(server), err) == 0)
             continue;
         printf("%s\n", err->text); /* names the rank and what became of it */
-        r = cox_server_await_recovery(server, err);
+        r = cox_server_await_recovery(server, COX_DEADLINE_NEVER, err);
         if (r == 1)
             printf("recovered\n");
         cox_error_clear(err);

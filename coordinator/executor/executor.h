@@ -407,6 +407,10 @@ struct cox_rank_status {
     uint32_t deaths;
     /* deaths that were followed by a process that attached */
     uint32_t restarts;
+    /* DEAD: the signal that killed it; 0: it exited, or unknown */
+    int32_t signal;
+    /* DEAD: -1 if unknown or killed */
+    int32_t exit_status;
     /* DEAD, LEFT: how it ended, as text */
     char death[512];
     /* DEAD: the last lines of its output, newest last. Otherwise, after a death, those of its

@@ -88,9 +88,13 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
     ret_status->serving_pid = cox_rank_serving_pid(&executor->ranks[rank]);
     ret_status->incarnation = cox_rank_incarnation(&executor->ranks[rank]);
     ret_status->liveness = rank_liveness(executor, rank);
-    if (ret_status->liveness == COX_LIVENESS_DEAD)
+    if (ret_status->liveness == COX_LIVENESS_DEAD) {
+        struct cox_exit how = {0};
         cox_supervisor_describe(supervisor, rank, ret_status->death, sizeof ret_status->death);
-    else {
+        cox_supervisor_dead(supervisor, rank, &how);
+        ret_status->signal = how.known ? how.signal : 0;
+        ret_status->exit_status = how.known && !how.signal ? how.exit_status : -1;
+    } else {
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
         cox_peer_cpu_time(ret_status->serving_pid, &ret_status->cpu_ns);
     }

@@ -141,60 +141,6 @@ struct cox_recovery *cox_recovery_free(struct cox_recovery *recovery)
     return NULL;
 }
 
-/* ---- for the engine loop ---- */
-
-static bool is_ended(const struct cox_recovery *recovery)
-{
-    return recovery->stopped || recovery->cancelled || recovery->closing || recovery->failed;
-}
-
-static bool is_disturbed(struct cox_recovery *recovery)
-{
-    return recovery->busy || recovery->paused || recovery->unready ||
-           cox_recovery_first_dead(recovery);
-}
-
-/* A death was seen, but its hook may not have run yet, or never will, since the rank has left. */
-static void await_news(struct cox_recovery *recovery)
-{
-    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(NEWS_MS));
-    int r = 0;
-    recovery->check = true;
-    pthread_cond_broadcast(&recovery->wake);
-    while (!is_ended(recovery) && !cox_recovery_first_dead(recovery) &&
-           recovery->changes == recovery->changes_seen && r != ETIMEDOUT)
-        r = pthread_cond_timedwait(&recovery->wake, &recovery->lock, &until);
-}
-
-int cox_recovery_await(struct cox_recovery *recovery, struct cox_error *err)
-{
-    pthread_mutex_lock(&recovery->lock);
-    if (err->code == COX_PEER_DEAD && recovery->changes == recovery->changes_seen)
-        await_news(recovery);
-    while (!is_ended(recovery) && is_disturbed(recovery))
-        pthread_cond_wait(&recovery->wake, &recovery->lock);
-    int r = recovery->changes != recovery->changes_seen;
-    recovery->changes_seen = recovery->changes;
-    if (recovery->stopped || recovery->cancelled || recovery->closing)
-        *err = (struct cox_error){.code = r = COX_CLOSED, .text = "stopped"};
-    else if (recovery->failed) {
-        r = COX_PEER_DEAD;
-        /* The caller's text has more details than the death alone. */
-        if (err->code != r || recovery->options.policy.on_death != COX_ON_DEATH_FAIL)
-            *err = recovery->failure;
-    }
-    pthread_mutex_unlock(&recovery->lock);
-    return r;
-}
-
-void cox_recovery_cancel(struct cox_recovery *recovery)
-{
-    pthread_mutex_lock(&recovery->lock);
-    recovery->cancelled = true;
-    pthread_cond_broadcast(&recovery->wake);
-    pthread_mutex_unlock(&recovery->lock);
-}
-
 /* ---- how it is ---- */
 
 static void describe(struct cox_recovery *recovery, char *text, size_t size)
@@ -219,6 +165,71 @@ static void describe(struct cox_recovery *recovery, char *text, size_t size)
     else if (recovery->partially_paused)
         snprintf(text, size,
                  "a pause has failed and some ranks are paused: coxswain recover start, or pause");
+}
+
+/* ---- for the engine loop ---- */
+
+static bool is_ended(const struct cox_recovery *recovery)
+{
+    return recovery->stopped || recovery->cancelled || recovery->closing || recovery->failed;
+}
+
+static bool is_disturbed(struct cox_recovery *recovery)
+{
+    return recovery->busy || recovery->paused || recovery->unready ||
+           cox_recovery_first_dead(recovery);
+}
+
+/* A death was seen, but its hook may not have run yet, or never will, since the rank has left. */
+static void await_news(struct cox_recovery *recovery, uint64_t deadline_ns)
+{
+    const struct timespec until =
+        cox_deadline_timespec(cox_deadline_min(deadline_ns, cox_deadline_after_ms(NEWS_MS)));
+    int r = 0;
+    recovery->check = true;
+    pthread_cond_broadcast(&recovery->wake);
+    while (!is_ended(recovery) && !cox_recovery_first_dead(recovery) &&
+           recovery->changes == recovery->changes_seen && r != ETIMEDOUT)
+        r = pthread_cond_timedwait(&recovery->wake, &recovery->lock, &until);
+}
+
+int cox_recovery_await(struct cox_recovery *recovery, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    int e = 0;
+    pthread_mutex_lock(&recovery->lock);
+    if (err->code == COX_PEER_DEAD && recovery->changes == recovery->changes_seen)
+        await_news(recovery, deadline_ns);
+    while (!is_ended(recovery) && is_disturbed(recovery) && e != ETIMEDOUT)
+        e = deadline_ns == COX_DEADLINE_NEVER
+                ? pthread_cond_wait(&recovery->wake, &recovery->lock)
+                : pthread_cond_timedwait(&recovery->wake, &recovery->lock, &until);
+    if (!is_ended(recovery) && is_disturbed(recovery)) {
+        *err = (struct cox_error){.code = COX_TIMEOUT};
+        describe(recovery, err->text, sizeof err->text);
+        pthread_mutex_unlock(&recovery->lock);
+        return COX_TIMEOUT;
+    }
+    int r = recovery->changes != recovery->changes_seen;
+    recovery->changes_seen = recovery->changes;
+    if (recovery->stopped || recovery->cancelled || recovery->closing)
+        *err = (struct cox_error){.code = r = COX_CLOSED, .text = "stopped"};
+    else if (recovery->failed) {
+        r = COX_PEER_DEAD;
+        /* The caller's text has more details than the death alone. */
+        if (err->code != r || recovery->options.policy.on_death != COX_ON_DEATH_FAIL)
+            *err = recovery->failure;
+    }
+    pthread_mutex_unlock(&recovery->lock);
+    return r;
+}
+
+void cox_recovery_cancel(struct cox_recovery *recovery)
+{
+    pthread_mutex_lock(&recovery->lock);
+    recovery->cancelled = true;
+    pthread_cond_broadcast(&recovery->wake);
+    pthread_mutex_unlock(&recovery->lock);
 }
 
 void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_status *ret_status)

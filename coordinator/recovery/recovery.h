@@ -65,8 +65,9 @@ void cox_recovery_death(struct cox_recovery *recovery, uint32_t rank, const char
  *   1: there was one since the last call, and it is recovered
  *   COX_PEER_DEAD: the group has failed, err says why
  *   COX_CLOSED: stopped, or cancel was called
+ *   COX_TIMEOUT: the group was not able to run steps until deadline_ns
  */
-int cox_recovery_await(struct cox_recovery *recovery, struct cox_error *err);
+int cox_recovery_await(struct cox_recovery *recovery, uint64_t deadline_ns, struct cox_error *err);
 /* From now on await returns COX_CLOSED at once, because no caller needs the group any more. Never
  * blocks. */
 void cox_recovery_cancel(struct cox_recovery *recovery);

@@ -32,6 +32,11 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
     if (status->cpu_ns)
         SET(message, cpu_ns, status->cpu_ns);
     message->death = status->death[0] ? cox_arena_strdup(arena, status->death) : NULL;
+    if (status->liveness == COX_LIVENESS_DEAD) {
+        SET(message, signal, status->signal);
+        if (status->exit_status >= 0)
+            SET(message, exit_status, status->exit_status);
+    }
     message->last_lines =
         status->last_lines[0] ? cox_arena_strdup(arena, status->last_lines) : NULL;
     SET(message, deaths, status->deaths);

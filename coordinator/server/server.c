@@ -497,12 +497,20 @@ const struct cox_init_summary *cox_server_init_summary(const struct cox_server *
     return &server->summary;
 }
 
-int cox_server_await_recovery(struct cox_server *server, struct cox_error *err)
+int cox_server_await_recovery(struct cox_server *server, uint64_t deadline_ns,
+                              struct cox_error *err)
 {
-    return cox_recovery_await(server->recovery, err);
+    return cox_recovery_await(server->recovery, deadline_ns, err);
 }
 
 void cox_server_cancel_recovery(struct cox_server *server)
 {
     cox_recovery_cancel(server->recovery);
+}
+
+int cox_server_restart(struct cox_server *server, uint32_t rank, bool kill, uint64_t deadline_ns,
+                       struct cox_error *err)
+{
+    bool replaced;
+    return cox_recovery_restart(server->recovery, rank, kill, deadline_ns, &replaced, err);
 }

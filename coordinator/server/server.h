@@ -15,8 +15,9 @@
  *
  * Threads: new, start, stop and free on one thread. request_stop and abandon on any, also while
  *   start or stop runs. The rest on any once start has returned, await_recovery on one at a time.
- *   Functions of executor.h and operations.h may be used beside the server, except for stop and
- *   free of the executor.
+ *   Functions of executor.h and operations.h may be used beside the server, except for free of the
+ *   executor. A host whose threads use the executor stops it first (cox_executor_stop: they return
+ *   COX_CLOSED), waits until none is inside, and then calls cox_server_stop, which frees it.
  * Ownership: what the options point to is borrowed until start has returned; contexts and hooks
  *   until free has. The executor is lent until free.
  * Blocks: start until every rank has attached and replied to the init, or the start timeout of the
@@ -128,17 +129,35 @@ COX_PUBLIC const struct cox_init_summary *cox_server_init_summary(const struct c
 
 /*
  * For the thread that runs steps, after a step failed or was refused (err, on entry: its error).
- * Blocks while a rank is dead or being replaced, a recovery command runs, or the group is paused.
+ * Blocks while a rank is dead or being replaced, a recovery command runs, or the group is paused, at
+ * most until deadline_ns.
  *
  * Returns
  *   0: there was nothing to recover from
  *   1: the group was recovered since the last call; the ranks have lost what they computed
  *   COX_PEER_DEAD: the group has failed; err says why
  *   COX_CLOSED: the group ends, or cancel_recovery was called
+ *   COX_TIMEOUT
  */
-COX_PUBLIC int cox_server_await_recovery(struct cox_server *server, struct cox_error *err);
+COX_PUBLIC int cox_server_await_recovery(struct cox_server *server, uint64_t deadline_ns,
+                                         struct cox_error *err);
 /* From now on await_recovery returns COX_CLOSED at once. */
 COX_PUBLIC void cox_server_cancel_recovery(struct cox_server *server);
+/*
+ * As `coxswain recover restart --rank R`: replaces a dead rank now, whatever the policy, its limit
+ * and its pauses. kill: also a rank that lives. The init is replayed once no rank is dead. Blocks
+ * until the new process has attached, or deadline_ns. Any thread; not inside a hook.
+ *
+ * Returns
+ *   0: also when the rank lives and nothing was done
+ *   COX_INVALID: no such rank
+ *   COX_PEER_DEAD: the new process has died; or the group has failed before (COX_ON_DEATH_FAIL)
+ *   COX_TIMEOUT
+ *   COX_CLOSED: the group ends
+ *   another status: of cox_executor_restart or cox_executor_replay_init
+ */
+COX_PUBLIC int cox_server_restart(struct cox_server *server, uint32_t rank, bool kill,
+                                  uint64_t deadline_ns, struct cox_error *err);
 
 #ifdef __cplusplus
 }

@@ -216,7 +216,7 @@ struct cox_lora *cox_engine_group_lora(struct cox_engine_group *group)
 
 static int engine_loop_recover(void *context, struct cox_error *err)
 {
-    return cox_server_await_recovery(context, err);
+    return cox_server_await_recovery(context, COX_DEADLINE_NEVER, err);
 }
 
 static void engine_loop_recover_cancel(void *context)

@@ -173,7 +173,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
 
 static int on_recover(void *context, struct cox_error *err)
 {
-    return cox_recovery_await(context, err);
+    return cox_recovery_await(context, COX_DEADLINE_NEVER, err);
 }
 
 static void run(uint32_t in_flight, uint32_t block_count, int code,

@@ -179,7 +179,7 @@ static int await_recovery(int code)
     struct cox_error err = {0};
     if (code)
         cox_fail(&err, code, "as a step would say");
-    return cox_recovery_await(group.recovery, &err);
+    return cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, &err);
 }
 
 static uint32_t incarnation(uint32_t rank)
@@ -238,7 +238,7 @@ static void task_await(struct task *task)
 {
     if (task->code)
         cox_fail(&task->error, task->code, "as a step would say");
-    task->result = cox_recovery_await(group.recovery, &task->error);
+    task->result = cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, &task->error);
 }
 
 static void task_command(struct task *task)
@@ -426,7 +426,7 @@ static void p8_more_deaths_than_the_limit_are_a_crash_loop(void **state)
     cox_recovery_status(group.recovery, &status);
     assert_string_equal(status.doing, "the group has failed");
     assert_int_equal(status.recent_deaths, 4);
-    assert_int_equal(cox_recovery_await(group.recovery, &err), COX_PEER_DEAD);
+    assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, &err), COX_PEER_DEAD);
     assert_string_equal(err.text, group.failure.text);
     assert_int_equal(order_restart(1, false, &replaced, &err), COX_PEER_DEAD);
     assert_contains(err.text, "the group has failed");
@@ -502,11 +502,11 @@ static void p8_without_a_policy_a_death_is_the_end(void **state)
     await_failed();
     assert_contains(group.failure.text, "rank 0 (pid ");
     assert_contains(group.failure.text, "was killed by signal 9");
-    assert_int_equal(cox_recovery_await(group.recovery, &err), COX_PEER_DEAD);
+    assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, &err), COX_PEER_DEAD);
     assert_string_equal(err.text, group.failure.text);
     /* A caller with a more detailed error keeps it. */
     struct cox_error known = {.code = COX_PEER_DEAD, .text = "in the midst of step 7"};
-    assert_int_equal(cox_recovery_await(group.recovery, &known), COX_PEER_DEAD);
+    assert_int_equal(cox_recovery_await(group.recovery, COX_DEADLINE_NEVER, &known), COX_PEER_DEAD);
     assert_string_equal(known.text, "in the midst of step 7");
     assert_int_equal(incarnation(0), 1);
     assert_int_equal(group.failed_count, 1);

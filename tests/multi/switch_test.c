@@ -230,7 +230,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
 
 static int on_recover(void *context, struct cox_error *err)
 {
-    return cox_recovery_await(context, err);
+    return cox_recovery_await(context, COX_DEADLINE_NEVER, err);
 }
 
 /* The rest of the texts, with the weights of a folder from the step at switch_look on. */

@@ -1,0 +1,868 @@
+"""The coordinator's side: a group of ranks, and the futures of its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import threading
+import time
+import warnings
+import weakref
+from types import TracebackType
+from typing import Any, Callable, Generator, Iterable, Literal, Sequence, Union
+
+from . import _launch, _native, _status
+from ._errors import (Closed, Deadlock, Error, Full, Invalid, Late, LateRank, Process, RankDied,
+                      RankError, Stale, TimedOut, check, error_of, fail, new_error, text_of)
+
+ffi, lib = _native.ffi, _native.lib
+_log = logging.getLogger("coxswain")
+
+Buffer = Union[bytes, bytearray, memoryview, Any]
+Gather = Literal["all", "rank0", "none"]
+OnDeath = Literal["fail", "restart", "restart-all"]
+
+_NEVER = 2**64 - 1
+_EXECUTE = lib.COX_CHANNEL_EXECUTE
+# A wait in the main thread ends this often, in nanoseconds, so that Python's signal handlers run. The
+# library wakes as often while a reply is outstanding.
+_SLICE_NS = 50_000_000
+
+_GATHERS = {"all": lib.COX_GATHER_ALL, "rank0": lib.COX_GATHER_RANK0,
+            "none": lib.COX_GATHER_FIRST_ERROR}
+_ATTACHES = {"named": lib.COX_ATTACH_NAMED, "sealed": lib.COX_ATTACH_SEALED}
+# "fail": the requests that ask a dead rank fail, until it is restarted by hand. In the library's words
+# the group waits for that.
+_ON_DEATHS = {"fail": lib.COX_ON_DEATH_WAIT, "restart": lib.COX_ON_DEATH_RESTART,
+              "restart-all": lib.COX_ON_DEATH_RESTART_ALL}
+
+
+def _choice(what: str, value: str, choices: dict[str, int]) -> int:
+    if value not in choices:
+        raise Invalid(f"{what} is {value!r}; it may be {', '.join(map(repr, choices))}")
+    return choices[value]
+
+
+def _deadline(timeout: float | None) -> int:
+    if timeout is None:
+        return _NEVER
+    if timeout < 0 or timeout != timeout:
+        raise Invalid(f"timeout is {timeout}; it may be a number of seconds from 0 on, or None")
+    return min(time.monotonic_ns() + int(timeout * 1e9), _NEVER)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _slice(deadline: int) -> int:
+    if _in_main_thread():
+        return min(deadline, time.monotonic_ns() + _SLICE_NS)
+    return deadline
+
+
+def _interruptible(call: Callable[[], Any], cancel: Callable[[], None] | None = None) -> Any:
+    """Runs a call that blocks in C, so that a signal handler that raises ends the wait for it."""
+    if not _in_main_thread():
+        return call()
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(call())
+        except BaseException as error:  # pylint: disable=broad-exception-caught
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="coxswain-call", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException:
+        if cancel:
+            cancel()
+            thread.join()
+        raise
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+class Future:
+    """The result of a request: `await` it, or call `result()`.
+
+    Whoever waits collects: no thread of the package is in between. Use it on any thread, and in any
+    number of event loops.
+    """
+
+    __slots__ = ("_group", "_sequence", "_done", "_result", "_error", "_callbacks", "_ranks",
+                 "_gather", "__weakref__")
+
+    def __init__(self, group: "Group", ranks: Sequence[int] | None, gather: int) -> None:
+        self._group = group
+        self._sequence = 0
+        self._done = False
+        self._result: Any = None
+        self._error: Error | None = None
+        self._callbacks: list[Callable[[Future], object]] = []
+        self._ranks = ranks
+        self._gather = gather
+
+    @property
+    def sequence(self) -> int:
+        """The number of the request on its channel, as in messages and `status()`."""
+        return self._sequence
+
+    def done(self) -> bool:
+        """True if the result is there. It may be waiting to be collected; this does not collect."""
+        return self._done
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The replies: a list of bytes, one per asked rank; bytes for gather="rank0"; else None.
+
+        timeout: seconds to wait, beside the request's own deadline. Raises TimeoutError when they
+        have passed, and otherwise what became of the request: RankDied, RankError, TimedOut, ...
+        """
+        if not self._done and not self._group._wait_for(self, _deadline(timeout)):
+            raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def exception(self, timeout: float | None = None) -> Error | None:
+        """As result, but returns the exception."""
+        if not self._done and not self._group._wait_for(self, _deadline(timeout)):
+            raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
+        return self._error
+
+    def add_done_callback(self, function: Callable[["Future"], object]) -> None:
+        """Calls function(future) once it is done: at once, or on the thread that collects it.
+
+        Where no thread waits and no event loop polls, a thread of the group collects for callbacks.
+        """
+        with self._group._lock:
+            if not self._done:
+                self._callbacks.append(function)
+                self._group._need_collector()
+                return
+        function(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            self._group._attach_loop(loop)
+
+            def wake(_: Future) -> None:
+                _wake(loop, waiter)
+
+            with self._group._lock:
+                if not self._done:
+                    self._callbacks.append(wake)
+                else:
+                    waiter.set_result(None)
+            self._group._poll()
+            yield from waiter.__await__()
+        return self.result()
+
+    def __repr__(self) -> str:
+        state = "in flight" if not self._done else repr(self._error) if self._error else "done"
+        return f"<coxswain.Future of request {self._sequence}: {state}>"
+
+
+def _wake(loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
+    def set_result() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        running = None
+    if running is loop:
+        set_result()
+    else:
+        try:
+            loop.call_soon_threadsafe(set_result)
+        except RuntimeError:  # the loop is closed: nothing waits there any more
+            pass
+
+
+class _Events(threading.Thread):
+    """Hands what the library's threads report to Python. It sleeps in C, without the GIL."""
+
+    def __init__(self, native: Any, on_line: Callable[[int, str], object] | None) -> None:
+        super().__init__(name="coxswain-events", daemon=True)
+        self.native = native
+        self.on_line = on_line
+        self.socket = ""
+        self.has_socket = threading.Event()
+
+    def run(self) -> None:
+        while True:
+            event = lib.coxpy_group_next_event(self.native)
+            if event == ffi.NULL:
+                return
+            kind, rank, level = event.kind, event.rank, event.level
+            text = ffi.string(ffi.cast("char *", event.text)).decode("utf-8", "replace")
+            lib.coxpy_event_free(event)
+            try:
+                self.handle(kind, rank, level, text)
+            except Exception:  # pylint: disable=broad-exception-caught
+                _log.exception("on_line raised")
+
+    def handle(self, kind: int, rank: int, level: int, text: str) -> None:
+        extra = {"rank": rank}
+        if kind in (lib.COXPY_EVENT_LINE, lib.COXPY_EVENT_ERROR_LINE):
+            if self.on_line:
+                self.on_line(rank, text)
+            else:
+                _log.info("rank %d: %s", rank, text, extra=extra)
+        elif kind == lib.COXPY_EVENT_DEATH:
+            _log.warning("%s", text, extra=extra)
+        elif kind == lib.COXPY_EVENT_FAULT:
+            _log.warning("rank %d reports: %s", rank, text, extra=extra)
+        elif kind == lib.COXPY_EVENT_WAITING:
+            self.socket = text
+            self.has_socket.set()
+        elif kind == lib.COXPY_EVENT_DROPPED:
+            _log.warning("%d lines of ranks and messages were dropped: on_line or logging is too "
+                         "slow", level)
+        else:
+            levels = {3: logging.ERROR, 4: logging.WARNING, 7: logging.DEBUG}
+            _log.log(levels.get(level, logging.INFO), "%s", text)
+
+
+class Group:
+    """N ranks, started and driven by this process.
+
+    ::
+
+        with coxswain.Group(["python3", "worker.py"], ranks=4) as group:
+            print(group.call(b"hello", timeout=5.0))     # a list of bytes, one per rank
+
+    program: the command of every rank, as for subprocess; or a function at the top level of a module,
+        which each rank imports and calls. None with external=True.
+    attach: "named", or "sealed": nothing has a name, and no rank can write another one's memory.
+    depth: requests in flight, 1 to 32.
+    name: of the group, for `coxswain status --name NAME`; None: "PID_NUMBER".
+    timeout: seconds that the ranks have to attach, at a start and a restart; None: no limit.
+    on_death: "fail": requests that ask a dead rank raise RankDied until `restart(rank)`. "restart": the
+        requests in flight raise RankDied, the rank is replaced, and later calls wait for that.
+        "restart-all": the same with all ranks.
+    on_line: called with (rank, line) for each line that a rank writes, on a thread of the package;
+        None: lines go to logging's "coxswain", level INFO, with the rank.
+    external: the ranks are started by other means (torchrun, Kubernetes, by hand) with
+        COXSWAIN_SOCKET set to the group's name or `socket`; start waits for them.
+    devices: the device number of each rank; None: its rank.
+    spin: whether waits spin for some microseconds before they block, where cores are free.
+
+    Threads: any. Not in the child of a fork.
+    """
+
+    def __init__(self, program: Sequence[str] | Callable[[], Any] | None = None, ranks: int = 1, *,
+                 attach: Literal["named", "sealed"] = "named", depth: int = 4,
+                 name: str | None = None, timeout: float | None = 60.0, on_death: OnDeath = "fail",
+                 on_line: Callable[[int, str], object] | None = None, external: bool = False,
+                 devices: Sequence[int] | None = None, spin: bool = True) -> None:
+        self._process = Process("group")
+        self._native: Any = None
+        self._executor: Any = None
+        self._state: Literal["new", "running", "stopped"] = "new"
+        if not 1 <= ranks <= lib.COX_RANK_COUNT_MAX:
+            raise Invalid(f"ranks is {ranks}; it may be 1 to {lib.COX_RANK_COUNT_MAX}")
+        if not 1 <= depth <= 32:
+            raise Invalid(f"depth is {depth}; it may be 1 to 32")
+        if (program is None) != external:
+            raise Invalid("a group needs a program for its ranks, or external=True and none")
+        if devices is not None and len(devices) != ranks:
+            raise Invalid(f"devices has {len(devices)} numbers for {ranks} ranks")
+        if timeout is not None and timeout <= 0:
+            raise Invalid(f"timeout is {timeout}; it may be a positive number of seconds, or None")
+        self._rank_count = ranks
+        self._depth = depth
+        self._timeout = timeout
+        self._waits_for_recovery = on_death != "fail"
+        executor = ffi.new("struct cox_executor_options *")
+        executor.size = ffi.sizeof("struct cox_executor_options")
+        server = ffi.new("struct cox_server_options *")
+        server.size = ffi.sizeof("struct cox_server_options")
+        keep: list[Any] = [executor, server]
+        if name is not None:
+            keep.append(ffi.new("char[]", name.encode()))
+            executor.name = keep[-1]
+        executor.rank_count = ranks
+        if program is not None:
+            parts = [ffi.new("char[]", part.encode()) for part in _launch.command_of(program)]
+            keep += [parts, ffi.new("char *[]", [*parts, ffi.NULL])]
+            executor.command = ffi.cast("const char *const *", keep[-1])
+        executor.no_flags = True
+        if devices is not None:
+            keep.append(ffi.new("int32_t[]", list(devices)))
+            executor.devices = keep[-1]
+        executor.depth = depth
+        executor.attach = _choice("attach", attach, _ATTACHES)
+        executor.spin = lib.COX_SPIN_AUTO if spin else lib.COX_SPIN_OFF
+        executor.external_workers = external
+        # External ranks may take as long as a scheduler needs; 0 is the library's default of 60 s.
+        milliseconds = 2**62 if timeout is None else max(1, int(timeout * 1000))
+        executor.start_timeout_ms = milliseconds
+        server.restart.on_death = _choice("on_death", on_death, _ON_DEATHS)
+        keep.append(ffi.new("char[]", b"this group's ranks take no prompts: a Python program "
+                                      b"drives them"))
+        server.prompts_refusal = keep[-1]
+        self._options = keep
+        self._on_line = on_line
+        self._events: _Events | None = None
+        self._fd = -1
+        self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+        # Protects all below; its threads wait for a result, or for a thread that leaves the library.
+        self._lock = threading.Condition(threading.Lock())
+        self._futures: dict[int, Future] = {}
+        self._next_key = 1
+        self._collecting = False
+        self._users = 0
+        self._collector: threading.Thread | None = None
+        self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._refused = False
+        self._recovery_lock = threading.Lock()
+        self._local = threading.local()
+        self._completions = ffi.new("struct cox_completion[]", 2 * depth)
+        self._count = ffi.new("uint32_t *")
+        self._collect_error = new_error()
+
+    # ---- life ----
+
+    def start(self) -> "Group":
+        """Starts the ranks and waits until all have attached. `with` and `async with` do it."""
+        self._process.check()
+        if self._state != "new":
+            raise Closed("a group is started once: make another one")
+        err = new_error()
+        native = ffi.new("struct coxpy_group **")
+        check(lib.coxpy_group_new(self._options[0], self._options[1], native, err), err)
+        self._native = native[0]
+        self._state = "running"
+        self._events = _Events(self._native, self._on_line)
+        self._events.start()
+        _groups.add(self)
+        try:
+            r = _interruptible(lambda: lib.coxpy_group_start(self._native, err),
+                               lambda: lib.coxpy_group_cancel_start(self._native))
+            if r:
+                fail(r, err)
+        except BaseException:
+            self._end()
+            raise
+        self._executor = lib.coxpy_group_executor(self._native)
+        return self
+
+    def stop(self) -> None:
+        """Ends the ranks and waits for that. Requests in flight raise Closed. Idempotent."""
+        self._process.check()
+        with self._lock:
+            if self._state != "running":
+                self._state = "stopped"
+                return
+            self._state = "stopped"
+            self._lock.notify_all()
+        # Threads that wait in the library return with COX_CLOSED.
+        if self._executor is not None:
+            lib.cox_executor_stop(self._executor)
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._state = "stopped"
+            while self._collecting or self._users:
+                self._lock.wait()
+            futures, self._futures = list(self._futures.values()), {}
+            self._executor = None
+        self._detach_loops()
+        lib.coxpy_group_stop(self._native)
+        for future in futures:
+            self._settle(future, None, Closed("the group was stopped"))
+        self._wake_room()
+        if self._events and self._events is not threading.current_thread():
+            self._events.join()
+        _groups.discard(self)
+
+    def __enter__(self) -> "Group":
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> "Group":
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: TracebackType | None) -> None:
+        self._detach_loops()
+        await asyncio.to_thread(self.stop)
+
+    def __del__(self) -> None:
+        process = self.__dict__.get("_process")
+        if process is None or self._native is None or not process.is_this():
+            return
+        if self._state == "running":
+            warnings.warn(f"{self!r} was not stopped", ResourceWarning, source=self)
+            self.stop()
+        lib.coxpy_group_free(self._native)
+
+    def __repr__(self) -> str:
+        return f"<coxswain.Group of {self._rank_count} ranks: {self._state}>"
+
+    # ---- what it is ----
+
+    @property
+    def rank_count(self) -> int:
+        """The number of ranks."""
+        return self._rank_count
+
+    @property
+    def depth(self) -> int:
+        """Requests in flight, at most."""
+        return self._depth
+
+    @property
+    def name(self) -> str:
+        """The name of the group, for `coxswain status --name`."""
+        with self._using() as executor:
+            return text_of(lib.cox_executor_name(executor))
+
+    @property
+    def socket(self) -> str:
+        """The path of the control socket. In a group of external ranks also while start waits."""
+        if self._executor is None and self._events:
+            self._events.has_socket.wait(self._timeout)
+            return self._events.socket
+        with self._using() as executor:
+            return text_of(lib.cox_executor_socket(executor))
+
+    def status(self) -> _status.GroupStatus:
+        """How the group and every rank is, by the coordinator's records: no rank takes part."""
+        with self._using() as executor:
+            return _status.read(executor, self._rank_count, os.getpid())
+
+    def restart(self, rank: int, *, kill: bool = False, timeout: float | None = None) -> None:
+        """Replaces a dead rank; kill: also one that lives. Waits until the new process attached.
+
+        The other ranks keep process and state. timeout: seconds; None: that of the group.
+        """
+        if not 0 <= rank < self._rank_count:
+            raise Invalid(f"rank is {rank}; it may be 0 to {self._rank_count - 1}")
+        deadline = _deadline(self._timeout if timeout is None else timeout)
+
+        def run() -> None:
+            err = new_error()
+            with self._using():
+                check(lib.coxpy_group_restart(self._native, rank, kill, deadline, err), err)
+
+        _interruptible(run)
+
+    def kill(self, rank: int) -> None:
+        """Kills the process of a rank with SIGKILL; its death is then handled like any other."""
+        if not 0 <= rank < self._rank_count:
+            raise Invalid(f"rank is {rank}; it may be 0 to {self._rank_count - 1}")
+        err = new_error()
+        with self._using() as executor:
+            check(lib.cox_executor_kill(executor, rank, err), err)
+
+    def _using(self) -> "_Using":
+        return _Using(self)
+
+    # ---- requests ----
+
+    def call(self, data: Buffer, timeout: float | None = 60.0, *,
+             ranks: Iterable[int] | None = None, gather: Gather = "all") -> Any:
+        """Sends data to the ranks and waits for their replies: a list of bytes, one per asked rank.
+
+        data: bytes-like. timeout: seconds, for all of it, None: no limit. ranks: those that are asked;
+        None: all. gather: "all"; "rank0": the bytes of the lowest asked rank; "none": None. Waits for
+        room and for late ranks. Raises RankDied, RankError, TimedOut, Closed, TooLarge, ...
+        """
+        deadline = _deadline(timeout)
+        while True:
+            try:
+                return self._submit(data, deadline, ranks, gather).result()
+            except (Full, Late):
+                self._await_room(deadline)
+            except RankDied as death:
+                # Of a request that was never sent: a later one is for the rank's replacement.
+                if not (self._waits_for_recovery and getattr(death, "_refused", False)):
+                    raise
+                self._await_recovery(deadline, death)
+
+    def submit(self, data: Buffer, timeout: float | None = 60.0, *,
+               ranks: Iterable[int] | None = None, gather: Gather = "all") -> Future:
+        """Sends data to the ranks. Does not block: raises Full when `depth` requests are in flight.
+
+        Arguments as for call; the future's result is what call returns. Raises also Late: a rank owes
+        the reply to a request that has ended; and RankDied.
+        """
+        return self._submit(data, _deadline(timeout), ranks, gather)
+
+    async def room(self) -> None:
+        """Waits until submit has room: after Full, and after Late."""
+        loop = asyncio.get_running_loop()
+        self._attach_loop(loop)
+        while True:
+            self._poll()
+            waiter = loop.create_future()
+            with self._lock:
+                self._check_running()
+                if len(self._futures) < self._depth and not self._refused:
+                    return
+                self._refused = False
+                self._room.append((loop, waiter))
+            # A rank may have replied and not yet returned the frame, of which no event tells.
+            await asyncio.wait([waiter], timeout=0.05)
+
+    def fileno(self) -> int:
+        """An fd that polls readable when results are worth collecting, for event loops other than
+        asyncio's, which needs no help: then call `poll()`. Do not read or close it."""
+        err = new_error()
+        with self._using() as executor:
+            fd = ffi.new("int *")
+            check(lib.cox_executor_fd(executor, _EXECUTE, fd, err), err)
+            return int(fd[0])
+
+    def poll(self) -> None:
+        """Collects the results that are there, without waiting, and runs their callbacks."""
+        self._poll()
+
+    # ---- the work ----
+
+    def _check_running(self) -> None:
+        if self._state != "running" or self._executor is None:
+            raise Closed("the group was stopped" if self._state == "stopped"
+                         else "the group is not started: use it in a with statement, or start it")
+
+    def _error(self) -> Any:
+        err = getattr(self._local, "err", None)
+        if err is None:
+            err = self._local.err = new_error()
+            self._local.sequence = ffi.new("uint64_t *")
+        err.code = 0
+        err.text[0] = b"\0"
+        return err
+
+    def _rank_set(self, ranks: Iterable[int]) -> tuple[list[int], Any]:
+        asked = sorted(set(ranks))
+        if not asked or asked[0] < 0 or asked[-1] >= self._rank_count:
+            raise Invalid(f"ranks is {asked}; it may have numbers from 0 to {self._rank_count - 1}")
+        words = ffi.new("struct cox_rank_set *")
+        for rank in asked:
+            words.words[rank // 64] |= 1 << (rank % 64)
+        return asked, words
+
+    def _submit(self, data: Buffer, deadline: int, ranks: Iterable[int] | None,
+                gather: str) -> Future:
+        self._process.check()
+        policy = _choice("gather", gather, _GATHERS)
+        asked, words = (None, ffi.NULL) if ranks is None else self._rank_set(ranks)
+        try:
+            view = ffi.from_buffer(data)
+        except (TypeError, BufferError) as error:
+            raise TypeError(f"data is {type(data).__name__}; it may be bytes, or any contiguous "
+                            "buffer") from error
+        future = Future(self, asked, policy)
+        err = self._error()
+        sequence = self._local.sequence
+        with self._lock:
+            if self._state != "running" or self._executor is None:
+                self._check_running()
+            key = self._next_key
+            r = lib.coxpy_submit(self._executor, view, len(view), policy, words, deadline, key,
+                                 sequence, err)
+            if r == 0:
+                self._next_key = key + 1
+                future._sequence = sequence[0]
+                self._futures[key] = future
+                return future
+            self._refused = r in (lib.COX_FULL, lib.COX_LATE)
+        if r == lib.COX_FULL and self._poll():
+            return self._submit(data, deadline, asked, gather)
+        if r == lib.COX_PEER_DEAD:
+            raise self._death_of(asked, text_of(err.text))
+        fail(r, err)
+
+    def _death_of(self, asked: Sequence[int] | None, text: str) -> Error:
+        """The exception of a request that was refused because a rank is dead."""
+        error = RankDied(text)
+        error.code = lib.COX_PEER_DEAD
+        setattr(error, "_refused", True)
+        for rank in self.status().ranks:
+            if rank.liveness != "alive" and (asked is None or rank.rank in asked):
+                error.rank, error.pid = rank.rank, rank.pid
+                error.signal = rank.signal or 0
+                error.exit_status = -1 if rank.exit_status is None else rank.exit_status
+                error.last_lines = tuple((rank.last_lines or "").splitlines())
+                break
+        return error
+
+    def _await_recovery(self, deadline: int, death: Error) -> None:
+        """Waits until the ranks are whole again, as on_death says."""
+        while not self._recovery_lock.acquire(timeout=0.05):
+            if time.monotonic_ns() >= deadline:
+                raise death
+        try:
+            while True:
+                err = new_error()
+                err.code = lib.COX_PEER_DEAD
+                with self._using():
+                    r = lib.coxpy_group_await_recovery(self._native, _slice(deadline), err)
+                if r in (0, 1):
+                    return
+                if r != lib.COX_TIMEOUT:
+                    raise error_of(r, text_of(err.text)) from death
+                if time.monotonic_ns() >= deadline:
+                    raise death
+        finally:
+            self._recovery_lock.release()
+
+    def _await_room(self, deadline: int) -> None:
+        """Waits for a completion, or a moment, until submit may have room."""
+        if time.monotonic_ns() >= deadline:
+            error = TimedOut("the group had no room until the deadline: requests are in flight, or a "
+                             "late rank owes its reply")
+            error.code = lib.COX_TIMEOUT
+            raise error
+        with self._lock:
+            self._check_running()
+            if self._collecting:
+                self._lock.wait(0.05)
+                return
+            self._collecting = True
+        self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS))
+
+    def _wait_for(self, future: Future, deadline: int) -> bool:
+        """Collects until this future is done, unless another thread does so. False: the deadline."""
+        self._process.check()
+        if threading.current_thread() is self._events:
+            raise Deadlock("on_line is called on the thread that other reports wait for: do not wait "
+                           "for a request in it")
+        while True:
+            with self._lock:
+                while not future._done and self._collecting:
+                    if deadline == _NEVER:
+                        self._lock.wait()
+                    elif not self._lock.wait(max(0, deadline - time.monotonic_ns()) / 1e9):
+                        if time.monotonic_ns() >= deadline:
+                            return future._done
+                if future._done:
+                    return True
+                if self._state != "running":
+                    # stop settles all futures
+                    self._lock.wait(0.05)
+                    continue
+                self._collecting = True
+            self._collect(_slice(deadline))
+            if not future._done and time.monotonic_ns() >= deadline:
+                return future._done
+
+    def _poll(self) -> bool:
+        """Collects without waiting. True: something came."""
+        with self._lock:
+            if self._collecting or self._state != "running" or self._executor is None:
+                return False
+            self._collecting = True
+        return self._collect(0)
+
+    def _collect(self, deadline: int) -> bool:
+        """Collects on this thread, which has set _collecting. True: something came."""
+        done: list[tuple[Future, Any, Error | None]] = []
+        room = False
+        try:
+            while True:
+                r = lib.cox_executor_completions(self._executor, _EXECUTE, self._completions,
+                                                 2 * self._depth, deadline, self._count,
+                                                 self._collect_error)
+                if r:
+                    self._collect_error.code = 0
+                    break
+                room = True
+                # What they point to is lent until the next call.
+                for i in range(self._count[0]):
+                    completion = self._completions[i]
+                    if completion.status == lib.COX_LATE:
+                        continue
+                    future = self._futures[int(ffi.cast("uintptr_t", completion.request_context))]
+                    done.append((future, *self._outcome(future, completion)))
+                if done or deadline == 0 and not room:
+                    break
+                if deadline:
+                    break
+        finally:
+            with self._lock:
+                self._collecting = False
+                for future, result, error in done:
+                    future._result, future._error, future._done = result, error, True
+                if done:
+                    finished = {id(future) for future, _, _ in done}
+                    self._futures = {key: future for key, future in self._futures.items()
+                                     if id(future) not in finished}
+                self._lock.notify_all()
+        for future, _, _ in done:
+            self._call_back(future)
+        if room:
+            self._wake_room()
+        return room
+
+    def _outcome(self, future: Future, completion: Any) -> tuple[Any, Error | None]:
+        if completion.status:
+            return None, self._failure(completion)
+        if future._gather == lib.COX_GATHER_ALL:
+            ranks = completion.ranks
+            numbers = range(completion.rank_count) if future._ranks is None else future._ranks
+            return [ffi.buffer(ranks[rank].bytes, ranks[rank].size)[:] if ranks[rank].size else b""
+                    for rank in numbers], None
+        if future._gather == lib.COX_GATHER_RANK0:
+            payload = completion.payload
+            return ffi.buffer(payload.bytes, payload.size)[:] if payload.size else b"", None
+        return None, None
+
+    def _failure(self, completion: Any) -> Error:
+        """The exception of a request that ended with another status than 0."""
+        error = error_of(completion.status, text_of(completion.text))
+        results = [completion.ranks[rank] for rank in range(completion.rank_count)]
+        if isinstance(error, RankDied):
+            for rank, result in enumerate(results):
+                if result.outcome == lib.COX_OUTCOME_DEAD:
+                    error.rank, error.pid, error.signal = rank, result.pid, result.signal
+                    error.exit_status = result.exit_status
+                    lines = _status.read(self._executor, self._rank_count, 0).ranks[rank].last_lines
+                    error.last_lines = tuple((lines or "").splitlines())
+                    break
+        elif isinstance(error, TimedOut):
+            status = _status.read(self._executor, self._rank_count, 0)
+            error.late = tuple(
+                LateRank(rank, result.pid, result.taken, result.silent_ns / 1e9,
+                         status.ranks[rank].liveness, status.ranks[rank].stopped)
+                for rank, result in enumerate(results) if result.outcome == lib.COX_OUTCOME_LATE)
+        else:
+            for rank, result in enumerate(results):
+                if result.outcome == lib.COX_OUTCOME_ERROR:
+                    if not isinstance(error, (RankError, Stale)):
+                        error = RankError(text_of(result.text))
+                        error.code = result.code
+                    setattr(error, "rank", rank)
+                    break
+        return error
+
+    def _settle(self, future: Future, result: Any, error: Error | None) -> None:
+        with self._lock:
+            future._result, future._error, future._done = result, error, True
+            self._lock.notify_all()
+        self._call_back(future)
+
+    def _call_back(self, future: Future) -> None:
+        """Runs the callbacks of a future that is done, once."""
+        with self._lock:
+            callbacks, future._callbacks = future._callbacks, []
+        for callback in callbacks:
+            try:
+                callback(future)
+            except Exception:  # pylint: disable=broad-exception-caught
+                _log.exception("a callback of %r raised", future)
+
+    def _wake_room(self) -> None:
+        with self._lock:
+            waiters, self._room = self._room, []
+        for loop, waiter in waiters:
+            _wake(loop, waiter)
+
+    # ---- event loops and callbacks ----
+
+    def _attach_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop not in self._loops:
+            loop.add_reader(self.fileno(), self._poll)
+            self._fd = self.fileno()
+            self._loops.add(loop)
+
+    def _detach_loops(self) -> None:
+        for loop in list(self._loops):
+            self._loops.discard(loop)
+            if loop.is_closed():
+                continue
+            try:
+                if asyncio.get_running_loop() is loop:
+                    loop.remove_reader(self._fd)
+                    continue
+            except RuntimeError:
+                pass
+            if loop.is_running():
+                removed = threading.Event()
+
+                def remove(of: asyncio.AbstractEventLoop = loop,
+                           told: threading.Event = removed) -> None:
+                    of.remove_reader(self._fd)
+                    told.set()
+
+                try:
+                    loop.call_soon_threadsafe(remove)
+                    removed.wait(1)
+                except RuntimeError:
+                    pass
+            else:
+                loop.remove_reader(self._fd)
+
+    def _need_collector(self) -> None:
+        """With the lock: a thread that collects for callbacks, where nobody else does."""
+        if self._collector is None and not self._loops:
+            self._collector = threading.Thread(target=_collect_for, args=(weakref.ref(self),),
+                                               name="coxswain-callbacks", daemon=True)
+            self._collector.start()
+
+
+class _Using:
+    """Keeps the executor while a thread is inside it."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def __enter__(self) -> Any:
+        self.group._process.check()
+        with self.group._lock:
+            self.group._check_running()
+            self.group._users += 1
+            return self.group._executor
+
+    def __exit__(self, *unused: object) -> None:
+        with self.group._lock:
+            self.group._users -= 1
+            self.group._lock.notify_all()
+
+
+def _collect_for(reference: "weakref.ref[Group]") -> None:
+    """The thread of a group with callbacks: ends when no future has one any more."""
+    while True:
+        group = reference()
+        if group is None:
+            return
+        with group._lock:
+            waits = any(future._callbacks for future in group._futures.values())
+            if not waits or group._state != "running":
+                group._collector = None
+                return
+            if group._collecting:
+                group._lock.wait()
+                continue
+            group._collecting = True
+        group._collect(_NEVER)
+
+
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """At the end of the interpreter: no rank outlives it, and no thread is in the library."""
+    for group in list(_groups):
+        if group._process.is_this() and group._state == "running":
+            group.stop()
+
+
+atexit.register(_stop_all)

@@ -1,0 +1,156 @@
+"""What `Group.status()` returns: the fields of `coxswain status --json`, by the same names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import _native
+from ._errors import text_of
+
+ffi, lib = _native.ffi, _native.lib
+
+LIVENESS = ("alive", "dead", "left", "absent")
+STATES = ("idle", "taken", "running", "replying")
+CHANNELS = ("execute", "shared_sync_link", "transfer", "recover_command")
+
+
+@dataclass(frozen=True)
+class RankChannelStatus:
+    """What a rank reports of itself on one channel."""
+
+    #: "idle", "taken", "running", "replying"; None: a rank that reports nothing
+    state: str | None
+    #: of the request that the state is about
+    sequence: int
+    #: seconds in this state; None: unknown
+    age_s: float | None
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One rank."""
+
+    rank: int
+    #: the process that was started
+    pid: int
+    #: the process that serves: another one behind a wrapper
+    serving_pid: int
+    incarnation: int
+    #: "alive", "dead", "left", "absent"
+    liveness: str
+    #: by a signal or a debugger
+    stopped: bool
+    #: how it ended; None: it lives
+    death: str | None
+    #: the signal that killed it; 0: none; None: it lives
+    signal: int | None
+    #: None: it lives, was killed, or the status is unknown
+    exit_status: int | None
+    #: of its output, newest last: of a dead rank, or of its previous process
+    last_lines: str | None
+    channels: dict[str, RankChannelStatus]
+    deaths: int
+    restarts: int
+    #: its last failure
+    last_error: str | None
+    last_error_age_s: float | None
+    #: processor time in seconds
+    cpu_s: float | None
+
+
+@dataclass(frozen=True)
+class ChannelStatus:
+    """One channel of the group."""
+
+    name: str
+    published: int
+    ended: int
+    in_flight: int
+    late_ranks: list[int]
+    submitted: int
+    completed: int
+    failed: int
+    timeouts: int
+    late_replies: int
+    rewakes: int
+    wakeups: int
+    spins: int
+    request_bytes: int
+    reply_bytes: int
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """A group, as its coordinator knows it: no rank takes part in answering."""
+
+    name: str
+    attach: str
+    rank_count: int
+    depth: int
+    #: another number in each group that is started
+    instance: int
+    uptime_s: float
+    engine_state: str
+    stopping: bool
+    legacy: bool
+    #: of the coordinator
+    pid: int
+    ranks: list[RankStatus]
+    channels: list[ChannelStatus]
+    deaths: int
+    restarts: int
+    #: processor time of the coordinator in seconds
+    cpu_s: float | None
+    spin_ns: int
+
+
+def _seconds(nanoseconds: int) -> float | None:
+    return nanoseconds / 1e9 if nanoseconds else None
+
+
+def _rank(rank: int, status: Any) -> RankStatus:
+    dead = status.liveness == lib.COX_LIVENESS_DEAD
+    last_error = text_of(status.last_error)
+    channels = {}
+    for name, channel in zip(CHANNELS, status.channels):
+        state = STATES[channel.state] if channel.state < len(STATES) else "unknown"
+        channels[name] = RankChannelStatus(state if channel.known else None, channel.sequence,
+                                           _seconds(channel.age_ns))
+    return RankStatus(
+        rank=rank, pid=status.pid, serving_pid=status.serving_pid, incarnation=status.incarnation,
+        liveness=LIVENESS[status.liveness], stopped=status.stopped,
+        death=text_of(status.death) or None, signal=status.signal if dead else None,
+        exit_status=status.exit_status if dead and status.exit_status >= 0 else None,
+        last_lines=text_of(status.last_lines) or None, channels=channels, deaths=status.deaths,
+        restarts=status.restarts, last_error=last_error or None,
+        last_error_age_s=status.last_error_age_ns / 1e9 if last_error else None,
+        cpu_s=_seconds(status.cpu_ns))
+
+
+def _channel(name: str, id_: int, status: Any, rank_count: int) -> ChannelStatus:
+    channel = ffi.new("struct cox_channel_status_of_executor *")
+    lib.coxpy_channel_status(status, id_, channel)
+    stats = channel.stats
+    late = [r for r in range(rank_count) if channel.late.words[r // 64] >> (r % 64) & 1]
+    return ChannelStatus(
+        name=name, published=channel.published, ended=channel.ended, in_flight=channel.in_flight,
+        late_ranks=late, submitted=stats.submitted, completed=stats.completed, failed=stats.failed,
+        timeouts=stats.timeouts, late_replies=stats.late_replies, rewakes=stats.rewakes,
+        wakeups=stats.wakeups, spins=stats.spins, request_bytes=stats.request_bytes,
+        reply_bytes=stats.reply_bytes)
+
+
+def read(executor: Any, rank_count: int, pid: int) -> GroupStatus:
+    """Reads the status of an executor, which the caller keeps alive."""
+    status = ffi.new("struct cox_executor_status *")
+    ranks = ffi.new("struct cox_rank_status[]", rank_count)
+    lib.cox_executor_status(executor, status, ranks)
+    return GroupStatus(
+        name=text_of(status.name), attach=text_of(status.attach), rank_count=rank_count,
+        depth=status.depth, instance=status.instance, uptime_s=status.uptime_ns / 1e9,
+        engine_state=text_of(status.engine_state), stopping=status.stopping, legacy=status.legacy,
+        pid=pid, ranks=[_rank(rank, ranks[rank]) for rank in range(rank_count)],
+        channels=[_channel(name, i, status, rank_count) for i, name in enumerate(CHANNELS)],
+        deaths=status.deaths, restarts=status.restarts, cpu_s=_seconds(status.cpu_ns),
+        spin_ns=status.spin_ns)

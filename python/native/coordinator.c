@@ -1,0 +1,224 @@
+/* A group as Python drives it: a server whose threads leave their news in a list. */
+#include "native.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Events that wait for the host, at most. Output beyond it is counted, not kept. */
+#define EVENT_COUNT_MAX 65536
+
+struct coxpy_group {
+    struct cox_server *server;
+    atomic_bool cancelled;
+    /* protects what follows */
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    struct coxpy_event *first, **last;
+    uint32_t event_count;
+    int dropped;
+    bool ended;
+};
+
+static struct coxpy_event *event_new(int kind, int32_t rank, int level, const char *text)
+{
+    const size_t length = strlen(text) + 1;
+    struct coxpy_event *event = malloc(sizeof *event + length);
+    if (event) {
+        *event = (struct coxpy_event){.kind = kind, .rank = rank, .level = level};
+        memcpy(event->text, text, length);
+    }
+    return event;
+}
+
+void coxpy_event_free(struct coxpy_event *event)
+{
+    free(event);
+}
+
+/* On threads of the library. */
+static void tell(struct coxpy_group *group, int kind, int32_t rank, int level, const char *text)
+{
+    pthread_mutex_lock(&group->lock);
+    struct coxpy_event *event =
+        group->event_count < EVENT_COUNT_MAX ? event_new(kind, rank, level, text) : NULL;
+    if (event) {
+        *group->last = event;
+        group->last = &event->next;
+        group->event_count++;
+        pthread_cond_signal(&group->wake);
+    } else {
+        group->dropped++;
+    }
+    pthread_mutex_unlock(&group->lock);
+}
+
+struct coxpy_event *coxpy_group_next_event(struct coxpy_group *group)
+{
+    struct coxpy_event *event = NULL;
+    pthread_mutex_lock(&group->lock);
+    while (!group->first && !group->ended)
+        pthread_cond_wait(&group->wake, &group->lock);
+    if (group->dropped) {
+        event = event_new(COXPY_EVENT_DROPPED, -1, group->dropped, "");
+        if (event)
+            group->dropped = 0;
+    }
+    if (!event && group->first) {
+        event = group->first;
+        group->first = event->next;
+        group->event_count--;
+        if (!group->first)
+            group->last = &group->first;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return event;
+}
+
+/* ---- hooks ---- */
+
+static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    tell(context, is_stderr ? COXPY_EVENT_ERROR_LINE : COXPY_EVENT_LINE, (int32_t)rank, 0, text);
+}
+
+static void on_fault(void *context, int32_t rank, const char *text)
+{
+    tell(context, COXPY_EVENT_FAULT, rank, 0, text);
+}
+
+static void on_death(void *context, uint32_t rank, const char *text)
+{
+    tell(context, COXPY_EVENT_DEATH, (int32_t)rank, 0, text);
+}
+
+static void on_waiting(void *context, const char *name, const char *control_socket)
+{
+    (void)name;
+    tell(context, COXPY_EVENT_WAITING, -1, 0, control_socket);
+}
+
+static bool on_cancelled(void *context)
+{
+    struct coxpy_group *group = context;
+    return atomic_load(&group->cancelled);
+}
+
+static void on_log(void *context, int level, const char *text)
+{
+    tell(context, COXPY_EVENT_LOG, -1, level, text);
+}
+
+/* ---- constructor and destructor ---- */
+
+int coxpy_group_new(const struct cox_executor_options *executor,
+                    const struct cox_server_options *server, struct coxpy_group **ret_group,
+                    struct cox_error *err)
+{
+    struct coxpy_group *group = calloc(1, sizeof *group);
+    if (!group)
+        return cox_fail(err, -ENOMEM, "no memory for the group");
+    pthread_mutex_init(&group->lock, NULL);
+    pthread_cond_init(&group->wake, NULL);
+    group->last = &group->first;
+    struct cox_executor_options hooked = *executor;
+    struct cox_server_options options = *server;
+    hooked.collect = true;
+    hooked.hook_context = group;
+    hooked.line = on_line;
+    hooked.fault = on_fault;
+    hooked.death = on_death;
+    hooked.waiting = on_waiting;
+    hooked.cancelled = on_cancelled;
+    hooked.log = (struct cox_log){on_log, group};
+    options.executor = &hooked;
+    int r = cox_server_new(&options, &group->server, err);
+    if (r) {
+        coxpy_group_free(group);
+        return r;
+    }
+    *ret_group = group;
+    return 0;
+}
+
+int coxpy_group_start(struct coxpy_group *group, struct cox_error *err)
+{
+    return cox_server_start(group->server, err);
+}
+
+void coxpy_group_cancel_start(struct coxpy_group *group)
+{
+    atomic_store(&group->cancelled, true);
+    cox_server_request_stop(group->server);
+}
+
+void coxpy_group_stop(struct coxpy_group *group)
+{
+    if (group->server)
+        cox_server_stop(group->server);
+    pthread_mutex_lock(&group->lock);
+    group->ended = true;
+    pthread_cond_broadcast(&group->wake);
+    pthread_mutex_unlock(&group->lock);
+}
+
+struct coxpy_group *coxpy_group_free(struct coxpy_group *group)
+{
+    if (!group)
+        return NULL;
+    group->server = cox_server_free(group->server);
+    while (group->first) {
+        struct coxpy_event *event = group->first;
+        group->first = event->next;
+        free(event);
+    }
+    pthread_cond_destroy(&group->wake);
+    pthread_mutex_destroy(&group->lock);
+    free(group);
+    return NULL;
+}
+
+/* ---- requests ---- */
+
+struct cox_executor *coxpy_group_executor(struct coxpy_group *group)
+{
+    return cox_server_executor(group->server);
+}
+
+int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uint64_t deadline_ns,
+                        struct cox_error *err)
+{
+    return cox_server_restart(group->server, rank, kill, deadline_ns, err);
+}
+
+int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
+                               struct cox_error *err)
+{
+    return cox_server_await_recovery(group->server, deadline_ns, err);
+}
+
+int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, int gather,
+                 const struct cox_rank_set *asked, uint64_t deadline_ns, uintptr_t key,
+                 uint64_t *ret_sequence, struct cox_error *err)
+{
+    struct cox_submit_options options = COX_SUBMIT_OPTIONS_INIT;
+    options.gather = (enum cox_gather)gather;
+    options.asked = asked;
+    options.deadline_ns = deadline_ns;
+    options.report_late = true;
+    options.request_context = (void *)key;
+    return cox_executor_submit_opaque(executor, bytes, size, &options, ret_sequence, err);
+}
+
+void coxpy_channel_status(const struct cox_executor_status *status, int channel,
+                          struct cox_channel_status_of_executor *ret_status)
+{
+    *ret_status = (struct cox_channel_status_of_executor){
+        .published = status->channels[channel].published,
+        .ended = status->channels[channel].ended,
+        .in_flight = status->channels[channel].in_flight,
+        .late = status->channels[channel].late,
+        .stats = status->channels[channel].stats,
+    };
+}

@@ -1,0 +1,175 @@
+/*
+ * native: the C half of the Python package. Calls that block release the GIL, because cffi does that
+ * around each; nothing here takes it. What the library's own threads report (lines, deaths, recovery
+ * requests) waits here in C until a thread of Python fetches it.
+ *
+ * Threads: any, except where a function says otherwise.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COXPY_NATIVE_H
+#define COXPY_NATIVE_H
+
+#include <coxswain/coxswain.h>
+#include <coxswain/ipc.h>
+#include <coxswain/memory.h>
+
+/* ---- coordinator.c: a group ---- */
+
+struct coxpy_group;
+
+enum coxpy_event_kind {
+    COXPY_EVENT_LINE = 1,   /* a rank wrote a line to its standard output */
+    COXPY_EVENT_ERROR_LINE, /* or to its standard error */
+    COXPY_EVENT_LOG,        /* the library logs; level as in syslog(3) */
+    COXPY_EVENT_FAULT,      /* a rank reports a fault; rank -1: unknown */
+    COXPY_EVENT_DEATH,
+    COXPY_EVENT_WAITING, /* external ranks can connect; text: the path of the control socket */
+    COXPY_EVENT_DROPPED, /* the host does not fetch: level events were dropped */
+};
+
+struct coxpy_event {
+    struct coxpy_event *next;
+    int kind;
+    int32_t rank;
+    int level;
+    char text[];
+};
+
+/* The options are copied, what they point to is borrowed until start has returned. Returns as
+ * cox_server_new. */
+int coxpy_group_new(const struct cox_executor_options *executor,
+                    const struct cox_server_options *server, struct coxpy_group **ret_group,
+                    struct cox_error *err);
+/* Returns as cox_server_start; COX_CLOSED also after cancel_start. */
+int coxpy_group_start(struct coxpy_group *group, struct cox_error *err);
+void coxpy_group_cancel_start(struct coxpy_group *group);
+struct cox_executor *coxpy_group_executor(struct coxpy_group *group);
+/* As cox_server_restart. */
+int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uint64_t deadline_ns,
+                        struct cox_error *err);
+/* Blocks while a rank is dead or being replaced. On one thread at a time. Returns as
+ * cox_server_await_recovery. */
+int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
+                               struct cox_error *err);
+/* Ends the workers and frees the executor: no thread may be inside it. Ends next_event. */
+void coxpy_group_stop(struct coxpy_group *group);
+struct coxpy_group *coxpy_group_free(struct coxpy_group *group);
+/* Blocks until there is an event, which becomes the caller's. NULL: stopped, and all are fetched. */
+struct coxpy_event *coxpy_group_next_event(struct coxpy_group *group);
+void coxpy_event_free(struct coxpy_event *event);
+
+/* cox_executor_submit_opaque with plain arguments. key becomes the completion's request_context. */
+int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, int gather,
+                 const struct cox_rank_set *asked, uint64_t deadline_ns, uintptr_t key,
+                 uint64_t *ret_sequence, struct cox_error *err);
+
+/* One channel of struct cox_executor_status, whose type has no name there. */
+struct cox_channel_status_of_executor {
+    uint64_t published;
+    uint64_t ended;
+    uint32_t in_flight;
+    struct cox_rank_set late;
+    struct cox_channel_stats stats;
+};
+void coxpy_channel_status(const struct cox_executor_status *status, int channel,
+                          struct cox_channel_status_of_executor *ret_status);
+
+/* ---- batch.c: a step as columns ---- */
+
+enum coxpy_column {
+    COXPY_IDS,          /* int64 per row: the sequence */
+    COXPY_SEEDS,        /* uint64 per row */
+    COXPY_SLOTS,        /* uint32 per row */
+    COXPY_STARTS,       /* int32, rows + 1: row i computes tokens [starts[i], starts[i + 1]) */
+    COXPY_TOKENS,       /* int32 per token to compute */
+    COXPY_POSITIONS,    /* int32 per token to compute */
+    COXPY_TEMPERATURES, /* float per row */
+    COXPY_TOP_PS,       /* float per row */
+    COXPY_TOP_KS,       /* int32 per row */
+    COXPY_PENALTIES,    /* float per row */
+    COXPY_EMITS,        /* bool per row */
+    COXPY_FINISHED,     /* uint32: slots */
+    COXPY_SWAP_IN,      /* int32 pairs: from, to */
+    COXPY_SWAP_OUT,
+    COXPY_COPY,
+    COXPY_TABLES, /* int32, rows x width, -1 behind the last block; one per block table */
+    COXPY_COLUMN_COUNT = COXPY_TABLES + COX_BLOCK_TABLE_COUNT_MAX,
+};
+
+/* Where each column lies, in bytes from the start of the memory. */
+struct coxpy_columns {
+    size_t size;
+    size_t offsets[COXPY_COLUMN_COUNT];
+    uint32_t row_count;
+    uint32_t token_count;
+    uint32_t table_widths[COX_BLOCK_TABLE_COUNT_MAX];
+};
+void coxpy_batch_measure(const struct cox_batch *batch, struct coxpy_columns *ret_columns);
+/* memory: columns->size bytes, aligned to 8. */
+void coxpy_batch_fill(const struct cox_batch *batch, const struct coxpy_columns *columns,
+                      uint8_t *memory);
+
+/* ---- worker.c: a rank ---- */
+
+/* A request of the link, transfer or recovery channel, which a thread of the library waits with. */
+enum coxpy_order_kind {
+    COXPY_LINK = 1,
+    COXPY_LINK_STATUS,
+    COXPY_LORA,
+    COXPY_PULL,
+    COXPY_PAUSE,
+    COXPY_PAUSE_NET,
+    COXPY_CLEAR,
+    COXPY_REINIT,
+    COXPY_START,
+};
+struct coxpy_order {
+    int kind;
+    /* by kind; lent until the order is done */
+    const struct Coxswain__LoraOperationRequest *lora;
+    const struct Coxswain__PDLinkRequest *link;
+    const struct Coxswain__PullKVRequest *pull;
+    struct Coxswain__LoraOperationResponse *lora_response;
+    struct Coxswain__PDLinkStatusResponse *link_response;
+    struct Coxswain__PullKVResponse *pull_response;
+    struct cox_arena *arena;
+    struct cox_error *err;
+    int result;
+    bool taken, done;
+};
+
+struct coxpy_worker;
+
+/* The orders that Python serves, joined by |. */
+#define COXPY_SERVES_LORA 1u
+#define COXPY_SERVES_LINK 2u
+#define COXPY_SERVES_PULL 4u
+#define COXPY_SERVES_RECOVER 8u
+
+/* Attaches. Orders that are not served are refused by the library. Returns as cox_worker_new. */
+int coxpy_worker_new(const struct cox_worker_options *options, uint32_t served,
+                     struct coxpy_worker **ret_worker, struct cox_error *err);
+struct cox_worker *coxpy_worker_of(struct coxpy_worker *worker);
+/* Returns as cox_worker_start. */
+int coxpy_worker_start(struct coxpy_worker *worker, struct cox_error *err);
+/* Callbacks that wait for Python, and threads that wait for callbacks, return. */
+void coxpy_worker_end(struct coxpy_worker *worker);
+struct coxpy_worker *coxpy_worker_free(struct coxpy_worker *worker);
+/* Blocks until a request of this channel waits for Python. NULL: the worker has ended. */
+struct coxpy_order *coxpy_order_next(struct coxpy_worker *worker, int channel);
+/* The message in protobuf's encoding: returns its size; writes it where buffer is not NULL. */
+size_t coxpy_order_message(const struct coxpy_order *order, uint8_t *buffer);
+/* Parts of the reply, before done. The state of a link: 0 failed (code: PDErrorCode), 1 linked, 2
+ * running, 3 waiting. The result of pull i of the request. Return 0 or -ENOMEM. */
+int coxpy_order_link_state(struct coxpy_order *order, const char *cluster_id, int state, int code,
+                           const char *text);
+int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id, int code, int status,
+                            const char *text);
+/* The callback returns result; text goes with one that is not 0. lora: LoraOperationStatus. */
+void coxpy_order_done(struct coxpy_worker *worker, struct coxpy_order *order, int result, int lora,
+                      const char *text);
+
+/* Slots of sequences that have ended without a step, taken from the list; at most count_max. */
+uint32_t coxpy_worker_cleanups(struct coxpy_worker *worker, uint32_t *slots, uint32_t count_max);
+
+#endif
