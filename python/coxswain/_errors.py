@@ -17,9 +17,11 @@ ffi, lib = _native.ffi, _native.lib
 
 
 class Error(Exception):
-    """Something failed. `code`: a status of the library, or a negative errno; 0: of Python's side."""
+    """Something failed. `code`: a status of the library, or a negative errno; 0: of Python's side.
+    `rank`: whose failure it is; -1: no rank's."""
 
     code: int = 0
+    rank: int = -1
 
 
 class TimedOut(Error, TimeoutError):
@@ -35,7 +37,6 @@ class RankDied(Error):
     killed; `last_lines` of its output, newest last.
     """
 
-    rank: int = -1
     pid: int = 0
     signal: int = 0
     exit_status: int = -1
@@ -44,8 +45,6 @@ class RankDied(Error):
 
 class RankError(Error):
     """A rank replied with an error of its own: `rank`. The message has the rank's traceback."""
-
-    rank: int = -1
 
 
 class Stale(Error):

@@ -15,7 +15,7 @@ from typing import Any, Callable, Generator, Iterable, Literal, Sequence, Union
 
 from . import _launch, _native, _status
 from ._errors import (Closed, Deadlock, Error, Full, Invalid, Late, LateRank, Process, RankDied,
-                      RankError, Stale, TimedOut, check, error_of, fail, new_error, text_of)
+                      TimedOut, check, error_of, fail, new_error, text_of)
 
 ffi, lib = _native.ffi, _native.lib
 _log = logging.getLogger("coxswain")
@@ -746,10 +746,7 @@ class Group:
         else:
             for rank, result in enumerate(results):
                 if result.outcome == lib.COX_OUTCOME_ERROR:
-                    if not isinstance(error, (RankError, Stale)):
-                        error = RankError(text_of(result.text))
-                        error.code = result.code
-                    setattr(error, "rank", rank)
+                    error.rank = rank
                     break
         return error
 

@@ -312,11 +312,11 @@ uint64_t cox_batch_void_through(const struct cox_batch *batch);
 
 struct coxpy_group;
 struct coxpy_event {
+    struct coxpy_event *next;
     int kind;
     int32_t rank;
     int level;
-    const char *text;
-    ...;
+    char text[];
 };
 #define COXPY_EVENT_LINE ...
 #define COXPY_EVENT_ERROR_LINE ...

@@ -1,0 +1,201 @@
+"""A step of inference as columns that numpy and torch view without a copy."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Sequence
+
+from . import _native
+from ._errors import StateError, text_of
+
+ffi, lib = _native.ffi, _native.lib
+
+FORWARD_TYPES = ("prefill", "decode", "extend", "mixed", "clear", "dummy")
+
+
+class Batch:
+    """One step: rows, each a sequence that computes some tokens.
+
+    The columns are memoryviews of the rank's own memory: `numpy.asarray(batch.tokens)`,
+    `torch.frombuffer(batch.tokens, dtype=torch.int32)`. They end with the step: an attribute that is
+    asked for afterwards raises StateError, and a step whose handler kept a view fails.
+    """
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._columns = ffi.new("struct coxpy_columns *")
+        lib.coxpy_batch_measure(native, self._columns)
+        self._memory = bytearray(self._columns.size)
+        lib.coxpy_batch_fill(native, self._columns, ffi.from_buffer(self._memory))
+        self._views: dict[str, memoryview] = {}
+
+    def _view(self, name: str, column: int, format_: str, count: int,
+              shape: Sequence[int] | None = None) -> memoryview:
+        view = self._views.get(name)
+        if view is None:
+            if self._native is None:
+                raise StateError(f"batch.{name}: the step is over; copy what outlives it")
+            start = self._columns.offsets[column]
+            size = count * (1 if format_ == "?" else 8 if format_ in "qQ" else 4)
+            with memoryview(self._memory) as whole, whole[start:start + size] as part:
+                view = part.cast(format_, list(shape)) if shape and size else part.cast(format_)
+            self._views[name] = view
+        return view
+
+    def _step(self) -> Any:
+        if self._native is None:
+            raise StateError("the step is over; copy what outlives it")
+        return self._native
+
+    @property
+    def sequence(self) -> int:
+        """The number of the request on its channel."""
+        return int(self._step().sequence)
+
+    @property
+    def forward_type(self) -> str:
+        """"prefill", "decode", "extend", "mixed", "clear", or "dummy": no rows, the ranks compute
+        together nevertheless."""
+        return FORWARD_TYPES[self._step().forward_type]
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows."""
+        return int(self._columns.row_count)
+
+    @property
+    def ids(self) -> memoryview:
+        """int64 per row: the sequence, as the coordinator numbers it."""
+        return self._view("ids", lib.COXPY_IDS, "q", self.row_count)
+
+    @property
+    def slots(self) -> memoryview:
+        """uint32 per row: a small number that the sequence keeps while it lives."""
+        return self._view("slots", lib.COXPY_SLOTS, "I", self.row_count)
+
+    @property
+    def starts(self) -> memoryview:
+        """int32, rows + 1: row i computes tokens[starts[i]:starts[i + 1]]."""
+        return self._view("starts", lib.COXPY_STARTS, "i", self.row_count + 1)
+
+    @property
+    def tokens(self) -> memoryview:
+        """int32 per token to compute."""
+        return self._view("tokens", lib.COXPY_TOKENS, "i", self._columns.token_count)
+
+    @property
+    def positions(self) -> memoryview:
+        """int32 per token to compute: its position in the sequence, from 0."""
+        return self._view("positions", lib.COXPY_POSITIONS, "i", self._columns.token_count)
+
+    @property
+    def emits(self) -> memoryview:
+        """bool per row: whether to sample the token that follows its last one."""
+        return self._view("emits", lib.COXPY_EMITS, "?", self.row_count)
+
+    @property
+    def temperatures(self) -> memoryview:
+        """float32 per row; 0: greedy."""
+        return self._view("temperatures", lib.COXPY_TEMPERATURES, "f", self.row_count)
+
+    @property
+    def top_ps(self) -> memoryview:
+        """float32 per row; 1: off."""
+        return self._view("top_ps", lib.COXPY_TOP_PS, "f", self.row_count)
+
+    @property
+    def top_ks(self) -> memoryview:
+        """int32 per row; 0: off."""
+        return self._view("top_ks", lib.COXPY_TOP_KS, "i", self.row_count)
+
+    @property
+    def repetition_penalties(self) -> memoryview:
+        """float32 per row; 1: off."""
+        return self._view("repetition_penalties", lib.COXPY_PENALTIES, "f", self.row_count)
+
+    @property
+    def seeds(self) -> memoryview:
+        """uint64 per row: the draw at a position is a function of the two."""
+        return self._view("seeds", lib.COXPY_SEEDS, "Q", self.row_count)
+
+    @property
+    def table_count(self) -> int:
+        """Block tables per row, one per manager of the KV cache."""
+        return int(self._step().table_count)
+
+    def block_table(self, table: int = 0) -> memoryview:
+        """int32, rows x width: ids of KV blocks in order of position, -1 behind the last."""
+        if not 0 <= table < self.table_count:
+            raise IndexError(f"block table {table} of {self.table_count}")
+        width = self._columns.table_widths[table]
+        return self._view(f"block_table({table})", lib.COXPY_TABLES + table, "i",
+                          self.row_count * width, (self.row_count, width))
+
+    def history(self, row: int) -> list[int]:
+        """All tokens of the row's sequence, from position 0 up to the last one to compute. A copy."""
+        found = self._step().rows[self._row(row)]
+        return ffi.unpack(found.tokens, found.position + found.token_count)  # type: ignore[no-any-return]
+
+    def lora(self, row: int) -> str | None:
+        """The adapter of the row; None: none."""
+        return text_of(self._step().rows[self._row(row)].lora_id) or None
+
+    def _row(self, row: int) -> int:
+        if not 0 <= row < self.row_count:
+            raise IndexError(f"row {row} of {self.row_count}")
+        return row
+
+    @property
+    def finished(self) -> memoryview:
+        """uint32: slots of sequences that ended since the last step."""
+        return self._view("finished", lib.COXPY_FINISHED, "I", self._step().finished_count)
+
+    def _pairs(self, name: str, column: int, count: int) -> memoryview:
+        return self._view(name, column, "i", 2 * count, (count, 2))
+
+    @property
+    def swap_in(self) -> memoryview:
+        """int32, n x 2: blocks to copy from swap space, before the rows; (from, to)."""
+        return self._pairs("swap_in", lib.COXPY_SWAP_IN, self._step().swap_in_count)
+
+    @property
+    def swap_out(self) -> memoryview:
+        """int32, n x 2: blocks to copy to swap space, first of all."""
+        return self._pairs("swap_out", lib.COXPY_SWAP_OUT, self._step().swap_out_count)
+
+    @property
+    def copies(self) -> memoryview:
+        """int32, n x 2: blocks to copy to others, after swap_in."""
+        return self._pairs("copies", lib.COXPY_COPY, self._step().copy_count)
+
+    @property
+    def weights_version(self) -> int:
+        """Of the weights that all ranks compute with; 0: the coordinator shares none."""
+        return int(self._step().weights_version)
+
+    @property
+    def cancelled(self) -> bool:
+        """The reply has no reader any more: raise Aborted, or return soon."""
+        return bool(lib.cox_batch_cancelled(self._step()))
+
+    @property
+    def void_through(self) -> int:
+        """Steps up to this number were cancelled: the epoch for RankGroup.align."""
+        return int(lib.cox_batch_void_through(self._step()))
+
+    def _end(self) -> str | None:
+        """Ends the step. Returns the name of a view that somebody keeps, or None."""
+        self._native = None
+        kept = None
+        views, self._views = self._views, {}
+        while views:
+            name, view = views.popitem()
+            # torch keeps the view, not an export of it: then its memory must stay.
+            if sys.getrefcount(view) > 2:
+                kept = f"batch.{name}"
+                continue
+            try:
+                view.release()
+            except BufferError:
+                kept = f"batch.{name}"
+        return kept

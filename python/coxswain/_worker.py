@@ -1,0 +1,727 @@
+"""The rank's side: attaches to the group that started this process, and serves its requests."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar, Union
+
+from . import _native
+from ._batch import Batch
+from ._errors import (Aborted, Busy, Closed, Error, Invalid, Process, StateError, check, fail,
+                      new_error, text_of)
+
+if TYPE_CHECKING:
+    from ._ranks import RankGroup
+
+ffi, lib = _native.ffi, _native.lib
+
+Buffer = Union[bytes, bytearray, memoryview, Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NEVER = 2**64 - 1
+_EXECUTE = lib.COX_CHANNEL_EXECUTE
+_ROLES = ("unknown", "prefill", "decode", "standard")
+_LORA_STATUSES = {"ok": 0, "slots_full": 1, "duplicated_id": 2, "invalid_id": 3, "invalid_path": 4,
+                  "invalid_rank": 5, "unsupported": 6}
+_LINK_STATES = {"failed": 0, "linked": 1, "running": 2, "waiting": 3}
+_RECOVER = {lib.COXPY_PAUSE: "pause", lib.COXPY_PAUSE_NET: "pause_net", lib.COXPY_CLEAR: "clear",
+            lib.COXPY_REINIT: "reinit", lib.COXPY_START: "start"}
+_PULL_FAILED = 2003
+_LINK_FAILED = 2001
+
+
+def _explain(error: BaseException) -> str:
+    """What a rank's error says: the exception first, since a long text is cut."""
+    last = "".join(traceback.format_exception_only(type(error), error)).strip()
+    trace = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    return f"{last}\n{trace}" if trace else last
+
+
+class Request:
+    """An opaque request, lent to this rank until it is replied to.
+
+    `data`: a read-only memoryview of the request, in place. `reply(data)` or `fail(error)` ends it,
+    on any thread, also after later requests were taken.
+    """
+
+    def __init__(self, worker: "Worker", native: Any) -> None:
+        self._worker = worker
+        self.sequence = int(native.sequence)
+        self._slot, self._capacity = native.reply, int(native.reply_capacity)
+        self._lock = threading.Lock()
+        self._over = False
+        self._raw = memoryview(ffi.buffer(native.bytes, native.size) if native.size else b"")
+        self.data = self._raw.toreadonly()
+
+    @property
+    def cancelled(self) -> bool:
+        """The reply has no reader any more. It is owed nevertheless, and dropped."""
+        return bool(lib.cox_worker_cancelled(self._worker._lib(), self.sequence))
+
+    def reply(self, data: Buffer) -> None:
+        """Replies with bytes-like data. Raises StateError if it was replied to, or if a view of `data`
+        is kept: what outlives the request must be copied."""
+        with self._lock:
+            self._check()
+            try:
+                view = ffi.from_buffer(data)
+            except (TypeError, BufferError) as error:
+                raise TypeError(f"the reply is {type(data).__name__}; it may be bytes, or any "
+                                "contiguous buffer") from error
+            size = len(view)
+            if size <= self._capacity:
+                ffi.memmove(self._slot, view, size)
+                source: Any = self._slot
+            elif isinstance(data, bytes):
+                source = view
+            else:  # may be a view of the request, which ends before the reply
+                data = bytes(data)
+                source = ffi.from_buffer(data)
+            if source is not view:
+                ffi.release(view)
+            del view
+            self._end()
+            err = new_error()
+            worker = self._worker._lib()
+            check(lib.cox_worker_reply(worker, self.sequence, source, size, err), err)
+            self._over = True
+
+    def fail(self, error: BaseException | str) -> None:
+        """Fails the request with a text, or an exception and its traceback: RankError at the caller."""
+        with self._lock:
+            self._check()
+            self._over = True
+            text = error if isinstance(error, str) else _explain(error)
+            self._worker._fail(self.sequence, lib.COX_REJECTED, text)
+            try:
+                self._end()
+            except StateError:
+                pass  # of a request that has failed; the view's memory is the channel's
+
+    def _check(self) -> None:
+        if self._over:
+            raise StateError(f"request {self.sequence} was replied to")
+
+    def _end(self) -> None:
+        if self.data.obj is None:
+            return
+        try:
+            self.data.release()
+            self._raw.release()
+        except BufferError:
+            raise StateError(f"a view of request {self.sequence} is kept; copy what outlives the "
+                             "request") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraRequest:
+    """Load or unload an adapter."""
+
+    #: "load" or "unload"
+    operation: str
+    name: str
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkRequest:
+    """Links to other groups."""
+
+    #: of this group: "prefill", "decode", "standard", "unknown"
+    role: str
+    change_role: bool
+    #: ids of the groups to link with, and to unlink from
+    link: list[str]
+    unlink: list[str]
+    #: ids of pulls that are cancelled
+    cancelled_pulls: list[str]
+    #: the whole request: PDLinkRequest of executor.proto
+    message: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkState:
+    """The state of a link: "linked", "running", "waiting", or "failed" and why."""
+
+    cluster_id: str
+    state: str
+    text: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pull:
+    """One pull of KV blocks from another group."""
+
+    request_id: str
+    cluster_id: str
+    #: ids of blocks there and here, per block table
+    source: list[list[int]]
+    target: list[list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PullRequest:
+    """Pulls; each has a result of its own."""
+
+    pulls: list[Pull]
+    #: PullKVRequest of executor.proto
+    message: bytes
+
+
+class InitRequest:
+    """The configuration of an init: `request["model"]`, `request.get("model")`."""
+
+    def __init__(self, worker: "Worker", native: Any) -> None:
+        self._worker = worker
+        self._native = native
+
+    def _lent(self) -> Any:
+        if self._native is None:
+            raise StateError("the init is over")
+        return self._native
+
+    def get(self, key: str, default: str | None = None) -> str | None:
+        """The value of a key, or default."""
+        found = lib.cox_init_request_get(self._lent(), key.encode())
+        return text_of(found) if found else default
+
+    def __getitem__(self, key: str) -> str:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    @property
+    def replayed(self) -> bool:
+        """The same init again, since a rank was replaced: a rank may keep what it has loaded. It forms
+        its rank group anew."""
+        return bool(lib.cox_init_request_replayed(self._lent()))
+
+    @property
+    def cancelled(self) -> bool:
+        """The coordinator does not wait for it any more."""
+        return bool(lib.cox_init_request_cancelled(self._lent()))
+
+    def join(self, *, value_size: int = 4096, timeout: float = 60.0) -> "RankGroup":
+        """Joins the group of all ranks of this init (RankGroup)."""
+        from ._ranks import RankGroup  # pylint: disable=import-outside-toplevel
+        return RankGroup._of_init(self._worker, self._lent(), value_size, timeout)
+
+
+@dataclasses.dataclass
+class InitResult:
+    """What a rank reports of itself."""
+
+    #: blocks of its KV cache, and positions per block
+    block_count: int = 0
+    block_size: int = 0
+    #: blocks of its swap space
+    swap_block_count: int = 0
+    max_positions: int = 0
+
+
+class Worker:
+    """This process as a rank of the group that started it.
+
+    ::
+
+        worker = coxswain.Worker()
+
+        @worker.execute
+        def step(batch):
+            return model.forward(batch.tokens, batch.positions, batch.block_table())
+
+        worker.serve()
+
+    A handler that raises fails its request: the coordinator gets the traceback with the rank. The
+    handlers of execute, init, cleanup and opaque requests run on the thread of serve; those of link,
+    lora, pull and recover on a thread per channel, so that they overtake a step that is stuck.
+
+    There is one per process. It attaches with its first use (`rank`, `serve`, `next`).
+    """
+
+    def __init__(self) -> None:
+        self._process = Process("worker")
+        self._native: Any = None
+        self._options: Any = None
+        self._started = False
+        self._ended = False
+        self._handlers: dict[str, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+        self._request = ffi.new("struct cox_worker_request *")
+        self._next_error = new_error()
+        self._threads: list[threading.Thread] = []
+
+    # ---- handlers ----
+
+    def _register(self, kind: str, function: F) -> F:
+        if kind in self._handlers:
+            raise Busy(f"this worker has a handler for {kind}")
+        if self._native is not None:
+            raise StateError(f"the handler for {kind} comes too late: the worker is attached")
+        self._handlers[kind] = function
+        return function
+
+    def opaque(self, function: F) -> F:
+        """handler(data) -> bytes-like: requests of Group.call. data is a read-only memoryview."""
+        return self._register("opaque", function)
+
+    def init(self, function: F) -> F:
+        """handler(InitRequest) -> InitResult or None."""
+        return self._register("init", function)
+
+    def execute(self, function: F) -> F:
+        """handler(Batch) -> tokens, or (tokens, logprobs): one per row, -1 where it does not emit."""
+        return self._register("execute", function)
+
+    def cleanup(self, function: F) -> F:
+        """handler(slots): these sequences have ended without a step."""
+        return self._register("cleanup", function)
+
+    def lora(self, function: F) -> F:
+        """handler(LoraRequest) -> None, or "slots_full", "duplicated_id", "invalid_id",
+        "invalid_path", "invalid_rank", "unsupported"."""
+        return self._register("lora", function)
+
+    def link(self, function: F) -> F:
+        """handler(LinkRequest): begins linking; link_status reports."""
+        return self._register("link", function)
+
+    def link_status(self, function: F) -> F:
+        """handler() -> list of LinkState."""
+        return self._register("link_status", function)
+
+    def pull(self, function: F) -> F:
+        """handler(PullRequest) -> a list with None or an error text per pull."""
+        return self._register("pull", function)
+
+    def recover(self, function: F) -> F:
+        """handler(command): "pause", "pause_net", "clear", "reinit" or "start"."""
+        return self._register("recover", function)
+
+    # ---- life ----
+
+    def attach(self) -> "Worker":
+        """Attaches to the group, as the environment says (COXSWAIN_*) and the flags of sys.argv, which
+        are removed from it."""
+        self._process.check()
+        with self._lock:
+            if self._native is not None:
+                return self
+            if self._ended:
+                raise Closed("this process has left its group")
+            options = ffi.new("struct cox_worker_options *")
+            options.size = ffi.sizeof("struct cox_worker_options")
+            self._parse(options)
+            served = 0
+            for kind, bit in (("lora", lib.COXPY_SERVES_LORA), ("link", lib.COXPY_SERVES_LINK),
+                              ("pull", lib.COXPY_SERVES_PULL),
+                              ("recover", lib.COXPY_SERVES_RECOVER)):
+                served |= bit if kind in self._handlers else 0
+            err = new_error()
+            native = ffi.new("struct coxpy_worker **")
+            check(lib.coxpy_worker_new(options, served, native, err), err)
+            self._options, self._native = options, native[0]
+        return self
+
+    @staticmethod
+    def _parse(options: Any) -> None:
+        arguments = [ffi.new("char[]", argument.encode()) for argument in sys.argv]
+        argv = ffi.new("char *[]", [*arguments, ffi.NULL])
+        argc = ffi.new("int *", len(arguments))
+        err = new_error()
+        check(lib.cox_worker_options_parse(options, argc, argv, err), err)
+        sys.argv[:] = [text_of(argv[i]) for i in range(argc[0])]
+        if not text_of(options.prefix) and not text_of(options.control_socket):
+            raise Invalid("this process is no rank: start it by coxswain.Group or `coxswain run`, or "
+                          "set COXSWAIN_SOCKET to the name of a group that waits for ranks")
+
+    def _lib(self) -> Any:
+        self._process.check()
+        if self._native is None:
+            if self._ended:
+                raise Closed("this process has left its group")
+            self.attach()
+        return lib.coxpy_worker_of(self._native)
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 to rank_count - 1."""
+        return int(lib.cox_worker_rank(self._lib()))
+
+    @property
+    def rank_count(self) -> int:
+        """The number of ranks."""
+        self._lib()
+        return int(self._options.rank_count)
+
+    @property
+    def device(self) -> int:
+        """The device number that the coordinator gave this rank."""
+        self._lib()
+        return int(self._options.device)
+
+    @property
+    def incarnation(self) -> int:
+        """1 for the first process of this rank, and one more with each replacement."""
+        self._lib()
+        return int(self._options.incarnation)
+
+    @property
+    def group_name(self) -> str:
+        """The name of the group."""
+        self._lib()
+        return text_of(self._options.prefix).lstrip("/")
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the group's control socket; None: it has none."""
+        self._lib()
+        return text_of(self._options.fd_store) or text_of(self._options.control_socket) or None
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._started:
+                return
+            err = new_error()
+            check(lib.coxpy_worker_start(self._native, err), err)
+            self._started = True
+        for kinds, channel in ((("lora", "link"), lib.COX_CHANNEL_LINK),
+                               (("pull",), lib.COX_CHANNEL_TRANSFER),
+                               (("recover",), lib.COX_CHANNEL_RECOVER)):
+            if any(kind in self._handlers for kind in kinds):
+                thread = threading.Thread(target=self._serve_orders, args=(channel,), daemon=True,
+                                          name=f"coxswain-channel-{channel}")
+                thread.start()
+                self._threads.append(thread)
+
+    def next(self, timeout: float | None = None) -> Request | None:
+        """The next opaque request, for a loop of one's own instead of serve; None: timeout seconds
+        have passed, or `wake` was called. Steps, inits and clean-ups go to their handlers meanwhile.
+        Raises Closed when the group has ended. One thread at a time."""
+        worker = self._lib()
+        self._start()
+        deadline = _NEVER if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
+        request, err = self._request, self._next_error
+        while True:
+            r = lib.cox_worker_next(worker, _EXECUTE, deadline, request, err)
+            if r == 0:
+                if request.batch:
+                    self._step(Batch(request.batch))
+                elif request.init:
+                    self._init(request.sequence, InitRequest(self, request.init))
+                else:
+                    return Request(self, request)
+            elif r == -4:  # EINTR: Python runs its signal handlers between two calls
+                continue
+            elif r == lib.COX_TIMEOUT:
+                return None
+            elif r == lib.COX_EMPTY:
+                if not self._clean_up():
+                    return None
+            else:
+                fail(r, err)
+
+    def wake(self) -> None:
+        """Ends a next that waits, or the one that comes, with None. Any thread."""
+        lib.cox_worker_wake(self._lib(), _EXECUTE)
+
+    def serve(self) -> None:
+        """Serves requests until the group ends. Ctrl-C and exceptions of signal handlers end it."""
+        opaque = self._handlers.get("opaque")
+        try:
+            while True:
+                try:
+                    request = self.next()
+                except Closed:
+                    return
+                if request is None:
+                    continue
+                if opaque is None:
+                    request.fail("this worker has no handler for opaque requests: @worker.opaque")
+                else:
+                    self._serve(request, opaque)
+                request = None
+        finally:
+            self.leave()
+
+    def _serve(self, request: Request, handler: Callable[[memoryview], Buffer]) -> None:
+        try:
+            request.reply(handler(request.data))
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            if not request._over:
+                request.fail(error)
+            elif not isinstance(error, Closed):
+                raise
+        except BaseException as error:
+            if not request._over:
+                request.fail(error)
+            raise
+
+    def leave(self) -> None:
+        """Leaves the group: requests of this rank fail from now on. Idempotent."""
+        self._process.check()
+        with self._lock:
+            native, self._native, self._ended = self._native, None, True
+        if native is None:
+            return
+        lib.cox_worker_stop(lib.coxpy_worker_of(native))
+        lib.coxpy_worker_end(native)
+        for thread in self._threads:
+            thread.join(1)
+        if self._started:
+            lib.cox_worker_join(lib.coxpy_worker_of(native), new_error())
+        if not any(thread.is_alive() for thread in self._threads):
+            lib.coxpy_worker_free(native)
+
+    def report_fault(self, text: str, timeout: float = 1.0) -> None:
+        """Reports a fault to the coordinator outside any reply."""
+        deadline = time.monotonic_ns() + int(timeout * 1e9)
+        r = lib.cox_worker_report_fault(self._lib(), text.encode(), deadline)
+        if r:
+            err = new_error()
+            fail(r, err)
+
+    def pause(self, timeout: float = 0.5) -> None:
+        """For the recover handler: asks what is running to return, and waits. Until `resume`, steps
+        are refused."""
+        err = new_error()
+        check(lib.cox_worker_pause(self._lib(), int(timeout * 1000), err), err)
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        lib.cox_worker_resume(self._lib())
+
+    # ---- what next serves itself ----
+
+    def _fail(self, sequence: int, code: int, text: str) -> None:
+        err = new_error()
+        # COX_STATE: the group has ended meanwhile
+        lib.cox_worker_reply_error(self._lib(), sequence, code, text.encode(), err)
+
+    def _step(self, batch: Batch) -> None:
+        sequence, rows = batch.sequence, batch.row_count
+        handler = self._handlers.get("execute")
+        if handler is None:
+            self._fail(sequence, lib.COX_UNSUPPORTED, "this worker has no handler for steps")
+            return
+        try:
+            reply = handler(batch)
+            tokens, logprobs = reply if isinstance(reply, tuple) else (reply, None)
+            own_tokens = _column("tokens", tokens, "int32_t", rows)
+            own_logprobs = ffi.NULL if logprobs is None else _column("logprobs", logprobs, "float",
+                                                                     rows)
+            reply = tokens = logprobs = None
+            kept = batch._end()
+            if kept:
+                raise StateError(f"a view of {kept} is kept; copy what outlives the step")
+        except BaseException as error:
+            code = lib.COX_ABORTED if isinstance(error, Aborted) else lib.COX_REJECTED
+            self._fail(sequence, code, _explain(error))
+            batch._end()
+            if not isinstance(error, Exception):
+                raise
+            return
+        err = new_error()
+        check(lib.cox_worker_reply_step(self._lib(), sequence, own_tokens, own_logprobs, rows, err),
+              err)
+
+    def _init(self, sequence: int, request: InitRequest) -> None:
+        handler = self._handlers.get("init")
+        result = ffi.new("struct cox_init_result *")
+        lib.cox_init_result_init(result)
+        if handler is None:
+            self._fail(sequence, lib.COX_UNSUPPORTED, "this worker has no handler for init")
+            return
+        try:
+            said = handler(request) or InitResult()
+            request._native = None
+            result.npu_block_count = said.block_count
+            result.cpu_block_count = said.swap_block_count
+            result.max_position_embeddings = said.max_positions
+            if said.block_size:
+                result.kv_cache_count = 1
+                result.kv_caches[0].block_count = said.block_count
+                result.kv_caches[0].block_size = said.block_size
+        except BaseException as error:
+            request._native = None
+            self._fail(sequence, lib.COX_REJECTED, _explain(error))
+            if not isinstance(error, Exception):
+                raise
+            return
+        err = new_error()
+        check(lib.cox_worker_reply_init(self._lib(), sequence, result, err), err)
+
+    def _clean_up(self) -> bool:
+        """Hands ended sequences to the handler. False: there are none."""
+        slots = ffi.new("uint32_t[]", 4096)
+        count = lib.coxpy_worker_cleanups(self._native, slots, 4096)
+        if count and "cleanup" in self._handlers:
+            try:
+                self._handlers["cleanup"](ffi.unpack(slots, count))
+            except Exception as error:  # pylint: disable=broad-exception-caught
+                self.report_fault(f"cleanup: {_explain(error)}")
+        return bool(count)
+
+    # ---- orders ----
+
+    def _serve_orders(self, channel: int) -> None:
+        native = self._native
+        while True:
+            order = lib.coxpy_order_next(native, channel)
+            if order == ffi.NULL:
+                return
+            result, lora, text = 0, 0, ""
+            try:
+                lora, text = self._serve_order(order)
+            except BaseException as error:  # pylint: disable=broad-exception-caught
+                result, lora, text = lib.COX_REJECTED, _LORA_STATUSES["unsupported"], _explain(error)
+            lib.coxpy_order_done(native, order, result, lora, text.encode())
+
+    def _handler(self, kind: str) -> Callable[..., Any]:
+        if kind not in self._handlers:
+            raise Error(f"this worker has no handler for {kind}")
+        return self._handlers[kind]
+
+    def _serve_order(self, order: Any) -> tuple[int, str]:
+        if order.kind == lib.COXPY_LORA:
+            operation = "unload" if order.lora.lora_op_type == 1 else "load"
+            said = self._handler("lora")(LoraRequest(operation, text_of(order.lora.lora_name),
+                                                     text_of(order.lora.lora_path)))
+            status = _LORA_STATUSES.get(said or "ok")
+            if status is None:
+                raise Invalid(f"the lora handler returned {said!r}; it may return None or one of "
+                              f"{', '.join(_LORA_STATUSES)}")
+            return status, said or ""
+        if order.kind == lib.COXPY_LINK:
+            self._handler("link")(_link_request(order))
+        elif order.kind == lib.COXPY_LINK_STATUS:
+            for state in self._handler("link_status")():
+                lib.coxpy_order_link_state(order, state.cluster_id.encode(),
+                                           _LINK_STATES[state.state], _LINK_FAILED,
+                                           state.text.encode())
+        elif order.kind == lib.COXPY_PULL:
+            self._pull(order)
+        else:
+            self._handler("recover")(_RECOVER[order.kind])
+        return 0, ""
+
+    def _pull(self, order: Any) -> None:
+        request = _pull_request(order)
+        try:
+            results = list(self._handler("pull")(request))
+            if len(results) != len(request.pulls):
+                raise Invalid(f"the pull handler returned {len(results)} results for "
+                              f"{len(request.pulls)} pulls")
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            results = [_explain(error)] * len(request.pulls)
+        for pull, failure in zip(request.pulls, results):
+            lib.coxpy_order_pull_result(order, pull.request_id.encode(),
+                                        _PULL_FAILED if failure else 0,
+                                        lib.COX_REJECTED if failure else 0,
+                                        str(failure or "").encode())
+
+
+def _message(order: Any) -> bytes:
+    buffer = ffi.new("uint8_t[]", lib.coxpy_order_message(order, ffi.NULL))
+    lib.coxpy_order_message(order, buffer)
+    return bytes(ffi.buffer(buffer))
+
+
+def _remotes(count: int, infos: Any) -> list[str]:
+    return [text_of(infos[i].host_info[0].cluster_id) for i in range(count)
+            if infos[i].n_host_info]
+
+
+def _link_request(order: Any) -> LinkRequest:
+    link, unlink, role, change = [], [], 0, False
+    for i in range(order.link.n_pd_link_info):
+        info = order.link.pd_link_info[i]
+        role, change = info.pd_role, bool(info.change_role)
+        link += _remotes(info.n_link_info, info.link_info)
+        unlink += _remotes(info.n_unlink_info, info.unlink_info)
+    cancelled = [text_of(order.link.cancelled_pulls[i])
+                 for i in range(order.link.n_cancelled_pulls)]
+    return LinkRequest(_ROLES[role] if role < len(_ROLES) else "unknown", change, link, unlink,
+                       cancelled, _message(order))
+
+
+def _tables(count: int, tables: Any) -> list[list[int]]:
+    return [list(memoryview(ffi.buffer(tables[i].data, tables[i].len // 8 * 8)[:]).cast("q"))
+            for i in range(count)]
+
+
+def _pull_request(order: Any) -> PullRequest:
+    pulls = []
+    for i in range(order.pull.n_pull_kv_infos):
+        info = order.pull.pull_kv_infos[i]
+        sequence = info.seq_group_metadata
+        pulls.append(Pull(text_of(sequence.request_id) if sequence else "",
+                          text_of(info.cluster_id),
+                          _tables(info.n_src_block_tables, info.src_block_tables),
+                          _tables(info.n_dst_block_tables, info.dst_block_tables)))
+    return PullRequest(pulls, _message(order))
+
+
+def _column(name: str, values: Any, type_: str, count: int) -> Any:
+    """One value per row as an array of C; a copy, so that no view of the step is kept."""
+    if len(values) != count:
+        raise Invalid(f"the step has {count} rows, and {len(values)} {name} were returned")
+    column = ffi.new(f"{type_}[]", count)
+    try:
+        view = memoryview(values)
+    except TypeError:
+        column[0:count] = [value.item() if hasattr(value, "item") else value for value in values]
+        return column
+    if view.itemsize == 4 and view.contiguous and view.format == ("f" if type_ == "float" else "i"):
+        ffi.memmove(column, view, 4 * count)
+    else:
+        column[0:count] = view.tolist()
+    return column
+
+
+_worker: Worker | None = None
+_worker_lock = threading.Lock()
+
+
+def _this_worker() -> Worker:
+    """The worker of this process that the functions of the package use."""
+    global _worker  # pylint: disable=global-statement
+    with _worker_lock:
+        if _worker is None:
+            _worker = Worker()
+        return _worker
+
+
+def rank() -> int:
+    """The rank of this process in the group that started it, 0 to rank_count() - 1."""
+    return _this_worker().rank
+
+
+def rank_count() -> int:
+    """The number of ranks in the group that started this process."""
+    return _this_worker().rank_count
+
+
+def serve(handler: Callable[[memoryview], Buffer]) -> None:
+    """Serves the requests of `Group.call` with handler(data) -> bytes-like, until the group ends.
+
+    ::
+
+        import coxswain
+
+        def shout(data):
+            return bytes(data).upper()
+
+        coxswain.serve(shout)
+
+    data is a read-only memoryview of the request, in place: what outlives the call must be copied. An
+    exception of the handler fails the request: the caller gets RankError with the traceback.
+    """
+    worker = _this_worker()
+    worker._handlers["opaque"] = handler
+    worker.serve()
