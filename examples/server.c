@@ -43,7 +43,7 @@ static int serve(struct cox_server *server, struct cox_error *err)
         cox_error_clear(err);
         if (ask(cox_server_executor(server), err) == 0)
             continue;
-        printf("%s\n", err->text); /* names the rank and the reason */
+        printf("%s\n", err->text); /* names the rank and what became of it */
         r = cox_server_await_recovery(server, err);
         if (r == 1)
             printf("recovered\n");

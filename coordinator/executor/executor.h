@@ -410,9 +410,9 @@ struct cox_rank_status {
     uint64_t cpu_ns;
     /* deaths of its processes, replacements included, except those ended by stop */
     uint32_t deaths;
-    /* deaths after which a replacement attached */
+    /* deaths that were followed by a process that attached */
     uint32_t restarts;
-    /* DEAD, LEFT: how the process ended, as text */
+    /* DEAD, LEFT: how it ended, as text */
     char death[512];
     /* DEAD: the last lines of its output, newest last. Otherwise those of the rank's last process
      * that died. */

@@ -15,8 +15,8 @@
  *
  * Threads: new, start, stop and free on one thread. request_stop and abandon on any, also while
  *   start or stop runs. The rest on any once start has returned, await_recovery on one at a time.
- *   Functions of executor.h and operations.h may be called as well, except for stop and free of the
- *   executor.
+ *   Functions of executor.h and operations.h may be used beside the server, except for stop and
+ *   free of the executor.
  * Ownership: what the options point to is borrowed until start has returned; contexts and hooks
  *   until free has. The executor is lent until free.
  * Blocks: start until every rank has attached and replied to the init, or until the start timeout
@@ -128,7 +128,7 @@ COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);
 COX_PUBLIC const struct cox_init_summary *cox_server_init_summary(const struct cox_server *server);
 
 /*
- * For the thread that runs steps, after a step failed or was refused; on entry err has its error.
+ * For the thread that runs steps, after a step failed or was refused (err, on entry: its error).
  * Blocks while a rank is dead or being replaced, a recovery command runs, or the group is paused.
  *
  * Returns
