@@ -1,4 +1,4 @@
-/* A coordinator: starts four workers and lets them add the numbers 1 to 1000 together.
+/* A coordinator: starts four workers, which add the numbers 1 to 1000 together.
  * Build: cc coordinator.c $(pkg-config --cflags --libs coxswain); run: ./coordinator ./worker */
 #include <coxswain/coxswain.h>
 
@@ -9,12 +9,12 @@
 #define RANK_COUNT 4
 #define NUMBER_COUNT 1000
 
-/* Sees the replies of all ranks; called once per request, whatever happens. */
+/* Handler: gets the replies of all ranks; called exactly once per request. */
 static void collect(void *context, const struct cox_completion *completion)
 {
     int64_t *total = context, part;
     if (completion->status)
-        return; /* the caller gets status and text */
+        return; /* cox_executor_call_opaque returns the status, and its text in err */
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         if (completion->ranks[rank].size != sizeof part)
             continue;
@@ -24,7 +24,7 @@ static void collect(void *context, const struct cox_completion *completion)
     }
 }
 
-/* What the workers print. */
+/* Prints a line of a worker's output. */
 static void show_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     (void)context;
@@ -61,7 +61,7 @@ int main(int argc, char **argv)
             printf("together %" PRId64 "\n", total);
     }
     if (r)
-        fprintf(stderr, "coordinator: %s\n", err.text); /* names the rank and what became of it */
+        fprintf(stderr, "coordinator: %s\n", err.text); /* names the rank and the reason */
     cox_executor_free(executor);
     return r != 0;
 }

@@ -1,8 +1,8 @@
-/* A domain of your own: memory that the library accesses only through these functions. Here it is
- * an unnamed file that is never mapped, like a device without a window. Its bytes are stored
- * inverted, so that an access past the functions would show. A message from host memory is copied
- * into it once, by the first subscriber that takes it there. Build: cc domain.c $(pkg-config
- * --cflags --libs coxswain); run: ./domain */
+/* A user-defined domain: memory that the library accesses only through these functions. Here it is
+ * an unnamed file that is never mapped, like a device that the host cannot address. Its bytes are
+ * stored inverted, so that an access that bypasses the functions is noticed. A message from host
+ * memory is copied into it once, by the first subscriber that takes the message there.
+ * Build: cc domain.c $(pkg-config --cflags --libs coxswain); run: ./domain */
 #define _GNU_SOURCE
 #include <coxswain/memory.h>
 
@@ -21,7 +21,7 @@ struct counters {
     int copied_in, copied_out;
 };
 
-/* One memory as this process has it; what is the domain's own stands behind. */
+/* One memory as this process has attached it, followed by the domain's own fields. */
 struct turned {
     struct cox_domain_memory memory;
     struct counters *counters;
@@ -38,7 +38,7 @@ static int turned_new(struct counters *counters, int fd, uint64_t size, bool wri
         return cox_fail(err, COX_NO_SPACE, "no turned memory of %llu bytes",
                         (unsigned long long)size);
     }
-    /* No address: it is reached by copies alone. fd is what others attach with. */
+    /* No address: it is accessed only by copies. Other processes attach with fd. */
     turned->memory = (struct cox_domain_memory){
         .functions = &turned_functions, .size = size, .fd = fd, .writable = writable};
     turned->counters = counters;
@@ -60,7 +60,7 @@ static int turned_create(void *context, uint32_t device, uint64_t size, bool on_
     return turned_new(context, fd, size, true, ret_memory, err);
 }
 
-/* fd came from another process: it is looked at before it is believed. */
+/* fd is from another process: its size is checked first. */
 static int turned_attach(void *context, uint32_t device, int fd, uint64_t size, bool writable,
                          struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
@@ -75,7 +75,7 @@ static int turned_attach(void *context, uint32_t device, int fd, uint64_t size, 
 static void turned_destroy(struct cox_domain_memory *memory)
 {
     close(memory->fd);
-    free(memory); /* it comes first in its struct */
+    free(memory); /* the first member of struct turned */
 }
 
 static int turned_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
@@ -101,7 +101,7 @@ static int turned_copy_from(struct cox_domain_memory *memory, uint64_t offset, v
     return 0;
 }
 
-/* The others may be left out (channel/memory/domain/domain.h). */
+/* All other functions are optional (channel/memory/domain/domain.h). */
 static const struct cox_domain_functions turned_functions = {
     .name = "turned",
     .create = turned_create,
@@ -145,7 +145,7 @@ static int run(const struct cox_domains *domains, struct cox_error *err)
     int r = cox_pool_create(&in_host, &host, err);
     if (r == 0)
         r = cox_pool_create(&in_own, &own, err);
-    if (r == 0) { /* as another process would */
+    if (r == 0) { /* attach as another process would */
         cox_pool_fds(own, fds);
         r = cox_pool_attach(fds, &attach, &view, err);
     }

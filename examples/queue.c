@@ -1,6 +1,6 @@
-/* A queue: one process publishes what it has written into a block of a pool, another one takes it
- * where it is, without a copy. Build: cc queue.c $(pkg-config --cflags --libs coxswain); run:
- * ./queue */
+/* A queue: one process writes blocks of a pool and publishes them; another process takes and reads
+ * them in place, without a copy.
+ * Build: cc queue.c $(pkg-config --cflags --libs coxswain); run: ./queue */
 #include <coxswain/memory.h>
 
 #include <inttypes.h>
@@ -11,7 +11,7 @@
 
 #define MESSAGE_COUNT 3
 
-/* The other process has the two by their fds; it attaches to each for itself. */
+/* The subscriber: attaches to the queue and the pool by their fds, in a process of its own. */
 static int take(int queue_fd, const int pool_fds[2], int ready_fd, struct cox_error *err)
 {
     struct cox_queue *queue = NULL;
@@ -31,7 +31,7 @@ static int take(int queue_fd, const int pool_fds[2], int ready_fd, struct cox_er
         r = cox_queue_set_new(&set);
     if (r == 0)
         r = cox_queue_set_add(set, subscriber, err);
-    if (r == 0 && write(ready_fd, "", 1) != 1) /* from now on it sees every message */
+    if (r == 0 && write(ready_fd, "", 1) != 1) /* from now on it gets every message */
         r = -1;
     for (int i = 0; r == 0 && i < MESSAGE_COUNT; i++) {
         struct cox_subscriber *which;
@@ -42,7 +42,7 @@ static int take(int queue_fd, const int pool_fds[2], int ready_fd, struct cox_er
         if (r == 0) {
             printf("message %" PRIu64 ": %.*s\n", message.number, (int)message.length,
                    (const char *)message.bytes);
-            cox_pool_unref(message.pool, &message.ref, NULL); /* the last one out frees the block */
+            cox_pool_unref(message.pool, &message.ref, NULL); /* the last unref frees it */
         }
     }
     cox_queue_set_free(set);
@@ -57,13 +57,13 @@ static int publish(struct cox_publisher *publisher, struct cox_pool *pool, int i
 {
     struct cox_block_ref ref;
     uint64_t number;
-    int r = cox_pool_allocate(pool, 64, &ref, err); /* COX_FULL: nothing is ever overwritten */
+    int r = cox_pool_allocate(pool, 64, &ref, err); /* COX_FULL: no block is free */
     if (r)
         return r;
     int length =
         snprintf(cox_pool_pointer(pool, &ref), 64, "block %" PRIu32 " says %d", ref.block, i * i);
     r = cox_publisher_publish(publisher, &ref, (uint64_t)length, 0, &number, err);
-    cox_pool_unref(pool, &ref, NULL); /* the message holds it until all have taken it */
+    cox_pool_unref(pool, &ref, NULL); /* the message keeps the block until all have taken it */
     return r;
 }
 
@@ -86,7 +86,7 @@ int main(void)
         cox_pool_fds(pool, pool_fds);
         int queue_fd = cox_queue_fd(queue);
         pid_t child =
-            fork(); /* fds may come by a socket or as handles (channel/handle/handle.h) as well */
+            fork(); /* fds may also be sent by a socket or as handles (channel/handle/handle.h) */
         if (child == 0) {
             close(ready[0]);
             r = take(queue_fd, pool_fds, ready[1], &err);
@@ -100,7 +100,7 @@ int main(void)
                                                       .pool = pool};
         r = child < 0 ? -1 : cox_publisher_new(queue, &options, &publisher, &err);
         if (r == 0 && read(ready[0], &byte, 1) != 1)
-            r = -1; /* the subscriber has said why */
+            r = -1; /* the subscriber has printed the reason */
         for (int i = 1; r == 0 && i <= MESSAGE_COUNT; i++)
             r = publish(publisher, pool, i, &err);
         close(ready[0]);

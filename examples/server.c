@@ -1,5 +1,5 @@
-/* A coordinator of your own that `coxswain status`, `recover` and `stop` can be used on. Four
- * workers add the numbers 1 to 1000 every 100 ms; one that dies is replaced.
+/* A coordinator whose group `coxswain status`, `recover` and `stop` can reach. Four workers add the
+ * numbers 1 to 1000 every 100 ms; one that dies is replaced.
  * Build: cc server.c $(pkg-config --cflags --libs coxswain); run: ./server NAME ./worker */
 #include <coxswain/coxswain.h>
 
@@ -10,7 +10,7 @@
 #define RANK_COUNT 4
 #define NUMBER_COUNT 1000
 
-/* Sees the replies of all ranks. */
+/* Handler: gets the replies of all ranks. */
 static void add_up(void *context, const struct cox_completion *completion)
 {
     int64_t *total = context, part;
@@ -35,7 +35,7 @@ static int ask(struct cox_executor *executor, struct cox_error *err)
     return r;
 }
 
-/* Until the group must end, or has failed. */
+/* Runs until the group has to end, or has failed. */
 static int serve(struct cox_server *server, struct cox_error *err)
 {
     int r;

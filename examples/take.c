@@ -1,4 +1,4 @@
-/* A worker as worker.c, without callbacks: its main thread takes requests and replies to them.
+/* The same worker as worker.c, but without callbacks: its main thread takes requests and replies.
  * Build: cc take.c $(pkg-config --cflags --libs coxswain); run: ./coordinator ./take */
 #include <coxswain/coxswain.h>
 
@@ -32,10 +32,10 @@ int main(int argc, char **argv)
     while (r == 0 && (r = cox_worker_next(worker, COX_CHANNEL_EXECUTE, COX_DEADLINE_NEVER, &request,
                                           &err)) == 0) {
         const int64_t sum = add(&options, &request);
-        /* Could be any thread, and after later requests were taken. */
+        /* Another thread may reply too, even after later requests were taken. */
         r = cox_worker_reply(worker, request.sequence, &sum, sizeof sum, &err);
     }
-    if (r == COX_CLOSED) /* the coordinator said goodbye */
+    if (r == COX_CLOSED) /* the coordinator has ended the group */
         r = cox_worker_join(worker, &err);
     if (r)
         fprintf(stderr, "take: rank %" PRIu32 ": %s\n", options.rank, err.text);

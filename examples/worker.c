@@ -1,4 +1,4 @@
-/* A worker: replies every request with the sum of its numbers that fall to this rank.
+/* A worker: replies to each request with the sum of those of its numbers that this rank adds.
  * Build: cc worker.c $(pkg-config --cflags --libs coxswain) */
 #include <coxswain/coxswain.h>
 
@@ -35,7 +35,7 @@ int main(int argc, char **argv)
     if (r == 0)
         r = cox_worker_new(&options, &callbacks, &options, &worker, &err);
     if (r == 0)
-        r = cox_worker_run(worker, &err); /* until the coordinator says goodbye, or dies */
+        r = cox_worker_run(worker, &err); /* until the coordinator ends the group, or dies */
     if (r)
         fprintf(stderr, "worker: rank %" PRIu32 ": %s\n", options.rank, err.text);
     cox_worker_free(worker);

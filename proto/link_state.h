@@ -6,7 +6,7 @@
  *        |                             |                     |
  *        '---(refused, no layout)------'---------------------'-(layouts differ)----> FAILED
  *
- * A failed link stays failed: linking again makes another one. The numbers are those of the
+ * A failed link stays failed; linking again creates a new link. The numbers are those of the
  * control protocol (LinkState.state).
  */
 #ifndef COX_PROTO_LINK_STATE_H
@@ -39,8 +39,8 @@ static inline bool cox_link_may_move(enum cox_link_state from, enum cox_link_sta
                                  : (uint32_t)to == (uint32_t)from + 1 && from < COX_LINK_SUCCESS;
 }
 
-/* The state of a group of which one rank has state a and another one b: failed if either has
- * failed, running if either is, and attached only when both are. */
+/* Merges the states a and b of two ranks: FAILED if either is, else RUNNING if either is. SUCCESS
+ * only if both are, else WAITING. */
 static inline enum cox_link_state cox_link_merge(enum cox_link_state a, enum cox_link_state b)
 {
     if (a == COX_LINK_FAILED || b == COX_LINK_FAILED)

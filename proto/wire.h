@@ -1,17 +1,15 @@
 /*
- * wire: protobuf messages into frames and out of them.
+ * wire: packs protobuf messages into frames, and unpacks them.
  *
- * Packing writes straight into shared memory; unpacking takes its memory from an arena, so that
- * neither side allocates in the steady state.
+ * Packing writes directly into shared memory; unpacking takes its memory from an arena. So neither
+ * side allocates in the steady state.
  *
  * Threads: an arena belongs to one thread at a time; everything else is stateless.
- * Ownership: an unpacked message lives in its arena until cox_arena_reset or cox_arena_deinit; it
- *   is never freed on its own. String and bytes fields are copies, they do not point into the
- *   frame.
+ * Ownership: an unpacked message is in its arena until cox_arena_reset or cox_arena_deinit; it is
+ *   never freed separately. String and bytes fields are copies, they do not point into the frame.
  * Blocks: nothing.
- * Codes: COX_TOO_LARGE (pack: does not fit; unpack: the arena's cap, or no memory), COX_CORRUPT
- *   (not such a
- *   message).
+ * Codes: COX_TOO_LARGE (pack: the message does not fit; unpack: it exceeds the arena's cap, or
+ *   there is no memory), COX_CORRUPT (the bytes are no such message).
  * If the process dies: arenas are private memory; a half-packed frame was never published.
  */
 #ifndef COX_PROTO_WIRE_H
@@ -28,7 +26,7 @@ struct Coxswain__ExecuteResponse;
 struct CoxswainControl__ControlRequest;
 struct CoxswainControl__ControlReply;
 
-/* A bump allocator of blocks that are kept over a reset. */
+/* A bump allocator, which keeps its blocks across a reset. */
 struct cox_arena {
     /* all blocks, in the order they are filled */
     struct cox_arena_block *first;
@@ -38,28 +36,29 @@ struct cox_arena {
     size_t used;
     /* cap on `used` */
     size_t size_max;
-    /* an allocation since the last reset was refused for the cap or for memory */
+    /* an allocation since the last reset failed, by the cap or for lack of memory */
     bool exhausted;
 };
 
-/* first_size bytes are allocated now (0: none); further blocks double. Returns 0 or -ENOMEM. */
+/* Allocates first_size bytes at once (0: none). Each further block is twice as large. Returns 0 or
+ * -ENOMEM. */
 COX_PUBLIC int cox_arena_init(struct cox_arena *arena, size_t first_size, size_t size_max);
 COX_PUBLIC void cox_arena_deinit(struct cox_arena *arena); /* idempotent; a zeroed arena is fine */
 #ifdef COX_INTERNAL
-/* Forgets everything handed out. When the last use needed several blocks they are merged into one
- * of the whole size, so that a steady load settles at one block and no allocation. */
+/* Frees all allocations at once. If they needed several blocks, these are merged into one of the
+ * whole size. So a steady load ends up with one block and does not allocate any more. */
 void cox_arena_reset(struct cox_arena *arena);
 #endif
-/* 16-byte aligned, not cleared; NULL when the cap or memory is exhausted. */
+/* Memory aligned to 16 bytes, not zeroed; NULL if the cap or memory is exhausted. */
 COX_PUBLIC void *cox_arena_alloc(struct cox_arena *arena, size_t size);
 #ifdef COX_INTERNAL
-/* Gives back what was handed out last, which had so many bytes. */
+/* Returns the last allocation, of this size, to the arena. */
 void cox_arena_take_back(struct cox_arena *arena, void *memory, size_t size);
 #endif
 COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
 
 #ifdef COX_INTERNAL
-/* Bytes the message will take. */
+/* Size of the packed message in bytes. */
 size_t cox_wire_request_size(const struct Coxswain__ExecuteRequest *request);
 size_t cox_wire_response_size(const struct Coxswain__ExecuteResponse *response);
 
@@ -116,8 +115,9 @@ static inline void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t valu
 }
 
 #ifdef COX_INTERNAL
-/* Digest of the tokens of a step: equal tokens, equal digest; of as many tokens of which one
- * differs, another one for certain. It is compared between ranks of one group and kept nowhere. */
+/* Digest of the tokens of a step. Equal tokens have equal digests. Two steps with the same number
+ * of tokens that differ in exactly one have different digests. Used only to compare ranks of one
+ * group; it is not stored. */
 uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count);
 
 /* "MODEL_INFER" and so on; "unknown" for anything else. */

@@ -36,8 +36,8 @@ extern "C" {
 /* Ranks in one group, at most. */
 #define COX_RANK_COUNT_MAX 128
 
-/* The logical channels of a group: first the two-way ones, last the one for reports. Each has its
- * own flow control, so that a pause or an error passes a blocked inference or pull. */
+/* The logical channels of a group: first the two-way ones, last the one for fault reports. Each has
+ * its own flow control, so that a pause or an error overtakes a blocked inference or pull. */
 enum cox_channel_id {
     COX_CHANNEL_EXECUTE = 0,
     COX_CHANNEL_LINK = 1,
@@ -51,8 +51,8 @@ enum cox_channel_id {
 /* Type of a request whose bytes only its two ends interpret. Every other type is an ExecuteType of
  * executor.proto. */
 #define COX_TYPE_OPAQUE 0xffffffffu
-/* Only in the record of a frame: opaque bytes that are out of line; the frame has an ExecuteRequest
- * that says where. */
+/* Only in the record of a frame: the opaque bytes are out of line, and the frame has an
+ * ExecuteRequest with a handle to them. */
 #define COX_TYPE_OPAQUE_BLOCK 0xfffffffeu
 
 /* How workers attach the memory of their group. */
@@ -64,16 +64,16 @@ enum cox_attach {
 enum cox_status {
     COX_OK = 0,
     COX_TIMEOUT = 1, /* the deadline passed first */
-    COX_PEER_DEAD,   /* a process that owed a reply has died */
-    COX_STALE,       /* built on a state that the other side does not have */
+    COX_PEER_DEAD,   /* a process that had to reply has died */
+    COX_STALE,       /* based on a state that the other side does not have */
     COX_CLOSED,      /* stopped, or being stopped */
     COX_FULL,        /* every frame or block is in use: try again after the next completion */
-    COX_LATE,        /* a rank still owes the reply to a request that has ended */
-    COX_VERSION,     /* the other side speaks another version or geometry */
+    COX_LATE,        /* a rank has not yet replied to a request that has ended */
+    COX_VERSION,     /* the other side has another version or geometry */
     COX_CORRUPT,     /* invalid bytes from another process */
     COX_DENIED,      /* an object with another owner, mode, size or type */
     COX_TOO_LARGE,   /* does not fit its destination */
-    COX_NO_SPACE,    /* no memory to reserve */
+    COX_NO_SPACE,    /* memory could not be reserved */
     COX_TAKEN,       /* the name belongs to a live group, the rank to a process */
     COX_ABORTED,     /* cancelled by the coordinator before it ran */
     COX_REJECTED,    /* a rank replied with an error of its own */
@@ -84,13 +84,13 @@ enum cox_status {
     COX_EXEC_FAILED, /* a worker's program could not be executed */
     COX_DIVERGED,    /* ranks that must agree do not */
     COX_STATE,       /* not legal in the present state */
-    COX_EMPTY,       /* nothing there */
+    COX_EMPTY,       /* there is nothing to return */
     COX_UNSUPPORTED, /* the other side has no such operation */
     COX_STATUS_COUNT,
 };
 
-/* The release of the library that runs, as text ("0.1.0", static storage) and as a number that
- * compares as COX_VERSION_NUMBER does. version.h tells which release the headers are of. */
+/* The release of the loaded library, as text ("0.1.0", static storage) and as a number that can be
+ * compared with COX_VERSION_NUMBER. version.h has the release of the headers. */
 COX_PUBLIC const char *cox_version(void);
 COX_PUBLIC int cox_version_number(void);
 
@@ -107,7 +107,7 @@ struct cox_error {
     char text[1024];
 };
 
-/* As new, without touching all of the text. */
+/* Resets err without writing all of its text. */
 static inline void cox_error_clear(struct cox_error *err)
 {
     err->code = 0;
@@ -115,8 +115,8 @@ static inline void cox_error_clear(struct cox_error *err)
 }
 
 /* Writes code and text to err (NULL: nothing is written) and returns code, so that
- * `return cox_fail(err, COX_INVALID, "...")` is one line. Keeps an earlier text when err->code is
- * set: the first failure is the cause, what follows is clean-up. */
+ * `return cox_fail(err, COX_INVALID, "...")` is one line. If err->code is set already, keeps its
+ * text: the first failure is the cause, and later ones come from clean-up. */
 COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -129,7 +129,7 @@ COX_PUBLIC void cox_text_trim(char *text);
 typedef void (*cox_log_fn)(void *context, int level, const char *text);
 
 struct cox_log {
-    /* NULL: silence */
+    /* NULL: no log */
     cox_log_fn fn;
     void *context;
 };
@@ -145,8 +145,8 @@ COX_PUBLIC void cox_log_write(const struct cox_log *log, int level, const char *
 #define COX_DEADLINE_NEVER UINT64_MAX
 COX_PUBLIC uint64_t cox_now_ns(void);
 #ifdef COX_INTERNAL
-/* The same clock as of the kernel's last tick, some milliseconds back at most, for a fraction of
- * the price: for stamps that are shown. */
+/* The same clock at the kernel's last tick, a few milliseconds ago at most. Cheaper; for timestamps
+ * that are only displayed. */
 uint64_t cox_now_coarse_ns(void);
 /* now + duration, saturating at COX_DEADLINE_NEVER. */
 uint64_t cox_deadline_after_ns(uint64_t duration_ns);
@@ -168,9 +168,8 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 }
 
 #ifdef COX_INTERNAL
-/* For every fd that is kept: a host that closed its standard fds may go on writing its log to 1 and
- * 2, or open something better there later, and whatever was opened first has those numbers. Moves
- * *fd to 3 or above, close-on-exec.
+/* Moves *fd to 3 or above, close-on-exec. Call it for every fd that is kept: in a host that closed
+ * its standard fds, new fds get the numbers 0 to 2, to which the host may still write its log.
  * Returns
  *   0
  *   -errno, with *fd as it was
@@ -184,9 +183,9 @@ int cox_fd_raise(int *fd);
  *     options.block_size = 4096;
  *
  * In C also as {.size = sizeof(struct cox_pool_options), .block_size = 4096}. All other fields are
- * zero: their defaults. A library that is newer than its user takes the fields that the user does
- * not know as zero. An older one refuses fields that it does not know (COX_INVALID) unless they are
- * zero. Size 0 is COX_INVALID too. */
+ * zero, which selects their defaults. If the library is newer than the caller's headers, it treats
+ * the fields that these lack as zero. If it is older, it returns COX_INVALID unless the fields that
+ * it does not know are zero. Size 0 is COX_INVALID too. */
 #ifndef __cplusplus
 #define COX_OPTIONS_INIT(type)                                                                     \
     {                                                                                              \

@@ -7,16 +7,16 @@
  *   4   pid u32         of the exporter
  *   8   start u64       its start time (peer.h)
  *   16  system u64      hash of boot id, pid namespace and time namespace
- *   24  fd u32          its number in the exporter
+ *   24  fd u32          the fd's number in the exporter
  *   28  dev u32         of the object, as fstat returns it
  *   32  ino u64
  *   40  size u64        bytes of the object that may be mapped; 0: not memory
- *   48  offset u64      where the exported range begins; 0 for what is not memory
- *   56  generation u32  the exporter's count, so that no two handles are equal
+ *   48  offset u64      where the exported range begins; 0 if the object is not memory
+ *   56  generation u32  a counter of the exporter, so that no two handles are equal
  *   60  crc32c u32      over bytes 0 to 59
  *
- * The control socket stores fds by these bytes without opening them, so the format stands apart
- * from the functions that export and open.
+ * The control socket stores fds under these bytes without opening handles. So the format is
+ * separate from the functions that export and open.
  *
  * Threads: any; nothing here has state.
  */

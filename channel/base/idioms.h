@@ -1,6 +1,6 @@
 /*
- * idioms: assertions, and cleanup of owned locals. A header alone: the library and the reference
- * engine are written with it, and neither needs a function of the other for that.
+ * idioms: assertions, and cleanup of owned locals. It has no .c file: the library and the reference
+ * engine both use it, and so neither has to export functions to the other for it.
  *
  * Any process, any thread may use everything here; nothing blocks.
  */
@@ -28,7 +28,8 @@ __attribute__((noreturn, cold, unused)) static void cox_assert_failed(const char
     abort();
 }
 
-/* Owned locals carry _cox_cleanup_; success ends with a steal. */
+/* For owned locals: fn releases them at the end of their scope. On success, a function steals the
+ * local that it returns. */
 #define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
 
 /* Makes room for count items in the growable array *items, at least doubling *capacity (in items).

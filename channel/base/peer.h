@@ -1,7 +1,7 @@
 /*
- * peer: the identity of a process (pid and start time), and whether it lives.
+ * peer: the identity of a process (pid and start time), and whether it is alive.
  *
- * A pid alone is reused; together with the start time it is unique for this boot. A pidfd never
+ * The kernel reuses pids; pid and start time together are unique for this boot. A pidfd never
  * refers to another process.
  *
  * Threads: reads on any thread; open and close on one.
@@ -36,7 +36,7 @@ struct cox_peer {
 /* Opens the process with this pid and start time. start 0: whichever process has the pid now.
  * Returns
  *   0
- *   COX_PEER_DEAD: there is none, or another process has the pid by now
+ *   COX_PEER_DEAD: no process has the pid, or another one has it now
  *   -errno; -EACCES: a process has the pid, and /proc hides its start time
  */
 COX_PUBLIC int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
@@ -52,7 +52,7 @@ COX_PUBLIC bool cox_peer_alive(const struct cox_peer *peer);
  *   0
  *   COX_PEER_DEAD: there is none
  *   COX_CORRUPT
- *   -errno; -EACCES: /proc hides it, or did when it ended
+ *   -errno; -EACCES: /proc hides the process, or hid it when it ended
  */
 int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
 
@@ -68,11 +68,11 @@ bool cox_peer_stopped(pid_t pid);
  *   -errno
  */
 int cox_peer_check_exiting(pid_t pid, bool *ret_exiting);
-/* True if /proc shows that the process is exiting, or was killed and will exit, before its pidfd
- * says so. Its files are closed by then or about to be, so that other processes may have noticed.
- * False also if it is unknown. */
+/* True if /proc shows that the process is exiting, or was killed and will exit, even though its
+ * pidfd is not readable yet. The kernel closes its files about then, so other processes may already
+ * have noticed. False also if it is unknown. */
 bool cox_peer_exiting(pid_t pid);
-/* Threads of a process, its first one included.
+/* Number of threads of a process, its first one included.
  * Returns
  *   0
  *   COX_PEER_DEAD
@@ -81,7 +81,7 @@ bool cox_peer_exiting(pid_t pid);
  */
 int cox_peer_thread_count(pid_t pid, uint64_t *ret_count);
 
-/* Processor time of all its threads so far, those that have ended included.
+/* Processor time that all threads of a process have used, those that have ended included.
  * Returns
  *   0
  *   COX_PEER_DEAD
@@ -89,7 +89,7 @@ int cox_peer_thread_count(pid_t pid, uint64_t *ret_count);
  */
 int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns);
 
-/* True when `ancestor` is pid itself, its parent, or a parent of that, by /proc. */
+/* True if /proc shows that `ancestor` is pid itself or one of its ancestors. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);
 #endif
 

@@ -1,22 +1,24 @@
 /*
- * spin: polls a condition for a short time before a wait blocks, where that pays. Between two
- * processes that run on two processors a reply arrives within a microsecond; blocking and waking
- * cost several, on a virtual machine tens.
+ * spin: polls a condition for a short time before a wait blocks, if that is likely to save time.
+ * Between two processes on two processors a reply arrives within a microsecond. Blocking and waking
+ * take several microseconds, on a virtual machine tens.
  *
- * The coordinator decides once for the group and tells the ranks (layout.h). If the participants
- * (coordinator and ranks) fit the processors that this process may use (affinity, and the quota of
- * its control groups), each wait spins for budget_ns before it blocks. If they do not fit, no wait
- * spins: a spinning thread would keep the thread that it waits for from running. Measured on two
- * processors with 4 ranks: 62 us per round with unconditional spinning, 23 us without.
+ * The coordinator decides once for the group, and stores the decision for the ranks (layout.h). The
+ * participants are the coordinator and the ranks. They fit if there are at least as many processors
+ * that this process may use (affinity, and the quota of its control groups). If they fit, each wait
+ * spins for budget_ns before it blocks. If they do not fit, no wait spins: a spinning thread would
+ * keep the thread that it waits for from running. Measured on two processors with 4 ranks: 62 us
+ * per round with unconditional spinning, 23 us without.
  *
- * That they fit does not mean that each has a processor. When an unrelated process occupies one,
- * two participants share the other, and each spins in vain for its whole budget (measured: 105 us
- * per round instead of 4). So after a spin in vain the next 1, 3, 7... waits block at once, and a
- * successful spin resets this. At the end of that series, at growing intervals, one spin is long
- * enough for the kernel to move one of the two to another processor (COX_SPIN_MOVE_NS).
+ * Participants that fit may still share a processor. If an unrelated process occupies one of two
+ * processors, two participants share the other, and each spins in vain for its whole budget
+ * (measured: 105 us per round instead of 4). So after a spin in vain the next 1, 3, 7... waits
+ * block at once; a successful spin resets this. Once that series has reached its limit, one spin at
+ * growing intervals is long enough for the kernel to move one of the two to another processor
+ * (COX_SPIN_MOVE_NS).
  *
- * The budget is about what the saved block and wake cost both sides, so a longer wait costs at most
- * twice as much. An idle group costs nothing: it spins for one budget and blocks.
+ * The budget is about the time that both sides save if the wait does not block, so a longer wait
+ * costs at most twice as much. An idle group spins for one budget, and then blocks.
  *
  * Threads: a spinner belongs to one thread; all else: any.
  * Ownership: nothing to free.
@@ -32,7 +34,7 @@
 enum cox_spin {
     COX_SPIN_AUTO = 0, /* COX_SPIN_AUTO_NS if the participants fit */
     COX_SPIN_OFF,      /* never spins */
-    /* COX_SPIN_MAX_NS if they fit: for steps with longer gaps between them */
+    /* COX_SPIN_MAX_NS if the participants fit: for steps with longer gaps between them */
     COX_SPIN_MAX,
     COX_SPIN_COUNT,
 };
@@ -41,7 +43,7 @@ enum cox_spin {
 #define COX_SPIN_MAX_NS UINT32_C(2000000)
 
 #ifdef COX_INTERNAL
-/* off, auto, max; NULL: no such setting */
+/* "off", "auto" or "max"; NULL: no such setting. Static storage. */
 const char *cox_spin_name(uint32_t spin);
 /* Processors that the threads of this process may use at a time: those of its affinity, limited by
  * the quota of its control groups, rounded down. At least 1. Reads /sys and /proc. */
@@ -50,27 +52,28 @@ uint32_t cox_cpu_count(void);
 uint32_t cox_spin_budget_ns(enum cox_spin spin, uint32_t participant_count);
 #endif
 
-/* A gap this long between two readings of the clock: another thread needs the processor. */
+/* A gap this long between two readings of the clock shows that another thread uses the processor.
+ */
 #define COX_SPIN_GAP_NS UINT64_C(200000)
-/* Waits that block at once after repeated spins in vain, at most. */
+/* Limit of waits that block at once after repeated spins in vain. */
 #define COX_SPIN_SKIP_MAX 31
-/* Length of the rare long spin, some ticks of the kernel. In it the kernel moves one of two runners
- * that share a processor to a free one, which it does not do for two that wake each other in turn.
- * Repeated after 1 s, 2 s, 4 s... 64 s. Measured, of two that shared one of two processors: a round
- * of 3.5 us became one of 2.4. */
+/* Length of the rare long spin: some ticks of the kernel. If two running threads share a processor,
+ * the kernel then moves one of them to a free processor. It does not do so for two threads that
+ * wake each other in turn. Repeated after 1 s, 2 s, 4 s... 64 s. Measured with two threads on one
+ * of two processors: a round took 3.5 us before and 2.4 us after. */
 #define COX_SPIN_MOVE_NS (8 * COX_NSEC_PER_MSEC)
 #define COX_SPIN_MOVE_AGAIN_NS COX_NSEC_PER_SEC
 #define COX_SPIN_MOVE_DOUBLINGS 6
 
 struct cox_spinner {
     uint32_t budget_ns;
-    /* waits to skip after the next spin in vain */
+    /* length of the present series of waits that block at once; 0 after a successful spin */
     uint32_t vain;
     /* waits left that block at once */
     uint32_t skip;
-    /* long spins so far */
+    /* long spins so far, at most COX_SPIN_MOVE_DOUBLINGS */
     uint32_t moves;
-    /* the next one is not before this time */
+    /* the next long spin is not before this time */
     uint64_t move_ns;
     /* waits that ended without blocking; for display */
     uint64_t found;
@@ -104,7 +107,7 @@ static inline uint64_t cox_spin_span(struct cox_spinner *spinner, uint64_t now_n
 }
 
 /* Polls `there` until it is true, the budget is used up or the deadline has passed. Returns false
- * at once where spinning is off or was in vain lately. */
+ * at once if spinning is off or was in vain recently. */
 static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(const void *context),
                                   const void *context, uint64_t deadline_ns)
 {

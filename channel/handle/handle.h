@@ -1,21 +1,19 @@
 /*
- * handle: an fd as 64 plain bytes, which survive memcpy, a file, a protobuf field or shared memory.
- * A process that gets the bytes can open the same object.
+ * handle: an fd as 64 plain bytes, which may be copied to a file, a protobuf field or shared
+ * memory. A process that gets the bytes can open the same object. handle_format.h has their layout.
  *
- * The bytes are laid out in handle_format.h.
- *
- * Opening copies the fd out of the exporter with pidfd_getfd, and then checks that it is the object
- * that was exported. If the kernel has no such call, or forbids it (Yama, seccomp, an exporter that
- * is not dumpable), the fd is fetched at a control socket, provided that the exporter stored it
- * there (fd_store.h) and the importer knows that control socket. Each open tries both ways anew.
+ * Opening copies the fd from the exporter with pidfd_getfd, and then checks that it is the object
+ * that was exported. The kernel may lack this call, or deny it (Yama, seccomp, an exporter that is
+ * not dumpable). The fd is then fetched from a control socket, if the exporter stored it there
+ * (fd_store.h) and the importer has that socket's path. Each open tries both ways again.
  *
  * The check has limits. Devices opened twice, and kernel objects like eventfds, share one inode,
- * and some file systems reuse the inode number of a removed file. After a put, such an object under
- * the same fd number is taken for the old one; exporters make that rare by using fd numbers in
- * turn. Before the put it cannot happen.
+ * and some file systems reuse the inode number of a removed file. After a put, the check cannot
+ * distinguish such an object under the same fd number from the old one. Exporters make that rare:
+ * they do not reuse an fd number at once. Before the put it cannot happen.
  *
- * A handle is a name, not a permission. Its bytes decide which fd of which process the importer
- * copies, as far as the kernel lets the importer (root: any). Accept handles only from processes
+ * A handle is a name, not a permission. Its bytes select which fd of which process the importer
+ * copies, within the importer's own permissions (root: any fd). Accept handles only from processes
  * that may make that choice. The exporter may truncate the object later unless a seal
  * (F_SEAL_SHRINK) forbids it; the importer then gets SIGBUS on the missing part. The size is
  * checked at open only.
@@ -60,32 +58,33 @@ struct cox_handle_info {
 COX_PUBLIC int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *ret_info,
                                 struct cox_error *err);
 
-/* ---- which ways work here ---- */
+/* ---- which ways to open a handle work here ---- */
 
 struct cox_handle_probe {
-    /* the kernel has it and allows it between processes of this user */
+    /* the kernel has pidfd_getfd and allows it between processes of this user */
     bool pidfd_getfd;
-    /* why not, -errno; or 0 */
+    /* -errno if it does not, else 0 */
     int pidfd_error;
     /* the given control socket replies */
     bool control_socket;
-    /* why not; 0 */
+    /* the reason if it does not, else 0 */
     int socket_error;
-    /* kernel.yama.ptrace_scope; -1: there is none */
+    /* kernel.yama.ptrace_scope; -1: the kernel has no Yama */
     int yama;
     /* other processes of the user may access this one (dumpable) */
     bool dumpable;
 };
 #ifdef COX_INTERNAL
-/* Tries both ways: pidfd_getfd on a child process made for this, the control socket by connecting
- * (socket_path NULL: not tried). Where yama is 1, a process may access its children; any other
- * process has to consent, whatever pidfd_getfd reports here. Returns 0 or -errno. */
+/* Tries both ways: pidfd_getfd on a temporary child process, and a connection to the control socket
+ * (socket_path NULL: not tried). If yama is 1, success with the child does not mean that other
+ * processes can be opened: a process that is not a descendant has to consent. Returns 0 or -errno.
+ */
 int cox_handle_query(const char *socket_path, uint64_t deadline_ns,
                      struct cox_handle_probe *ret_ways);
 #endif
 
-/* Consent: which processes may copy fds out of this one where Yama restricts that to ancestors.
- * Never set unless asked for. */
+/* Consent: which other processes may copy fds from this one, if Yama restricts that to ancestors.
+ * The library sets it only if the caller asks for it. */
 enum cox_handle_consent {
     COX_CONSENT_NONE = 0, /* changes nothing */
     COX_CONSENT_PROCESS,  /* PR_SET_PTRACER of one process and its descendants */
@@ -95,7 +94,7 @@ enum cox_handle_consent {
 /* Lasts until the process ends or consents to something else.
  * Returns
  *   0
- *   COX_UNSUPPORTED: no Yama, nothing to consent to
+ *   COX_UNSUPPORTED: the kernel has no Yama, so no consent is needed
  *   COX_INVALID: no process id, or no such consent
  *   -errno; -EINVAL: there is no such process
  */
@@ -109,7 +108,7 @@ struct cox_exporter;
 struct cox_exporter_options {
     /* set by COX_EXPORTER_OPTIONS_INIT (base.h) */
     size_t size;
-    /* exported fds are also stored there; NULL: nowhere */
+    /* control socket at which exported fds are stored too; NULL: none */
     const char *socket_path;
     enum cox_handle_consent consent;
     int32_t consent_pid;
@@ -120,24 +119,24 @@ struct cox_exporter_options {
 
 /* options NULL: all zero.
  * Returns
- *   0: also where there is no Yama to consent to
+ *   0: also if consent is not needed, because the kernel has no Yama
  *   COX_INVALID: the options
- *   what the control socket or the consent returns
+ *   what the connection to the control socket, or the consent, returns
  *   COX_UNSUPPORTED: /proc shows another pid namespace
  *   -errno
  */
 COX_PUBLIC int cox_exporter_new(const struct cox_exporter_options *options,
                                 struct cox_exporter **ret_exporter, struct cox_error *err);
-/* Puts everything that is still exported. NULL-safe, returns NULL. In the child of a fork it only
+/* Puts all handles that are still exported. NULL-safe, returns NULL. In the child of a fork it only
  * releases memory and fds. */
 COX_PUBLIC struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter);
 /* Exports fd: a duplicate of it stays open until put. The handle is for the bytes [offset, offset +
- * size); size 0: to the end of the object (memory), or nothing to map.
+ * size). size 0: to the end of the object if it is memory, else nothing to map.
  * Returns
  *   0
  *   COX_INVALID: not an fd, or the range is not in the object
  *   COX_FULL: the control socket stores no more
- *   what the control socket returns; COX_CLOSED: it is gone for good, make a new exporter
+ *   what the control socket returns; COX_CLOSED: the connection has ended, make a new exporter
  *   COX_STATE: in the child of a fork
  *   -errno
  */
@@ -145,7 +144,7 @@ COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64
                                    uint64_t size, struct cox_handle *ret_handle,
                                    struct cox_error *err);
 #ifdef COX_INTERNAL
-/* The handle needs one more put.
+/* Shares a handle between two users: it then needs one more put.
  * Returns
  *   0
  *   COX_NOT_FOUND: not one of its handles
@@ -154,8 +153,8 @@ COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64
 int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
 #endif
 /* After the last put the handle can no longer be opened; fds that were opened stay valid. If the
- * control socket does not confirm, the exporter disconnects from it, which removes all that it
- * stored there.
+ * control socket does not confirm the removal, the exporter disconnects, which removes all fds that
+ * it stored there.
  * Returns
  *   0
  *   COX_NOT_FOUND
@@ -170,10 +169,10 @@ COX_PUBLIC int cox_exporter_put(struct cox_exporter *exporter, const struct cox_
  *   0
  *   COX_CORRUPT: the bytes
  *   COX_VERSION: the bytes
- *   COX_NOT_FOUND: made on another machine, boot, or in another pid or time namespace
- *     ("unreachable", found before any call on the pid); or the fd is closed, or is another object
- *     by now
- *   COX_PEER_DEAD: the exporter is gone, or another process has its pid by now
+ *   COX_NOT_FOUND: made on another machine or boot, or in another pid or time namespace
+ *     ("unreachable", detected before any call on the pid); or the exporter has closed the fd, or
+ *     reused its number for another object
+ *   COX_PEER_DEAD: the exporter is dead, or another process has its pid now
  *   COX_DENIED: not allowed (another user, Yama, seccomp), and no control socket helped
  *   COX_UNSUPPORTED: the kernel has no pidfd_getfd, and no control socket helped
  *   COX_TIMEOUT
@@ -189,20 +188,21 @@ struct cox_importer_options {
     size_t size;
     /* NULL: pidfd_getfd only */
     const char *socket_path;
-    /* for a connection to the control socket; 0: 1,000 */
+    /* for each connection to the control socket; 0: 1,000 */
     uint64_t deadline_ms;
-    /* exporters whose pidfd is kept; 0: 64 */
+    /* number of exporters whose pidfd is kept open; 0: 64 */
     uint32_t cache_max;
     /* 0; reserved for a later field */
     uint32_t reserved;
 };
 #define COX_IMPORTER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_importer_options)
 
-/* An open handle: one per handle, however often it was opened. Read-only for the caller. */
+/* An open handle. There is one per handle and flags, however often these were opened. Read-only for
+ * the caller. */
 struct cox_import {
     /* lent until close */
     int fd;
-    /* the exported bytes, offset already added; NULL: not mapped */
+    /* start of the exported range, in this process; NULL: not mapped */
     const void *base;
     uint64_t size;
     bool writable;
@@ -211,7 +211,7 @@ struct cox_import {
 enum cox_import_flags {
     COX_IMPORT_FD = 0,    /* no mapping */
     COX_IMPORT_READ = 1,  /* mapped for reading */
-    COX_IMPORT_WRITE = 2, /* mapped for reading and writing; READ beside it changes nothing */
+    COX_IMPORT_WRITE = 2, /* mapped for reading and writing, with or without COX_IMPORT_READ */
 };
 
 /* options NULL: all zero.
@@ -224,19 +224,19 @@ COX_PUBLIC int cox_importer_new(const struct cox_importer_options *options,
                                 struct cox_importer **ret_importer, struct cox_error *err);
 /* Closes everything that is open. NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_importer *cox_importer_free(struct cox_importer *importer);
-/* Opens, or counts one more use of an open import with the same 64 bytes and flags. The cache never
- * serves a handle that differs in any byte, nor one whose exporter is dead (COX_PEER_DEAD; what was
- * opened before stays valid until closed). After a put, a handle that is still open here may be
- * opened again.
+/* Opens the handle, or counts one more use of an open import with the same 64 bytes and flags. A
+ * handle that differs in any byte is never served from the cache. Nor is one whose exporter is dead
+ * (COX_PEER_DEAD); imports opened before stay valid until closed. A handle that is still open here
+ * can be opened again even after its put.
  * Returns
  *   as cox_handle_open
- *   COX_INVALID: a mapping of an object that is not memory
- *   COX_DENIED: also if the fd, or a seal, does not allow this mapping
+ *   COX_INVALID: the flags ask for a mapping, and the object is not memory
+ *   COX_DENIED: also if the fd, or a seal, does not allow the mapping
  */
 COX_PUBLIC int cox_importer_open(struct cox_importer *importer, const struct cox_handle *handle,
                                  enum cox_import_flags flags, const struct cox_import **ret_import,
                                  struct cox_error *err);
-/* One use less; the last one unmaps and closes. */
+/* Ends one use of the import; the last one unmaps and closes. */
 COX_PUBLIC void cox_importer_close(struct cox_importer *importer, const struct cox_import *import);
 
 #ifdef __cplusplus

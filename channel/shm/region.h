@@ -1,13 +1,13 @@
 /*
  * region: one shared memory object, named or not, mapped.
  *
+ * Usable without a group.
+ *
  * Threads: one at a time per struct. Access to the mapped bytes follows the rules of their layout.
- * Ownership: the caller owns struct cox_region; detach unmaps and closes. unlink removes the name,
- *   mappings stay.
+ * Ownership: the caller owns struct cox_region; detach unmaps it. unlink removes the name, mappings
+ *   stay.
  * Blocks: nothing.
  * If the process dies: an object that was created keeps its name until it is unlinked.
- *
- * Usable alone: nothing here knows of groups.
  */
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H
@@ -29,12 +29,13 @@ enum cox_region_access {
     COX_REGION_WRITE,
 };
 
-/* Creates the object exclusively, with mode 0600 whatever the umask, every byte reserved and zero:
- * a full tmpfs is an error now instead of a SIGBUS later. On failure nothing is left.
+/* Creates the object exclusively, with mode 0600 whatever the umask. Every byte is zero, and its
+ * memory is reserved: so a full tmpfs is an error now instead of a SIGBUS later. On failure nothing
+ * is left.
  * Returns
  *   0
- *   COX_TAKEN: exists
- *   COX_NO_SPACE: err says what was needed and what was free
+ *   COX_TAKEN: the name exists
+ *   COX_NO_SPACE: err has the needed and the free size
  *   COX_INVALID: the name
  *   -errno
  */
@@ -51,12 +52,12 @@ COX_PUBLIC int cox_region_create(struct cox_region *region, const char *name, ui
 COX_PUBLIC int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                                  enum cox_region_access access, struct cox_error *err);
 #ifdef COX_INTERNAL
-/* Opens without mapping, after the same checks. Same codes. */
+/* Opens the object without mapping it, after the same checks. Returns as cox_region_attach. */
 int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
                     struct cox_error *err);
 #endif
-/* The same for an fd, which stays the caller's. name is for err; the object need not have one.
- * Returns as cox_region_attach. */
+/* Attaches by an fd, which stays the caller's. name is used in err only; the object need not have
+ * one. Returns as cox_region_attach. */
 COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,
                                     uint64_t size_min, enum cox_region_access access,
                                     struct cox_error *err);
@@ -65,30 +66,30 @@ COX_PUBLIC void cox_region_detach(struct cox_region *region); /* idempotent */
 COX_PUBLIC int cox_region_unlink(const char *name);
 
 #ifdef COX_INTERNAL
-/* The checks of attach, for fds that come another way. */
+/* The checks of attach, for fds that were received in another way. */
 int cox_region_check_fd(int fd, const char *name, struct cox_error *err);
 /* Maps the object behind fd, which stays the caller's. */
 int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_region_access access,
                    const char *name, struct cox_error *err);
-/* The same for a part of it, from offset on, which is a multiple of the page size. */
+/* Maps size bytes from offset on, a multiple of the page size. */
 int cox_region_map_part(struct cox_region *region, int fd, uint64_t offset, uint64_t size,
                         enum cox_region_access access, const char *name, struct cox_error *err);
 /* Reserves size bytes for fd.
  * Returns
  *   0
- *   COX_NO_SPACE: err has both numbers
+ *   COX_NO_SPACE: err has the needed and the free size
  *   -errno
  */
 int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err);
-/* The same for a part of what is as large as that already. */
+/* The same for a part of an object that already has that size. */
 int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *name,
                             struct cox_error *err);
 #endif
 
-/* An object without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing.
- * seals: F_SEAL_ bits that are added once it is mapped. huge: on huge pages if any are free; the
- * size is then rounded up. label is for err. *ret_fd is open for reading and writing, and the
- * caller's.
+/* Creates an object without a name: a memfd, mode 0600, every byte reserved and zero, mapped for
+ * writing. seals: F_SEAL_ bits, added after mapping. huge: use huge pages if any are free; the size
+ * is then rounded up. label is used in err only. The caller owns *ret_fd, which is open for reading
+ * and writing.
  * Returns
  *   0
  *   COX_NO_SPACE
@@ -97,17 +98,16 @@ int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *
 COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
                                          uint64_t size, unsigned seals, bool huge, int *ret_fd,
                                          struct cox_error *err);
-/* An image: memory without a name that its creator fills and that no process can change afterwards,
- * the creator included. The kernel frees it with its last fd and mapping.
- * create: as create_unnamed. The mapping is the only way to write it, and a fork's child does not
- * have it.
- * seal: unmaps, also on failure; *fd becomes one that is open for reading only.
- * attach: maps for reading an image of exactly this size.
+/* An image: memory without a name that its creator fills and then seals. Afterwards no process can
+ * change it, not even the creator. The kernel frees it with its last fd and mapping.
+ * create: as create_unnamed. Only this mapping can write it; the child of a fork does not get it.
+ * seal: unmaps it, also on failure; replaces *fd by an fd that is open for reading only.
+ * attach: maps an image of exactly this size for reading.
  * Returns
  *   0
- *   COX_BUSY: seal: another process mapped it for writing
- *   COX_DENIED: attach: not memory, another user's, or not sealed
- *   COX_CORRUPT: attach: another size
+ *   COX_BUSY: seal: another process has mapped it for writing
+ *   COX_DENIED: attach: the object is not memory, is another user's, or is not sealed
+ *   COX_CORRUPT: attach: the object has another size
  *   -errno
  */
 COX_PUBLIC int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
@@ -117,58 +117,58 @@ COX_PUBLIC int cox_region_seal_image(struct cox_region *region, const char *labe
 COX_PUBLIC int cox_region_attach_image(struct cox_region *region, int fd, const char *label,
                                        uint64_t size, struct cox_error *err);
 #ifdef COX_INTERNAL
-/* The same object, open for reading only: what has no right to write cannot be mapped for it. label
- * is for err. */
+/* Opens the object behind fd again, for reading only: *ret_fd does not allow writable mappings.
+ * label is used in err only. */
 int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
-/* Of that size and with nothing in it, not mapped: what is touched takes memory then, unless it was
- * reserved before. The first has a name, the second is a memfd with these seals. *ret_fd is open
- * for reading and writing, the caller's. Returns as the functions above. */
+/* Create an object of that size without reserving or mapping it: the kernel allocates each page
+ * when it is touched, unless it was reserved before. The first function makes a named object, the
+ * second a memfd with these seals. The caller owns *ret_fd, which is open for reading and writing.
+ * Returns as cox_region_create and cox_region_create_unnamed. */
 int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struct cox_error *err);
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,
                                      struct cox_error *err);
-/* A memfd as cox_region_create_unnamed makes, reserved and not mapped, to which more seals can be
- * added. */
+/* Creates a memfd as cox_region_create_unnamed does, reserved but not mapped. More seals can be
+ * added to it. */
 int cox_region_create_unnamed_unmapped(const char *label, uint64_t size, unsigned seals,
                                        int *ret_fd, struct cox_error *err);
-/* The object behind fd takes the place of the mapped one, at the same address, in one step; same
- * size.
+/* Maps the object behind fd in place of the present one, at the same address, in one step. Both
+ * have the same size.
  * Returns
  *   0
  *   -errno: nothing has changed
  */
 int cox_region_replace(struct cox_region *region, int fd);
-/* Creator: another object, all zero, takes the place of the mapped one and gets its name, whether
- * or not that still stands.
+/* For the creator: replaces the mapped object by a new one, all zero, which gets the same name,
+ * whether or not the name still exists.
  * Returns
- *   what create returns
- *   -errno: the old one is mapped, emptied, and there is no name; try again
+ *   as cox_region_create
+ *   -errno: the old object is still mapped, emptied, and the name does not exist; try again
  */
 int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
 #endif
 
-/* Free space where named regions live; UINT64_MAX: no limit. */
+/* Free space for named regions (/dev/shm); UINT64_MAX: no limit. */
 struct cox_region_space {
     uint64_t bytes;
     uint64_t files;
-    /* largest region (ulimit -f); one byte more, and SIGXFSZ ends the process */
+    /* largest region (ulimit -f); a larger one ends the process with SIGXFSZ */
     uint64_t region;
 };
 #ifdef COX_INTERNAL
-/* Returns
+/* region is filled also if there is no /dev/shm, because the limit applies to unnamed memory too.
+ * Returns
  *   0
  *   -errno
- *   region is filled also where there is no /dev/shm, since memory without names has that limit,
- *     too
  */
 int cox_region_space(struct cox_region_space *ret_space);
 #endif
 
 #if COX_TESTING
 #ifdef COX_INTERNAL
-/* From now on an object that this process has mapped already is not mapped again: an attach returns
- * that mapping, after all the checks, and the last detach unmaps it. For tests whose ranks are
- * threads: ThreadSanitizer knows memory by its address and sees no race between two mappings of one
- * file. Write access stays possible where only READ was asked for. */
+/* From now on this process maps each object only once: an attach returns the existing mapping,
+ * after all checks, and the last detach unmaps it. For tests whose ranks are threads:
+ * ThreadSanitizer identifies memory by its address, and misses races between two mappings of one
+ * file. A mapping that was attached with READ may then be writable. */
 void cox_region_share_mappings(bool share);
 #endif
 #endif

@@ -1,16 +1,16 @@
 /*
- * socket: sends and receives bytes and file descriptors over a connected unix socket, each under a
- * deadline; and names by which unrelated processes find each other.
+ * socket: sends and receives bytes and file descriptors over connected unix sockets, with
+ * deadlines; and listens and connects at paths.
  *
- * Usable alone: nothing here knows of groups or control sockets.
+ * Usable without a group or a control socket.
  *
  * Threads: any; on one socket, one at a time sends and one at a time receives.
- * Ownership: fds that are sent stay the caller's. Received fds are the caller's, all of them
- *   close-on-exec and 3 or above. After a failure none was received.
+ * Ownership: fds that are sent stay the caller's. The caller owns received fds, which are all
+ *   close-on-exec and 3 or above. On failure it gets none.
  * Blocks: send, receive, accept and connect until their deadline, whether or not the socket is in
  *   blocking mode.
- * If the process dies: the kernel keeps what was sent until it is received. The name of a listening
- *   socket stays; connects to it fail, and cox_socket_unlink removes it.
+ * If the process dies: the kernel keeps sent data until it is received. The path of a listening
+ *   socket stays; connecting to it fails, and cox_socket_unlink removes it.
  */
 #ifndef COX_CHANNEL_SOCKET_H
 #define COX_CHANNEL_SOCKET_H
@@ -31,8 +31,8 @@ extern "C" {
 int cox_socket_pair(int ret_fds[2]);
 #endif
 
-/* Makes a socket that listens at path, with mode 0600: only this user and root can connect. An
- * existing file at path is left alone. The path may be longer than a socket address; its last
+/* Creates a socket that listens at path, with mode 0600: only this user and root can connect. Never
+ * removes an existing file at path. The path may be longer than a socket address; its last
  * component has 1 to 82 bytes.
  * Returns
  *   0
@@ -62,9 +62,9 @@ COX_PUBLIC int cox_socket_accept(int listen_fd, uint64_t deadline_ns, int *ret_f
  */
 COX_PUBLIC int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd,
                                   struct cox_error *err);
-/* Removes the name, even while a process listens; connections stay.
+/* Removes the path, even while a process listens there; connections stay.
  * Returns
- *   0: also when there is none
+ *   0: also if it does not exist
  *   COX_INVALID: the path
  *   COX_DENIED: not a socket
  *   -errno
@@ -72,25 +72,25 @@ COX_PUBLIC int cox_socket_connect(const char *path, uint64_t deadline_ns, int *r
 COX_PUBLIC int cox_socket_unlink(const char *path, struct cox_error *err);
 
 /* Sends all of bytes (size at least 1), and the fds with the first of them. Never raises SIGPIPE.
- * Tries once whatever the deadline, so that a deadline of 0 does not block.
+ * Tries once even if the deadline has passed; a deadline of 0 does not block.
  * Returns
  *   0
  *   COX_TIMEOUT: some bytes may have been sent
- *   COX_CLOSED: the other side is gone
+ *   COX_CLOSED: the other side has closed
  *   COX_FULL: too many fds of this user are in flight in the kernel (ETOOMANYREFS)
  *   -errno
  */
 COX_PUBLIC int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds,
                                uint32_t fd_count, uint64_t deadline_ns);
-/* Receives exactly size bytes (at least 1), and the fds that came with them. On failure every fd
- * that came is closed, and the bytes that came are lost.
+/* Receives exactly size bytes (at least 1), and the fds sent with them. On failure it closes all
+ * received fds, and the received bytes are lost.
  * Returns
  *   0
  *   COX_TIMEOUT
  *   COX_CLOSED: the other side closed before the first byte
- *   COX_CORRUPT: it closed in between, or sent more than fd_count_max fds, or other control
- *     messages
- *   -EMFILE: this process may not have as many fds as came
+ *   COX_CORRUPT: the other side closed after it, or sent more than fd_count_max fds, or other
+ *     control messages
+ *   -EMFILE: the received fds exceed the fd limit of this process
  *   -errno
  */
 COX_PUBLIC int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds,
@@ -98,11 +98,11 @@ COX_PUBLIC int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds
                                   uint64_t deadline_ns);
 
 #ifdef COX_INTERNAL
-/* Receives what is there, up to size bytes (at least 1), and the fds that came with it, without
- * blocking. *ret_size 0: the other side has closed.
+/* Receives up to size bytes (at least 1) that have arrived, and the fds sent with them. Does not
+ * block. *ret_size 0: the other side has closed.
  * Returns
  *   0
- *   COX_EMPTY: nothing is there yet
+ *   COX_EMPTY: nothing has arrived
  *   COX_CORRUPT and -errno as cox_socket_receive
  */
 int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size, int *ret_fds,
@@ -118,7 +118,7 @@ int cox_socket_wait(int fd, short events, uint64_t deadline_ns);
 
 /* The process at the other end, as the kernel reports it (SO_PEERCRED). */
 struct cox_socket_peer {
-    /* 0: it is in a pid namespace that is not visible from here */
+    /* 0: the process is in a pid namespace that is not visible from this one */
     pid_t pid;
     uid_t uid;
     gid_t gid;

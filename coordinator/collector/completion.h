@@ -17,8 +17,8 @@ extern "C" {
 
 struct Coxswain__ExecuteResponse;
 
-/* Selects the ranks whose payload a completion carries. It always has the status of every asked
- * rank, and every policy ends at the first error or death of an asked rank. */
+/* Selects the ranks whose payload a completion carries. With every policy the completion has the
+ * status of every asked rank, and the request ends at the first error or death of an asked rank. */
 enum cox_gather {
     COX_GATHER_RANK0 = 0,   /* payload of the lowest asked rank */
     COX_GATHER_ALL,         /* payload of every asked rank */
@@ -29,16 +29,16 @@ enum cox_gather {
 enum cox_outcome {
     COX_OUTCOME_NOT_ASKED = 0,
     COX_OUTCOME_OK,
-    COX_OUTCOME_ERROR, /* it replied with an error, or with invalid bytes */
+    COX_OUTCOME_ERROR, /* the rank replied with an error, or with invalid bytes */
     COX_OUTCOME_DEAD,
-    COX_OUTCOME_LATE, /* it had not replied when the request ended */
+    COX_OUTCOME_LATE, /* the rank had not replied when the request ended */
 };
 
 struct cox_rank_result {
     enum cox_outcome outcome;
     /* ERROR: the rank's status, or an enum cox_status if its reply was refused */
     int32_t code;
-    /* ERROR, DEAD, LATE: the reason as text, then never NULL */
+    /* ERROR, DEAD, LATE: the reason, never NULL */
     const char *text;
     /* the process that serves the rank, which may be another than cox_executor_pid */
     pid_t pid;
@@ -46,9 +46,9 @@ struct cox_rank_result {
     int signal;
     /* DEAD: -1 when unknown or killed */
     int exit_status;
-    /* it had taken the request (a legacy rank: it had returned the frame) */
+    /* the rank had taken the request (a legacy rank: had returned the frame) */
     bool taken;
-    /* LATE: time since its last sign of life on this channel, or since publication */
+    /* LATE: time since the rank last stored a state on this channel, or since publication */
     uint64_t silent_ns;
     /* payload, if the policy asks for it */
     const void *bytes;
@@ -65,10 +65,10 @@ struct cox_completion {
     uint32_t type;
     /* 0: every asked rank replied ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED, COX_CORRUPT,
      * COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED. COX_LATE: the second completion of a
-     * request (options.report_late): the ranks that were late are OK, their replies dropped, or
-     * DEAD; all others count as NOT_ASKED. */
+     * request (options.report_late). A rank that was late then is OK (its reply was dropped) or
+     * DEAD; all others are NOT_ASKED. */
     int status;
-    /* if status is not 0: which rank, what, since when */
+    /* if status is not 0: the rank, the reason and the time */
     const char *text;
     uint32_t rank_count;
     /* rank_count of them */
@@ -85,7 +85,7 @@ typedef void (*cox_completion_fn)(void *context, const struct cox_completion *co
 
 /* The phases of a request. */
 enum cox_phase {
-    COX_PHASE_QUEUE = 0, /* submit or call entered -> published; a call may wait for room */
+    COX_PHASE_QUEUE = 0, /* submit or call entered -> published; a call may wait for a frame */
     COX_PHASE_RANKS,     /* published -> handed over, with every reply copied and unpacked */
     COX_PHASE_HANDLER,   /* handed over -> handler returned */
     COX_PHASE_TOTAL,     /* the three together */
@@ -116,16 +116,16 @@ struct cox_channel_stats {
     uint64_t wakeups;
     /* waits of a collector, for replies or work, that ended while spinning */
     uint64_t spins;
-    /* of requests published; each counts once, however many ranks read it */
+    /* bytes of published requests; each counts once, however many ranks read it */
     uint64_t request_bytes;
-    /* of replies copied, of all ranks; late ones are dropped unread */
+    /* bytes of copied replies, of all ranks; late ones are dropped without being read */
     uint64_t reply_bytes;
-    /* of these, out of line: they did not fit their frame or slot */
+    /* those of them that were sent out of line: they did not fit their frame or slot */
     uint64_t large_requests;
     uint64_t large_request_bytes;
     uint64_t large_replies;
     uint64_t large_reply_bytes;
-    /* of large requests that a rank may still read */
+    /* bytes of large requests that a rank may still read */
     uint64_t large_held_bytes;
     struct cox_phase_stats phases[COX_PHASE_COUNT];
 };

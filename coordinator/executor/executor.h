@@ -2,17 +2,16 @@
  * executor: the coordinator side of a group: N worker processes, five channels, requests and their
  * completions.
  *
- * Threads: any thread may submit and call; call inside a handler is refused (COX_DEADLOCK). Each
- *   channel has a response thread, which runs the handlers of its channel one at a time. A handler
- *   may submit; submit never blocks. start and free run on one thread. stop may run on any other
- *   thread, except those of handlers and hooks, and before free.
+ * Threads: any thread may submit and call; call inside a handler is refused (COX_DEADLOCK). The
+ *   execute and transfer channels have a response thread each, which runs their handlers one at a
+ *   time. A handler may submit; submit never blocks. start and free run on one thread. stop may run
+ *   on any thread before free, but not inside a handler or hook.
  * Ownership: submit packs the request before it returns; the request stays the caller's. A
  *   completion and all it points to are lent until the handler returns.
  * Blocks: submit never (it returns COX_FULL instead); call until its deadline; start until every
  *   rank has attached, or for start_timeout_ms; stop for finalize_ms + term_ms at most.
- * Exactly once: each submit that returned 0 gets one completion: with the last reply, at its
- *   deadline, at the first error or death of a rank it asked, or with COX_CLOSED when the group
- *   stops.
+ * Exactly once: each submit that returned 0 gets one completion: at the last reply, at its
+ *   deadline, at the first error or death of an asked rank, or when the group stops (COX_CLOSED).
  * If the process dies: the kernel kills the workers. Names exist only while ranks attach (or with
  *   keep_names, or legacy workers), and the next start under the same name removes them.
  */
@@ -42,7 +41,7 @@ struct cox_executor_options {
     uint32_t rank_count;
     /* required: argv of every worker, NULL-terminated */
     const char *const *command;
-    /* does not append the rank's flags to command; the environment has the same values */
+    /* do not append the rank's flags to command; the environment has the same values */
     bool no_flags;
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
@@ -61,7 +60,7 @@ struct cox_executor_options {
     /* The host collects completions on threads of its own (cox_executor_completions). There are no
      * response threads and no handlers. Not with legacy workers. */
     bool collect;
-    /* The workers are MindIE-LLM's, which know no shared state; depth is 1. */
+    /* The workers are MindIE-LLM's, which do not use the shared state; depth is 1. */
     bool legacy_workers;
     /* keeps the names in /dev/shm while the group lives */
     bool keep_names;
@@ -69,12 +68,12 @@ struct cox_executor_options {
     uint64_t request_size[COX_CHANNEL_COUNT];
     /* bytes of a channel's response region, for all slots together */
     uint64_t response_size[COX_CHANNEL_COUNT];
-    /* Requests larger than their frame, and replies larger than their slot, go out of line, in
-     * memory that is made on demand: requests up to large_payload_size_max bytes (default 2 GiB; a
-     * message has at most 2 GiB - 1), replies of one rank up to reply_size_max (default 1 GiB + 64
-     * MiB). The coordinator keeps a private copy of each such reply until its handler has returned.
-     * Legacy workers do not support this. no_large_payloads: such requests and replies are refused
-     * as too large. */
+    /* Requests larger than their frame, and replies larger than their slot, are sent out of line,
+     * in memory allocated on demand. Limits: large_payload_size_max bytes for requests (default 2
+     * GiB; a message has at most 2 GiB - 1), reply_size_max for replies of one rank (default 1 GiB
+     * + 64 MiB). The coordinator keeps a private copy of each such reply until its handler has
+     * returned. Legacy workers do not support this. no_large_payloads: such requests and replies
+     * are refused as too large. */
     bool no_large_payloads;
     uint64_t large_payload_size_max;
     uint64_t reply_size_max;
@@ -82,9 +81,9 @@ struct cox_executor_options {
     const char *runtime_dir;
     /* opens no control socket; not with sealed attach or external workers */
     bool no_socket;
-    /* start fails if the control socket cannot be opened. By default, a group whose user has no
-     * place for the socket logs that and runs without it (except with sealed attach or external
-     * workers). */
+    /* start fails if the control socket cannot be opened. By default, a group without a usable
+     * runtime directory logs this and runs without the socket (except with sealed attach or
+     * external workers). */
     bool need_socket;
     /* default 60,000 */
     uint64_t start_timeout_ms;
@@ -99,19 +98,19 @@ struct cox_executor_options {
     /* A worker reported a fault outside any reply. rank is -1 if unknown: workers of MindIE-LLM do
      * not report their rank. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, int32_t rank, const char *text);
-    /* External workers can connect to this control socket from now on. Called once, inside start.
+    /* From now on external workers can connect to this control socket. Called once, inside start.
      * NULL: not called. */
     void (*waiting)(void *hook_context, const char *name, const char *control_socket);
-    /* The ranks that start still waits for: first all of them, then whenever there are fewer. On
+    /* Reports the ranks that start still waits for: first all of them, then after each change. On
      * the thread of start. NULL: not called. */
     void (*attaching)(void *hook_context, const struct cox_rank_set *missing);
     /* Called every 50 ms while start waits for ranks; true ends start with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);
-    /* A command has connected to the control socket and was accepted. fd, a blocking stream socket,
-     * becomes the hook's. If it returns another value than 0, the command is refused with the text
-     * of err and fd is not taken. On the control socket's thread: it must not block. NULL: commands
-     * are refused. */
+    /* A command client has connected to the control socket and was accepted. The hook takes
+     * ownership of fd, a blocking stream socket. If it does not return 0, fd is not taken, and the
+     * client is refused with the text of err. On the control socket's thread: it must not block.
+     * NULL: command clients are refused. */
     int (*control)(void *hook_context, int fd, struct cox_error *err);
     /* A worker died. NULL: logged. On the supervisor thread, or inside start for deaths during
      * start. */
@@ -120,8 +119,8 @@ struct cox_executor_options {
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
 /* Creates regions and semaphores, starts the workers, waits until all have attached, and removes
- * the names. Legacy workers are not waited for: their reply to init shows that they run. On failure
- * nothing is left, and err names the rank and the reason.
+ * the names. It does not wait for legacy workers: their reply to init shows that they run. On
+ * failure nothing is left, and err has the rank and the reason.
  * Returns
  *   0
  *   COX_INVALID: the options
@@ -136,28 +135,29 @@ struct cox_executor_options {
 COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
                                   struct cox_executor **ret_executor, struct cox_error *err);
 /* Stops the group: requests in flight complete with COX_CLOSED, and pending submits and calls
- * return. Then a goodbye on every channel, finalize_ms, SIGTERM, term_ms, SIGKILL. Idempotent. Not
- * inside a handler or hook (asserted), and not while holding a lock that one of them waits for. It
- * returns within the two times, plus the run time of handlers and of processes that the kernel
- * holds (state D). Returns the number of workers that had to be signalled. */
+ * return. Then it publishes MODEL_FINALIZE on every channel, waits finalize_ms, sends SIGTERM,
+ * waits term_ms, and sends SIGKILL. Handlers that run, and processes in uninterruptible sleep
+ * (state D), add to these times. Idempotent. Not inside a handler or hook (asserted), and not while
+ * holding a lock that one of them waits for. Returns the number of workers that had to be
+ * signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
-/* For a process that is about to exit, as at a second SIGTERM: kills the workers, removes the names
- * and the socket, and waits for nothing. Any thread, also while another one is in stop; not while
- * start or free runs. Afterwards only stop and free may be called. */
+/* For a process that is about to exit, for example at a second SIGTERM: kills the workers, removes
+ * the names and the socket, and does not block. Any thread, also while another one is in stop; not
+ * while start or free runs. Afterwards only stop and free may be called. */
 COX_PUBLIC void cox_executor_abandon(struct cox_executor *executor);
 /* Stops the group if needed, and frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
 
-/* Replaces a dead rank while the others live and keep their state. The new process gets wakeups of
- * its own, a fresh place in every channel, and a new incarnation, so that no late reply of the dead
- * one counts. Requests that ask the rank are refused with COX_PEER_DEAD until it has attached. The
- * caller then sends what the model needs (init, the live sequences): a step on a base that the rank
- * lacks gets the reply COX_STALE. In groups of external workers no process is started: the rank is
- * opened for attach, the call waits for a worker, and err says how to start one. Blocks until the
- * rank has attached, or deadline_ns. Any thread; not inside a handler or hook. On failure the rank
+/* Replaces a dead rank while the others live and keep their state. The new process gets new wakeups
+ * and slots in every channel, and a new incarnation: late replies of the dead process are ignored.
+ * Requests that ask the rank are refused with COX_PEER_DEAD until it has attached. The caller then
+ * sends what the model needs (init, the live sequences): a step on a base that the rank lacks gets
+ * the reply COX_STALE. In groups of external workers this call starts no process. It opens the rank
+ * for attach and waits for a worker; on timeout err says how to start one. Blocks until the rank
+ * has attached, or until deadline_ns. Any thread; not inside a handler or hook. On failure the rank
  * stays dead, and the call may be repeated.
  * Returns
- *   0: also when the rank is alive, and nothing was done
+ *   0: also if the rank is alive; then nothing is done
  *   COX_BUSY: another thread replaces this rank, or start has not returned
  *   COX_UNSUPPORTED: legacy workers; use cox_executor_restart_all
  *   COX_INVALID: no such rank
@@ -166,36 +166,36 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  *   COX_EXEC_FAILED: the program cannot be executed
  *   COX_PEER_DEAD: the new process ended before it attached
  *   COX_TIMEOUT: it did not attach in time
- *   COX_CORRUPT: what attached is not what was started
- *   COX_DENIED: what attached is not what was started
+ *   COX_CORRUPT: the process that attached is not the one that was started
+ *   COX_DENIED: the process that attached is not the one that was started
  *   -errno
  */
 COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank,
                                     uint64_t deadline_ns, struct cox_error *err);
 
-/* Kills the process of a rank with SIGKILL, also a stopped one; the death is then handled like any
- * other. Does not wait.
+/* Kills the process of a rank with SIGKILL, also if it is stopped; the death is then handled like
+ * any other. Does not wait.
  * Returns
- *   0: also when it is dead
+ *   0: also if it is dead already
  *   COX_INVALID: no such rank
  *   COX_UNSUPPORTED: no process has attached as this rank
  *   -errno
  */
 COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
-/* Ends every worker and starts all of them again, under the same name and control socket, with
- * continued sequence numbers. For legacy groups, and for models whose ranks cannot take in a new
- * one. Requests in flight end with COX_PEER_DEAD. External workers get the order to exit, and start
- * waits for new ones. Blocks until all have attached (legacy: were started), or deadline_ns. On
- * failure some ranks are dead. Returns as cox_executor_restart. */
+/* Ends every worker and starts all of them again. Name, control socket and sequence numbers
+ * continue. For legacy groups, and for models whose ranks cannot admit a replacement. Requests
+ * in flight end with COX_PEER_DEAD. External workers are asked to exit, and the call waits for new
+ * ones. Blocks until all have attached (legacy: were started), or until deadline_ns. On failure
+ * some ranks are dead. Returns as cox_executor_restart. */
 COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the control socket; NULL: the group has none. Lent until free. */
 COX_PUBLIC const char *cox_executor_socket(const struct cox_executor *executor);
-/* What clients hold at the control socket (control_socket.h). Any thread. False: there is no
- * control socket, or no more. */
+/* Counts what clients hold at the control socket (control_socket.h). Any thread. False: there is no
+ * control socket, or it is closed. */
 struct cox_control_socket_counts;
 #ifdef COX_INTERNAL
 bool cox_executor_socket_counts(struct cox_executor *executor,
@@ -204,49 +204,51 @@ bool cox_executor_socket_counts(struct cox_executor *executor,
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 /* Requests in flight per channel, at most. */
 COX_PUBLIC uint32_t cox_executor_depth(const struct cox_executor *executor);
-/* options.legacy_workers of the group: its ranks know no epochs, links or shared weights. */
+/* options.legacy_workers of the group: its ranks have no epochs, links or shared weights. */
 COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
-/* The process that was started for the rank. With a wrapper (sh -c, numactl), the wrapper. */
+/* The process that was started for the rank; with a wrapper (sh -c, numactl) that of the wrapper.
+ */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 
 /* Registers the handler of an asynchronous channel (execute or transfer).
  * Returns
  *   0
- *   COX_BUSY: there is one
+ *   COX_BUSY: the channel has a handler
  *   COX_INVALID: another channel
  *   COX_STATE: the host collects (options.collect)
  */
 COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                                      cox_completion_fn handler, void *context);
 /* Replaces the handler, or registers the first one. On return the old handler is not running and
- * will not be called again; inside the old handler, once that returns.
+ * will not be called again. Inside the old handler this holds once it returns.
  * Returns
  *   0
  *   COX_INVALID: no handler, or another channel
  *   COX_STATE: the host collects (options.collect)
- *   COX_DEADLOCK: inside a handler or hook, while a handler of another thread runs that may wait
- *     for this one
+ *   COX_DEADLOCK: inside a handler or hook, while another thread runs a handler that may wait for
+ *     this one
  */
 COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                                     cox_completion_fn handler, void *context);
 
 /* Collects completions of the execute or transfer channel on the calling thread, in a group that
  * was started with options.collect. Blocks until there is at least one, or until deadline_ns
- * (absolute; 0: does not block). Hands out those that are there, oldest request first, at most
- * count_max of them; depth is enough for all.
+ * (absolute; 0: does not block). Returns those that are ready, oldest request first, at most
+ * count_max of them. An array of `depth` has room for all.
  *
  * Ownership: ret_completions is the caller's. What the completions point to is lent until the next
  *   call for the same channel, or free.
  * Threads: any, one at a time per channel; not inside the handler of a call, nor inside a hook.
  *
- * Other threads may call meanwhile: the thread that waits gathers for all of them and runs their
- * handlers. Deadlines expire, and deaths end requests, only while some thread collects or calls.
- * After stop the requests that were in flight can be collected, with COX_CLOSED. A submit returns
- * COX_FULL as long as the completion from `depth` requests before was not collected.
+ * Other threads may use cox_executor_call meanwhile: the thread that waits gathers for all of them
+ * and runs their handlers. Deadlines expire, and deaths end requests, only while some thread
+ * collects or calls. After stop the requests that were in flight can be collected; their status is
+ * COX_CLOSED. submit returns COX_FULL until the completion of the request `depth` numbers before is
+ * collected.
  *
  * Returns
  *   0: *ret_count is at least 1
- *   COX_TIMEOUT: none until the deadline
+ *   COX_TIMEOUT: none before the deadline
  *   COX_CLOSED: the group has stopped, and everything is collected
  *   COX_BUSY: another thread collects this channel
  *   COX_STATE: the group was started without options.collect
@@ -258,24 +260,26 @@ COX_PUBLIC int cox_executor_completions(struct cox_executor *executor, enum cox_
                                         uint64_t deadline_ns, uint32_t *ret_count,
                                         struct cox_error *err);
 
-/* An fd for poll, epoll or an event loop, made at the first call: readable when completions of this
- * channel are worth collecting, of a group that was started with options.collect. The host then
- * calls cox_executor_completions with a deadline of 0, until it returns COX_TIMEOUT or less than
- * count_max completions; that also makes the fd unreadable. The host does not read the fd.
+/* Creates, at the first call, an fd for poll, epoll or an event loop, in a group that was started
+ * with options.collect. The fd is readable when the channel may have completions to collect. The
+ * host then calls cox_executor_completions with a deadline of 0, until it returns COX_TIMEOUT or
+ * less than count_max completions; that also makes the fd unreadable. The host does not read the
+ * fd.
  *
  *   poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
  *   r = cox_executor_completions(executor, channel, completions, depth, 0, &count, &err);
  *
- * It may be readable although there is no completion yet (COX_TIMEOUT): in a named group after the
- * reply of each rank, in a sealed one after the last; up to every 50 ms while requests are in
- * flight; once after the last one. An idle group causes no wakeup. Replies, deadlines, deaths and
- * stop make it readable; without a host that collects, deadlines do not expire.
+ * Replies, deadlines, deaths and stop make it readable. It may be readable although there is no
+ * completion yet (COX_TIMEOUT): after the reply of each rank in a named group, or of the last rank
+ * in a sealed one; every 50 ms while requests are in flight; once after the last request. An idle
+ * group causes no wakeup. If the host does not collect, deadlines do not expire.
  *
- * Cost: from the first call on, a rank writes to an eventfd after a reply. A group that never asks
- * for the fd has one eventfd per rank, and no call more.
+ * Cost: from the first call on, a rank writes to an eventfd after a reply. Without a call, each
+ * rank has an eventfd but makes no additional system call.
  *
- * Ownership: the fd is the executor's, and the same at each call: do not close it; remove it from
- *   the event loop before free. Blocks: nothing.
+ * Ownership: the executor owns the fd, which is the same at each call. Do not close it, and remove
+ *   it from the event loop before free.
+ * Blocks: nothing.
  *
  * Returns
  *   0
@@ -290,10 +294,10 @@ struct cox_submit_options {
     /* set by COX_SUBMIT_OPTIONS_INIT (base.h) */
     size_t size;
     enum cox_gather gather;
-    /* Submit only. If the request ends while ranks owe replies (COX_TIMEOUT, an error of another
-     * rank), a second completion follows once each of these ranks has replied or is dead. Its
-     * status is COX_LATE. From then on the channel takes requests again: until then submit returns
-     * COX_LATE. After stop it does not follow. */
+    /* Submit only. If the request ends before some ranks have replied (COX_TIMEOUT, an error of
+     * another rank), submit returns COX_LATE until each of these ranks has replied or is dead. Then
+     * the channel accepts requests again, and a second completion with status COX_LATE follows. No
+     * second completion follows after stop. */
     bool report_late;
     /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
     uint64_t deadline_ns;
@@ -306,27 +310,27 @@ struct cox_submit_options {
 };
 #define COX_SUBMIT_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_submit_options)
 
-/* The epoch of the group: greater than 0, and a new number after each restart of a rank and with
- * every init, that is whenever ranks may have lost state. Any thread. */
+/* The epoch of the group, greater than 0. It changes after each restart of a rank and with every
+ * init, that is whenever ranks may have lost state. Any thread. */
 COX_PUBLIC uint64_t cox_executor_epoch(const struct cox_executor *executor);
 
 /* Packs and publishes a request on the channel of its type. The completion goes to the registered
- * handler, or to the host that collects. Requests without a reply (gather NONE) have none;
- * ret_sequence may be NULL then.
+ * handler, or to the host that collects. A request without a reply (gather NONE) has no completion;
+ * ret_sequence may then be NULL.
  * Returns
  *   0
  *   COX_FULL: depth requests are in flight, or a rank still reads the frame; an init: a step is in
  *     flight
- *   COX_LATE: a rank owes the reply to a request that has ended; err names rank and sequence
- *   COX_PEER_DEAD: a rank it asks is dead
- *   COX_STALE: options->epoch is over
+ *   COX_LATE: a rank has not yet replied to a request that has ended; err names rank and sequence
+ *   COX_PEER_DEAD: an asked rank is dead
+ *   COX_STALE: options->epoch is not the present epoch
  *   COX_TOO_LARGE: larger than the frame and than the limit for large payloads; err has the sizes
  *   COX_NO_SPACE: no memory for a large payload
  *   COX_STATE: no handler is registered; or a step while the engine is paused (a recovery command
  *     runs, or the state is PAUSE or READY)
  *   COX_CLOSED: the group stops
- *   COX_INVALID: the options; no such type, or not for submit; or a string of the request is not
- *     UTF-8: err names field and byte
+ *   COX_INVALID: the options; no such type, or a type that submit does not accept; or a string of
+ *     the request is not UTF-8, err names field and byte
  *   -errno: the handle of a large payload could not be made
  */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
@@ -339,11 +343,11 @@ COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const v
                                           size_t size, const struct cox_submit_options *options,
                                           uint64_t *ret_sequence, struct cox_error *err);
 
-/* Submits on any two-way channel, waits for room, and waits for the completion. handler (may be
- * NULL) gets the completion before call returns, on the calling thread or on a response thread. err
- * gets the completion's text. If another handler occupies the response thread beyond the deadline,
- * the call waits 50 ms more and then returns COX_TIMEOUT: the request stays in flight, and handler
- * is not called.
+/* Submits on any two-way channel, waits while submit would return COX_FULL or COX_LATE, and waits
+ * for the completion. handler (may be NULL) gets the completion before call returns, on the calling
+ * thread or on a response thread. err gets the completion's text. If another handler occupies the
+ * response thread beyond the deadline, the call waits 50 ms more and then returns COX_TIMEOUT: the
+ * request stays in flight, and handler is not called.
  * Returns
  *   the completion's status
  *   what cox_executor_submit returns, except COX_FULL and COX_LATE
@@ -361,7 +365,8 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
                                         cox_completion_fn handler, void *handler_context,
                                         struct cox_error *err);
 
-/* Size of the largest request that fits a frame of the channel. A larger one goes out of line. */
+/* Size of the largest request that fits a frame of the channel. A larger one is sent out of line.
+ */
 COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                                 enum cox_channel_id channel);
 
@@ -370,13 +375,13 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
                         struct cox_channel_stats *ret_stats);
 #endif
 
-/* ---- how it is now, for people ---- */
+/* ---- status, for display ---- */
 
 enum cox_rank_liveness {
     COX_LIVENESS_ALIVE = 0,
     COX_LIVENESS_DEAD,
-    COX_LIVENESS_LEFT, /* it has left the group, its process lives */
-    /* it is being replaced and has not attached; pid 0: no process has connected yet */
+    COX_LIVENESS_LEFT, /* the rank has left the group, its process lives */
+    /* the rank is being replaced and has not attached; pid 0: no process has connected yet */
     COX_LIVENESS_ABSENT,
 };
 
@@ -388,14 +393,14 @@ struct cox_rank_channel_status {
     uint32_t state;
     /* of the request that the state is about */
     uint64_t sequence;
-    /* of the state; 0: there was no other, or the rank's clock value is invalid */
+    /* time since the state changed; 0: it never changed, or the rank's clock value is invalid */
     uint64_t age_ns;
 };
 
 struct cox_rank_status {
     /* of the process that was started */
     pid_t pid;
-    /* the process that serves, if it is another one */
+    /* the process that serves the rank, if it is another one */
     pid_t serving_pid;
     uint32_t incarnation;
     enum cox_rank_liveness liveness;
@@ -403,7 +408,7 @@ struct cox_rank_status {
     bool stopped;
     /* processor time of serving_pid so far; 0: DEAD, or unknown */
     uint64_t cpu_ns;
-    /* of its processes, replacements included, except those ended by stop */
+    /* deaths of its processes, replacements included, except those ended by stop */
     uint32_t deaths;
     /* deaths that were followed by a process that attached */
     uint32_t restarts;
@@ -413,11 +418,11 @@ struct cox_rank_status {
     int32_t exit_status;
     /* DEAD, LEFT: how it ended, as text */
     char death[512];
-    /* DEAD: the last lines of its output, newest last. Otherwise, after a death, those of its
-     * previous process. */
+    /* DEAD: the last lines of its output, newest last. Otherwise those of the rank's last process
+     * that died. */
     char last_lines[2048];
     /* The last failure, as text: how a process of the rank ended, a reply that was an error or
-     * invalid, or a fault it reported. Kept over restarts. Empty: there was none. */
+     * invalid, or a fault that the rank reported. Kept across restarts. Empty: there was none. */
     char last_error[512];
     uint64_t last_error_age_ns;
     struct cox_rank_channel_status channels[COX_TWO_WAY_COUNT];
@@ -432,7 +437,7 @@ struct cox_executor_status {
     const char *engine_state;
     uint32_t rank_count;
     uint32_t depth;
-    /* another number in each group that is started, also under the same name */
+    /* differs between groups, also between groups started under the same name */
     uint32_t instance;
     uint64_t uptime_ns;
     /* processor time of this process so far; 0: unknown */
@@ -441,7 +446,7 @@ struct cox_executor_status {
     uint32_t spin_ns;
     bool legacy;
     bool stopping;
-    /* of all ranks together */
+    /* sums over all ranks */
     uint64_t deaths, restarts;
     /* The last fault that was reported without a rank (legacy workers). Empty: there was none. */
     char unknown_error[512];
@@ -452,16 +457,16 @@ struct cox_executor_status {
         /* every request up to here has ended */
         uint64_t ended;
         uint32_t in_flight;
-        /* live ranks that owe the reply to a request that has ended */
+        /* live ranks that have not replied to a request that has ended */
         struct cox_rank_set late;
         struct cox_channel_stats stats;
     } channels[COX_TWO_WAY_COUNT];
 };
 
-/* Reads the shared state and counters: it asks no worker and takes no lock that is held over a
- * wait, so it returns at once whatever state the group is in. From the return of start until free.
- * Any thread, also inside a handler or hook. ret_ranks: rank_count of them. Values that ranks
- * report are their own writing. */
+/* Reads the shared state and counters. It asks no worker, and takes no lock that is held during a
+ * wait: it returns at once whatever state the group is in. From the return of start until free. Any
+ * thread, also inside a handler or hook. ret_ranks: rank_count of them. Values that ranks report
+ * are not checked. */
 COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
                                     struct cox_executor_status *ret_status,
                                     struct cox_rank_status *ret_ranks);

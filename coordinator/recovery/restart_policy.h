@@ -1,5 +1,5 @@
 /*
- * restart_policy: what the death of a rank does to its group.
+ * restart_policy: what a group does when one of its ranks dies.
  *
  * Threads, ownership, blocking: plain values.
  * If the process dies: nothing is left.
@@ -16,7 +16,7 @@ extern "C" {
 enum cox_on_death {
     COX_ON_DEATH_FAIL = 0, /* the group has failed */
     COX_ON_DEATH_WAIT,     /* the group waits until a restart is requested */
-    /* the dead rank is replaced; legacy groups: as RESTART_ALL, which is logged */
+    /* the dead rank is replaced; in a legacy group every rank is, and that is logged */
     COX_ON_DEATH_RESTART,
     COX_ON_DEATH_RESTART_ALL, /* every rank is replaced */
     COX_ON_DEATH_COUNT,
@@ -27,13 +27,13 @@ COX_PUBLIC const char *cox_on_death_name(uint32_t on_death);
 /* 0: default. */
 struct cox_restart_policy {
     enum cox_on_death on_death;
-    /* deaths within window_ms; one more is a crash loop, and the group fails; default 5 */
+    /* tolerated deaths within window_ms; one more is a crash loop: the group fails; default 5 */
     uint32_t restart_max;
     /* default 60,000 */
     uint64_t window_ms;
-    /* before the second try; default 100 */
+    /* pause before the second attempt, doubled before each further one; default 100 */
     uint64_t backoff_min_ms;
-    /* default 5,000 */
+    /* limit of that pause; default 5,000 */
     uint64_t backoff_max_ms;
 };
 

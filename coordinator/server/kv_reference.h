@@ -1,9 +1,9 @@
 /*
- * kv_reference: refers to the keys and values of a sequence's first positions, in blocks that a
- * group leases to others, which pull them.
+ * kv_reference: names blocks with the keys and values of a sequence's first positions. A group
+ * leases them to other groups, which pull them.
  *
  * Threads: one at a time.
- * Ownership: a copy is one allocation, and its owner's.
+ * Ownership: a copy is one allocation, which the caller owns.
  * Blocks: nothing.
  * If the process dies: private memory; nothing is left.
  */
@@ -17,11 +17,11 @@ extern "C" {
 #endif
 
 struct cox_kv_reference {
-    /* the group's name */
+    /* name of the group that leases the blocks */
     const char *cluster_id;
-    /* of that group, at the time of this reference */
+    /* epoch of that group when this reference was made */
     uint64_t epoch;
-    /* in that group: the generation of the blocks, and the name of the lease */
+    /* sequence id in that group: the generation of the blocks, and the id of the lease */
     int64_t sequence;
     /* CLOCK_MONOTONIC: the end of the lease */
     uint64_t lease_ns;

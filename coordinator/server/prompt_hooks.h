@@ -1,15 +1,16 @@
 /*
- * prompt_hooks: what a server and the engine behind it exchange about prompts: requests, outputs,
- * pulls of KV blocks, and the hooks that an engine sets to complete prompts.
+ * prompt_hooks: the interface between a server and its engine for prompts: requests, outputs, pulls
+ * of KV blocks, and the hooks that an engine sets to complete prompts.
  *
  * Each connection that brings prompts is one client of the engine. The server checks requests from
  * the socket: numbers in range, at most COX_STOP_COUNT_MAX stop tokens. If the engine cannot
  * compute a prompt, its output is an error.
  *
- * Threads: hooks with a client are called by one thread at a time for each client. Clients have
- *   threads of their own, so the engine locks what they share. Hooks with a context: any thread.
- * Ownership: a request is lent for the call. An output is given to the server: what it points to
- *   was made with malloc and is freed by cox_prompt_output_deinit.
+ * Threads: hooks with a client are called by one thread at a time for each client. Each client has
+ *   a thread of its own, so the engine locks state that clients share. Hooks with a context: any
+ *   thread.
+ * Ownership: a request is lent for the call. The server owns an output: what it points to is
+ *   allocated with malloc and freed by cox_prompt_output_deinit.
  * Blocks: no hook may block. take returns COX_EMPTY instead; the engine writes to wake_fd later.
  * If the process dies: private memory; nothing is left.
  */
@@ -40,32 +41,32 @@ struct cox_prompt_request {
     uint32_t token_count;
     /* tokens to generate, at most; at least 1 */
     uint32_t new_count_max;
-    /* generate fewer when the cache or the positions end earlier, instead of a refusal */
+    /* if the KV cache or the positions do not suffice: generate fewer tokens, do not refuse */
     bool shorten;
     struct cox_prompt_sampling sampling;
     int32_t stop_tokens[COX_STOP_COUNT_MAX];
     uint32_t stop_count;
-    /* the adapter that computes it; NULL: none */
+    /* name of the LoRA adapter; NULL: none */
     const char *lora;
-    /* the engine's own; the server sets neither */
+    /* private to the engine; the server sets neither */
     void *context;
     uint64_t owner;
-    /* The source of the positions of all tokens but the last one, which are pulled. NULL: they are
-     * computed.
+    /* Blocks from which the keys and values of all tokens but the last one are pulled. NULL: they
+     * are computed.
      */
     const struct cox_kv_reference *source;
-    /* ends with the pull, successful or not; tokens are not read */
+    /* the request ends with the pull, successful or not; tokens are not read */
     bool pull_only;
     /* not 0: the pull is cancelled after this time */
     uint64_t pull_ms;
-    /* if the pull fails, so does the prompt */
+    /* if the pull fails, the prompt fails instead of being computed here */
     bool no_recompute;
-    /* not 0: it ends with its first token, and its blocks are leased for this time */
+    /* not 0: the prompt ends with its first token, and its blocks are leased for this time */
     uint64_t hold_ms;
 };
 
 enum cox_finish {
-    COX_FINISH_STOP,   /* a stop token, which is the last of the tokens, or the worker ended it */
+    COX_FINISH_STOP,   /* the last of the tokens is a stop token, or the worker ended the prompt */
     COX_FINISH_LENGTH, /* new_count_max */
     COX_FINISH_ERROR,  /* error has the reason */
 };
@@ -105,22 +106,22 @@ struct cox_pull_report {
 };
 
 struct cox_prompt_output {
-    /* as it was submitted */
+    /* index given to submit */
     uint64_t index;
     enum cox_finish finish;
-    /* the new ones; NULL: none */
+    /* the generated tokens; NULL: none */
     int32_t *tokens;
     uint32_t token_count;
     /* COX_FINISH_ERROR; else NULL */
     struct cox_error *error;
-    /* Not the end of the prompt: its source is no longer needed; error is the reason if the pull
-     * failed. */
+    /* True: this reports the end of the pull, not of the prompt. The source is no longer needed;
+     * error is the reason if the pull failed. */
     bool is_pulled;
-    /* it could not be pulled, and was computed here */
+    /* the pull failed, and the prompt was computed here */
     bool recomputed;
-    /* NULL: nothing is held */
+    /* the KV lease of the prompt's blocks; NULL: none */
     struct cox_kv_reference *hold;
-    /* of a request with pull_only */
+    /* for a request with pull_only */
     struct cox_pull_report *report;
 };
 COX_PUBLIC void cox_prompt_output_deinit(struct cox_prompt_output *output); /* idempotent */
@@ -130,16 +131,15 @@ struct cox_transfers_status {
     uint64_t running;
     /* so far */
     uint64_t succeeded;
-    /* TIMEOUT and PEER_DEAD, too */
+    /* so far, including TIMEOUT and PEER_DEAD */
     uint64_t failed;
     uint64_t cancelled;
     /* pulls that were not the first attempt */
     uint64_t retries;
     uint64_t late_results;
-    /* copied, by all ranks */
+    /* bytes copied by all ranks */
     uint64_t bytes;
-    /* Copying time, summed over ranks, which copy in parallel; waits for a destination are
-     * included. */
+    /* Copying time, summed over ranks, which copy in parallel. Includes waits for a destination. */
     uint64_t copy_ns;
     /* Median speed of one rank in one pull, over the last complete pulls; 0: none. */
     uint64_t bytes_per_s;
@@ -148,26 +148,26 @@ struct cox_transfers_status {
 
 struct cox_prompts_status {
     uint32_t client_count;
-    /* of one client, without an output; 0: not limited */
+    /* limit of prompts without an output, per client; 0: no limit */
     uint32_t prompt_count_max;
-    /* not being computed yet */
+    /* prompts that are not computed yet */
     uint64_t waiting;
-    /* being computed */
+    /* prompts that are being computed */
     uint64_t running;
-    /* done, and not taken */
+    /* prompts whose output is ready and was not taken */
     uint64_t unread;
     /* so far, failed ones included */
     uint64_t completed;
     /* so far */
     uint64_t cancelled;
     uint64_t generated_tokens;
-    /* of KV cache, before the last step */
+    /* blocks of the KV cache, as of the last step's start */
     uint32_t free_blocks;
     uint32_t block_count;
-    /* now */
+    /* KV leases that have not ended */
     uint64_t holds;
     uint64_t held_blocks;
-    /* sequences that could not be pulled, so far */
+    /* sequences that could not be pulled and were computed here, so far */
     uint64_t recomputed;
     struct cox_transfers_status transfer;
 };
@@ -176,7 +176,7 @@ struct cox_prompts_status {
 struct cox_prompt_hooks {
     /* set by COX_PROMPT_HOOKS_INIT (base.h) */
     size_t size;
-    /* wake_fd: an eventfd of the server's, which the engine writes to when take has an output.
+    /* wake_fd: an eventfd of the server. The engine writes to it when take has an output.
      * Returns
      *   0
      *   -ENOMEM
@@ -188,7 +188,7 @@ struct cox_prompt_hooks {
     /* Queues a prompt.
      * Returns
      *   0: take has its output later
-     *   COX_FULL: take outputs first
+     *   COX_FULL: the server has to take outputs first
      *   -ENOMEM
      */
     int (*submit)(void *client, const struct cox_prompt_request *request, uint64_t index);
@@ -198,21 +198,21 @@ struct cox_prompt_hooks {
      *   COX_EMPTY
      */
     int (*take)(void *client, struct cox_prompt_output *ret_output);
-    /* Prompts of the client without an output that was taken. */
+    /* Number of prompts of the client whose output was not taken yet. */
     uint32_t (*outstanding)(void *client);
     /* Cancels all prompts of the client: they get no output. */
     void (*cancel)(void *client);
     void (*status)(void *context, struct cox_prompts_status *ret_status);
-    /* Ends a KV lease of this client; that of another one, or an expired one, is left alone. NULL:
-     * the engine leases nothing.
+    /* Ends a KV lease of this client. Has no effect on an expired lease, or on that of another
+     * client. NULL: the engine leases nothing.
      * Returns
      *   0
      *   COX_FULL
      *   -ENOMEM
      */
     int (*release)(void *client, int64_t sequence);
-    /* The KV lease of this sequence, as another group pulls it; the server frees it with
-     * cox_kv_reference_free. NULL: the engine leases nothing.
+    /* Finds the KV lease of this sequence, for another group that pulls it. The server frees it
+     * with cox_kv_reference_free. NULL: the engine leases nothing.
      * Returns
      *   0
      *   COX_NOT_FOUND: err says more

@@ -1,6 +1,6 @@
 /*
- * server: a group that `coxswain status`, `stop`, `recover` and the other commands work with: an
- * executor, the recovery of its ranks, its links to other groups, and a control socket.
+ * server: runs a group that `coxswain status`, `stop`, `recover` and the other commands can reach.
+ * It has an executor, the recovery of its ranks, its links to other groups, and a control socket.
  *
  *   struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
  *   options.executor = &executor_options;
@@ -20,9 +20,9 @@
  *   COX_CLOSED), waits until none is inside, and then calls cox_server_stop, which frees it.
  * Ownership: what the options point to is borrowed until start has returned; contexts and hooks
  *   until free has. The executor is lent until free.
- * Blocks: start until every rank has attached and replied to the init, or the start timeout of the
- *   executor has passed; wait and await_recovery as described there; stop until the workers have
- *   ended, which finalize_ms + term_ms bound, and the threads of the connections. The rest nothing.
+ * Blocks: start until every rank has attached and replied to the init, or until the start timeout
+ *   of the executor has passed. wait and await_recovery as described there. stop until the workers
+ *   have ended (finalize_ms + term_ms at most), and the threads of the connections. Nothing else.
  * If the process dies: the kernel kills the workers and closes the connections. The next start
  *   under the same name removes the socket and the names.
  */
@@ -42,8 +42,8 @@ struct cox_server;
 struct cox_server_options {
     /* set by COX_SERVER_OPTIONS_INIT (base.h) */
     size_t size;
-    /* Required. Its hooks are called as without a server. control must be NULL: the server sets it.
-     * Set need_socket: a group without a socket has no clients. */
+    /* Required. Its hooks are called as without a server, but control must be NULL: the server sets
+     * it. Set need_socket: no client can reach a group without a socket. */
     const struct cox_executor_options *executor;
     /* Send MODEL_INIT with these entries, also to ranks that were replaced. */
     bool init;
@@ -51,24 +51,24 @@ struct cox_server_options {
     size_t config_count;
     /* default: the executor's start timeout */
     uint64_t init_ms;
-    /* what the death of a rank does */
+    /* what the server does when a rank dies */
     struct cox_restart_policy restart;
     /* Serve links to other groups, for pulls of KV blocks. Not for legacy groups. */
     bool links;
-    /* at the start, with links: a PDRole of executor.proto; default standard */
+    /* with links: the initial role, a PDRole of executor.proto; default standard */
     uint32_t role;
     /* an absolute directory, shown by status */
     const char *model;
-    /* the text with which prompts are refused where there are no prompt hooks */
+    /* without prompt hooks: the text with which prompts are refused */
     const char *prompts_refusal;
-    /* of the engine; NULL: none */
+    /* the engine's hooks; NULL: none */
     const struct cox_server_hooks *hooks;
     /* level 4: something failed; 5: something was recovered. NULL: the executor's. */
     struct cox_log log;
     /* `coxswain stop` was received, and wait returns. Called on a connection's thread, possibly
      * more than once; must not block. NULL: only wait returns. */
     void (*stop_requested)(void *context);
-    /* of stop_requested */
+    /* argument of stop_requested */
     void *context;
 };
 #define COX_SERVER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_server_options)
@@ -85,8 +85,9 @@ struct cox_server_options {
 COX_PUBLIC int cox_server_new(const struct cox_server_options *options,
                               struct cox_server **ret_server, struct cox_error *err);
 /*
- * Starts and initializes the group. Commands are served as soon as the socket exists; requests that
- * are not possible yet are refused with a text. Call it once; on failure only free may follow.
+ * Starts and initializes the group. Clients are served as soon as the socket exists; requests that
+ * are not possible yet are refused with a text. Call it once; after a failure only free may be
+ * called.
  *
  * Returns
  *   0
@@ -101,7 +102,7 @@ COX_PUBLIC void cox_server_stop(struct cox_server *server);
 COX_PUBLIC struct cox_server *cox_server_free(struct cox_server *server);
 
 /*
- * Waits until the group is to end, or deadline_ns.
+ * Blocks until the group has to end, or until deadline_ns.
  *
  * Returns
  *   COX_CLOSED: request_stop was called, or `coxswain stop` was received
@@ -122,7 +123,7 @@ COX_PUBLIC void cox_server_request_stop(struct cox_server *server);
  */
 COX_PUBLIC int cox_server_abandon(struct cox_server *server);
 
-/* Also inside the hook ready and later ones. */
+/* May also be called inside the hook ready, and inside hooks called after it. */
 COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);
 /* The ranks' replies to the init, merged; all zero without an init. Lent until free. */
 COX_PUBLIC const struct cox_init_summary *cox_server_init_summary(const struct cox_server *server);

@@ -1,20 +1,20 @@
 /*
- * coxswain: what an engine needs on both sides of the channel.
+ * coxswain: the interface for both sides of a group: its workers and its coordinator.
  *
- *   worker       worker/loop/worker.h: attach to a group, serve its requests through callbacks,
- *                stop; worker/loop/take.h: the same by requests that are taken and replied to;
+ *   worker       worker/loop/worker.h: attach to a group, serve its requests with callbacks, stop;
+ *                worker/loop/take.h: take requests and reply to them, without callbacks;
  *                worker/sequences/batch.h: one step of inference, as the execute callback gets it;
  *                worker/group/group.h: the rank group: barrier, all-gather of values, exchange of
  *                fds
  *   coordinator  coordinator/executor/executor.h: start a group of workers, submit, call, gather,
  *                stop; coordinator/executor/operations.h: init, link, pull, recover, as plain
- *                structs; coordinator/server/server.h: a group that `coxswain status`, stop,
- *                recover and the other commands can be used on
+ *                structs; coordinator/server/server.h: a group that `coxswain status`, `stop`,
+ *                `recover` and the other commands can reach
  *   messages     proto/wire.h and the generated proto/executor.pb-c.h, whose functions are in
- *                libcoxswain-proto.so: a program that packs messages links both
+ *                libcoxswain-proto.so: a program that packs messages links libcoxswain.so and this
  *
- * Threads, ownership, blocking and errors: in the header of each function. The paths of those
- * headers are not part of the interface; this file and its two companions are (memory.h, ipc.h).
+ * Each header describes its threads, ownership, blocking and errors. The paths of these headers are
+ * not part of the interface; include only this file, memory.h and ipc.h.
  */
 #ifndef COX_COXSWAIN_H
 #define COX_COXSWAIN_H

@@ -2,8 +2,8 @@
  * ipc: the parts that need no group of workers.
  *
  *   base     status codes, errors with text, deadlines on the monotonic clock
- *   peer     the identity of a process, and whether it lives
- *   handle   an fd as 64 bytes, opened in another process
+ *   peer     the identity of a process, and whether it is alive
+ *   handle   an fd as 64 bytes, with which another process opens the same object
  *   region   shared memory, named or not
  *   socket   bytes and fds over a unix socket, under a deadline
  *   spin     how long a wait spins before it blocks

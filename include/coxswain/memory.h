@@ -1,9 +1,9 @@
 /*
  * memory: blocks of memory that processes share without copying.
  *
- *   domain      kinds of memory: host, bounce, CUDA, or one of the caller's own
+ *   domain      kinds of memory: host, bounce, CUDA, or a kind that the caller defines
  *   pool        blocks of one domain with reference counts per owner
- *   kv_blocks   blocks with one writer, for KV caches; others copy from them
+ *   kv_blocks   blocks with one writer, for KV caches; other processes copy from them
  *   queue       messages that are references to blocks, published once, taken by every subscriber
  */
 #ifndef COX_MEMORY_H

@@ -9,18 +9,18 @@
  * There are two forms. The named form is one region that all ranks write, for processes that trust
  * each other. In the sealed form, which the ranks of a sealed group get with their init, each rank
  * has a writable mapping only of its own words and values; the memory of other ranks is read-only,
- * and its content is hostile input. Only wake hints are shared for writing, because several
- * processes have to block on one futex: at worst a wait takes 50 ms longer, or a rank wakes up in
- * vain. Errors name the rank whose memory is invalid. A rank that reports another one as dead,
- * which this rank sees alive, is itself named. A rank that gave up because of another one is named
- * together with that one: which of the two is at fault cannot be decided from outside.
+ * and its content is untrusted input. Only wake hints are shared for writing, because several
+ * processes have to block on one futex. At worst a wrong hint delays a wait by 50 ms, or causes a
+ * wakeup in vain. Errors name the rank whose memory is invalid. If a rank reports a live rank as
+ * dead, the error names the rank that reported. If a rank failed because of another one, the error
+ * names both: a third rank cannot decide which of the two is at fault.
  *
- * Memory of the named form: one region, zeroed at first, with lines per rank that only this rank
- * writes, two value slots per rank (and two of 1 KiB for each of its subgroups), and a few words of
- * wake hints. No rank has to initialize it, so none can die halfway through. Under a name
- * (`/dev/shm/<name>_group`, mode 0600) the first rank creates it complete (O_TMPFILE, linkat) and
- * the last one removes the name; or it is an fd that came another way (the control socket, for the
- * ranks of an executor).
+ * Memory of the named form: one region, all zero at first. Each rank has lines that only it writes,
+ * two value slots, and two slots of 1 KiB for each of its subgroups. There are a few words of wake
+ * hints. No rank has to initialize the region, so none can die halfway through. A region with a
+ * name (`/dev/shm/<name>_group`, mode 0600) is created complete by the first rank (O_TMPFILE,
+ * linkat); the last rank removes the name. Otherwise the ranks receive an fd, from the control
+ * socket if an executor started them.
  *
  * A rank's progress is a word {epoch, index}, which only grows. cox_group_align starts a new epoch
  * without waiting: operations in flight in an older epoch end with COX_ABORTED on every rank. That
@@ -32,12 +32,12 @@
  * Ownership: the caller owns the group object; fds as described at each function.
  * Blocks: join and the operations until their deadline.
  * Failures: after COX_TIMEOUT, COX_PEER_DEAD, COX_ABORTED or COX_CORRUPT the rank is out of step,
- * in the group or in the subgroup. Until the next align every operation returns COX_ABORTED at once
- * on this rank, and within 50 ms on the others. After a death every operation returns
- * COX_PEER_DEAD, and a new group has to be formed. A rank that fails or leaves because of another
- * rank publishes which one, so that the others name it as well.
- * If the process dies: the others get COX_PEER_DEAD within 50 ms. The next join removes a name that
- *   only dead processes have.
+ *   in the group or in the subgroup. Until the next align every operation returns COX_ABORTED at
+ *   once on this rank, and within 50 ms on the others. After a death every operation returns
+ *   COX_PEER_DEAD, and a new group has to be formed. A rank that fails or leaves because of another
+ *   rank publishes which one, so that the errors of the others name that rank as well.
+ * If the process dies: operations of the others return COX_PEER_DEAD within 50 ms. The next join
+ *   removes the name if only dead processes use it.
  */
 #ifndef COX_WORKER_GROUP_H
 #define COX_WORKER_GROUP_H
@@ -94,9 +94,9 @@ struct cox_group_options {
 /* Size of the region in bytes. */
 COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);
 
-/* Joins, and waits until every rank has joined. On failure nothing is left, except the name, for
- * ranks that still wait. If a previous group, or one of another generation, still has the name,
- * join waits for its end. A deadline that has passed does not prevent the last rank from joining.
+/* Joins, and blocks until every rank has joined. On failure it leaves nothing behind, except the
+ * name while other ranks still wait. If a previous group, or one of another generation, still has
+ * the name, join waits for its end. The last rank to join succeeds even if its deadline has passed.
  * Returns
  *   0
  *   COX_INVALID: rank, rank count or value size out of range, or different on another rank (err
@@ -127,16 +127,16 @@ uint32_t cox_group_value_size(const struct cox_group *group);
  * nothing. Does not wait. Also aligns the subgroups of this rank.
  * Returns
  *   0
- *   COX_INVALID: smaller than the present epoch; or the same, while this rank is out of step in the
- *     group or a subgroup: the epoch is over for the others, use a larger one. Or group is a
- *     subgroup
+ *   COX_INVALID: the epoch is smaller than the present one, or group is a subgroup. Or it is the
+ *     present epoch, and this rank is out of step in the group or a subgroup: use a larger one, as
+ *     the epoch has ended for the others
  */
 COX_PUBLIC int cox_group_align(struct cox_group *group, uint64_t epoch);
 /* Ends operations of this epoch on all ranks with COX_ABORTED: the one in flight, and those that
  * follow. On the group it also ends those of the subgroups of this rank. */
 COX_PUBLIC void cox_group_abort(struct cox_group *group);
-/* Names the rank whose values made this rank fail, before cox_group_abort: the other ranks report
- * that rank instead of this one. On the thread that operates. */
+/* Sets the rank whose values made this rank fail; call it before cox_group_abort. The errors of the
+ * other ranks then name that rank instead of this one. On the thread that operates. */
 COX_PUBLIC void cox_group_blame(struct cox_group *group, uint32_t rank);
 
 /* Makes a subgroup. Its operations are independent of those of the group and of other subgroups.
@@ -145,29 +145,29 @@ COX_PUBLIC void cox_group_blame(struct cox_group *group, uint32_t rank);
  * group owns the object.
  * Returns
  *   0
- *   COX_INVALID: this rank is not a member, or the name
- *   COX_FULL: this rank is in COX_SUBGROUP_COUNT_MAX
- *   COX_TAKEN: a member has the name with other members
+ *   COX_INVALID: this rank is not a member, or the name is not valid
+ *   COX_FULL: this rank is in COX_SUBGROUP_COUNT_MAX subgroups already
+ *   COX_TAKEN: a member uses the name for a subgroup with other members
  *   -errno
  */
 COX_PUBLIC int cox_group_subgroup(struct cox_group *group, const char *name,
                                   const struct cox_rank_set *members,
                                   struct cox_group **ret_subgroup, struct cox_error *err);
 
-/* In a subgroup, a member's number is its place among the members. Each operation returns
+/* The operations. In a subgroup, a member's rank is its place among the members. Each one returns
  *   0
  *   COX_TIMEOUT: err names the ranks that have not arrived
  *   COX_PEER_DEAD: err names the dead ranks
  *   COX_ABORTED: by cox_group_abort, options->cancelled, or an align of another rank
- *   COX_CORRUPT: the words of another rank are invalid, or it is at another operation
+ *   COX_CORRUPT: the words of another rank are invalid, or it has called another operation
  *   -errno
  */
 
 COX_PUBLIC int cox_group_barrier(struct cox_group *group, uint64_t deadline_ns,
                                  struct cox_error *err);
-/* All-gather: every member gives size bytes (1 to value_size; different sizes are COX_INVALID on
- * all ranks, which stay in step) and gets those of all, in order of rank and without gaps. value
- * may be its own place in values. On failure values may be written in part.
+/* All-gather: every member gives size bytes (1 to value_size) and gets those of all, in order of
+ * rank and without gaps. If sizes differ, all ranks return COX_INVALID and stay in step. value may
+ * be its own place in values. On failure values may be written in part.
  * Returns also
  *   COX_INVALID: value or values is NULL; before any wait
  */
@@ -180,14 +180,13 @@ enum cox_group_fd {
         1, /* a call that succeeds closes fd; after a failure it stays the caller's */
 };
 /* All-gather of fds: every member gives one open fd and gets one of each other member, in order of
- * rank and close-on-exec; its own entry is -1. If pidfd_getfd is denied or missing for one of them,
- * all go over sockets. On failure none was received.
+ * rank and close-on-exec; its own entry is -1. If the kernel denies or lacks pidfd_getfd for one
+ * fd, all fds are sent over sockets. On failure the caller gets no fd.
  * Returns also
  *   COX_INVALID: not an fd, or fds is NULL; before any wait
  *   -ENOENT: /proc shows only processes (systemd: ProcSubset=pid); before any wait
- *   -errno: this rank has no room for fds, and stays in step with the others, which may have
- *     received theirs; or, over sockets, another rank had no room (err names it), and all are in
- *     step
+ *   -errno: this rank has no free fds; it stays in step with the others, which may have received
+ *     theirs. Over sockets also if another rank has none (err names it); all ranks stay in step
  */
 COX_PUBLIC int cox_group_gather_fds(struct cox_group *group, int fd, enum cox_group_fd mode,
                                     int *fds, uint64_t deadline_ns, struct cox_error *err);

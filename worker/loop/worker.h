@@ -17,23 +17,23 @@
  * Ownership: requests and batches are lent to the callback. The callback fills the responses, from
  *   the arena it is given or from memory that outlives the call.
  * Blocks: new never blocks. run blocks until the worker ends.
- * Failures: a callback returns 0, or another value to reply with an error. The error's text reaches
- *   the coordinator with the rank, and ends the request for all ranks. A legacy coordinator drops
+ * Failures: a callback returns 0, or another value to reply with an error. The error ends the
+ *   request for all ranks; the coordinator gets its text and the rank. A legacy coordinator drops
  *   each reply and report whose status is not 0. It therefore gets the failure with status 0, in
  *   the fields of its own protocol: err_msg of a step, the init status, the LoRA status
  *   UNSUPPORT_CMD, a code per pull, or command_result. The text follows as a fault report.
- * If the process dies: its slot and lines stay as they are. The coordinator sees the death and
- *   never a half-written reply.
+ * If the process dies: its slots and its lines in the shared state stay as they are. The
+ *   coordinator detects the death, and never reads a half-written reply.
  * If the coordinator dies: the process ends (on_orphan), also before run, and in or after finalize.
  *   A child of the coordinator gets SIGKILL from the kernel, from its first instruction on, also
  *     while stopped.
- *   A process inside wrappers (sh -c, timeout) ends itself, which it cannot do while stopped. new
+ *   A worker inside wrappers (sh -c, timeout) ends itself, which it cannot do while stopped. new
  *     therefore asks the kernel for SIGKILL at the wrapper's death, until free. This needs
  *     COX_ORPHAN_EXIT and a wrapper with one thread.
  *   Not covered: a stopped worker inside two wrappers that survive, or inside one with threads. It
  *     ends when it is continued.
- *   Before new, the library cannot act: a wrapped worker should attach first and load its weights
- *     in init.
+ *   Before new, the library cannot end the process: a wrapped worker should attach first, and load
+ *     its weights in init.
  */
 #ifndef COX_WORKER_WORKER_H
 #define COX_WORKER_WORKER_H
@@ -74,7 +74,7 @@ struct cox_worker_options {
     uint32_t rank;
     /* must match the group */
     uint32_t rank_count;
-    /* passed on, not used by the library */
+    /* for the host; the library does not use it */
     int32_t device;
     /* incarnation of this rank; 1 is the first */
     uint32_t incarnation;
@@ -117,7 +117,7 @@ struct cox_worker_options {
 };
 #define COX_WORKER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_worker_options)
 
-/* Fills options from the environment, then from flags; flags win.
+/* Fills options from the environment, then from flags; flags take precedence.
  * Environment, set by the coordinator: COXSWAIN_PREFIX, _RANK, _WORLD_SIZE, _DEVICE, _PARENT_PID,
  * _INCARNATION, _FDS, _NOTIFY_FD and _SOCKET. _FDS and _NOTIFY_FD are removed from it. _SOCKET is
  * the fd store, and the control socket too when _ATTACH is sealed. Flags, with the value after '='
@@ -214,9 +214,9 @@ COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *reque
 /* The init's sequence number on its channel, as cox_batch.sequence is a step's. */
 COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *request);
 
-/* True when the coordinator repeats an init unchanged because it replaced a rank. A rank that has
- * completed this init before may keep what it loaded and reply the same. It must form its rank
- * group anew in any case. */
+/* True when the coordinator sends an init again, unchanged, because it replaced a rank. A rank that
+ * completed this init before may keep what it loaded, and gives the same reply. Every rank must
+ * join its rank group again. */
 COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
 
 /* Fills in where the ranks form their rank group in this init. options starts as
@@ -253,10 +253,10 @@ COX_PUBLIC bool cox_init_request_cancelled(const struct cox_init_request *reques
  */
 COX_PUBLIC bool cox_worker_pull_cancelled(const struct cox_worker *worker);
 
-/* Any callback may be NULL. Its requests then get the reply COX_UNSUPPORTED. Requests without a
- * reply are dropped; for a link, a legacy coordinator gets a fault report. Without an init
- * callback, only an init that carries no configuration succeeds, and reports nothing: no blocks, no
- * positions, no KV cache. */
+/* Any callback may be NULL. Its requests then get the reply COX_UNSUPPORTED; those without a reply
+ * are dropped. For a dropped link, a legacy coordinator gets a fault report. Without an init
+ * callback, an init succeeds only if it brings no configuration. Its result is then empty: no
+ * blocks, no positions, no KV cache. */
 struct cox_worker_callbacks {
     /* set by COX_WORKER_CALLBACKS_INIT (base.h) */
     size_t size;
@@ -268,15 +268,15 @@ struct cox_worker_callbacks {
                    struct cox_error *err);
     /* Sequences ended without a further step: release the state kept for these slots. No reply. */
     void (*cleanup)(void *context, const uint32_t *slots, uint32_t count);
-    /* An application-defined request. Its bytes are lent in place, in shared memory that other
-     * ranks of a named group could write: read each byte once, or copy. A request that did not fit
-     * its frame is in memory that only the coordinator can write, the same for all ranks. For a
-     * reply longer than reply_capacity: cox_worker_reply_grow. */
+    /* A request whose bytes only the application interprets. They are lent in place, in shared
+     * memory that other ranks of a named group could write: read each byte once, or copy. A request
+     * that did not fit its frame is in memory that only the coordinator can write, the same memory
+     * for all ranks. For a reply longer than reply_capacity, call cox_worker_reply_grow. */
     int (*opaque)(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                   size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err);
-    /* Starts linking, unlinking or a role change; link_status reports the state. No reply. Also
-     * delivers cancelled pulls (cancelled_pulls), while pull_kv runs.
-     * For link, link_status and pull_kv, coxswain-worker is the example: links.h, pulls.h,
+    /* Starts linking, unlinking or a role change; link_status reports the state. No reply. The
+     * request may also name pulls to cancel (cancelled_pulls), while pull_kv runs.
+     * coxswain-worker is the example for link, link_status and pull_kv: links.h, pulls.h,
      * transfer.h. Another worker does the same as follows:
      *   - It keeps its KV cache in KV blocks (cox_kv_blocks_new), exports their fd
      *     (cox_exporter_export), and reports them in kv_pool at init.
@@ -323,15 +323,15 @@ struct cox_worker_callbacks {
  *   COX_CORRUPT
  *   COX_INVALID: the options; rank or world size do not fit the group
  *   COX_PEER_DEAD: its coordinator or its wrapper is dead
- *   COX_TAKEN: another process is this rank, err names it, until the coordinator restarts the rank
- *     (never from a legacy coordinator, which cannot report this)
+ *   COX_TAKEN: another process has attached as this rank, err names it; the rank is free again once
+ *     the coordinator restarts it. Never in a legacy group, which does not record this
  *   -errno */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);
-/* NULL-safe, returns NULL. Wakes threads blocked in report_fault, which return COX_CLOSED, and
- * waits for them. No call may follow. */
-/* In the child of a fork it only unmaps memory: the rank is the parent's. */
+/* NULL-safe, returns NULL. Wakes threads blocked in report_fault, which then return COX_CLOSED, and
+ * waits for them. No call may follow. In the child of a fork it only unmaps memory: the rank is the
+ * parent's. */
 COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 
 /* The rank and the world size; valid once new has returned. */
@@ -341,7 +341,7 @@ uint32_t cox_worker_rank_count(const struct cox_worker *worker);
 #endif
 
 /* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the
- * rank has left the group: its requests fail even while the process lives on.
+ * rank has left the group: requests that ask it fail, even while the process lives on.
  * Returns
  *   0: after finalize or stop
  *   COX_PEER_DEAD: the coordinator has died (only with COX_ORPHAN_RETURN)
@@ -365,58 +365,61 @@ COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 COX_PUBLIC int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
                                      struct cox_error *err);
 
-/* Reports with the reply how long this step spent in operations with other ranks, and how much of
- * that waiting for them. A second call replaces the first. Without a call: the rank is in no group.
- * On the thread of an execute callback. */
+/* Sets two times that the reply to this step reports: the time spent in operations with other
+ * ranks, and the part of it spent waiting for them. A second call replaces the first. Without a
+ * call the reply has no such times, as for a rank without a group. On the thread of an execute
+ * callback. */
 COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns,
                                            uint64_t wait_ns);
 
 /* Between the two calls, options.leave_stuck does not make this thread leave its callback. A leave
- * that falls due meanwhile happens at the next SIGURG. A callback puts the calls around what must
- * not be abandoned halfway: a held lock, an allocation, a file being written. No effect on other
- * threads. The calls do not nest. */
+ * that falls due meanwhile happens at the first SIGURG afterwards. A callback puts the calls around
+ * code that must not be abandoned halfway: a held lock, an allocation, a file being written. They
+ * do not affect other threads, and do not nest. */
 COX_PUBLIC void cox_worker_disable_leave(void);
 COX_PUBLIC void cox_worker_enable_leave(void);
 
 /* ---- for the recovery callbacks ---- */
 
-/* Pauses the worker: until resume, steps, pulls and opaque requests are replied to with COX_ABORTED
- * at once; init and cleanup still begin.
- * Running callbacks of the execute and transfer channels are waited for, in stages:
- *   1. They are asked to return (cox_batch_cancelled, cox_init_request_cancelled).
+/* Pauses the worker: until resume, steps, pulls and opaque requests get the reply COX_ABORTED at
+ * once; init and cleanup are still served.
+ * Blocks until the running callbacks of the execute and transfer channels end, in stages:
+ *   1. cox_batch_cancelled, cox_init_request_cancelled and cox_worker_pull_cancelled return true,
+ *     which asks the callbacks to return.
  *   2. After grace_ms (0: 500; at most a day) their threads get SIGURG every 50 ms, which ends
  *     blocking system calls with EINTR.
- *   3. After grace_ms again, with options.leave_stuck, a callback is left by siglongjmp and its
- *     request replied with COX_ABORTED. init and cleanup get signals but are never left: what they
- *     were allocating or freeing would leak.
- * So a pause takes 2 grace_ms, or 3 at most: one second for a stuck rank by default. It takes
- * longer when this process is held up. Idempotent: a second pause asks and waits again for what is
- * running then. On a recovery callback's thread, or any thread but those of the two channels
- * (asserted).
+ *   3. After grace_ms again, with options.leave_stuck, a callback is left by siglongjmp, and its
+ *     request gets the reply COX_ABORTED. init and cleanup get signals but are never left: what
+ *     they were allocating or freeing would leak.
+ * A stuck rank thus takes 2 * grace_ms (one second by default), or 3 * grace_ms at most. It takes
+ * longer if this process gets no processor time. Idempotent: a second pause repeats the stages for
+ * the callbacks that run then. Any thread but those of the two channels (asserted), for example in
+ * a recovery callback.
  * Returns
  *   0: no callback is running
  *   COX_TIMEOUT: a callback is still running, err names it, its request and its age; the worker
  *     stays paused */
 COX_PUBLIC int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms,
                                 struct cox_error *err);
-/* Ends a pause. Idempotent. An init that is not a replay puts the group in state NORMAL, where
- * start is illegal: the init callback resumes. */
+/* Ends a pause. Idempotent. After an init that is not a replay the group is in state NORMAL, where
+ * a start command is not legal. So the init callback calls this itself, unless
+ * cox_init_request_replayed. */
 COX_PUBLIC void cox_worker_resume(struct cox_worker *worker);
 #ifdef COX_INTERNAL
 bool cox_worker_paused(const struct cox_worker *worker);
 #endif
-/* True while a callback of the execute or transfer channel is running. A thread that first stores
- * what such a callback reads at its start, and then gets false, is not missed by the next callback
- * (both seq_cst). */
+/* True while a callback of the execute or transfer channel is running. If a thread stores a flag
+ * with seq_cst and this call then returns false, the next callback sees the flag when it loads it
+ * at its start. */
 COX_PUBLIC bool cox_worker_busy(const struct cox_worker *worker);
 
 /* ---- for the lora callback ---- */
 
-/* Retires an adapter before it is unloaded. From now on, steps that announce a sequence with it are
- * refused (COX_BUSY), until admit. Blocks until no live sequence uses it, at most until the
- * request's deadline (5 s if it has none), its cancellation, or the worker's end. Only live
- * sequences have rows with this lora_id, so after success no callback reads the adapter. Inside the
- * lora callback only.
+/* Retires an adapter before it is unloaded. Until admit, steps that announce a sequence with it are
+ * refused (COX_BUSY). Blocks until no live sequence uses it, at most until the request's deadline
+ * (5 s if it has none), the request's cancellation, or the worker's end. Only live sequences have
+ * rows with this lora_id, so after success no callback reads the adapter. Inside the lora callback
+ * only.
  * Returns
  *   0
  *   COX_BUSY: some sequences still use it, err has their number; the adapter is admitted again

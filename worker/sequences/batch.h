@@ -1,9 +1,9 @@
 /*
  * batch: one step of inference, as the execute callback of a worker sees it.
  *
- * The view is the same whatever the form on the wire was (packed columns against the sequence
- * table, or the nested SequenceGroupMetadata of legacy coordinators): every row is complete, with
- * all tokens and the whole block table of its sequence.
+ * The view does not depend on the wire format (packed columns that refer to the sequence table, or
+ * the nested SequenceGroupMetadata of legacy coordinators). Every row is complete: it has all
+ * tokens and the whole block table of its sequence.
  *
  * Threads: a view belongs to the thread whose callback got it, until that callback returns.
  * Ownership: every pointer is lent by the worker library until the callback returns.
@@ -33,7 +33,7 @@ enum cox_forward_type { /* values of ForwardType in executor.proto */
                         COX_FORWARD_EXTEND = 2,
                         COX_FORWARD_MIXED = 3,
                         COX_FORWARD_CLEAR = 4,
-                        COX_FORWARD_DUMMY = 5, /* no rows; keeps ranks in step */
+                        COX_FORWARD_DUMMY = 5, /* no rows; keeps ranks synchronized */
 };
 
 struct cox_sampling {
@@ -76,7 +76,7 @@ struct cox_batch_row {
     const char *lora_id;
 };
 
-/* Where a version of the model's weights is that the coordinator shares: an image, memory that no
+/* A version of the model's weights that the coordinator shares. It is in an image: memory that no
  * process can write any more (cox_region_attach_image). */
 struct cox_weights_candidate {
     /* from 1; only grows */
@@ -113,10 +113,10 @@ struct cox_batch {
     /* Sequences that ended since the last step: forget what is kept for these slots. */
     const uint32_t *finished_slots;
     uint32_t finished_count;
-    /* Of the model's weights, with which all ranks compute this step; 0: the coordinator publishes
-     * none. */
+    /* Version of the model's weights with which all ranks compute this step; 0: the coordinator
+     * shares no weights. */
     uint64_t weights_version;
-    /* Where that version is, as long as some rank may not have it; NULL otherwise. */
+    /* That version's memory, as long as some rank may not have attached it; then NULL. */
     const struct cox_weights_candidate *weights;
     /* private to the worker library */
     const void *void_word;
@@ -132,14 +132,15 @@ struct cox_batch_output {
     float logprob;
 };
 
-/* True once the coordinator has given this step up (timeout, another rank's failure), and once the
- * worker is to pause (cox_worker_pause): a long callback may ask between layers and return
- * COX_ABORTED early. Lock-free, callable from the callback's thread. */
+/* True once the coordinator has cancelled this step (timeout, another rank's failure), or the
+ * worker is pausing (cox_worker_pause). A long callback may poll it between layers and return
+ * COX_ABORTED early. Lock-free; on the callback's thread. */
 COX_PUBLIC bool cox_batch_cancelled(const struct cox_batch *batch);
 
-/* Steps up to this number have been cancelled; 0: none. During a step that is not cancelled, all
- * ranks read the same number, and a new one if a step in between failed on any rank. So ranks that
- * wait for each other start anew at the same step. As cox_batch_cancelled otherwise. */
+/* Sequence number up to which steps have been cancelled; 0: none. During a step that is not
+ * cancelled, all ranks read the same number, and it has grown if an earlier step failed on any
+ * rank. So ranks that wait for each other can resynchronize at the same step (cox_group_align).
+ * Lock-free; on the callback's thread. */
 COX_PUBLIC uint64_t cox_batch_void_through(const struct cox_batch *batch);
 
 #ifdef __cplusplus

@@ -2,8 +2,8 @@
  * domain_cuda: device memory, exported and imported as an fd by the CUDA driver.
  *
  * The driver is opened at run time and never linked. A copy is complete when its function returns:
- * a peer that learns of it sees its bytes. Work that the engine has queued on its own streams is
- * not waited for: the engine synchronizes before it publishes.
+ * a process that is notified afterwards reads its bytes. The functions do not wait for work on the
+ * engine's own streams: the engine synchronizes them before it publishes.
  *
  * Threads: add as cox_domains_add; the functions of a memory from any thread. Each call makes the
  *   device's primary context current for the thread, and restores the previous one.
@@ -25,19 +25,19 @@ extern "C" {
 #endif
 
 /* Initializes the driver (libcuda.so.1) in this process, and adds its devices as COX_DOMAIN_CUDA 0,
- * 1 and so on, in the driver's order. Nothing is changed unless 0.
+ * 1 and so on, in the driver's order. On failure the table is unchanged.
  * Returns
  *   0
- *   COX_UNSUPPORTED: err says what is missing (driver, device, what a device cannot do)
- *   COX_NO_SPACE: the driver does not start
- *   COX_DENIED: the driver does not start
+ *   COX_UNSUPPORTED: err says what is missing (driver, device, or a feature of a device)
+ *   COX_NO_SPACE: the driver cannot be initialized
+ *   COX_DENIED: the driver cannot be initialized
  *   COX_BUSY: added already
  *   COX_FULL
  *   -ENOMEM
  */
 COX_PUBLIC int cox_domains_add_cuda(struct cox_domains *domains, struct cox_error *err);
 #ifdef COX_INTERNAL
-/* The same with the driver at that path, or of that name. */
+/* The same with the driver library of this path or name. */
 int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,
                                  struct cox_error *err);
 #endif

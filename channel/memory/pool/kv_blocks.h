@@ -3,10 +3,10 @@
  *
  * The memory has one writer, the owner, which created it. Seals prevent every other process from
  * mapping it writable, writing to it, reopening it for writing, punching holes or truncating it.
- * Readers of other groups write no shared word: the owner neither knows nor counts them, and never
- * waits for one. A pool (pool.h) in contrast is for processes that trust each other.
+ * Readers of other groups write no shared word: the owner does not track them, and never waits for
+ * one. A pool (pool.h) in contrast is for processes that trust each other.
  *
- * The generation of block b names its user: a number that the owner chooses (the sequence), or
+ * The generation of a block identifies its user: a number that the owner chooses (the sequence), or
  * COX_KV_UNUSED:
  *
  *     UNUSED -give: its content belongs to G-> G -take: it will be written, or G has ended-> UNUSED
@@ -15,21 +15,22 @@
  * and loads the counter again. If the block was taken meanwhile, the copy may be torn: COX_STALE.
  * So a block may be written only
  *   - between take and give; or
- *   - by the user it was given to, behind the positions that were filled at the give. Readers
- *   ignore those bytes, so no copy is disturbed.
+ *   - for the user it was given to, behind the positions that were filled at the give. Readers
+ *     ignore those bytes, so no copy becomes invalid.
  * New content under the same generation is detected as well: there is a take in between.
- * kv_blocks_layout.h has the memory-order argument.
+ * kv_blocks_layout.h explains the memory order.
  *
- * Threads: any; but new, free and attach run alone, and so do take and give of one block.
- *   Concurrent take or give of one block makes its content worthless, and harms nothing else.
+ * Threads: any. But no other call on the object runs during new, free or attach, and only one take
+ *   or give of a block at a time. Concurrent ones make the content of that block invalid, and have
+ *   no other effect.
  * Ownership: memory and fd belong to the object and are lent until free. A view has its own mapping
  *   and outlives the owner.
  * Blocks: nothing. Owner and readers never wait for each other: a copy is tried once.
- * Bytes: what a view reads is input from the owner. A hostile owner can falsify its own blocks
- *   only; a hostile reader cannot harm the owner.
+ * Bytes: what a view reads is untrusted input. A hostile owner can falsify only its own blocks; a
+ *   hostile reader cannot harm the owner.
  * Forks: in a child only free may be called on the owner's object.
- * If the owner dies: at any instruction; the memory lives as long as the last view, and blocks it
- *   had given can still be copied.
+ * If the owner dies (at any instruction): the memory stays until the last view is freed, and blocks
+ *   that the owner had given can still be copied.
  * If a reader dies: nothing is left.
  */
 #ifndef COX_CHANNEL_MEMORY_KV_BLOCKS_H
@@ -51,9 +52,9 @@ extern "C" {
 
 struct cox_kv_blocks;
 
-/* block_count blocks of block_size bytes, all zero, every page reserved, all without a user. The
- * memory is called memfd:cox_payload_kv: a process that writes to it can falsify the owner's keys
- * and values, and nothing else.
+/* Creates block_count blocks of block_size bytes, all zero, every page reserved, all without a
+ * user. The memory is named memfd:cox_payload_kv. A process that could write to it could falsify
+ * the owner's keys and values, and nothing else.
  * Returns
  *   0
  *   COX_INVALID: a number out of range, err says which
@@ -70,24 +71,24 @@ void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
 uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks);
 uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks); /* of one */
 #endif
-/* Block 0; block b is b * block_size behind it. Lent until free. */
+/* Address of block 0; block b is b * block_size bytes behind it. Lent until free. */
 COX_PUBLIC void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
-/* The fd for readers, open for reading only. Lent until free. As a value: cox_exporter_export
- * (handle.h) with offset and size 0. */
+/* The fd for readers, open for reading only. Lent until free. For a handle to it, call
+ * cox_exporter_export (handle.h) with offset and size 0. */
 COX_PUBLIC int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
 
-/* The block has no user from now on and may be written; copies under way become stale. Legal for a
- * block without a user.
+/* From now on the block has no user and may be written; copies in progress become stale. Also legal
+ * for a block without a user.
  * Returns
  *   0
  *   COX_INVALID: no such block
  */
 COX_PUBLIC int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
-/* The block's content belongs to this generation from now on.
+/* From now on the block's content belongs to this generation.
  * Returns
  *   0
  *   COX_INVALID: no such block, or generation COX_KV_UNUSED
- *   COX_STATE: the block has a user, and keeps it: take it first
+ *   COX_STATE: the block has a user, which stays: take it first
  */
 COX_PUBLIC int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block,
                                   uint64_t generation);
@@ -98,12 +99,13 @@ COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks,
 
 struct cox_kv_view;
 
-/* fd: as cox_kv_blocks_fd gives it, in this process; it stays the caller's, and may be closed.
+/* fd: a duplicate, in this process, of the owner's cox_kv_blocks_fd. It stays the caller's, and may
+ * be closed.
  * Returns
  *   0
- *   COX_DENIED: memory that could shrink, that others than its owner could write, or that is
+ *   COX_DENIED: the memory could shrink, processes other than its owner could write it, or it is
  *     another user's
- *   COX_CORRUPT: no such blocks are in it
+ *   COX_CORRUPT: the memory does not contain KV blocks
  *   COX_VERSION
  *   -errno
  */
@@ -123,10 +125,10 @@ uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
 /* Copies the block, cox_kv_view_size bytes. generation: the user that it must have; COX_KV_UNUSED:
  * any.
  * Returns
- *   0: `to` holds what the owner gave under one generation
+ *   0: `to` has the content that the owner gave under one generation
  *   COX_INVALID: no such block
- *   COX_STALE: it has another user or none, or was taken during the copy: the bytes
- *     in `to` are worthless
+ *   COX_STALE: the block has another user or none, or was taken during the copy; the bytes in `to`
+ *     are invalid
  */
 COX_PUBLIC int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
                                 void *to, struct cox_error *err);

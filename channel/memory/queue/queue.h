@@ -2,39 +2,40 @@
  * queue: messages that are references to pool blocks. Each is published once and taken by every
  * subscriber; it is copied only for subscribers that cannot access its memory.
  *
- * For processes that trust each other: each can write all of the queue's memory, the lock included,
- * so one hostile process can corrupt it for all, or make each call wait for its 5 s. No group of
- * ours uses a queue.
+ * For processes that trust each other: each can write all of the queue's memory, the lock included.
+ * So one hostile process can corrupt it for all, or make each call wait for the lock's 5 s. Groups
+ * of workers do not use queues.
  *
- * The queue is a sealed memfd: a ring of depth messages, the subscribers and publishers with their
- * process identities, and the pools that contain messages, by handle. A message has at most one
- * copy per domain, and a mask of those domains. A subscriber in one of them copies nothing. The
+ * The queue is a sealed memfd. It has a ring of depth messages, the subscribers and publishers with
+ * their process identities, and handles to the pools that contain messages. A message has at most
+ * one copy per domain, and a mask of those domains. A subscriber in one of them copies nothing. The
  * first subscriber of another domain copies the message into its own pool, and later ones of that
  * domain share the copy.
  *
- * Messages pin their blocks (pool.h, pins). A message is over when every subscriber that existed at
- * its publication has taken or skipped it, or when depth newer ones exist: then all its copies are
- * unpinned at once.
+ * Messages pin their blocks (pool.h, pins). A message ends when every subscriber that existed at
+ * its publication has taken or skipped it, or when depth newer messages exist. Then all its copies
+ * are unpinned at once.
  *
- * One lock in the queue's memory names its owner. When the owner dies, the next process takes the
- * lock over and first completes or undoes what it had begun. The lock is held for the bookkeeping
- * of one message, never during a copy.
+ * One lock in the queue's memory contains the identity of its owner. If the owner dies, the next
+ * process takes over the lock, and first completes or reverts the owner's unfinished change. The
+ * lock is held for the bookkeeping of one message, never during a copy.
  *
  * Threads: one thread at a time uses an endpoint (publisher or subscriber); different endpoints,
  *   different threads.
  * Ownership: the caller keeps its reference after publish. The caller owns a taken message's
  *   reference until cox_pool_unref on message.pool. Pools are borrowed until the endpoint is freed.
- * Blocks: wait, until its deadline. Every change of the queue, for the lock: COX_TIMEOUT when one
- *   live process keeps it for 5 s. take also waits for another process that makes the copy it
- *   needs, while that process is alive, for 10 s at most; then it makes its own. Opening a pool can
- *   take 1 s at a control socket.
- * Bytes: what is in the queue's memory is input: COX_CORRUPT, never a crash.
+ * Blocks: wait until its deadline. Every change of the queue for the lock: COX_TIMEOUT if one live
+ *   process keeps it for 5 s. take also waits while another live process makes the copy that it
+ *   needs, for 10 s at most; then it makes its own copy. Opening a pool at a control socket can
+ *   block for 1 s.
+ * Bytes: the content of the queue's memory is untrusted input: COX_CORRUPT, never a crash.
  * Forks: in a child every function returns COX_STATE, except free, which only closes and unmaps.
- * exec: the process keeps its pid, so its endpoints stay registered until it ends: free first.
- * If the process dies: its subscribers count as having skipped everything, from the next sweep or
- *   publish on (which checks every 50 ms). Its messages stay for the processes that have their
- *   pool, and the others skip them (COX_PEER_DEAD, once each). The last process to leave frees the
- *   queue; it has no daemon and no name.
+ * exec: call free first. Otherwise the endpoints stay registered until the process ends, because it
+ *   keeps its pid.
+ * If the process dies: the next sweep, or a publish (which checks every 50 ms), marks its
+ *   subscribers as having skipped everything. Its messages stay for processes that have attached
+ *   their pool; the others skip them (COX_PEER_DEAD, once each). The queue has no name: the kernel
+ *   frees it with the last process that has attached it.
  */
 #ifndef COX_CHANNEL_MEMORY_QUEUE_H
 #define COX_CHANNEL_MEMORY_QUEUE_H
@@ -64,9 +65,9 @@ struct cox_queue_options {
     uint32_t publisher_count_max;
     /* 0: 64 */
     uint32_t subscriber_count_max;
-    /* that contain messages; 0: 16 */
+    /* pools that contain messages; 0: 16 */
     uint32_t pool_count_max;
-    /* 0: the place of a later field */
+    /* 0; reserved for a later field */
     uint32_t reserved;
 };
 #define COX_QUEUE_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_queue_options)
@@ -79,11 +80,9 @@ struct cox_queue_options {
  */
 COX_PUBLIC int cox_queue_create(const struct cox_queue_options *options,
                                 struct cox_queue **ret_queue, struct cox_error *err);
-/* expected (NULL: any): what the attacher was built for. A queue does not grow under those that are
- * attached. fd is dup'd.
+/* expected (NULL: any): limits that the queue must have at least. A queue never grows. fd is dup'd.
  * Returns as cox_pool_attach, and
- *   COX_UNSUPPORTED: more is expected than the queue has (a deeper history, more domains); err has
- *     both numbers
+ *   COX_UNSUPPORTED: the queue has less than expected (depth, domains); err has both numbers
  */
 COX_PUBLIC int cox_queue_attach(int fd, const struct cox_queue_options *expected,
                                 struct cox_queue **ret_queue, struct cox_error *err);
@@ -93,7 +92,7 @@ COX_PUBLIC struct cox_queue *cox_queue_free(struct cox_queue *queue);
 void cox_queue_freep(struct cox_queue **queue); /* for _cox_cleanup_ */
 #endif
 COX_PUBLIC int cox_queue_fd(const struct cox_queue *queue); /* lent */
-/* By value. Returns as cox_exporter_export. */
+/* Exports the queue as a handle. Returns as cox_exporter_export. */
 COX_PUBLIC int cox_queue_export(struct cox_queue *queue, struct cox_exporter *exporter,
                                 struct cox_handle *ret_handle, struct cox_error *err);
 /* Attaches in any process that can open the handle. Returns as cox_handle_open and
@@ -108,17 +107,17 @@ uint64_t cox_queue_id(const struct cox_queue *queue);
 struct cox_publisher_options {
     /* set by COX_PUBLISHER_OPTIONS_INIT (base.h) */
     size_t size;
-    /* that its messages are in */
+    /* the pool that contains its messages */
     struct cox_pool *pool;
-    /* Exports the pool, whose handle the queue keeps for other processes. NULL: only processes that
-     * got the pool in other ways (cox_subscriber_options.pools) can take. */
+    /* Exports the pool; the queue keeps the handle for other processes. NULL: only processes that
+     * got the pool in other ways (cox_subscriber_options.pools) can take its messages. */
     struct cox_exporter *exporter;
     /* other processes map the blocks for reading only */
     bool read_only;
-    /* For pools of other processes: publish opens them to unpin copies there. What cannot be opened
-     * is left to processes that have it. */
-    /* NULL: host memory only */
+    /* Domains of other processes' pools, NULL: host memory only. publish opens such pools to unpin
+     * copies there. Copies in a pool that it cannot open are unpinned by processes that have it. */
     const struct cox_domains *domains;
+    /* control socket for handles that cannot be opened otherwise (handle.h) */
     const char *socket_path;
 };
 #define COX_PUBLISHER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_publisher_options)
@@ -130,12 +129,12 @@ struct cox_publisher_options {
 COX_PUBLIC int cox_publisher_new(struct cox_queue *queue,
                                  const struct cox_publisher_options *options,
                                  struct cox_publisher **ret_publisher, struct cox_error *err);
-/* Its messages stay for processes that have their pool by then, as after a death. NULL-safe,
- * returns NULL. */
+/* Its messages stay for processes that have attached their pool before, as after a death.
+ * NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher);
-/* The block becomes a message for every subscriber of now; ref is of the publisher's pool, with a
- * reference that the caller has. length: bytes of it that are meant, at most ref->size; user_data:
- * 8 bytes of the caller's own. Never waits for subscribers: what is depth messages old is let go.
+/* Publishes the block as a message for all present subscribers. ref is a reference, held by the
+ * caller, to a block of the publisher's pool. length: size of the message, at most ref->size.
+ * user_data: any 8 bytes. Never waits for subscribers: the message that is depth messages old ends.
  * Returns
  *   0 and the message's number, from 1
  *   COX_STALE: as cox_pool_pin
@@ -156,11 +155,11 @@ struct cox_publication {
     /* set by publish_batch */
     uint64_t number;
 };
-/* Publishes several messages in this order, with none of another publisher between them: the lock
- * is taken once. All blocks are checked before the first is published.
+/* Publishes several messages in this order. The lock is taken once, so no message of another
+ * publisher is between them. All blocks are checked before the first is published.
  * Returns
- *   as publish: *ret_count publications are messages then, those before the one that failed
- *   COX_INVALID: also, there are more of them than the queue is deep
+ *   as publish; *ret_count publications were published, those before the one that failed
+ *   COX_INVALID: also if count is larger than the queue's depth
  */
 COX_PUBLIC int cox_publisher_publish_batch(struct cox_publisher *publisher,
                                            struct cox_publication *publications, uint32_t count,
@@ -169,22 +168,23 @@ COX_PUBLIC int cox_publisher_publish_batch(struct cox_publisher *publisher,
 struct cox_subscriber_options {
     /* set by COX_SUBSCRIBER_OPTIONS_INIT (base.h) */
     size_t size;
-    /* In whose domain it takes: what lies elsewhere is copied into it. NULL: it takes host memory
-     * as it is, and what lies elsewhere is COX_UNSUPPORTED. */
+    /* The subscriber takes messages in the domain of this pool; messages in other domains are
+     * copied into it. NULL: it takes messages in host memory without a copy, and others are
+     * COX_UNSUPPORTED. */
     struct cox_pool *pool;
-    /* Pools that this process has already; others are opened by the queue's handles. */
-    /* borrowed until the subscriber is freed */
+    /* Pools that this process has attached already; others are opened by the queue's handles.
+     * Borrowed until the subscriber is freed. */
     struct cox_pool *const *pools;
     uint32_t pool_count;
     const struct cox_domains *domains;
     /* control socket for handles that cannot be opened otherwise (handle.h) */
     const char *socket_path;
-    /* Exports pool, so that other subscribers of the domain share the copies it makes there. NULL:
-     * a process that did not get the pool in other ways makes its own copy. */
+    /* Exports pool, so that other subscribers of the domain share the copies made there. NULL: a
+     * process that did not get the pool in other ways makes its own copy. */
     struct cox_exporter *exporter;
 };
 #define COX_SUBSCRIBER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_subscriber_options)
-/* Sees messages from now on.
+/* The subscriber gets the messages that are published from now on.
  * Returns
  *   0
  *   COX_FULL
@@ -199,45 +199,46 @@ COX_PUBLIC struct cox_subscriber *cox_subscriber_free(struct cox_subscriber *sub
 struct cox_message {
     /* the caller owns one reference; unref on pool */
     struct cox_block_ref ref;
-    /* lent while a reference to its block is held; a pool of cox_subscriber_options: as long as
-     * that is lent */
+    /* lent while the caller holds a reference to one of its blocks; or, if it is one of
+     * cox_subscriber_options, as long as that is borrowed */
     struct cox_pool *pool;
     /* NULL: the domain has no addresses */
     const void *bytes;
     uint64_t length;
     uint64_t user_data;
-    /* of the message */
+    /* number of the message, from 1 */
     uint64_t number;
     /* messages that this subscriber skipped before it */
     uint64_t skipped;
     /* true: this call made the copy */
     bool copied;
 };
-/* The oldest message not taken.
+/* Takes the oldest message that was not taken.
  * Returns
  *   0
- *   COX_EMPTY: none
- *   COX_FULL: no room for the copy in its pool, or its reference, the message stays
- *   COX_NO_SPACE: no room for the copy in its pool, or its reference, the message stays
- *   -ENOMEM: no room for the copy in its pool, or its reference, the message stays
- *   COX_PEER_DEAD: its publisher is gone, and so is its memory; it counts as taken
- *   COX_DENIED: its memory cannot be opened; it counts as taken
- *   COX_UNSUPPORTED: its memory is of a kind that this subscriber cannot take; it counts as taken
- *   any other: it cannot be had, err says why, and it counts as taken
+ *   COX_EMPTY: there is none
+ *   COX_FULL: the subscriber's pool has no room for the copy or the reference; the message stays
+ *   COX_NO_SPACE: the subscriber's pool has no room for the copy or the reference; the message
+ *     stays
+ *   -ENOMEM: no memory for the copy or the reference; the message stays
+ *   COX_PEER_DEAD: the publisher is dead, and with it the message's memory; it counts as taken
+ *   COX_DENIED: the message's memory cannot be opened; it counts as taken
+ *   COX_UNSUPPORTED: the subscriber cannot take messages of this domain; it counts as taken
+ *   any other: the message cannot be taken, err says why; it counts as taken
  *   COX_CORRUPT
  */
 COX_PUBLIC int cox_subscriber_take(struct cox_subscriber *subscriber,
                                    struct cox_message *ret_message, struct cox_error *err);
-/* As many as there are, count_max (1 at least) at most, the oldest first.
+/* Takes all pending messages, oldest first, at most count_max (at least 1).
  * Returns
- *   0: one at least
+ *   0: at least one
  *   COX_EMPTY
- *   as take, of the one behind the *ret_count messages that are the caller's in any case
+ *   as take, for the message that failed; the caller owns the *ret_count messages before it
  */
 COX_PUBLIC int cox_subscriber_take_batch(struct cox_subscriber *subscriber,
                                          struct cox_message *ret_messages, uint32_t count_max,
                                          uint32_t *ret_count, struct cox_error *err);
-/* Number of messages not yet taken, without skipped ones. */
+/* Number of messages not taken yet; skipped ones do not count. */
 COX_PUBLIC uint64_t cox_subscriber_pending(const struct cox_subscriber *subscriber);
 
 /* ---- waiting on several queues ---- */
@@ -247,34 +248,35 @@ struct cox_queue_set;
 /* Returns 0 or -errno. */
 COX_PUBLIC int cox_queue_set_new(struct cox_queue_set **ret_set);
 COX_PUBLIC struct cox_queue_set *cox_queue_set_free(struct cox_queue_set *set); /* NULL-safe */
-/* Borrowed until removed.
+/* The subscriber is borrowed until it is removed.
  * Returns
  *   0
- *   COX_FULL: 64 at most
- *   COX_BUSY: it is in
+ *   COX_FULL: the set has 64 already
+ *   COX_BUSY: the set has this subscriber already
  */
 COX_PUBLIC int cox_queue_set_add(struct cox_queue_set *set, struct cox_subscriber *subscriber,
                                  struct cox_error *err);
 COX_PUBLIC void cox_queue_set_remove(struct cox_queue_set *set, struct cox_subscriber *subscriber);
-/* Blocks until a queue of the set has a message; several take turns. Causes no wakeups meanwhile,
- * except before Linux 5.16, whose futexes can wait for one word only: there it polls every 10 ms.
+/* Blocks until a queue of the set has a message. If several have one, they are returned in turn.
+ * Before Linux 5.16 a futex wait has one word only, so it polls every 10 ms; otherwise it does not
+ * wake up in between.
  * Returns
  *   0
  *   COX_TIMEOUT
- *   COX_ABORTED: triggered, once per trigger
+ *   COX_ABORTED: cox_queue_set_trigger was called; once per call
  *   COX_EMPTY: the set is empty
  *   COX_CORRUPT
  *   -errno
  */
 COX_PUBLIC int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
                                   struct cox_subscriber **ret_subscriber);
-/* Ends a wait. Any thread; async-signal-safe. */
+/* Makes one wait return COX_ABORTED. Any thread; async-signal-safe. */
 COX_PUBLIC void cox_queue_set_trigger(struct cox_queue_set *set);
 
-/* ---- the dead, and display ---- */
+/* ---- clean-up after dead processes, and display ---- */
 
-/* Removes endpoints of dead processes, and frees what only they kept. Returns the number of
- * endpoints. */
+/* Removes endpoints of dead processes, and frees the messages and pools that only they kept.
+ * Returns the number of removed endpoints. */
 COX_PUBLIC uint32_t cox_queue_sweep(struct cox_queue *queue);
 #ifdef COX_INTERNAL
 void cox_queue_dump(struct cox_queue *queue, void (*line)(void *context, const char *text),
