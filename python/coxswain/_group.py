@@ -192,12 +192,13 @@ def _wake(loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> No
 class _Events(threading.Thread):
     """Hands what the library's threads report to Python. It sleeps in C, without the GIL."""
 
-    def __init__(self, native: Any, on_line: Callable[[int, str], object] | None) -> None:
+    def __init__(self, native: Any, on_line: Callable[[int, str], object] | None,
+                 waiting: threading.Event) -> None:
         super().__init__(name="coxswain-events", daemon=True)
         self.native = native
         self.on_line = on_line
+        self.waiting = waiting
         self.socket = ""
-        self.has_socket = threading.Event()
 
     def run(self) -> None:
         while True:
@@ -225,7 +226,7 @@ class _Events(threading.Thread):
             _log.warning("rank %d reports: %s", rank, text, extra=extra)
         elif kind == lib.COXPY_EVENT_WAITING:
             self.socket = text
-            self.has_socket.set()
+            self.waiting.set()
         elif kind == lib.COXPY_EVENT_DROPPED:
             _log.warning("%d lines of ranks and messages were dropped: on_line or logging is too "
                          "slow", level)
@@ -254,7 +255,8 @@ class Group:
     on_line: called with (rank, line) for each line that a rank writes, on a thread of the package;
         None: lines go to logging's "coxswain", level INFO, with the rank.
     external: the ranks are started by other means (torchrun, Kubernetes, by hand) with
-        COXSWAIN_SOCKET set to the group's name or `socket`; start waits for them.
+        COXSWAIN_SOCKET set to the group's name, or to `socket`; start waits for them. A process that
+        torchrun started (RANK, WORLD_SIZE) becomes that rank, any other one the next that is free.
     devices: the device number of each rank; None: its rank.
     spin: whether waits spin for some microseconds before they block, where cores are free.
 
@@ -314,6 +316,9 @@ class Group:
         server.prompts_refusal = keep[-1]
         self._options = keep
         self._on_line = on_line
+        self._external = external
+        # external: set when ranks can connect
+        self._waiting = threading.Event()
         self._events: _Events | None = None
         self._fd = -1
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -344,7 +349,7 @@ class Group:
         check(lib.coxpy_group_new(self._options[0], self._options[1], native, err), err)
         self._native = native[0]
         self._state = "running"
-        self._events = _Events(self._native, self._on_line)
+        self._events = _Events(self._native, self._on_line, self._waiting)
         self._events.start()
         _groups.add(self)
         try:
@@ -435,9 +440,10 @@ class Group:
 
     @property
     def socket(self) -> str:
-        """The path of the control socket. In a group of external ranks also while start waits."""
-        if self._executor is None and self._events:
-            self._events.has_socket.wait(self._timeout)
+        """The path of the control socket. For external ranks also while another thread starts the group:
+        then this waits until they can connect."""
+        if self._external and self._executor is None and self._waiting.wait(self._timeout):
+            assert self._events
             return self._events.socket
         with self._using() as executor:
             return text_of(lib.cox_executor_socket(executor))
@@ -576,13 +582,15 @@ class Group:
             if self._state != "running" or self._executor is None:
                 self._check_running()
             key = self._next_key
+            self._next_key = key + 1
+            # Before it is sent: a thread that collects may have the reply at once.
+            self._futures[key] = future
             r = lib.coxpy_submit(self._executor, view, len(view), policy, words, deadline, key,
                                  sequence, err)
             if r == 0:
-                self._next_key = key + 1
                 future._sequence = sequence[0]
-                self._futures[key] = future
                 return future
+            del self._futures[key]
             self._refused = r in (lib.COX_FULL, lib.COX_LATE)
         if r == lib.COX_FULL and self._poll():
             return self._submit(data, deadline, asked, gather)
@@ -674,7 +682,7 @@ class Group:
 
     def _collect(self, deadline: int) -> bool:
         """Collects on this thread, which has set _collecting. True: something came."""
-        done: list[tuple[Future, Any, Error | None]] = []
+        done: list[tuple[int, Future, Any, Error | None]] = []
         room = False
         try:
             while True:
@@ -690,8 +698,9 @@ class Group:
                     completion = self._completions[i]
                     if completion.status == lib.COX_LATE:
                         continue
-                    future = self._futures[int(ffi.cast("uintptr_t", completion.request_context))]
-                    done.append((future, *self._outcome(future, completion)))
+                    key = int(ffi.cast("uintptr_t", completion.request_context))
+                    future = self._futures[key]
+                    done.append((key, future, *self._outcome(future, completion)))
                 if done or deadline == 0 and not room:
                     break
                 if deadline:
@@ -699,14 +708,11 @@ class Group:
         finally:
             with self._lock:
                 self._collecting = False
-                for future, result, error in done:
+                for key, future, result, error in done:
                     future._result, future._error, future._done = result, error, True
-                if done:
-                    finished = {id(future) for future, _, _ in done}
-                    self._futures = {key: future for key, future in self._futures.items()
-                                     if id(future) not in finished}
+                    del self._futures[key]
                 self._lock.notify_all()
-        for future, _, _ in done:
+        for _, future, _, _ in done:
             self._call_back(future)
         if room:
             self._wake_room()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import threading
 import time
@@ -30,6 +31,9 @@ _LORA_STATUSES = {"ok": 0, "slots_full": 1, "duplicated_id": 2, "invalid_id": 3,
 _LINK_STATES = {"failed": 0, "linked": 1, "running": 2, "waiting": 3}
 _RECOVER = {lib.COXPY_PAUSE: "pause", lib.COXPY_PAUSE_NET: "pause_net", lib.COXPY_CLEAR: "clear",
             lib.COXPY_REINIT: "reinit", lib.COXPY_START: "start"}
+# Handlers that the library has to know of when the rank attaches.
+_ORDERS = {"lora": lib.COXPY_SERVES_LORA, "link": lib.COXPY_SERVES_LINK,
+           "pull": lib.COXPY_SERVES_PULL, "recover": lib.COXPY_SERVES_RECOVER}
 _PULL_FAILED = 2003
 _LINK_FAILED = 2001
 
@@ -261,8 +265,9 @@ class Worker:
     def _register(self, kind: str, function: F) -> F:
         if kind in self._handlers:
             raise Busy(f"this worker has a handler for {kind}")
-        if self._native is not None:
-            raise StateError(f"the handler for {kind} comes too late: the worker is attached")
+        if self._native is not None and kind in _ORDERS:
+            raise StateError(f"the handler for {kind} comes too late: the rank has attached, and the "
+                             "group knows what it serves; register it before rank and serve")
         self._handlers[kind] = function
         return function
 
@@ -317,11 +322,7 @@ class Worker:
             options = ffi.new("struct cox_worker_options *")
             options.size = ffi.sizeof("struct cox_worker_options")
             self._parse(options)
-            served = 0
-            for kind, bit in (("lora", lib.COXPY_SERVES_LORA), ("link", lib.COXPY_SERVES_LINK),
-                              ("pull", lib.COXPY_SERVES_PULL),
-                              ("recover", lib.COXPY_SERVES_RECOVER)):
-                served |= bit if kind in self._handlers else 0
+            served = sum(bit for kind, bit in _ORDERS.items() if kind in self._handlers)
             err = new_error()
             native = ffi.new("struct coxpy_worker **")
             check(lib.coxpy_worker_new(options, served, native, err), err)
@@ -330,15 +331,24 @@ class Worker:
 
     @staticmethod
     def _parse(options: Any) -> None:
-        arguments = [ffi.new("char[]", argument.encode()) for argument in sys.argv]
+        own = ["COXSWAIN_SOCKET", "COXSWAIN_PREFIX"]
+        if not any(name in os.environ for name in own) and len(sys.argv) < 2:
+            raise Invalid("this process is no rank: start it by coxswain.Group or `coxswain run`, or "
+                          "set COXSWAIN_SOCKET to the name of a group that waits for ranks")
+        given = list(sys.argv)
+        if "COXSWAIN_SOCKET" in os.environ and "COXSWAIN_PREFIX" not in os.environ:
+            # Started by other means: the control socket tells the rest.
+            options.rank = lib.COX_WORKER_RANK_ANY
+            given += ["--socket", os.environ["COXSWAIN_SOCKET"]]
+            if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun
+                given += ["--local_rank", os.environ["RANK"],
+                          "--local_world_size", os.environ["WORLD_SIZE"]]
+        arguments = [ffi.new("char[]", os.fsencode(argument)) for argument in given]
         argv = ffi.new("char *[]", [*arguments, ffi.NULL])
         argc = ffi.new("int *", len(arguments))
         err = new_error()
         check(lib.cox_worker_options_parse(options, argc, argv, err), err)
-        sys.argv[:] = [text_of(argv[i]) for i in range(argc[0])]
-        if not text_of(options.prefix) and not text_of(options.control_socket):
-            raise Invalid("this process is no rank: start it by coxswain.Group or `coxswain run`, or "
-                          "set COXSWAIN_SOCKET to the name of a group that waits for ranks")
+        sys.argv[:] = [os.fsdecode(ffi.string(argv[i])) for i in range(argc[0])]
 
     def _lib(self) -> Any:
         self._process.check()

@@ -1,0 +1,116 @@
+"""Programs of ranks, as functions that coxswain.Group calls in each."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import coxswain
+
+
+def echo():
+    coxswain.serve(lambda data: data)
+
+
+def shout():
+    coxswain.serve(lambda data: bytes(data).upper())
+
+
+def who():
+    """Replies rank, rank count, incarnation and pid."""
+    worker = coxswain.Worker()
+    text = f"{worker.rank} {worker.rank_count} {worker.incarnation} {os.getpid()}"
+
+    @worker.opaque
+    def reply(_):
+        return text.encode()
+
+    worker.serve()
+
+
+def act(data):
+    """Does what the request says."""
+    words = bytes(data).split()
+    if not words:
+        return b""
+    verb, numbers = words[0].decode(), words[1:]
+    if numbers and coxswain.rank() not in [int(number) for number in numbers]:
+        return b"not me"
+    if verb == "raise":
+        raise ValueError("the reason")
+    if verb == "kill":
+        print("last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if verb == "exit":
+        os._exit(7)
+    if verb == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if verb == "hang":
+        threading.Event().wait()
+    if verb == "print":
+        print("a line", flush=True)
+        print("an error line", file=sys.stderr, flush=True)
+    if verb == "wait":  # for a file that the test makes
+        while not os.path.exists(words[-1]):
+            time.sleep(0.001)
+    return verb.encode()
+
+
+def obey():
+    coxswain.serve(act)
+
+
+def wait_for_file():
+    """Replies when the file that the request names is there."""
+
+    def reply(data):
+        path = bytes(data).decode()
+        while not os.path.exists(path):
+            time.sleep(0.001)
+        return b"done"
+
+    coxswain.serve(reply)
+
+
+def keep_view():
+    """Keeps views of requests, which it must not."""
+    kept = []
+
+    def reply(data):
+        if bytes(data[:5]) == b"array":
+            import numpy  # pylint: disable=import-outside-toplevel
+            kept.append(numpy.frombuffer(data, dtype=numpy.uint8))
+        else:
+            kept.append(data)
+            if len(kept) > 1:
+                try:
+                    bytes(kept[0])
+                except ValueError as error:
+                    return str(error).encode()
+        return b"ok"
+
+    coxswain.serve(reply)
+
+
+def out_of_order():
+    """Takes four requests, then replies to them from other threads, the last one first."""
+    worker = coxswain.Worker()
+    try:
+        while True:
+            requests = [worker.next() for _ in range(4)]
+            for request in reversed(requests):
+                thread = threading.Thread(target=request.reply, args=(bytes(request.data)[::-1],))
+                thread.start()
+                thread.join()
+    except coxswain.Closed:
+        worker.leave()
+
+
+def never_attach():
+    threading.Event().wait()
+
+
+def fail_early():
+    print("no GPU here", flush=True)
+    sys.exit(3)
