@@ -184,13 +184,13 @@ class Batch:
         return int(lib.cox_batch_void_through(self._step()))
 
     def _end(self) -> str | None:
-        """Ends the step. Returns the name of a view that somebody keeps, or None."""
+        """Ends the step. Returns what somebody keeps a view of, or None."""
         self._native = None
         kept = None
         views, self._views = self._views, {}
         while views:
             name, view = views.popitem()
-            # torch keeps the view, not an export of it: then its memory must stay.
+            # torch keeps the view itself, without an export of it: its memory has to stay then.
             if sys.getrefcount(view) > 2:
                 kept = f"batch.{name}"
                 continue
@@ -198,4 +198,7 @@ class Batch:
                 view.release()
             except BufferError:
                 kept = f"batch.{name}"
+        # A numpy array holds the memory through a view of its own.
+        if kept is None and sys.getrefcount(self._memory) > 2:
+            kept = "a column of the batch"
         return kept

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence, TypeVar, Union
 
 from . import _native
 from ._batch import Batch
@@ -49,7 +49,9 @@ class Request:
     """An opaque request, lent to this rank until it is replied to.
 
     `data`: a read-only memoryview of the request, in place. `reply(data)` or `fail(error)` ends it,
-    on any thread, also after later requests were taken.
+    on any thread, also after later requests were taken. What outlives the request must be copied: reply
+    refuses while a numpy array or a memoryview of it exists. A tensor of torch.frombuffer is not seen
+    here; handlers of `serve` are checked for those, too.
     """
 
     def __init__(self, worker: "Worker", native: Any) -> None:
@@ -58,8 +60,8 @@ class Request:
         self._slot, self._capacity = native.reply, int(native.reply_capacity)
         self._lock = threading.Lock()
         self._over = False
-        self._raw = memoryview(ffi.buffer(native.bytes, native.size) if native.size else b"")
-        self.data = self._raw.toreadonly()
+        self._buffer = ffi.buffer(native.bytes, native.size) if native.size else bytearray()
+        self.data = memoryview(self._buffer).toreadonly()
 
     @property
     def cancelled(self) -> bool:
@@ -111,14 +113,16 @@ class Request:
             raise StateError(f"request {self.sequence} was replied to")
 
     def _end(self) -> None:
-        if self.data.obj is None:
-            return
         try:
             self.data.release()
-            self._raw.release()
         except BufferError:
-            raise StateError(f"a view of request {self.sequence} is kept; copy what outlives the "
-                             "request") from None
+            self._refuse()
+        # A numpy array or another memoryview holds the buffer, without an export of `data`.
+        if sys.getrefcount(self._buffer) > 2:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise StateError(f"a view of request {self.sequence} is kept; copy what outlives the request")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,7 +465,12 @@ class Worker:
 
     def _serve(self, request: Request, handler: Callable[[memoryview], Buffer]) -> None:
         try:
-            request.reply(handler(request.data))
+            reply = handler(request.data)
+            if not isinstance(reply, (bytes, bytearray)) and not _owns_its_data(reply):
+                reply = bytes(reply)  # it may be a view of the request
+            if sys.getrefcount(request.data) > 2:
+                request._refuse()  # torch keeps the view itself
+            request.reply(reply)
         except Exception as error:  # pylint: disable=broad-exception-caught
             if not request._over:
                 request.fail(error)
@@ -634,6 +643,10 @@ class Worker:
                                         _PULL_FAILED if failure else 0,
                                         lib.COX_REJECTED if failure else 0,
                                         str(failure or "").encode())
+
+
+def _owns_its_data(array: Any) -> bool:
+    return bool(getattr(getattr(array, "flags", None), "owndata", False))
 
 
 def _message(order: Any) -> bytes:

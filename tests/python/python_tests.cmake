@@ -1,0 +1,20 @@
+# The Python package: one test of CTest for each file, run by pytest.
+if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
+    # What takes longer: torch comes from PyPI, and packaging compiles the library twice.
+    set(python_all torch_worker packaging)
+    file(GLOB python_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.py)
+    foreach(path IN LISTS python_tests)
+        cmake_path(GET path STEM name)
+        string(REPLACE "test_" "" name ${name})
+        set(tier quick)
+        if(name IN_LIST python_all)
+            set(tier all)
+        endif()
+        cox_command_test(NAME python/${name} LABEL python TIER ${tier} TIMEOUT 200 PROCESSORS 2
+            ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python"
+                        "PYTHONDONTWRITEBYTECODE=1"
+                        "COX_BIN_DIR=${PROJECT_BINARY_DIR}/bin"
+                        "COX_PYTHON=${COX_PYTHON}"
+            COMMAND ${COX_PYTHON} -m pytest -q -p no:cacheprovider ${path})
+    endforeach()
+endif()

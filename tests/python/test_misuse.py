@@ -1,0 +1,230 @@
+"""What must be an exception: never a crash, never a hang."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+import coxswain
+import workers
+
+
+def run_script(text, timeout=60, **options):
+    """Runs a program that may end in any way. Returns its exit status and output."""
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True,
+                             text=True, timeout=timeout, check=False,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **options)
+    return process.returncode, process.stdout + process.stderr
+
+
+def test_before_start_and_after_stop():
+    group = coxswain.Group(workers.echo, 1)
+    with pytest.raises(coxswain.Closed, match="not started"):
+        group.call(b"")
+    with group:
+        future = group.submit(b"x", 30)
+    with pytest.raises(coxswain.Closed):
+        future.result()
+    for call in (lambda: group.call(b""), lambda: group.submit(b""), group.status, group.start,
+                 lambda: group.restart(0), lambda: group.name, group.fileno):
+        with pytest.raises(coxswain.Closed):
+            call()
+    group.stop()
+    group.poll()
+
+
+def test_a_stop_ends_calls_of_other_threads():
+    group = coxswain.Group(workers.obey, 2).start()
+    errors = []
+    begun = threading.Barrier(4)
+
+    def run():
+        begun.wait()
+        try:
+            group.call(b"hang", timeout=60)
+        except coxswain.Error as error:
+            errors.append(type(error))
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    while group.status().channels[0].published < 2:
+        time.sleep(0.001)
+    group.stop()
+    for thread in threads:
+        thread.join(30)
+    assert errors == [coxswain.Closed] * 3
+
+
+def test_a_group_that_is_forgotten_is_stopped():
+    with pytest.warns(ResourceWarning, match="not stopped"):
+        coxswain.Group(workers.echo, 1).start()
+
+
+def test_a_forked_child_is_refused():
+    with coxswain.Group(workers.shout, 2) as group:
+        assert group.call(b"x", timeout=30) == [b"X"] * 2
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                group.call(b"y")
+            except coxswain.StateError as error:
+                status = 0 if "forked" in str(error) else 2
+            finally:
+                del group
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert group.call(b"y", timeout=30) == [b"Y"] * 2
+
+
+def test_a_wait_inside_on_line_is_refused():
+    errors = []
+    told = threading.Event()
+
+    def on_line(_rank, _line):
+        try:
+            group.call(b"x", timeout=5)
+        except coxswain.Error as error:
+            errors.append(error)
+        told.set()
+
+    with coxswain.Group(workers.obey, 1, on_line=on_line) as group:
+        group.call(b"print", timeout=30)
+        assert told.wait(30)
+    assert isinstance(errors[0], coxswain.Deadlock)
+
+
+def test_a_callback_may_call_back():
+    with coxswain.Group(workers.shout, 2) as group:
+        replies = []
+        done = threading.Event()
+
+        def callback(_):
+            replies.append(group.call(b"inside", timeout=30))
+            done.set()
+
+        group.submit(b"x", 30).add_done_callback(callback)
+        assert done.wait(30)
+        assert replies == [[b"INSIDE"] * 2]
+
+
+def test_views_of_a_request_end_with_it():
+    pytest.importorskip("numpy")
+    with coxswain.Group(workers.keep_view, 1) as group:
+        for verb in (b"itself", b"slice", b"array"):
+            with pytest.raises(coxswain.RankError, match="kept"):
+                group.call(verb, timeout=30)
+            assert group.call(b"nothing", timeout=30) == [b"ok"]
+        assert group.call(b"returned", timeout=30) == [b"returned"]
+        assert group.call(b"slice returned", timeout=30) == [b"ice returned"]
+
+
+def test_a_second_worker_and_a_second_handler_are_refused():
+    code, output = run_script("""
+        import coxswain
+        with coxswain.Group(["/bin/true"], 1) if False else open("/dev/null"):
+            pass
+        worker = coxswain.Worker()
+        worker.opaque(bytes)
+        try:
+            worker.opaque(bytes)
+        except coxswain.Busy as error:
+            print("busy", error)
+        try:
+            worker.rank
+        except coxswain.Invalid as error:
+            print("no rank:", error)
+    """)
+    assert code == 0 and "busy" in output and "COXSWAIN_SOCKET" in output
+
+
+def test_an_interpreter_that_ends_with_requests_in_flight():
+    code, output = run_script("""
+        import sys
+        import coxswain, workers
+        group = coxswain.Group(workers.obey, 2).start()
+        print(*[rank.pid for rank in group.status().ranks], flush=True)
+        future = group.submit(b"hang", 60)
+        future.add_done_callback(lambda future: print("called", type(future.exception()).__name__))
+    """)
+    assert code == 0, output
+    assert "called Closed" in output
+    for pid in output.split()[:2]:
+        assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_an_exit_in_the_midst_of_a_call():
+    code, output = run_script("""
+        import os, threading
+        import coxswain, workers
+        group = coxswain.Group(workers.obey, 2).start()
+        print(*[rank.pid for rank in group.status().ranks], flush=True)
+        thread = threading.Thread(target=lambda: group.call(b"hang", timeout=60), daemon=True)
+        thread.start()
+        while not group.status().channels[0].published:
+            pass
+        os._exit(5)
+    """)
+    assert code == 5, output
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{pid}") for pid in output.split()[:2]):
+        assert time.monotonic() < deadline, "the ranks outlive their coordinator"
+
+
+@pytest.mark.parametrize("what", ["call", "result", "start", "restart"])
+def test_ctrl_c_ends_a_wait(what):
+    """SIGINT ends a wait in the main thread, and what was begun is cleaned up."""
+    script = textwrap.dedent(f"""
+        import sys
+        import coxswain, workers
+        what = {what!r}
+        try:
+            if what == "start":
+                print("ready", flush=True)
+                coxswain.Group(workers.never_attach, 2, timeout=60).start()
+            with coxswain.Group(workers.obey, 2, timeout=60) as group:
+                if what == "restart":
+                    group._options[0].command[0] = group._options[0].command[0]
+                print("ready", flush=True)
+                if what == "call":
+                    group.call(b"hang", timeout=60)
+                elif what == "result":
+                    group.submit(b"hang", 60).result()
+                else:
+                    group.call(b"stop 1", timeout=60)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            sys.exit(9)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert process.stdout.readline() == "ready\n"
+    begun = time.monotonic()
+    while process.poll() is None:  # one that comes before the wait counts as well
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            pass
+        assert time.monotonic() - begun < 30
+    output = process.stdout.read()
+    process.stdout.close()
+    assert process.returncode in (9, 130, -signal.SIGINT), output
+
+
+def test_ctrl_c_ends_a_worker():
+    """A worker that serves ends by KeyboardInterrupt; the group sees its death."""
+    with coxswain.Group(workers.echo, 2) as group:
+        group.call(b"x", timeout=30)
+        os.kill(group.status().ranks[1].pid, signal.SIGINT)
+        while group.status().ranks[1].liveness == "alive":
+            time.sleep(0.001)
+        with pytest.raises(coxswain.RankDied, match="rank 1"):
+            group.call(b"x", timeout=30)
