@@ -41,7 +41,10 @@ _LINK_FAILED = 2001
 def _explain(error: BaseException) -> str:
     """What a rank's error says: the exception first, since a long text is cut."""
     last = "".join(traceback.format_exception_only(type(error), error)).strip()
-    trace = "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    begin = error.__traceback__
+    while begin and begin.tb_next and begin.tb_frame.f_code.co_filename == __file__:
+        begin = begin.tb_next  # the handler's own frames are what helps
+    trace = "".join(traceback.format_tb(begin)).rstrip()
     return f"{last}\n{trace}" if trace else last
 
 
@@ -598,7 +601,9 @@ class Worker:
             try:
                 lora, text = self._serve_order(order)
             except BaseException as error:  # pylint: disable=broad-exception-caught
-                result, lora, text = lib.COX_REJECTED, _LORA_STATUSES["unsupported"], _explain(error)
+                # A LoRA reply has a status of its own for it.
+                result = 0 if order.kind == lib.COXPY_LORA else lib.COX_REJECTED
+                lora, text = _LORA_STATUSES["unsupported"], _explain(error)
             lib.coxpy_order_done(native, order, result, lora, text.encode())
 
     def _handler(self, kind: str) -> Callable[..., Any]:
