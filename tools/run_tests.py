@@ -1,6 +1,8 @@
 """Builds and runs tests. `sh tools/test` starts it, and says what its arguments are."""
 
+import glob
 import os
+import subprocess
 import sys
 import time
 
@@ -15,6 +17,8 @@ OF_ONE_BUILD = ["-LE", "^(model|transformers)$"]
 SKIPPED = 77
 # Of a test that failed, shown once more at the end.
 LINE_COUNT = 40
+# Of tests/python: what builds without instruments, or needs torch.
+NOT_INSTRUMENTED = ("test_packaging.py", "test_torch_worker.py", "test_lint.py")
 # Of tests/fault.
 SOAKS = (
     ("chaos.py", "--kills", "1000"),
@@ -97,6 +101,31 @@ def step_soaks():
     return status
 
 
+def step_python():
+    """tests/python by a CPython that counts references, and with the library under ASan."""
+    status = run(["sh", "tools/packages", "build", "test", "python-debug"], own_group=False)
+    status = status or build("test")
+    status = status or run(["cmake", "--preset", "asan", "-D", "COX_BUILD_PYTHON=ON"])
+    status = status or run(["cmake", "--build", "--preset", "asan", "--target", "coxswain_python"])
+    if status:
+        return status
+    tests = [path for path in sorted(glob.glob(os.path.join(ROOT, "tests", "python", "test_*.py")))
+             if os.path.basename(path) not in NOT_INSTRUMENTED]
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    for python, preset in (("/usr/bin/python3-dbg", "test"), ("/usr/bin/python3", "asan")):
+        print("%s with the library of the %s build" % (python, preset), flush=True)
+        environment = {"PYTHONPATH": os.path.join(ROOT, "build", preset, "python"),
+                       "COX_BIN_DIR": os.path.join(ROOT, "build", "test", "bin"),
+                       "PYTHONDONTWRITEBYTECODE": "1"}
+        if preset == "asan":
+            library = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True,
+                                     capture_output=True, text=True).stdout.strip()
+            environment.update(LD_PRELOAD=library, PYTHONMALLOC="malloc",
+                               ASAN_OPTIONS="detect_leaks=0", UBSAN_OPTIONS="halt_on_error=1")
+        status = run([python, *options], **environment) or status
+    return status
+
+
 STEPS = {
     "test": step_test,
     "gcc": lambda: run_tests("gcc", "gcc", OF_ONE_BUILD),
@@ -104,6 +133,7 @@ STEPS = {
     "asan": lambda: run_tests("asan", "asan", OF_ONE_BUILD),
     "tsan": lambda: run_tests("tsan", "tsan", OF_ONE_BUILD),
     "fuzz": lambda: run(["sh", "tools/fuzz"], FUZZ_SECONDS=os.environ.get("FUZZ_SECONDS", "30")),
+    "python": step_python,
     "soaks": step_soaks,
     "anywhere": step_anywhere,
     "demo": lambda: run(["sh", "tools/demo"]),

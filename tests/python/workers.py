@@ -1,5 +1,6 @@
 """Programs of ranks, as functions that coxswain.Group calls in each."""
 
+import gc
 import os
 import signal
 import sys
@@ -116,3 +117,23 @@ def never_attach():
 def fail_early():
     print("no GPU here", flush=True)
     sys.exit(3)
+
+
+def references():
+    """The references of this interpreter, if it counts them, and its objects and memory blocks."""
+    gc.collect()
+    total = getattr(sys, "gettotalrefcount", lambda: 0)()
+    return total, len(gc.get_objects()), sys.getallocatedblocks()
+
+
+def count_references():
+    """Echoes; replies to "count" with what references() says."""
+
+    def reply(data):
+        if bytes(data) == b"count":
+            return " ".join(map(str, references())).encode()
+        if bytes(data) == b"raise":
+            raise ValueError("no")
+        return data
+
+    coxswain.serve(reply)
