@@ -27,6 +27,7 @@ from ._errors import (Aborted, Busy, Closed, Corrupt, Deadlock, Denied, Diverged
                       RankError, Stale, StateError, Taken, TimedOut, TooLarge, Unsupported,
                       VersionMismatch)
 from ._group import Future, Group
+from ._ranks import RankGroup
 from ._status import ChannelStatus, GroupStatus, RankChannelStatus, RankStatus
 from ._worker import (InitRequest, InitResult, LinkRequest, LinkState, LoraRequest, Pull, PullRequest,
                       Request, Worker, rank, rank_count, serve)
@@ -40,6 +41,6 @@ __all__ = [
     "Diverged", "Empty", "Error", "ExecFailed", "Full", "Future", "Group", "GroupStatus",
     "InitRequest", "InitResult", "Invalid", "Late", "LateRank", "LinkRequest", "LinkState",
     "LoraRequest", "NoSpace", "NotFound", "Pull", "PullRequest", "RankChannelStatus", "RankDied",
-    "RankError", "RankStatus", "Request", "Stale", "StateError", "Taken", "TimedOut", "TooLarge",
-    "Unsupported", "VersionMismatch", "Worker", "rank", "rank_count", "serve",
+    "RankError", "RankGroup", "RankStatus", "Request", "Stale", "StateError", "Taken", "TimedOut",
+    "TooLarge", "Unsupported", "VersionMismatch", "Worker", "rank", "rank_count", "serve",
 ]

@@ -468,3 +468,49 @@ int coxpy_worker_start(struct coxpy_worker *worker, struct cox_error *err);
 void coxpy_worker_end(struct coxpy_worker *worker);
 struct coxpy_worker *coxpy_worker_free(struct coxpy_worker *worker);
 uint32_t coxpy_worker_cleanups(struct coxpy_worker *worker, uint32_t *slots, uint32_t count_max);
+
+/* ---- rank group ---- */
+
+#define COX_GROUP_VALUE_SIZE_MIN ...
+#define COX_GROUP_FD_KEEP ...
+#define COX_GROUP_FD_CONSUME ...
+
+struct cox_group;
+struct cox_group_sealed;
+struct cox_group_options {
+    size_t size;
+    const char *name;
+    int fd;
+    const struct cox_group_sealed *sealed;
+    uint64_t fd_offset;
+    uint32_t rank;
+    uint32_t rank_count;
+    uint32_t value_size;
+    uint64_t generation;
+    uint64_t deadline_ns;
+    bool (*cancelled)(void *context);
+    void *context;
+    ...;
+};
+void cox_init_request_group(const struct cox_init_request *request,
+                            struct cox_group_options *options);
+uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);
+int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
+                   struct cox_error *err);
+struct cox_group *cox_group_leave(struct cox_group *group);
+uint32_t cox_group_rank(const struct cox_group *group);
+uint32_t cox_group_rank_count(const struct cox_group *group);
+int cox_group_align(struct cox_group *group, uint64_t epoch);
+void cox_group_abort(struct cox_group *group);
+void cox_group_blame(struct cox_group *group, uint32_t rank);
+int cox_group_subgroup(struct cox_group *group, const char *name,
+                       const struct cox_rank_set *members, struct cox_group **ret_subgroup,
+                       struct cox_error *err);
+int cox_group_barrier(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err);
+int cox_group_gather(struct cox_group *group, const void *value, size_t size, void *values,
+                     uint64_t deadline_ns, struct cox_error *err);
+int cox_group_gather_fds(struct cox_group *group, int fd, int mode, int *fds, uint64_t deadline_ns,
+                         struct cox_error *err);
+int cox_group_broadcast_fd(struct cox_group *group, uint32_t source, int fd, int mode, int *ret_fd,
+                           uint64_t deadline_ns, struct cox_error *err);
+bool coxpy_interrupted(void *raised);
