@@ -23,10 +23,12 @@ if not getattr(_sys, "_is_gil_enabled", lambda: True)():
 # pylint: disable=wrong-import-position
 from ._batch import Batch
 from ._errors import (Aborted, Busy, Closed, Corrupt, Deadlock, Denied, Diverged, Empty, Error,
-                      ExecFailed, Full, Invalid, Late, LateRank, NoSpace, NotFound, RankDied,
-                      RankError, Stale, StateError, Taken, TimedOut, TooLarge, Unsupported,
+                      ExecFailed, Full, Invalid, Late, LateRank, NoSpace, NotFound, PeerDead,
+                      RankDied, RankError, Stale, StateError, Taken, TimedOut, TooLarge, Unsupported,
                       VersionMismatch)
 from ._group import Future, Group
+from ._handles import Exporter, Handle, Import, Importer
+from ._memory import (Block, Message, Pool, PoolStats, Publisher, Queue, QueueSet, Subscriber)
 from ._ranks import RankGroup
 from ._status import ChannelStatus, GroupStatus, RankChannelStatus, RankStatus
 from ._worker import (InitRequest, InitResult, LinkRequest, LinkState, LoraRequest, Pull, PullRequest,
@@ -37,10 +39,12 @@ from ._errors import lib as _lib, text_of as _text_of
 __version__: str = _text_of(_lib.cox_version())
 
 __all__ = [
-    "Aborted", "Batch", "Busy", "ChannelStatus", "Closed", "Corrupt", "Deadlock", "Denied",
-    "Diverged", "Empty", "Error", "ExecFailed", "Full", "Future", "Group", "GroupStatus",
-    "InitRequest", "InitResult", "Invalid", "Late", "LateRank", "LinkRequest", "LinkState",
-    "LoraRequest", "NoSpace", "NotFound", "Pull", "PullRequest", "RankChannelStatus", "RankDied",
-    "RankError", "RankGroup", "RankStatus", "Request", "Stale", "StateError", "Taken", "TimedOut",
-    "TooLarge", "Unsupported", "VersionMismatch", "Worker", "rank", "rank_count", "serve",
+    "Aborted", "Batch", "Block", "Busy", "ChannelStatus", "Closed", "Corrupt", "Deadlock",
+    "Denied", "Diverged", "Empty", "Error", "ExecFailed", "Exporter", "Full", "Future", "Group",
+    "GroupStatus", "Handle", "Import", "Importer", "InitRequest", "InitResult", "Invalid", "Late",
+    "LateRank", "LinkRequest", "LinkState", "LoraRequest", "Message", "NoSpace", "NotFound",
+    "PeerDead", "Pool", "PoolStats", "Publisher", "Pull", "PullRequest", "Queue", "QueueSet",
+    "RankChannelStatus", "RankDied", "RankError", "RankGroup", "RankStatus", "Request", "Stale",
+    "StateError", "Subscriber", "Taken", "TimedOut", "TooLarge", "Unsupported", "VersionMismatch",
+    "Worker", "rank", "rank_count", "serve",
 ]

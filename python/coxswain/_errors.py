@@ -30,7 +30,11 @@ class TimedOut(Error, TimeoutError):
     late: Sequence["LateRank"] = ()
 
 
-class RankDied(Error):
+class PeerDead(Error):
+    """The process on the other side died."""
+
+
+class RankDied(PeerDead):
     """A rank died, or left the group.
 
     `rank`; `pid` of its process; `signal` that killed it, 0: none; `exit_status`, -1: unknown or

@@ -514,3 +514,181 @@ int cox_group_gather_fds(struct cox_group *group, int fd, int mode, int *fds, ui
 int cox_group_broadcast_fd(struct cox_group *group, uint32_t source, int fd, int mode, int *ret_fd,
                            uint64_t deadline_ns, struct cox_error *err);
 bool coxpy_interrupted(void *raised);
+
+/* ---- handles ---- */
+
+#define COX_HANDLE_MEMORY ...
+#define COX_IMPORT_FD ...
+#define COX_IMPORT_READ ...
+#define COX_IMPORT_WRITE ...
+
+struct cox_handle {
+    uint8_t bytes[...];
+};
+struct cox_handle_info {
+    int kind;
+    uint32_t pid;
+    uint64_t size;
+    uint64_t offset;
+    ...;
+};
+struct cox_exporter;
+struct cox_exporter_options {
+    size_t size;
+    const char *socket_path;
+    ...;
+};
+struct cox_importer;
+struct cox_importer_options {
+    size_t size;
+    const char *socket_path;
+    ...;
+};
+struct cox_import {
+    int fd;
+    const void *base;
+    uint64_t size;
+    bool writable;
+    ...;
+};
+int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *ret_info,
+                     struct cox_error *err);
+int cox_handle_open(const struct cox_handle *handle, const char *socket_path, uint64_t deadline_ns,
+                    int *ret_fd, struct cox_error *err);
+int cox_exporter_new(const struct cox_exporter_options *options, struct cox_exporter **ret_exporter,
+                     struct cox_error *err);
+struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter);
+int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset, uint64_t size,
+                        struct cox_handle *ret_handle, struct cox_error *err);
+int cox_exporter_put(struct cox_exporter *exporter, const struct cox_handle *handle);
+int cox_importer_new(const struct cox_importer_options *options, struct cox_importer **ret_importer,
+                     struct cox_error *err);
+struct cox_importer *cox_importer_free(struct cox_importer *importer);
+int cox_importer_open(struct cox_importer *importer, const struct cox_handle *handle, int flags,
+                      const struct cox_import **ret_import, struct cox_error *err);
+void cox_importer_close(struct cox_importer *importer, const struct cox_import *import);
+
+/* ---- pools ---- */
+
+#define COX_POOL_FIXED ...
+#define COX_POOL_SLAB ...
+
+struct cox_pool;
+struct cox_pool_options {
+    size_t size;
+    int strategy;
+    uint64_t block_size;
+    uint32_t block_count;
+    uint64_t slab_size;
+    uint64_t slabs_size;
+    uint32_t owner_count_max;
+    bool on_demand;
+    ...;
+};
+struct cox_pool_attach_options {
+    size_t size;
+    bool read_only;
+    ...;
+};
+struct cox_block_ref {
+    uint64_t size;
+    ...;
+};
+struct cox_pool_handle {
+    struct cox_handle words, blocks;
+};
+struct cox_pool_stats {
+    uint32_t block_count, free_count;
+    uint64_t size, used_size;
+    uint32_t owner_count;
+    uint64_t reference_count, pin_count;
+    uint64_t allocated, freed;
+    uint64_t swept;
+    ...;
+};
+int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **ret_pool,
+                    struct cox_error *err);
+int cox_pool_attach(const int *fds, const struct cox_pool_attach_options *options,
+                    struct cox_pool **ret_pool, struct cox_error *err);
+struct cox_pool *cox_pool_free(struct cox_pool *pool);
+void cox_pool_fds(const struct cox_pool *pool, int *ret_fds);
+int cox_pool_export(struct cox_pool *pool, struct cox_exporter *exporter, bool read_only,
+                    struct cox_pool_handle *ret_handle, struct cox_error *err);
+int cox_pool_open(const struct cox_pool_handle *handle, const char *socket_path,
+                  uint64_t deadline_ns, const struct cox_pool_attach_options *options,
+                  struct cox_pool **ret_pool, struct cox_error *err);
+int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref *ret_ref,
+                      struct cox_error *err);
+int cox_pool_ref(struct cox_pool *pool, const struct cox_block_ref *ref, struct cox_error *err);
+int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref, struct cox_error *err);
+void *cox_pool_pointer(const struct cox_pool *pool, const struct cox_block_ref *ref);
+uint64_t cox_pool_sweep(struct cox_pool *pool);
+void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
+
+/* ---- queues ---- */
+
+struct cox_queue;
+struct cox_publisher;
+struct cox_subscriber;
+struct cox_queue_set;
+struct cox_queue_options {
+    size_t size;
+    uint32_t depth;
+    uint32_t publisher_count_max;
+    uint32_t subscriber_count_max;
+    ...;
+};
+struct cox_publisher_options {
+    size_t size;
+    struct cox_pool *pool;
+    struct cox_exporter *exporter;
+    bool read_only;
+    const char *socket_path;
+    ...;
+};
+struct cox_subscriber_options {
+    size_t size;
+    struct cox_pool *const *pools;
+    uint32_t pool_count;
+    const char *socket_path;
+    ...;
+};
+struct cox_message {
+    struct cox_block_ref ref;
+    struct cox_pool *pool;
+    uint64_t length;
+    uint64_t user_data;
+    uint64_t number;
+    uint64_t skipped;
+    ...;
+};
+int cox_queue_create(const struct cox_queue_options *options, struct cox_queue **ret_queue,
+                     struct cox_error *err);
+int cox_queue_attach(int fd, const struct cox_queue_options *expected, struct cox_queue **ret_queue,
+                     struct cox_error *err);
+struct cox_queue *cox_queue_free(struct cox_queue *queue);
+int cox_queue_fd(const struct cox_queue *queue);
+int cox_queue_export(struct cox_queue *queue, struct cox_exporter *exporter,
+                     struct cox_handle *ret_handle, struct cox_error *err);
+int cox_queue_open(const struct cox_handle *handle, const char *socket_path, uint64_t deadline_ns,
+                   const struct cox_queue_options *expected, struct cox_queue **ret_queue,
+                   struct cox_error *err);
+uint32_t cox_queue_sweep(struct cox_queue *queue);
+int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_options *options,
+                      struct cox_publisher **ret_publisher, struct cox_error *err);
+struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher);
+int cox_publisher_publish(struct cox_publisher *publisher, const struct cox_block_ref *ref,
+                          uint64_t length, uint64_t user_data, uint64_t *ret_number,
+                          struct cox_error *err);
+int cox_subscriber_new(struct cox_queue *queue, const struct cox_subscriber_options *options,
+                       struct cox_subscriber **ret_subscriber, struct cox_error *err);
+struct cox_subscriber *cox_subscriber_free(struct cox_subscriber *subscriber);
+int cox_subscriber_take(struct cox_subscriber *subscriber, struct cox_message *ret_message,
+                        struct cox_error *err);
+uint64_t cox_subscriber_pending(const struct cox_subscriber *subscriber);
+int cox_queue_set_new(struct cox_queue_set **ret_set);
+struct cox_queue_set *cox_queue_set_free(struct cox_queue_set *set);
+int cox_queue_set_add(struct cox_queue_set *set, struct cox_subscriber *subscriber,
+                      struct cox_error *err);
+int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
+                       struct cox_subscriber **ret_subscriber);
