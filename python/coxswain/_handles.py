@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 from . import _native
 from ._errors import Invalid, check, new_error
@@ -93,12 +93,18 @@ class Handle:
 class Exporter(Owned):
     """Makes handles of this process's fds. They can be opened until put, close, or the process's end.
 
-    socket: the path of a control socket that keeps the fds too. Raises Unsupported, and what the socket does.
+    socket: the path of a control socket that keeps the fds too. consent: where the kernel's Yama allows only
+    ancestors to copy fds, the process that may as well, or "any": each of this user.
     """
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, socket: str | os.PathLike[str] | None = None,
+                 consent: int | Literal["any"] | None = None) -> None:
         path = _path(socket)
         options = ffi.new("struct cox_exporter_options *", {"socket_path": path})
+        if consent == "any":
+            options.consent = lib.COX_CONSENT_ANY
+        elif consent is not None:
+            options.consent, options.consent_pid = lib.COX_CONSENT_PROCESS, consent
         options.size = ffi.sizeof("struct cox_exporter_options")
         found, err = ffi.new("struct cox_exporter **"), new_error()
         check_peer(lib.cox_exporter_new(options, found, err), err)

@@ -78,6 +78,8 @@ class Pool(Owned):
     Another process gets it with `open`, `attach`, or the messages of a queue. Any thread may use it.
     """
 
+    _writable: bool
+
     def __init__(self) -> None:
         raise TypeError("use Pool.create, Pool.attach or Pool.open")
 

@@ -39,7 +39,7 @@ def _fail(code: int, text: str) -> NoReturn:
     raise error
 
 
-def _memory_of(what: str, data: Buffer, writable: bool) -> tuple[Any, int]:
+def _memory_of(what: str, data: Any, writable: bool) -> tuple[Any, int]:
     """The address and size in bytes of a contiguous buffer, or of a torch tensor, in place."""
     if hasattr(data, "data_ptr"):  # torch: a tensor is no buffer
         if data.device.type != "cpu":
@@ -71,6 +71,13 @@ class RankGroup:
     50 ms, and the operation with Aborted on the other ranks.
     """
 
+    #: this rank, 0 to rank_count - 1; in a subgroup its place among the members
+    rank: int
+    #: the number of ranks
+    rank_count: int
+    #: the largest value of one rank in bytes
+    value_size: int
+
     def __init__(self) -> None:
         raise TypeError("use RankGroup.join, InitRequest.join or RankGroup.subgroup")
 
@@ -89,7 +96,6 @@ class RankGroup:
         self._freeing = threading.RLock()
         self.rank = int(lib.cox_group_rank(native))
         self.rank_count = int(lib.cox_group_rank_count(native))
-        #: the largest value of one rank in bytes
         self.value_size = value_size
 
     @classmethod

@@ -521,6 +521,8 @@ bool coxpy_interrupted(void *raised);
 #define COX_IMPORT_FD ...
 #define COX_IMPORT_READ ...
 #define COX_IMPORT_WRITE ...
+#define COX_CONSENT_PROCESS ...
+#define COX_CONSENT_ANY ...
 
 struct cox_handle {
     uint8_t bytes[...];
@@ -536,6 +538,8 @@ struct cox_exporter;
 struct cox_exporter_options {
     size_t size;
     const char *socket_path;
+    int consent;
+    int32_t consent_pid;
     ...;
 };
 struct cox_importer;
