@@ -130,9 +130,34 @@ class RankGroup:
         options.size = ffi.sizeof("struct cox_group_options")
         lib.cox_init_request_group(request, options)
         # A legacy coordinator has no memory for it: then a name of the group's.
-        group = cls._join(options, f"{worker.group_name}_init", value_size, timeout)
+        name = f"{worker.group_name}_init"
+        if value_size <= lib.COX_GROUP_VALUE_SIZE_MIN or (options.fd < 0 and not options.sealed):
+            group = cls._join(options, name, value_size, timeout)
+        else:
+            group = cls._join_larger(cls._join(options, name, 0, timeout), value_size, timeout)
         _of_workers[worker] = group
         return group
+
+    @classmethod
+    def _join_larger(cls, former: "RankGroup", value_size: int, timeout: float | None) -> "RankGroup":
+        """The memory of an init has room for the smallest values. Rank 0 makes larger memory, whose fd all
+        ranks get in the group that they have. Every rank can write all of it."""
+        with former:
+            memory, first = -1, former.rank == 0
+            try:
+                if first:
+                    memory = os.memfd_create("rank group", os.MFD_CLOEXEC)
+                    os.fchmod(memory, 0o600)
+                    os.ftruncate(memory, lib.cox_group_memory_size(former.rank_count, value_size))
+                    former.broadcast_fd(0, memory, timeout=timeout)
+                else:
+                    memory = former.broadcast_fd(0, timeout=timeout)
+                options = ffi.new("struct cox_group_options *", {"fd": memory})
+                options.rank, options.rank_count = former.rank, former.rank_count
+                return cls._join(options, "", value_size, timeout)
+            finally:
+                if memory >= 0:
+                    os.close(memory)
 
     @classmethod
     def _join(cls, options: Any, name: str, value_size: int,
