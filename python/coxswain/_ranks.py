@@ -67,8 +67,8 @@ class RankGroup:
     Every rank calls the same operations in the same order; one returns when all ranks have arrived.
     timeout: seconds, None: no limit. Operations raise TimedOut; RankDied with the rank and its pid, after
     which a new group must be formed; Aborted; Corrupt; and Busy where another thread waits in one. After a
-    failure this rank is out of step until the next `align`. Ctrl-C ends a wait of the main thread within
-    50 ms, and the operation with Aborted on the other ranks.
+    failure this rank is out of step until the next `align`, and operations of the other ranks raise Aborted.
+    Ctrl-C ends a wait of the main thread within 50 ms; that is such a failure.
     """
 
     #: this rank, 0 to rank_count - 1; in a subgroup its place among the members
@@ -227,8 +227,9 @@ class RankGroup:
             lib.cox_group_abort(self._joined())
 
     def align(self, epoch: int) -> None:
-        """Starts this epoch, 1 or more, on this rank: operations of earlier ones end with Aborted. Does not
-        wait. The same epoch on every rank; it is in step again. Raises Invalid: not later than the present."""
+        """Starts this epoch, 1 or more, on this rank, which is in step again with ranks of the same one. Does
+        not wait. Operations of earlier epochs end with Aborted on all ranks, the last one too where a rank has
+        not yet seen its end. Raises Invalid: not later than the present."""
         self._process.check()
         with self._holding(*self._subgroups):
             if lib.cox_group_align(self._joined(), epoch):
