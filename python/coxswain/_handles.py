@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, Union
+from typing import Any, Literal
 
 from . import _native
 from ._errors import Invalid, check, new_error
@@ -12,7 +12,7 @@ from ._owned import Mapped, Owned, check_peer
 
 ffi, lib = _native.ffi, _native.lib
 
-Buffer = Union[bytes, bytearray, memoryview, Any]
+Buffer = bytes | bytearray | memoryview | Any
 
 
 def _path(socket: str | os.PathLike[str] | None) -> Any:
@@ -32,8 +32,9 @@ def _bytes_as(type_: str, what: str, data: Buffer) -> Any:
 class Handle:
     """An fd of a process as 64 bytes, `bytes(handle)`, which may be copied in any way.
 
-    `Handle(data)` reads them: raises Corrupt and VersionMismatch. A handle is a name, not a permission. Its
-    bytes choose which fd of which process `open` copies: take handles only from processes that may choose.
+    `Handle(data)` reads them: raises Corrupt and VersionMismatch. A handle is a name, not a
+    permission. Its bytes choose which fd of which process `open` copies: take handles only from
+    processes that may choose.
     """
 
     __slots__ = ("_handle", "_info")
@@ -68,8 +69,8 @@ class Handle:
              timeout: float | None = 1.0) -> int:
         """An fd of the same object, which the caller closes.
 
-        socket: the path of a control socket that has it, where the kernel does not allow the copy. timeout:
-        seconds, at the socket. Raises PeerDead, NotFound, Denied, Unsupported, TimedOut.
+        socket: the path of a control socket that has it, where the kernel does not allow the copy.
+        timeout: seconds, at the socket. Raises PeerDead, NotFound, Denied, Unsupported, TimedOut.
         """
         err = new_error()
         found = ffi.new("int *", -1)
@@ -91,10 +92,11 @@ class Handle:
 
 
 class Exporter(Owned):
-    """Makes handles of this process's fds. They can be opened until put, close, or the process's end.
+    """Makes handles of this process's fds. They can be opened until put, close, or the process's
+    end.
 
-    socket: the path of a control socket that keeps the fds too. consent: where the kernel's Yama allows only
-    ancestors to copy fds, the process that may as well, or "any": each of this user.
+    socket: the path of a control socket that keeps the fds too. consent: where the kernel's Yama
+    allows only ancestors to copy fds, the process that may as well, or "any": each of this user.
     """
 
     def __init__(self, socket: str | os.PathLike[str] | None = None,
@@ -111,8 +113,8 @@ class Exporter(Owned):
         self._own("exporter", found[0], lib.cox_exporter_free)
 
     def export(self, fd: int, offset: int = 0, size: int = 0) -> Handle:
-        """A handle for the bytes from offset on; size 0: to the end, if it is memory. fd stays the caller's,
-        who may close it. Raises Invalid: no fd, or a range outside the object."""
+        """A handle for the bytes from offset on; size 0: to the end, if it is memory. fd stays the
+        caller's, who may close it. Raises Invalid: no fd, or a range outside the object."""
         found = ffi.new("struct cox_handle *")
         self._call(lib.cox_exporter_export, fd, offset, size, found)
         return Handle(ffi.buffer(found))
@@ -139,7 +141,7 @@ class Import(Mapped):
         """Whether `memory` can be written."""
         return self._writable
 
-    def _set_up(self, importer: "Importer", native: Any) -> None:
+    def _set_up(self, importer: Importer, native: Any) -> None:
         importing = importer._use()
         self._fd, self._size = int(native.fd), int(native.size)
         self._writable = bool(native.writable)
@@ -164,8 +166,9 @@ class Importer(Owned):
         self._own("importer", found[0], lib.cox_importer_free)
 
     def open(self, handle: Handle, write: bool = False) -> Import:
-        """Opens and maps it, for reading, or for reading and writing. Raises as `Handle.open`, and Denied: the
-        fd or a seal does not allow it. What is not memory is opened only, and its `memory` is empty."""
+        """Opens and maps it, for reading, or for reading and writing. Raises as `Handle.open`, and
+        Denied: the fd or a seal does not allow it. What is not memory is opened only, and its
+        `memory` is empty."""
         flags = lib.COX_IMPORT_FD
         if handle.is_memory and handle.size:
             flags = lib.COX_IMPORT_WRITE if write else lib.COX_IMPORT_READ

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from typing import Any, Iterable, Sequence, Union
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from . import _native
 from ._errors import Invalid, check, error_of, new_error
@@ -15,8 +16,8 @@ from ._owned import Mapped, Owned, check_peer
 
 ffi, lib = _native.ffi, _native.lib
 
-Buffer = Union[bytes, bytearray, memoryview, Any]
-Path = Union[str, "os.PathLike[str]", None]
+Buffer = bytes | bytearray | memoryview | Any
+Path = str | os.PathLike[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +45,8 @@ class PoolStats:
 class Block(Mapped):
     """A reference to a block of a pool, which ends with close or with the last view of its memory.
 
-    `bytes(block)`: 32 bytes that name the block, for `Pool.block` in another process. They are no reference:
-    keep the block until the other process has one.
+    `bytes(block)`: 32 bytes that name the block, for `Pool.block` in another process. They are no
+    reference: keep the block until the other process has one.
     """
 
     def __init__(self) -> None:
@@ -57,8 +58,8 @@ class Block(Mapped):
         self._own("block", pointer, lambda _: lib.cox_pool_unref(pool, ref, ffi.NULL), owner)
 
     def release(self) -> None:
-        """Ends the reference; the last one of all processes frees the block. Idempotent. Raises StateError
-        while a view of its memory exists: memoryview, numpy array or tensor."""
+        """Ends the reference; the last one of all processes frees the block. Idempotent. Raises
+        StateError while a view of its memory exists: memoryview, numpy array or tensor."""
         self.close()
 
     def __bytes__(self) -> bytes:
@@ -66,8 +67,8 @@ class Block(Mapped):
 
 
 class Pool(Owned):
-    """Memory in blocks that several processes share, with references per process, so that those of a process
-    that dies are released (`sweep`). For processes that trust each other.
+    """Memory in blocks that several processes share, with references per process, so that those of
+    a process that dies are released (`sweep`). For processes that trust each other.
 
     ::
 
@@ -75,7 +76,8 @@ class Pool(Owned):
             with pool.allocate(4096) as block:
                 block.memory[:5] = b"hello"
 
-    Another process gets it with `open`, `attach`, or the messages of a queue. Any thread may use it.
+    Another process gets it with `open`, `attach`, or the messages of a queue. Any thread may use
+    it.
     """
 
     _writable: bool
@@ -84,7 +86,7 @@ class Pool(Owned):
         raise TypeError("use Pool.create, Pool.attach or Pool.open")
 
     @classmethod
-    def _of(cls, native: Any, writable: bool) -> "Pool":
+    def _of(cls, native: Any, writable: bool) -> Pool:
         pool = cls.__new__(cls)
         pool._own("pool", native, lib.cox_pool_free)
         pool._writable = writable
@@ -92,12 +94,12 @@ class Pool(Owned):
 
     @classmethod
     def create(cls, block_size: int, block_count: int = 0, *, slabs_size: int = 0,
-               slab_size: int = 0, owner_count_max: int = 16, on_demand: bool = False) -> "Pool":
+               slab_size: int = 0, owner_count_max: int = 16, on_demand: bool = False) -> Pool:
         """A pool of block_count blocks of block_size bytes, a multiple of 64.
 
-        Or with slabs_size bytes in slabs, of slab_size (0: 64 KiB) each, that are divided into blocks of any
-        power of two from block_size on. owner_count_max: processes. on_demand: memory is allocated with its
-        block. Raises Invalid and NoSpace.
+        Or with slabs_size bytes in slabs, of slab_size (0: 64 KiB) each, that are divided into
+        blocks of any power of two from block_size on. owner_count_max: processes. on_demand: memory
+        is allocated with its block. Raises Invalid and NoSpace.
         """
         options = ffi.new("struct cox_pool_options *")
         options.size = ffi.sizeof("struct cox_pool_options")
@@ -117,9 +119,9 @@ class Pool(Owned):
         return options
 
     @classmethod
-    def attach(cls, fds: Sequence[int], read_only: bool = False) -> "Pool":
-        """The pool of another process, by duplicates of its `fds`, which stay the caller's. Raises Denied,
-        Corrupt, VersionMismatch; Full: owner_count_max processes have it."""
+    def attach(cls, fds: Sequence[int], read_only: bool = False) -> Pool:
+        """The pool of another process, by duplicates of its `fds`, which stay the caller's. Raises
+        Denied, Corrupt, VersionMismatch; Full: owner_count_max processes have it."""
         if len(fds) != 2:
             raise Invalid(f"a pool has two fds, not {len(fds)}")
         found, err = ffi.new("struct cox_pool **"), new_error()
@@ -129,9 +131,9 @@ class Pool(Owned):
 
     @classmethod
     def open(cls, handle: Buffer, socket: Path = None, timeout: float | None = 1.0,
-             read_only: bool = False) -> "Pool":
-        """The pool of another process, by the 128 bytes of `export`. socket, timeout as for `Handle.open`;
-        raises as it and `attach`."""
+             read_only: bool = False) -> Pool:
+        """The pool of another process, by the 128 bytes of `export`. socket, timeout as for
+        `Handle.open`; raises as it and `attach`."""
         native = _bytes_as("struct cox_pool_handle", "the handle of a pool", handle)
         found, err = ffi.new("struct cox_pool **"), new_error()
         check_peer(lib.cox_pool_open(native, _path(socket), _deadline(timeout),
@@ -152,15 +154,15 @@ class Pool(Owned):
         return bytes(ffi.buffer(found))
 
     def allocate(self, size: int) -> Block:
-        """A block of size bytes or more, which are not cleared. Raises Full, TooLarge; NoSpace (on_demand);
-        Denied: read-only."""
+        """A block of size bytes or more, which are not cleared. Raises Full, TooLarge; NoSpace
+        (on_demand); Denied: read-only."""
         ref = ffi.new("struct cox_block_ref *")
         self._call(lib.cox_pool_allocate, size, ref)
         return self._block(ref)
 
     def block(self, ref: Buffer) -> Block:
-        """A reference to the block that `bytes(block)` of another process names. Raises Stale: it was freed;
-        NotFound: of another pool; Invalid."""
+        """A reference to the block that `bytes(block)` of another process names. Raises Stale: it
+        was freed; NotFound: of another pool; Invalid."""
         own = _bytes_as("struct cox_block_ref", "the name of a block", ref)
         self._call(lib.cox_pool_ref, own)
         return self._block(own)
@@ -171,8 +173,8 @@ class Pool(Owned):
         return block
 
     def sweep(self) -> int:
-        """Releases the references of dead processes, and returns how many. `allocate` does so when it finds no
-        free block."""
+        """Releases the references of dead processes, and returns how many. `allocate` does so when
+        it finds no free block."""
         with self._lock:
             return int(lib.cox_pool_sweep(self._use()))
 
@@ -181,26 +183,27 @@ class Pool(Owned):
         found = ffi.new("struct cox_pool_stats *")
         with self._lock:
             lib.cox_pool_stats(self._use(), found)
-        return PoolStats(*(int(getattr(found, field.name)) for field in dataclasses.fields(PoolStats)))
+        return PoolStats(*(int(getattr(found, field.name))
+                           for field in dataclasses.fields(PoolStats)))
 
 
 class Queue(Owned):
-    """Messages that are references to blocks: each is taken by every subscriber, without a copy. Past `depth`
-    newer ones a message ends, taken or not. For processes that trust each other.
+    """Messages that are references to blocks: each is taken by every subscriber, without a copy.
+    Past `depth` newer ones a message ends, taken or not. For processes that trust each other.
     """
 
     def __init__(self) -> None:
         raise TypeError("use Queue.create, Queue.attach or Queue.open")
 
     @classmethod
-    def _of(cls, native: Any) -> "Queue":
+    def _of(cls, native: Any) -> Queue:
         queue = cls.__new__(cls)
         queue._own("queue", native, lib.cox_queue_free)
         return queue
 
     @classmethod
     def create(cls, depth: int = 16, *, publisher_count_max: int = 8,
-               subscriber_count_max: int = 64) -> "Queue":
+               subscriber_count_max: int = 64) -> Queue:
         """A queue that keeps depth messages, a power of two. Raises Invalid and NoSpace."""
         options = ffi.new("struct cox_queue_options *")
         options.size = ffi.sizeof("struct cox_queue_options")
@@ -212,14 +215,14 @@ class Queue(Owned):
         return cls._of(found[0])
 
     @classmethod
-    def attach(cls, fd: int) -> "Queue":
+    def attach(cls, fd: int) -> Queue:
         """The queue of another process, by a duplicate of its `fd`, which stays the caller's."""
         found, err = ffi.new("struct cox_queue **"), new_error()
         check(lib.cox_queue_attach(fd, ffi.NULL, found, err), err)
         return cls._of(found[0])
 
     @classmethod
-    def open(cls, handle: Handle, socket: Path = None, timeout: float | None = 1.0) -> "Queue":
+    def open(cls, handle: Handle, socket: Path = None, timeout: float | None = 1.0) -> Queue:
         """The queue of another process, by the handle of `export`; as `Handle.open`."""
         found, err = ffi.new("struct cox_queue **"), new_error()
         check_peer(lib.cox_queue_open(handle._handle, _path(socket), _deadline(timeout), ffi.NULL,
@@ -246,8 +249,8 @@ class Queue(Owned):
 class Publisher(Owned):
     """Publishes blocks of a pool. One thread at a time.
 
-    exporter: so that subscribers can open the pool; None: they give it as one of their `pools`. read_only:
-    those that open it cannot write. Raises Full.
+    exporter: so that subscribers can open the pool; None: they give it as one of their `pools`.
+    read_only: those that open it cannot write. Raises Full.
     """
 
     _threads_wait = False
@@ -268,8 +271,9 @@ class Publisher(Owned):
         self._keeps = path
 
     def publish(self, block: Block, length: int | None = None, user_data: int = 0) -> int:
-        """Publishes length bytes of the block, None: all, for all present subscribers; returns the message's
-        number, from 1. Does not wait. The caller keeps its reference. user_data: an integer of 64 bits."""
+        """Publishes length bytes of the block, None: all, for all present subscribers; returns the
+        message's number, from 1. Does not wait. The caller keeps its reference. user_data: an
+        integer of 64 bits."""
         block._use()
         number = ffi.new("uint64_t *")
         self._call(lib.cox_publisher_publish, block._ref, block.size if length is None else length,
@@ -278,7 +282,8 @@ class Publisher(Owned):
 
 
 class Message(Block):
-    """A message of a queue: a reference to its block, whose `memory` is the message itself, read-only."""
+    """A message of a queue: a reference to its block, whose `memory` is the message itself,
+    read-only."""
 
     #: its number, from 1, and how many before it this subscriber has missed
     number: int
@@ -290,8 +295,8 @@ class Message(Block):
 class Subscriber(Owned):
     """Takes the messages that are published from now on. One thread at a time.
 
-    pools: those that this process has already; others are opened, at the control socket where the kernel does
-    not allow it. Raises Full.
+    pools: those that this process has already; others are opened, at the control socket where the
+    kernel does not allow it. Raises Full.
     """
 
     _threads_wait = False
@@ -308,8 +313,8 @@ class Subscriber(Owned):
         self._keeps = path, array
 
     def take(self) -> Message | None:
-        """The oldest message that was not taken; None: there is none. Raises PeerDead, Denied and Unsupported
-        for a message that cannot be taken, which is skipped."""
+        """The oldest message that was not taken; None: there is none. Raises PeerDead, Denied and
+        Unsupported for a message that cannot be taken, which is skipped."""
         native, err = ffi.new("struct cox_message *"), new_error()
         self._hold()
         try:
@@ -352,8 +357,8 @@ class QueueSet(Owned):
             subscriber._lock = self._lock
 
     def wait(self, timeout: float | None = None) -> Subscriber | None:
-        """A subscriber with a message, in turn where several have one. timeout: seconds, None: no limit; when
-        they have passed, None. Ctrl-C ends it."""
+        """A subscriber with a message, in turn where several have one. timeout: seconds, None: no
+        limit; when they have passed, None. Ctrl-C ends it."""
         deadline = _deadline(timeout)
         found = ffi.new("struct cox_subscriber **")
         while True:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Callable, TypeVar
+from typing import Any, TypeVar
 
 from . import _native
 from ._errors import Busy, Closed, PeerDead, Process, StateError, check, new_error, text_of
@@ -25,13 +26,13 @@ def check_peer(code: int, err: Any) -> None:
 
 
 class Owned:
-    """A native object. It is freed by close, or with the last reference from Python, and not before what
-    uses it is closed."""
+    """A native object. It is freed by close, or with the last reference from Python, and not before
+    what uses it is closed."""
 
     #: False: one thread at a time, and another one gets Busy instead of waiting for it
     _threads_wait = True
 
-    def _own(self, what: str, native: Any, free: Callable[[Any], object], *used: "Owned") -> None:
+    def _own(self, what: str, native: Any, free: Callable[[Any], object], *used: Owned) -> None:
         """free(native) is called once. used: what native needs, which stays open meanwhile."""
         token = object()
         users: set[object] = set()
@@ -110,7 +111,7 @@ class Mapped(Owned):
 
     _size: int
     _writable: bool
-    _buffer: "weakref.ref[Any] | None" = None
+    _buffer: weakref.ref[Any] | None = None
 
     @property
     def size(self) -> int:
@@ -119,8 +120,8 @@ class Mapped(Owned):
 
     @property
     def memory(self) -> memoryview:
-        """The bytes in place: `numpy.asarray(x.memory)`, `torch.frombuffer(x.memory, dtype=...)`. Such views
-        keep the memory, and close raises StateError while one exists."""
+        """The bytes in place: `numpy.asarray(x.memory)`, `torch.frombuffer(x.memory, dtype=...)`.
+        Such views keep the memory, and close raises StateError while one exists."""
         with self._lock:
             native = self._use()
             buffer = self._buffer() if self._buffer else None

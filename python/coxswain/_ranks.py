@@ -7,8 +7,9 @@ import os
 import re
 import threading
 import weakref
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, NoReturn, Union
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _native
 from ._errors import (Busy, Closed, Invalid, Process, RankDied, StateError, TooLarge, error_of,
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 ffi, lib = _native.ffi, _native.lib
 
-Buffer = Union[bytes, bytearray, memoryview, Any]
+Buffer = bytes | bytearray | memoryview | Any
 
 _BUSY = "a thread of this process is in an operation of the rank group already"
 
 # The rank group of each worker's last init, which ends when the next one is joined.
-_of_workers: "weakref.WeakKeyDictionary[Worker, RankGroup]" = weakref.WeakKeyDictionary()
+_of_workers: weakref.WeakKeyDictionary[Worker, RankGroup] = weakref.WeakKeyDictionary()
 
 
 def _fail(code: int, text: str) -> NoReturn:
@@ -50,8 +51,9 @@ def _memory_of(what: str, data: Any, writable: bool) -> tuple[Any, int]:
     try:
         memory = ffi.from_buffer("uint8_t[]", data, require_writable=writable)
     except (TypeError, ValueError, BufferError) as error:
-        raise TypeError(f"{what} is {type(data).__name__}; it may be a CPU tensor, or any contiguous "
-                        f"{'writable ' if writable else ''}buffer") from error
+        kind = "writable, contiguous" if writable else "contiguous"
+        raise TypeError(f"{what} is {type(data).__name__}; it may be a CPU tensor, or any {kind} "
+                        "buffer") from error
     return memory, len(memory)
 
 
@@ -65,10 +67,11 @@ class RankGroup:
             parts = ranks.gather(b"...")
 
     Every rank calls the same operations in the same order; one returns when all ranks have arrived.
-    timeout: seconds, None: no limit. Operations raise TimedOut; RankDied with the rank and its pid, after
-    which a new group must be formed; Aborted; Corrupt; and Busy where another thread waits in one. After a
-    failure this rank is out of step until the next `align`, and operations of the other ranks raise Aborted.
-    Ctrl-C ends a wait of the main thread within 50 ms; that is such a failure.
+    timeout: seconds, None: no limit. Operations raise TimedOut; RankDied with the rank and its pid,
+    after which a new group must be formed; Aborted; Corrupt; and Busy where another thread waits in
+    one. After a failure this rank is out of step until the next `align`, and operations of the
+    other ranks raise Aborted. Ctrl-C ends a wait of the main thread within 50 ms; that is such a
+    failure.
     """
 
     #: this rank, 0 to rank_count - 1; in a subgroup its place among the members
@@ -82,7 +85,7 @@ class RankGroup:
         raise TypeError("use RankGroup.join, InitRequest.join or RankGroup.subgroup")
 
     def _set_up(self, native: Any, value_size: int, raised: list[BaseException],
-                parent: "RankGroup | None") -> None:
+                parent: RankGroup | None) -> None:
         self._process = Process("rank group")
         self._native = native
         self._parent = parent
@@ -99,14 +102,15 @@ class RankGroup:
         self.value_size = value_size
 
     @classmethod
-    def join(cls, name: str | None = None, rank: int | None = None, rank_count: int | None = None, *,
-             value_size: int = 4096, generation: int = 0,
-             timeout: float | None = 60.0) -> "RankGroup":
+    def join(cls, name: str | None = None, rank: int | None = None,
+             rank_count: int | None = None, *, value_size: int = 4096, generation: int = 0,
+             timeout: float | None = 60.0) -> RankGroup:
         """Joins the group of this name on this machine, and waits for the other ranks.
 
-        name, rank, rank_count: None: those of the group of `coxswain.Group` that this process is a rank of.
-        value_size: bytes of the largest value, 4096 at least. generation: distinguishes groups of one name.
-        Raises Taken, TimedOut and RankDied, which name ranks; Invalid: the ranks differ in an argument.
+        name, rank, rank_count: None: those of the group of `coxswain.Group` that this process is a
+        rank of. value_size: bytes of the largest value, 4096 at least. generation: distinguishes
+        groups of one name. Raises Taken, TimedOut and RankDied, which name ranks; Invalid: the
+        ranks differ in an argument.
         """
         if name is None or rank is None or rank_count is None:
             from ._worker import _this_worker  # pylint: disable=import-outside-toplevel
@@ -120,8 +124,8 @@ class RankGroup:
         return cls._join(options, name, value_size, timeout)
 
     @classmethod
-    def _of_init(cls, worker: "Worker", request: Any, value_size: int,
-                 timeout: float | None) -> "RankGroup":
+    def _of_init(cls, worker: Worker, request: Any, value_size: int,
+                 timeout: float | None) -> RankGroup:
         """Joins the ranks of an init, after it has left the rank group of the init before."""
         former = _of_workers.pop(worker, None)
         if former is not None:
@@ -139,9 +143,9 @@ class RankGroup:
         return group
 
     @classmethod
-    def _join_larger(cls, former: "RankGroup", value_size: int, timeout: float | None) -> "RankGroup":
-        """The memory of an init has room for the smallest values. Rank 0 makes larger memory, whose fd all
-        ranks get in the group that they have. Every rank can write all of it."""
+    def _join_larger(cls, former: RankGroup, value_size: int, timeout: float | None) -> RankGroup:
+        """The memory of an init has room for the smallest values. Rank 0 makes larger memory, whose
+        fd all ranks get in the group that they have. Every rank can write all of it."""
         with former:
             memory, first = -1, former.rank == 0
             try:
@@ -161,7 +165,7 @@ class RankGroup:
 
     @classmethod
     def _join(cls, options: Any, name: str, value_size: int,
-              timeout: float | None) -> "RankGroup":
+              timeout: float | None) -> RankGroup:
         raised: list[BaseException] = []
         options.size = ffi.sizeof("struct cox_group_options")
         options.value_size = value_size
@@ -200,8 +204,8 @@ class RankGroup:
     # ---- life ----
 
     def leave(self) -> None:
-        """Leaves the group: for ranks that have not left, this rank is dead then. Idempotent. Raises Busy
-        while another thread waits in an operation."""
+        """Leaves the group: for ranks that have not left, this rank is dead then. Idempotent.
+        Raises Busy while another thread waits in an operation."""
         self._process.check()
         if self._parent is not None:
             raise StateError("a subgroup ends with its group")
@@ -212,7 +216,7 @@ class RankGroup:
             if native is not None:
                 ffi.release(native)
 
-    def __enter__(self) -> "RankGroup":
+    def __enter__(self) -> RankGroup:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -227,24 +231,26 @@ class RankGroup:
             lib.cox_group_abort(self._joined())
 
     def align(self, epoch: int) -> None:
-        """Starts this epoch, 1 or more, on this rank, which is in step again with ranks of the same one. Does
-        not wait. Operations of earlier epochs end with Aborted on all ranks, the last one too where a rank has
-        not yet seen its end. Raises Invalid: not later than the present."""
+        """Starts this epoch, 1 or more, on this rank, which is in step again with ranks of the same
+        one. Does not wait. Operations of earlier epochs end with Aborted on all ranks, the last one
+        too where a rank has not yet seen its end. Raises Invalid: not later than the present."""
         self._process.check()
         with self._holding(*self._subgroups):
             if lib.cox_group_align(self._joined(), epoch):
-                raise Invalid(f"epoch {epoch} is not later than the present one, or this is a subgroup")
+                raise Invalid(f"epoch {epoch} is not later than the present one, or this is a "
+                              "subgroup")
 
     def blame(self, rank: int) -> None:
-        """Says whose values made this rank fail, before `abort`: errors of other ranks then name it."""
+        """Says whose values made this rank fail, before `abort`: errors of other ranks then name
+        it."""
         self._process.check()
         with self._holding():
             lib.cox_group_blame(self._joined(), rank)
 
-    def subgroup(self, name: str, ranks: Iterable[int]) -> "RankGroup":
-        """A part of the group with operations of its own; this rank is one of ranks. Every member calls it
-        with the same arguments. It does not wait, and ends with the group. 8 at most. A member's rank is its
-        place among the members; errors name ranks of the group."""
+    def subgroup(self, name: str, ranks: Iterable[int]) -> RankGroup:
+        """A part of the group with operations of its own; this rank is one of ranks. Every member
+        calls it with the same arguments. It does not wait, and ends with the group. 8 at most. A
+        member's rank is its place among the members; errors name ranks of the group."""
         members = ffi.new("struct cox_rank_set *")
         for rank in ranks:
             if not 0 <= rank < lib.COX_RANK_COUNT_MAX:
@@ -263,38 +269,40 @@ class RankGroup:
     # ---- operations ----
 
     def barrier(self, timeout: float | None = 60.0) -> None:
-        """Waits until every rank has called it. What a rank wrote to shared memory before, all see after."""
+        """Waits until every rank has called it. What a rank wrote to shared memory before, all see
+        after."""
         self._wait(lib.cox_group_barrier, _deadline(timeout))
 
     def gather(self, data: Buffer, timeout: float | None = 60.0) -> list[bytes]:
-        """Gives data, bytes-like, and returns that of every rank, in order. All have one size in bytes, 1 to
-        value_size; raises Invalid on every rank if they differ, and TooLarge."""
+        """Gives data, bytes-like, and returns that of every rank, in order. All have one size in
+        bytes, 1 to value_size; raises Invalid on every rank if they differ, and TooLarge."""
         value, size = self._value(data)
         values = ffi.new("uint8_t[]", size * self.rank_count)
         self._wait(lib.cox_group_gather, value, size, values, _deadline(timeout))
         return [bytes(ffi.buffer(values + i * size, size)) for i in range(self.rank_count)]
 
     def gather_into(self, data: Buffer, out: Buffer, timeout: float | None = 60.0) -> None:
-        """As gather, into `out`: a writable buffer, numpy array or CPU tensor of rank_count times the bytes of
-        data. data may be this rank's part of `out`. If it raises, `out` may be written in part."""
+        """As gather, into `out`: a writable buffer, numpy array or CPU tensor of rank_count times
+        the bytes of data. data may be this rank's part of `out`. If it raises, `out` may be written
+        in part."""
         value, size = self._value(data)
         values, values_size = _memory_of("out", out, True)
         if values_size != size * self.rank_count:
-            raise Invalid(f"out has {values_size} bytes; {self.rank_count} ranks give {size} bytes each, "
-                          f"{size * self.rank_count} together")
+            raise Invalid(f"out has {values_size} bytes; {self.rank_count} ranks give {size} bytes "
+                          f"each, {size * self.rank_count} together")
         self._wait(lib.cox_group_gather, value, size, values, _deadline(timeout))
 
     def gather_fds(self, fd: int, keep: bool = True, timeout: float | None = 60.0) -> list[int]:
-        """Gives an open fd, and returns a duplicate of every other rank's, in order; its own entry is -1. The
-        caller closes them. keep False: fd is closed if the call succeeds."""
+        """Gives an open fd, and returns a duplicate of every other rank's, in order; its own entry
+        is -1. The caller closes them. keep False: fd is closed if the call succeeds."""
         fds = ffi.new("int[]", self.rank_count)
         self._wait(lib.cox_group_gather_fds, fd, self._mode(keep), fds, _deadline(timeout))
         return list(fds)
 
     def broadcast_fd(self, source: int, fd: int | None = None, keep: bool = True,
                      timeout: float | None = 60.0) -> int:
-        """Passes the source's fd to every rank: the source gives it and gets -1, the others get a duplicate,
-        which the caller closes. keep False: fd is closed if the call succeeds."""
+        """Passes the source's fd to every rank: the source gives it and gets -1, the others get a
+        duplicate, which the caller closes. keep False: fd is closed if the call succeeds."""
         if not 0 <= source < self.rank_count:
             raise Invalid(f"source is {source}; it may be 0 to {self.rank_count - 1}")
         given = -1 if fd is None else fd
@@ -314,8 +322,8 @@ class RankGroup:
     def _value(self, data: Buffer) -> tuple[Any, int]:
         value, size = _memory_of("data", data, False)
         if size > self.value_size:
-            raise TooLarge(f"data has {size} bytes; a value of this group has at most {self.value_size}: "
-                           "join with a larger value_size")
+            raise TooLarge(f"data has {size} bytes; a value of this group has at most "
+                           f"{self.value_size}: join with a larger value_size")
         if not size:
             raise Invalid("data has no bytes; a value has 1 at least")
         return value, size
@@ -326,7 +334,7 @@ class RankGroup:
         return self._native
 
     @contextlib.contextmanager
-    def _holding(self, *others: "RankGroup") -> Iterator[None]:
+    def _holding(self, *others: RankGroup) -> Iterator[None]:
         """Only this thread operates in the group, and in others."""
         with contextlib.ExitStack() as held:
             for group in (self, *others):

@@ -1,4 +1,5 @@
-"""Other processes for a test: each calls a function of a test's module, and says what it finds as JSON."""
+"""Other processes for a test: each calls a function of a test's module, and says what it finds as
+JSON."""
 
 import json
 import os

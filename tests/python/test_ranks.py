@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -396,3 +397,62 @@ def test_the_ranks_of_a_group_need_no_arguments(tmp_path, rank_count):
     with coxswain.Group([sys.executable, str(script)], rank_count) as group:
         expected = b" ".join(b"x %d" % rank for rank in range(rank_count))
         assert group.call(b"x", timeout=30) == [expected] * rank_count
+
+
+INIT = f"""#!{sys.executable}
+import os, signal, sys
+import coxswain
+
+worker = coxswain.Worker()
+size = int(os.environ["VALUE_SIZE"])
+steps = 0
+
+@worker.init
+def init(request):
+    global ranks
+    ranks = request.join(value_size=size, timeout=30)
+    assert ranks.value_size == size
+    assert ranks.gather(bytes([ranks.rank]) * size) == [bytes([r]) * size
+                                                        for r in range(ranks.rank_count)]
+    print("joined", ranks.rank, ranks.rank_count, request.replayed, flush=True)
+    return coxswain.InitResult(block_count=64, block_size=16, max_positions=256)
+
+@worker.execute
+def step(batch):
+    global steps
+    steps += 1
+    if steps == 2 and ranks.rank == 1 and worker.incarnation == 1 and "DIE" in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ranks.barrier(timeout=30)
+    return [5 if emits else -1 for emits in batch.emits]
+
+worker.serve()
+"""
+
+
+def generate(coxswain_command, tmp_path, *options, **environment):
+    script = tmp_path / "worker"
+    script.write_text(INIT)
+    script.chmod(0o700)
+    return subprocess.run([coxswain_command, "generate", "--tokens", "--max-tokens", "3", "--worker",
+                           script, *options, "3 4"], env={**os.environ, **environment},
+                          capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("value_size", [4096, 100_000])
+@pytest.mark.parametrize("rank_count", [1, 2])
+@pytest.mark.parametrize("form", ["--attach=named", "--attach=sealed", "--legacy-workers"])
+def test_the_ranks_of_an_init(coxswain_command, tmp_path, form, rank_count, value_size):
+    done = generate(coxswain_command, tmp_path, form, f"--ranks={rank_count}",
+                    VALUE_SIZE=str(value_size))
+    assert (done.returncode, done.stdout.split()[-3:]) == (0, ["5", "5", "5"]), done.stderr
+    for rank in range(rank_count):
+        assert f"joined {rank} {rank_count} False" in done.stderr
+
+
+@pytest.mark.parametrize("attach", ["named", "sealed"])
+def test_an_init_again_leaves_the_group_of_before(coxswain_command, tmp_path, attach):
+    done = generate(coxswain_command, tmp_path, f"--attach={attach}", "--ranks=2",
+                    "--on-death=restart", VALUE_SIZE="4096", DIE="1")
+    assert (done.returncode, done.stdout.split()[-3:]) == (0, ["5", "5", "5"]), done.stderr
+    assert "joined 0 2 True" in done.stderr and "joined 1 2 True" in done.stderr
