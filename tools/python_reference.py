@@ -12,7 +12,8 @@ import sys
 import coxswain
 
 # Made by the package alone.
-LENT = {"Batch", "Future", "InitRequest", "Request"}
+LENT = {"Batch", "Block", "Future", "Import", "InitRequest", "Message", "Pool", "Queue", "RankGroup",
+        "Request"}
 
 HEAD = """# Reference of the Python package
 
@@ -61,7 +62,12 @@ def describe_class(name: str, cls: type) -> list[str]:
         return [*lines, ""]
     if not issubclass(cls, BaseException) and "__init__" in vars(cls) and name not in LENT:
         lines += [f"`{name}{signature(cls)}`", ""]
-    for member, value in vars(cls).items():
+    members: dict[str, object] = {}
+    for base in cls.__mro__:  # and what it has of classes that have no section of their own
+        if base.__module__.startswith("coxswain") and (base is cls or
+                                                       base.__name__ not in coxswain.__all__):
+            members = {**members, **{k: v for k, v in vars(base).items() if k not in members}}
+    for member, value in members.items():
         if member.startswith("_"):
             continue
         if isinstance(value, property):

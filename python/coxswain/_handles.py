@@ -13,9 +13,10 @@ from ._owned import Mapped, Owned, check_peer
 ffi, lib = _native.ffi, _native.lib
 
 Buffer = bytes | bytearray | memoryview | Any
+SocketPath = str | os.PathLike[str] | None
 
 
-def _path(socket: str | os.PathLike[str] | None) -> Any:
+def _path(socket: SocketPath) -> Any:
     return ffi.NULL if socket is None else ffi.new("char[]", os.fsencode(socket))
 
 
@@ -65,7 +66,7 @@ class Handle:
         """Whether it can be mapped."""
         return bool(self._info.kind == lib.COX_HANDLE_MEMORY)
 
-    def open(self, socket: str | os.PathLike[str] | None = None,
+    def open(self, socket: SocketPath = None,
              timeout: float | None = 1.0) -> int:
         """An fd of the same object, which the caller closes.
 
@@ -99,7 +100,7 @@ class Exporter(Owned):
     allows only ancestors to copy fds, the process that may as well, or "any": each of this user.
     """
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None,
+    def __init__(self, socket: SocketPath = None,
                  consent: int | Literal["any"] | None = None) -> None:
         path = _path(socket)
         options = ffi.new("struct cox_exporter_options *", {"socket_path": path})
@@ -157,7 +158,7 @@ class Importer(Owned):
     socket: the path of a control socket, where the kernel does not allow the copy.
     """
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, socket: SocketPath = None) -> None:
         path = _path(socket)
         options = ffi.new("struct cox_importer_options *", {"socket_path": path})
         options.size = ffi.sizeof("struct cox_importer_options")

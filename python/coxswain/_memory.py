@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 from . import _native
 from ._errors import Invalid, check, error_of, new_error
 from ._group import _deadline, _slice
-from ._handles import Exporter, Handle, _bytes_as, _path
+from ._handles import Exporter, Handle, SocketPath, _bytes_as, _path
 from ._owned import Mapped, Owned, check_peer
 
 ffi, lib = _native.ffi, _native.lib
 
 Buffer = bytes | bytearray | memoryview | Any
-Path = str | os.PathLike[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +128,7 @@ class Pool(Owned):
         return cls._of(found[0], not read_only)
 
     @classmethod
-    def open(cls, handle: Buffer, socket: Path = None, timeout: float | None = 1.0,
+    def open(cls, handle: Buffer, socket: SocketPath = None, timeout: float | None = 1.0,
              read_only: bool = False) -> Pool:
         """The pool of another process, by the 128 bytes of `export`. socket, timeout as for
         `Handle.open`; raises as it and `attach`."""
@@ -222,7 +220,7 @@ class Queue(Owned):
         return cls._of(found[0])
 
     @classmethod
-    def open(cls, handle: Handle, socket: Path = None, timeout: float | None = 1.0) -> Queue:
+    def open(cls, handle: Handle, socket: SocketPath = None, timeout: float | None = 1.0) -> Queue:
         """The queue of another process, by the handle of `export`; as `Handle.open`."""
         found, err = ffi.new("struct cox_queue **"), new_error()
         check_peer(lib.cox_queue_open(handle._handle, _path(socket), _deadline(timeout), ffi.NULL,
@@ -256,7 +254,7 @@ class Publisher(Owned):
     _threads_wait = False
 
     def __init__(self, queue: Queue, pool: Pool, exporter: Exporter | None = None,
-                 read_only: bool = False, socket: Path = None) -> None:
+                 read_only: bool = False, socket: SocketPath = None) -> None:
         path = _path(socket)
         options = ffi.new("struct cox_publisher_options *", {"socket_path": path})
         options.size = ffi.sizeof("struct cox_publisher_options")
@@ -283,12 +281,14 @@ class Publisher(Owned):
 
 class Message(Block):
     """A message of a queue: a reference to its block, whose `memory` is the message itself,
-    read-only."""
+    read-only.
 
-    #: its number, from 1, and how many before it this subscriber has missed
+    `number`: of the message, from 1. `skipped`: messages before it that this subscriber has missed.
+    `user_data`: as the publisher gave it.
+    """
+
     number: int
     skipped: int
-    #: as the publisher gave it
     user_data: int
 
 
@@ -301,7 +301,7 @@ class Subscriber(Owned):
 
     _threads_wait = False
 
-    def __init__(self, queue: Queue, pools: Iterable[Pool] = (), socket: Path = None) -> None:
+    def __init__(self, queue: Queue, pools: Iterable[Pool] = (), socket: SocketPath = None) -> None:
         path, own = _path(socket), list(pools)
         array = ffi.new("struct cox_pool *[]", [pool._use() for pool in own])
         options = ffi.new("struct cox_subscriber_options *", {"socket_path": path})

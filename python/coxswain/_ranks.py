@@ -9,11 +9,11 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from . import _native
-from ._errors import (Busy, Closed, Invalid, Process, RankDied, StateError, TooLarge, error_of,
-                      new_error, text_of)
+from ._errors import (Busy, Closed, Error, Invalid, Process, RankDied, StateError, TooLarge,
+                      error_of, new_error, text_of)
 from ._group import _deadline
 
 if TYPE_CHECKING:
@@ -29,15 +29,15 @@ _BUSY = "a thread of this process is in an operation of the rank group already"
 _of_workers: weakref.WeakKeyDictionary[Worker, RankGroup] = weakref.WeakKeyDictionary()
 
 
-def _fail(code: int, text: str) -> NoReturn:
-    """Raises with the rank, and the process, that the library's text names first."""
+def _error(code: int, text: str) -> Error:
+    """The exception, with the rank and the process that the library's text names first."""
     error = error_of(code, text)
     named = re.search(r"\brank (\d+)(?: \(pid (\d+)\))?", text)
     if named:
         error.rank = int(named[1])
         if isinstance(error, RankDied) and named[2]:
             error.pid = int(named[2])
-    raise error
+    return error
 
 
 def _memory_of(what: str, data: Any, writable: bool) -> tuple[Any, int]:
@@ -66,6 +66,9 @@ class RankGroup:
             ranks.barrier()
             parts = ranks.gather(b"...")
 
+    `rank`, `rank_count`: of this process; in a subgroup its place among the members, and their
+    number. `value_size`: bytes of the largest value.
+
     Every rank calls the same operations in the same order; one returns when all ranks have arrived.
     timeout: seconds, None: no limit. Operations raise TimedOut; RankDied with the rank and its pid,
     after which a new group must be formed; Aborted; Corrupt; and Busy where another thread waits in
@@ -74,11 +77,8 @@ class RankGroup:
     failure.
     """
 
-    #: this rank, 0 to rank_count - 1; in a subgroup its place among the members
     rank: int
-    #: the number of ranks
     rank_count: int
-    #: the largest value of one rank in bytes
     value_size: int
 
     def __init__(self) -> None:
@@ -93,6 +93,7 @@ class RankGroup:
         #: what a signal handler raised while the main thread waited (native/ranks.c)
         self._raised = raised
         self._err = new_error()
+        self._dead = -1, 0
         #: held by the thread that operates
         self._operating = threading.Lock()
         #: held while `abort` uses the group, and while `leave` frees it
@@ -195,7 +196,7 @@ class RankGroup:
                 lib.cox_group_leave(found[0])
             raise raised.pop()
         if r:
-            _fail(r, text_of(err.text))
+            raise _error(r, text_of(err.text))
         group = cls.__new__(cls)
         group._set_up(ffi.gc(found[0], lib.cox_group_leave), value_size or
                       lib.COX_GROUP_VALUE_SIZE_MIN, raised, None)
@@ -343,6 +344,14 @@ class RankGroup:
                 held.callback(group._operating.release)
             yield
 
+    def _name(self, error: Error) -> Error:
+        """The first error after a death names the rank, those that follow do not."""
+        if isinstance(error, RankDied):
+            if error.rank < 0:
+                error.rank, error.pid = self._dead
+            self._dead = error.rank, error.pid
+        return error
+
     def _wait(self, call: Any, *arguments: Any) -> None:
         self._process.check()
         if not self._operating.acquire(blocking=False):
@@ -352,6 +361,6 @@ class RankGroup:
             if self._raised and threading.current_thread() is threading.main_thread():
                 raise self._raised.pop()
             if r:
-                _fail(r, text_of(self._err.text))
+                raise self._name(_error(r, text_of(self._err.text)))
         finally:
             self._operating.release()

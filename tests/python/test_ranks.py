@@ -208,8 +208,9 @@ def test_a_dead_rank_is_named_within_its_bound(name):
             when, rank, pid, text = process.hear()
             assert (rank, pid) == (2, processes[1].pid) and "rank 2" in text
             assert when - killed < 5  # 50 ms, and a busy machine
-        with pytest.raises(coxswain.RankDied):
+        with pytest.raises(coxswain.RankDied) as caught:
             ranks.barrier(timeout=30)
+        assert (caught.value.rank, caught.value.pid) == (2, processes[1].pid)
 
 
 def leave_at_once(name, rank, rank_count):
@@ -259,7 +260,7 @@ def test_join_names_the_missing_ranks(name):
 def aborted(name, rank, rank_count):
     with join(name, rank, rank_count) as ranks:
         say()
-        with pytest.raises(coxswain.Aborted, match="given up"):
+        with pytest.raises(coxswain.Aborted, match="rank 0|rank 1|rank 2"):
             ranks.barrier(timeout=30)
         ranks.align(1)
         ranks.barrier(timeout=30)
