@@ -93,7 +93,6 @@ class RankGroup:
         #: what a signal handler raised while the main thread waited (native/ranks.c)
         self._raised = raised
         self._err = new_error()
-        self._dead = -1, 0
         #: held by the thread that operates
         self._operating = threading.Lock()
         #: held while `abort` uses the group, and while `leave` frees it
@@ -344,23 +343,16 @@ class RankGroup:
                 held.callback(group._operating.release)
             yield
 
-    def _name(self, error: Error) -> Error:
-        """The first error after a death names the rank, those that follow do not."""
-        if isinstance(error, RankDied):
-            if error.rank < 0:
-                error.rank, error.pid = self._dead
-            self._dead = error.rank, error.pid
-        return error
-
     def _wait(self, call: Any, *arguments: Any) -> None:
         self._process.check()
         if not self._operating.acquire(blocking=False):
             raise Busy(_BUSY)
         try:
+            self._err.code = 0  # else the library keeps the first error
             r = call(self._joined(), *arguments, self._err)
             if self._raised and threading.current_thread() is threading.main_thread():
                 raise self._raised.pop()
             if r:
-                raise self._name(_error(r, text_of(self._err.text)))
+                raise _error(r, text_of(self._err.text))
         finally:
             self._operating.release()

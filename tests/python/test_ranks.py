@@ -238,7 +238,7 @@ def test_a_late_rank_is_named_and_align_brings_all_in_step(name):
         with pytest.raises(coxswain.TimedOut, match="rank 1") as caught:
             ranks.barrier(timeout=0.1)
         assert caught.value.rank == 1 and isinstance(caught.value, TimeoutError)
-        with pytest.raises(coxswain.Aborted):  # out of step
+        with pytest.raises(coxswain.Aborted, match="align"):  # out of step
             ranks.barrier(timeout=30)
         ranks.align(2)
         with pytest.raises(coxswain.Invalid, match="epoch 1 "):
