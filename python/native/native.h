@@ -1,7 +1,7 @@
 /*
- * native: the C half of the Python package. Calls that block release the GIL, because cffi does that
- * around each; only coxpy_interrupted takes it. What the library's own threads report (lines, deaths, recovery
- * requests) waits here in C until a thread of Python fetches it.
+ * native: the C half of the Python package. Calls that block release the GIL, because cffi does
+ * that around each; only coxpy_interrupted takes it. What the library's own threads report (lines,
+ * deaths, recovery requests) waits here in C until a thread of Python fetches it.
  *
  * Threads: any, except where a function says otherwise.
  * If the process dies: private memory; nothing is left.
@@ -174,9 +174,10 @@ uint32_t coxpy_worker_cleanups(struct coxpy_worker *worker, uint32_t *slots, uin
 
 /* ---- ranks.c: a rank group ---- */
 
-/* cox_group_options.cancelled: runs Python's signal handlers every 50 ms of a wait, if the thread that
- * waits is the main thread. raised: a Python list, which gets the exception of a handler that raises;
- * then the wait ends. The thread is one of Python's, which released the GIL for this call. */
+/* cox_group_options.cancelled: runs Python's signal handlers every 50 ms of a wait, if the thread
+ * that waits is the main thread. raised: a Python list, which gets the exception of a handler that
+ * raises; then the wait ends. The thread is one of Python's, which released the GIL for this call.
+ */
 bool coxpy_interrupted(void *raised);
 
 #endif

@@ -62,13 +62,15 @@ def test_an_array_in_a_block_is_seen_by_other_processes_without_a_copy(pool, exp
         array[:] = numpy.arange(1024)
         for factor in (2, 4):
             group.call(pool.export(exporter) + bytes(block), timeout=30)
-            assert (array == factor * numpy.arange(1024)).all()  # the same array sees what they wrote
+            # the same array sees what they wrote
+            assert (array == factor * numpy.arange(1024)).all()
         del array
 
 
 def fill_tensor(handle, name):
     import torch  # pylint: disable=import-outside-toplevel
-    with coxswain.Pool.open(bytes.fromhex(handle)) as pool, pool.block(bytes.fromhex(name)) as block:
+    pool = coxswain.Pool.open(bytes.fromhex(handle))
+    with pool, pool.block(bytes.fromhex(name)) as block:
         torch.frombuffer(block.memory, dtype=torch.float32).fill_(3)
 
 
@@ -310,7 +312,8 @@ def test_messages_end_and_are_skipped(pool, queue):
 def test_a_set_waits_for_several_queues(pool):
     with coxswain.Queue.create() as a, coxswain.Queue.create() as b:
         with coxswain.Subscriber(a, [pool]) as from_a, coxswain.Subscriber(b, [pool]) as from_b:
-            with coxswain.QueueSet(from_a, from_b) as set_, coxswain.Publisher(b, pool) as publisher:
+            set_ = coxswain.QueueSet(from_a, from_b)
+            with set_, coxswain.Publisher(b, pool) as publisher:
                 start = time.monotonic()
                 assert set_.wait(timeout=0.12) is None
                 assert time.monotonic() - start >= 0.12

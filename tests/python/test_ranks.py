@@ -435,8 +435,8 @@ def generate(coxswain_command, tmp_path, *options, **environment):
     script = tmp_path / "worker"
     script.write_text(INIT)
     script.chmod(0o700)
-    return subprocess.run([coxswain_command, "generate", "--tokens", "--max-tokens", "3", "--worker",
-                           script, *options, "3 4"], env={**os.environ, **environment},
+    return subprocess.run([coxswain_command, "generate", "--tokens", "--max-tokens", "3",
+                           "--worker", script, *options, "3 4"], env={**os.environ, **environment},
                           capture_output=True, text=True, check=False, timeout=60)
 
 
