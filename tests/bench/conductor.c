@@ -140,6 +140,30 @@ static void measure_depth(struct bench *bench)
                                        .kinds = kinds_of_depth});
 }
 
+/* What Python adds, beside its peers; apart: what a round takes where no process waits for the
+ * other's processor. Free: the columns of a step. */
+static void measure_python(struct bench *bench)
+{
+    struct cell cell = {
+        .section = "python", .bytes = BYTES, .reply_bytes = REPLY_BYTES, .kinds = kinds_of_python};
+    for (int p = 0; p <= PLACEMENT_APART; p++) {
+        cell.placement = (enum placement)p;
+        report_section("Python", cell.placement);
+        for (uint32_t rank_count = 1; rank_count <= (p == PLACEMENT_APART ? 1 : 8);
+             rank_count *= 2) {
+            cell.rank_count = rank_count;
+            if (!bench->quick || rank_count <= 2)
+                cell_run(bench, &cell);
+        }
+    }
+    report_section("A step of 256 sequences in Python; columns: of the worker, from taken to numpy",
+                   PLACEMENT_ONE);
+    cell.rank_count = 1;
+    cell.kinds = kinds_of_columns;
+    cell.placement = PLACEMENT_ONE;
+    cell_run(bench, &cell);
+}
+
 static void measure_starts(struct bench *bench)
 {
     printf("\nStart and memory, after 100 rounds\n");
@@ -213,6 +237,8 @@ int conductor_run(struct bench *bench)
         measure_steps(bench);
     if (wanted(bench, "depth"))
         measure_depth(bench);
+    if (wanted(bench, "python"))
+        measure_python(bench);
     if (wanted(bench, "rate")) {
         groups_rate(bench, kinds_of_rate, PLACEMENT_FREE, 8);
         groups_rate(bench, kinds_of_curves, PLACEMENT_ONE, 8);

@@ -10,8 +10,8 @@
 
 /* Names of the sections, comma separated. */
 #define CONDUCTOR_SECTIONS                                                                         \
-    "bytes,packed,call,curves,one,steps,depth,rate,idle,start,allocations,deaths,deadlines,"       \
-    "replace,ranks,pull,model"
+    "bytes,packed,call,curves,one,steps,depth,python,rate,idle,start,allocations,deaths,"          \
+    "deadlines,replace,ranks,pull,model"
 
 /* bench: with its options; root and all that is measured are added. Returns 0 or -ENOMEM. */
 int conductor_run(struct bench *bench);

@@ -36,6 +36,10 @@ static int flavour_set(struct group_flavour *flavour, const char *flag, const ch
         flavour->spin = (enum cox_spin)spin;
         return spin < COX_SPIN_COUNT ? 0 : COX_INVALID;
     }
+    if (strcmp(flag, "--worker-program") == 0) {
+        flavour->worker_program = value;
+        return 0;
+    }
     uint32_t number = (uint32_t)strtoul(value, NULL, 10);
     if (number == 0 || number > 4096)
         return COX_INVALID;
@@ -50,8 +54,8 @@ static int flavour_set(struct group_flavour *flavour, const char *flag, const ch
 
 int group_flavour_parse(int *argc, char **argv, struct group_flavour *ret_flavour)
 {
-    static const char *const flags[] = {"--attach", "--by",      "--spin",
-                                        "--depth",  "--callers", "--sequences"};
+    static const char *const flags[] = {"--attach",  "--by",        "--spin",          "--depth",
+                                        "--callers", "--sequences", "--worker-program"};
     struct group_flavour flavour = {.in_flight = 1};
     int kept = 0, r = 0;
     for (int i = 0; i < *argc; i++) {
@@ -94,6 +98,8 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
     if (length < 0)
         return cox_fail(err, -errno, "/proc/self/exe: %s", cox_status_text(-errno));
     program[length] = '\0';
+    if (flavour->worker_program)
+        command[0] = flavour->worker_program;
     for (int i = 0; i < WORD_COUNT_MAX && words[i]; i++)
         command[i + 2] = words[i];
     const uint32_t depth = flavour->depth ? flavour->depth : GROUP_DEPTH_DEFAULT;

@@ -40,10 +40,12 @@ struct group_flavour {
     uint32_t callers;
     /* of a step */
     uint32_t sequences;
+    /* of the workers, with the same words; NULL: this one */
+    const char *worker_program;
 };
 
-/* Takes --attach, --by, --spin, --depth, --callers and --sequences with their values out of argv.
- * Returns 0 or COX_INVALID. */
+/* Takes --attach, --by, --spin, --depth, --callers, --sequences and --worker-program with their
+ * values out of argv, which it lends. Returns 0 or COX_INVALID. */
 int group_flavour_parse(int *argc, char **argv, struct group_flavour *ret_flavour);
 
 /* Starts a group whose frames hold request_size and whose slots hold reply_size bytes; where the

@@ -6,6 +6,7 @@
     {                                                                                              \
         "--subject", __VA_ARGS__, NULL                                                             \
     }
+#define PYTHON(...) .program = "python_subject.py", .words = {__VA_ARGS__, NULL}
 /* What a step of 16 sequences has, rounded up: a request of 90 and an answer of 70 bytes. */
 #define STEP_BYTES 96
 /* A floor beside itself shows by what the measurement varies: where that is asked, and where a
@@ -55,6 +56,17 @@ static const struct kind kinds[] = {
     {.name = "callers-2", .words = OWN("coxswain", "--attach", "sealed", "--callers", "2")},
     {.name = "callers-4", .words = OWN("coxswain", "--attach", "sealed", "--callers", "4")},
     {.name = "callers-8", .words = OWN("coxswain", "--attach", "sealed", "--callers", "8")},
+    {.name = "named-collect", .words = OWN("coxswain", "--attach", "named", "--by", "collect")},
+    {.name = "py-call-c", PYTHON("--by", "call", "--workers", "c")},
+    {.name = "py-submit-c", PYTHON("--by", "submit", "--workers", "c")},
+    {.name = "py-call", PYTHON("--by", "call")},
+    {.name = "py-submit", PYTHON("--by", "submit")},
+    {.name = "py-await", PYTHON("--by", "await")},
+    {.name = "py-call-sealed", PYTHON("--by", "call", "--attach", "sealed")},
+    {.name = "py-pipe", PYTHON("--by", "pipe")},
+    {.name = "py-zmq", PYTHON("--by", "zmq")},
+    {.name = "py-vllm", PYTHON("--by", "vllm"), .spins_idle = true},
+    {.name = "py-columns-256", PYTHON("--by", "columns", "--attach", "sealed")},
     {.name = "semaphore-again", .words = OWN("semaphore"), .bytes_max = AGAIN_BYTES_MAX},
     {.name = "futex-again", .words = OWN("futex"), .bytes_max = AGAIN_BYTES_MAX},
 };
@@ -73,6 +85,20 @@ const char *const kinds_of_depth[] = {"depth-1",   "depth-2",   "depth-4",   "de
 const char *const kinds_of_call[] = {"sealed",          "sealed-call", "sealed-collect",
                                      "sealed-hand-off", "ping",        NULL};
 const char *const kinds_of_allocations[] = {"named", "named-call", "sealed", "sealed-call", NULL};
+const char *const kinds_of_python[] = {"named-collect",
+                                       "sealed-collect",
+                                       "py-call-c",
+                                       "py-submit-c",
+                                       "py-call",
+                                       "py-submit",
+                                       "py-await",
+                                       "py-call-sealed",
+                                       "py-pipe",
+                                       "py-zmq",
+                                       "py-vllm",
+                                       "pickle",
+                                       NULL};
+const char *const kinds_of_columns[] = {"sealed-step-256", "py-columns-256", NULL};
 const char *const kinds_of_rate[] = {"semaphore",   "futex",     "named", "named-call", "sealed",
                                      "sealed-call", "seqpacket", "mpi",   "pickle",     NULL};
 const char *const kinds_of_idle[] = {"named", "sealed", NULL};

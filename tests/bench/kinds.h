@@ -38,6 +38,8 @@ extern const char *const kinds_of_steps[];
 extern const char *const kinds_of_depth[];
 extern const char *const kinds_of_call[];
 extern const char *const kinds_of_allocations[];
+extern const char *const kinds_of_python[];
+extern const char *const kinds_of_columns[];
 extern const char *const kinds_of_rate[];
 extern const char *const kinds_of_idle[];
 extern const char *const peers_that_sleep[];

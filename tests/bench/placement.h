@@ -7,17 +7,25 @@
 #ifndef BENCH_PLACEMENT_H
 #define BENCH_PLACEMENT_H
 
+#include <sys/types.h>
+
 enum placement {
     PLACEMENT_FREE, /* wherever the bench itself may run */
     PLACEMENT_ONE,  /* on the lowest of those processors, all processes of a subject */
-    PLACEMENT_COUNT
+    /* what follows is no placement of every section */
+    PLACEMENT_COUNT,
+    /* the coordinator on the lowest, its workers on the highest of those processors */
+    PLACEMENT_APART = PLACEMENT_COUNT
 };
 
-/* Of a row: "free", "one processor". */
+/* Of a row: "free", "one processor", "apart". */
 const char *placement_name(enum placement placement);
-/* For people: "placed by the kernel", "one processor". */
+/* For people: "placed by the kernel", "one processor", "workers on another processor". */
 const char *placement_text(enum placement placement);
-/* Places the process that calls. Returns 0 or a negative errno. */
+/* Places the process that calls; apart: as a coordinator, whose workers placement_separate places.
+ * Returns 0 or a negative errno. */
 int placement_apply(enum placement placement);
+/* Places a thread of a worker, for PLACEMENT_APART. */
+void placement_separate(pid_t thread);
 
 #endif

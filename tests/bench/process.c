@@ -148,6 +148,8 @@ void process_start(const char *const *argv, bool spins_idle, enum placement plac
         return;
     }
     procfs_tree(process->pid, &process->tree);
+    if (placement == PLACEMENT_APART)
+        procfs_descendants(&process->tree, placement_separate);
     process->processors = procfs_processors(&process->tree);
     for (int i = 0; spins_idle && i < SPIN_LOOKS; i++) {
         measure_sleep_until(measure_now_ns() + SPIN_LOOK_NS);

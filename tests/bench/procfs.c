@@ -108,6 +108,19 @@ int procfs_processors(const struct procfs_tree *tree)
     return CPU_COUNT_S(sizeof all, all);
 }
 
+static void call_each(pid_t pid, const char *thread, void *context)
+{
+    void (*const *each)(pid_t) = context;
+    (void)pid;
+    (*each)((pid_t)strtol(thread, NULL, 10));
+}
+
+void procfs_descendants(const struct procfs_tree *tree, void (*each)(pid_t thread))
+{
+    for (size_t i = 1; i < tree->count; i++)
+        each_thread(tree->pids[i], call_each, &each);
+}
+
 /* ---- usage ---- */
 
 static void add_usage(pid_t pid, const char *thread, void *context)

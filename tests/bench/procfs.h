@@ -47,6 +47,8 @@ void procfs_tree(pid_t root, struct procfs_tree *ret_tree);
 void procfs_add_running(const struct procfs_tree *tree, struct procfs_tree *running);
 /* A signal to all, the first one last. */
 void procfs_signal(const struct procfs_tree *tree, int signal);
+/* Calls with every thread of the tree but the root's. */
+void procfs_descendants(const struct procfs_tree *tree, void (*each)(pid_t thread));
 /* How many processors there are on which any thread of them may run. */
 int procfs_processors(const struct procfs_tree *tree);
 void procfs_usage(const struct procfs_tree *tree, struct procfs_usage *ret_usage);

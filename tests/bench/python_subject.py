@@ -1,0 +1,451 @@
+#!@COX_PYTHON@
+"""bench Python: ways in which a Python program asks N processes, each a subject of the benchmark (subject.h).
+
+--by call, submit, await: the package coxswain, with workers in Python, or in C (--workers c). --by pipe, zmq, vllm: the
+peers, multiprocessing.connection, pyzmq and vLLM's MessageQueue. --by columns: a decode step of --sequences rows in
+one Python worker; a sample is the time from the taken step to numpy arrays of its tokens, positions and block table.
+
+The environment variable COXSWAIN_BENCH_PYTHON names another interpreter to run in, for a peer that is installed there.
+"""
+import argparse
+import array
+import asyncio
+import ctypes
+import importlib
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+BIN = os.path.dirname(os.path.abspath(__file__))
+ELSEWHERE = os.environ.pop("COXSWAIN_BENCH_PYTHON", None)
+if ELSEWHERE:
+    os.execv(ELSEWHERE, [ELSEWHERE, os.path.abspath(__file__), *sys.argv[1:]])
+sys.path.insert(0, os.path.join(BIN, "..", "python"))
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+PR_SET_PDEATHSIG = 1
+# load.h
+LOAD_SUM = 0x636F787377616E21
+LOAD_SIZE_MIN = 16
+WORD = (1 << 64) - 1
+# coxswain.h, steps.h
+WORKER_FLAG, COXSWAIN_WORDS, STEPS_WORDS = "--worker", "bytes", "steps"
+SAMPLES = "COXSWAIN_BENCH_SAMPLES"
+
+
+class Skip(Exception):
+    """Cannot run here."""
+
+
+# ---- what every worker does, and what is checked (load.h) ----
+
+def answerer(rank, reply_size):
+    tail = rank.to_bytes(8, sys.byteorder) + b"\x5a" * (reply_size - LOAD_SIZE_MIN)
+    add, read, words = numpy.add.reduce, numpy.frombuffer, numpy.uint64
+    order = sys.byteorder
+
+    def answer(request):
+        return int(add(read(request, words))).to_bytes(8, order) + tail
+    return answer
+
+
+class Load:
+    def __init__(self, options):
+        self.request = bytearray(os.urandom(options.bytes // 8 * 8))
+        self.request[:LOAD_SIZE_MIN] = bytes(LOAD_SIZE_MIN)
+        balance = LOAD_SUM - int(numpy.add.reduce(numpy.frombuffer(self.request, numpy.uint64))) & WORD
+        self.request[8:16] = balance.to_bytes(8, sys.byteorder)
+        self.reply_size = options.reply_bytes
+        self.ranks = [rank.to_bytes(8, sys.byteorder) for rank in range(options.ranks)]
+        self.number = 0
+
+    def next(self):
+        self.number += 1
+        self.request[:8] = self.number.to_bytes(8, sys.byteorder)
+        return self.request
+
+    def check(self, replies):
+        total = (LOAD_SUM + self.number & WORD).to_bytes(8, sys.byteorder)
+        for rank, reply in zip(self.ranks, replies, strict=True):
+            if reply[:16] != total + rank or len(reply) != self.reply_size:
+                raise ValueError(f"rank {int.from_bytes(rank, sys.byteorder)} answered wrongly")
+
+
+# ---- Coxswain ----
+
+class Group:
+    def __init__(self, options):
+        import coxswain
+        program = [sys.executable, os.path.abspath(__file__)]
+        if options.workers == "c":
+            program = [os.path.join(BIN, "coxswain-bench")]
+        self.load = Load(options)
+        self.group = coxswain.Group(
+            program + [WORKER_FLAG, COXSWAIN_WORDS, str(options.bytes), str(options.reply_bytes)], options.ranks,
+            attach=options.attach, on_line=lambda rank, line: print(f"[rank {rank}] {line}", file=sys.stderr))
+        self.group.start()
+
+    def stop(self):
+        self.group.stop()
+
+
+class Call(Group):
+    def round(self, request):
+        return self.group.call(request)
+
+
+class Submit(Group):
+    def round(self, request):
+        return self.group.submit(request).result()
+
+
+class Await(Group):
+    def __init__(self, options):
+        super().__init__(options)
+        self.loop = asyncio.new_event_loop()
+
+    def rounds(self, count):
+        return self.loop.run_until_complete(self._rounds(count))
+
+    async def _rounds(self, count):
+        samples = array.array("Q", bytes(8 * count))
+        for i in range(count):
+            request = self.load.next()
+            begin = time.monotonic_ns()
+            replies = await self.group.submit(request)
+            samples[i] = time.monotonic_ns() - begin
+            self.load.check(replies)
+        return samples
+
+    def stop(self):
+        super().stop()
+        self.loop.close()
+
+
+def coxswain_worker(reply_size):
+    import coxswain
+    coxswain.serve(answerer(coxswain.rank(), reply_size))
+
+
+# ---- peers ----
+
+class Peer:
+    """Workers by fork, each with a pipe to the coordinator, through which a peer may be set up."""
+
+    def __init__(self, options):
+        self.load = Load(options)
+        self.prepare(options)
+        prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+        self.pids, self.pipes = [], []
+        for rank in range(options.ranks):
+            ours, theirs = multiprocessing.connection.Pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                    if os.getppid() == parent:
+                        self.work(rank, theirs, answerer(rank, options.reply_bytes))
+                except BaseException as failure:
+                    print(f"worker {rank}: {failure!r}", file=sys.stderr)
+                os._exit(1)
+            theirs.close()
+            self.pids.append(pid)
+            self.pipes.append(ours)
+        self.connect(options)
+
+    def prepare(self, options):
+        """Before the fork."""
+
+    def connect(self, options):
+        """After it."""
+
+    def stop(self):
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self.pids:
+            os.waitpid(pid, 0)
+
+
+class Pipe(Peer):
+    def work(self, rank, pipe, answer):
+        while True:
+            pipe.send_bytes(answer(pipe.recv_bytes()))
+
+    def round(self, request):
+        for pipe in self.pipes:
+            pipe.send_bytes(request)
+        return [pipe.recv_bytes() for pipe in self.pipes]
+
+
+class Zmq(Peer):
+    def prepare(self, options):
+        try:
+            self.zmq = importlib.import_module("zmq")
+        except ImportError:
+            raise Skip("pyzmq is not installed") from None
+        self.folder = tempfile.mkdtemp(prefix=f"coxswain-bench-{os.getpid()}-")
+        self.requests, self.replies = f"ipc://{self.folder}/requests", f"ipc://{self.folder}/replies"
+
+    def work(self, rank, pipe, answer):
+        zmq = self.zmq
+        context = zmq.Context()
+        requests, replies = context.socket(zmq.SUB), context.socket(zmq.PUSH)
+        requests.subscribe(b"")
+        pipe.recv_bytes()
+        requests.connect(self.requests)
+        replies.connect(self.replies)
+        number = rank.to_bytes(4, sys.byteorder)
+        replies.send(number)
+        # Subscribed when the first request comes; the coordinator repeats it until then.
+        while not requests.recv():
+            replies.send(number)
+        while True:
+            replies.send(number + answer(requests.recv()))
+
+    def connect(self, options):
+        zmq = self.zmq
+        self.context = zmq.Context()
+        self.publisher, self.sink = self.context.socket(zmq.PUB), self.context.socket(zmq.PULL)
+        self.publisher.bind(self.requests)
+        self.sink.bind(self.replies)
+        for pipe in self.pipes:
+            pipe.send_bytes(b"go")
+        for _ in self.pipes:
+            self.sink.recv()
+        ready = set()
+        while len(ready) < options.ranks:
+            self.publisher.send(b"")
+            while self.sink.poll(20):
+                ready.add(self.sink.recv())
+        self.publisher.send(b"-" * 8 * (options.bytes // 8))
+        for _ in self.pipes:
+            self.sink.recv()
+
+    def round(self, request):
+        self.publisher.send(request)
+        replies = [b""] * len(self.pipes)
+        for _ in replies:
+            reply = self.sink.recv()
+            replies[int.from_bytes(reply[:4], sys.byteorder)] = reply[4:]
+        return replies
+
+    def stop(self):
+        super().stop()
+        self.context.destroy(linger=0)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Vllm(Peer):
+    """As vLLM's multiproc_executor: one queue to all workers, and one from each."""
+
+    def prepare(self, options):
+        name = "vllm.distributed.device_communicators.shm_broadcast"
+        try:
+            self.queue = importlib.import_module(name).MessageQueue
+        except ImportError:
+            raise Skip("vllm is not installed") from None
+
+    def work(self, rank, pipe, answer):
+        replies = self.queue(1, 1)
+        pipe.send(replies.export_handle())
+        requests = self.queue.create_from_handle(pipe.recv(), rank)
+        requests.wait_until_ready()
+        replies.wait_until_ready()
+        while True:
+            replies.enqueue(answer(requests.dequeue()))
+
+    def connect(self, options):
+        self.requests = self.queue(options.ranks, options.ranks)
+        for pipe in self.pipes:
+            pipe.send(self.requests.export_handle())
+        self.replies = [self.queue.create_from_handle(pipe.recv(), 0) for pipe in self.pipes]
+        self.requests.wait_until_ready()
+        for replies in self.replies:
+            replies.wait_until_ready()
+
+    def round(self, request):
+        self.requests.enqueue(request)
+        return [replies.dequeue() for replies in self.replies]
+
+
+# ---- columns of a step ----
+
+class Columns:
+    """The benchmark's own coordinator of steps, and a Python worker that leaves its samples in a file."""
+
+    def __init__(self, options):
+        self.file = tempfile.NamedTemporaryFile(prefix=f"coxswain-bench-{os.getpid()}-")
+        self.steps = subprocess.Popen(
+            [os.path.join(BIN, "coxswain-bench"), "--subject", "steps", "--attach", options.attach, "--sequences",
+             str(options.sequences), "--worker-program", os.path.abspath(__file__), "--ranks", str(options.ranks),
+             "--bytes", str(options.bytes), "--reply-bytes", str(options.reply_bytes)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, SAMPLES: self.file.name})
+        self.expect(b"ready")
+
+    def expect(self, line):
+        said = self.steps.stdout.readline()
+        if said != line + b"\n":
+            raise ValueError(f"steps: {said!r}")
+
+    def rounds(self, count):
+        self.steps.stdin.write(b"slice %d\n" % count)
+        self.steps.stdin.flush()
+        self.expect(b"done %d" % count)
+        self.steps.stdout.read(8 * count)
+        # Rank 0's; it wrote each before it replied.
+        self.file.seek(-8 * count, os.SEEK_END)
+        samples = array.array("Q")
+        samples.frombytes(self.file.read(8 * count))
+        return samples
+
+    def stop(self):
+        self.steps.communicate(b"quit\n")
+        self.file.close()
+
+
+def steps_worker():
+    import coxswain
+    from coxswain import _worker
+    worker = coxswain.Worker()
+    path = os.environ.get(SAMPLES)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND) if path else -1
+    begin = 0
+
+    class TimedBatch(coxswain.Batch):
+        def __init__(self, native):
+            nonlocal begin
+            begin = time.monotonic_ns()
+            super().__init__(native)
+
+    if path:
+        _worker.Batch = TimedBatch
+
+    @worker.execute
+    def step(batch):
+        tokens, positions = numpy.asarray(batch.tokens), numpy.asarray(batch.positions)
+        blocks = numpy.asarray(batch.block_table())
+        took = time.monotonic_ns() - begin
+        if len(tokens) != len(positions) or len(blocks) != batch.row_count:
+            raise ValueError("columns of another step")
+        del blocks
+        if fd >= 0 and worker.rank == 0:
+            os.write(fd, took.to_bytes(8, sys.byteorder))
+        # steps.c: token_after
+        ends = positions[numpy.asarray(batch.starts)[1:] - 1] + 1
+        after = numpy.asarray(batch.ids) * 31 + ends & 0x7FFF
+        return numpy.where(numpy.asarray(batch.emits), after, -1).astype(numpy.int32)
+
+    worker.serve()
+
+
+# ---- the conductor's lines ----
+
+def say(line, data=b""):
+    text = line.replace("\n", " ").encode() + b"\n" + data
+    while text:
+        text = text[os.write(1, text):]
+
+
+def rounds(subject, count):
+    if hasattr(subject, "rounds"):
+        return subject.rounds(count)
+    samples = array.array("Q", bytes(8 * count))
+    load, round_ = subject.load, subject.round
+    for i in range(count):
+        request = load.next()
+        begin = time.monotonic_ns()
+        replies = round_(request)
+        samples[i] = time.monotonic_ns() - begin
+        load.check(replies)
+    return samples
+
+
+def rate(subject, count, period_ns):
+    samples = array.array("Q")
+    at = time.monotonic_ns()
+    for _ in range(count):
+        at += period_ns
+        time.sleep(max(0, at - time.monotonic_ns()) / 1e9)
+        samples += rounds(subject, 1)
+    return samples
+
+
+def serve(subject):
+    for line in iter(sys.stdin.buffer.readline, b""):
+        words = line.split()
+        if words == [b"quit"]:
+            return
+        if words[0] == b"slice":
+            say(f"done {int(words[1])}", rounds(subject, int(words[1])).tobytes())
+        elif words[0] == b"rate":
+            say(f"done {int(words[1])}", rate(subject, int(words[1]), max(1, int(words[2]))).tobytes())
+        elif words[0] == b"idle":
+            time.sleep(int(words[1]) / 1000)
+            say("done 0")
+        else:
+            raise ValueError(f"what is {line!r}?")
+
+
+SUBJECTS = {"call": Call, "submit": Submit, "await": Await, "pipe": Pipe, "zmq": Zmq, "vllm": Vllm, "columns": Columns}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--by", choices=SUBJECTS, required=True)
+    parser.add_argument("--workers", choices=("c", "python"), default="python")
+    parser.add_argument("--attach", choices=("named", "sealed"), default="named")
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--bytes", type=int, required=True)
+    parser.add_argument("--reply-bytes", type=int, required=True)
+    options = parser.parse_args()
+    if numpy is None:
+        say("skip numpy is not installed")
+        return 1
+    if options.ranks < 1 or options.bytes % 8 or min(options.bytes, options.reply_bytes) < LOAD_SIZE_MIN:
+        say("error expected --ranks N --bytes B --reply-bytes R, and B in words of 8 bytes")
+        return 2
+    subject = None
+    try:
+        if SUBJECTS[options.by] in (Call, Submit, Await, Columns):
+            try:
+                importlib.import_module("coxswain")
+            except ImportError as failure:
+                raise Skip(f"the package coxswain is not built: {failure}") from None
+        subject = SUBJECTS[options.by](options)
+        rounds(subject, 1)
+        say("ready")
+        serve(subject)
+    except Skip as reason:
+        say(f"skip {reason}")
+        return 1
+    except Exception as failure:
+        say(f"error {failure!r}")
+        return 1
+    finally:
+        if subject:
+            subject.stop()
+    return 0
+
+
+def worker_main(words):
+    if words[0] == STEPS_WORDS:
+        steps_worker()
+    else:
+        coxswain_worker(int(words[2]))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [WORKER_FLAG]:
+        worker_main(sys.argv[2:])
+    else:
+        sys.exit(main())
