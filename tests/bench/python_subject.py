@@ -205,9 +205,10 @@ class Zmq(Peer):
         replies.connect(self.replies)
         number = rank.to_bytes(4, sys.byteorder)
         replies.send(number)
-        # Subscribed when the first request comes; the coordinator repeats it until then.
-        while not requests.recv():
+        # The coordinator repeats it until all are subscribed.
+        while requests.recv() != b"end":
             replies.send(number)
+        replies.send(number + b"end")
         while True:
             replies.send(number + answer(requests.recv()))
 
@@ -226,9 +227,10 @@ class Zmq(Peer):
             self.publisher.send(b"")
             while self.sink.poll(20):
                 ready.add(self.sink.recv())
-        self.publisher.send(b"-" * 8 * (options.bytes // 8))
+        self.publisher.send(b"end")
         for _ in self.pipes:
-            self.sink.recv()
+            while not self.sink.recv().endswith(b"end"):
+                pass
 
     def round(self, request):
         self.publisher.send(request)
