@@ -203,6 +203,18 @@ def check(code: int, err: Any) -> None:
         fail(code, err)
 
 
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks  # pylint: disable=global-statement
+    _forks += 1
+
+
+# Beside each request a comparison, not a system call.
+os.register_at_fork(after_in_child=_forked)
+
+
 class Process:
     """The process that made an object of the library. A fork's child must not use it: the parent's
     threads and ranks are not the child's."""
@@ -210,13 +222,14 @@ class Process:
     def __init__(self, what: str) -> None:
         self.what = what
         self.pid = os.getpid()
+        self.forks = _forks
 
     def is_this(self) -> bool:
-        return os.getpid() == self.pid
+        return _forks == self.forks
 
     def check(self) -> None:
         """Raises in the child of a fork."""
-        if os.getpid() != self.pid:
+        if _forks != self.forks:
             error = StateError(
                 f"this {self.what} is of process {self.pid}; a child that was forked from it cannot "
                 "use it: start processes with subprocess, or multiprocessing's 'spawn'")

@@ -25,7 +25,11 @@ Gather = Literal["all", "rank0", "none"]
 OnDeath = Literal["fail", "restart", "restart-all"]
 
 _NEVER = 2**64 - 1
+# Constants of lib and types of ffi are looked up once: there is a lookup in each request otherwise.
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
+_LATE = lib.COX_LATE
+_ALL = lib.COX_GATHER_ALL
+_UINTPTR = ffi.typeof("uintptr_t")
 # A wait in the main thread ends this often, in nanoseconds, so that Python's signal handlers run. The
 # library wakes as often while a reply is outstanding.
 _SLICE_NS = 50_000_000
@@ -48,7 +52,7 @@ def _choice(what: str, value: str, choices: dict[str, int]) -> int:
 def _deadline(timeout: float | None) -> int:
     if timeout is None:
         return _NEVER
-    if timeout < 0 or timeout != timeout:
+    if not timeout >= 0:
         raise Invalid(f"timeout is {timeout}; it may be a number of seconds from 0 on, or None")
     return min(time.monotonic_ns() + int(timeout * 1e9), _NEVER)
 
@@ -90,6 +94,11 @@ def _interruptible(call: Callable[[], Any], cancel: Callable[[], None] | None = 
     return result[0]
 
 
+def _bytes_of(result: Any) -> bytes:
+    size = result.size
+    return ffi.buffer(result.bytes, size)[:] if size else b""
+
+
 class Future:
     """The result of a request: `await` it, or call `result()`.
 
@@ -106,7 +115,7 @@ class Future:
         self._done = False
         self._result: Any = None
         self._error: Error | None = None
-        self._callbacks: list[Callable[[Future], object]] = []
+        self._callbacks: Sequence[Callable[[Future], object]] = ()
         self._ranks = ranks
         self._gather = gather
 
@@ -144,7 +153,7 @@ class Future:
         """
         with self._group._lock:
             if not self._done:
-                self._callbacks.append(function)
+                self._callbacks = (*self._callbacks, function)
                 self._group._need_collector()
                 return
         function(self)
@@ -160,7 +169,7 @@ class Future:
 
             with self._group._lock:
                 if not self._done:
-                    self._callbacks.append(wake)
+                    self._callbacks = (*self._callbacks, wake)
                 else:
                     waiter.set_result(None)
             self._group._poll()
@@ -323,7 +332,10 @@ class Group:
         self._fd = -1
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
         # Protects all below; its threads wait for a result, or for a thread that leaves the library.
-        self._lock = threading.Condition(threading.Lock())
+        # The mutex alone is the same lock, and faster to take.
+        self._mutex = threading.Lock()
+        self._lock = threading.Condition(self._mutex)
+        self._waiters = 0
         self._futures: dict[int, Future] = {}
         self._next_key = 1
         self._collecting = False
@@ -332,10 +344,11 @@ class Group:
         self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._refused = False
         self._recovery_lock = threading.Lock()
-        self._local = threading.local()
         self._completions = ffi.new("struct cox_completion[]", 2 * depth)
         self._count = ffi.new("uint32_t *")
         self._collect_error = new_error()
+        self._sequence = ffi.new("uint64_t *")
+        self._submit_error = new_error()
 
     # ---- life ----
 
@@ -371,7 +384,7 @@ class Group:
                 self._state = "stopped"
                 return
             self._state = "stopped"
-            self._lock.notify_all()
+            self._notify()
         # Threads that wait in the library return with COX_CLOSED.
         if self._executor is not None:
             lib.cox_executor_stop(self._executor)
@@ -381,7 +394,7 @@ class Group:
         with self._lock:
             self._state = "stopped"
             while self._collecting or self._users:
-                self._lock.wait()
+                self._wait()
             futures, self._futures = list(self._futures.values()), {}
             self._executor = None
         self._detach_loops()
@@ -547,14 +560,18 @@ class Group:
             raise Closed("the group was stopped" if self._state == "stopped"
                          else "the group is not started: use it in a with statement, or start it")
 
-    def _error(self) -> Any:
-        err = getattr(self._local, "err", None)
-        if err is None:
-            err = self._local.err = new_error()
-            self._local.sequence = ffi.new("uint64_t *")
-        err.code = 0
-        err.text[0] = b"\0"
-        return err
+    def _wait(self, timeout: float | None = None) -> bool:
+        """With the lock: waits for _notify. False: the timeout."""
+        self._waiters += 1
+        try:
+            return self._lock.wait(timeout)
+        finally:
+            self._waiters -= 1
+
+    def _notify(self) -> None:
+        """With the lock."""
+        if self._waiters:
+            self._lock.notify_all()
 
     def _rank_set(self, ranks: Iterable[int]) -> tuple[list[int], Any]:
         asked = sorted(set(ranks))
@@ -576,9 +593,7 @@ class Group:
             raise TypeError(f"data is {type(data).__name__}; it may be bytes, or any contiguous "
                             "buffer") from error
         future = Future(self, asked, policy)
-        err = self._error()
-        sequence = self._local.sequence
-        with self._lock:
+        with self._mutex:
             if self._state != "running" or self._executor is None:
                 self._check_running()
             key = self._next_key
@@ -586,12 +601,13 @@ class Group:
             # Before it is sent: a thread that collects may have the reply at once.
             self._futures[key] = future
             r = lib.coxpy_submit(self._executor, view, len(view), policy, words, deadline, key,
-                                 sequence, err)
+                                 self._sequence, self._submit_error)
             if r == 0:
-                future._sequence = sequence[0]
+                future._sequence = self._sequence[0]
                 return future
             del self._futures[key]
             self._refused = r in (lib.COX_FULL, lib.COX_LATE)
+            err, self._submit_error = self._submit_error, new_error()
         if r == lib.COX_FULL and self._poll():
             return self._submit(data, deadline, asked, gather)
         if r == lib.COX_PEER_DEAD:
@@ -642,7 +658,7 @@ class Group:
         with self._lock:
             self._check_running()
             if self._collecting:
-                self._lock.wait(0.05)
+                self._wait(0.05)
                 return
             self._collecting = True
         self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS))
@@ -650,31 +666,35 @@ class Group:
     def _wait_for(self, future: Future, deadline: int) -> bool:
         """Collects until this future is done, unless another thread does so. False: the deadline."""
         self._process.check()
-        if threading.current_thread() is self._events:
+        thread = threading.current_thread()
+        if thread is self._events:
             raise Deadlock("on_line is called on the thread that other reports wait for: do not wait "
                            "for a request in it")
+        sliced = thread is threading.main_thread()
         while True:
-            with self._lock:
+            with self._mutex:
                 while not future._done and self._collecting:
                     if deadline == _NEVER:
-                        self._lock.wait()
-                    elif not self._lock.wait(max(0, deadline - time.monotonic_ns()) / 1e9):
+                        self._wait()
+                    elif not self._wait(max(0, deadline - time.monotonic_ns()) / 1e9):
                         if time.monotonic_ns() >= deadline:
                             return future._done
                 if future._done:
                     return True
                 if self._state != "running":
                     # stop settles all futures
-                    self._lock.wait(0.05)
+                    self._wait(0.05)
                     continue
                 self._collecting = True
-            self._collect(_slice(deadline))
-            if not future._done and time.monotonic_ns() >= deadline:
+            self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS) if sliced else deadline)
+            if future._done:
+                return True
+            if time.monotonic_ns() >= deadline:
                 return future._done
 
     def _poll(self) -> bool:
         """Collects without waiting. True: something came."""
-        with self._lock:
+        with self._mutex:
             if self._collecting or self._state != "running" or self._executor is None:
                 return False
             self._collecting = True
@@ -683,52 +703,48 @@ class Group:
     def _collect(self, deadline: int) -> bool:
         """Collects on this thread, which has set _collecting. True: something came."""
         done: list[tuple[int, Future, Any, Error | None]] = []
+        called: list[Future] = []
         room = False
         try:
-            while True:
-                r = lib.cox_executor_completions(self._executor, _EXECUTE, self._completions,
-                                                 2 * self._depth, deadline, self._count,
-                                                 self._collect_error)
-                if r:
-                    self._collect_error.code = 0
-                    break
+            r = lib.cox_executor_completions(self._executor, _EXECUTE, self._completions,
+                                             2 * self._depth, deadline, self._count,
+                                             self._collect_error)
+            if r:
+                self._collect_error.code = 0
+            else:
                 room = True
                 # What they point to is lent until the next call.
-                for i in range(self._count[0]):
-                    completion = self._completions[i]
-                    if completion.status == lib.COX_LATE:
-                        continue
-                    key = int(ffi.cast("uintptr_t", completion.request_context))
-                    future = self._futures[key]
-                    done.append((key, future, *self._outcome(future, completion)))
-                if done or deadline == 0 and not room:
-                    break
-                if deadline:
-                    break
+                for completion in ffi.unpack(self._completions, self._count[0]):
+                    status = completion.status
+                    if status != _LATE:
+                        key = int(ffi.cast(_UINTPTR, completion.request_context))
+                        future = self._futures[key]
+                        done.append((key, future, *self._outcome(future, completion, status)))
         finally:
-            with self._lock:
+            with self._mutex:
                 self._collecting = False
                 for key, future, result, error in done:
                     future._result, future._error, future._done = result, error, True
                     del self._futures[key]
-                self._lock.notify_all()
-        for _, future, _, _ in done:
+                    if future._callbacks:
+                        called.append(future)
+                self._notify()
+        for future in called:
             self._call_back(future)
-        if room:
+        if room and self._room:
             self._wake_room()
         return room
 
-    def _outcome(self, future: Future, completion: Any) -> tuple[Any, Error | None]:
-        if completion.status:
+    def _outcome(self, future: Future, completion: Any, status: int) -> tuple[Any, Error | None]:
+        if status:
             return None, self._failure(completion)
-        if future._gather == lib.COX_GATHER_ALL:
-            ranks = completion.ranks
-            numbers = range(completion.rank_count) if future._ranks is None else future._ranks
-            return [ffi.buffer(ranks[rank].bytes, ranks[rank].size)[:] if ranks[rank].size else b""
-                    for rank in numbers], None
+        if future._gather == _ALL:
+            ranks = ffi.unpack(completion.ranks, completion.rank_count)
+            if future._ranks is not None:
+                ranks = [ranks[rank] for rank in future._ranks]
+            return [_bytes_of(rank) for rank in ranks], None
         if future._gather == lib.COX_GATHER_RANK0:
-            payload = completion.payload
-            return ffi.buffer(payload.bytes, payload.size)[:] if payload.size else b"", None
+            return _bytes_of(completion.payload), None
         return None, None
 
     def _failure(self, completion: Any) -> Error:
@@ -759,13 +775,13 @@ class Group:
     def _settle(self, future: Future, result: Any, error: Error | None) -> None:
         with self._lock:
             future._result, future._error, future._done = result, error, True
-            self._lock.notify_all()
+            self._notify()
         self._call_back(future)
 
     def _call_back(self, future: Future) -> None:
         """Runs the callbacks of a future that is done, once."""
         with self._lock:
-            callbacks, future._callbacks = future._callbacks, []
+            callbacks, future._callbacks = future._callbacks, ()
         for callback in callbacks:
             try:
                 callback(future)
@@ -837,7 +853,7 @@ class _Using:
     def __exit__(self, *unused: object) -> None:
         with self.group._lock:
             self.group._users -= 1
-            self.group._lock.notify_all()
+            self.group._notify()
 
 
 def _collect_for(reference: "weakref.ref[Group]") -> None:
@@ -852,7 +868,7 @@ def _collect_for(reference: "weakref.ref[Group]") -> None:
                 group._collector = None
                 return
             if group._collecting:
-                group._lock.wait()
+                group._wait()
                 continue
             group._collecting = True
         group._collect(_NEVER)
