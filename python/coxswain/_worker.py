@@ -76,28 +76,28 @@ class Request:
         is kept: what outlives the request must be copied."""
         with self._lock:
             self._check()
-            try:
-                view = ffi.from_buffer(data)
-            except (TypeError, BufferError) as error:
-                raise TypeError(f"the reply is {type(data).__name__}; it may be bytes, or any "
-                                "contiguous buffer") from error
-            size = len(view)
-            if size <= self._capacity:
-                ffi.memmove(self._slot, view, size)
-                source: Any = self._slot
-            elif isinstance(data, bytes):
-                source = view
-            else:  # may be a view of the request, which ends before the reply
-                data = bytes(data)
-                source = ffi.from_buffer(data)
-            if source is not view:
-                ffi.release(view)
-            del view
+            source, size = (data, len(data)) if isinstance(data, bytes) else self._copy(data)
             self._end()
             err = new_error()
-            worker = self._worker._lib()
-            check(lib.cox_worker_reply(worker, self.sequence, source, size, err), err)
+            r = lib.cox_worker_reply(self._worker._lib(), self.sequence, source, size, err)
+            if r:
+                fail(r, err)
             self._over = True
+
+    def _copy(self, data: Buffer) -> tuple[Any, int]:
+        """A reply that may be a view of the request, which ends before the reply: in its slot, or as
+        bytes where it does not fit."""
+        try:
+            view = ffi.from_buffer(data)
+        except (TypeError, BufferError) as error:
+            raise TypeError(f"the reply is {type(data).__name__}; it may be bytes, or any "
+                            "contiguous buffer") from error
+        with view:
+            size = len(view)
+            if size > self._capacity:
+                return bytes(data), size
+            ffi.memmove(self._slot, view, size)
+        return self._slot, size
 
     def fail(self, error: BaseException | str) -> None:
         """Fails the request with a text, or an exception and its traceback: RankError at the caller."""
@@ -258,6 +258,8 @@ class Worker:
     def __init__(self) -> None:
         self._process = Process("worker")
         self._native: Any = None
+        # of the library, of _native
+        self._worker: Any = None
         self._options: Any = None
         self._started = False
         self._ended = False
@@ -334,6 +336,7 @@ class Worker:
             native = ffi.new("struct coxpy_worker **")
             check(lib.coxpy_worker_new(options, served, native, err), err)
             self._options, self._native = options, native[0]
+            self._worker = lib.coxpy_worker_of(self._native)
         return self
 
     @staticmethod
@@ -359,11 +362,13 @@ class Worker:
 
     def _lib(self) -> Any:
         self._process.check()
-        if self._native is None:
+        worker = self._worker
+        if worker is None:
             if self._ended:
                 raise Closed("this process has left its group")
             self.attach()
-        return lib.coxpy_worker_of(self._native)
+            worker = self._worker
+        return worker
 
     @property
     def rank(self) -> int:
@@ -421,7 +426,8 @@ class Worker:
         have passed, or `wake` was called. Steps, inits and clean-ups go to their handlers meanwhile.
         Raises Closed when the group has ended. One thread at a time."""
         worker = self._lib()
-        self._start()
+        if not self._started:
+            self._start()
         deadline = _NEVER if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
         request, err = self._request, self._next_error
         while True:
@@ -488,7 +494,7 @@ class Worker:
         """Leaves the group: requests of this rank fail from now on. Idempotent."""
         self._process.check()
         with self._lock:
-            native, self._native, self._ended = self._native, None, True
+            native, self._native, self._worker, self._ended = self._native, None, None, True
         if native is None:
             return
         lib.cox_worker_stop(lib.coxpy_worker_of(native))
