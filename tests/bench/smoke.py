@@ -29,6 +29,9 @@ PLACED = [
     "group barrier, 8 ranks",
     "all-gather of 64 bytes by the barrier, 8 ranks",
     "reduction by memcpy and one barrier, 8 ranks",
+    "Python call by peers that sleep",
+    "CPU of a Python call by peers that sleep",
+    "Python call by peers that spin, N = 8",
 ]
 TARGETS = [f"{name}, {placement}" for placement in ("placed by the kernel", "one processor") for name in PLACED] + [
     "1 MiB by the semaphore floor, N = 4",
@@ -46,12 +49,18 @@ TARGETS = [f"{name}, {placement}" for placement in ("placed by the kernel", "one
     "KV pull by memcpy",
     "channel's share of a step of the model, N = 4",
     "allocations between request and reply, both sides",
+    "what Python adds to a call, N = 1, each on a processor",
+    "columns of 256 sequences to numpy",
 ]
 OWN = ["semaphore", "futex", "named", "named-call", "sealed", "sealed-call"]
 AGAIN = ["semaphore-again", "futex-again"]
 SECTIONS = {"free": ["bytes", "call", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start",
-                     "allocations"],
-            "one processor": ["packed", "per-rank", "steps", "rate"]}
+                     "allocations", "python"],
+            "one processor": ["packed", "per-rank", "steps", "rate", "python"],
+            "apart": ["python"]}
+# Of the section: those that need a peer of PyPI may be missing, and all where the package is not built.
+PYTHON = ["named-collect", "sealed-collect", "py-call-c", "py-submit-c", "py-call", "py-submit", "py-await",
+          "py-call-sealed", "py-pipe", "py-zmq", "py-vllm", "pickle"]
 PROGRAMS = ["deaths", "deadlines", "replace", "ranks", "pull", "model"]
 # What the quick run measures of each row that was measured at all.
 FIGURES = ["p50_us", "p99_us", "mean_us", "cpu_us", "sleeps", "preempted", "runs", "rounds", "pairs"]
@@ -76,7 +85,8 @@ def main():
     for placement, sections in SECTIONS.items():
         assert found[placement] == set(sections), f"{placement}: {found[placement] ^ set(sections)}"
     # As the kernel tells it of all threads of a subject, peers too: none binds itself elsewhere.
-    allowed = {"free": len(os.sched_getaffinity(0)), "one processor": 1}
+    processors = len(os.sched_getaffinity(0))
+    allowed = {"free": processors, "one processor": 1, "apart": min(processors, 2)}
     for row in rows:
         assert "missing" in row or row["processors"] == allowed[row["placement"]], f"placed elsewhere: {row}"
     for ranks in 1, 2, 8:
@@ -98,6 +108,9 @@ def main():
     assert len(allocated) == 4 and not any(allocated), f"allocations: {allocated}"
     shares = [row for row in bench["model"]["rows"] if row["ranks"] > 1]
     assert shares and all(0 < row["group_share"] <= 1 for row in shares), f"the group has no time: {shares}"
+    python = [row for row in rows if row["section"] == "python"]
+    assert [row["kind"] for row in python if row["placement"] == "apart"] == PYTHON, python
+    assert not any("missing" in row for row in python if row["kind"] in ("py-pipe", "named-collect")), python
     for program in PROGRAMS:
         assert bench[program]["rows"], f"nothing of {program}"
     deadlines = bench["deadlines"]["rows"]

@@ -522,6 +522,60 @@ static void judge_model(struct bench *bench)
     verdict_end(&v, false);
 }
 
+static const json_t *python_row(const struct bench *bench, const char *kind,
+                                enum placement placement, uint32_t rank_count)
+{
+    return row_find(bench, "python", kind, placement, rank_count, BYTES, false);
+}
+
+/* Of each peer the number of ranks at which it is the closest. */
+static void judge_python_peers(struct bench *bench, enum placement placement)
+{
+    static const char *const sleepers[] = {"py-pipe", "py-zmq"}, *const spinners[] = {"py-vllm",
+                                                                                      "pickle"};
+    char what[64] = "";
+    struct verdict v =
+        verdict_placed(bench, placement, "Python call by peers that sleep", false, 1, "< 1 x each");
+    struct verdict cpu = verdict_placed(
+        bench, placement, "CPU of a Python call by peers that sleep", false, 1, "<= 1 x each");
+    struct verdict spin = verdict_placed(bench, placement, "Python call by peers that spin, N = 8",
+                                         false, 1, "< 1 x each");
+    for (uint32_t rank_count = 1; rank_count <= 8; rank_count *= 2) {
+        const json_t *own = python_row(bench, "py-call", placement, rank_count);
+        for (int p = 0; p < 2; p++) {
+            const json_t *peer = python_row(bench, sleepers[p], placement, rank_count);
+            snprintf(what, sizeof what, "%s N=%u", sleepers[p], rank_count);
+            verdict_add(&v, what, row_ratio(bench, own, sleepers[p]), 0);
+            verdict_add(&cpu, what,
+                        own && peer ? row_figure(own, "cpu_us") / row_figure(peer, "cpu_us") : 0,
+                        0);
+            snprintf(what, sizeof what, "%s", spinners[p]);
+            if (rank_count == 8)
+                verdict_add(&spin, what, row_ratio(bench, own, spinners[p]), 0);
+        }
+    }
+    verdict_end(&v, true);
+    verdict_end(&cpu, true);
+    verdict_end(&spin, true);
+}
+
+static void judge_python(struct bench *bench)
+{
+    const json_t *c = python_row(bench, "named-collect", PLACEMENT_APART, 1);
+    const json_t *call = python_row(bench, "py-call-c", PLACEMENT_APART, 1);
+    const json_t *both = python_row(bench, "py-call", PLACEMENT_APART, 1);
+    const double c_us = row_figure(c, "p50_us");
+    struct verdict v = verdict_new(bench, "what Python adds to a call, N = 1, each on a processor",
+                                   false, 15, "<= 15 us");
+    verdict_add(&v, "coordinator", c && call ? row_figure(call, "p50_us") - c_us : 0, 0);
+    verdict_add(&v, "coordinator and worker", c && both ? row_figure(both, "p50_us") - c_us : 0, 0);
+    verdict_end(&v, false);
+    v = verdict_new(bench, "columns of 256 sequences to numpy", false, 10, "<= 10 us");
+    verdict_add(&v, "p50",
+                row_figure(python_row(bench, "py-columns-256", PLACEMENT_ONE, 1), "p50_us"), 0);
+    verdict_end(&v, false);
+}
+
 static void judge_allocations(struct bench *bench)
 {
     struct verdict v =
@@ -550,6 +604,7 @@ void targets_judge(struct bench *bench)
         judge_steps(bench, placement);
         judge_rate(bench, placement);
         judge_ranks_woken(bench, placement);
+        judge_python_peers(bench, placement);
     }
     judge_large(bench);
     judge_one_rank(bench);
@@ -562,4 +617,5 @@ void targets_judge(struct bench *bench)
     judge_pull(bench);
     judge_model(bench);
     judge_allocations(bench);
+    judge_python(bench);
 }
