@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar, Union
 
 from . import _native
 from ._batch import Batch
@@ -25,6 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _NEVER = 2**64 - 1
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
+_OPAQUE = lib.COX_TYPE_OPAQUE
 _ROLES = ("unknown", "prefill", "decode", "standard")
 _LORA_STATUSES = {"ok": 0, "slots_full": 1, "duplicated_id": 2, "invalid_id": 3, "invalid_path": 4,
                   "invalid_rank": 5, "unsupported": 6}
@@ -46,6 +48,18 @@ def _explain(error: BaseException) -> str:
         begin = begin.tb_next  # the handler's own frames are what helps
     trace = "".join(traceback.format_tb(begin)).rstrip()
     return f"{last}\n{trace}" if trace else last
+
+
+def _buffer_of(reply: Buffer) -> Any:
+    try:
+        return ffi.from_buffer(reply)
+    except (TypeError, BufferError) as error:
+        raise TypeError(f"the reply is {type(reply).__name__}; it may be bytes, or any contiguous "
+                        "buffer") from error
+
+
+def _kept(sequence: int) -> StateError:
+    return StateError(f"a view of request {sequence} is kept; copy what outlives the request")
 
 
 class Request:
@@ -87,12 +101,7 @@ class Request:
     def _copy(self, data: Buffer) -> tuple[Any, int]:
         """A reply that may be a view of the request, which ends before the reply: in its slot, or as
         bytes where it does not fit."""
-        try:
-            view = ffi.from_buffer(data)
-        except (TypeError, BufferError) as error:
-            raise TypeError(f"the reply is {type(data).__name__}; it may be bytes, or any "
-                            "contiguous buffer") from error
-        with view:
+        with _buffer_of(data) as view:
             size = len(view)
             if size > self._capacity:
                 return bytes(data), size
@@ -119,13 +128,10 @@ class Request:
         try:
             self.data.release()
         except BufferError:
-            self._refuse()
+            raise _kept(self.sequence) from None
         # A numpy array or another memoryview holds the buffer, without an export of `data`.
         if sys.getrefcount(self._buffer) > 2:
-            self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise StateError(f"a view of request {self.sequence} is kept; copy what outlives the request")
+            raise _kept(self.sequence)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,27 +431,31 @@ class Worker:
         """The next opaque request, for a loop of one's own instead of serve; None: timeout seconds
         have passed, or `wake` was called. Steps, inits and clean-ups go to their handlers meanwhile.
         Raises Closed when the group has ended. One thread at a time."""
+        deadline = _NEVER if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
+        return Request(self, self._request) if self._take(deadline) else None
+
+    def _take(self, deadline: int) -> bool:
+        """The next opaque request, into _request; False: as next's None."""
         worker = self._lib()
         if not self._started:
             self._start()
-        deadline = _NEVER if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
         request, err = self._request, self._next_error
         while True:
             r = lib.cox_worker_next(worker, _EXECUTE, deadline, request, err)
             if r == 0:
+                if request.type == _OPAQUE:
+                    return True
                 if request.batch:
                     self._step(Batch(request.batch))
-                elif request.init:
-                    self._init(request.sequence, InitRequest(self, request.init))
                 else:
-                    return Request(self, request)
+                    self._init(request.sequence, InitRequest(self, request.init))
             elif r == -4:  # EINTR: Python runs its signal handlers between two calls
                 continue
             elif r == lib.COX_TIMEOUT:
-                return None
+                return False
             elif r == lib.COX_EMPTY:
                 if not self._clean_up():
-                    return None
+                    return False
             else:
                 fail(r, err)
 
@@ -459,36 +469,47 @@ class Worker:
         try:
             while True:
                 try:
-                    request = self.next()
+                    taken = self._take(_NEVER)
                 except Closed:
                     return
-                if request is None:
-                    continue
-                if opaque is None:
-                    request.fail("this worker has no handler for opaque requests: @worker.opaque")
-                else:
-                    self._serve(request, opaque)
-                request = None
+                if taken and opaque:
+                    self._serve(opaque)
+                elif taken:
+                    self._fail(self._request.sequence, lib.COX_REJECTED,
+                               "this worker has no handler for opaque requests: @worker.opaque")
         finally:
             self.leave()
 
-    def _serve(self, request: Request, handler: Callable[[memoryview], Buffer]) -> None:
+    def _serve(self, handler: Callable[[memoryview], Buffer]) -> None:
+        """Replies to the request that was taken. No Request: what N ranks execute on each round with
+        cold caches is most of their time."""
+        native = self._request
+        sequence, size = native.sequence, native.size
+        buffer = ffi.buffer(native.bytes, size) if size else bytearray()
+        data = memoryview(buffer).toreadonly()
         try:
-            reply = handler(request.data)
-            if not isinstance(reply, (bytes, bytearray)) and not _owns_its_data(reply):
-                reply = bytes(reply)  # it may be a view of the request
-            if sys.getrefcount(request.data) > 2:
-                request._refuse()  # torch keeps the view itself
-            request.reply(reply)
-        except Exception as error:  # pylint: disable=broad-exception-caught
-            if not request._over:
-                request.fail(error)
-            elif not isinstance(error, Closed):
-                raise
+            reply = handler(data)
+            if type(reply) is not bytes:
+                if not isinstance(reply, (bytes, bytearray)) and not _owns_its_data(reply):
+                    reply = bytes(reply)  # it may be a view of the request
+                reply = _buffer_of(reply)
+            if sys.getrefcount(data) > 2:  # torch keeps the view itself
+                raise _kept(sequence)
+            try:
+                data.release()
+            except BufferError:
+                raise _kept(sequence) from None
+            if sys.getrefcount(buffer) > 2:
+                raise _kept(sequence)
+            r = lib.cox_worker_reply(self._lib(), sequence, reply, len(reply), self._next_error)
+            if r:
+                fail(r, self._next_error)
         except BaseException as error:
-            if not request._over:
-                request.fail(error)
-            raise
+            self._fail(sequence, lib.COX_REJECTED, _explain(error))
+            with contextlib.suppress(BufferError):
+                data.release()
+            if not isinstance(error, Exception):
+                raise
 
     def leave(self) -> None:
         """Leaves the group: requests of this rank fail from now on. Idempotent."""
