@@ -21,11 +21,13 @@ class Batch:
     asked for afterwards raises StateError, and a step whose handler kept a view fails.
     """
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: Any, memory: bytearray) -> None:
+        """memory: of a step before, or empty; the batch's alone until it ends."""
         self._native = native
         self._columns = ffi.new("struct coxpy_columns *")
         lib.coxpy_batch_measure(native, self._columns)
-        self._memory = bytearray(self._columns.size)
+        size = self._columns.size
+        self._memory = memory if size <= len(memory) else bytearray(2 * size)
         lib.coxpy_batch_fill(native, self._columns, ffi.from_buffer(self._memory))
         self._views: dict[str, memoryview] = {}
 

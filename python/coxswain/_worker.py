@@ -273,6 +273,8 @@ class Worker:
         self._lock = threading.Lock()
         self._request = ffi.new("struct cox_worker_request *")
         self._next_error = new_error()
+        # of a batch that has ended, and of which nothing is kept
+        self._memory: list[bytearray] = []
         self._threads: list[threading.Thread] = []
 
     # ---- handlers ----
@@ -446,7 +448,9 @@ class Worker:
                 if request.type == _OPAQUE:
                     return True
                 if request.batch:
-                    self._step(Batch(request.batch))
+                    # Where a step has left its memory, no page of it has to be fetched and cleared.
+                    self._step(Batch(request.batch, self._memory.pop() if self._memory
+                                     else bytearray()))
                 else:
                     self._init(request.sequence, InitRequest(self, request.init))
             elif r == -4:  # EINTR: Python runs its signal handlers between two calls
@@ -568,6 +572,7 @@ class Worker:
             kept = batch._end()
             if kept:
                 raise StateError(f"a view of {kept} is kept; copy what outlives the step")
+            self._memory.append(batch._memory)
         except BaseException as error:
             code = lib.COX_ABORTED if isinstance(error, Aborted) else lib.COX_REJECTED
             self._fail(sequence, code, _explain(error))
