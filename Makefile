@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull format-check format install clean
+.PHONY: all demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python format-check format install clean
 
 all:
 	@sh tools/compile release
@@ -53,6 +53,11 @@ bench-replace:
 bench-pull:
 	@sh tools/compile bench coxswain-pull
 	build/bench/bin/coxswain-pull
+
+# COXSWAIN_BENCH_PYTHON: an interpreter that has the peers, and numpy and cffi.
+bench-python:
+	@sh tools/compile bench coxswain-bench
+	build/bench/bin/coxswain-bench --sections python
 
 format-check:
 	@sh tools/packages format

@@ -36,6 +36,16 @@ COLORS = {
     "seqpacket": "tab:green", "iceoryx": "tab:olive", "zmq": "tab:purple", "nng": "tab:brown",
     "mpi": "tab:orange", "pickle": "tab:pink",
 }
+PYTHON = {
+    "named-collect": ("a call in C", "0.45", "--"),
+    "py-call-c": ("call, workers in C", "tab:cyan", "-"),
+    "py-call": ("call", "tab:blue", "-"),
+    "py-await": ("await", "tab:red", "-"),
+    "py-pipe": ("multiprocessing.connection", "tab:green", "-"),
+    "py-zmq": ("pyzmq", "tab:purple", "-"),
+    "py-vllm": ("vLLM's MessageQueue (spins)", "tab:orange", "-"),
+    "pickle": ("pickle ring (spins)", "tab:pink", "-"),
+}
 # Of the line that says what one more rank costs; those of the target.
 SLOPE_RANKS = range(4, 33)
 
@@ -218,6 +228,24 @@ def model(bench):
     return figure
 
 
+def python(bench):
+    figure, axes_ = plt.subplots(1, 2, figsize=(9.6, 4.4), sharey=True)
+    for ax, placement in zip(axes_, ("free", "one processor"), strict=True):
+        for kind, (label, color, style) in PYTHON.items():
+            points = bench.points("python", kind, "ranks", placement=placement)
+            if points:
+                ax.plot(*zip(*points), marker="o", markersize=3, color=color, linestyle=style, label=label)
+        ax.set_title("placed by the kernel" if placement == "free" else placement)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        ax.set_xlabel("workers")
+        ax.grid(True, which="both", alpha=0.25)
+    axes_[0].set_ylabel("p50 of a round from Python, µs")
+    axes_[0].legend(fontsize=7)
+    return figure
+
+
 def main():
     bench = Bench(sys.argv[1])
     for name, figure in (
@@ -231,6 +259,7 @@ def main():
             ("growth-bytes", growth_by_bytes(bench)),
             ("depth", depth(bench)),
             ("steps", steps(bench)),
+            ("python", python(bench)),
             ("start", start(bench)),
             ("model", model(bench))):
         figure.tight_layout()

@@ -323,10 +323,10 @@ def steps_worker():
     begin = 0
 
     class TimedBatch(coxswain.Batch):
-        def __init__(self, native):
+        def __init__(self, *arguments):
             nonlocal begin
             begin = time.monotonic_ns()
-            super().__init__(native)
+            super().__init__(*arguments)
 
     if path:
         _worker.Batch = TimedBatch

@@ -49,7 +49,7 @@ TARGETS = [f"{name}, {placement}" for placement in ("placed by the kernel", "one
     "KV pull by memcpy",
     "channel's share of a step of the model, N = 4",
     "allocations between request and reply, both sides",
-    "what Python adds to a call, N = 1, each on a processor",
+    "what Python adds to a call, N = 1",
     "columns of 256 sequences to numpy",
 ]
 OWN = ["semaphore", "futex", "named", "named-call", "sealed", "sealed-call"]
