@@ -50,6 +50,7 @@ TARGETS = [f"{name}, {placement}" for placement in ("placed by the kernel", "one
     "channel's share of a step of the model, N = 4",
     "allocations between request and reply, both sides",
     "what Python adds to a call, N = 1",
+    "Python call by peers that sleep, N = 1, workers on another processor",
     "columns of 256 sequences to numpy",
 ]
 OWN = ["semaphore", "futex", "named", "named-call", "sealed", "sealed-call"]

@@ -584,6 +584,12 @@ static void judge_python(struct bench *bench)
     add_python(&v, "coordinator", "py-call-c", PLACEMENT_APART);
     add_python(&v, "and worker", "py-call", PLACEMENT_APART);
     verdict_end(&v, false);
+    const json_t *call = python_row(bench, "py-call", PLACEMENT_APART, 1);
+    v = verdict_new(bench, "Python call by peers that sleep, N = 1, workers on another processor",
+                    false, 1, "< 1 x each");
+    verdict_add(&v, "py-pipe", row_ratio(bench, call, "py-pipe"), 0);
+    verdict_add(&v, "py-zmq", row_ratio(bench, call, "py-zmq"), 0);
+    verdict_end(&v, true);
     v = verdict_new(bench, "columns of 256 sequences to numpy", false, 10, "<= 10 us");
     verdict_add(&v, "p50",
                 row_figure(python_row(bench, "py-columns-256", PLACEMENT_ONE, 1), "p50_us"), 0);
