@@ -398,12 +398,11 @@ int cox_worker_command(struct cox_group_choice *options, const char *worker, con
     if (!strchr(worker, ' ') || access(worker, F_OK) == 0) {
         command[count++] = worker;
     } else {
-        char *rest = NULL;
         int size = snprintf(options->worker_text, PATH_MAX, "%s", worker);
-        for (char *word = strtok_r(options->worker_text, " ", &rest);
-             word && count < COX_WORKER_WORD_COUNT_MAX; word = strtok_r(NULL, " ", &rest))
+        char *rest = NULL, *word = strtok_r(options->worker_text, " ", &rest);
+        for (; word && count < COX_WORKER_WORD_COUNT_MAX; word = strtok_r(NULL, " ", &rest))
             command[count++] = word;
-        if (size >= PATH_MAX || *rest || count == 0)
+        if (size >= PATH_MAX || word || count == 0)
             return cox_fail(err, COX_INVALID,
                             "--worker is '%.64s': expected a program and at most %d arguments, in "
                             "fewer than %d bytes",

@@ -115,7 +115,8 @@ class Checkpoint:
         self.tensors: dict[str, Any] = {}
         for file in files:
             opened: Any = safetensors.safe_open(folder / file, framework="pt")
-            self.tensors.update((name, opened.get_slice(name)) for name in opened.keys())
+            names = opened.keys()
+            self.tensors.update((name, opened.get_slice(name)) for name in names)
         self._unread = {name for name in self.tensors if not name.endswith("rotary_emb.inv_freq")}
 
     def read(self, name: str, *shape: int, rows: slice = slice(None),

@@ -8,7 +8,7 @@ every rank draws the same token, and so does a sequence that is computed again.
 # mypy: disable-error-code="import-not-found,no-untyped-call,no-any-return"
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import torch
 

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A rank that computes a Llama checkpoint with PyTorch, divided among the ranks of its group::
 
     coxswain generate -n 2 --no-shared-weights --worker "python3 -m coxswain.torch_worker" "27+58="
@@ -89,7 +88,7 @@ class Model:
         return torch.zeros(self.config.layers, 2, block_count, block_size, self.kv_heads, self.config.head_dim,
                            dtype=self.dtype, device=device)
 
-    def forward(self, step: "Step", ranks: coxswain.RankGroup, cache: torch.Tensor) -> torch.Tensor:
+    def forward(self, step: Step, ranks: coxswain.RankGroup, cache: torch.Tensor) -> torch.Tensor:
         """The logits of the rows that emit, float32 on the CPU; all of them, the same bits on every rank."""
         angles = (step.positions.float()[:, None] * self.frequencies)[:, None]
         cos, sin, eps = angles.cos(), angles.sin(), self.config.eps
@@ -192,8 +191,9 @@ class Engine:
         if not folder:
             raise coxswain.Invalid("there is no model: use --model DIR, or 'model' in the init request")
         if count < 1 or size < 1 or swap_count < 0:
-            raise coxswain.Invalid(f"{count} KV blocks of {size} positions, {swap_count} of swap space: expected 1 block "
-                                   "or more of 1 position or more (--block-count, --block-size, --swap-block-count)")
+            raise coxswain.Invalid(
+                f"{count} KV blocks of {size} positions, {swap_count} of swap space: expected 1 block or more of "
+                "1 position or more (--block-count, --block-size, --swap-block-count)")
         if not request.replayed:
             self.worker.resume()
         self.ranks = request.join(value_size=VALUE_SIZE)

@@ -18,10 +18,10 @@ static float logits[COUNT_MAX];
 /* Returns false at the end of the input. */
 static bool read_case(struct cox_sampling *sampling, uint32_t *ret_tokens, uint32_t *ret_logits)
 {
-    bool ok = scanf("%" SCNu64 "%f%" SCNd32 "%f%f%" SCNu32, &sampling->seed, &sampling->temperature,
-                    &sampling->top_k, &sampling->top_p, &sampling->repetition_penalty,
-                    ret_tokens) == 6 &&
-              *ret_tokens <= COUNT_MAX;
+    bool ok =
+        scanf("%" SCNu64 "%f%" SCNd32 "%f%f%" SCNu32, &sampling->seed, &sampling->temperature,
+              &sampling->top_k, &sampling->top_p, &sampling->repetition_penalty, ret_tokens) == 6 &&
+        *ret_tokens <= COUNT_MAX;
     for (uint32_t i = 0; ok && i < *ret_tokens; i++)
         ok = scanf("%" SCNd32, &tokens[i]) == 1;
     ok = ok && scanf("%" SCNu32, ret_logits) == 1 && *ret_logits <= COUNT_MAX;

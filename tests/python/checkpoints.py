@@ -7,7 +7,8 @@ import struct
 # Every token is a possible one, and none ends a text.
 BASE = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 97, "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": None}
+        "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "bos_token_id": 1,
+        "eos_token_id": None}
 
 
 def float32(number):

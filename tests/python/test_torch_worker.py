@@ -12,9 +12,8 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 import checkpoints
+import pytest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("COX_BIN_DIR", SOURCE / "build/test/bin"))
@@ -186,7 +185,8 @@ def worker(*arguments):
 
 def test_started_by_hand():
     done = worker("--model", SUMS)
-    assert done.returncode == 1 and "a worker is started by a coordinator" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert "a worker is started by a coordinator" in done.stderr and "Traceback" not in done.stderr
     assert "--block-count N" in worker("--help").stdout
 
 
