@@ -1,7 +1,7 @@
 """Draws tokens from logits as the reference worker does (coxswain-worker, engine/compute/sample.c).
 
-A draw depends only on logits, tokens so far, sampling, seed and position. There is no generator state, so
-every rank draws the same token, and so does a sequence that is computed again.
+A draw depends only on logits, tokens so far, sampling, seed and position. There is no generator
+state, so every rank draws the same token, and so does a sequence that is computed again.
 """
 
 # torch may be missing, and declares no types for some of its functions.
@@ -32,12 +32,16 @@ def uniform(seed: int, position: int) -> float:
     return ((b << 32 | a) >> 11) * 2.0 ** -53
 
 
-def sample(logits: torch.Tensor, history: Sequence[int], *, seed: int = 0, temperature: float = 0.0, top_k: int = 0,
-           top_p: float = 1.0, repetition_penalty: float = 1.0) -> tuple[int, float]:
-    """The token that follows history, and its logprob: under the softmax of the logits as they are.
+def sample(logits: torch.Tensor, history: Sequence[int], *, seed: int = 0,
+           temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
+           repetition_penalty: float = 1.0) -> tuple[int, float]:
+    """The token that follows history, and its logprob under the softmax of the logits as they are.
 
-    logits: float32, one per token, on the CPU. temperature 0: the highest. top_k 0 and top_p 1: off. In a tie the
-    lower token wins. Raises Invalid for a logit that is not finite.
+    logits: float32, one per token, on the CPU. temperature 0: the highest. top_k 0, top_p 1: off.
+    In a tie the lower token wins. Raises Invalid for a logit that is not finite.
+
+    >>> sample(torch.tensor([0.0, 1.0, 0.5]), [1, 2])[0]
+    1
     """
     if not bool(logits.isfinite().all()):
         raise Invalid("a logit is not finite; the weights or the KV cache do not fit this model")
@@ -45,7 +49,8 @@ def sample(logits: torch.Tensor, history: Sequence[int], *, seed: int = 0, tempe
     if repetition_penalty != 1:
         seen = torch.tensor(sorted(set(history)), dtype=torch.long)
         own = scores[seen]
-        scores = scores.index_put((seen,), torch.where(own > 0, own / repetition_penalty, own * repetition_penalty))
+        own = torch.where(own > 0, own / repetition_penalty, own * repetition_penalty)
+        scores = scores.index_put((seen,), own)
     token = int(scores.argmax())
     if temperature > 0:
         weights = ((scores.double() - scores[token].double()) / temperature).exp()
@@ -54,7 +59,7 @@ def sample(logits: torch.Tensor, history: Sequence[int], *, seed: int = 0, tempe
 
 
 def _draw(scores: torch.Tensor, weights: torch.Tensor, top_k: int, top_p: float, at: float) -> int:
-    """Draws by weight among the best tokens: top_k of them, then those of top_p of the rest's weight."""
+    """Draws by weight, among top_k tokens, and those of them that have top_p of the weight."""
     order, sums = torch.arange(len(scores)), weights.cumsum(0)
     if top_k or top_p < 1:
         order = scores.sort(descending=True, stable=True).indices

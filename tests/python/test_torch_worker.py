@@ -28,16 +28,24 @@ ENVIRONMENT["PYTHONPATH"] = str(PACKAGE)
 GREEDY = ("--temperature", "0")
 SEEDED = ("--temperature", "0.9", "--seed", "7")
 BEST = ("--temperature", "1.3", "--top-k", "9", "--top-p", "0.8", "--seed", "2147483647")
-RANDOM_PROMPTS = [" ".join(map(str, random.Random(length).choices(range(3, 97), k=length)))
-                  for length in (1, 3, 9, 40, 90)]
+RANDOM_PROMPTS = [
+    " ".join(map(str, random.Random(length).choices(range(3, 97), k=length)))
+    for length in (1, 3, 9, 40, 90)
+]
 SUM_PROMPTS = ["27+58=", "1+2=", "999+1=", "46+", "3"]
 
 
 def find_torch():
     """A Python with PyTorch."""
-    for python in (os.environ.get("COX_TORCH_PYTHON"), SOURCE / "build/venv-torch/bin/python", sys.executable):
+    for python in (
+        os.environ.get("COX_TORCH_PYTHON"),
+        SOURCE / "build/venv-torch/bin/python",
+        sys.executable,
+    ):
         if python and os.access(python, os.X_OK):
-            found = subprocess.run([python, "-c", "import cffi, safetensors, torch"], capture_output=True, check=False)
+            found = subprocess.run(
+                [python, "-c", "import cffi, safetensors, torch"], capture_output=True, check=False
+            )
             if found.returncode == 0:
                 return str(python)
     return None
@@ -45,8 +53,10 @@ def find_torch():
 
 PYTHON = find_torch()
 if PYTHON is None:
-    pytest.skip("no Python here has torch, safetensors and cffi; `sh tools/torch` installs them from PyPI",
-                allow_module_level=True)
+    pytest.skip(
+        "no Python here has torch, safetensors and cffi; `sh tools/torch` installs them from PyPI",
+        allow_module_level=True,
+    )
 WORKER = ("--no-shared-weights", "--worker", f"{PYTHON} -m coxswain.torch_worker")
 
 
@@ -58,16 +68,38 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def models(folder):
     """Folders by name, with the prompts and options for each."""
-    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32}
+    rope = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
     # Sizes that 2 and 4 ranks do not divide evenly: the vocabulary, and the feed-forward.
-    grouped = checkpoints.write(folder / "grouped", 1, num_key_value_heads=2, head_dim=16, rope_scaling=rope,
-                                tie_word_embeddings=True)
-    plain = checkpoints.write(folder / "plain", 2, ("BF16", "F16", "F32"), files=3, num_attention_heads=4,
-                              num_key_value_heads=4, intermediate_size=90, rope_theta=50.0)
+    grouped = checkpoints.write(
+        folder / "grouped",
+        1,
+        num_key_value_heads=2,
+        head_dim=16,
+        rope_scaling=rope,
+        tie_word_embeddings=True,
+    )
+    plain = checkpoints.write(
+        folder / "plain",
+        2,
+        ("BF16", "F16", "F32"),
+        files=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        intermediate_size=90,
+        rope_theta=50.0,
+    )
     tokens = ("--tokens", "--max-tokens", "24")
-    return {"sums": (SUMS, SUM_PROMPTS, ()), "grouped": (grouped, RANDOM_PROMPTS, tokens),
-            "plain": (plain, RANDOM_PROMPTS, tokens)}
+    return {
+        "sums": (SUMS, SUM_PROMPTS, ()),
+        "grouped": (grouped, RANDOM_PROMPTS, tokens),
+        "plain": (plain, RANDOM_PROMPTS, tokens),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +108,15 @@ def runtime_directory(folder, monkeypatch):
 
 
 def coxswain(*arguments, stdin=""):
-    done = subprocess.run([BIN / "coxswain", *map(str, arguments)], input=stdin, env=ENVIRONMENT, capture_output=True,
-                          text=True, timeout=TIMEOUT, check=False)
+    done = subprocess.run(
+        [BIN / "coxswain", *map(str, arguments)],
+        input=stdin,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -88,9 +127,13 @@ def text(prompts, *arguments):
 
 @contextlib.contextmanager
 def running(name, *arguments):
-    """A group that `coxswain run` keeps; gives its output so far."""
-    with subprocess.Popen([BIN / "coxswain", "run", "--name", name, *map(str, arguments)], env=ENVIRONMENT, text=True,
-                          stdout=subprocess.PIPE) as process:
+    """A group that `coxswain run` keeps; gives the pids of its ranks."""
+    with subprocess.Popen(
+        [BIN / "coxswain", "run", "--name", name, *map(str, arguments)],
+        env=ENVIRONMENT,
+        text=True,
+        stdout=subprocess.PIPE,
+    ) as process:
         try:
             pids = {}
             for line in process.stdout:
@@ -111,7 +154,7 @@ def running(name, *arguments):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_same_text(models, name, ranks):
     model, prompts, options = models[name]
-    # Two ranks: memory without names, and weights that the command shares, which this worker does not need.
+    # Two ranks: memory without names, and shared weights, which this worker does not need.
     how = ("--attach", "sealed", *WORKER[1:]) if ranks == 2 else WORKER
     with running("same", "-n", ranks, *how, "--model", model, "--step-tokens", 24):
         for sampling in GREEDY, SEEDED, BEST:
@@ -134,9 +177,11 @@ def until(condition, process):
 
 def step_after(number):
     """A condition: the number of a step, above that one, that all ranks have computed or compute."""
+
     def check(state):
         sequence = min(rank["channels"]["execute"]["sequence"] for rank in state["ranks"])
         return sequence if sequence > number else None
+
     return check
 
 
@@ -147,8 +192,13 @@ def test_killed_ranks_are_replaced_under_prompts(models):
     options = ("--tokens", "--max-tokens", "150", *SEEDED)
     expected = text(prompts, "-n", 1, "--model", model, *options)
     with running("dies", "-n", 2, *WORKER, "--model", model, "--on-death", "restart") as pids:
-        with subprocess.Popen([BIN / "coxswain", "generate", "--name", "dies", "--quiet", *options, "-"],
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as prompting:
+        with subprocess.Popen(
+            [BIN / "coxswain", "generate", "--name", "dies", "--quiet", *options, "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        ) as prompting:
             prompting.stdin.write("\n".join(prompts) + "\n")
             prompting.stdin.close()
             sequence = until(step_after(10), prompting)
@@ -165,22 +215,36 @@ def test_killed_ranks_are_replaced_under_prompts(models):
 
 
 def failure(*arguments):
-    done = subprocess.run([BIN / "coxswain", "run", "-n", "1", *WORKER, *map(str, arguments)], env=ENVIRONMENT,
-                          capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    done = subprocess.run(
+        [BIN / "coxswain", "run", "-n", "1", *WORKER, *map(str, arguments)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     assert done.returncode == 3, done.stderr
     return done.stderr
 
 
 def test_errors_in_words(folder):
     model = checkpoints.write(folder / "biased", 3, num_hidden_layers=1, attention_bias=True)
-    assert "attention_bias is true; this worker computes only models where it is false or null" in failure(
-        "--model", model)
+    assert (
+        "attention_bias is true; this worker computes only models where it is false or null"
+        in failure("--model", model)
+    )
     assert "0 KV blocks of 16 positions" in failure("--model", SUMS, "--init", "block_count=0")
 
 
 def worker(*arguments):
-    return subprocess.run([PYTHON, "-m", "coxswain.torch_worker", *arguments], env=ENVIRONMENT, capture_output=True,
-                          text=True, timeout=TIMEOUT, check=False)
+    return subprocess.run(
+        [PYTHON, "-m", "coxswain.torch_worker", *arguments],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
 
 
 def test_started_by_hand():
@@ -210,21 +274,54 @@ def test_draws_as_the_reference_worker():
         if i % 3 == 0:
             logits = [float(round(logit)) for logit in logits]
         history = [noise.randrange(count) for _ in range(noise.randrange(40))]
-        sampling = {"seed": noise.getrandbits(64), "temperature": noise.choice((0.0, 0.3, 1.0, 2.5)),
-                    "top_k": noise.choice((0, 0, 1, 5, count, 5000)), "top_p": noise.choice((1.0, 0.5, 0.03125)),
-                    "repetition_penalty": noise.choice((1.0, 1.25, 0.5))}
+        sampling = {
+            "seed": noise.getrandbits(64),
+            "temperature": noise.choice((0.0, 0.3, 1.0, 2.5)),
+            "top_k": noise.choice((0, 0, 1, 5, count, 5000)),
+            "top_p": noise.choice((1.0, 0.5, 0.03125)),
+            "repetition_penalty": noise.choice((1.0, 1.25, 0.5)),
+        }
         # As floats, which is what both sides get.
-        cases.append(([checkpoints.float32(logit) for logit in logits], history,
-                      {**sampling, "temperature": checkpoints.float32(sampling["temperature"])}))
+        cases.append(
+            (
+                [checkpoints.float32(logit) for logit in logits],
+                history,
+                {**sampling, "temperature": checkpoints.float32(sampling["temperature"])},
+            )
+        )
     lines = []
     for logits, history, sampling in cases:
-        lines += [*map(str, (sampling["seed"], sampling["temperature"].hex(), sampling["top_k"], sampling["top_p"],
-                             sampling["repetition_penalty"], len(history), *history, len(logits))),
-                  *(logit.hex() for logit in logits)]
-    theirs = subprocess.run([DRAWS], input=" ".join(lines), capture_output=True, text=True, timeout=TIMEOUT, check=True)
-    ours = subprocess.run([PYTHON, "-c", SAMPLE], input=json.dumps(cases), env=ENVIRONMENT, capture_output=True,
-                          text=True, timeout=TIMEOUT, check=True)
-    for case, their, our in zip(cases, theirs.stdout.splitlines(), ours.stdout.splitlines(), strict=True):
+        lines += [
+            *map(
+                str,
+                (
+                    sampling["seed"],
+                    sampling["temperature"].hex(),
+                    sampling["top_k"],
+                    sampling["top_p"],
+                    sampling["repetition_penalty"],
+                    len(history),
+                    *history,
+                    len(logits),
+                ),
+            ),
+            *(logit.hex() for logit in logits),
+        ]
+    theirs = subprocess.run(
+        [DRAWS], input=" ".join(lines), capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    ours = subprocess.run(
+        [PYTHON, "-c", SAMPLE],
+        input=json.dumps(cases),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    for case, their, our in zip(
+        cases, theirs.stdout.splitlines(), ours.stdout.splitlines(), strict=True
+    ):
         token, logprob = their.split()
         assert int(our.split()[0]) == int(token), case[2]
         assert abs(float(our.split()[1]) - float.fromhex(logprob)) < 1e-5, case[2]
