@@ -1,6 +1,7 @@
-"""The PyTorch worker against the reference worker: the same text, whatever the number of ranks, and whoever dies.
+"""The PyTorch worker against the reference worker: the same text, also when ranks die.
 
-PyTorch is that of build/venv-torch (tools/torch), or of $COX_TORCH_PYTHON; without it these tests are skipped.
+PyTorch is that of build/venv-torch (tools/torch), or of $COX_TORCH_PYTHON; without it these tests
+are skipped.
 """
 
 import contextlib
@@ -176,7 +177,7 @@ def until(condition, process):
 
 
 def step_after(number):
-    """A condition: the number of a step, above that one, that all ranks have computed or compute."""
+    """A condition: the number of a later step that all ranks have computed, or compute."""
 
     def check(state):
         sequence = min(rank["channels"]["execute"]["sequence"] for rank in state["ranks"])
