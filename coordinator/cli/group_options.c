@@ -301,7 +301,8 @@ static const struct argp_option start_options[] = {
      "one copy that this program loads",
      0},
     {"worker", COX_OPTION_WORKER, "PATH", 0,
-     "worker program (default: $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH)",
+     "worker program, or \"PROGRAM ARGUMENT...\" (default: $COXSWAIN_WORKER, coxswain-worker beside "
+     "this program, or in PATH)",
      0},
     {"huge-pages", COX_OPTION_HUGE_PAGES, NULL, 0, "sealed memory on huge pages, if there are any",
      0},
@@ -386,6 +387,31 @@ int cox_worker_find(struct cox_group_choice *options, const char **ret_path, str
     else
         *ret_path =
             COX_REFERENCE_WORKER; /* the start searches PATH, and reports if it is missing */
+    return 0;
+}
+
+int cox_worker_command(struct cox_group_choice *options, const char *worker, const char *model,
+                       const char *const **ret_command, struct cox_error *err)
+{
+    const char **command = options->worker_command;
+    uint32_t count = 0;
+    if (!strchr(worker, ' ') || access(worker, F_OK) == 0) {
+        command[count++] = worker;
+    } else {
+        int size = snprintf(options->worker_text, PATH_MAX, "%s", worker);
+        char *rest = NULL, *word = strtok_r(options->worker_text, " ", &rest);
+        for (; word && count < COX_WORKER_WORD_COUNT_MAX; word = strtok_r(NULL, " ", &rest))
+            command[count++] = word;
+        if (size >= PATH_MAX || word || count == 0)
+            return cox_fail(err, COX_INVALID,
+                            "--worker is '%.64s': expected a program and at most %d arguments, in "
+                            "fewer than %d bytes",
+                            worker, COX_WORKER_WORD_COUNT_MAX - 1, PATH_MAX);
+    }
+    command[count++] = "--model";
+    command[count++] = model;
+    command[count] = NULL;
+    *ret_command = command;
     return 0;
 }
 

@@ -19,6 +19,8 @@
 #define COX_GROUP_CHOICE_RANK_COUNT_DEFAULT 2
 /* The default worker. */
 #define COX_REFERENCE_WORKER "coxswain-worker"
+/* Words of a --worker that has arguments, at most. */
+#define COX_WORKER_WORD_COUNT_MAX 30
 
 struct cox_group_choice {
     uint32_t rank_count;
@@ -56,6 +58,8 @@ struct cox_group_choice {
     const char *model;
     /* the results of the look-ups */
     char worker_path[PATH_MAX];
+    char worker_text[PATH_MAX];
+    const char *worker_command[COX_WORKER_WORD_COUNT_MAX + 3];
     char model_path[PATH_MAX];
 };
 
@@ -100,6 +104,11 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
  * COX_EXEC_FAILED. */
 int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
+/* The command that starts a worker found by cox_worker_find: the worker, --model and the model, and
+ * NULL. A worker with blanks that is no file is a program and its arguments. The result is part of
+ * options. Returns 0 or COX_INVALID. */
+int cox_worker_command(struct cox_group_choice *options, const char *worker, const char *model,
+                       const char *const **ret_command, struct cox_error *err);
 /* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
  * Returns 0; COX_NOT_FOUND: no such folder; -errno. */
 int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);

@@ -77,6 +77,7 @@ static int evaluate(struct eval *e)
 {
     struct cox_error error = {0};
     const char *model = NULL, *worker = NULL;
+    const char *const *command = NULL;
     struct cox_complete_options complete = {.sampling = {.top_p = 1}};
     int r = cox_group_choice_check(&e->group, &error);
     if (!r)
@@ -92,9 +93,10 @@ static int evaluate(struct eval *e)
     r = cox_worker_find(&e->group, &worker, &error);
     if (!r)
         r = cox_worker_check(&e->group, worker, model, &error);
+    if (!r)
+        r = cox_worker_command(&e->group, worker, model, &command, &error);
     if (r)
         return r == COX_INVALID ? cox_exit_usage("eval", &error) : cox_exit_with(&error);
-    const char *const command[] = {worker, "--model", model, NULL};
     const struct cox_engine_group_options options = {
         .foreground =
             {

@@ -650,6 +650,7 @@ static int generate_own(struct generate *g)
 {
     struct cox_error error = {0};
     const char *model = NULL, *worker = NULL;
+    const char *const *command = NULL;
     int r = prepare(g, &model, &error);
     if (!r && g->complete.lora && !cox_adapter_choice_has(&g->adapters, g->complete.lora))
         r = cox_fail(
@@ -661,9 +662,10 @@ static int generate_own(struct generate *g)
     r = cox_worker_find(&g->group, &worker, &error);
     if (!r)
         r = cox_worker_check(&g->group, worker, model, &error);
+    if (!r)
+        r = cox_worker_command(&g->group, worker, model, &command, &error);
     if (r)
         return r == COX_INVALID ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
-    const char *const command[] = {worker, "--model", model, NULL};
     const struct cox_engine_group_options options = {
         .foreground =
             {

@@ -75,8 +75,6 @@ struct run_command {
     struct cox_init_choice init;
     enum cox_role role;
     struct cox_engine_group_options options;
-    /* command line of the reference worker */
-    const char *reference[4];
 };
 
 static int take_option(void *choice, int option, const char *value, struct cox_error *err)
@@ -136,14 +134,10 @@ static int choose_reference(struct run_command *run, struct cox_error *err)
         r = cox_model_find(&run->group, &options->model, err);
     if (!r && options->init)
         r = cox_worker_check(&run->group, worker, options->model, err);
-    if (r)
-        return r;
-    run->reference[0] = worker;
-    run->reference[1] = "--model";
-    run->reference[2] = options->model;
-    options->command = run->reference;
+    if (!r)
+        r = cox_worker_command(&run->group, worker, options->model, &options->command, err);
     run->options.share_weights = true;
-    return 0;
+    return r;
 }
 
 /* COMMAND, or without one the reference worker. This also decides whether the group accepts

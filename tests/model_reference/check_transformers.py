@@ -8,8 +8,8 @@ arithmetic, numbers of heads, tensors that nobody uses. It says which of two is 
 number of ranks named; or exit status 2 before anything starts, and the key's or tensor's name on standard error. Exit status
 0 with other tokens is right for no row.
 
-PYTHON is that of an environment with tests/model_reference/requirements.txt, in which this script starts itself again
-(tools/transformers makes it). Exit status 77 (skip) where there is none, or where it has other versions.
+PYTHON is that of an environment with python/requirements-torch.txt and requirements.txt, in which this script starts
+itself again (tools/torch makes it). Exit status 77 (skip) where there is none, or where it has other versions.
 """
 
 import json
@@ -22,7 +22,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 
-REQUIREMENTS = os.path.join(HERE, "requirements.txt")
+REQUIREMENTS = [os.path.join(HERE, "..", "..", "python", "requirements-torch.txt"),
+                os.path.join(HERE, "requirements.txt")]
 NEW_TOKENS = 20
 PROMPT_LENGTHS = (40, 9, 1)
 # Rounding makes differences of 1e-5; greedy tokens are compared only where none was as near as this to another one.
@@ -231,7 +232,7 @@ def missing(python):
     """What is not there, in words; None: all is."""
     if not os.access(python, os.X_OK):
         return "there is no " + python
-    wanted = [line.strip() for line in open(REQUIREMENTS) if "==" in line]
+    wanted = [line.strip() for name in REQUIREMENTS for line in open(name) if "==" in line]
     script = "import importlib.metadata as m, sys\nfor n in sys.argv[1:]: print(n + '==' + m.version(n).split('+')[0])"
     found = subprocess.run([python, "-c", script, *[word.split("==")[0] for word in wanted]], capture_output=True,
                            text=True, check=False)
@@ -248,7 +249,7 @@ def main():
         reason = missing(python)
         if reason:
             harness.skip("%s. LlamaForCausalLM is not there to compare with; "
-                         "`sh tools/transformers` installs it from PyPI, with access to it" % reason)
+                         "`sh tools/torch` installs it from PyPI, with access to it" % reason)
         os.execve(python, [python, __file__, binary, python],
                   {**os.environ, "COX_JUDGE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
                    "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"})

@@ -50,6 +50,18 @@ def generate_gives_the_same_text_for_every_number_of_ranks():
 
 
 @test
+def a_worker_has_arguments_or_blanks_in_its_name():
+    worker = program("coxswain-worker")
+    few = worker + "  --block-count 1  --block-size 4 "
+    expect(generate("--worker", few, "--max-tokens", "4", "27+58="), 1, "prompt 1", "blocks")
+    link = os.path.join(harness.scratch, "a worker")
+    os.symlink(worker, link)
+    expect(generate("--worker", link, "27+58="), 0)
+    expect(generate("--worker", worker + " -x" * 30, "1+1="), 2, "--worker is '", "at most 29 arguments")
+    expect(generate("--worker", " ", "1+1="), 2, "--worker is ' '")
+
+
+@test
 def generate_reports_the_share_of_channel_and_group_in_steps():
     for ranks in (1, 2, 4, 8):
         path = temporary("")
