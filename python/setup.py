@@ -17,7 +17,16 @@ from setuptools.command.sdist import sdist
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Relative to the root of the tree: what the library is built from.
-SOURCES = ["CMakeLists.txt", "LICENSE", "channel", "cmake", "coordinator", "include", "proto", "worker"]
+SOURCES = [
+    "CMakeLists.txt",
+    "LICENSE",
+    "channel",
+    "cmake",
+    "coordinator",
+    "include",
+    "proto",
+    "worker",
+]
 
 
 def tree() -> pathlib.Path:
@@ -44,17 +53,49 @@ class BuildByCMake(build_ext):
     def build_extension(self, ext: Extension) -> None:
         for command in ("cmake", "protoc-c"):
             if not shutil.which(command):
-                sys.exit(f"coxswain: building needs {command} (Debian: cmake, protobuf-c-compiler, "
-                         "libprotobuf-c-dev)")
+                sys.exit(
+                    f"coxswain: building needs {command} (Debian: cmake, protobuf-c-compiler, "
+                    "libprotobuf-c-dev)"
+                )
         folder = pathlib.Path(self.build_temp).resolve()
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-        subprocess.run(["cmake", "-S", str(tree()), "-B", str(folder), *generator,
-                        "-D", "CMAKE_BUILD_TYPE=RelWithDebInfo", "-D", "COX_BUILD_TESTS=OFF",
-                        "-D", "COX_BUILD_BENCH=OFF", "-D", "COX_BUILD_COMMANDS=OFF",
-                        "-D", "COX_BUILD_PYTHON=ON", "-D", f"COX_PYTHON={sys.executable}",
-                        "-D", f"COX_PYTHON_SOURCE={HERE}"], check=True)
-        subprocess.run(["cmake", "--build", str(folder), "--target", "coxswain_python",
-                        "--parallel", str(os.cpu_count() or 1)], check=True)
+        subprocess.run(
+            [
+                "cmake",
+                "-S",
+                str(tree()),
+                "-B",
+                str(folder),
+                *generator,
+                "-D",
+                "CMAKE_BUILD_TYPE=RelWithDebInfo",
+                "-D",
+                "COX_BUILD_TESTS=OFF",
+                "-D",
+                "COX_BUILD_BENCH=OFF",
+                "-D",
+                "COX_BUILD_COMMANDS=OFF",
+                "-D",
+                "COX_BUILD_PYTHON=ON",
+                "-D",
+                f"COX_PYTHON={sys.executable}",
+                "-D",
+                f"COX_PYTHON_SOURCE={HERE}",
+            ],
+            check=True,
+        )
+        subprocess.run(
+            [
+                "cmake",
+                "--build",
+                str(folder),
+                "--target",
+                "coxswain_python",
+                "--parallel",
+                str(os.cpu_count() or 1),
+            ],
+            check=True,
+        )
         target = pathlib.Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(folder / "python" / "coxswain" / "_native.abi3.so", target)
@@ -72,8 +113,9 @@ class SdistWithSources(sdist):
                 source, target = HERE / "CMakeLists.txt", target / "CMakeLists.txt"
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True,
-                                ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+                )
             else:
                 shutil.copy2(source, target)
 
@@ -92,8 +134,13 @@ setup(
     ext_modules=[Extension("coxswain._native", sources=[], py_limited_api=True)],
     cmdclass={"build_ext": BuildByCMake, "sdist": SdistWithSources},
     distclass=Platform,
-    options={"bdist_wheel": {"py_limited_api": "cp311"},
-             # Nothing is written beside the sources of a checkout.
-             **({} if tree() != HERE.parent else
-                {"build": {"build_base": str(scratch())}, "egg_info": {"egg_base": str(scratch())}})},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp311"},
+        # Nothing is written beside the sources of a checkout.
+        **(
+            {}
+            if tree() != HERE.parent
+            else {"build": {"build_base": str(scratch())}, "egg_info": {"egg_base": str(scratch())}}
+        ),
+    },
 )

@@ -12,8 +12,18 @@ import sys
 import coxswain
 
 # Made by the package alone.
-LENT = {"Batch", "Block", "Future", "Import", "InitRequest", "Message", "Pool", "Queue", "RankGroup",
-        "Request"}
+LENT = {
+    "Batch",
+    "Block",
+    "Future",
+    "Import",
+    "InitRequest",
+    "Message",
+    "Pool",
+    "Queue",
+    "RankGroup",
+    "Request",
+}
 
 HEAD = """# Reference of the Python package
 
@@ -64,8 +74,9 @@ def describe_class(name: str, cls: type) -> list[str]:
         lines += [f"`{name}{signature(cls)}`", ""]
     members: dict[str, object] = {}
     for base in cls.__mro__:  # and what it has of classes that have no section of their own
-        if base.__module__.startswith("coxswain") and (base is cls or
-                                                       base.__name__ not in coxswain.__all__):
+        if base.__module__.startswith("coxswain") and (
+            base is cls or base.__name__ not in coxswain.__all__
+        ):
             members = {**members, **{k: v for k, v in vars(base).items() if k not in members}}
     for member, value in members.items():
         if member.startswith("_"):
@@ -88,8 +99,14 @@ def main() -> None:
             kind = "Exceptions" if issubclass(value, BaseException) else "Classes"
             groups[kind] += describe_class(name, value)
         else:
-            groups["Functions"] += [f"### {name}", "", f"`{name}{signature(value)}`", "",
-                                    paragraph(value.__doc__ or ""), ""]
+            groups["Functions"] += [
+                f"### {name}",
+                "",
+                f"`{name}{signature(value)}`",
+                "",
+                paragraph(value.__doc__ or ""),
+                "",
+            ]
     parts = [HEAD]
     for title, lines in groups.items():
         parts += [f"## {title}", "", *lines]

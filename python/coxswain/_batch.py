@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Sequence
+from typing import Any
+from collections.abc import Sequence
 
 from . import _native
 from ._errors import StateError, text_of
@@ -17,8 +18,8 @@ class Batch:
     """One step: rows, each a sequence that computes some tokens.
 
     The columns are memoryviews of the rank's own memory: `numpy.asarray(batch.tokens)`,
-    `torch.frombuffer(batch.tokens, dtype=torch.int32)`. They end with the step: an attribute that is
-    asked for afterwards raises StateError, and a step whose handler kept a view fails.
+    `torch.frombuffer(batch.tokens, dtype=torch.int32)`. They end with the step: an attribute that
+    is asked for afterwards raises StateError, and a step whose handler kept a view fails.
     """
 
     def __init__(self, native: Any, memory: bytearray) -> None:
@@ -31,16 +32,18 @@ class Batch:
         lib.coxpy_batch_fill(native, self._columns, ffi.from_buffer(self._memory))
         self._views: dict[str, memoryview] = {}
 
-    def _view(self, name: str, column: int, format_: str, count: int,
-              shape: Sequence[int] | None = None) -> memoryview:
+    def _view(
+        self, name: str, column: int, format_: str, count: int, shape: Sequence[int] | None = None
+    ) -> memoryview:
         view = self._views.get(name)
         if view is None:
             if self._native is None:
                 raise StateError(f"batch.{name}: the step is over; copy what outlives it")
             start = self._columns.offsets[column]
             size = count * (1 if format_ == "?" else 8 if format_ in "qQ" else 4)
-            with memoryview(self._memory) as whole, whole[start:start + size] as part:
-                view = part.cast(format_, list(shape)) if shape and size else part.cast(format_)
+            with memoryview(self._memory) as whole, whole[start : start + size] as part:
+                shaped: Any = part  # typeshed knows formats as literals only
+                view = shaped.cast(format_, list(shape)) if shape and size else shaped.cast(format_)
             self._views[name] = view
         return view
 
@@ -56,7 +59,7 @@ class Batch:
 
     @property
     def forward_type(self) -> str:
-        """"prefill", "decode", "extend", "mixed", "clear", or "dummy": no rows, the ranks compute
+        """ "prefill", "decode", "extend", "mixed", "clear", or "dummy": no rows, the ranks compute
         together nevertheless."""
         return FORWARD_TYPES[self._step().forward_type]
 
@@ -130,11 +133,17 @@ class Batch:
         if not 0 <= table < self.table_count:
             raise IndexError(f"block table {table} of {self.table_count}")
         width = self._columns.table_widths[table]
-        return self._view(f"block_table({table})", lib.COXPY_TABLES + table, "i",
-                          self.row_count * width, (self.row_count, width))
+        return self._view(
+            f"block_table({table})",
+            lib.COXPY_TABLES + table,
+            "i",
+            self.row_count * width,
+            (self.row_count, width),
+        )
 
     def history(self, row: int) -> list[int]:
-        """All tokens of the row's sequence, from position 0 up to the last one to compute. A copy."""
+        """All tokens of the row's sequence, from position 0 up to the last one to compute. A
+        copy."""
         found = self._step().rows[self._row(row)]
         return ffi.unpack(found.tokens, found.position + found.token_count)  # type: ignore[no-any-return]
 

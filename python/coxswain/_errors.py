@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, NoReturn, Sequence
+from typing import Any, NoReturn
+from collections.abc import Sequence
 
 from . import _native
 
@@ -27,7 +28,7 @@ class Error(Exception):
 class TimedOut(Error, TimeoutError):
     """The deadline passed. `late`: the ranks that owe their reply, and what each does."""
 
-    late: Sequence["LateRank"] = ()
+    late: Sequence[LateRank] = ()
 
 
 class PeerDead(Error):
@@ -45,6 +46,8 @@ class RankDied(PeerDead):
     signal: int = 0
     exit_status: int = -1
     last_lines: Sequence[str] = ()
+    # the request was not sent: the rank was dead already
+    _was_refused: bool = False
 
 
 class RankError(Error):
@@ -60,11 +63,13 @@ class Closed(Error):
 
 
 class Full(Error):
-    """As many requests as the group is deep are in flight: `await group.room()`, or take results."""
+    """As many requests as the group is deep are in flight: `await group.room()`, or take
+    results."""
 
 
 class Late(Error):
-    """A rank still owes the reply to a request that has ended: `await group.room()` waits for it."""
+    """A rank still owes the reply to a request that has ended: `await group.room()` waits for
+    it."""
 
 
 class VersionMismatch(Error):
@@ -231,7 +236,8 @@ class Process:
         """Raises in the child of a fork."""
         if _forks != self.forks:
             error = StateError(
-                f"this {self.what} is of process {self.pid}; a child that was forked from it cannot "
-                "use it: start processes with subprocess, or multiprocessing's 'spawn'")
+                f"this {self.what} is of process {self.pid}; a child that was forked from it "
+                "cannot use it: start processes with subprocess, or multiprocessing's 'spawn'"
+            )
             error.code = lib.COX_STATE
             raise error

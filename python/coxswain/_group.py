@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -11,16 +12,32 @@ import time
 import warnings
 import weakref
 from types import TracebackType
-from typing import Any, Callable, Generator, Iterable, Literal, Sequence, Union
+from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from . import _launch, _native, _status
-from ._errors import (Closed, Deadlock, Error, Full, Invalid, Late, LateRank, Process, RankDied,
-                      TimedOut, check, error_of, fail, new_error, text_of)
+from ._errors import (
+    Closed,
+    Deadlock,
+    Error,
+    Full,
+    Invalid,
+    Late,
+    LateRank,
+    Process,
+    RankDied,
+    TimedOut,
+    check,
+    error_of,
+    fail,
+    new_error,
+    text_of,
+)
 
 ffi, lib = _native.ffi, _native.lib
 _log = logging.getLogger("coxswain")
 
-Buffer = Union[bytes, bytearray, memoryview, Any]
+Buffer = bytes | bytearray | memoryview | Any
 Gather = Literal["all", "rank0", "none"]
 OnDeath = Literal["fail", "restart", "restart-all"]
 
@@ -30,17 +47,23 @@ _EXECUTE = lib.COX_CHANNEL_EXECUTE
 _LATE = lib.COX_LATE
 _ALL = lib.COX_GATHER_ALL
 _UINTPTR = ffi.typeof("uintptr_t")
-# A wait in the main thread ends this often, in nanoseconds, so that Python's signal handlers run. The
-# library wakes as often while a reply is outstanding.
+# A wait in the main thread ends this often, in nanoseconds, so that Python's signal handlers run.
+# The library wakes as often while a reply is outstanding.
 _SLICE_NS = 50_000_000
 
-_GATHERS = {"all": lib.COX_GATHER_ALL, "rank0": lib.COX_GATHER_RANK0,
-            "none": lib.COX_GATHER_FIRST_ERROR}
+_GATHERS = {
+    "all": lib.COX_GATHER_ALL,
+    "rank0": lib.COX_GATHER_RANK0,
+    "none": lib.COX_GATHER_FIRST_ERROR,
+}
 _ATTACHES = {"named": lib.COX_ATTACH_NAMED, "sealed": lib.COX_ATTACH_SEALED}
-# "fail": the requests that ask a dead rank fail, until it is restarted by hand. In the library's words
-# the group waits for that.
-_ON_DEATHS = {"fail": lib.COX_ON_DEATH_WAIT, "restart": lib.COX_ON_DEATH_RESTART,
-              "restart-all": lib.COX_ON_DEATH_RESTART_ALL}
+# "fail": the requests that ask a dead rank fail, until it is restarted by hand. In the library's
+# words the group waits for that.
+_ON_DEATHS = {
+    "fail": lib.COX_ON_DEATH_WAIT,
+    "restart": lib.COX_ON_DEATH_RESTART,
+    "restart-all": lib.COX_ON_DEATH_RESTART_ALL,
+}
 
 
 def _choice(what: str, value: str, choices: dict[str, int]) -> int:
@@ -106,10 +129,19 @@ class Future:
     number of event loops.
     """
 
-    __slots__ = ("_group", "_sequence", "_done", "_result", "_error", "_callbacks", "_ranks",
-                 "_gather", "__weakref__")
+    __slots__ = (
+        "_group",
+        "_sequence",
+        "_done",
+        "_result",
+        "_error",
+        "_callbacks",
+        "_ranks",
+        "_gather",
+        "__weakref__",
+    )
 
-    def __init__(self, group: "Group", ranks: Sequence[int] | None, gather: int) -> None:
+    def __init__(self, group: Group, ranks: Sequence[int] | None, gather: int) -> None:
         self._group = group
         self._sequence = 0
         self._done = False
@@ -146,7 +178,7 @@ class Future:
             raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
         return self._error
 
-    def add_done_callback(self, function: Callable[["Future"], object]) -> None:
+    def add_done_callback(self, function: Callable[[Future], object]) -> None:
         """Calls function(future) once it is done: at once, or on the thread that collects it.
 
         Where no thread waits and no event loop polls, a thread of the group collects for callbacks.
@@ -181,10 +213,11 @@ class Future:
         return f"<coxswain.Future of request {self._sequence}: {state}>"
 
 
-def _wake(loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> None:
+def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
     def set_result() -> None:
         if not waiter.done():
             waiter.set_result(None)
+
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -192,17 +225,17 @@ def _wake(loop: asyncio.AbstractEventLoop, waiter: "asyncio.Future[None]") -> No
     if running is loop:
         set_result()
     else:
-        try:
+        # RuntimeError: the loop is closed, and nothing waits there any more.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(set_result)
-        except RuntimeError:  # the loop is closed: nothing waits there any more
-            pass
 
 
 class _Events(threading.Thread):
     """Hands what the library's threads report to Python. It sleeps in C, without the GIL."""
 
-    def __init__(self, native: Any, on_line: Callable[[int, str], object] | None,
-                 waiting: threading.Event) -> None:
+    def __init__(
+        self, native: Any, on_line: Callable[[int, str], object] | None, waiting: threading.Event
+    ) -> None:
         super().__init__(name="coxswain-events", daemon=True)
         self.native = native
         self.on_line = on_line
@@ -237,8 +270,9 @@ class _Events(threading.Thread):
             self.socket = text
             self.waiting.set()
         elif kind == lib.COXPY_EVENT_DROPPED:
-            _log.warning("%d lines of ranks and messages were dropped: on_line or logging is too "
-                         "slow", level)
+            _log.warning(
+                "%d lines of ranks and messages were dropped: on_line or logging is too slow", level
+            )
         else:
             levels = {3: logging.ERROR, 4: logging.WARNING, 7: logging.DEBUG}
             _log.log(levels.get(level, logging.INFO), "%s", text)
@@ -252,31 +286,42 @@ class Group:
         with coxswain.Group(["python3", "worker.py"], ranks=4) as group:
             print(group.call(b"hello", timeout=5.0))     # a list of bytes, one per rank
 
-    program: the command of every rank, as for subprocess; or a function at the top level of a module,
-        which each rank imports and calls. None with external=True.
+    program: the command of every rank, as for subprocess; or a function at the top level of a
+        module, which each rank imports and calls. None with external=True.
     attach: "named", or "sealed": nothing has a name, and no rank can write another one's memory.
     depth: requests in flight, 1 to 32.
     name: of the group, for `coxswain status --name NAME`; None: "PID_NUMBER".
     timeout: seconds that the ranks have to attach, at a start and a restart; None: no limit.
-    on_death: "fail": requests that ask a dead rank raise RankDied until `restart(rank)`. "restart": the
-        requests in flight raise RankDied, the rank is replaced, and later calls wait for that.
-        "restart-all": the same with all ranks.
+    on_death: "fail": requests that ask a dead rank raise RankDied until `restart(rank)`.
+        "restart": the requests in flight raise RankDied, the rank is replaced, and later calls wait
+        for that. "restart-all": the same with all ranks.
     on_line: called with (rank, line) for each line that a rank writes, on a thread of the package;
         None: lines go to logging's "coxswain", level INFO, with the rank.
     external: the ranks are started by other means (torchrun, Kubernetes, by hand) with
-        COXSWAIN_SOCKET set to the group's name, or to `socket`; start waits for them. A process that
-        torchrun started (RANK, WORLD_SIZE) becomes that rank, any other one the next that is free.
+        COXSWAIN_SOCKET set to the group's name, or to `socket`; start waits for them. A process
+        that torchrun started (RANK, WORLD_SIZE) becomes that rank, any other one the next that is
+        free.
     devices: the device number of each rank; None: its rank.
     spin: whether waits spin for some microseconds before they block, where cores are free.
 
     Threads: any. Not in the child of a fork.
     """
 
-    def __init__(self, program: Sequence[str] | Callable[[], Any] | None = None, ranks: int = 1, *,
-                 attach: Literal["named", "sealed"] = "named", depth: int = 4,
-                 name: str | None = None, timeout: float | None = 60.0, on_death: OnDeath = "fail",
-                 on_line: Callable[[int, str], object] | None = None, external: bool = False,
-                 devices: Sequence[int] | None = None, spin: bool = True) -> None:
+    def __init__(
+        self,
+        program: Sequence[str] | Callable[[], Any] | None = None,
+        ranks: int = 1,
+        *,
+        attach: Literal["named", "sealed"] = "named",
+        depth: int = 4,
+        name: str | None = None,
+        timeout: float | None = 60.0,
+        on_death: OnDeath = "fail",
+        on_line: Callable[[int, str], object] | None = None,
+        external: bool = False,
+        devices: Sequence[int] | None = None,
+        spin: bool = True,
+    ) -> None:
         self._process = Process("group")
         self._native: Any = None
         self._executor: Any = None
@@ -320,8 +365,9 @@ class Group:
         milliseconds = 2**62 if timeout is None else max(1, int(timeout * 1000))
         executor.start_timeout_ms = milliseconds
         server.restart.on_death = _choice("on_death", on_death, _ON_DEATHS)
-        keep.append(ffi.new("char[]", b"this group's ranks take no prompts: a Python program "
-                                      b"drives them"))
+        keep.append(
+            ffi.new("char[]", b"this group's ranks take no prompts: a Python program drives them")
+        )
         server.prompts_refusal = keep[-1]
         self._options = keep
         self._on_line = on_line
@@ -331,8 +377,8 @@ class Group:
         self._events: _Events | None = None
         self._fd = -1
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-        # Protects all below; its threads wait for a result, or for a thread that leaves the library.
-        # The mutex alone is the same lock, and faster to take.
+        # Protects all below; its threads wait for a result, or for a thread that leaves the
+        # library. The mutex alone is the same lock, and faster to take.
         self._mutex = threading.Lock()
         self._lock = threading.Condition(self._mutex)
         self._waiters = 0
@@ -352,7 +398,7 @@ class Group:
 
     # ---- life ----
 
-    def start(self) -> "Group":
+    def start(self) -> Group:
         """Starts the ranks and waits until all have attached. `with` and `async with` do it."""
         self._process.check()
         if self._state != "new":
@@ -366,8 +412,10 @@ class Group:
         self._events.start()
         _groups.add(self)
         try:
-            r = _interruptible(lambda: lib.coxpy_group_start(self._native, err),
-                               lambda: lib.coxpy_group_cancel_start(self._native))
+            r = _interruptible(
+                lambda: lib.coxpy_group_start(self._native, err),
+                lambda: lib.coxpy_group_cancel_start(self._native),
+            )
             if r:
                 fail(r, err)
         except BaseException:
@@ -406,18 +454,26 @@ class Group:
             self._events.join()
         _groups.discard(self)
 
-    def __enter__(self) -> "Group":
+    def __enter__(self) -> Group:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
-    async def __aenter__(self) -> "Group":
+    async def __aenter__(self) -> Group:
         return await asyncio.to_thread(self.start)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                        trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._detach_loops()
         await asyncio.to_thread(self.stop)
 
@@ -426,7 +482,7 @@ class Group:
         if process is None or self._native is None or not process.is_this():
             return
         if self._state == "running":
-            warnings.warn(f"{self!r} was not stopped", ResourceWarning, source=self)
+            warnings.warn(f"{self!r} was not stopped", ResourceWarning, stacklevel=2, source=self)
             self.stop()
         lib.coxpy_group_free(self._native)
 
@@ -453,8 +509,8 @@ class Group:
 
     @property
     def socket(self) -> str:
-        """The path of the control socket. For external ranks also while another thread starts the group:
-        then this waits until they can connect."""
+        """The path of the control socket. For external ranks also while another thread starts the
+        group: then this waits until they can connect."""
         if self._external and self._executor is None and self._waiting.wait(self._timeout):
             assert self._events
             return self._events.socket
@@ -490,18 +546,25 @@ class Group:
         with self._using() as executor:
             check(lib.cox_executor_kill(executor, rank, err), err)
 
-    def _using(self) -> "_Using":
+    def _using(self) -> _Using:
         return _Using(self)
 
     # ---- requests ----
 
-    def call(self, data: Buffer, timeout: float | None = 60.0, *,
-             ranks: Iterable[int] | None = None, gather: Gather = "all") -> Any:
+    def call(
+        self,
+        data: Buffer,
+        timeout: float | None = 60.0,
+        *,
+        ranks: Iterable[int] | None = None,
+        gather: Gather = "all",
+    ) -> Any:
         """Sends data to the ranks and waits for their replies: a list of bytes, one per asked rank.
 
-        data: bytes-like. timeout: seconds, for all of it, None: no limit. ranks: those that are asked;
-        None: all. gather: "all"; "rank0": the bytes of the lowest asked rank; "none": None. Waits for
-        room and for late ranks. Raises RankDied, RankError, TimedOut, Closed, TooLarge, ...
+        data: bytes-like. timeout: seconds, for all of it, None: no limit. ranks: those that are
+        asked; None: all. gather: "all"; "rank0": the bytes of the lowest asked rank; "none": None.
+        Waits for room and for late ranks. Raises RankDied, RankError, TimedOut, Closed, TooLarge,
+        ...
         """
         deadline = _deadline(timeout)
         while True:
@@ -511,16 +574,22 @@ class Group:
                 self._await_room(deadline)
             except RankDied as death:
                 # Of a request that was never sent: a later one is for the rank's replacement.
-                if not (self._waits_for_recovery and getattr(death, "_refused", False)):
+                if not (self._waits_for_recovery and death._was_refused):
                     raise
                 self._await_recovery(deadline, death)
 
-    def submit(self, data: Buffer, timeout: float | None = 60.0, *,
-               ranks: Iterable[int] | None = None, gather: Gather = "all") -> Future:
+    def submit(
+        self,
+        data: Buffer,
+        timeout: float | None = 60.0,
+        *,
+        ranks: Iterable[int] | None = None,
+        gather: Gather = "all",
+    ) -> Future:
         """Sends data to the ranks. Does not block: raises Full when `depth` requests are in flight.
 
-        Arguments as for call; the future's result is what call returns. Raises also Late: a rank owes
-        the reply to a request that has ended; and RankDied.
+        Arguments as for call; the future's result is what call returns. Raises also Late: a rank
+        owes the reply to a request that has ended; and RankDied.
         """
         return self._submit(data, _deadline(timeout), ranks, gather)
 
@@ -557,8 +626,11 @@ class Group:
 
     def _check_running(self) -> None:
         if self._state != "running" or self._executor is None:
-            raise Closed("the group was stopped" if self._state == "stopped"
-                         else "the group is not started: use it in a with statement, or start it")
+            raise Closed(
+                "the group was stopped"
+                if self._state == "stopped"
+                else "the group is not started: use it in a with statement, or start it"
+            )
 
     def _wait(self, timeout: float | None = None) -> bool:
         """With the lock: waits for _notify. False: the timeout."""
@@ -582,16 +654,18 @@ class Group:
             words.words[rank // 64] |= 1 << (rank % 64)
         return asked, words
 
-    def _submit(self, data: Buffer, deadline: int, ranks: Iterable[int] | None,
-                gather: str) -> Future:
+    def _submit(
+        self, data: Buffer, deadline: int, ranks: Iterable[int] | None, gather: str
+    ) -> Future:
         self._process.check()
         policy = _choice("gather", gather, _GATHERS)
         asked, words = (None, ffi.NULL) if ranks is None else self._rank_set(ranks)
         try:
             view = ffi.from_buffer(data)
         except (TypeError, BufferError) as error:
-            raise TypeError(f"data is {type(data).__name__}; it may be bytes, or any contiguous "
-                            "buffer") from error
+            raise TypeError(
+                f"data is {type(data).__name__}; it may be bytes, or any contiguous buffer"
+            ) from error
         future = Future(self, asked, policy)
         with self._mutex:
             if self._state != "running" or self._executor is None:
@@ -600,8 +674,17 @@ class Group:
             self._next_key = key + 1
             # Before it is sent: a thread that collects may have the reply at once.
             self._futures[key] = future
-            r = lib.coxpy_submit(self._executor, view, len(view), policy, words, deadline, key,
-                                 self._sequence, self._submit_error)
+            r = lib.coxpy_submit(
+                self._executor,
+                view,
+                len(view),
+                policy,
+                words,
+                deadline,
+                key,
+                self._sequence,
+                self._submit_error,
+            )
             if r == 0:
                 future._sequence = self._sequence[0]
                 return future
@@ -612,13 +695,13 @@ class Group:
             return self._submit(data, deadline, asked, gather)
         if r == lib.COX_PEER_DEAD:
             raise self._death_of(asked, text_of(err.text))
-        fail(r, err)
+        return fail(r, err)
 
-    def _death_of(self, asked: Sequence[int] | None, text: str) -> Error:
+    def _death_of(self, asked: Sequence[int] | None, text: str) -> RankDied:
         """The exception of a request that was refused because a rank is dead."""
         error = RankDied(text)
         error.code = lib.COX_PEER_DEAD
-        setattr(error, "_refused", True)
+        error._was_refused = True
         for rank in self.status().ranks:
             if rank.liveness != "alive" and (asked is None or rank.rank in asked):
                 error.rank, error.pid = rank.rank, rank.pid
@@ -651,8 +734,10 @@ class Group:
     def _await_room(self, deadline: int) -> None:
         """Waits for a completion, or a moment, until submit may have room."""
         if time.monotonic_ns() >= deadline:
-            error = TimedOut("the group had no room until the deadline: requests are in flight, or a "
-                             "late rank owes its reply")
+            error = TimedOut(
+                "the group had no room until the deadline: requests are in flight, or a "
+                "late rank owes its reply"
+            )
             error.code = lib.COX_TIMEOUT
             raise error
         with self._lock:
@@ -664,21 +749,25 @@ class Group:
         self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS))
 
     def _wait_for(self, future: Future, deadline: int) -> bool:
-        """Collects until this future is done, unless another thread does so. False: the deadline."""
+        """Collects until this future is done, unless another thread does so. False: the
+        deadline."""
         self._process.check()
         thread = threading.current_thread()
         if thread is self._events:
-            raise Deadlock("on_line is called on the thread that other reports wait for: do not wait "
-                           "for a request in it")
+            raise Deadlock(
+                "on_line is called on the thread that other reports wait for: do not wait "
+                "for a request in it"
+            )
         sliced = thread is threading.main_thread()
         while True:
             with self._mutex:
                 while not future._done and self._collecting:
                     if deadline == _NEVER:
                         self._wait()
-                    elif not self._wait(max(0, deadline - time.monotonic_ns()) / 1e9):
-                        if time.monotonic_ns() >= deadline:
-                            return future._done
+                    elif time.monotonic_ns() >= deadline:
+                        return False
+                    else:
+                        self._wait(max(0, deadline - time.monotonic_ns()) / 1e9)
                 if future._done:
                     return True
                 if self._state != "running":
@@ -706,9 +795,15 @@ class Group:
         called: list[Future] = []
         room = False
         try:
-            r = lib.cox_executor_completions(self._executor, _EXECUTE, self._completions,
-                                             2 * self._depth, deadline, self._count,
-                                             self._collect_error)
+            r = lib.cox_executor_completions(
+                self._executor,
+                _EXECUTE,
+                self._completions,
+                2 * self._depth,
+                deadline,
+                self._count,
+                self._collect_error,
+            )
             if r:
                 self._collect_error.code = 0
             else:
@@ -762,9 +857,17 @@ class Group:
         elif isinstance(error, TimedOut):
             status = _status.read(self._executor, self._rank_count, 0)
             error.late = tuple(
-                LateRank(rank, result.pid, result.taken, result.silent_ns / 1e9,
-                         status.ranks[rank].liveness, status.ranks[rank].stopped)
-                for rank, result in enumerate(results) if result.outcome == lib.COX_OUTCOME_LATE)
+                LateRank(
+                    rank,
+                    result.pid,
+                    result.taken,
+                    result.silent_ns / 1e9,
+                    status.ranks[rank].liveness,
+                    status.ranks[rank].stopped,
+                )
+                for rank, result in enumerate(results)
+                if result.outcome == lib.COX_OUTCOME_LATE
+            )
         else:
             for rank, result in enumerate(results):
                 if result.outcome == lib.COX_OUTCOME_ERROR:
@@ -816,8 +919,9 @@ class Group:
             if loop.is_running():
                 removed = threading.Event()
 
-                def remove(of: asyncio.AbstractEventLoop = loop,
-                           told: threading.Event = removed) -> None:
+                def remove(
+                    of: asyncio.AbstractEventLoop = loop, told: threading.Event = removed
+                ) -> None:
                     of.remove_reader(self._fd)
                     told.set()
 
@@ -832,8 +936,12 @@ class Group:
     def _need_collector(self) -> None:
         """With the lock: a thread that collects for callbacks, where nobody else does."""
         if self._collector is None and not self._loops:
-            self._collector = threading.Thread(target=_collect_for, args=(weakref.ref(self),),
-                                               name="coxswain-callbacks", daemon=True)
+            self._collector = threading.Thread(
+                target=_collect_for,
+                args=(weakref.ref(self),),
+                name="coxswain-callbacks",
+                daemon=True,
+            )
             self._collector.start()
 
 
@@ -856,7 +964,7 @@ class _Using:
             self.group._notify()
 
 
-def _collect_for(reference: "weakref.ref[Group]") -> None:
+def _collect_for(reference: weakref.ref[Group]) -> None:
     """The thread of a group with callbacks: ends when no future has one any more."""
     while True:
         group = reference()

@@ -66,8 +66,7 @@ class Handle:
         """Whether it can be mapped."""
         return bool(self._info.kind == lib.COX_HANDLE_MEMORY)
 
-    def open(self, socket: SocketPath = None,
-             timeout: float | None = 1.0) -> int:
+    def open(self, socket: SocketPath = None, timeout: float | None = 1.0) -> int:
         """An fd of the same object, which the caller closes.
 
         socket: the path of a control socket that has it, where the kernel does not allow the copy.
@@ -75,8 +74,9 @@ class Handle:
         """
         err = new_error()
         found = ffi.new("int *", -1)
-        check_peer(lib.cox_handle_open(self._handle, _path(socket), _deadline(timeout), found, err),
-                   err)
+        check_peer(
+            lib.cox_handle_open(self._handle, _path(socket), _deadline(timeout), found, err), err
+        )
         return int(found[0])
 
     def __bytes__(self) -> bytes:
@@ -100,8 +100,9 @@ class Exporter(Owned):
     allows only ancestors to copy fds, the process that may as well, or "any": each of this user.
     """
 
-    def __init__(self, socket: SocketPath = None,
-                 consent: int | Literal["any"] | None = None) -> None:
+    def __init__(
+        self, socket: SocketPath = None, consent: int | Literal["any"] | None = None
+    ) -> None:
         path = _path(socket)
         options = ffi.new("struct cox_exporter_options *", {"socket_path": path})
         if consent == "any":
@@ -148,8 +149,12 @@ class Import(Mapped):
         self._writable = bool(native.writable)
         # Without a mapping any address serves, of no bytes.
         base = native.base if native.base else native
-        self._own("import", ffi.cast("uint8_t *", base),
-                  lambda _: lib.cox_importer_close(importing, native), importer)
+        self._own(
+            "import",
+            ffi.cast("uint8_t *", base),
+            lambda _: lib.cox_importer_close(importing, native),
+            importer,
+        )
 
 
 class Importer(Owned):

@@ -6,7 +6,8 @@ import json
 import os
 import runpy
 import sys
-from typing import Any, Callable, Sequence
+from typing import Any
+from collections.abc import Callable, Sequence
 
 from ._errors import Invalid
 
@@ -18,20 +19,25 @@ def command_of(program: Sequence[str] | Callable[[], Any]) -> list[str]:
     """The command that each rank executes: as given, or one that calls the function."""
     if not callable(program):
         if isinstance(program, (str, bytes)) or not program:
-            raise Invalid("the program of the ranks is a list, as for subprocess: "
-                          "['python3', 'worker.py']; or a function")
+            raise Invalid(
+                "the program of the ranks is a list, as for subprocess: "
+                "['python3', 'worker.py']; or a function"
+            )
         return [os.fspath(part) for part in program]
     name = getattr(program, "__qualname__", "")
     module = getattr(program, "__module__", None)
     if not module or not name or "<" in name:
-        raise Invalid(f"{program!r} has no place that the ranks can import it from: use a function "
-                      "at the top level of a module")
+        raise Invalid(
+            f"{program!r} has no place that the ranks can import it from: use a function "
+            "at the top level of a module"
+        )
     call: dict[str, Any] = {"module": module, "name": name, "path": sys.path}
     if module == "__main__":
         file = getattr(sys.modules["__main__"], "__file__", None)
         if not file:
-            raise Invalid(f"the ranks cannot import {name} from an interactive session: put it "
-                          "into a module")
+            raise Invalid(
+                f"the ranks cannot import {name} from an interactive session: put it into a module"
+            )
         call["file"] = os.path.abspath(file)
     return [sys.executable, "-c", _RUN, json.dumps(call)]
 
@@ -46,6 +52,7 @@ def main() -> None:
         function = namespace[first]
     else:
         import importlib  # pylint: disable=import-outside-toplevel
+
         function, rest = importlib.import_module(call["module"]), call["name"].split(".")
     for part in rest:
         function = getattr(function, part)

@@ -91,8 +91,16 @@ class Pool(Owned):
         return pool
 
     @classmethod
-    def create(cls, block_size: int, block_count: int = 0, *, slabs_size: int = 0,
-               slab_size: int = 0, owner_count_max: int = 16, on_demand: bool = False) -> Pool:
+    def create(
+        cls,
+        block_size: int,
+        block_count: int = 0,
+        *,
+        slabs_size: int = 0,
+        slab_size: int = 0,
+        owner_count_max: int = 16,
+        on_demand: bool = False,
+    ) -> Pool:
         """A pool of block_count blocks of block_size bytes, a multiple of 64.
 
         Or with slabs_size bytes in slabs, of slab_size (0: 64 KiB) each, that are divided into
@@ -123,19 +131,32 @@ class Pool(Owned):
         if len(fds) != 2:
             raise Invalid(f"a pool has two fds, not {len(fds)}")
         found, err = ffi.new("struct cox_pool **"), new_error()
-        check(lib.cox_pool_attach(ffi.new("int[2]", list(fds)), cls._attaching(read_only), found,
-                                  err), err)
+        check(
+            lib.cox_pool_attach(
+                ffi.new("int[2]", list(fds)), cls._attaching(read_only), found, err
+            ),
+            err,
+        )
         return cls._of(found[0], not read_only)
 
     @classmethod
-    def open(cls, handle: Buffer, socket: SocketPath = None, timeout: float | None = 1.0,
-             read_only: bool = False) -> Pool:
+    def open(
+        cls,
+        handle: Buffer,
+        socket: SocketPath = None,
+        timeout: float | None = 1.0,
+        read_only: bool = False,
+    ) -> Pool:
         """The pool of another process, by the 128 bytes of `export`. socket, timeout as for
         `Handle.open`; raises as it and `attach`."""
         native = _bytes_as("struct cox_pool_handle", "the handle of a pool", handle)
         found, err = ffi.new("struct cox_pool **"), new_error()
-        check_peer(lib.cox_pool_open(native, _path(socket), _deadline(timeout),
-                                     cls._attaching(read_only), found, err), err)
+        check_peer(
+            lib.cox_pool_open(
+                native, _path(socket), _deadline(timeout), cls._attaching(read_only), found, err
+            ),
+            err,
+        )
         return cls._of(found[0], not read_only)
 
     @property
@@ -181,8 +202,9 @@ class Pool(Owned):
         found = ffi.new("struct cox_pool_stats *")
         with self._lock:
             lib.cox_pool_stats(self._use(), found)
-        return PoolStats(*(int(getattr(found, field.name))
-                           for field in dataclasses.fields(PoolStats)))
+        return PoolStats(
+            *(int(getattr(found, field.name)) for field in dataclasses.fields(PoolStats))
+        )
 
 
 class Queue(Owned):
@@ -200,8 +222,9 @@ class Queue(Owned):
         return queue
 
     @classmethod
-    def create(cls, depth: int = 16, *, publisher_count_max: int = 8,
-               subscriber_count_max: int = 64) -> Queue:
+    def create(
+        cls, depth: int = 16, *, publisher_count_max: int = 8, subscriber_count_max: int = 64
+    ) -> Queue:
         """A queue that keeps depth messages, a power of two. Raises Invalid and NoSpace."""
         options = ffi.new("struct cox_queue_options *")
         options.size = ffi.sizeof("struct cox_queue_options")
@@ -223,8 +246,12 @@ class Queue(Owned):
     def open(cls, handle: Handle, socket: SocketPath = None, timeout: float | None = 1.0) -> Queue:
         """The queue of another process, by the handle of `export`; as `Handle.open`."""
         found, err = ffi.new("struct cox_queue **"), new_error()
-        check_peer(lib.cox_queue_open(handle._handle, _path(socket), _deadline(timeout), ffi.NULL,
-                                      found, err), err)
+        check_peer(
+            lib.cox_queue_open(
+                handle._handle, _path(socket), _deadline(timeout), ffi.NULL, found, err
+            ),
+            err,
+        )
         return cls._of(found[0])
 
     @property
@@ -253,8 +280,14 @@ class Publisher(Owned):
 
     _threads_wait = False
 
-    def __init__(self, queue: Queue, pool: Pool, exporter: Exporter | None = None,
-                 read_only: bool = False, socket: SocketPath = None) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        pool: Pool,
+        exporter: Exporter | None = None,
+        read_only: bool = False,
+        socket: SocketPath = None,
+    ) -> None:
         path = _path(socket)
         options = ffi.new("struct cox_publisher_options *", {"socket_path": path})
         options.size = ffi.sizeof("struct cox_publisher_options")
@@ -274,8 +307,13 @@ class Publisher(Owned):
         integer of 64 bits."""
         block._use()
         number = ffi.new("uint64_t *")
-        self._call(lib.cox_publisher_publish, block._ref, block.size if length is None else length,
-                   user_data, number)
+        self._call(
+            lib.cox_publisher_publish,
+            block._ref,
+            block.size if length is None else length,
+            user_data,
+            number,
+        )
         return int(number[0])
 
 

@@ -12,8 +12,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _native
-from ._errors import (Busy, Closed, Error, Invalid, Process, RankDied, StateError, TooLarge,
-                      error_of, new_error, text_of)
+from ._errors import (
+    Busy,
+    Closed,
+    Error,
+    Invalid,
+    Process,
+    RankDied,
+    StateError,
+    TooLarge,
+    error_of,
+    new_error,
+    text_of,
+)
 from ._group import _deadline
 
 if TYPE_CHECKING:
@@ -52,8 +63,9 @@ def _memory_of(what: str, data: Any, writable: bool) -> tuple[Any, int]:
         memory = ffi.from_buffer("uint8_t[]", data, require_writable=writable)
     except (TypeError, ValueError, BufferError) as error:
         kind = "writable, contiguous" if writable else "contiguous"
-        raise TypeError(f"{what} is {type(data).__name__}; it may be a CPU tensor, or any {kind} "
-                        "buffer") from error
+        raise TypeError(
+            f"{what} is {type(data).__name__}; it may be a CPU tensor, or any {kind} buffer"
+        ) from error
     return memory, len(memory)
 
 
@@ -84,8 +96,9 @@ class RankGroup:
     def __init__(self) -> None:
         raise TypeError("use RankGroup.join, InitRequest.join or RankGroup.subgroup")
 
-    def _set_up(self, native: Any, value_size: int, raised: list[BaseException],
-                parent: RankGroup | None) -> None:
+    def _set_up(
+        self, native: Any, value_size: int, raised: list[BaseException], parent: RankGroup | None
+    ) -> None:
         self._process = Process("rank group")
         self._native = native
         self._parent = parent
@@ -102,9 +115,16 @@ class RankGroup:
         self.value_size = value_size
 
     @classmethod
-    def join(cls, name: str | None = None, rank: int | None = None,
-             rank_count: int | None = None, *, value_size: int = 4096, generation: int = 0,
-             timeout: float | None = 60.0) -> RankGroup:
+    def join(
+        cls,
+        name: str | None = None,
+        rank: int | None = None,
+        rank_count: int | None = None,
+        *,
+        value_size: int = 4096,
+        generation: int = 0,
+        timeout: float | None = 60.0,
+    ) -> RankGroup:
         """Joins the group of this name on this machine, and waits for the other ranks.
 
         name, rank, rank_count: None: those of the group of `coxswain.Group` that this process is a
@@ -114,6 +134,7 @@ class RankGroup:
         """
         if name is None or rank is None or rank_count is None:
             from ._worker import _this_worker  # pylint: disable=import-outside-toplevel
+
             worker = _this_worker()
             name = f"{worker.group_name}_ranks" if name is None else name
             rank = worker.rank if rank is None else rank
@@ -124,8 +145,9 @@ class RankGroup:
         return cls._join(options, name, value_size, timeout)
 
     @classmethod
-    def _of_init(cls, worker: Worker, request: Any, value_size: int,
-                 timeout: float | None) -> RankGroup:
+    def _of_init(
+        cls, worker: Worker, request: Any, value_size: int, timeout: float | None
+    ) -> RankGroup:
         """Joins the ranks of an init, after it has left the rank group of the init before."""
         former = _of_workers.pop(worker, None)
         if former is not None:
@@ -164,8 +186,7 @@ class RankGroup:
                     os.close(memory)
 
     @classmethod
-    def _join(cls, options: Any, name: str, value_size: int,
-              timeout: float | None) -> RankGroup:
+    def _join(cls, options: Any, name: str, value_size: int, timeout: float | None) -> RankGroup:
         raised: list[BaseException] = []
         options.size = ffi.sizeof("struct cox_group_options")
         options.value_size = value_size
@@ -197,8 +218,12 @@ class RankGroup:
         if r:
             raise _error(r, text_of(err.text))
         group = cls.__new__(cls)
-        group._set_up(ffi.gc(found[0], lib.cox_group_leave), value_size or
-                      lib.COX_GROUP_VALUE_SIZE_MIN, raised, None)
+        group._set_up(
+            ffi.gc(found[0], lib.cox_group_leave),
+            value_size or lib.COX_GROUP_VALUE_SIZE_MIN,
+            raised,
+            None,
+        )
         return group
 
     # ---- life ----
@@ -219,8 +244,12 @@ class RankGroup:
     def __enter__(self) -> RankGroup:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._parent is None:
             self.leave()
 
@@ -237,8 +266,9 @@ class RankGroup:
         self._process.check()
         with self._holding(*self._subgroups):
             if lib.cox_group_align(self._joined(), epoch):
-                raise Invalid(f"epoch {epoch} is not later than the present one, or this is a "
-                              "subgroup")
+                raise Invalid(
+                    f"epoch {epoch} is not later than the present one, or this is a subgroup"
+                )
 
     def blame(self, rank: int) -> None:
         """Says whose values made this rank fail, before `abort`: errors of other ranks then name
@@ -288,8 +318,10 @@ class RankGroup:
         value, size = self._value(data)
         values, values_size = _memory_of("out", out, True)
         if values_size != size * self.rank_count:
-            raise Invalid(f"out has {values_size} bytes; {self.rank_count} ranks give {size} bytes "
-                          f"each, {size * self.rank_count} together")
+            raise Invalid(
+                f"out has {values_size} bytes; {self.rank_count} ranks give {size} bytes "
+                f"each, {size * self.rank_count} together"
+            )
         self._wait(lib.cox_group_gather, value, size, values, _deadline(timeout))
 
     def gather_fds(self, fd: int, keep: bool = True, timeout: float | None = 60.0) -> list[int]:
@@ -299,8 +331,9 @@ class RankGroup:
         self._wait(lib.cox_group_gather_fds, fd, self._mode(keep), fds, _deadline(timeout))
         return list(fds)
 
-    def broadcast_fd(self, source: int, fd: int | None = None, keep: bool = True,
-                     timeout: float | None = 60.0) -> int:
+    def broadcast_fd(
+        self, source: int, fd: int | None = None, keep: bool = True, timeout: float | None = 60.0
+    ) -> int:
         """Passes the source's fd to every rank: the source gives it and gets -1, the others get a
         duplicate, which the caller closes. keep False: fd is closed if the call succeeds."""
         if not 0 <= source < self.rank_count:
@@ -309,8 +342,9 @@ class RankGroup:
         if (source == self.rank) != (given >= 0):
             raise Invalid(f"rank {source} is the source, and only it gives an fd")
         found = ffi.new("int *", -1)
-        self._wait(lib.cox_group_broadcast_fd, source, given, self._mode(keep), found,
-                   _deadline(timeout))
+        self._wait(
+            lib.cox_group_broadcast_fd, source, given, self._mode(keep), found, _deadline(timeout)
+        )
         return int(found[0])
 
     # ---- helpers ----
@@ -322,8 +356,10 @@ class RankGroup:
     def _value(self, data: Buffer) -> tuple[Any, int]:
         value, size = _memory_of("data", data, False)
         if size > self.value_size:
-            raise TooLarge(f"data has {size} bytes; a value of this group has at most "
-                           f"{self.value_size}: join with a larger value_size")
+            raise TooLarge(
+                f"data has {size} bytes; a value of this group has at most "
+                f"{self.value_size}: join with a larger value_size"
+            )
         if not size:
             raise Invalid("data has no bytes; a value has 1 at least")
         return value, size

@@ -113,19 +113,29 @@ def _rank(rank: int, status: Any) -> RankStatus:
     dead = status.liveness == lib.COX_LIVENESS_DEAD
     last_error = text_of(status.last_error)
     channels = {}
-    for name, channel in zip(CHANNELS, status.channels):
+    for name, channel in zip(CHANNELS, status.channels, strict=True):
         state = STATES[channel.state] if channel.state < len(STATES) else "unknown"
-        channels[name] = RankChannelStatus(state if channel.known else None, channel.sequence,
-                                           _seconds(channel.age_ns))
+        channels[name] = RankChannelStatus(
+            state if channel.known else None, channel.sequence, _seconds(channel.age_ns)
+        )
     return RankStatus(
-        rank=rank, pid=status.pid, serving_pid=status.serving_pid, incarnation=status.incarnation,
-        liveness=LIVENESS[status.liveness], stopped=status.stopped,
-        death=text_of(status.death) or None, signal=status.signal if dead else None,
+        rank=rank,
+        pid=status.pid,
+        serving_pid=status.serving_pid,
+        incarnation=status.incarnation,
+        liveness=LIVENESS[status.liveness],
+        stopped=status.stopped,
+        death=text_of(status.death) or None,
+        signal=status.signal if dead else None,
         exit_status=status.exit_status if dead and status.exit_status >= 0 else None,
-        last_lines=text_of(status.last_lines) or None, channels=channels, deaths=status.deaths,
-        restarts=status.restarts, last_error=last_error or None,
+        last_lines=text_of(status.last_lines) or None,
+        channels=channels,
+        deaths=status.deaths,
+        restarts=status.restarts,
+        last_error=last_error or None,
         last_error_age_s=status.last_error_age_ns / 1e9 if last_error else None,
-        cpu_s=_seconds(status.cpu_ns))
+        cpu_s=_seconds(status.cpu_ns),
+    )
 
 
 def _channel(name: str, id_: int, status: Any, rank_count: int) -> ChannelStatus:
@@ -134,11 +144,22 @@ def _channel(name: str, id_: int, status: Any, rank_count: int) -> ChannelStatus
     stats = channel.stats
     late = [r for r in range(rank_count) if channel.late.words[r // 64] >> (r % 64) & 1]
     return ChannelStatus(
-        name=name, published=channel.published, ended=channel.ended, in_flight=channel.in_flight,
-        late_ranks=late, submitted=stats.submitted, completed=stats.completed, failed=stats.failed,
-        timeouts=stats.timeouts, late_replies=stats.late_replies, rewakes=stats.rewakes,
-        wakeups=stats.wakeups, spins=stats.spins, request_bytes=stats.request_bytes,
-        reply_bytes=stats.reply_bytes)
+        name=name,
+        published=channel.published,
+        ended=channel.ended,
+        in_flight=channel.in_flight,
+        late_ranks=late,
+        submitted=stats.submitted,
+        completed=stats.completed,
+        failed=stats.failed,
+        timeouts=stats.timeouts,
+        late_replies=stats.late_replies,
+        rewakes=stats.rewakes,
+        wakeups=stats.wakeups,
+        spins=stats.spins,
+        request_bytes=stats.request_bytes,
+        reply_bytes=stats.reply_bytes,
+    )
 
 
 def read(executor: Any, rank_count: int, pid: int) -> GroupStatus:
@@ -147,10 +168,20 @@ def read(executor: Any, rank_count: int, pid: int) -> GroupStatus:
     ranks = ffi.new("struct cox_rank_status[]", rank_count)
     lib.cox_executor_status(executor, status, ranks)
     return GroupStatus(
-        name=text_of(status.name), attach=text_of(status.attach), rank_count=rank_count,
-        depth=status.depth, instance=status.instance, uptime_s=status.uptime_ns / 1e9,
-        engine_state=text_of(status.engine_state), stopping=status.stopping, legacy=status.legacy,
-        pid=pid, ranks=[_rank(rank, ranks[rank]) for rank in range(rank_count)],
+        name=text_of(status.name),
+        attach=text_of(status.attach),
+        rank_count=rank_count,
+        depth=status.depth,
+        instance=status.instance,
+        uptime_s=status.uptime_ns / 1e9,
+        engine_state=text_of(status.engine_state),
+        stopping=status.stopping,
+        legacy=status.legacy,
+        pid=pid,
+        ranks=[_rank(rank, ranks[rank]) for rank in range(rank_count)],
         channels=[_channel(name, i, status, rank_count) for i, name in enumerate(CHANNELS)],
-        deaths=status.deaths, restarts=status.restarts, cpu_s=_seconds(status.cpu_ns),
-        spin_ns=status.spin_ns)
+        deaths=status.deaths,
+        restarts=status.restarts,
+        cpu_s=_seconds(status.cpu_ns),
+        spin_ns=status.spin_ns,
+    )

@@ -9,33 +9,61 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Callable, Sequence, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
 
 from . import _native
 from ._batch import Batch
-from ._errors import (Aborted, Busy, Closed, Error, Invalid, Process, StateError, check, fail,
-                      new_error, text_of)
+from ._errors import (
+    Aborted,
+    Busy,
+    Closed,
+    Error,
+    Invalid,
+    Process,
+    StateError,
+    check,
+    fail,
+    new_error,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from ._ranks import RankGroup
 
 ffi, lib = _native.ffi, _native.lib
 
-Buffer = Union[bytes, bytearray, memoryview, Any]
+Buffer = bytes | bytearray | memoryview | Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NEVER = 2**64 - 1
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
 _OPAQUE = lib.COX_TYPE_OPAQUE
 _ROLES = ("unknown", "prefill", "decode", "standard")
-_LORA_STATUSES = {"ok": 0, "slots_full": 1, "duplicated_id": 2, "invalid_id": 3, "invalid_path": 4,
-                  "invalid_rank": 5, "unsupported": 6}
+_LORA_STATUSES = {
+    "ok": 0,
+    "slots_full": 1,
+    "duplicated_id": 2,
+    "invalid_id": 3,
+    "invalid_path": 4,
+    "invalid_rank": 5,
+    "unsupported": 6,
+}
 _LINK_STATES = {"failed": 0, "linked": 1, "running": 2, "waiting": 3}
-_RECOVER = {lib.COXPY_PAUSE: "pause", lib.COXPY_PAUSE_NET: "pause_net", lib.COXPY_CLEAR: "clear",
-            lib.COXPY_REINIT: "reinit", lib.COXPY_START: "start"}
+_RECOVER = {
+    lib.COXPY_PAUSE: "pause",
+    lib.COXPY_PAUSE_NET: "pause_net",
+    lib.COXPY_CLEAR: "clear",
+    lib.COXPY_REINIT: "reinit",
+    lib.COXPY_START: "start",
+}
 # Handlers that the library has to know of when the rank attaches.
-_ORDERS = {"lora": lib.COXPY_SERVES_LORA, "link": lib.COXPY_SERVES_LINK,
-           "pull": lib.COXPY_SERVES_PULL, "recover": lib.COXPY_SERVES_RECOVER}
+_ORDERS = {
+    "lora": lib.COXPY_SERVES_LORA,
+    "link": lib.COXPY_SERVES_LINK,
+    "pull": lib.COXPY_SERVES_PULL,
+    "recover": lib.COXPY_SERVES_RECOVER,
+}
 _PULL_FAILED = 2003
 _LINK_FAILED = 2001
 
@@ -54,8 +82,9 @@ def _buffer_of(reply: Buffer) -> Any:
     try:
         return ffi.from_buffer(reply)
     except (TypeError, BufferError) as error:
-        raise TypeError(f"the reply is {type(reply).__name__}; it may be bytes, or any contiguous "
-                        "buffer") from error
+        raise TypeError(
+            f"the reply is {type(reply).__name__}; it may be bytes, or any contiguous buffer"
+        ) from error
 
 
 def _kept(sequence: int) -> StateError:
@@ -66,12 +95,12 @@ class Request:
     """An opaque request, lent to this rank until it is replied to.
 
     `data`: a read-only memoryview of the request, in place. `reply(data)` or `fail(error)` ends it,
-    on any thread, also after later requests were taken. What outlives the request must be copied: reply
-    refuses while a numpy array or a memoryview of it exists. A tensor of torch.frombuffer is not seen
-    here; handlers of `serve` are checked for those, too.
+    on any thread, also after later requests were taken. What outlives the request must be copied:
+    reply refuses while a numpy array or a memoryview of it exists. A tensor of torch.frombuffer is
+    not seen here; handlers of `serve` are checked for those, too.
     """
 
-    def __init__(self, worker: "Worker", native: Any) -> None:
+    def __init__(self, worker: Worker, native: Any) -> None:
         self._worker = worker
         self.sequence = int(native.sequence)
         self._slot, self._capacity = native.reply, int(native.reply_capacity)
@@ -86,8 +115,8 @@ class Request:
         return bool(lib.cox_worker_cancelled(self._worker._lib(), self.sequence))
 
     def reply(self, data: Buffer) -> None:
-        """Replies with bytes-like data. Raises StateError if it was replied to, or if a view of `data`
-        is kept: what outlives the request must be copied."""
+        """Replies with bytes-like data. Raises StateError if it was replied to, or if a view of
+        `data` is kept: what outlives the request must be copied."""
         with self._lock:
             self._check()
             source, size = (data, len(data)) if isinstance(data, bytes) else self._copy(data)
@@ -99,8 +128,8 @@ class Request:
             self._over = True
 
     def _copy(self, data: Buffer) -> tuple[Any, int]:
-        """A reply that may be a view of the request, which ends before the reply: in its slot, or as
-        bytes where it does not fit."""
+        """A reply that may be a view of the request, which ends before the reply: in its slot, or
+        as bytes where it does not fit."""
         with _buffer_of(data) as view:
             size = len(view)
             if size > self._capacity:
@@ -109,7 +138,8 @@ class Request:
         return self._slot, size
 
     def fail(self, error: BaseException | str) -> None:
-        """Fails the request with a text, or an exception and its traceback: RankError at the caller."""
+        """Fails the request with a text, or an exception and its traceback: RankError at the
+        caller."""
         with self._lock:
             self._check()
             self._over = True
@@ -192,7 +222,7 @@ class PullRequest:
 class InitRequest:
     """The configuration of an init: `request["model"]`, `request.get("model")`."""
 
-    def __init__(self, worker: "Worker", native: Any) -> None:
+    def __init__(self, worker: Worker, native: Any) -> None:
         self._worker = worker
         self._native = native
 
@@ -214,8 +244,8 @@ class InitRequest:
 
     @property
     def replayed(self) -> bool:
-        """The same init again, since a rank was replaced: a rank may keep what it has loaded. It forms
-        its rank group anew."""
+        """The same init again, since a rank was replaced: a rank may keep what it has loaded. It
+        forms its rank group anew."""
         return bool(lib.cox_init_request_replayed(self._lent()))
 
     @property
@@ -223,9 +253,10 @@ class InitRequest:
         """The coordinator does not wait for it any more."""
         return bool(lib.cox_init_request_cancelled(self._lent()))
 
-    def join(self, *, value_size: int = 4096, timeout: float = 60.0) -> "RankGroup":
+    def join(self, *, value_size: int = 4096, timeout: float = 60.0) -> RankGroup:
         """Joins the group of all ranks of this init (RankGroup)."""
         from ._ranks import RankGroup  # pylint: disable=import-outside-toplevel
+
         return RankGroup._of_init(self._worker, self._lent(), value_size, timeout)
 
 
@@ -255,8 +286,9 @@ class Worker:
         worker.serve()
 
     A handler that raises fails its request: the coordinator gets the traceback with the rank. The
-    handlers of execute, init, cleanup and opaque requests run on the thread of serve; those of link,
-    lora, pull and recover on a thread per channel, so that they overtake a step that is stuck.
+    handlers of execute, init, cleanup and opaque requests run on the thread of serve; those of
+    link, lora, pull and recover on a thread per channel, so that they overtake a step that is
+    stuck.
 
     There is one per process. It attaches with its first use (`rank`, `serve`, `next`).
     """
@@ -283,8 +315,10 @@ class Worker:
         if kind in self._handlers:
             raise Busy(f"this worker has a handler for {kind}")
         if self._native is not None and kind in _ORDERS:
-            raise StateError(f"the handler for {kind} comes too late: the rank has attached, and the "
-                             "group knows what it serves; register it before rank and serve")
+            raise StateError(
+                f"the handler for {kind} comes too late: the rank has attached, and the "
+                "group knows what it serves; register it before rank and serve"
+            )
         self._handlers[kind] = function
         return function
 
@@ -297,7 +331,8 @@ class Worker:
         return self._register("init", function)
 
     def execute(self, function: F) -> F:
-        """handler(Batch) -> tokens, or (tokens, logprobs): one per row, -1 where it does not emit."""
+        """handler(Batch) -> tokens, or (tokens, logprobs): one per row, -1 where it does not
+        emit."""
         return self._register("execute", function)
 
     def cleanup(self, function: F) -> F:
@@ -327,9 +362,9 @@ class Worker:
 
     # ---- life ----
 
-    def attach(self) -> "Worker":
-        """Attaches to the group, as the environment says (COXSWAIN_*) and the flags of sys.argv, which
-        are removed from it."""
+    def attach(self) -> Worker:
+        """Attaches to the group, as the environment says (COXSWAIN_*) and the flags of sys.argv,
+        which are removed from it."""
         self._process.check()
         with self._lock:
             if self._native is not None:
@@ -351,16 +386,22 @@ class Worker:
     def _parse(options: Any) -> None:
         own = ["COXSWAIN_SOCKET", "COXSWAIN_PREFIX"]
         if not any(name in os.environ for name in own) and len(sys.argv) < 2:
-            raise Invalid("this process is no rank: start it by coxswain.Group or `coxswain run`, or "
-                          "set COXSWAIN_SOCKET to the name of a group that waits for ranks")
+            raise Invalid(
+                "this process is no rank: start it by coxswain.Group or `coxswain run`, or "
+                "set COXSWAIN_SOCKET to the name of a group that waits for ranks"
+            )
         given = list(sys.argv)
         if "COXSWAIN_SOCKET" in os.environ and "COXSWAIN_PREFIX" not in os.environ:
             # Started by other means: the control socket tells the rest.
             options.rank = lib.COX_WORKER_RANK_ANY
             given += ["--socket", os.environ["COXSWAIN_SOCKET"]]
             if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # torchrun
-                given += ["--local_rank", os.environ["RANK"],
-                          "--local_world_size", os.environ["WORLD_SIZE"]]
+                given += [
+                    "--local_rank",
+                    os.environ["RANK"],
+                    "--local_world_size",
+                    os.environ["WORLD_SIZE"],
+                ]
         arguments = [ffi.new("char[]", os.fsencode(argument)) for argument in given]
         argv = ffi.new("char *[]", [*arguments, ffi.NULL])
         argc = ffi.new("int *", len(arguments))
@@ -420,19 +461,25 @@ class Worker:
             err = new_error()
             check(lib.coxpy_worker_start(self._native, err), err)
             self._started = True
-        for kinds, channel in ((("lora", "link"), lib.COX_CHANNEL_LINK),
-                               (("pull",), lib.COX_CHANNEL_TRANSFER),
-                               (("recover",), lib.COX_CHANNEL_RECOVER)):
+        for kinds, channel in (
+            (("lora", "link"), lib.COX_CHANNEL_LINK),
+            (("pull",), lib.COX_CHANNEL_TRANSFER),
+            (("recover",), lib.COX_CHANNEL_RECOVER),
+        ):
             if any(kind in self._handlers for kind in kinds):
-                thread = threading.Thread(target=self._serve_orders, args=(channel,), daemon=True,
-                                          name=f"coxswain-channel-{channel}")
+                thread = threading.Thread(
+                    target=self._serve_orders,
+                    args=(channel,),
+                    daemon=True,
+                    name=f"coxswain-channel-{channel}",
+                )
                 thread.start()
                 self._threads.append(thread)
 
     def next(self, timeout: float | None = None) -> Request | None:
         """The next opaque request, for a loop of one's own instead of serve; None: timeout seconds
-        have passed, or `wake` was called. Steps, inits and clean-ups go to their handlers meanwhile.
-        Raises Closed when the group has ended. One thread at a time."""
+        have passed, or `wake` was called. Steps, inits and clean-ups go to their handlers
+        meanwhile. Raises Closed when the group has ended. One thread at a time."""
         deadline = _NEVER if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
         return Request(self, self._request) if self._take(deadline) else None
 
@@ -449,8 +496,9 @@ class Worker:
                     return True
                 if request.batch:
                     # Where a step has left its memory, no page of it has to be fetched and cleared.
-                    self._step(Batch(request.batch, self._memory.pop() if self._memory
-                                     else bytearray()))
+                    self._step(
+                        Batch(request.batch, self._memory.pop() if self._memory else bytearray())
+                    )
                 else:
                     self._init(request.sequence, InitRequest(self, request.init))
             elif r == -4:  # EINTR: Python runs its signal handlers between two calls
@@ -479,14 +527,17 @@ class Worker:
                 if taken and opaque:
                     self._serve(opaque)
                 elif taken:
-                    self._fail(self._request.sequence, lib.COX_REJECTED,
-                               "this worker has no handler for opaque requests: @worker.opaque")
+                    self._fail(
+                        self._request.sequence,
+                        lib.COX_REJECTED,
+                        "this worker has no handler for opaque requests: @worker.opaque",
+                    )
         finally:
             self.leave()
 
     def _serve(self, handler: Callable[[memoryview], Buffer]) -> None:
-        """Replies to the request that was taken. No Request: what N ranks execute on each round with
-        cold caches is most of their time."""
+        """Replies to the request that was taken. No Request: what N ranks execute on each round
+        with cold caches is most of their time."""
         native = self._request
         sequence, size = native.sequence, native.size
         buffer = ffi.buffer(native.bytes, size) if size else bytearray()
@@ -566,8 +617,9 @@ class Worker:
             reply = handler(batch)
             tokens, logprobs = reply if isinstance(reply, tuple) else (reply, None)
             own_tokens = _column("tokens", tokens, "int32_t", rows)
-            own_logprobs = ffi.NULL if logprobs is None else _column("logprobs", logprobs, "float",
-                                                                     rows)
+            own_logprobs = (
+                ffi.NULL if logprobs is None else _column("logprobs", logprobs, "float", rows)
+            )
             reply = tokens = logprobs = None
             kept = batch._end()
             if kept:
@@ -581,8 +633,10 @@ class Worker:
                 raise
             return
         err = new_error()
-        check(lib.cox_worker_reply_step(self._lib(), sequence, own_tokens, own_logprobs, rows, err),
-              err)
+        check(
+            lib.cox_worker_reply_step(self._lib(), sequence, own_tokens, own_logprobs, rows, err),
+            err,
+        )
 
     def _init(self, sequence: int, request: InitRequest) -> None:
         handler = self._handlers.get("init")
@@ -646,20 +700,27 @@ class Worker:
     def _serve_order(self, order: Any) -> tuple[int, str]:
         if order.kind == lib.COXPY_LORA:
             operation = "unload" if order.lora.lora_op_type == 1 else "load"
-            said = self._handler("lora")(LoraRequest(operation, text_of(order.lora.lora_name),
-                                                     text_of(order.lora.lora_path)))
+            said = self._handler("lora")(
+                LoraRequest(operation, text_of(order.lora.lora_name), text_of(order.lora.lora_path))
+            )
             status = _LORA_STATUSES.get(said or "ok")
             if status is None:
-                raise Invalid(f"the lora handler returned {said!r}; it may return None or one of "
-                              f"{', '.join(_LORA_STATUSES)}")
+                raise Invalid(
+                    f"the lora handler returned {said!r}; it may return None or one of "
+                    f"{', '.join(_LORA_STATUSES)}"
+                )
             return status, said or ""
         if order.kind == lib.COXPY_LINK:
             self._handler("link")(_link_request(order))
         elif order.kind == lib.COXPY_LINK_STATUS:
             for state in self._handler("link_status")():
-                lib.coxpy_order_link_state(order, state.cluster_id.encode(),
-                                           _LINK_STATES[state.state], _LINK_FAILED,
-                                           state.text.encode())
+                lib.coxpy_order_link_state(
+                    order,
+                    state.cluster_id.encode(),
+                    _LINK_STATES[state.state],
+                    _LINK_FAILED,
+                    state.text.encode(),
+                )
         elif order.kind == lib.COXPY_PULL:
             self._pull(order)
         else:
@@ -671,15 +732,20 @@ class Worker:
         try:
             results = list(self._handler("pull")(request))
             if len(results) != len(request.pulls):
-                raise Invalid(f"the pull handler returned {len(results)} results for "
-                              f"{len(request.pulls)} pulls")
+                raise Invalid(
+                    f"the pull handler returned {len(results)} results for "
+                    f"{len(request.pulls)} pulls"
+                )
         except Exception as error:  # pylint: disable=broad-exception-caught
             results = [_explain(error)] * len(request.pulls)
-        for pull, failure in zip(request.pulls, results):
-            lib.coxpy_order_pull_result(order, pull.request_id.encode(),
-                                        _PULL_FAILED if failure else 0,
-                                        lib.COX_REJECTED if failure else 0,
-                                        str(failure or "").encode())
+        for pull, failure in zip(request.pulls, results, strict=True):
+            lib.coxpy_order_pull_result(
+                order,
+                pull.request_id.encode(),
+                _PULL_FAILED if failure else 0,
+                lib.COX_REJECTED if failure else 0,
+                str(failure or "").encode(),
+            )
 
 
 def _owns_its_data(array: Any) -> bool:
@@ -693,8 +759,7 @@ def _message(order: Any) -> bytes:
 
 
 def _remotes(count: int, infos: Any) -> list[str]:
-    return [text_of(infos[i].host_info[0].cluster_id) for i in range(count)
-            if infos[i].n_host_info]
+    return [text_of(infos[i].host_info[0].cluster_id) for i in range(count) if infos[i].n_host_info]
 
 
 def _link_request(order: Any) -> LinkRequest:
@@ -704,15 +769,24 @@ def _link_request(order: Any) -> LinkRequest:
         role, change = info.pd_role, bool(info.change_role)
         link += _remotes(info.n_link_info, info.link_info)
         unlink += _remotes(info.n_unlink_info, info.unlink_info)
-    cancelled = [text_of(order.link.cancelled_pulls[i])
-                 for i in range(order.link.n_cancelled_pulls)]
-    return LinkRequest(_ROLES[role] if role < len(_ROLES) else "unknown", change, link, unlink,
-                       cancelled, _message(order))
+    cancelled = [
+        text_of(order.link.cancelled_pulls[i]) for i in range(order.link.n_cancelled_pulls)
+    ]
+    return LinkRequest(
+        _ROLES[role] if role < len(_ROLES) else "unknown",
+        change,
+        link,
+        unlink,
+        cancelled,
+        _message(order),
+    )
 
 
 def _tables(count: int, tables: Any) -> list[list[int]]:
-    return [list(memoryview(ffi.buffer(tables[i].data, tables[i].len // 8 * 8)[:]).cast("q"))
-            for i in range(count)]
+    return [
+        list(memoryview(ffi.buffer(tables[i].data, tables[i].len // 8 * 8)[:]).cast("q"))
+        for i in range(count)
+    ]
 
 
 def _pull_request(order: Any) -> PullRequest:
@@ -720,10 +794,14 @@ def _pull_request(order: Any) -> PullRequest:
     for i in range(order.pull.n_pull_kv_infos):
         info = order.pull.pull_kv_infos[i]
         sequence = info.seq_group_metadata
-        pulls.append(Pull(text_of(sequence.request_id) if sequence else "",
-                          text_of(info.cluster_id),
-                          _tables(info.n_src_block_tables, info.src_block_tables),
-                          _tables(info.n_dst_block_tables, info.dst_block_tables)))
+        pulls.append(
+            Pull(
+                text_of(sequence.request_id) if sequence else "",
+                text_of(info.cluster_id),
+                _tables(info.n_src_block_tables, info.src_block_tables),
+                _tables(info.n_dst_block_tables, info.dst_block_tables),
+            )
+        )
     return PullRequest(pulls, _message(order))
 
 
@@ -779,8 +857,8 @@ def serve(handler: Callable[[memoryview], Buffer]) -> None:
 
         coxswain.serve(shout)
 
-    data is a read-only memoryview of the request, in place: what outlives the call must be copied. An
-    exception of the handler fails the request: the caller gets RankError with the traceback.
+    data is a read-only memoryview of the request, in place: what outlives the call must be copied.
+    An exception of the handler fails the request: the caller gets RankError with the traceback.
     """
     worker = _this_worker()
     worker._handlers["opaque"] = handler

@@ -17,14 +17,27 @@ from ._errors import Invalid, NotFound
 # The values of keys of config.json with which LlamaForCausalLM of transformers computes what
 # coxswain.torch_worker computes. The last one is that of a key that is absent.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish", None), "is_causal": (True,), "attention_bias": (False, None),
-    "mlp_bias": (False, None), "is_encoder_decoder": (False, None),
-    "quantization_config": (False, None), "partial_rotary_factor": (1, None),
-    "sliding_window": (None,), "attention_chunk_size": (None,), "num_kv_shared_layers": (None,),
-    "per_layer_config": (None,), "transformers_weights": (None,), "configuration_files": (None,)}
+    "hidden_act": ("silu", "swish", None),
+    "is_causal": (True,),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "is_encoder_decoder": (False, None),
+    "quantization_config": (False, None),
+    "partial_rotary_factor": (1, None),
+    "sliding_window": (None,),
+    "attention_chunk_size": (None,),
+    "num_kv_shared_layers": (None,),
+    "per_layer_config": (None,),
+    "transformers_weights": (None,),
+    "configuration_files": (None,),
+}
 _ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-_ROPE_LLAMA3 = _ROPE | {"factor", "low_freq_factor", "high_freq_factor",
-                        "original_max_position_embeddings"}
+_ROPE_LLAMA3 = _ROPE | {
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+}
 
 
 class _Config:
@@ -35,14 +48,17 @@ class _Config:
             raise NotFound(f"{path} does not exist; a model is a folder of Hugging Face")
         self.path = path
         self.keys: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        self.rope: dict[str, Any] = (self.keys.get("rope_scaling") or
-                                     self.keys.get("rope_parameters") or {})
+        self.rope: dict[str, Any] = (
+            self.keys.get("rope_scaling") or self.keys.get("rope_parameters") or {}
+        )
 
     def expect(self, key: str, value: Any, allowed: tuple[Any, ...]) -> None:
         """Raises unless the value is one of these."""
         if value not in allowed:
-            raise Invalid(f"{self.path}: {key} is {json.dumps(value)}; this worker computes only "
-                          f"models where it is {' or '.join(map(json.dumps, allowed))}")
+            raise Invalid(
+                f"{self.path}: {key} is {json.dumps(value)}; this worker computes only "
+                f"models where it is {' or '.join(map(json.dumps, allowed))}"
+            )
 
     def number(self, key: str, value: Any) -> Any:
         """The value, which is a number above 0."""
@@ -74,13 +90,18 @@ class _Config:
             return found
         key = "original_max_position_embeddings"
         original = self.number(key, self.keys.get(key, rope.get(key, positions)))
-        factor, low, high = (self.number(key, rope.get(key))
-                             for key in ("factor", "low_freq_factor", "high_freq_factor"))
+        factor, low, high = (
+            self.number(key, rope.get(key))
+            for key in ("factor", "low_freq_factor", "high_freq_factor")
+        )
         waves = 2 * torch.pi * (1.0 / found)
         smooth = (original * (1.0 / waves) - low) / (high - low)
         between = (1 - smooth) * found / factor + smooth * found
-        return torch.where(waves > original / low, found / factor,
-                           torch.where(waves < original / high, found, between))
+        return torch.where(
+            waves > original / low,
+            found / factor,
+            torch.where(waves < original / high, found, between),
+        )
 
 
 def read_config(folder: pathlib.Path) -> SimpleNamespace:
@@ -97,15 +118,23 @@ def read_config(folder: pathlib.Path) -> SimpleNamespace:
     head_dim = config.size("head_dim", hidden // heads)
     kv_heads = config.size("num_key_value_heads", heads)
     if heads % kv_heads or head_dim % 2:
-        raise Invalid(f"{config.path}: {kv_heads} KV heads, {heads} heads of {head_dim}; expected "
-                      "KV heads that divide the heads, and heads of an even size")
+        raise Invalid(
+            f"{config.path}: {kv_heads} KV heads, {heads} heads of {head_dim}; expected "
+            "KV heads that divide the heads, and heads of an even size"
+        )
     return SimpleNamespace(
-        hidden=hidden, feed_forward=config.size("intermediate_size"), heads=heads,
-        kv_heads=kv_heads, head_dim=head_dim, layers=config.size("num_hidden_layers"),
-        vocabulary=config.size("vocab_size"), positions=positions,
+        hidden=hidden,
+        feed_forward=config.size("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        layers=config.size("num_hidden_layers"),
+        vocabulary=config.size("vocab_size"),
+        positions=positions,
         frequencies=config.frequencies(head_dim, positions),
         eps=config.number("rms_norm_eps", config.keys.get("rms_norm_eps") or 1e-6),
-        tied=config.keys.get("tie_word_embeddings") is True)
+        tied=config.keys.get("tie_word_embeddings") is True,
+    )
 
 
 class Checkpoint:
@@ -126,16 +155,18 @@ class Checkpoint:
             self.tensors.update((name, opened.get_slice(name)) for name in names)
         self._unread = {name for name in self.tensors if not name.endswith("rotary_emb.inv_freq")}
 
-    def read(self, name: str, *shape: int, rows: slice = slice(None),
-             columns: slice = slice(None)) -> torch.Tensor:
+    def read(
+        self, name: str, *shape: int, rows: slice = slice(None), columns: slice = slice(None)
+    ) -> torch.Tensor:
         """These rows and columns of a tensor that has this shape."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise Invalid(f"{self.folder}: there is no tensor {name}")
         dtype, found = tensor.get_dtype(), tensor.get_shape()
         if found != list(shape) or dtype not in ("F32", "F16", "BF16"):
-            raise Invalid(f"{self.folder}: {name} is {dtype} {found}, expected F32, F16 or BF16 "
-                          f"{list(shape)}")
+            raise Invalid(
+                f"{self.folder}: {name} is {dtype} {found}, expected F32, F16 or BF16 {list(shape)}"
+            )
         self._unread.discard(name)
         part: torch.Tensor = tensor[rows, columns] if len(shape) == 2 else tensor[rows]
         return part

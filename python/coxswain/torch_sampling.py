@@ -29,12 +29,19 @@ def uniform(seed: int, position: int) -> float:
         p, q = 0xD2511F53 * a, 0xCD9E8D57 * c
         a, b, c, d = (q >> 32) ^ b ^ low, q & _WORD, (p >> 32) ^ d ^ high, p & _WORD
         low, high = (low + 0x9E3779B9) & _WORD, (high + 0xBB67AE85) & _WORD
-    return ((b << 32 | a) >> 11) * 2.0 ** -53
+    return ((b << 32 | a) >> 11) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, history: Sequence[int], *, seed: int = 0,
-           temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0,
-           repetition_penalty: float = 1.0) -> tuple[int, float]:
+def sample(
+    logits: torch.Tensor,
+    history: Sequence[int],
+    *,
+    seed: int = 0,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+) -> tuple[int, float]:
     """The token that follows history, and its logprob under the softmax of the logits as they are.
 
     logits: float32, one per token, on the CPU. temperature 0: the highest. top_k 0, top_p 1: off.
@@ -68,7 +75,7 @@ def _draw(scores: torch.Tensor, weights: torch.Tensor, top_k: int, top_p: float,
             order = order[:top_k]
             whole = weights[order].cumsum(0)[-1]
         sums = weights[order].cumsum(0)
-        sums = sums[:1 + int((sums[:-1] < top_p * whole).sum())]
+        sums = sums[: 1 + int((sums[:-1] < top_p * whole).sum())]
     above = int((sums <= at * sums[-1]).sum())
     # Rounding may leave no sum above the target: then the last token that has any weight.
-    return int(order[min(above, int(weights[order[:len(sums)]].nonzero()[-1]))])
+    return int(order[min(above, int(weights[order[: len(sums)]].nonzero()[-1]))])

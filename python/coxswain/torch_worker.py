@@ -36,17 +36,26 @@ VALUE_SIZE = 4 << 20  # bytes of a gather; longer tensors go in pieces
 class Model:
     """A rank's part: some heads, some columns of the feed-forward, the logits of some tokens."""
 
-    def __init__(self, folder: pathlib.Path, rank: int, rank_count: int, device: torch.device,
-                 dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        rank: int,
+        rank_count: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         self.config = config = read_config(folder)
         self.rank_count, self.device, self.dtype = rank_count, device, dtype
         if rank_count > config.heads:
-            raise coxswain.Invalid(f"{rank_count} ranks cannot divide {config.heads} attention "
-                                   f"heads: use {config.heads} ranks at most")
+            raise coxswain.Invalid(
+                f"{rank_count} ranks cannot divide {config.heads} attention "
+                f"heads: use {config.heads} ranks at most"
+            )
         hidden, width, dim = config.hidden, config.feed_forward, config.head_dim
 
         def own(size: int) -> slice:
             return slice(size * rank // rank_count, size * (rank + 1) // rank_count)
+
         heads, columns, group = own(config.heads), own(width), config.heads // config.kv_heads
         # A KV head that serves heads of two ranks is on both.
         first, last = heads.start // group, (heads.stop - 1) // group
@@ -58,17 +67,21 @@ class Model:
 
         def read(name: str, *shape: int, **part: slice) -> torch.Tensor:
             return checkpoint.read(name + ".weight", *shape, **part).to(device, dtype)
-        self.layers = [SimpleNamespace(
-            norm=read(at + "input_layernorm", hidden),
-            query=read(at + "self_attn.q_proj", q_size, hidden, rows=q),
-            key=read(at + "self_attn.k_proj", kv_size, hidden, rows=kv),
-            value=read(at + "self_attn.v_proj", kv_size, hidden, rows=kv),
-            output=read(at + "self_attn.o_proj", hidden, q_size, columns=q),
-            feed_forward_norm=read(at + "post_attention_layernorm", hidden),
-            gate=read(at + "mlp.gate_proj", width, hidden, rows=columns),
-            up=read(at + "mlp.up_proj", width, hidden, rows=columns),
-            down=read(at + "mlp.down_proj", hidden, width, columns=columns),
-        ) for at in (f"model.layers.{i}." for i in range(config.layers))]
+
+        self.layers = [
+            SimpleNamespace(
+                norm=read(at + "input_layernorm", hidden),
+                query=read(at + "self_attn.q_proj", q_size, hidden, rows=q),
+                key=read(at + "self_attn.k_proj", kv_size, hidden, rows=kv),
+                value=read(at + "self_attn.v_proj", kv_size, hidden, rows=kv),
+                output=read(at + "self_attn.o_proj", hidden, q_size, columns=q),
+                feed_forward_norm=read(at + "post_attention_layernorm", hidden),
+                gate=read(at + "mlp.gate_proj", width, hidden, rows=columns),
+                up=read(at + "mlp.up_proj", width, hidden, rows=columns),
+                down=read(at + "mlp.down_proj", hidden, width, columns=columns),
+            )
+            for at in (f"model.layers.{i}." for i in range(config.layers))
+        ]
         self.norm = read("model.norm", hidden)
         self.embedding = read("model.embed_tokens", config.vocabulary, hidden)
         # All ranks give equally many logits; those of the last rank are padded.
@@ -78,16 +91,25 @@ class Model:
         if not config.tied or "lm_head.weight" in checkpoint.tensors:
             head = read("lm_head", config.vocabulary, hidden, rows=tokens)
         if config.tied and not head.equal(self.embedding[tokens]):
-            raise coxswain.Invalid(f"{folder}: tie_word_embeddings is true, but lm_head.weight is "
-                                   "not the embedding")
+            raise coxswain.Invalid(
+                f"{folder}: tie_word_embeddings is true, but lm_head.weight is not the embedding"
+            )
         self.head = F.pad(head, (0, 0, 0, count - len(head)))
         checkpoint.check_all_read()
         self.frequencies = config.frequencies.to(device)
 
     def new_cache(self, block_count: int, block_size: int, device: torch.device) -> torch.Tensor:
         """Keys and values: [layer, 2, block, offset, kv_head, head_dim]."""
-        return torch.zeros(self.config.layers, 2, block_count, block_size, self.kv_heads,
-                           self.config.head_dim, dtype=self.dtype, device=device)
+        return torch.zeros(
+            self.config.layers,
+            2,
+            block_count,
+            block_size,
+            self.kv_heads,
+            self.config.head_dim,
+            dtype=self.dtype,
+            device=device,
+        )
 
     def forward(self, step: Step, ranks: coxswain.RankGroup, cache: torch.Tensor) -> torch.Tensor:
         """The logits of the rows that emit, float32 on the CPU: the same bits on every rank."""
@@ -100,6 +122,7 @@ class Model:
         def rotate(x: torch.Tensor) -> torch.Tensor:
             a, b = x.float().chunk(2, -1)
             return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(self.dtype)
+
         x = self.embedding[step.tokens]
         for layer, (keys, values) in zip(self.layers, cache, strict=True):
             if step.batch.cancelled:
@@ -114,13 +137,14 @@ class Model:
                     query[tokens].transpose(1, 2),
                     keys[blocks, offsets][:, :, self.kv_head_of].transpose(1, 2),
                     values[blocks, offsets][:, :, self.kv_head_of].transpose(1, 2),
-                    mask).transpose(1, 2)
+                    mask,
+                ).transpose(1, 2)
             x = x + self.add_up(attended.flatten(1) @ layer.output.T, ranks)
             y = F.rms_norm(x, x.shape[-1:], layer.feed_forward_norm, eps)
             x = x + self.add_up((F.silu(y @ layer.gate.T) * (y @ layer.up.T)) @ layer.down.T, ranks)
         last = F.rms_norm(x[step.emitting], x.shape[-1:], self.norm, eps)
         logits = self.gather(last @ self.head.T, ranks).transpose(0, 1).flatten(1)
-        return logits[:, :self.config.vocabulary].cpu()
+        return logits[:, : self.config.vocabulary].cpu()
 
     def add_up(self, part: torch.Tensor, ranks: coxswain.RankGroup) -> torch.Tensor:
         """The sum of the ranks' parts, in order of rank: the same bits on every rank."""
@@ -141,21 +165,29 @@ class Model:
 class Step:
     """A batch as tensors: where each token is in the KV cache, and what it attends to."""
 
-    def __init__(self, batch: coxswain.Batch, model: Model, block_count: int,
-                 block_size: int) -> None:
+    def __init__(
+        self, batch: coxswain.Batch, model: Model, block_count: int, block_size: int
+    ) -> None:
         def tensor(column: memoryview) -> torch.Tensor:
             # A copy: the column ends with the step.
             return torch.frombuffer(column, dtype=torch.int32).long()
+
         self.batch = batch
         starts, positions = tensor(batch.starts), tensor(batch.positions)
         counts, ends = starts.diff(), positions[starts[1:] - 1] + 1
         table = tensor(batch.block_table()).view(batch.row_count, -1)
         needed = -(-ends // block_size)
         used = table[torch.arange(table.shape[1]) < needed[:, None]]
-        if ends.max() > model.config.positions or len(used) < needed.sum() or used.min() < 0 or (
-                used.max() >= block_count):
-            raise coxswain.Invalid(f"a row of the step does not fit {model.config.positions} "
-                                   f"positions, or {block_count} blocks of {block_size}")
+        if (
+            ends.max() > model.config.positions
+            or len(used) < needed.sum()
+            or used.min() < 0
+            or (used.max() >= block_count)
+        ):
+            raise coxswain.Invalid(
+                f"a row of the step does not fit {model.config.positions} "
+                f"positions, or {block_count} blocks of {block_size}"
+            )
         rows = torch.repeat_interleave(torch.arange(batch.row_count), counts)
         self.tokens = tensor(batch.tokens).to(model.device)
         self.positions = positions.to(model.device)
@@ -171,8 +203,12 @@ class Step:
             tokens, at = starts[rows] + torch.arange(count), torch.arange(int(ends[rows].max()))
             mask = at <= positions[tokens][:, None, :, None]
             at = at.minimum(ends[rows] - 1)
-            self.groups.append([part.to(model.device) for part in (
-                tokens, table[rows, at // block_size], at % block_size, mask)])
+            self.groups.append(
+                [
+                    part.to(model.device)
+                    for part in (tokens, table[rows, at // block_size], at % block_size, mask)
+                ]
+            )
 
 
 class Engine:
@@ -194,15 +230,18 @@ class Engine:
     def init(self, request: coxswain.InitRequest) -> coxswain.InitResult:
         """Joins the rank group first, so that no rank waits for one that cannot load the model."""
         folder = request.get("model") or self.options.model
-        count, size, swap_count = (int(request.get(key) or getattr(self.options, key))
-                                   for key in ("block_count", "block_size", "swap_block_count"))
+        count, size, swap_count = (
+            int(request.get(key) or getattr(self.options, key))
+            for key in ("block_count", "block_size", "swap_block_count")
+        )
         if not folder:
             raise coxswain.Invalid("there is no model: use --model, or 'model' in the init request")
         if count < 1 or size < 1 or swap_count < 0:
             raise coxswain.Invalid(
                 f"{count} KV blocks of {size} positions, {swap_count} of swap space: expected 1 "
                 "block or more of 1 position or more (--block-count, --block-size, "
-                "--swap-block-count)")
+                "--swap-block-count)"
+            )
         if not request.replayed:
             self.worker.resume()
         self.ranks = request.join(value_size=VALUE_SIZE)
@@ -210,11 +249,16 @@ class Engine:
         if not request.replayed or self.loaded != wanted:
             self.load(pathlib.Path(folder), count, size, swap_count)
             self.loaded = wanted
-        return coxswain.InitResult(block_count=count, block_size=size, swap_block_count=swap_count,
-                                   max_positions=self.model.config.positions)
+        return coxswain.InitResult(
+            block_count=count,
+            block_size=size,
+            swap_block_count=swap_count,
+            max_positions=self.model.config.positions,
+        )
 
-    def load(self, folder: pathlib.Path, block_count: int, block_size: int,
-             swap_block_count: int) -> None:
+    def load(
+        self, folder: pathlib.Path, block_count: int, block_size: int, swap_block_count: int
+    ) -> None:
         """Frees what was there, loads this rank's part of the model, and makes the KV cache."""
         if self.loaded:
             self.loaded = None
@@ -222,8 +266,13 @@ class Engine:
         device = torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", self.worker.device % torch.cuda.device_count())
-        self.model = Model(folder, self.worker.rank, self.worker.rank_count, device,
-                           getattr(torch, self.options.dtype))
+        self.model = Model(
+            folder,
+            self.worker.rank,
+            self.worker.rank_count,
+            device,
+            getattr(torch, self.options.dtype),
+        )
         self.cache = self.model.new_cache(block_count, block_size, device)
         self.swap = self.model.new_cache(swap_block_count, block_size, torch.device("cpu"))
 
@@ -234,8 +283,10 @@ class Engine:
         if batch.void_through >= batch.sequence:
             raise coxswain.Aborted("the step was cancelled before it began")
         if batch.weights_version > 1:
-            raise coxswain.Unsupported("this worker computes with the weights that it has loaded; "
-                                       "it cannot change to those of `coxswain weights`")
+            raise coxswain.Unsupported(
+                "this worker computes with the weights that it has loaded; "
+                "it cannot change to those of `coxswain weights`"
+            )
         # After a step that failed, all ranks are in step again.
         self.ranks.align(batch.void_through + 1)
         tokens, logprobs = [-1] * batch.row_count, [0.0] * batch.row_count
@@ -246,10 +297,14 @@ class Engine:
                 logits = self.model.forward(step, self.ranks, self.cache)
                 for row, own in zip(step.rows, logits, strict=True):
                     tokens[row], logprobs[row] = sample(
-                        own, batch.history(row), seed=batch.seeds[row],
+                        own,
+                        batch.history(row),
+                        seed=batch.seeds[row],
                         temperature=batch.temperatures[row],
-                        top_k=batch.top_ks[row], top_p=batch.top_ps[row],
-                        repetition_penalty=batch.repetition_penalties[row])
+                        top_k=batch.top_ks[row],
+                        top_p=batch.top_ps[row],
+                        repetition_penalty=batch.repetition_penalties[row],
+                    )
         except BaseException:
             self.ranks.abort()  # the other ranks do not wait for this one
             raise
@@ -258,8 +313,10 @@ class Engine:
     def move_blocks(self, batch: coxswain.Batch) -> None:
         """Copies whole blocks of the KV cache, in this order."""
         moves: list[tuple[Any, torch.Tensor, torch.Tensor]] = [
-            (batch.swap_out, self.cache, self.swap), (batch.swap_in, self.swap, self.cache),
-            (batch.copies, self.cache, self.cache)]
+            (batch.swap_out, self.cache, self.swap),
+            (batch.swap_in, self.swap, self.cache),
+            (batch.copies, self.cache, self.cache),
+        ]
         for pairs, source, target in moves:
             for from_, to in pairs.tolist():
                 target[:, :, to] = source[:, :, from_].to(target.device)
@@ -274,18 +331,29 @@ class Engine:
 
 def main() -> None:
     """Serves as the rank that the environment names, until the group ends."""
-    parser = argparse.ArgumentParser(prog="coxswain.torch_worker", allow_abbrev=False,
-                                     description="A rank that computes a Llama model with PyTorch.")
-    parser.add_argument("--model", metavar="DIR",
-                        help="model folder; the init request may name another")
-    for name, count, what in (("block-count", 512, "KV blocks"),
-                              ("block-size", 16, "positions per KV block"),
-                              ("swap-block-count", 64, "blocks of swap space"),
-                              ("threads", 1, "of torch")):
-        parser.add_argument("--" + name, type=int, default=count, metavar="N",
-                            help=f"{what} (default {count})")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32",
-                        help="of weights and KV cache (default float32)")
+    parser = argparse.ArgumentParser(
+        prog="coxswain.torch_worker",
+        allow_abbrev=False,
+        description="A rank that computes a Llama model with PyTorch.",
+    )
+    parser.add_argument(
+        "--model", metavar="DIR", help="model folder; the init request may name another"
+    )
+    for name, count, what in (
+        ("block-count", 512, "KV blocks"),
+        ("block-size", 16, "positions per KV block"),
+        ("swap-block-count", 64, "blocks of swap space"),
+        ("threads", 1, "of torch"),
+    ):
+        parser.add_argument(
+            "--" + name, type=int, default=count, metavar="N", help=f"{what} (default {count})"
+        )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="of weights and KV cache (default float32)",
+    )
     parser.parse_known_args()  # --help is for everybody, all else for a rank
     try:
         worker = coxswain.Worker()

@@ -7,6 +7,7 @@ one Python worker; a sample is the time from the taken step to numpy arrays of i
 
 The environment variable COXSWAIN_BENCH_PYTHON names another interpreter to run in, for a peer that is installed there.
 """
+
 import argparse
 import array
 import asyncio
@@ -48,6 +49,7 @@ class Skip(Exception):
 
 # ---- what every worker does, and what is checked (load.h) ----
 
+
 def answerer(rank, reply_size):
     tail = rank.to_bytes(8, sys.byteorder) + b"\x5a" * (reply_size - LOAD_SIZE_MIN)
     add, read, words = numpy.add.reduce, numpy.frombuffer, numpy.uint64
@@ -55,6 +57,7 @@ def answerer(rank, reply_size):
 
     def answer(request):
         return int(add(read(request, words))).to_bytes(8, order) + tail
+
     return answer
 
 
@@ -62,7 +65,9 @@ class Load:
     def __init__(self, options):
         self.request = bytearray(os.urandom(options.bytes // 8 * 8))
         self.request[:LOAD_SIZE_MIN] = bytes(LOAD_SIZE_MIN)
-        balance = LOAD_SUM - int(numpy.add.reduce(numpy.frombuffer(self.request, numpy.uint64))) & WORD
+        balance = (
+            LOAD_SUM - int(numpy.add.reduce(numpy.frombuffer(self.request, numpy.uint64))) & WORD
+        )
         self.request[8:16] = balance.to_bytes(8, sys.byteorder)
         self.reply_size = options.reply_bytes
         self.ranks = [rank.to_bytes(8, sys.byteorder) for rank in range(options.ranks)]
@@ -82,16 +87,21 @@ class Load:
 
 # ---- Coxswain ----
 
+
 class Group:
     def __init__(self, options):
         import coxswain
+
         program = [sys.executable, os.path.abspath(__file__)]
         if options.workers == "c":
             program = [os.path.join(BIN, "coxswain-bench")]
         self.load = Load(options)
         self.group = coxswain.Group(
-            program + [WORKER_FLAG, COXSWAIN_WORDS, str(options.bytes), str(options.reply_bytes)], options.ranks,
-            attach=options.attach, on_line=lambda rank, line: print(f"[rank {rank}] {line}", file=sys.stderr))
+            program + [WORKER_FLAG, COXSWAIN_WORDS, str(options.bytes), str(options.reply_bytes)],
+            options.ranks,
+            attach=options.attach,
+            on_line=lambda rank, line: print(f"[rank {rank}] {line}", file=sys.stderr),
+        )
         self.group.start()
 
     def stop(self):
@@ -133,10 +143,12 @@ class Await(Group):
 
 def coxswain_worker(reply_size):
     import coxswain
+
     coxswain.serve(answerer(coxswain.rank(), reply_size))
 
 
 # ---- peers ----
+
 
 class Peer:
     """Workers by fork, each with a pipe to the coordinator, through which a peer may be set up."""
@@ -193,7 +205,10 @@ class Zmq(Peer):
         except ImportError:
             raise Skip("pyzmq is not installed") from None
         self.folder = tempfile.mkdtemp(prefix=f"coxswain-bench-{os.getpid()}-")
-        self.requests, self.replies = f"ipc://{self.folder}/requests", f"ipc://{self.folder}/replies"
+        self.requests, self.replies = (
+            f"ipc://{self.folder}/requests",
+            f"ipc://{self.folder}/replies",
+        )
 
     def work(self, rank, pipe, answer):
         zmq = self.zmq
@@ -281,16 +296,34 @@ class Vllm(Peer):
 
 # ---- columns of a step ----
 
+
 class Columns:
     """The benchmark's own coordinator of steps, and a Python worker that leaves its samples in a file."""
 
     def __init__(self, options):
         self.file = tempfile.NamedTemporaryFile(prefix=f"coxswain-bench-{os.getpid()}-")
         self.steps = subprocess.Popen(
-            [os.path.join(BIN, "coxswain-bench"), "--subject", "steps", "--attach", options.attach, "--sequences",
-             str(options.sequences), "--worker-program", os.path.abspath(__file__), "--ranks", str(options.ranks),
-             "--bytes", str(options.bytes), "--reply-bytes", str(options.reply_bytes)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, SAMPLES: self.file.name})
+            [
+                os.path.join(BIN, "coxswain-bench"),
+                "--subject",
+                "steps",
+                "--attach",
+                options.attach,
+                "--sequences",
+                str(options.sequences),
+                "--worker-program",
+                os.path.abspath(__file__),
+                "--ranks",
+                str(options.ranks),
+                "--bytes",
+                str(options.bytes),
+                "--reply-bytes",
+                str(options.reply_bytes),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, SAMPLES: self.file.name},
+        )
         self.expect(b"ready")
 
     def expect(self, line):
@@ -317,6 +350,7 @@ class Columns:
 def steps_worker():
     import coxswain
     from coxswain import _worker
+
     worker = coxswain.Worker()
     path = os.environ.get(SAMPLES)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND) if path else -1
@@ -351,10 +385,11 @@ def steps_worker():
 
 # ---- the conductor's lines ----
 
+
 def say(line, data=b""):
     text = line.replace("\n", " ").encode() + b"\n" + data
     while text:
-        text = text[os.write(1, text):]
+        text = text[os.write(1, text) :]
 
 
 def rounds(subject, count):
@@ -389,7 +424,10 @@ def serve(subject):
         if words[0] == b"slice":
             say(f"done {int(words[1])}", rounds(subject, int(words[1])).tobytes())
         elif words[0] == b"rate":
-            say(f"done {int(words[1])}", rate(subject, int(words[1]), max(1, int(words[2]))).tobytes())
+            say(
+                f"done {int(words[1])}",
+                rate(subject, int(words[1]), max(1, int(words[2]))).tobytes(),
+            )
         elif words[0] == b"idle":
             time.sleep(int(words[1]) / 1000)
             say("done 0")
@@ -397,7 +435,15 @@ def serve(subject):
             raise ValueError(f"what is {line!r}?")
 
 
-SUBJECTS = {"call": Call, "submit": Submit, "await": Await, "pipe": Pipe, "zmq": Zmq, "vllm": Vllm, "columns": Columns}
+SUBJECTS = {
+    "call": Call,
+    "submit": Submit,
+    "await": Await,
+    "pipe": Pipe,
+    "zmq": Zmq,
+    "vllm": Vllm,
+    "columns": Columns,
+}
 
 
 def main():
@@ -413,7 +459,11 @@ def main():
     if numpy is None:
         say("skip numpy is not installed")
         return 1
-    if options.ranks < 1 or options.bytes % 8 or min(options.bytes, options.reply_bytes) < LOAD_SIZE_MIN:
+    if (
+        options.ranks < 1
+        or options.bytes % 8
+        or min(options.bytes, options.reply_bytes) < LOAD_SIZE_MIN
+    ):
         say("error expected --ranks N --bytes B --reply-bytes R, and B in words of 8 bytes")
         return 2
     subject = None

@@ -71,8 +71,8 @@ def write_file(path, tensors):
 
 
 def write(folder, seed, dtypes=("F32",), files=1, **changes):
-    """A folder with such a checkpoint. dtypes: of the tensors, in turn. files: with an index if more
-    than 1."""
+    """A folder with such a checkpoint. dtypes: of the tensors, in turn. files: with an index if
+    more than 1."""
     config = {**BASE, **changes}
     noise, tensors = random.Random(seed), {}
     for i, (name, shape) in enumerate(shapes_of(config)):

@@ -36,8 +36,12 @@ def shared_memory():
 
 
 def state():
-    return {"fds": set(open_fds().items()), "children": children(), "names": shared_memory(),
-            "threads": {thread.name for thread in threading.enumerate()}}
+    return {
+        "fds": set(open_fds().items()),
+        "children": children(),
+        "names": shared_memory(),
+        "threads": {thread.name for thread in threading.enumerate()},
+    }
 
 
 def left(before, after):

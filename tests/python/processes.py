@@ -26,10 +26,13 @@ class Other:
     """A process that calls function(*arguments), which must be JSON."""
 
     def __init__(self, function, *arguments):
-        code = (f"import sys; sys.path.insert(0, {HERE!r}); "
-                f"import {function.__module__} as module; module.{function.__name__}(*{arguments!r})")
-        self.process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
+        code = (
+            f"import sys; sys.path.insert(0, {HERE!r}); "
+            f"import {function.__module__} as module; module.{function.__name__}(*{arguments!r})"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.pid = self.process.pid
 
     def hear(self):

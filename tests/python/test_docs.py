@@ -23,8 +23,14 @@ def write_all(folder):
 @pytest.mark.parametrize("name", sorted(set(PROGRAMS) - IDLE))
 def test_a_program_prints_what_stands_below_it(tmp_path, name):
     write_all(tmp_path)
-    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True,
-                          check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     # before.py and after.py share an output
     assert done.stdout == (PROGRAMS[name][1] or PROGRAMS["after.py"][1])
@@ -36,16 +42,37 @@ def test_the_engine_worker_serves_generate(tmp_path, coxswain_command):
     worker = tmp_path / "worker"
     worker.write_text(f"#!{sys.executable}\n" + PROGRAMS["engine_worker.py"][0])
     worker.chmod(0o755)
-    done = subprocess.run([coxswain_command, "generate", "-n", "2", "--worker", str(worker), "--tokens",
-                           "--max-tokens", "4", "--quiet", "3"],
-                          capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [
+            coxswain_command,
+            "generate",
+            "-n",
+            "2",
+            "--worker",
+            str(worker),
+            "--tokens",
+            "--max-tokens",
+            "4",
+            "--quiet",
+            "3",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["3", "7", "11", "5", "9"], done.stdout
 
 
 def test_the_reference_is_current(tmp_path):
     made = tmp_path / "api.md"
-    subprocess.run([sys.executable, str(ROOT / "tools" / "python_reference.py"), str(made)], check=True,
-                   env=os.environ)
-    assert made.read_text() == (ROOT / "docs" / "python-api.md").read_text(), \
-        "write it anew: PYTHONPATH=build/test/python python3 tools/python_reference.py docs/python-api.md"
+    subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "python_reference.py"), str(made)],
+        check=True,
+        env=os.environ,
+    )
+    assert made.read_text() == (ROOT / "docs" / "python-api.md").read_text(), (
+        "write it anew: PYTHONPATH=build/test/python python3 tools/python_reference.py "
+        "docs/python-api.md"
+    )

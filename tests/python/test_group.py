@@ -72,12 +72,21 @@ def test_the_death_of_a_rank_says_which_and_how():
         with pytest.raises(coxswain.RankDied, match="rank 2") as caught:
             group.call(b"kill 2", timeout=30)
         death = caught.value
-        assert (death.rank, death.pid, death.signal, death.exit_status) == (2, pid, signal.SIGKILL, -1)
+        assert (death.rank, death.pid, death.signal, death.exit_status) == (
+            2,
+            pid,
+            signal.SIGKILL,
+            -1,
+        )
         assert list(death.last_lines) == ["last words"]
         assert death.code == coxswain._errors.lib.COX_PEER_DEAD
         with pytest.raises(coxswain.RankDied) as caught:  # refused: it is dead
             group.call(b"x", timeout=30)
-        assert (caught.value.rank, caught.value.pid, caught.value.signal) == (2, pid, signal.SIGKILL)
+        assert (caught.value.rank, caught.value.pid, caught.value.signal) == (
+            2,
+            pid,
+            signal.SIGKILL,
+        )
         assert group.call(b"x", ranks=[0, 1, 3], timeout=30) == [b"x"] * 3
         status = group.status().ranks[2]
         assert status.liveness == "dead" and status.signal == signal.SIGKILL
@@ -206,6 +215,7 @@ def test_a_callback_that_raises_harms_nothing(caplog):
 
 def test_fileno_and_poll_serve_any_event_loop():
     import selectors
+
     with coxswain.Group(workers.shout, 2) as group, selectors.DefaultSelector() as selector:
         selector.register(group.fileno(), selectors.EVENT_READ)
         future = group.submit(b"x", 30)
@@ -243,8 +253,14 @@ def test_without_on_line_lines_go_to_logging(caplog):
 def test_status_has_the_fields_of_the_command(coxswain_command):
     with coxswain.Group(workers.shout, 2) as group:
         group.call(b"x", timeout=30)
-        said = json.loads(subprocess.run([coxswain_command, "status", "--name", group.name, "--json"],
-                                         check=True, capture_output=True, text=True).stdout)
+        said = json.loads(
+            subprocess.run(
+                [coxswain_command, "status", "--name", group.name, "--json"],
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout
+        )
         status = group.status()
         own = {name: getattr(status, name) for name in status.__dataclass_fields__}
         assert set(own) <= set(said)
@@ -254,8 +270,10 @@ def test_status_has_the_fields_of_the_command(coxswain_command):
             assert set(rank.__dataclass_fields__) <= set(said["ranks"][rank.rank])
             assert said["ranks"][rank.rank]["pid"] == rank.pid
             for name, channel in rank.channels.items():
-                assert set(channel.__dataclass_fields__) == set(said["ranks"][rank.rank]["channels"][name])
-        for channel, theirs in zip(status.channels, said["channels"]):
+                assert set(channel.__dataclass_fields__) == set(
+                    said["ranks"][rank.rank]["channels"][name]
+                )
+        for channel, theirs in zip(status.channels, said["channels"], strict=True):
             assert set(channel.__dataclass_fields__) <= set(theirs)
             assert channel.name == theirs["name"]
 
@@ -264,8 +282,11 @@ def test_the_commands_work_on_a_group_of_python(coxswain_command):
     with coxswain.Group(workers.obey, 2) as group:
         with pytest.raises(coxswain.RankDied):
             group.call(b"kill 1", timeout=30)
-        subprocess.run([coxswain_command, "recover", "restart", "--rank", "1", "--name", group.name],
-                       check=True, capture_output=True)
+        subprocess.run(
+            [coxswain_command, "recover", "restart", "--rank", "1", "--name", group.name],
+            check=True,
+            capture_output=True,
+        )
         assert group.call(b"x", timeout=30) == [b"x"] * 2
 
 
@@ -277,10 +298,16 @@ def test_external_ranks_come_by_themselves(tmp_path):
     def start_ranks():
         path = group.socket
         for _ in range(2):
-            started.append(subprocess.Popen(
-                [sys.executable, "-c", "import workers; workers.who()"],
-                env={**os.environ, "COXSWAIN_SOCKET": path,
-                     "PYTHONPATH": os.pathsep.join(sys.path)}))
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", "import workers; workers.who()"],
+                    env={
+                        **os.environ,
+                        "COXSWAIN_SOCKET": path,
+                        "PYTHONPATH": os.pathsep.join(sys.path),
+                    },
+                )
+            )
 
     helper = threading.Timer(0, start_ranks)
     helper.start()
@@ -302,16 +329,21 @@ def test_a_start_that_fails_says_why():
     with pytest.raises(coxswain.TimedOut, match="attach"):
         coxswain.Group(workers.never_attach, 2, timeout=0.3).start()
     name = f"twice{os.getpid()}"
-    with coxswain.Group(workers.echo, 1, name=name):
-        with pytest.raises(coxswain.Taken, match=name):
-            coxswain.Group(workers.echo, 1, name=name).start()
+    with coxswain.Group(workers.echo, 1, name=name), pytest.raises(coxswain.Taken, match=name):
+        coxswain.Group(workers.echo, 1, name=name).start()
 
 
 def test_options_outside_what_is_allowed_are_refused():
-    for arguments, text in (({"ranks": 0}, "1 to 128"), ({"ranks": 129}, "1 to 128"),
-                            ({"depth": 33}, "1 to 32"), ({"attach": "fast"}, "'named', 'sealed'"),
-                            ({"on_death": "ignore"}, "'fail', 'restart'"), ({"timeout": 0}, "positive"),
-                            ({"devices": [1]}, "1 numbers for 2"), ({"external": True}, "external")):
+    for arguments, text in (
+        ({"ranks": 0}, "1 to 128"),
+        ({"ranks": 129}, "1 to 128"),
+        ({"depth": 33}, "1 to 32"),
+        ({"attach": "fast"}, "'named', 'sealed'"),
+        ({"on_death": "ignore"}, "'fail', 'restart'"),
+        ({"timeout": 0}, "positive"),
+        ({"devices": [1]}, "1 numbers for 2"),
+        ({"external": True}, "external"),
+    ):
         with pytest.raises(coxswain.Invalid, match=text):
             coxswain.Group(workers.echo, **{"ranks": 2, **arguments})
     with pytest.raises(coxswain.Invalid, match="list"):
@@ -333,8 +365,11 @@ def test_an_idle_group_causes_no_wakeups():
         total = 0
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/status", encoding="ascii") as file:
-                total += sum(int(line.split()[1]) for line in file
-                             if line.startswith("voluntary_ctxt_switches"))
+                total += sum(
+                    int(line.split()[1])
+                    for line in file
+                    if line.startswith("voluntary_ctxt_switches")
+                )
         return total
 
     with coxswain.Group(workers.shout, 2) as group:

@@ -69,6 +69,7 @@ def test_an_array_in_a_block_is_seen_by_other_processes_without_a_copy(pool, exp
 
 def fill_tensor(handle, name):
     import torch  # pylint: disable=import-outside-toplevel
+
     pool = coxswain.Pool.open(bytes.fromhex(handle))
     with pool, pool.block(bytes.fromhex(name)) as block:
         torch.frombuffer(block.memory, dtype=torch.float32).fill_(3)
@@ -118,9 +119,8 @@ def test_an_exception_is_not_hidden_by_its_views(pool):
         fail()
     gc.collect()
     assert pool.stats().reference_count == 0
-    with pytest.raises(coxswain.StateError, match="a view"):
-        with pool.allocate(10) as block:
-            array = numpy.asarray(block.memory)
+    with pytest.raises(coxswain.StateError, match="a view"), pool.allocate(10) as block:
+        array = numpy.asarray(block.memory)
     del array
     block.release()
 
@@ -236,8 +236,15 @@ def in_child(function):
 def test_a_fork_cannot_use_them(pool, queue):
     with pool.allocate(8) as block, coxswain.Subscriber(queue, [pool]) as subscriber:
         with coxswain.Publisher(queue, pool) as publisher:
-            for call in (lambda: pool.allocate(1), pool.stats, block.release, subscriber.take,
-                         lambda: publisher.publish(block), pool.close, queue.close):
+            for call in (
+                lambda: pool.allocate(1),
+                pool.stats,
+                block.release,
+                subscriber.take,
+                lambda: publisher.publish(block),
+                pool.close,
+                queue.close,
+            ):
                 assert in_child(call) == 0
             block.memory[:] = b"parent's"
             publisher.publish(block)

@@ -16,9 +16,15 @@ import workers
 
 def run_script(text, timeout=60, **options):
     """Runs a program that may end in any way. Returns its exit status and output."""
-    process = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], capture_output=True,
-                             text=True, timeout=timeout, check=False,
-                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **options)
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        **options,
+    )
     return process.returncode, process.stdout + process.stderr
 
 
@@ -30,8 +36,15 @@ def test_before_start_and_after_stop():
         future = group.submit(b"x", 30)
     with pytest.raises(coxswain.Closed):
         future.result()
-    for call in (lambda: group.call(b""), lambda: group.submit(b""), group.status, group.start,
-                 lambda: group.restart(0), lambda: group.name, group.fileno):
+    for call in (
+        lambda: group.call(b""),
+        lambda: group.submit(b""),
+        group.status,
+        group.start,
+        lambda: group.restart(0),
+        lambda: group.name,
+        group.fileno,
+    ):
         with pytest.raises(coxswain.Closed):
             call()
     group.stop()
@@ -203,8 +216,12 @@ def test_ctrl_c_ends_a_wait(what):
             print("interrupted", flush=True)
             sys.exit(9)
     """)
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True,
-                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert process.stdout.readline() == "ready\n"
     begun = time.monotonic()
     while process.poll() is None:  # one that comes before the wait counts as well

@@ -39,9 +39,13 @@ def make_builder(tmp_path_factory):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def build(kind, source, to):
-        run(sys.executable, "-c",
+        run(
+            sys.executable,
+            "-c",
             f"import setuptools.build_meta as backend; print(backend.build_{kind}({str(to)!r}))",
-            cwd=source, env=environment)
+            cwd=source,
+            env=environment,
+        )
         (made,) = (path for path in to.iterdir() if path.is_file())
         return made
 
@@ -63,13 +67,16 @@ def use(wheel, folder):
         archive.extractall(site)
     import _cffi_backend
     import cffi
+
     for module in (_cffi_backend.__file__, os.path.dirname(cffi.__file__)):
         (site / os.path.basename(module)).symlink_to(module)
     program = folder / "program.py"
     program.write_text(PROGRAM)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    assert run(folder / "env" / "bin" / "python", program, env=environment, cwd=folder) == \
-        "[b'HELLO', b'HELLO']\n"
+    assert (
+        run(folder / "env" / "bin" / "python", program, env=environment, cwd=folder)
+        == "[b'HELLO', b'HELLO']\n"
+    )
 
 
 def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
@@ -85,8 +92,9 @@ def test_the_wheel_needs_nothing_of_ours_and_no_new_glibc(wheel, tmp_path):
     needed = re.findall(r"NEEDED.*\[(.+)\]", run("readelf", "-d", module))
     assert all(re.match(r"lib(c|pthread|rt|dl)\.so|ld-linux", name) for name in needed), needed
     symbols = run("objdump", "-T", module)
-    versions = {tuple(map(int, version.split(".")))
-                for version in re.findall(r"GLIBC_(\d[\d.]*)", symbols)}
+    versions = {
+        tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_(\d[\d.]*)", symbols)
+    }
     assert max(versions) <= GLIBC_MAX, versions
     exported = re.findall(r"^\S+ g .*\.text\s+\S+\s+(?:\S+\s+)?(\S+)$", symbols, re.M)
     assert exported == ["PyInit__native"], exported

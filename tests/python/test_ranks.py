@@ -31,8 +31,10 @@ def join(name, rank, rank_count, **options):
 def others(function, name, rank_count, *arguments):
     """Processes for all ranks but 0."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Other(function, name, rank, rank_count, *arguments))
-               for rank in range(1, rank_count)]
+        yield [
+            stack.enter_context(Other(function, name, rank, rank_count, *arguments))
+            for rank in range(1, rank_count)
+        ]
 
 
 # ---- operations ----
@@ -42,8 +44,9 @@ def operate(name, rank, rank_count):
     with join(name, rank, rank_count, value_size=1 << 16) as ranks:
         assert (ranks.rank, ranks.rank_count, ranks.value_size) == (rank, rank_count, 1 << 16)
         ranks.barrier(timeout=30)
-        assert ranks.gather(b"rank %d" % rank, timeout=30) == [b"rank %d" % r
-                                                               for r in range(rank_count)]
+        assert ranks.gather(b"rank %d" % rank, timeout=30) == [
+            b"rank %d" % r for r in range(rank_count)
+        ]
         own = numpy.full((4, 5), rank, dtype=numpy.float32)
         all_ = numpy.empty((rank_count, 4, 5), dtype=numpy.float32)
         ranks.gather_into(own, all_, timeout=30)
@@ -78,6 +81,7 @@ def test_barrier_and_gather(name, rank_count):
 
 def gather_tensors(name, rank, rank_count):
     import torch  # pylint: disable=import-outside-toplevel
+
     with join(name, rank, rank_count) as ranks:
         own = torch.full((8,), rank, dtype=torch.bfloat16)
         all_ = torch.empty((rank_count, 8), dtype=torch.bfloat16)
@@ -126,7 +130,8 @@ def pass_fds(name, rank, rank_count):
         fds = ranks.gather_fds(fd, timeout=30)
         assert fds[rank] == -1
         assert [content(other) for other in fds if other >= 0] == [
-            b"of rank %d" % r for r in range(rank_count) if r != rank]
+            b"of rank %d" % r for r in range(rank_count) if r != rank
+        ]
         assert ranks.gather_fds(fd, keep=False, timeout=30).count(-1) == 1 or rank_count == 1
         with pytest.raises(OSError):
             os.fstat(fd)
@@ -435,17 +440,33 @@ def generate(coxswain_command, tmp_path, *options, **environment):
     script = tmp_path / "worker"
     script.write_text(INIT)
     script.chmod(0o700)
-    return subprocess.run([coxswain_command, "generate", "--tokens", "--max-tokens", "3",
-                           "--worker", script, *options, "3 4"], env={**os.environ, **environment},
-                          capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        [
+            coxswain_command,
+            "generate",
+            "--tokens",
+            "--max-tokens",
+            "3",
+            "--worker",
+            script,
+            *options,
+            "3 4",
+        ],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
 
 
 @pytest.mark.parametrize("value_size", [4096, 100_000])
 @pytest.mark.parametrize("rank_count", [1, 2])
 @pytest.mark.parametrize("form", ["--attach=named", "--attach=sealed", "--legacy-workers"])
 def test_the_ranks_of_an_init(coxswain_command, tmp_path, form, rank_count, value_size):
-    done = generate(coxswain_command, tmp_path, form, f"--ranks={rank_count}",
-                    VALUE_SIZE=str(value_size))
+    done = generate(
+        coxswain_command, tmp_path, form, f"--ranks={rank_count}", VALUE_SIZE=str(value_size)
+    )
     assert (done.returncode, done.stdout.split()[-3:]) == (0, ["5", "5", "5"]), done.stderr
     for rank in range(rank_count):
         assert f"joined {rank} {rank_count} False" in done.stderr
@@ -453,7 +474,14 @@ def test_the_ranks_of_an_init(coxswain_command, tmp_path, form, rank_count, valu
 
 @pytest.mark.parametrize("attach", ["named", "sealed"])
 def test_an_init_again_leaves_the_group_of_before(coxswain_command, tmp_path, attach):
-    done = generate(coxswain_command, tmp_path, f"--attach={attach}", "--ranks=2",
-                    "--on-death=restart", VALUE_SIZE="4096", DIE="1")
+    done = generate(
+        coxswain_command,
+        tmp_path,
+        f"--attach={attach}",
+        "--ranks=2",
+        "--on-death=restart",
+        VALUE_SIZE="4096",
+        DIE="1",
+    )
     assert (done.returncode, done.stdout.split()[-3:]) == (0, ["5", "5", "5"]), done.stderr
     assert "joined 0 2 True" in done.stderr and "joined 1 2 True" in done.stderr

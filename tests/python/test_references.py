@@ -31,7 +31,10 @@ def measure(work):
         ours, theirs = counts(group)
         work(group, CALLS)
         ours_after, theirs_after = counts(group)
-    for side, growth in (("coordinator", grown(ours, ours_after)), ("rank", grown(theirs, theirs_after))):
+    for side, growth in (
+        ("coordinator", grown(ours, ours_after)),
+        ("rank", grown(theirs, theirs_after)),
+    ):
         assert max(growth) < SLACK, f"the {side} keeps references, objects or blocks: {growth}"
 
 

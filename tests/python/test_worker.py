@@ -42,9 +42,9 @@ COLUMNS = """
             assert list(positions[mine]) == list(range(positions[mine][0], len(history)))
             assert list(tokens[mine]) == history[positions[mine][0]:]
             assert (table[row, :-(-len(history) // 16)] >= 0).all() and table.dtype == numpy.int32
-            assert batch.temperatures[row] == 0.5 and batch.top_ks[row] == 3 and batch.top_ps[row] == 1
-            assert batch.repetition_penalties[row] == 1 and batch.lora(row) is None
-            if batch.emits[row]:
+            assert batch.temperatures[row] == 0.5 and batch.top_ks[row] == 3 and batch.top_ps[row]
+            == 1 assert batch.repetition_penalties[row] == 1 and batch.lora(row) is None if
+            batch.emits[row]:
                 replies[row] = next_token(history)
         return replies, numpy.full(batch.row_count, -0.25, dtype=numpy.float32)
 """
@@ -65,8 +65,11 @@ def make_script(tmp_path):
 
     def write(step=PLAIN, more=""):
         path = tmp_path / "worker"
-        body = textwrap.dedent(WORKER).replace("{more}", textwrap.dedent(more)).replace(
-            "{step}", step.strip().replace("\n    ", "\n"))
+        body = (
+            textwrap.dedent(WORKER)
+            .replace("{more}", textwrap.dedent(more))
+            .replace("{step}", step.strip().replace("\n    ", "\n"))
+        )
         path.write_text(f"#!{sys.executable}\n{body}")
         path.chmod(0o755)
         return str(path)
@@ -75,9 +78,24 @@ def make_script(tmp_path):
 
 
 def generate(coxswain_command, worker, *options, prompts=("3 4 5", "6"), status=0):
-    done = subprocess.run([coxswain_command, "generate", "--tokens", "--json", "--max-tokens", "10",
-                           "--worker", worker, *options, *prompts], capture_output=True, text=True,
-                          check=False, timeout=60)
+    done = subprocess.run(
+        [
+            coxswain_command,
+            "generate",
+            "--tokens",
+            "--json",
+            "--max-tokens",
+            "10",
+            "--worker",
+            worker,
+            *options,
+            *prompts,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
@@ -92,10 +110,22 @@ def expected(prompt, count=10):
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_steps_are_columns_that_numpy_views(coxswain_command, script, ranks):
     pytest.importorskip("numpy")
-    replies, _ = generate(coxswain_command, script(COLUMNS), "-n", ranks, "--temperature", "0.5",
-                          "--top-k", "3", prompts=("3 4 5", "6", " ".join(["7"] * 40)))
+    replies, _ = generate(
+        coxswain_command,
+        script(COLUMNS),
+        "-n",
+        ranks,
+        "--temperature",
+        "0.5",
+        "--top-k",
+        "3",
+        prompts=("3 4 5", "6", " ".join(["7"] * 40)),
+    )
     assert [reply["tokens"] for reply in replies] == [
-        expected("3 4 5"), expected("6"), expected(" ".join(["7"] * 40))]
+        expected("3 4 5"),
+        expected("6"),
+        expected(" ".join(["7"] * 40)),
+    ]
 
 
 def test_tokens_may_be_a_list(coxswain_command, script):
@@ -103,9 +133,15 @@ def test_tokens_may_be_a_list(coxswain_command, script):
     assert [reply["tokens"] for reply in replies] == [expected("3 4 5"), expected("6")]
 
 
-@pytest.mark.parametrize("keep", [
-    "kept.append(batch.tokens)", "kept.append(numpy.asarray(batch.tokens))",
-    "kept.append(batch.block_table()[:])", "kept.append(numpy.asarray(batch.emits)[1:])"])
+@pytest.mark.parametrize(
+    "keep",
+    [
+        "kept.append(batch.tokens)",
+        "kept.append(numpy.asarray(batch.tokens))",
+        "kept.append(batch.block_table()[:])",
+        "kept.append(numpy.asarray(batch.emits)[1:])",
+    ],
+)
 def test_a_view_that_outlives_its_step_raises(coxswain_command, script, keep):
     pytest.importorskip("numpy")
     worker = script(f"import numpy\n        {keep}\n        {PLAIN.strip()}", "kept = []")
@@ -114,7 +150,8 @@ def test_a_view_that_outlives_its_step_raises(coxswain_command, script, keep):
 
 
 def test_a_batch_that_outlives_its_step_raises(coxswain_command, script):
-    worker = script("""
+    worker = script(
+        """
         if kept:
             try:
                 kept[0].tokens
@@ -122,15 +159,23 @@ def test_a_batch_that_outlives_its_step_raises(coxswain_command, script):
             except coxswain.StateError as error:
                 raise ValueError("as it must: " + str(error))
         kept.append(batch)
-        """ + PLAIN, "kept = []")
+        """
+        + PLAIN,
+        "kept = []",
+    )
     _, errors = generate(coxswain_command, worker, status=3)
     assert "as it must" in errors and "the step is over" in errors
 
 
-@pytest.mark.parametrize("reply, text", [
-    ("return [1]", "2 rows, and 1 tokens"), ("return None", "TypeError"),
-    ("raise RuntimeError('out of memory')", "RuntimeError: out of memory"),
-    ("return ['x', 'y']", "TypeError")])
+@pytest.mark.parametrize(
+    "reply, text",
+    [
+        ("return [1]", "2 rows, and 1 tokens"),
+        ("return None", "TypeError"),
+        ("raise RuntimeError('out of memory')", "RuntimeError: out of memory"),
+        ("return ['x', 'y']", "TypeError"),
+    ],
+)
 def test_a_step_that_fails_says_why(coxswain_command, script, reply, text):
     _, errors = generate(coxswain_command, script(reply), status=3)
     assert text in errors and "rank 0" in errors
@@ -138,9 +183,11 @@ def test_a_step_that_fails_says_why(coxswain_command, script, reply, text):
 
 def test_an_init_that_fails_says_why(coxswain_command, tmp_path):
     path = tmp_path / "worker"
-    path.write_text(f"#!{sys.executable}\nimport coxswain\nworker = coxswain.Worker()\n"
-                    "@worker.init\ndef init(request):\n    raise OSError('no such model')\n"
-                    "worker.serve()\n")
+    path.write_text(
+        f"#!{sys.executable}\nimport coxswain\nworker = coxswain.Worker()\n"
+        "@worker.init\ndef init(request):\n    raise OSError('no such model')\n"
+        "worker.serve()\n"
+    )
     path.chmod(0o755)
     _, errors = generate(coxswain_command, str(path), status=3)
     assert "OSError: no such model" in errors
@@ -150,7 +197,8 @@ def test_an_init_that_fails_says_why(coxswain_command, tmp_path):
 def keep_group(coxswain_command, script):
     """A group that `coxswain run` keeps, of two Python workers that print their orders."""
     name = f"orders{os.getpid()}"
-    worker = script(more="""
+    worker = script(
+        more="""
     @worker.cleanup
     def cleanup(slots):
         print("cleanup", len(slots), flush=True)
@@ -170,9 +218,14 @@ def keep_group(coxswain_command, script):
             return "invalid_rank"
         if request.name == "worse":
             raise ValueError("not this one")
-    """)
-    process = subprocess.Popen([coxswain_command, "run", "-n", "2", "--name", name, "--worker", worker],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """
+    )
+    process = subprocess.Popen(
+        [coxswain_command, "run", "-n", "2", "--name", name, "--worker", worker],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     while not process.stdout.readline().startswith("rank 1 pid"):
         assert process.poll() is None
     yield name, process
@@ -181,8 +234,9 @@ def keep_group(coxswain_command, script):
 
 
 def command(coxswain_command, *arguments, status=0):
-    done = subprocess.run([coxswain_command, *arguments], capture_output=True, text=True, check=False,
-                          timeout=60)
+    done = subprocess.run(
+        [coxswain_command, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -201,13 +255,17 @@ def test_orders_reach_their_handlers(coxswain_command, group, tmp_path):
     for order in ("pause", "reinit", "start"):
         command(coxswain_command, "recover", order, "--name", name)
         await_lines(process, f"[rank 0] recover {order}", f"[rank 1] recover {order}")
-    said = command(coxswain_command, "generate", "--name", name, "--tokens", "--max-tokens", "10", "6")
+    said = command(
+        coxswain_command, "generate", "--name", name, "--tokens", "--max-tokens", "10", "6"
+    )
     assert " ".join(map(str, expected("6"))) in said
     command(coxswain_command, "lora", "load", "good", str(tmp_path), "--name", name)
     await_lines(process, f"load good {tmp_path}")
     said = command(coxswain_command, "lora", "load", "bad", str(tmp_path), "--name", name, status=2)
     assert "rank 1: INVALID_LORA_RANK" in said
-    said = command(coxswain_command, "lora", "load", "worse", str(tmp_path), "--name", name, status=3)
+    said = command(
+        coxswain_command, "lora", "load", "worse", str(tmp_path), "--name", name, status=3
+    )
     assert "rank 1: UNSUPPORT_CMD: ValueError: not this one" in said
     command(coxswain_command, "lora", "unload", "good", "--name", name)
     await_lines(process, "unload good")
@@ -217,5 +275,7 @@ def test_a_rank_that_is_replaced_replays_its_init(coxswain_command, group):
     name, process = group
     command(coxswain_command, "recover", "restart", "--rank", "1", "--kill", "--name", name)
     await_lines(process, "init replayed")
-    said = command(coxswain_command, "generate", "--name", name, "--tokens", "--max-tokens", "10", "6")
+    said = command(
+        coxswain_command, "generate", "--name", name, "--tokens", "--max-tokens", "10", "6"
+    )
     assert " ".join(map(str, expected("6"))) in said

@@ -86,6 +86,7 @@ def keep_view():
             kept.append(data[1:])
         elif verb == "array":
             import numpy  # pylint: disable=import-outside-toplevel
+
             kept.append(numpy.frombuffer(data, dtype=numpy.uint8))
         elif verb == "returned":
             return data
