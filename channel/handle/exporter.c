@@ -52,14 +52,15 @@ struct cox_exporter {
 
 /* ---- constructor and destructor ---- */
 
-static int exporter_consent(const struct cox_exporter_options *options, struct cox_error *err)
+static int exporter_set_ptrace_policy(const struct cox_exporter_options *options,
+                                      struct cox_error *err)
 {
-    int r = cox_handle_consent(options->consent, options->consent_pid);
-    if (r == COX_UNSUPPORTED) /* without Yama no consent is needed */
+    int r = cox_ptrace_policy_set(options->ptrace_policy, options->ptrace_pid);
+    if (r == COX_UNSUPPORTED) /* without Yama none is needed */
         return 0;
     if (r)
-        return cox_fail(err, r, "consent %d to process %" PRId32 " (PR_SET_PTRACER): %s",
-                        (int)options->consent, options->consent_pid, cox_status_text(r));
+        return cox_fail(err, r, "ptrace policy %d for process %" PRId32 " (PR_SET_PTRACER): %s",
+                        (int)options->ptrace_policy, options->ptrace_pid, cox_status_text(r));
     return 0;
 }
 
@@ -86,7 +87,7 @@ int cox_exporter_new(const struct cox_exporter_options *options, struct cox_expo
         r = cox_fd_store_connect(&exporter->fd_store, options->socket_path,
                                  cox_deadline_after_ms(exporter->deadline_ms), err);
     if (r == 0) /* last: it cannot be taken back */
-        r = exporter_consent(options, err);
+        r = exporter_set_ptrace_policy(options, err);
     if (r) {
         cox_exporter_free(exporter);
         return r;

@@ -77,28 +77,28 @@ struct cox_handle_probe {
 #ifdef COX_INTERNAL
 /* Tries both ways: pidfd_getfd on a temporary child process, and a connection to the control socket
  * (socket_path NULL: not tried). If yama is 1, success with the child does not mean that other
- * processes can be opened: a process that is not a descendant has to consent. Returns 0 or -errno.
- */
+ * processes can be opened: one that is not a descendant needs a ptrace policy that allows it.
+ * Returns 0 or -errno. */
 int cox_handle_query(const char *socket_path, uint64_t deadline_ns,
                      struct cox_handle_probe *ret_ways);
 #endif
 
-/* Consent: which other processes may copy fds from this one, if Yama restricts that to ancestors.
- * The library sets it only if the caller asks for it. */
-enum cox_handle_consent {
-    COX_CONSENT_NONE = 0, /* changes nothing */
-    COX_CONSENT_PROCESS,  /* PR_SET_PTRACER of one process and its descendants */
-    COX_CONSENT_ANY,      /* PR_SET_PTRACER_ANY: every process of this user, debuggers included */
+/* Ptrace policy: which other processes may copy fds from this one, if Yama restricts that to
+ * ancestors. The library sets it only if the caller asks for it. */
+enum cox_ptrace_policy {
+    COX_PTRACE_NONE = 0, /* changes nothing */
+    COX_PTRACE_PROCESS,  /* PR_SET_PTRACER of one process and its descendants */
+    COX_PTRACE_ANY,      /* PR_SET_PTRACER_ANY: every process of this user, debuggers included */
 };
 #ifdef COX_INTERNAL
-/* Lasts until the process ends or consents to something else.
+/* Lasts until the process ends or sets another policy.
  * Returns
  *   0
- *   COX_UNSUPPORTED: the kernel has no Yama, so no consent is needed
- *   COX_INVALID: no process id, or no such consent
+ *   COX_UNSUPPORTED: the kernel has no Yama, so none is needed
+ *   COX_INVALID: no process id, or no such policy
  *   -errno; -EINVAL: there is no such process
  */
-int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
+int cox_ptrace_policy_set(enum cox_ptrace_policy policy, int32_t pid);
 #endif
 
 /* ---- exporter ---- */
@@ -110,8 +110,9 @@ struct cox_exporter_options {
     size_t size;
     /* control socket at which exported fds are stored too; NULL: none */
     const char *socket_path;
-    enum cox_handle_consent consent;
-    int32_t consent_pid;
+    enum cox_ptrace_policy ptrace_policy;
+    /* of COX_PTRACE_PROCESS */
+    int32_t ptrace_pid;
     /* for each connection to the control socket; 0: 1,000 */
     uint64_t deadline_ms;
 };
@@ -119,9 +120,9 @@ struct cox_exporter_options {
 
 /* options NULL: all zero.
  * Returns
- *   0: also if consent is not needed, because the kernel has no Yama
+ *   0: also if no ptrace policy is needed, because the kernel has no Yama
  *   COX_INVALID: the options
- *   what the connection to the control socket, or the consent, returns
+ *   what the connection to the control socket, or cox_ptrace_policy_set, returns
  *   COX_UNSUPPORTED: /proc shows another pid namespace
  *   -errno
  */

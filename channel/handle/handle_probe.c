@@ -1,4 +1,4 @@
-/* Which ways of opening a handle work here, why one does not, and consent. */
+/* Which ways of opening a handle work here, why one does not, and the ptrace policy. */
 #include "handle_internal.h"
 
 #include "fd_store.h"
@@ -108,7 +108,7 @@ void cox_handle_explain_denied(pid_t exporter, char *text, size_t text_size)
         snprintf(scope, sizeof scope, "kernel.yama.ptrace_scope is %d", yama);
     snprintf(
         text, text_size,
-        "; the likely reason: %s (%s). Run both as one user, name a control socket to both sides, let the exporter consent (Yama 1) or be dumpable, or allow pidfd_getfd in the seccomp profile",
+        "; the likely reason: %s (%s). Run both as one user, name a control socket to both sides, set the exporter's ptrace policy (Yama 1), make it dumpable, or allow pidfd_getfd in the seccomp profile",
         reason, scope);
 }
 
@@ -183,17 +183,18 @@ int cox_handle_query(const char *socket_path, uint64_t deadline_ns,
     return 0;
 }
 
-/* ---- consent ---- */
+/* ---- ptrace policy ---- */
 
-int cox_handle_consent(enum cox_handle_consent consent, int32_t pid)
+int cox_ptrace_policy_set(enum cox_ptrace_policy policy, int32_t pid)
 {
-    if (consent == COX_CONSENT_NONE)
+    if (policy == COX_PTRACE_NONE)
         return 0;
-    /* As an argument 0 withdraws consent, and -1 allows every process: never by accident. */
-    if ((consent != COX_CONSENT_PROCESS && consent != COX_CONSENT_ANY) ||
-        (consent == COX_CONSENT_PROCESS && pid <= 0))
+    /* As an argument 0 withdraws the permission, and -1 gives it to every process: never by
+     * accident. */
+    if ((policy != COX_PTRACE_PROCESS && policy != COX_PTRACE_ANY) ||
+        (policy == COX_PTRACE_PROCESS && pid <= 0))
         return COX_INVALID;
-    unsigned long tracer = consent == COX_CONSENT_ANY ? PR_SET_PTRACER_ANY : (unsigned long)pid;
+    unsigned long tracer = policy == COX_PTRACE_ANY ? PR_SET_PTRACER_ANY : (unsigned long)pid;
     if (prctl(PR_SET_PTRACER, tracer, 0UL, 0UL, 0UL) == 0)
         return 0;
     /* The kernel returns EINVAL for unknown options and, with Yama, for a process that does not

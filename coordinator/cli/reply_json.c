@@ -37,7 +37,7 @@ static const struct {
     {&coxswain_control__rank_status__descriptor, "liveness", "life"},
     {&coxswain_control__link_state__descriptor, "epoch", "life"},
     {&coxswain_control__kv_info_reply__descriptor, "epoch", "life"},
-    {&coxswain_control__kv_source__descriptor, "epoch", "life"},
+    {&coxswain_control__kv_reference__descriptor, "epoch", "life"},
 };
 
 /* Lists that are printed as objects, with `name` as the key. */

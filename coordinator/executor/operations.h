@@ -239,8 +239,12 @@ struct cox_recover_result {
  * replacement of a rank, and by an init that failed after it was sent; it stays so until an init
  * succeeds. BUSY is NORMAL while a step is in flight. Steps are refused (COX_STATE) in PAUSE and
  * READY, and while a command other than clear runs. Ranks still process steps that were published
- * before. A pause that failed may have stopped some ranks. Then pause again and start, or replay
- * the init, which starts them unless the state is PAUSE or READY. */
+ * before.
+ *
+ * A pause that failed may have stopped some ranks (cox_executor_partially_paused). start, also
+ * after another pause, makes them continue. So does cox_executor_init: it ends PAUSE, READY and a
+ * partial pause, and the init callback of each rank calls cox_worker_resume, as the reference
+ * engine does. cox_executor_replay_init ends none of them: paused ranks stay paused until start. */
 
 /* Runs one recovery command on every rank, independent of the other channels. ret_results:
  * rank_count of them, filled also on failure.

@@ -149,7 +149,7 @@ static int item_put(struct connection *c, const struct cox_prompt_output *result
     item.finish = finishes[result->finish];
     item.tokens = result->tokens;
     item.n_tokens = result->token_count;
-    CoxswainControl__KvSource hold;
+    CoxswainControl__KvReference hold;
     if (result->hold) {
         cox_kv_reference_write(result->hold, &hold);
         item.hold = &hold;

@@ -1,22 +1,25 @@
 /*
- * control_server: the coordinator's end of its control connections (proto/control.proto): status,
- * stop, prompts, recovery, links and pulls.
+ * control_server: serves the coordinator's control connections (proto/control.proto): status, stop,
+ * prompts, recovery, adapters, weights, links and pulls.
  *
- * Every connection has a thread of its own, which touches no worker: status works also when all
- * workers are stuck or dead. Of COX_CONTROL_CONNECTION_MAX connections at a time, the last few are
- * kept for those that neither bring prompts nor give orders that may take long (recover, lora,
- * links, weights), and when there are as many, one that asks for nothing, or does not take its
- * reply, is closed for the new one: so status and stop stay reachable.
+ * Each connection has its own thread, and no thread calls a worker: status works even if all
+ * workers are stuck or dead. Two rules keep places free for status and stop:
+ *   - Connections with prompts, and orders in progress (recover, lora, weights, link, link status,
+ *     role), may together be COX_CONTROL_BUSY_MAX.
+ *   - If all places are taken, a new connection gets the place of an idle one, which is closed.
+ *     Idle means: no request is in progress, or the client does not read the replies.
  *
- * Threads: new and free from one thread; the rest from any, and does not block.
- * Ownership: fds are taken; what hooks and a phase point to is borrowed until free, model is dup'd.
- * Blocks: free until every connection's thread has ended, which is at once, except that one inside
- *   recovery or lora ends when that is stopped; the rest nothing.
- * A connection that asks nothing, or takes no reply, for 10 s is closed; one that brought prompts
- *   lives as long as the service or its other side, but after such 10 s without prompts that are
- *   computed for it, and at the end of the last lease of what it had held, another one may have its
- *   place; and one that asked for the end lives as long as they do.
- * If the process dies: the kernel closes the connections, and that is how the other sides know.
+ * A connection without prompts is closed 10 s after its last request. One with prompts stays open
+ * until the server or the client ends. It counts as idle only after 10 s, and after the last lease
+ * of KV blocks held for it has expired. One that has sent a stop stays open in the same way, and
+ * never counts as idle.
+ *
+ * Threads: new and free on one thread; the rest on any.
+ * Ownership: take owns fd if it succeeds. model is copied. What the hooks and a phase point to is
+ *   borrowed until free.
+ * Blocks: free until the thread of every connection has ended. That is at once, except for a thread
+ *   inside recovery or lora, which ends when these are stopped. The rest does not block.
+ * If the process dies: the kernel closes the connections, from which the clients learn of it.
  */
 #ifndef COX_COORDINATOR_CONTROL_SERVER_H
 #define COX_COORDINATOR_CONTROL_SERVER_H
@@ -26,7 +29,8 @@
 #define COX_CONTROL_CONNECTION_MAX 32
 #define COX_CONTROL_PROMPTS_MAX 24
 #define COX_CONTROL_ORDERS_MAX 24
-#define COX_CONTROL_BUSY_MAX 28 /* prompts and orders */
+/* connections with prompts, and orders in progress */
+#define COX_CONTROL_BUSY_MAX 28
 
 struct cox_control_server;
 
@@ -40,22 +44,26 @@ struct cox_control_options {
     void *context;
 };
 
-/* Until the first update every request but stop is refused: the group is being started. Returns 0;
- * -ENOMEM; -errno. */
+/* Starts in the phase in which the group is being started: until the first update, every request
+ * but stop is refused. Returns 0; -ENOMEM; -errno. */
 int cox_control_server_new(const struct cox_control_options *options,
                            struct cox_control_server **ret_server, struct cox_error *err);
 /* NULL-safe, returns NULL. */
 struct cox_control_server *cox_control_server_free(struct cox_control_server *server);
 
-/* Sets the phase, which decides what requests are possible. It is copied; what it points to is
- * borrowed until free. An empty refusal: the group is being started. Any thread. */
+/* Sets the phase, which decides which requests are possible. The phase is copied; what it points to
+ * is borrowed until free. An empty refusal means that the group is being started. */
 void cox_control_server_update(struct cox_control_server *server,
                                const struct cox_control_phase *phase);
 
-/* Serves a connection, a stream socket. Returns 0; COX_FULL: too many are busy, or wait to be
- * closed; -ENOMEM; -errno. On failure fd stays the caller's. */
+/* Serves a connection. fd: a stream socket; on failure it stays the caller's.
+ * Returns
+ *   0
+ *   COX_FULL: no connection is idle, or too many still wait to be closed
+ *   -ENOMEM
+ *   -errno */
 int cox_control_server_take(struct cox_control_server *service, int fd, struct cox_error *err);
-/* Connections whose threads have not ended. */
+/* The number of connections whose threads have not ended. */
 uint32_t cox_control_server_connection_count(struct cox_control_server *service);
 
 #endif

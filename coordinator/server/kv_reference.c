@@ -33,7 +33,7 @@ struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *referenc
     return NULL;
 }
 
-int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
+int cox_kv_reference_read(const struct CoxswainControl__KvReference *message,
                           struct cox_kv_reference *ret_reference, struct cox_error *err)
 {
     if (!message->cluster_id || !message->has_epoch || !message->has_sequence ||
@@ -64,9 +64,9 @@ int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
 }
 
 void cox_kv_reference_write(const struct cox_kv_reference *reference,
-                            struct CoxswainControl__KvSource *message)
+                            struct CoxswainControl__KvReference *message)
 {
-    coxswain_control__kv_source__init(message);
+    coxswain_control__kv_reference__init(message);
     message->cluster_id = (char *)(uintptr_t)reference->cluster_id;
     message->has_epoch = message->has_sequence = message->has_lease_ns = true;
     message->epoch = reference->epoch;

@@ -35,17 +35,17 @@ COX_PUBLIC struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_ref
 COX_PUBLIC struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *reference);
 
 #ifdef COX_INTERNAL
-struct CoxswainControl__KvSource;
+struct CoxswainControl__KvReference;
 /* From a message of another process, lent.
  * Returns
  *   0
  *   COX_INVALID: a field is missing or out of range
  */
-int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
+int cox_kv_reference_read(const struct CoxswainControl__KvReference *message,
                           struct cox_kv_reference *ret_reference, struct cox_error *err);
 /* Fills in a message, which borrows all of reference. */
 void cox_kv_reference_write(const struct cox_kv_reference *reference,
-                            struct CoxswainControl__KvSource *message);
+                            struct CoxswainControl__KvReference *message);
 #endif
 
 #ifdef __cplusplus

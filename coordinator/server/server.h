@@ -130,8 +130,8 @@ COX_PUBLIC const struct cox_init_summary *cox_server_init_summary(const struct c
 
 /*
  * For the thread that runs steps, after a step failed or was refused (err, on entry: its error).
- * Blocks while a rank is dead or being replaced, a recovery command runs, or the group is paused, at
- * most until deadline_ns.
+ * Blocks while a rank is dead or being replaced, a recovery command runs, or the group is paused,
+ * at most until deadline_ns.
  *
  * Returns
  *   0: there was nothing to recover from

@@ -159,7 +159,7 @@ static int release_put(struct pair *pair, struct part *part)
 
 struct chunk {
     CoxswainControl__Prompt messages[CHUNK_COUNT], *list[CHUNK_COUNT];
-    CoxswainControl__KvSource sources[CHUNK_COUNT];
+    CoxswainControl__KvReference sources[CHUNK_COUNT];
     /* of the decode group's prompts */
     int32_t *tokens[CHUNK_COUNT];
     CoxswainControl__CompleteRequest complete;

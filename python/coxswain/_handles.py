@@ -96,19 +96,20 @@ class Exporter(Owned):
     """Makes handles of this process's fds. They can be opened until put, close, or the process's
     end.
 
-    socket: the path of a control socket that keeps the fds too. consent: where the kernel's Yama
-    allows only ancestors to copy fds, the process that may as well, or "any": each of this user.
+    socket: the path of a control socket that keeps the fds too. ptrace_policy: where the kernel's
+    Yama allows only ancestors to copy fds, the process that may as well, or "any": each of this
+    user.
     """
 
     def __init__(
-        self, socket: SocketPath = None, consent: int | Literal["any"] | None = None
+        self, socket: SocketPath = None, ptrace_policy: int | Literal["any"] | None = None
     ) -> None:
         path = _path(socket)
         options = ffi.new("struct cox_exporter_options *", {"socket_path": path})
-        if consent == "any":
-            options.consent = lib.COX_CONSENT_ANY
-        elif consent is not None:
-            options.consent, options.consent_pid = lib.COX_CONSENT_PROCESS, consent
+        if ptrace_policy == "any":
+            options.ptrace_policy = lib.COX_PTRACE_ANY
+        elif ptrace_policy is not None:
+            options.ptrace_policy, options.ptrace_pid = lib.COX_PTRACE_PROCESS, ptrace_policy
         options.size = ffi.sizeof("struct cox_exporter_options")
         found, err = ffi.new("struct cox_exporter **"), new_error()
         check_peer(lib.cox_exporter_new(options, found, err), err)

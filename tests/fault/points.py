@@ -85,7 +85,7 @@ EXEMPT = {
     ("channel/handle/handle_probe.c", "probe_getfd", "SYS_pidfd_getfd"): "of a child of the query's own",
     ("channel/handle/handle_probe.c", "hidden_reason", "kill("): "asks",
     ("channel/handle/handle_probe.c", "cox_handle_query", "prctl("): "asks",
-    ("channel/handle/handle_probe.c", "cox_handle_consent", "prctl("): "of this process alone, and ends with it",
+    ("channel/handle/handle_probe.c", "cox_ptrace_policy_set", "prctl("): "of this process alone, and ends with it",
     ("channel/base/peer.c", "peer_missing", "kill("): "asks",
     ("channel/socket/hello.c", "cox_hello_format", "memset(frame"): "the caller's memory, no shared frame",
     ("worker/group/group_round.c", "say_dead", "atomic said_dead"): CALLERS,

@@ -112,9 +112,9 @@ static void do_everything(void)
     struct cox_exporter *exporter;
     struct cox_queue_set *set;
     struct cox_subscriber *ready;
-    const struct cox_exporter_options consent = {.size = sizeof(struct cox_exporter_options),
-                                                 .consent = COX_CONSENT_ANY};
-    COX_ASSERT(cox_exporter_new(&consent, &exporter, NULL) == 0);
+    const struct cox_exporter_options exporting = {.size = sizeof(struct cox_exporter_options),
+                                                   .ptrace_policy = COX_PTRACE_ANY};
+    COX_ASSERT(cox_exporter_new(&exporting, &exporter, NULL) == 0);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, exporter);
     struct cox_subscriber *child_near =
         fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);

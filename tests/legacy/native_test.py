@@ -246,6 +246,23 @@ class NativeTest(selftest.LegacyTest):
             answers = group.execute.gather(slots=True)
             self.assertEqual([wire.last(answer, 2, 0) for answer in answers], [0, 1])
 
+    def test_a_wakeup_loses_no_request(self):
+        """cox_worker_wake while next blocks: only the token of the next request ends that wait, and it is the request."""
+        def woken():
+            return sorted(error["rank"] for error in group.errors if error["text"] == "woken")
+
+        with unittest.mock.patch.dict(os.environ, COX_NATIVE_TAKES="1"), self.served_group(2) as group:
+            group.execute.send(coordinator.request(wire.MODEL_INIT))
+            group.execute.gather(slots=True)
+            for turn in range(3):
+                group.recover.send(coordinator.request(wire.CLEAR_COMMAND_EXEC, 10, wire.words(1, "CMD_CLEAR_TRANSER")))
+                group.recover.gather(slots=True)
+                self.assertEqual(woken(), sorted([0, 1] * turn))  # next blocks still
+                for _ in range(2):
+                    answer = coordinator.Life(group, None, {}).step([coordinator.prefill_group(turn, [5, 6])], 0)
+                    self.assertEqual([out["tokens"] for out in answer["outputs"]], [[11]])
+                selftest.wait_until(lambda: woken() == sorted([0, 1] * (turn + 1)), "the wakeup of both ranks")
+
     def test_bytes_that_are_no_request(self):
         """Ranks that are looked at answer, and all report; the next request is served as ever."""
         reported = 0

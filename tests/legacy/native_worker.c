@@ -4,16 +4,21 @@
  * COX_NATIVE_FAIL=rank:text lets that rank fail its first step instead; COX_NATIVE_FAIL_INIT=text
  * lets init fail; COX_NATIVE_FAIL_REST=text lets link_status, lora, pull_kv and the recovery
  * commands fail; COX_NATIVE_BLOCKS=count|cache lets init report its blocks only as the count, or
- * only as the cache; COX_NATIVE_REQUEST_MAX=bytes limits the memory of an unpacked request. */
+ * only as the cache; COX_NATIVE_REQUEST_MAX=bytes limits the memory of an unpacked request;
+ * COX_NATIVE_TAKES=1 lets the main thread take steps and inits (worker/loop/take.h). The command
+ * `clear` then wakes it while it blocks, and it reports the fault "woken". */
 #include "proto/executor.pb-c.h"
+#include "worker/loop/take.h"
 #include "worker/loop/worker.h"
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define SLOT_COUNT 4096
 #define NAME_COUNT 64
@@ -30,6 +35,8 @@ struct engine {
     /* this rank's, until it was reported */
     const char *fault, *failure;
     struct timespec delay;
+    /* the main thread takes steps and inits */
+    bool takes;
     int64_t prompt_sums[SLOT_COUNT];
     int64_t replies[SLOT_COUNT];
     /* of the link channel's thread */
@@ -203,6 +210,31 @@ static int engine_recover(void *context, struct cox_error *err)
     return fail_rest(err);
 }
 
+/* The main thread's id is the pid. */
+static bool main_thread_blocks(void)
+{
+    char path[64], text[256] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return false;
+    const size_t size = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[size] = '\0';
+    const char *name_end = strrchr(text, ')');
+    return name_end && strncmp(name_end, ") S", 3) == 0;
+}
+
+static int engine_clear(void *context, struct cox_error *err)
+{
+    const struct engine *engine = context;
+    while (engine->takes && !main_thread_blocks())
+        sched_yield();
+    if (engine->takes)
+        cox_worker_wake(engine->worker, COX_CHANNEL_EXECUTE);
+    return engine_recover(context, err);
+}
+
 static const struct cox_worker_callbacks callbacks = {
     .size = sizeof(struct cox_worker_callbacks),
     .init = engine_init,
@@ -213,10 +245,41 @@ static const struct cox_worker_callbacks callbacks = {
     .pull_kv = engine_pull,
     .pause = engine_recover,
     .pause_net = engine_recover,
-    .clear = engine_recover,
+    .clear = engine_clear,
     .reinit = engine_recover,
     .start = engine_recover,
 };
+
+static int engine_reply(struct engine *engine, const struct cox_worker_request *request,
+                        struct cox_error *err)
+{
+    struct cox_init_result result;
+    int r;
+    if (request->batch) {
+        r = engine_execute(engine, request->batch, request->outputs, err);
+        return r ? r
+                 : cox_worker_reply_step(engine->worker, request->sequence, NULL, NULL,
+                                         request->batch->row_count, err);
+    }
+    cox_init_result_init(&result);
+    r = engine_init(engine, request->init, &result, err);
+    return r ? r : cox_worker_reply_init(engine->worker, request->sequence, &result, err);
+}
+
+/* As cox_worker_run. */
+static int engine_take(struct engine *engine, struct cox_error *err)
+{
+    struct cox_worker_request request;
+    int r = cox_worker_start(engine->worker, COX_WORKER_TAKES(COX_CHANNEL_EXECUTE), err);
+    while (r == 0 || r == COX_EMPTY) {
+        r = cox_worker_next(engine->worker, COX_CHANNEL_EXECUTE, COX_DEADLINE_NEVER, &request, err);
+        if (r == 0)
+            r = engine_reply(engine, &request, err);
+        else if (r == COX_EMPTY)
+            cox_worker_report_fault(engine->worker, "woken", cox_deadline_after_ms(10000));
+    }
+    return r == COX_CLOSED ? cox_worker_join(engine->worker, err) : r;
+}
 
 /* "RANK:TEXT" of the environment, when it is about this rank. */
 static const char *own_text(const char *variable, uint32_t rank)
@@ -232,9 +295,15 @@ int main(int argc, char **argv)
     struct cox_error err = {0};
     const char *request_max = getenv("COX_NATIVE_REQUEST_MAX");
     engine.options.request_size_max = request_max ? strtoul(request_max, NULL, 10) : 0;
+    struct cox_worker_callbacks used = callbacks;
+    engine.takes = getenv("COX_NATIVE_TAKES") != NULL;
+    if (engine.takes) {
+        used.init = NULL;
+        used.execute = NULL;
+    }
     int r = cox_worker_options_parse(&engine.options, &argc, argv, &err);
     if (r == 0)
-        r = cox_worker_new(&engine.options, &callbacks, &engine, &engine.worker, &err);
+        r = cox_worker_new(&engine.options, &used, &engine, &engine.worker, &err);
     if (r == 0) {
         const char *delay = getenv("COX_LEGACY_DELAY_MS");
         long delay_ms = delay ? strtol(delay, NULL, 10) : 0;
@@ -242,7 +311,7 @@ int main(int argc, char **argv)
             (struct timespec){.tv_sec = delay_ms / 1000, .tv_nsec = delay_ms % 1000 * 1000000};
         engine.fault = own_text("COX_LEGACY_FAULT", engine.options.rank);
         engine.failure = own_text("COX_NATIVE_FAIL", engine.options.rank);
-        r = cox_worker_run(engine.worker, &err);
+        r = engine.takes ? engine_take(&engine, &err) : cox_worker_run(engine.worker, &err);
     }
     if (r)
         fprintf(stderr, "native worker %" PRIu32 ": %s\n", engine.options.rank, err.text);

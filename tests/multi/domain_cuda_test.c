@@ -351,7 +351,7 @@ static struct cox_pool *device_pool(void)
 static struct cox_exporter *exporter_of_all(void)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .consent = COX_CONSENT_ANY};
+                                                 .ptrace_policy = COX_PTRACE_ANY};
     struct cox_exporter *exporter = NULL;
     COX_ASSERT(cox_exporter_new(&options, &exporter, NULL) == 0);
     return exporter;

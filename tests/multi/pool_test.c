@@ -92,7 +92,7 @@ static void h19_h22_h23_attached_by_handle_and_freed_by_others(void **state)
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_exporter *exporter = NULL;
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .consent = COX_CONSENT_ANY};
+                                                 .ptrace_policy = COX_PTRACE_ANY};
     assert_int_equal(cox_exporter_new(&options, &exporter, NULL), 0);
     for (int i = 0; i < 2; i++)
         assert_int_equal(cox_pool_export(pool, exporter, i == 1, &shared->handles[i], NULL), 0);

@@ -60,11 +60,11 @@ struct own {
 static struct own own_open(const struct forks_self *self)
 {
     const struct shared *shared = self->context;
-    const struct cox_exporter_options consent = {.size = sizeof(struct cox_exporter_options),
-                                                 .consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options exporting = {.size = sizeof(struct cox_exporter_options),
+                                                   .ptrace_policy = COX_PTRACE_ANY};
     struct own own = {0};
     FORK_CHECK(cox_domains_new(&own.domains) == 0, "domains");
-    FORK_CHECK(cox_exporter_new(&consent, &own.exporter, NULL) == 0, "exporter");
+    FORK_CHECK(cox_exporter_new(&exporting, &own.exporter, NULL) == 0, "exporter");
     const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
                                                     .domains = own.domains};
     FORK_CHECK(cox_pool_attach(shared->pool_fds[0], &options, &own.host, NULL) == 0, "pool");

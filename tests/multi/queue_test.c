@@ -43,7 +43,7 @@ static struct cox_pool *attach_pool(const struct cox_domains *domains, const int
 static struct cox_exporter *open_exporter(void)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .consent = COX_CONSENT_ANY};
+                                                 .ptrace_policy = COX_PTRACE_ANY};
     struct cox_exporter *exporter = NULL;
     COX_ASSERT(cox_exporter_new(&options, &exporter, NULL) == 0);
     return exporter;

@@ -6,6 +6,7 @@
 
 #include "channel/base/thread.h"
 #include "coordinator/recovery/recovery.h"
+#include "coordinator/server/server.h"
 #include "rights.h"
 
 #include <errno.h>
@@ -36,6 +37,8 @@ static void assert_contains(const char *text, const char *part)
 /* ---- a group with recovery ---- */
 
 static struct {
+    /* NULL: the executor and the recovery are the test's own */
+    struct cox_server *server;
     struct cox_executor *executor;
     struct cox_recovery *recovery;
     /* everything below */
@@ -124,10 +127,12 @@ static const struct cox_config_entry no_config[] = {{NULL, NULL}};
 
 static void group_end(void)
 {
-    if (group.executor)
+    if (!group.server && group.executor)
         cox_executor_stop(group.executor);
     group.recovery = cox_recovery_free(group.recovery);
-    group.executor = cox_executor_free(group.executor);
+    if (!group.server)
+        group.executor = cox_executor_free(group.executor);
+    group.server = cox_server_free(group.server);
     memset(&group, 0, sizeof group);
 }
 
@@ -536,6 +541,84 @@ static void p8_a_group_waits_for_the_order(void **state)
     assert_int_equal(task_join(&task), 1);
     expect_echo();
     assert_int_equal(group.failed_count, 0);
+}
+
+static void p8_a_wait_for_the_order_ends_at_its_deadline(void **state)
+{
+    (void)state;
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
+    struct cox_recovery_status status;
+    struct cox_error err = {0};
+    bool replaced;
+    group_start(2, NULL, no_config, &options);
+    kill_rank(1);
+    await_doing("coxswain recover restart --rank 1", &status);
+    const uint64_t deadlines_ns[] = {0, cox_deadline_after_ms(100)};
+    for (int i = 0; i < 2; i++) {
+        cox_error_clear(&err);
+        cox_fail(&err, COX_PEER_DEAD, "as a step would say");
+        assert_int_equal(cox_recovery_await(group.recovery, deadlines_ns[i], &err), COX_TIMEOUT);
+        assert_int_equal(err.code, COX_TIMEOUT);
+        assert_contains(err.text, "waiting for an order");
+    }
+    assert_true(cox_now_ns() >= deadlines_ns[1]);
+    assert_int_equal(order_restart(1, false, &replaced, &err), 0);
+    assert_int_equal(cox_recovery_await(group.recovery, 0, &err), 1);
+    assert_int_equal(cox_recovery_await(group.recovery, 0, &err), 0);
+    assert_int_equal(incarnation(1), 2);
+    expect_echo();
+}
+
+static enum cox_rank_liveness liveness(uint32_t rank)
+{
+    struct cox_executor_status status;
+    struct cox_rank_status ranks[RANK_COUNT_MAX];
+    cox_executor_status(group.executor, &status, ranks);
+    return ranks[rank].liveness;
+}
+
+static void p8_a_server_of_ones_own_replaces_a_rank_by_order(void **state)
+{
+    (void)state;
+    const char *const command[] = {test_worker_program(), NULL};
+    const struct cox_executor_options executor_options = {
+        .size = sizeof(struct cox_executor_options),
+        .rank_count = 2,
+        .command = command,
+        .attach = test_attach(),
+    };
+    struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
+    struct cox_error err = {0};
+    options.executor = &executor_options;
+    options.init = true;
+    options.restart.on_death = COX_ON_DEATH_WAIT;
+    int r = cox_server_new(&options, &group.server, &err);
+    if (r == 0)
+        r = cox_server_start(group.server, &err);
+    if (r)
+        fail_msg("no server: %d: %s", r, err.text);
+    group.executor = cox_server_executor(group.server);
+
+    assert_int_equal(cox_server_restart(group.server, 2, false, patience(), &err), COX_INVALID);
+    assert_int_equal(cox_server_restart(group.server, 1, false, patience(), &err), 0);
+    assert_int_equal(incarnation(1), 1); /* it lives */
+    kill_rank(1);
+    for (uint64_t end_ns = patience(); liveness(1) != COX_LIVENESS_DEAD; sched_yield())
+        assert_true(cox_now_ns() < end_ns);
+    cox_error_clear(&err);
+    cox_fail(&err, COX_PEER_DEAD, "as a step would say");
+    assert_int_equal(cox_server_await_recovery(group.server, cox_deadline_after_ms(100), &err),
+                     COX_TIMEOUT);
+    cox_error_clear(&err);
+    if (cox_server_restart(group.server, 1, false, patience(), &err))
+        fail_msg("restart: %d: %s", err.code, err.text);
+    assert_int_equal(incarnation(1), 2);
+    assert_int_equal(cox_server_await_recovery(group.server, patience(), &err), 1);
+    expect_echo();
+    if (cox_server_restart(group.server, 0, true, patience(), &err))
+        fail_msg("kill and restart: %d: %s", err.code, err.text);
+    assert_int_equal(incarnation(0), 2);
+    expect_echo();
 }
 
 static void p8_all_are_started_again(void **state)
@@ -1049,6 +1132,8 @@ int main(void)
         CASE(p8_the_pause_between_tries_doubles),
         CASE(p8_without_a_policy_a_death_is_the_end),
         CASE(p8_a_group_waits_for_the_order),
+        CASE(p8_a_wait_for_the_order_ends_at_its_deadline),
+        CASE(p8_a_server_of_ones_own_replaces_a_rank_by_order),
         CASE(p8_all_are_started_again),
         CASE(p8_a_living_rank_is_killed_only_by_order),
         CASE(a26_commands_are_idempotent_and_a_paused_group_sleeps),

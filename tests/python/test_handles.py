@@ -21,7 +21,7 @@ def fd():
 
 @pytest.fixture
 def exporter():
-    with coxswain.Exporter(consent="any") as made:
+    with coxswain.Exporter(ptrace_policy="any") as made:
         yield made
 
 
@@ -82,7 +82,7 @@ def test_after_a_put_it_cannot_be_opened(exporter, fd):
 
 
 def export():
-    with coxswain.Exporter(consent="any") as exporter:
+    with coxswain.Exporter(ptrace_policy="any") as exporter:
         fd = os.memfd_create("a test's")
         os.write(fd, b"before")
         say(bytes(exporter.export(fd)).hex())

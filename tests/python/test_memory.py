@@ -24,7 +24,7 @@ def pool():
 
 @pytest.fixture
 def exporter():
-    with coxswain.Exporter(consent="any") as made:
+    with coxswain.Exporter(ptrace_policy="any") as made:
         yield made
 
 
@@ -368,7 +368,7 @@ def test_ctrl_c_ends_a_wait():
 
 def publish_and_wait(handle):
     with coxswain.Queue.open(coxswain.Handle(bytes.fromhex(handle))) as queue:
-        pool, exporter = coxswain.Pool.create(4096, 1), coxswain.Exporter(consent="any")
+        pool, exporter = coxswain.Pool.create(4096, 1), coxswain.Exporter(ptrace_policy="any")
         publisher = coxswain.Publisher(queue, pool, exporter)
         with pool.allocate(1) as block:
             say(publisher.publish(block))

@@ -877,7 +877,7 @@ static void l15_a_low_limit_of_fds_is_used_to_its_end(void **state)
     child_run(limit_is_met, NULL);
 }
 
-/* ---- ways and consent ---- */
+/* ---- probe and ptrace policy ---- */
 
 struct unreachable {
     const struct cox_handle *handle;
@@ -929,7 +929,7 @@ static void l7_an_unreachable_handle_is_refused_before_any_call_on_the_pid(void 
     close(fd);
 }
 
-static void consents_to_nobody(void *context)
+static void lets_nobody_trace(void *context)
 {
     struct cox_importer *importer;
     const struct cox_import *import;
@@ -942,75 +942,76 @@ static void consents_to_nobody(void *context)
     CHECK(cox_exporter_export(exporter, fd, 0, 0, &handle, NULL) == 0);
     CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL) == 0);
     CHECK(cox_handle_query(NULL, 0, &ways) == 0);
-    CHECK(cox_handle_consent(COX_CONSENT_NONE, 1) == 0);
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_NONE, 1) == 0);
     cox_importer_free(importer);
     cox_exporter_free(exporter);
     if (context)
-        cox_handle_consent(COX_CONSENT_ANY, 0); /* dies of it */
+        cox_ptrace_policy_set(COX_PTRACE_ANY, 0); /* dies of it */
 }
 
-static void l14_b26_no_process_consents_unless_asked(void **state)
+static void l14_b26_no_process_may_trace_unless_asked(void **state)
 {
     (void)state;
     if (!filters_possible())
         skip();
-    child_run(consents_to_nobody, NULL);
-    int status = child_status(child_start(consents_to_nobody, exporter));
+    child_run(lets_nobody_trace, NULL);
+    int status = child_status(child_start(lets_nobody_trace, exporter));
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGSYS);
 }
 
 /* The kernel's reply is the filter's, which shows the target: EDOM, to process 4711; ERANGE, to
  * all. */
-static void consents_as_asked(void *context)
+static void sets_policy_as_asked(void *context)
 {
     struct cox_exporter *own = NULL;
     struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                           .consent = COX_CONSENT_PROCESS,
-                                           .consent_pid = 4711};
+                                           .ptrace_policy = COX_PTRACE_PROCESS,
+                                           .ptrace_pid = 4711};
     struct cox_error err = {0};
     (void)context;
     argument_deny(SYS_prctl, 1, 4711, EDOM);
     argument_deny(SYS_prctl, 1, (uint32_t)PR_SET_PTRACER_ANY, ERANGE);
-    CHECK(cox_handle_consent(COX_CONSENT_PROCESS, 4711) == -EDOM);
-    CHECK(cox_handle_consent(COX_CONSENT_ANY, 0) == -ERANGE);
-    CHECK(cox_handle_consent(COX_CONSENT_ANY, 4711) == -ERANGE);
-    CHECK(cox_handle_consent(COX_CONSENT_PROCESS, 0) == COX_INVALID);
-    CHECK(cox_handle_consent(COX_CONSENT_PROCESS, -1) == COX_INVALID); /* would be all processes */
-    CHECK(cox_handle_consent((enum cox_handle_consent)3, 1) == COX_INVALID);
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_PROCESS, 4711) == -EDOM);
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_ANY, 0) == -ERANGE);
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_ANY, 4711) == -ERANGE);
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_PROCESS, 0) == COX_INVALID);
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_PROCESS, -1) ==
+          COX_INVALID); /* would be all processes */
+    CHECK(cox_ptrace_policy_set((enum cox_ptrace_policy)3, 1) == COX_INVALID);
     CHECK(cox_exporter_new(&options, &own, &err) == -EDOM && !own);
     CHECK(strstr(err.text, "PR_SET_PTRACER"));
-    options.consent = COX_CONSENT_ANY;
+    options.ptrace_policy = COX_PTRACE_ANY;
     CHECK(cox_exporter_new(&options, &own, NULL) == -ERANGE && !own);
-    CHECK(cox_handle_consent(COX_CONSENT_NONE, 4711) == 0);
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_NONE, 4711) == 0);
 }
 
-static void l14_consent_is_given_as_asked(void **state)
+static void l14_the_ptrace_policy_is_set_as_asked(void **state)
 {
     (void)state;
     if (!filters_possible())
         skip();
-    child_run(consents_as_asked, NULL);
+    child_run(sets_policy_as_asked, NULL);
 }
 
-static void consents_here(void *context)
+static void sets_policy_here(void *context)
 {
     (void)context;
     bool yama = access("/proc/sys/kernel/yama/ptrace_scope", F_OK) == 0;
     struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                           .consent = COX_CONSENT_PROCESS,
-                                           .consent_pid = getppid()};
-    CHECK(cox_handle_consent(COX_CONSENT_PROCESS, getppid()) == (yama ? 0 : COX_UNSUPPORTED));
-    CHECK(cox_handle_consent(COX_CONSENT_ANY, 0) == (yama ? 0 : COX_UNSUPPORTED));
+                                           .ptrace_policy = COX_PTRACE_PROCESS,
+                                           .ptrace_pid = getppid()};
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_PROCESS, getppid()) == (yama ? 0 : COX_UNSUPPORTED));
+    CHECK(cox_ptrace_policy_set(COX_PTRACE_ANY, 0) == (yama ? 0 : COX_UNSUPPORTED));
     struct cox_exporter *own;
     CHECK(cox_exporter_new(&options, &own, NULL) == 0);
     cox_exporter_free(own);
 }
 
-static void l14_without_yama_there_is_nothing_to_consent_to(void **state)
+static void l14_without_yama_no_ptrace_policy_is_needed(void **state)
 {
     (void)state;
-    child_run(consents_here, NULL);
+    child_run(sets_policy_here, NULL);
 }
 
 static void query_denied(void *context)
@@ -1091,9 +1092,9 @@ int main(void)
         HANDLE_TEST(l15_b29_no_fd_more_after_100000_pairs_in_one_process),
         HANDLE_TEST(l15_a_low_limit_of_fds_is_used_to_its_end),
         HANDLE_TEST(l7_an_unreachable_handle_is_refused_before_any_call_on_the_pid),
-        HANDLE_TEST(l14_b26_no_process_consents_unless_asked),
-        HANDLE_TEST(l14_consent_is_given_as_asked),
-        HANDLE_TEST(l14_without_yama_there_is_nothing_to_consent_to),
+        HANDLE_TEST(l14_b26_no_process_may_trace_unless_asked),
+        HANDLE_TEST(l14_the_ptrace_policy_is_set_as_asked),
+        HANDLE_TEST(l14_without_yama_no_ptrace_policy_is_needed),
         HANDLE_TEST(l13_query_returns_the_ways_that_work_here),
         HANDLE_TEST(l13_the_host_hears_nothing_of_the_child_that_query_makes),
     };

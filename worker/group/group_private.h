@@ -1,10 +1,18 @@
 /*
- * group_private: what the files of the rank group share. Private to the library.
+ * group_private: declarations that the files of the rank group share. Private to the library.
  *
- * group.c: joining is put together there, leaving, epochs, subgroups. group_join.c: the memory and
- * its name, identities. group_memory.c: the memory of a sealed group. group_peer.c: whether the
- * ranks live. group_round.c: one round, which is what every operation is made of, barrier and
- * gather. group_fd_exchange.c: fds, by handles. group_sockets.c: fds, by sockets.
+ *   group.c              join as a whole, leave, epochs, subgroups
+ *   group_join.c         the memory, its name, and the ranks' identities
+ *   group_memory.c       the memory of a sealed group
+ *   group_peer.c         whether the other ranks live
+ *   group_round.c        one round, of which every operation consists; barrier and gather
+ *   group_fd_exchange.c  exchange of fds by handles
+ *   group_sockets.c      exchange of fds by sockets
+ *
+ * Threads: one thread at a time operates in the group, and one in each subgroup; abort is called on
+ *   any thread. Fields that several threads use are atomic.
+ * Ownership: a group owns its memory, its pidfds and its subgroups.
+ * If the process dies: group.h.
  */
 #ifndef COX_WORKER_GROUP_PRIVATE_H
 #define COX_WORKER_GROUP_PRIVATE_H
@@ -18,10 +26,11 @@
 
 #include <sys/stat.h>
 
-/* The longest wait of a thread that waits for others. */
+/* The longest interval between the checks of a waiter in join and in an exchange over sockets. In a
+ * round: the interval at which a waiter stores its words again. */
 #define COX_GROUP_SLICE_NS (50 * COX_NSEC_PER_MSEC)
-/* How often a waiter in a round checks whether the others live, and whether the round was aborted:
- * nothing wakes it for that, and it decides how soon a group continues after a death. */
+/* The interval at which a waiter in a round checks whether the other ranks live, and whether the
+ * round was aborted. No wakeup announces a death, so this bounds how late a group notices one. */
 #define COX_GROUP_LOOK_NS (4 * COX_NSEC_PER_MSEC)
 
 enum cox_group_operation {
@@ -32,45 +41,45 @@ enum cox_group_operation {
     COX_GROUP_OPERATION_COUNT,
 };
 
-/* What the group and its subgroups share. */
+/* State that the group and its subgroups share. */
 struct cox_group_base {
-    /* of the named form */
+    /* named form only */
     struct cox_region region;
-    /* the same; NULL in the sealed form */
+    /* region.base in the named form; NULL in the sealed form */
     struct cox_group_layout *layout;
-    /* of the sealed form; NULL in the named one */
+    /* NULL in the named form */
     struct cox_group_memory *memory;
     /* the ranks' pids in the coordinator's pid namespace; 0: unknown */
     pid_t known_pids[COX_RANK_COUNT_MAX];
-    /* By rank; in the sealed form all but its own are mapped read-only. */
+    /* Indexed by rank. In the sealed form all but this rank's own are mapped read-only. */
     struct cox_group_layout_rank *ranks[COX_RANK_COUNT_MAX];
     uint8_t *values[COX_RANK_COUNT_MAX];
-    /* of the group; of subgroups, 8 a rank */
+    /* of the group; and of the subgroups, 8 per rank */
     struct cox_group_layout_wakeup *wakeup, *wakeups;
     uint32_t rank;
     uint32_t rank_count;
     uint32_t value_size;
     uint64_t generation;
-    /* of this process */
+    /* start time of this process */
     uint64_t start;
-    /* the process that joined; a forked child is another one */
+    /* of the process that joined; a forked child has another one */
     pid_t pid;
     /* epoch; written by align, read by an abort on any thread */
     _Atomic uint64_t present;
-    /* For handles; 0: /proc does not show it here; the reason follows. Determined before all have
-     * joined, because it takes an fd, which an operation may not have. */
+    /* The id of this system, for handles. 0: /proc does not show it, and no_system is the error.
+     * Determined by join, because it needs an fd, and an operation may find none free. */
     uint64_t system;
     int no_system;
     bool (*cancelled)(void *context);
     void *context;
-    /* without a pidfd and not in by_start: it died before this rank could open it */
+    /* A peer without a pidfd that is not in by_start died before this rank could open it. */
     struct cox_peer peers[COX_RANK_COUNT_MAX];
-    /* ranks without a pidfd because pidfds are not available */
+    /* ranks identified by pid and start time, because pidfds are not available */
     struct cox_rank_set by_start;
-    /* 1 + the rank whose end was the first to end the join or an operation; 0: none. Also reported
-     * to the others. Set once, by the thread that operates in the group or a subgroup. */
+    /* 1 + the first rank whose death ended the join or an operation; 0: none. Also reported to the
+     * other ranks. Set once, by a thread that operates in the group or a subgroup. */
     _Atomic uint32_t dead;
-    /* release, after the pointer; partner: abort */
+    /* Stored with release, after the pointer in subgroups; partner: the acquire in abort. */
     _Atomic uint32_t subgroup_count;
     struct cox_group *subgroups[COX_SUBGROUP_COUNT_MAX];
 };
@@ -78,35 +87,35 @@ struct cox_group_base {
 /* The group, or a subgroup. */
 struct cox_group {
     struct cox_group_base *base;
-    /* of this rank's parts; 0: the group */
+    /* index of this rank's part (group_layout.h); 0: the group */
     uint32_t slot;
-    /* members */
+    /* number of members */
     uint32_t count;
-    /* place of this rank among them */
+    /* place of this rank among the members */
     uint32_t self;
-    /* of the last operation begun */
+    /* number of the last round begun, in this epoch */
     uint32_t index;
     /* 1 + a rank whose death has ended an operation; 0: none */
     uint32_t dead;
-    /* size of a value per round */
+    /* largest value per round */
     uint32_t slot_size;
     /* 0: the group */
     uint64_t name_hash;
     uint64_t members_hash;
-    /* of the last operation */
+    /* the last value stored in part.what */
     uint64_t said_what;
-    /* of the thread that operates here; another thread may operate in a subgroup */
+    /* Used by the thread that operates here; another thread may operate in a subgroup. */
     struct cox_spinner spinner;
-    /* of the wakeup, before the last check that found no trouble */
+    /* wakeup.news, loaded before the last check that found no trouble */
     uint32_t news;
     bool news_known;
-    /* cox_group_aborted of the last epoch that has ended; any thread raises it */
+    /* cox_group_aborted of the last epoch that has ended; only grows, on any thread */
     _Atomic uint64_t gone;
-    /* 1 + the rank that the last error of an operation is about; 0: none, or several. */
+    /* 1 + the rank that caused the last error of an operation; 0: none, or several */
     _Atomic uint32_t blamed;
-    /* by place */
+    /* rank of each member, indexed by place */
     uint8_t ranks[COX_RANK_COUNT_MAX];
-    /* by place, of that rank's parts; 0: not known yet */
+    /* index of that rank's part, indexed by place; 0: not known yet */
     _Atomic uint8_t slots[COX_RANK_COUNT_MAX];
     char name[COX_SUBGROUP_NAME_MAX + 1];
 };
@@ -115,9 +124,9 @@ struct cox_group {
 
 /* The memory under a name. */
 struct cox_group_name {
-    /* locked with flock while others may join; -1: an fd without a name */
+    /* locked with flock while other ranks may join; -1: the memory is an fd without a name */
     int fd;
-    /* of the file */
+    /* identity of the file */
     dev_t device;
     ino_t inode;
     char path[256];
@@ -127,53 +136,52 @@ struct cox_group_name {
         .fd = -1                                                                                   \
     }
 
-/* Fills in the memory of base, and claims the identity. Returns as cox_group_join. */
+/* Attaches the memory of base and claims this rank's identity in it. Returns as cox_group_join. */
 int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_options *options,
                           struct cox_group_name *name, struct cox_error *err);
-/* Waits until every rank has joined and opens their processes. */
+/* Waits until every rank has joined, and opens their processes. Returns as cox_group_join. */
 int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *options,
                    struct cox_error *err);
-/* Removes the name if it still refers to this file, with only_if_last: if no other process has it
- * locked. Closes. */
+/* Removes the name if it still refers to this file, and closes the file. only_if_last: removes it
+ * only if no other process has the file locked. */
 void cox_group_name_end(struct cox_group_name *name, bool only_if_last, uint64_t deadline_ns);
-/* Stores a new state of this rank; and the rank whose death is the reason, if there is one. */
+/* Stores a new state of this rank, and the rank whose death is the reason, if any. */
 void cox_group_say(struct cox_group_base *base, enum cox_group_state state);
 
 /* ---- group_peer.c ---- */
 
-/* Opens the process that the word names, with a pidfd if possible. Returns 0; COX_PEER_DEAD;
- * -errno. */
+/* Opens the process that the identity word names, with a pidfd if possible. Returns 0;
+ * COX_PEER_DEAD; -errno. */
 int cox_group_process_meet(uint64_t holder, struct cox_peer *ret_peer);
-/* The same, as the process of this rank; its pid is kept in any case. */
+/* The same, for base->peers[rank]. The pid is stored even on failure. */
 int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder);
-/* Returns true if it was seen alive. */
+/* Returns true if this rank has seen the process of `rank` alive. */
 bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
-/* Returns false if its process is dead or was never seen alive. */
+/* Returns false if the process of `rank` is dead, or was never seen alive. */
 bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
-/* Returns {state, pid, start} of the rank in this generation; 0: it is not, or no longer, in this
- * generation. */
+/* Returns {state, pid, start} of the rank; 0: the rank is not, or no longer, in this generation. */
 uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank);
-/* Returns true if the process that the init names as this rank is gone and reaped. False if the
- * init names none, or in another pid namespace. */
+/* Returns true if the process that the init names as this rank is dead and reaped. Returns false if
+ * the init names none, or if this process is in another pid namespace than the coordinator. */
 bool cox_group_known_pid_is_dead(const struct cox_group_base *base, uint32_t rank);
-/* Returns true if the rank has left, could not join, or is in a state that is impossible once all
- * have joined. */
+/* Returns true if the rank has left, could not join, or is in a state that no rank has once all
+ * ranks have joined. */
 bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank);
-/* Returns the rank whose end is, by its own words, the reason why `rank` has ended or aborted for
- * good; never `rank` or this rank. -1: none, or an invalid value; or, in the sealed form, this rank
- * sees that one live: then one rank's word stands against the other's. */
+/* Returns the rank whose end `rank` reports as the reason why it ended or aborted for good; never
+ * `rank` or this rank. -1: none, or an invalid value. In the sealed form also -1 if the reported
+ * rank lives as far as this rank sees, because the two ranks then contradict each other. */
 int32_t cox_group_cause(const struct cox_group_base *base, uint32_t rank);
-/* The same, without this rank's own view. */
+/* The same, without that check. */
 int32_t cox_group_said_cause(const struct cox_group_base *base, uint32_t rank);
-/* The first dead rank of the set, except ranks that left before: they may have left because of the
- * death. -1: none. */
+/* Returns the first dead rank of the set; -1: none. Skips ranks that have left: they may have left
+ * because of the death. */
 int32_t cox_group_dead_among(const struct cox_group_base *base, const struct cox_rank_set *set);
 
 /* ---- group_round.c ---- */
 
 static inline uint64_t cox_group_present(const struct cox_group_base *base)
 {
-    /* relaxed: partner is align on the thread that operates; for abort any moment is right. */
+    /* relaxed: partner is align, on the thread that operates. For abort any value is right. */
     return atomic_load_explicit(&base->present, memory_order_relaxed);
 }
 
@@ -182,62 +190,64 @@ static inline struct cox_group_layout_part *cox_group_own_part(const struct cox_
     return &group->base->ranks[group->base->rank]->parts[group->slot];
 }
 
-/* The rank in `said_dead` or `because`. -1: none, or an invalid value. */
+/* Returns the rank that `said_dead` or `because` contains. -1: none, or an invalid value. */
 static inline int32_t cox_group_said_rank(const struct cox_group_base *base, uint32_t said)
 {
     uint32_t rank = (said & 0xffff) - 1;
     return rank < base->rank_count && said == cox_group_said_dead(rank) ? (int32_t)rank : -1;
 }
 
-/* Wakes all waiters of this wakeup; they check everything again. */
+/* Wakes all waiters; each then checks everything again. */
 void cox_group_wake(struct cox_group_layout_wakeup *wakeup);
-/* The value of the wakeup. Read before a check: an event that is stored, and then woken for, later
- * ends the wait. */
+/* Returns the value of the wakeup. Call it before a check: then an event that is stored after the
+ * check ends the wait. */
 uint32_t cox_group_listen(struct cox_group_layout_wakeup *wakeup);
-/* Blocks until the wakeup is woken after `seen` was read, or until_ns. Returns 0 or -errno. */
+/* Blocks until a wake that follows the read of `seen`, or until_ns. Returns 0 or -errno. */
 int cox_group_sleep(struct cox_group_layout_wakeup *wakeup, uint32_t seen, uint64_t until_ns);
-/* The wakeup of the group or subgroup; NULL: its first member has not formed it yet. */
+/* Returns the wakeup of the group or subgroup; NULL: the first member has not formed it yet. */
 struct cox_group_layout_wakeup *cox_group_wakeup(struct cox_group *group);
-/* Stores all words of this rank in the group or subgroup again. */
+/* Stores all words of this rank in the group or subgroup again, in case a process has overwritten
+ * them. */
 void cox_group_say_again(struct cox_group *group);
-/* Ends the present epoch for this rank, stores that and wakes the others; any thread. With
- * for_good, on the thread that operates: ends every epoch, because of a death, and stores whose, if
- * known. */
+/* Ends the present epoch for this rank, stores that, and wakes the other ranks; any thread.
+ * for_good: ends every epoch, because of a death, and stores whose, if known; only on the thread
+ * that operates. */
 void cox_group_give_up(struct cox_group *group, bool for_good);
-/* Returns true if it was ended: no operation of this rank succeeds until it aligns. */
+/* Returns true if the epoch was ended: operations of this rank fail until it aligns. */
 bool cox_group_is_over(const struct cox_group *group);
-/* Returns true if the member has arrived at the round after this rank's last one: everything it did
- * before is done. */
+/* Returns true if the member has arrived at the round after this rank's last one: then the member
+ * has completed everything it did before. */
 bool cox_group_went_on(struct cox_group *group, uint32_t place);
-/* The next operation: arrives, waits for all, and checks that all are at the same one. Returns 0;
- * COX_INVALID: another detail (size); otherwise as the operations, and the epoch is over. */
+/* Runs the next round: arrives, waits for all members, and checks that all run the same operation.
+ * Returns 0; COX_INVALID: a member passed another detail (size); otherwise as the operations, and
+ * the epoch is over. */
 int cox_group_round(struct cox_group *group, enum cox_group_operation operation, uint32_t detail,
                     uint64_t deadline_ns, struct cox_error *err);
-/* A round in which every member contributes size bytes, at most a slot. */
+/* Runs a round in which every member contributes size bytes, at most slot_size. */
 int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
                            uint32_t detail, const void *value, uint32_t size, uint8_t *values,
                            size_t stride, uint64_t deadline_ns, struct cox_error *err);
-/* For an operation that waits elsewhere: checks whether a missing member is dead, has aborted or is
- * in another operation, and whether the caller has cancelled. Returns 0, COX_PEER_DEAD,
- * COX_ABORTED, COX_CORRUPT. */
+/* For operations that also wait outside a round. Checks whether a missing member is dead, has
+ * aborted or is in another operation, and whether the caller has cancelled. due: also makes the
+ * checks that need system calls. Returns 0; COX_PEER_DEAD; COX_ABORTED; COX_CORRUPT. */
 int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missing, bool due,
                       struct cox_error *err);
 
 /* ---- group_fd_exchange.c, group_sockets.c ---- */
 
-/* One gather or broadcast of fds. Everything is by place. */
+/* One gather or broadcast of fds. All arrays are indexed by place. */
 struct cox_group_exchange {
     struct cox_group *group;
     enum cox_group_operation operation;
-    /* COX_GROUP_ALL, or the place of the rank whose fd it is */
+    /* COX_GROUP_ALL: every member gives an fd; else the place of the one that does */
     uint32_t source;
-    /* the fd of this rank; -1: none */
+    /* the fd that this rank gives; -1: none */
     int fd;
     uint64_t deadline_ns;
     struct cox_handle_info offers[COX_RANK_COUNT_MAX];
-    /* received; -1 */
+    /* received; -1: none yet */
     int fds[COX_RANK_COUNT_MAX];
-    /* 1 + a rank that was found dead when its fd was taken; 0: none */
+    /* 1 + a rank that was found dead when this rank took its fd; 0: none */
     uint32_t dead;
 };
 #define COX_GROUP_ALL UINT32_C(0xffff)
@@ -254,18 +264,18 @@ static inline bool cox_group_gives(const struct cox_group_exchange *exchange, ui
 {
     return exchange->source == COX_GROUP_ALL || exchange->source == place;
 }
-/* A round of the exchange: every member contributes size bytes. */
+/* Runs a round of the exchange: every member contributes size bytes. */
 int cox_group_stage(struct cox_group_exchange *exchange, enum cox_group_stage stage,
                     const void *value, uint32_t size, void *values, struct cox_error *err);
-/* Checks that it is the object that was offered. Returns 0; COX_CORRUPT; -errno. */
+/* Checks that fd is the object that the member offered. Returns 0; COX_CORRUPT; -errno. */
 int cox_group_fd_verify(const struct cox_group_exchange *exchange, uint32_t place, int fd,
                         struct cox_error *err);
-/* Sends and receives all fds over sockets. Returns as the operations; *ret_how: 0, or what failed
- * on this rank alone, with how_err. */
+/* Sends and receives all fds over sockets. Returns as the operations. *ret_how: 0, or the error of
+ * this rank alone, with how_err. */
 int cox_group_exchange_sockets(struct cox_group_exchange *exchange, int *ret_how,
                                struct cox_error *how_err, struct cox_error *err);
 
-/* "rank 3", "ranks 1, 4-6"; of a subgroup's places: their ranks in the group. Returns text. */
+/* Writes "rank 3" or "ranks 1, 4-6". ranks: numbers in the group, not places. Returns text. */
 const char *cox_group_list(const struct cox_rank_set *ranks, char *text, size_t size);
 
 #endif

@@ -1,20 +1,21 @@
 /*
- * lending: what of a taken channel (take.h) is with its caller, and which replies wait for their
- * turn.
+ * lending: the requests of a taken channel (take.h): which of them are with a caller, and which
+ * replies wait for their turn.
  *
- * A request has the entry of its frame, from next until its reply is published:
+ * A request occupies the entry of its frame, from next until its reply is published:
  *
  *     free -> served -> ready -> free              next itself replies
- *             served -> lent -> replying -> ready  a caller does; replying -> lent if it cannot
+ *             served -> lent -> replying -> ready  a caller replies
+ *                               replying -> lent   the reply failed, the caller may try again
  *
- *   ready: the reply is in its slot, or there is none to give. `done`, which the coordinator reads,
- *   moves over the ready entries that nothing earlier is in front of: they are published, oldest
- *   first, each with its wakeup.
+ * ready: the reply is in its slot, or the request has no reply. Ready entries are published in the
+ * order of the requests, each with its wakeup. This moves `done`, which the coordinator reads.
  *
- * Threads: lock is held for every change of an entry and of the rank's line; entries that are
- *   served belong to the thread inside next, those that are replying to the thread that replies.
- * Blocks: for the lock, under which nothing waits.
- * If the process dies: private memory.
+ * Threads: lock protects every change of an entry and of the rank's line in the shared state. The
+ *   thread inside next owns served entries, the replying thread owns entries in replying.
+ * Ownership: the entries are part of the channel thread.
+ * Blocks: for the lock; no thread waits for anything while it holds it.
+ * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_WORKER_LENDING_H
 #define COX_WORKER_LENDING_H
@@ -40,15 +41,15 @@ enum cox_lent_state {
 
 enum cox_lent_kind { COX_LENT_OPAQUE, COX_LENT_STEP, COX_LENT_INIT };
 
-/* What is woken when a reply is published. */
+/* The wakeup that accompanies the publication of a reply. */
 enum cox_lent_wakeup {
-    /* nothing: there is no reply */
+    /* none: the request has no reply */
     COX_LENT_NONE,
-    /* the coordinator, for a reply */
+    /* wakes the coordinator */
     COX_LENT_REPLY,
-    /* the same, and the reply is a failure */
+    /* wakes the coordinator, also if other replies are missing: the reply is a failure */
     COX_LENT_FAILURE,
-    /* the token of a legacy rank without a payload */
+    /* posts the token of a legacy rank that replies without a payload */
     COX_LENT_TOKEN,
 };
 
@@ -57,53 +58,54 @@ struct cox_lent {
     enum cox_lent_state state;
     enum cox_lent_kind kind;
     enum cox_lent_wakeup wakeup;
-    /* its bytes are in the channel thread's view of a payload */
+    /* the request came out of line: its bytes are in the channel thread's view of a payload */
     bool in_block;
     uint64_t taken_ns;
 };
 
 struct cox_lending {
-    /* the channel is taken; constant while it is served */
+    /* the channel is taken; set at start */
     bool on;
     pthread_mutex_t lock;
-    /* protects reply payloads (out_of_line.c) if several threads reply */
+    /* protects the reply payloads (out_of_line.c), since several threads may reply */
     pthread_mutex_t blocks_lock;
-    /* by frame */
+    /* indexed by frame */
     struct cox_lent entries[COX_DEPTH_MAX];
-    /* requests that are with a caller or a callback; under lock */
+    /* number of requests that are with a caller or in a callback; under lock */
     uint32_t out;
-    /* one of them is a step or an init; under lock */
+    /* a step or an init is lent; under lock */
     bool typed;
-    /* it came out of line: an arena that has grown for it is not kept */
+    /* the last request came out of line: release what the arena has grown for it */
     bool trims;
-    /* of that; NULL */
+    /* the lent step or init; NULL: none */
     struct cox_served_step *step;
     struct cox_init_request *init;
-    /* A thread is inside next. seq_cst; partner is `woken`: either the thread sees that, or the
-     * waker sees this and wakes it. */
+    /* A thread is inside next. seq_cst; partner is `woken`: either that thread sees `woken`, or the
+     * watcher sees `taking` and posts a wakeup. */
     _Atomic bool taking;
-    /* the present or next call of next returns COX_EMPTY */
+    /* the present call of next, or else the following one, returns COX_EMPTY */
     _Atomic bool woken;
-    /* used by next: the struct to fill in; its sequence is 0 until a request is lent */
+    /* the struct that next fills in; its sequence is 0 until a request is lent. NULL: no thread is
+     * inside next. */
     struct cox_worker_request *to;
 };
 
 void cox_lending_init(struct cox_lending *lending);
 void cox_lending_deinit(struct cox_lending *lending);
 
-/* next has found this request, which is served from here on. Returns false if its frame holds one
- * that is still lent, which no coordinator publishes. */
+/* Begins to serve a request that next has found. Returns false if its frame still holds an earlier
+ * request: the shared state is invalid, because no coordinator reuses a frame that early. */
 bool cox_lending_take(struct cox_channel_thread *thread, uint64_t sequence);
-/* This rank was not asked. Returns false as take does. */
+/* Skips a request that does not ask this rank. Returns false as take does. */
 bool cox_lending_pass(struct cox_channel_thread *thread, uint64_t sequence);
-/* Publishes again what was published, for a coordinator that does not see it. */
+/* Stores the published values again, for a coordinator that does not see them. */
 void cox_lending_repeat(struct cox_channel_thread *thread);
-/* The reply is in its slot; publishes it when its turn comes. */
+/* The reply is in its slot: publishes it as soon as all earlier ones are published. */
 void cox_lending_ready(struct cox_channel_thread *thread, uint64_t sequence,
                        enum cox_lent_wakeup wakeup);
 
-/* Call before a callback or a caller gets it. Returns false if the worker is paused, and it must
- * not get it. Either way leave follows. */
+/* Call before a callback or a caller gets the request. Returns false if the worker is paused: then
+ * the callback or caller must not get it. Call leave in both cases. */
 bool cox_lending_enter(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type);
 void cox_lending_leave(struct cox_channel_thread *thread);
 
@@ -111,11 +113,11 @@ void cox_lending_leave(struct cox_channel_thread *thread);
 int cox_lending_call(struct cox_channel_thread *thread, const struct cox_request *request,
                      enum cox_callback_kind kind, int (*callback)(void *argument), void *argument);
 
-/* Lends the request that is served, after enter. */
+/* Lends the request that is being served; call enter first. */
 void cox_lending_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
                       enum cox_lent_kind kind, bool in_block);
-/* Claims a lent request for a reply; ready follows, or unclaim. Returns NULL if there is none; err
- * says why. */
+/* Claims a lent request for a reply; the caller then calls ready or unclaim. Returns NULL if the
+ * request is not lent; err says why. */
 struct cox_lent *cox_lending_claim(struct cox_channel_thread *thread, uint64_t sequence,
                                    struct cox_error *err);
 void cox_lending_unclaim(struct cox_channel_thread *thread, struct cox_lent *entry);

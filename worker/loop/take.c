@@ -35,11 +35,17 @@ static void thread_repeat(struct cox_channel_thread *thread)
     cox_channel_thread_set_done(thread, thread->done);
 }
 
+/* acquire: partner is the release of stop; its token comes after it. */
+COX_HOT static bool worker_leaves(const struct cox_worker *worker)
+{
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire) ||
+           cox_state_aborted(&worker->control);
+}
+
 /* Returns true if the wait ends: the worker leaves, or the caller of next is woken. */
 COX_HOT static bool thread_ends(const struct cox_channel_thread *thread)
 {
-    return atomic_load_explicit(&thread->worker->stopping, memory_order_acquire) ||
-           cox_state_aborted(&thread->worker->control) ||
+    return worker_leaves(thread->worker) ||
            /* seq_cst, as `takers`: see lending.h. */
            atomic_load_explicit(&thread->lending.woken, memory_order_seq_cst);
 }
@@ -107,8 +113,9 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
         if (r < 0)
             return r;
         woken = true;
-        /* Without a control region the token is the event, unless it was posted by stop. */
-        if (r == 0 && worker->is_legacy_shim && !thread_ends(thread))
+        /* Without a control region the token is the event, unless it was posted by stop.
+         * cox_worker_wake posts none: if next is woken too, a later call returns this request. */
+        if (r == 0 && worker->is_legacy_shim && !worker_leaves(worker))
             cox_legacy_shim_publish(&thread->channel, *next);
     }
 }
@@ -229,8 +236,7 @@ static int next_fail(struct cox_channel_thread *thread, int r, struct cox_error 
     if (r != COX_EMPTY)
         return cox_fail(err, r, "waiting for a request of the %s channel: %s", name,
                         cox_status_text(r));
-    if (atomic_load_explicit(&worker->stopping, memory_order_acquire) ||
-        cox_state_aborted(&worker->control))
+    if (worker_leaves(worker))
         return next_fail_ended(worker, err);
     /* seq_cst: as in lending.h. */
     atomic_store_explicit(&thread->lending.woken, false, memory_order_seq_cst);

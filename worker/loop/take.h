@@ -173,8 +173,9 @@ COX_PUBLIC int cox_worker_reply_init(struct cox_worker *worker, uint64_t sequenc
 COX_PUBLIC bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence);
 
 /* Makes the present call of next on this channel, or else the following one, return COX_EMPTY. In a
- * legacy group a call that blocks already returns only at its deadline: there the tokens are the
- * events, so none is posted to wake it. Async-signal-safe. */
+ * legacy group a call that blocks already returns COX_EMPTY only when a request arrives, or
+ * COX_TIMEOUT at its deadline: there the tokens are the events, so none is posted to wake it. A
+ * later call returns that request. Async-signal-safe. */
 COX_PUBLIC void cox_worker_wake(struct cox_worker *worker, enum cox_channel_id channel);
 
 /*

@@ -346,6 +346,7 @@ uint32_t cox_worker_rank_count(const struct cox_worker *worker);
  *   0: after finalize or stop
  *   COX_PEER_DEAD: the coordinator has died (only with COX_ORPHAN_RETURN)
  *   COX_CORRUPT: the shared memory is invalid
+ *   COX_BUSY: the worker was started already (cox_worker_start, take.h)
  *   -errno */
 COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 
