@@ -165,6 +165,8 @@ def main(arguments):
     first = first or "quick"
     if first == "nightly" and all(name in STEPS for name in options):
         return nightly(options)
+    if first == "all":
+        run(["sh", "tools/torch"])  # without PyPI what needs torch is skipped, and this says so
     if first in tiers.LIMITS:
         return run_tests("test", first, [*tier_options(first), *options])
     if first in PRESETS:

@@ -42,9 +42,10 @@ COLUMNS = """
             assert list(positions[mine]) == list(range(positions[mine][0], len(history)))
             assert list(tokens[mine]) == history[positions[mine][0]:]
             assert (table[row, :-(-len(history) // 16)] >= 0).all() and table.dtype == numpy.int32
-            assert batch.temperatures[row] == 0.5 and batch.top_ks[row] == 3 and batch.top_ps[row]
-            == 1 assert batch.repetition_penalties[row] == 1 and batch.lora(row) is None if
-            batch.emits[row]:
+            assert batch.temperatures[row] == 0.5 and batch.top_ks[row] == 3
+            assert batch.top_ps[row] == 1 == batch.repetition_penalties[row]
+            assert batch.lora(row) is None
+            if batch.emits[row]:
                 replies[row] = next_token(history)
         return replies, numpy.full(batch.row_count, -0.25, dtype=numpy.float32)
 """
