@@ -112,9 +112,11 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequenc
 {
     if (count == 0)
         return 0;
-    /* Each live slot once: more rows than that are refused below, without memory for all. */
+    /* Each live slot once: more rows than that are refused below, without memory for all. One at
+     * least, so that the first row has an address. */
+    const size_t live_count = store->live_count ? store->live_count : 1;
     size_t room = builder->batch.row_count;
-    room += count < store->live_count ? count : store->live_count;
+    room += count < live_count ? count : live_count;
     int r =
         cox_reserve((void **)&builder->rows, &builder->row_capacity, room, sizeof *builder->rows);
     if (r)
