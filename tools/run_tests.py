@@ -101,6 +101,21 @@ def step_soaks():
     return status
 
 
+def check_python():
+    """ruff and mypy --strict over the package, in build/venv-lint. Without PyPI: a line that says so."""
+    lint = os.path.join(ROOT, "build", "venv-lint")
+    made = run([sys.executable, "-m", "venv", lint]) or run(
+        [lint + "/bin/pip", "install", "--quiet", "-r", "python/requirements-lint.txt"])
+    if made:
+        print("ruff and mypy cannot be had from PyPI: not run", flush=True)
+        return 0
+    configuration = ["--config", "python/pyproject.toml", "python", "tests/python"]
+    return (run([lint + "/bin/ruff", "check", *configuration])
+            or run([lint + "/bin/ruff", "format", "--check", *configuration])
+            or run([lint + "/bin/mypy", "--config-file", "python/pyproject.toml", "--strict",
+                    "python/coxswain"]))
+
+
 def step_python():
     """tests/python by a CPython that counts references, and with the library under ASan."""
     status = run(["sh", "tools/packages", "build", "test", "python-debug"], own_group=False)
@@ -123,7 +138,7 @@ def step_python():
             environment.update(LD_PRELOAD=library, PYTHONMALLOC="malloc",
                                ASAN_OPTIONS="detect_leaks=0", UBSAN_OPTIONS="halt_on_error=1")
         status = run([python, *options], **environment) or status
-    return status
+    return check_python() or status
 
 
 STEPS = {

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from . import _native
 from ._batch import Batch
@@ -303,6 +303,8 @@ class Worker:
         self._ended = False
         self._handlers: dict[str, Callable[..., Any]] = {}
         self._lock = threading.Lock()
+        # held by the thread that takes: the two structs below are its
+        self._taking = threading.Lock()
         self._request = ffi.new("struct cox_worker_request *")
         self._next_error = new_error()
         # of a batch that has ended, and of which nothing is kept
@@ -479,9 +481,20 @@ class Worker:
     def next(self, timeout: float | None = None) -> Request | None:
         """The next opaque request, for a loop of one's own instead of serve; None: timeout seconds
         have passed, or `wake` was called. Steps, inits and clean-ups go to their handlers
-        meanwhile. Raises Closed when the group has ended. One thread at a time."""
+        meanwhile. Raises Closed when the group has ended; Busy: another thread is in next or serve.
+        """
         deadline = _NEVER if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
-        return Request(self, self._request) if self._take(deadline) else None
+        with self._only_taker():
+            return Request(self, self._request) if self._take(deadline) else None
+
+    @contextlib.contextmanager
+    def _only_taker(self) -> Iterator[None]:
+        if not self._taking.acquire(blocking=False):
+            raise Busy("another thread is in next or serve of this worker")
+        try:
+            yield
+        finally:
+            self._taking.release()
 
     def _take(self, deadline: int) -> bool:
         """The next opaque request, into _request; False: as next's None."""
@@ -518,22 +531,23 @@ class Worker:
     def serve(self) -> None:
         """Serves requests until the group ends. Ctrl-C and exceptions of signal handlers end it."""
         opaque = self._handlers.get("opaque")
-        try:
-            while True:
-                try:
-                    taken = self._take(_NEVER)
-                except Closed:
-                    return
-                if taken and opaque:
-                    self._serve(opaque)
-                elif taken:
-                    self._fail(
-                        self._request.sequence,
-                        lib.COX_REJECTED,
-                        "this worker has no handler for opaque requests: @worker.opaque",
-                    )
-        finally:
-            self.leave()
+        with self._only_taker():
+            try:
+                while True:
+                    try:
+                        taken = self._take(_NEVER)
+                    except Closed:
+                        return
+                    if taken and opaque:
+                        self._serve(opaque)
+                    elif taken:
+                        self._fail(
+                            self._request.sequence,
+                            lib.COX_REJECTED,
+                            "this worker has no handler for opaque requests: @worker.opaque",
+                        )
+            finally:
+                self.leave()
 
     def _serve(self, handler: Callable[[memoryview], Buffer]) -> None:
         """Replies to the request that was taken. No Request: what N ranks execute on each round

@@ -245,3 +245,20 @@ def test_ctrl_c_ends_a_worker():
             time.sleep(0.001)
         with pytest.raises(coxswain.RankDied, match="rank 1"):
             group.call(b"x", timeout=30)
+
+
+def test_two_threads_in_next_are_refused():
+    """A worker whose second thread takes from the same channel gets Busy, and goes on."""
+    with coxswain.Group(workers.two_takers, 1) as group:
+        while group.call(b"x", timeout=30) != [b"Busy"]:
+            pass
+        assert group.call(b"x", timeout=30) == [b"Busy"]
+
+
+def test_a_free_threaded_interpreter_is_refused_in_words():
+    code, output = run_script("""
+        import sys
+        sys._is_gil_enabled = lambda: False
+        import coxswain
+    """)
+    assert code == 1 and "free-threaded CPython" in output and "PYTHON_GIL=1" in output

@@ -280,3 +280,37 @@ def test_a_rank_that_is_replaced_replays_its_init(coxswain_command, group):
         coxswain_command, "generate", "--name", name, "--tokens", "--max-tokens", "10", "6"
     )
     assert " ".join(map(str, expected("6"))) in said
+
+
+def test_a_role_and_links_reach_their_handlers(coxswain_command, script):
+    name = f"role{os.getpid()}"
+    worker = script(
+        more="""
+    @worker.link
+    def link(request):
+        print("role", request.role, request.change_role, request.link, flush=True)
+
+    @worker.link_status
+    def link_status():
+        return [coxswain.LinkState("other", "waiting"),
+                coxswain.LinkState("third", "failed", "gone")]
+    """
+    )
+    process = subprocess.Popen(
+        [
+            *(coxswain_command, "run", "-n", "2", "--name", name),
+            *("--role", "prefill", "--worker", worker),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        await_lines(process, "[rank 0] role prefill True []", "[rank 1] role prefill True []")
+        said = command(coxswain_command, "link-status", "--name", name, "--json", status=3)
+        states = {state["name"]: state for state in json.loads(said.splitlines()[0])["links"]}
+        assert states["other"]["state"] == "waiting"
+        assert (states["third"]["state"], states["third"]["text"]) == ("failed", "rank 0: gone")
+    finally:
+        subprocess.run([coxswain_command, "stop", "--name", name], check=False, capture_output=True)
+        process.communicate(timeout=30)

@@ -138,3 +138,32 @@ def count_references():
         return data
 
     coxswain.serve(reply)
+
+
+def two_takers():
+    """Replies with the exception of a second thread, which takes while the first one does."""
+    worker = coxswain.Worker()
+    said = []
+
+    def second():
+        while not said:
+            try:
+                request = worker.next(timeout=0.001)
+                if request:
+                    request.reply(b"too early")
+            except coxswain.Error as error:
+                said.append(type(error).__name__)
+
+    worker.attach()
+    thread = threading.Thread(target=second)
+    thread.start()
+    while True:
+        try:
+            request = worker.next()
+            request.reply(" ".join(said).encode())
+        except coxswain.Busy:
+            pass  # the second one was first
+        except coxswain.Closed:
+            break
+    worker.leave()
+    thread.join()
