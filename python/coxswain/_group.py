@@ -90,10 +90,20 @@ def _slice(deadline: int) -> int:
     return deadline
 
 
-def _interruptible(call: Callable[[], Any], cancel: Callable[[], None] | None = None) -> Any:
-    """Runs a call that blocks in C, so that a signal handler that raises ends the wait for it."""
-    if not _in_main_thread():
-        return call()
+def _join(thread: threading.Thread) -> None:
+    """Waits for a thread, whatever signal handlers raise; then raises the last of that."""
+    raised: BaseException | None = None
+    while thread.is_alive():
+        try:
+            thread.join()
+        except BaseException as error:  # pylint: disable=broad-exception-caught
+            raised = error
+    if raised:
+        raise raised
+
+
+def _aside(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any], list[BaseException]]:
+    """Runs a call on a thread of its own, where no signal handler interrupts it."""
     result: list[Any] = []
     failure: list[BaseException] = []
 
@@ -105,16 +115,39 @@ def _interruptible(call: Callable[[], Any], cancel: Callable[[], None] | None = 
 
     thread = threading.Thread(target=run, name="coxswain-call", daemon=True)
     thread.start()
+    return thread, result, failure
+
+
+def _interruptible(call: Callable[[], Any], cancel: Callable[[], None] | None = None) -> Any:
+    """Runs a call that blocks in C, so that a signal handler that raises ends the wait for it. With
+    cancel, which makes the call return soon, the call is over by then."""
+    if not _in_main_thread():
+        return call()
+    thread, result, failure = _aside(call)
     try:
         thread.join()
     except BaseException:
         if cancel:
             cancel()
-            thread.join()
+            _join(thread)
         raise
     if failure:
         raise failure[0]
     return result[0]
+
+
+def _uninterrupted(call: Callable[[], None]) -> None:
+    """Runs a call to its end; what signal handlers raise meanwhile is raised afterwards."""
+    if not _in_main_thread():
+        return call()
+    try:
+        thread, _, failure = _aside(call)
+    except RuntimeError:  # the interpreter is ending and makes no threads
+        return call()
+    _join(thread)
+    if failure:
+        raise failure[0]
+    return None
 
 
 def _bytes_of(result: Any) -> bytes:
@@ -384,7 +417,8 @@ class Group:
         self._waiters = 0
         self._futures: dict[int, Future] = {}
         self._next_key = 1
-        self._collecting = False
+        # the thread that collects; 0: none
+        self._collecting = 0
         self._users = 0
         self._collector: threading.Thread | None = None
         self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
@@ -419,7 +453,7 @@ class Group:
             if r:
                 fail(r, err)
         except BaseException:
-            self._end()
+            _uninterrupted(self._end)
             raise
         self._executor = lib.coxpy_group_executor(self._native)
         return self
@@ -427,6 +461,10 @@ class Group:
     def stop(self) -> None:
         """Ends the ranks and waits for that. Requests in flight raise Closed. Idempotent."""
         self._process.check()
+        self._detach_loops()
+        _uninterrupted(self._stop)
+
+    def _stop(self) -> None:
         with self._lock:
             if self._state != "running":
                 self._state = "stopped"
@@ -445,7 +483,6 @@ class Group:
                 self._wait()
             futures, self._futures = list(self._futures.values()), {}
             self._executor = None
-        self._detach_loops()
         lib.coxpy_group_stop(self._native)
         for future in futures:
             self._settle(future, None, Closed("the group was stopped"))
@@ -745,7 +782,6 @@ class Group:
             if self._collecting:
                 self._wait(0.05)
                 return
-            self._collecting = True
         self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS))
 
     def _wait_for(self, future: Future, deadline: int) -> bool:
@@ -774,7 +810,6 @@ class Group:
                     # stop settles all futures
                     self._wait(0.05)
                     continue
-                self._collecting = True
             self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS) if sliced else deadline)
             if future._done:
                 return True
@@ -783,19 +818,24 @@ class Group:
 
     def _poll(self) -> bool:
         """Collects without waiting. True: something came."""
-        with self._mutex:
-            if self._collecting or self._state != "running" or self._executor is None:
-                return False
-            self._collecting = True
         return self._collect(0)
 
     def _collect(self, deadline: int) -> bool:
-        """Collects on this thread, which has set _collecting. True: something came."""
-        done: list[tuple[int, Future, Any, Error | None]] = []
+        """Collects on this thread, unless another one does or the group ends. True: something came.
+
+        A signal handler may raise at any point of the main thread. What the library has handed over
+        is settled nevertheless, for other threads may wait for it, and the next thread can collect.
+        """
+        me = threading.get_ident()
         called: list[Future] = []
         room = False
         try:
-            r = lib.cox_executor_completions(
+            with self._mutex:
+                if self._collecting or self._state != "running" or self._executor is None:
+                    return False
+                self._collecting = me
+                self._count[0] = 0
+            if lib.cox_executor_completions(
                 self._executor,
                 _EXECUTE,
                 self._completions,
@@ -803,32 +843,40 @@ class Group:
                 deadline,
                 self._count,
                 self._collect_error,
-            )
-            if r:
+            ):
                 self._collect_error.code = 0
-            else:
-                room = True
-                # What they point to is lent until the next call.
-                for completion in ffi.unpack(self._completions, self._count[0]):
-                    status = completion.status
-                    if status != _LATE:
-                        key = int(ffi.cast(_UINTPTR, completion.request_context))
-                        future = self._futures[key]
-                        done.append((key, future, *self._outcome(future, completion, status)))
         finally:
-            with self._mutex:
-                self._collecting = False
-                for key, future, result, error in done:
-                    future._result, future._error, future._done = result, error, True
-                    del self._futures[key]
+            if self._collecting == me:
+                try:
+                    done = self._take_completions()
+                    room = self._count[0] != 0
+                finally:
+                    with self._mutex:
+                        self._collecting = 0
+                        self._notify()
+                for future in done:
                     if future._callbacks:
                         called.append(future)
-                self._notify()
         for future in called:
             self._call_back(future)
         if room and self._room:
             self._wake_room()
         return room
+
+    def _take_completions(self) -> list[Future]:
+        """Settles what was collected. What completions point to is lent until the next call."""
+        done = []
+        for completion in ffi.unpack(self._completions, self._count[0]):
+            status = completion.status
+            if status != _LATE:
+                key = int(ffi.cast(_UINTPTR, completion.request_context))
+                future = self._futures[key]
+                result, error = self._outcome(future, completion, status)
+                with self._mutex:
+                    future._result, future._error, future._done = result, error, True
+                    del self._futures[key]
+                done.append(future)
+        return done
 
     def _outcome(self, future: Future, completion: Any, status: int) -> tuple[Any, Error | None]:
         if status:
@@ -978,7 +1026,6 @@ def _collect_for(reference: weakref.ref[Group]) -> None:
             if group._collecting:
                 group._wait()
                 continue
-            group._collecting = True
         group._collect(_NEVER)
 
 
