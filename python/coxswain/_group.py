@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 import warnings
@@ -90,20 +91,11 @@ def _slice(deadline: int) -> int:
     return deadline
 
 
-def _join(thread: threading.Thread) -> None:
-    """Waits for a thread, whatever signal handlers raise; then raises the last of that."""
-    raised: BaseException | None = None
-    while thread.is_alive():
-        try:
-            thread.join()
-        except BaseException as error:  # pylint: disable=broad-exception-caught
-            raised = error
-    if raised:
-        raise raised
-
-
-def _aside(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any], list[BaseException]]:
-    """Runs a call on a thread of its own, where no signal handler interrupts it."""
+def _interruptible(call: Callable[[], Any]) -> Any:
+    """Runs a call that blocks in C, so that a signal handler that raises ends the wait for it. The
+    call itself goes on."""
+    if not _in_main_thread():
+        return call()
     result: list[Any] = []
     failure: list[BaseException] = []
 
@@ -115,39 +107,10 @@ def _aside(call: Callable[[], Any]) -> tuple[threading.Thread, list[Any], list[B
 
     thread = threading.Thread(target=run, name="coxswain-call", daemon=True)
     thread.start()
-    return thread, result, failure
-
-
-def _interruptible(call: Callable[[], Any], cancel: Callable[[], None] | None = None) -> Any:
-    """Runs a call that blocks in C, so that a signal handler that raises ends the wait for it. With
-    cancel, which makes the call return soon, the call is over by then."""
-    if not _in_main_thread():
-        return call()
-    thread, result, failure = _aside(call)
-    try:
-        thread.join()
-    except BaseException:
-        if cancel:
-            cancel()
-            _join(thread)
-        raise
+    thread.join()
     if failure:
         raise failure[0]
     return result[0]
-
-
-def _uninterrupted(call: Callable[[], None]) -> None:
-    """Runs a call to its end; what signal handlers raise meanwhile is raised afterwards."""
-    if not _in_main_thread():
-        return call()
-    try:
-        thread, _, failure = _aside(call)
-    except RuntimeError:  # the interpreter is ending and makes no threads
-        return call()
-    _join(thread)
-    if failure:
-        raise failure[0]
-    return None
 
 
 def _bytes_of(result: Any) -> bytes:
@@ -446,14 +409,16 @@ class Group:
         self._events.start()
         _groups.add(self)
         try:
-            r = _interruptible(
-                lambda: lib.coxpy_group_start(self._native, err),
-                lambda: lib.coxpy_group_cancel_start(self._native),
-            )
-            if r:
-                fail(r, err)
+            check(lib.coxpy_group_start(self._native, err), err)
+            result = ffi.new("int *")
+            # In slices, so that signal handlers run between them.
+            while not lib.coxpy_group_await_start(
+                self._native, time.monotonic_ns() + _SLICE_NS, result, err
+            ):
+                pass
+            check(result[0], err)
         except BaseException:
-            _uninterrupted(self._end)
+            self._end()
             raise
         self._executor = lib.coxpy_group_executor(self._native)
         return self
@@ -462,9 +427,6 @@ class Group:
         """Ends the ranks and waits for that. Requests in flight raise Closed. Idempotent."""
         self._process.check()
         self._detach_loops()
-        _uninterrupted(self._stop)
-
-    def _stop(self) -> None:
         with self._lock:
             if self._state != "running":
                 self._state = "stopped"
@@ -1034,9 +996,15 @@ _groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 def _stop_all() -> None:
     """At the end of the interpreter: no rank outlives it, and no thread is in the library."""
-    for group in list(_groups):
-        if group._process.is_this() and group._state == "running":
+    groups = [group for group in _groups if group._process.is_this()]
+    if groups and _in_main_thread():
+        # It is bounded, and what is left half done would run while the interpreter is taken apart.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for group in groups:
+        if group._state == "running":
             group.stop()
+        else:  # a signal handler has raised in stop
+            group._end()
 
 
 atexit.register(_stop_all)

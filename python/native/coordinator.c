@@ -18,7 +18,15 @@ struct coxpy_group {
     struct coxpy_event *first, **last;
     uint32_t event_count;
     int dropped;
+    /* threads inside next_event */
+    uint32_t fetcher_count;
     bool ended;
+    /* start runs on a thread of its own: whatever Python's signal handlers raise, stop and free know
+     * of it */
+    pthread_t starter;
+    bool starting, start_is_over;
+    int start_result;
+    struct cox_error start_error;
 };
 
 static struct coxpy_event *event_new(int kind, int32_t rank, int level, const char *text)
@@ -47,7 +55,7 @@ static void tell(struct coxpy_group *group, int kind, int32_t rank, int level, c
         *group->last = event;
         group->last = &event->next;
         group->event_count++;
-        pthread_cond_signal(&group->wake);
+        pthread_cond_broadcast(&group->wake);
     } else {
         group->dropped++;
     }
@@ -58,8 +66,12 @@ struct coxpy_event *coxpy_group_next_event(struct coxpy_group *group)
 {
     struct coxpy_event *event = NULL;
     pthread_mutex_lock(&group->lock);
+    group->fetcher_count++;
     while (!group->first && !group->ended)
         pthread_cond_wait(&group->wake, &group->lock);
+    group->fetcher_count--;
+    if (group->ended)
+        pthread_cond_broadcast(&group->wake);
     if (group->dropped) {
         event = event_new(COXPY_EVENT_DROPPED, -1, group->dropped, "");
         if (event)
@@ -120,7 +132,11 @@ int coxpy_group_new(const struct cox_executor_options *executor,
     if (!group)
         return cox_fail(err, -ENOMEM, "no memory for the group");
     pthread_mutex_init(&group->lock, NULL);
-    pthread_cond_init(&group->wake, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&group->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     group->last = &group->first;
     struct cox_executor_options hooked = *executor;
     struct cox_server_options options = *server;
@@ -142,19 +158,54 @@ int coxpy_group_new(const struct cox_executor_options *executor,
     return 0;
 }
 
-int coxpy_group_start(struct coxpy_group *group, struct cox_error *err)
+static void *start_main(void *context)
 {
-    return cox_server_start(group->server, err);
+    struct coxpy_group *group = context;
+    struct cox_error err = {0};
+    int r = cox_server_start(group->server, &err);
+    pthread_mutex_lock(&group->lock);
+    group->start_result = r;
+    group->start_error = err;
+    group->start_is_over = true;
+    pthread_cond_broadcast(&group->wake);
+    pthread_mutex_unlock(&group->lock);
+    return NULL;
 }
 
-void coxpy_group_cancel_start(struct coxpy_group *group)
+int coxpy_group_start(struct coxpy_group *group, struct cox_error *err)
 {
-    atomic_store(&group->cancelled, true);
-    cox_server_request_stop(group->server);
+    int r = pthread_create(&group->starter, NULL, start_main, group);
+    if (r)
+        return cox_fail(err, -r, "starting a thread: %s", cox_status_text(-r));
+    group->starting = true;
+    return 0;
+}
+
+bool coxpy_group_await_start(struct coxpy_group *group, uint64_t deadline_ns, int *ret_result,
+                             struct cox_error *err)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    int e = 0;
+    pthread_mutex_lock(&group->lock);
+    while (!group->start_is_over && e != ETIMEDOUT)
+        e = pthread_cond_timedwait(&group->wake, &group->lock, &until);
+    const bool is_over = group->start_is_over;
+    if (is_over) {
+        *ret_result = group->start_result;
+        *err = group->start_error;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return is_over;
 }
 
 void coxpy_group_stop(struct coxpy_group *group)
 {
+    if (group->starting) {
+        atomic_store(&group->cancelled, true);
+        cox_server_request_stop(group->server);
+        pthread_join(group->starter, NULL);
+        group->starting = false;
+    }
     if (group->server)
         cox_server_stop(group->server);
     pthread_mutex_lock(&group->lock);
@@ -167,6 +218,11 @@ struct coxpy_group *coxpy_group_free(struct coxpy_group *group)
 {
     if (!group)
         return NULL;
+    coxpy_group_stop(group);
+    pthread_mutex_lock(&group->lock);
+    while (group->fetcher_count)
+        pthread_cond_wait(&group->wake, &group->lock);
+    pthread_mutex_unlock(&group->lock);
     group->server = cox_server_free(group->server);
     while (group->first) {
         struct coxpy_event *event = group->first;

@@ -329,7 +329,8 @@ int coxpy_group_new(const struct cox_executor_options *executor,
                     const struct cox_server_options *server, struct coxpy_group **ret_group,
                     struct cox_error *err);
 int coxpy_group_start(struct coxpy_group *group, struct cox_error *err);
-void coxpy_group_cancel_start(struct coxpy_group *group);
+bool coxpy_group_await_start(struct coxpy_group *group, uint64_t deadline_ns, int *ret_result,
+                             struct cox_error *err);
 struct cox_executor *coxpy_group_executor(struct coxpy_group *group);
 int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uint64_t deadline_ns,
                         struct cox_error *err);

@@ -40,9 +40,12 @@ struct coxpy_event {
 int coxpy_group_new(const struct cox_executor_options *executor,
                     const struct cox_server_options *server, struct coxpy_group **ret_group,
                     struct cox_error *err);
-/* Returns as cox_server_start; COX_CLOSED also after cancel_start. */
+/* Begins to start, on a thread of its own. Once. Returns 0 or -errno. */
 int coxpy_group_start(struct coxpy_group *group, struct cox_error *err);
-void coxpy_group_cancel_start(struct coxpy_group *group);
+/* Waits until the start is over, at most until deadline_ns; false: it is not. *ret_result: as
+ * cox_server_start. */
+bool coxpy_group_await_start(struct coxpy_group *group, uint64_t deadline_ns, int *ret_result,
+                             struct cox_error *err);
 struct cox_executor *coxpy_group_executor(struct coxpy_group *group);
 /* As cox_server_restart. */
 int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uint64_t deadline_ns,
@@ -51,8 +54,10 @@ int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uin
  * cox_server_await_recovery. */
 int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
                                struct cox_error *err);
-/* Ends the workers and frees the executor: no thread may be inside it. Ends next_event. */
+/* Cancels a start that is not over, ends the workers and frees the executor: no thread may be inside
+ * it. Ends next_event. Idempotent, on one thread at a time. */
 void coxpy_group_stop(struct coxpy_group *group);
+/* Stops if needed, waits until no thread is inside next_event, and frees. NULL-safe, returns NULL. */
 struct coxpy_group *coxpy_group_free(struct coxpy_group *group);
 /* Blocks until there is an event, which becomes the caller's. NULL: stopped, and all are fetched. */
 struct coxpy_event *coxpy_group_next_event(struct coxpy_group *group);
