@@ -177,9 +177,10 @@ class Future:
     def add_done_callback(self, function: Callable[[Future], object]) -> None:
         """Calls function(future) once it is done: at once, or on the thread that collects it.
 
-        Where no thread waits and no event loop polls, a thread of the group collects for callbacks.
+        A thread of the group collects for callbacks, where no other thread does. A signal handler
+        that raises in the main thread interrupts a callback there, as it does any code.
         """
-        with self._group._lock:
+        with self._group._mutex:
             if not self._done:
                 self._callbacks = (*self._callbacks, function)
                 self._group._need_collector()
@@ -195,7 +196,7 @@ class Future:
             def wake(_: Future) -> None:
                 _wake(loop, waiter)
 
-            with self._group._lock:
+            with self._group._mutex:
                 if not self._done:
                     self._callbacks = (*self._callbacks, wake)
                 else:
@@ -366,6 +367,9 @@ class Group:
         )
         server.prompts_refusal = keep[-1]
         self._options = keep
+        # stop runs; it is over
+        self._ending = False
+        self._ended = False
         self._on_line = on_line
         self._external = external
         # external: set when ranks can connect
@@ -373,20 +377,23 @@ class Group:
         self._events: _Events | None = None
         self._fd = -1
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-        # Protects all below; its threads wait for a result, or for a thread that leaves the
-        # library. The mutex alone is the same lock, and faster to take.
+        # Protects all below. It and the sleepers' locks are bare ones. A signal handler that raises
+        # in the main thread would leave a threading.Condition, or a context manager in Python, with
+        # a lock that it should not have, or without one that it should.
         self._mutex = threading.Lock()
-        self._lock = threading.Condition(self._mutex)
-        self._waiters = 0
+        # one lock for each thread that waits for _notify
+        self._sleepers: list[threading.Lock] = []
         self._futures: dict[int, Future] = {}
         self._next_key = 1
         # the thread that collects; 0: none
         self._collecting = 0
-        self._users = 0
+        # of the completions that were collected last
+        self._settled = 0
+        # one object for each call that is inside the executor
+        self._users: set[object] = set()
         self._collector: threading.Thread | None = None
         self._room: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._refused = False
-        self._recovery_lock = threading.Lock()
         self._completions = ffi.new("struct cox_completion[]", 2 * depth)
         self._count = ffi.new("uint32_t *")
         self._collect_error = new_error()
@@ -418,39 +425,46 @@ class Group:
                 pass
             check(result[0], err)
         except BaseException:
-            self._end()
+            self.stop()
             raise
         self._executor = lib.coxpy_group_executor(self._native)
         return self
 
     def stop(self) -> None:
-        """Ends the ranks and waits for that. Requests in flight raise Closed. Idempotent."""
+        """Ends the ranks and waits for that. Requests in flight raise Closed. Idempotent: where a
+        signal handler has raised in it, the next call completes it."""
         self._process.check()
         self._detach_loops()
-        with self._lock:
-            if self._state != "running":
-                self._state = "stopped"
+        with self._mutex:
+            unused, self._state = self._state == "new", "stopped"
+            if unused or self._ended or self._ending:
                 return
-            self._state = "stopped"
+            self._ending = True
             self._notify()
-        # Threads that wait in the library return with COX_CLOSED.
-        if self._executor is not None:
-            lib.cox_executor_stop(self._executor)
-        self._end()
+        try:
+            # Threads that wait in the library return with COX_CLOSED.
+            if self._executor is not None:
+                lib.cox_executor_stop(self._executor)
+            self._end()
+        finally:
+            self._ending = False
 
     def _end(self) -> None:
-        with self._lock:
-            self._state = "stopped"
-            while self._collecting or self._users:
-                self._wait()
-            futures, self._futures = list(self._futures.values()), {}
-            self._executor = None
+        while True:
+            with self._mutex:
+                if not self._collecting and not self._users:
+                    self._executor = None
+                    break
+                sleeper = self._sleeper()
+            sleeper.acquire()
         lib.coxpy_group_stop(self._native)
-        for future in futures:
+        for future in list(self._futures.values()):
             self._settle(future, None, Closed("the group was stopped"))
+        self._futures.clear()
         self._wake_room()
         if self._events and self._events is not threading.current_thread():
             self._events.join()
+        self._ended = True
         _groups.discard(self)
 
     def __enter__(self) -> Group:
@@ -503,8 +517,7 @@ class Group:
     @property
     def name(self) -> str:
         """The name of the group, for `coxswain status --name`."""
-        with self._using() as executor:
-            return text_of(lib.cox_executor_name(executor))
+        return str(self._use(lambda executor: text_of(lib.cox_executor_name(executor))))
 
     @property
     def socket(self) -> str:
@@ -513,13 +526,14 @@ class Group:
         if self._external and self._executor is None and self._waiting.wait(self._timeout):
             assert self._events
             return self._events.socket
-        with self._using() as executor:
-            return text_of(lib.cox_executor_socket(executor))
+        return str(self._use(lambda executor: text_of(lib.cox_executor_socket(executor))))
 
     def status(self) -> _status.GroupStatus:
         """How the group and every rank is, by the coordinator's records: no rank takes part."""
-        with self._using() as executor:
-            return _status.read(executor, self._rank_count, os.getpid())
+        status: _status.GroupStatus = self._use(
+            lambda executor: _status.read(executor, self._rank_count, os.getpid())
+        )
+        return status
 
     def restart(self, rank: int, *, kill: bool = False, timeout: float | None = None) -> None:
         """Replaces a dead rank; kill: also one that lives. Waits until the new process attached.
@@ -532,8 +546,12 @@ class Group:
 
         def run() -> None:
             err = new_error()
-            with self._using():
-                check(lib.coxpy_group_restart(self._native, rank, kill, deadline, err), err)
+            check(
+                self._use(
+                    lambda _: lib.coxpy_group_restart(self._native, rank, kill, deadline, err)
+                ),
+                err,
+            )
 
         _interruptible(run)
 
@@ -542,11 +560,22 @@ class Group:
         if not 0 <= rank < self._rank_count:
             raise Invalid(f"rank is {rank}; it may be 0 to {self._rank_count - 1}")
         err = new_error()
-        with self._using() as executor:
-            check(lib.cox_executor_kill(executor, rank, err), err)
+        check(self._use(lambda executor: lib.cox_executor_kill(executor, rank, err)), err)
 
-    def _using(self) -> _Using:
-        return _Using(self)
+    def _use(self, call: Callable[[Any], Any]) -> Any:
+        """Returns call(executor), which stop does not free meanwhile."""
+        self._process.check()
+        token = object()
+        try:
+            with self._mutex:
+                self._check_running()
+                self._users.add(token)
+                executor = self._executor
+            return call(executor)
+        finally:
+            with self._mutex:
+                self._users.discard(token)
+                self._notify()
 
     # ---- requests ----
 
@@ -599,7 +628,7 @@ class Group:
         while True:
             self._poll()
             waiter = loop.create_future()
-            with self._lock:
+            with self._mutex:
                 self._check_running()
                 if len(self._futures) < self._depth and not self._refused:
                     return
@@ -612,10 +641,9 @@ class Group:
         """An fd that polls readable when results are worth collecting, for event loops other than
         asyncio's, which needs no help: then call `poll()`. Do not read or close it."""
         err = new_error()
-        with self._using() as executor:
-            fd = ffi.new("int *")
-            check(lib.cox_executor_fd(executor, _EXECUTE, fd, err), err)
-            return int(fd[0])
+        fd = ffi.new("int *")
+        check(self._use(lambda executor: lib.cox_executor_fd(executor, _EXECUTE, fd, err)), err)
+        return int(fd[0])
 
     def poll(self) -> None:
         """Collects the results that are there, without waiting, and runs their callbacks."""
@@ -631,18 +659,19 @@ class Group:
                 else "the group is not started: use it in a with statement, or start it"
             )
 
-    def _wait(self, timeout: float | None = None) -> bool:
-        """With the lock: waits for _notify. False: the timeout."""
-        self._waiters += 1
-        try:
-            return self._lock.wait(timeout)
-        finally:
-            self._waiters -= 1
+    def _sleeper(self) -> threading.Lock:
+        """With the mutex: a lock that the next _notify releases; wait for it without the mutex."""
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self._sleepers.append(sleeper)
+        return sleeper
 
     def _notify(self) -> None:
-        """With the lock."""
-        if self._waiters:
-            self._lock.notify_all()
+        """With the mutex."""
+        if self._sleepers:
+            sleepers, self._sleepers = self._sleepers, []
+            for sleeper in sleepers:
+                sleeper.release()
 
     def _rank_set(self, ranks: Iterable[int]) -> tuple[list[int], Any]:
         asked = sorted(set(ranks))
@@ -661,6 +690,7 @@ class Group:
         asked, words = (None, ffi.NULL) if ranks is None else self._rank_set(ranks)
         try:
             view = ffi.from_buffer(data)
+            size = len(view)
         except (TypeError, BufferError) as error:
             raise TypeError(
                 f"data is {type(data).__name__}; it may be bytes, or any contiguous buffer"
@@ -671,12 +701,13 @@ class Group:
                 self._check_running()
             key = self._next_key
             self._next_key = key + 1
-            # Before it is sent: a thread that collects may have the reply at once.
+            # Before it is sent: a thread that collects may have the reply at once. There is no call
+            # in between, after which a signal handler could raise.
             self._futures[key] = future
             r = lib.coxpy_submit(
                 self._executor,
                 view,
-                len(view),
+                size,
                 policy,
                 words,
                 deadline,
@@ -712,23 +743,21 @@ class Group:
 
     def _await_recovery(self, deadline: int, death: Error) -> None:
         """Waits until the ranks are whole again, as on_death says."""
-        while not self._recovery_lock.acquire(timeout=0.05):
+        while True:
+            err = new_error()
+            err.code = lib.COX_PEER_DEAD
+            until = _slice(deadline)
+
+            def wait(_: Any, err: Any = err, until: int = until) -> int:
+                return int(lib.coxpy_group_await_recovery(self._native, until, err))
+
+            r = self._use(wait)
+            if r in (0, 1):
+                return
+            if r != lib.COX_TIMEOUT:
+                raise error_of(r, text_of(err.text)) from death
             if time.monotonic_ns() >= deadline:
                 raise death
-        try:
-            while True:
-                err = new_error()
-                err.code = lib.COX_PEER_DEAD
-                with self._using():
-                    r = lib.coxpy_group_await_recovery(self._native, _slice(deadline), err)
-                if r in (0, 1):
-                    return
-                if r != lib.COX_TIMEOUT:
-                    raise error_of(r, text_of(err.text)) from death
-                if time.monotonic_ns() >= deadline:
-                    raise death
-        finally:
-            self._recovery_lock.release()
 
     def _await_room(self, deadline: int) -> None:
         """Waits for a completion, or a moment, until submit may have room."""
@@ -739,11 +768,12 @@ class Group:
             )
             error.code = lib.COX_TIMEOUT
             raise error
-        with self._lock:
+        with self._mutex:
             self._check_running()
-            if self._collecting:
-                self._wait(0.05)
-                return
+            sleeper = self._sleeper() if self._collecting else None
+        if sleeper:
+            sleeper.acquire(timeout=0.05)
+            return
         self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS))
 
     def _wait_for(self, future: Future, deadline: int) -> bool:
@@ -759,19 +789,17 @@ class Group:
         sliced = thread is threading.main_thread()
         while True:
             with self._mutex:
-                while not future._done and self._collecting:
-                    if deadline == _NEVER:
-                        self._wait()
-                    elif time.monotonic_ns() >= deadline:
-                        return False
-                    else:
-                        self._wait(max(0, deadline - time.monotonic_ns()) / 1e9)
                 if future._done:
                     return True
-                if self._state != "running":
-                    # stop settles all futures
-                    self._wait(0.05)
-                    continue
+                # Where another thread collects, or stop is about to settle all futures.
+                waits = self._collecting or self._state != "running"
+                sleeper = self._sleeper() if waits else None
+            if sleeper:
+                left = (deadline - time.monotonic_ns()) / 1e9
+                if left <= 0:
+                    return False
+                sleeper.acquire(timeout=min(left, threading.TIMEOUT_MAX))
+                continue
             self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS) if sliced else deadline)
             if future._done:
                 return True
@@ -789,14 +817,13 @@ class Group:
         is settled nevertheless, for other threads may wait for it, and the next thread can collect.
         """
         me = threading.get_ident()
-        called: list[Future] = []
-        room = False
+        done: list[Future] = []
         try:
             with self._mutex:
                 if self._collecting or self._state != "running" or self._executor is None:
                     return False
                 self._collecting = me
-                self._count[0] = 0
+                self._count[0] = self._settled = 0
             if lib.cox_executor_completions(
                 self._executor,
                 _EXECUTE,
@@ -810,35 +837,36 @@ class Group:
         finally:
             if self._collecting == me:
                 try:
-                    done = self._take_completions()
-                    room = self._count[0] != 0
+                    self._settle_completions(done)
                 finally:
+                    if self._settled < self._count[0]:
+                        self._settle_completions(done)  # a signal handler has raised in the first
+                    room = bool(self._count[0])
                     with self._mutex:
                         self._collecting = 0
                         self._notify()
-                for future in done:
-                    if future._callbacks:
-                        called.append(future)
-        for future in called:
-            self._call_back(future)
-        if room and self._room:
-            self._wake_room()
+                    for future in done:
+                        if future._callbacks:
+                            self._call_back(future)
+                    if room and self._room:
+                        self._wake_room()
         return room
 
-    def _take_completions(self) -> list[Future]:
-        """Settles what was collected. What completions point to is lent until the next call."""
-        done = []
-        for completion in ffi.unpack(self._completions, self._count[0]):
+    def _settle_completions(self, done: list[Future]) -> None:
+        """Settles what was collected, from the first that is not. What completions point to is lent
+        until the next call."""
+        for completion in ffi.unpack(self._completions, self._count[0])[self._settled :]:
             status = completion.status
             if status != _LATE:
                 key = int(ffi.cast(_UINTPTR, completion.request_context))
-                future = self._futures[key]
-                result, error = self._outcome(future, completion, status)
-                with self._mutex:
-                    future._result, future._error, future._done = result, error, True
-                    del self._futures[key]
-                done.append(future)
-        return done
+                future = self._futures.get(key)
+                if future is not None:  # None: settled, and then interrupted
+                    result, error = self._outcome(future, completion, status)
+                    done.append(future)
+                    with self._mutex:
+                        future._result, future._error, future._done = result, error, True
+                        del self._futures[key]
+            self._settled += 1
 
     def _outcome(self, future: Future, completion: Any, status: int) -> tuple[Any, Error | None]:
         if status:
@@ -886,14 +914,14 @@ class Group:
         return error
 
     def _settle(self, future: Future, result: Any, error: Error | None) -> None:
-        with self._lock:
+        with self._mutex:
             future._result, future._error, future._done = result, error, True
             self._notify()
         self._call_back(future)
 
     def _call_back(self, future: Future) -> None:
         """Runs the callbacks of a future that is done, once."""
-        with self._lock:
+        with self._mutex:
             callbacks, future._callbacks = future._callbacks, ()
         for callback in callbacks:
             try:
@@ -902,7 +930,7 @@ class Group:
                 _log.exception("a callback of %r raised", future)
 
     def _wake_room(self) -> None:
-        with self._lock:
+        with self._mutex:
             waiters, self._room = self._room, []
         for loop, waiter in waiters:
             _wake(loop, waiter)
@@ -944,8 +972,8 @@ class Group:
                 loop.remove_reader(self._fd)
 
     def _need_collector(self) -> None:
-        """With the lock: a thread that collects for callbacks, where nobody else does."""
-        if self._collector is None and not self._loops:
+        """With the mutex: a thread that collects for callbacks, where nobody else does."""
+        if self._collector is None:
             self._collector = threading.Thread(
                 target=_collect_for,
                 args=(weakref.ref(self),),
@@ -955,40 +983,22 @@ class Group:
             self._collector.start()
 
 
-class _Using:
-    """Keeps the executor while a thread is inside it."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def __enter__(self) -> Any:
-        self.group._process.check()
-        with self.group._lock:
-            self.group._check_running()
-            self.group._users += 1
-            return self.group._executor
-
-    def __exit__(self, *unused: object) -> None:
-        with self.group._lock:
-            self.group._users -= 1
-            self.group._notify()
-
-
 def _collect_for(reference: weakref.ref[Group]) -> None:
     """The thread of a group with callbacks: ends when no future has one any more."""
     while True:
         group = reference()
         if group is None:
             return
-        with group._lock:
+        with group._mutex:
             waits = any(future._callbacks for future in group._futures.values())
             if not waits or group._state != "running":
                 group._collector = None
                 return
-            if group._collecting:
-                group._wait()
-                continue
-        group._collect(_NEVER)
+            sleeper = group._sleeper() if group._collecting else None
+        if sleeper:
+            sleeper.acquire()
+        else:
+            group._collect(_NEVER)
 
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -1001,10 +1011,7 @@ def _stop_all() -> None:
         # It is bounded, and what is left half done would run while the interpreter is taken apart.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     for group in groups:
-        if group._state == "running":
-            group.stop()
-        else:  # a signal handler has raised in stop
-            group._end()
+        group.stop()
 
 
 atexit.register(_stop_all)

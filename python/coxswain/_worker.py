@@ -305,6 +305,8 @@ class Worker:
         self._lock = threading.Lock()
         # held by the thread that takes: the two structs below are its
         self._taking = threading.Lock()
+        # wake was called, and no next has returned for it
+        self._woken = False
         self._request = ffi.new("struct cox_worker_request *")
         self._next_error = new_error()
         # of a batch that has ended, and of which nothing is kept
@@ -519,14 +521,18 @@ class Worker:
             elif r == lib.COX_TIMEOUT:
                 return False
             elif r == lib.COX_EMPTY:
-                if not self._clean_up():
+                # Of a clean-up, of wake, or of both.
+                if not self._clean_up() or self._woken:
+                    self._woken = False
                     return False
             else:
                 fail(r, err)
 
     def wake(self) -> None:
         """Ends a next that waits, or the one that comes, with None. Any thread."""
-        lib.cox_worker_wake(self._lib(), _EXECUTE)
+        worker = self._lib()
+        self._woken = True
+        lib.cox_worker_wake(worker, _EXECUTE)
 
     def serve(self) -> None:
         """Serves requests until the group ends. Ctrl-C and exceptions of signal handlers end it."""

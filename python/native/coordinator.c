@@ -12,6 +12,8 @@
 struct coxpy_group {
     struct cox_server *server;
     atomic_bool cancelled;
+    /* held by the thread that awaits a recovery */
+    pthread_mutex_t recovery_lock;
     /* protects what follows */
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -131,6 +133,7 @@ int coxpy_group_new(const struct cox_executor_options *executor,
     struct coxpy_group *group = calloc(1, sizeof *group);
     if (!group)
         return cox_fail(err, -ENOMEM, "no memory for the group");
+    pthread_mutex_init(&group->recovery_lock, NULL);
     pthread_mutex_init(&group->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
@@ -231,6 +234,7 @@ struct coxpy_group *coxpy_group_free(struct coxpy_group *group)
     }
     pthread_cond_destroy(&group->wake);
     pthread_mutex_destroy(&group->lock);
+    pthread_mutex_destroy(&group->recovery_lock);
     free(group);
     return NULL;
 }
@@ -251,7 +255,12 @@ int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uin
 int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
                                struct cox_error *err)
 {
-    return cox_server_await_recovery(group->server, deadline_ns, err);
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    if (pthread_mutex_clocklock(&group->recovery_lock, CLOCK_MONOTONIC, &until))
+        return cox_fail(err, COX_TIMEOUT, "another thread waits for the recovery");
+    int r = cox_server_await_recovery(group->server, deadline_ns, err);
+    pthread_mutex_unlock(&group->recovery_lock);
+    return r;
 }
 
 int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, int gather,

@@ -50,8 +50,8 @@ struct cox_executor *coxpy_group_executor(struct coxpy_group *group);
 /* As cox_server_restart. */
 int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uint64_t deadline_ns,
                         struct cox_error *err);
-/* Blocks while a rank is dead or being replaced. On one thread at a time. Returns as
- * cox_server_await_recovery. */
+/* Blocks while a rank is dead or being replaced. Any thread; one at a time is inside, the others get
+ * COX_TIMEOUT at their deadline. Returns as cox_server_await_recovery. */
 int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
                                struct cox_error *err);
 /* Cancels a start that is not over, ends the workers and frees the executor: no thread may be inside

@@ -172,3 +172,16 @@ def test_an_idle_loop_sleeps():
             assert best == 0
 
     asyncio.run(main())
+
+
+def test_a_callback_after_a_loop_has_ended_is_called():
+    async def one(group):
+        return await group.submit(b"x", 30)
+
+    with coxswain.Group(workers.shout, 2) as group:
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(one(group)) == [b"X"] * 2
+        called = threading.Event()
+        group.submit(b"y", 30).add_done_callback(lambda _: called.set())
+        assert called.wait(10)
+    loop.close()

@@ -142,8 +142,6 @@ def test_views_of_a_request_end_with_it():
 def test_a_second_worker_and_a_second_handler_are_refused():
     code, output = run_script("""
         import coxswain
-        with coxswain.Group(["/bin/true"], 1) if False else open("/dev/null"):
-            pass
         worker = coxswain.Worker()
         worker.opaque(bytes)
         try:
@@ -202,16 +200,18 @@ def test_ctrl_c_ends_a_wait(what):
             if what == "start":
                 print("ready", flush=True)
                 coxswain.Group(workers.never_attach, 2, timeout=60).start()
-            with coxswain.Group(workers.obey, 2, timeout=60) as group:
+            with coxswain.Group(workers.attach_once, 2, timeout=60) as group:
                 if what == "restart":
-                    group._options[0].command[0] = group._options[0].command[0]
+                    group.kill(1)
+                    while group.status().ranks[1].liveness != "dead":
+                        pass
                 print("ready", flush=True)
                 if what == "call":
                     group.call(b"hang", timeout=60)
                 elif what == "result":
                     group.submit(b"hang", 60).result()
                 else:
-                    group.call(b"stop 1", timeout=60)
+                    group.restart(1, timeout=60)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
             sys.exit(9)
@@ -262,3 +262,74 @@ def test_a_free_threaded_interpreter_is_refused_in_words():
         import coxswain
     """)
     assert code == 1 and "free-threaded CPython" in output and "PYTHON_GIL=1" in output
+
+
+def test_a_stop_that_a_signal_interrupts_is_completed_by_the_next():
+    code, output = run_script("""
+        import os, signal, sys, threading, time
+        import coxswain, workers
+        group = coxswain.Group(workers.obey, 2).start()
+        pids = [rank.pid for rank in group.status().ranks]
+        path = group.socket
+        future = group.submit(b"hang", 60)
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            group.stop()  # takes the seconds that ranks that hang are given
+            print("not interrupted")
+        except KeyboardInterrupt:
+            print("interrupted")
+        group.stop()
+        assert not os.path.exists(path)
+        assert not [pid for pid in pids if os.path.exists("/proc/%d" % pid)]
+        print(type(future.exception(5)).__name__)
+    """)
+    assert (code, output.split()) == (0, ["interrupted", "Closed"]), output
+
+
+def test_signal_handlers_that_raise_lose_no_result_of_other_threads():
+    code, output = run_script("""
+        import os, signal, threading, time
+        import coxswain, workers
+
+        class Interrupt(Exception):
+            pass
+
+        def interrupt(*_):
+            raise Interrupt
+
+        signal.signal(signal.SIGUSR1, interrupt)
+        with coxswain.Group(workers.echo, 1, depth=8) as group:
+            counts, over = [0, 0], threading.Event()
+
+            def run(number):
+                while counts[number] < 3000:
+                    futures = [group.submit(b"x", 60) for _ in range(1 + number)]
+                    for future in futures:
+                        assert future.result(20) == [b"x"]
+                    counts[number] += 1
+
+            def kill():
+                while not over.wait(0.0005):
+                    os.kill(os.getpid(), signal.SIGUSR1)
+
+            threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+            killer = threading.Thread(target=kill)
+            for thread in [*threads, killer]:
+                try:
+                    thread.start()
+                except Interrupt:
+                    pass
+            interrupts = 0
+            while True:
+                try:
+                    if not any(thread.is_alive() for thread in threads):
+                        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+                        break
+                    group.call(b"main", timeout=60)
+                except Interrupt:
+                    interrupts += 1
+            over.set()
+            killer.join()
+        print(*counts, interrupts > 20)
+    """)
+    assert (code, output.split()) == (0, ["3000", "3000", "True"]), output

@@ -8,6 +8,9 @@ import textwrap
 
 import pytest
 
+import coxswain
+import workers
+
 WORKER = """
     import coxswain
     worker = coxswain.Worker()
@@ -314,3 +317,10 @@ def test_a_role_and_links_reach_their_handlers(coxswain_command, script):
     finally:
         subprocess.run([coxswain_command, "stop", "--name", name], check=False, capture_output=True)
         process.communicate(timeout=30)
+
+
+def test_a_wake_ends_next_once():
+    with coxswain.Group(workers.woken, 2) as group:
+        while group.call(b"x", timeout=30) != [b"1", b"1"]:
+            pass
+        assert group.call(b"x", timeout=30) == [b"1", b"1"]

@@ -115,6 +115,13 @@ def never_attach():
     threading.Event().wait()
 
 
+def attach_once():
+    """Obeys; the process that replaces it never attaches."""
+    if os.environ["COXSWAIN_INCARNATION"] != "1":
+        never_attach()
+    obey()
+
+
 def fail_early():
     print("no GPU here", flush=True)
     sys.exit(3)
@@ -167,3 +174,20 @@ def two_takers():
             break
     worker.leave()
     thread.join()
+
+
+def woken():
+    """Is woken while it takes, and then replies how often."""
+    worker = coxswain.Worker()
+    worker.attach()
+    count = 0
+    threading.Thread(target=worker.wake).start()
+    try:
+        while True:
+            request = worker.next()
+            if request is None:
+                count += 1
+            else:
+                request.reply(b"%d" % count)
+    except coxswain.Closed:
+        worker.leave()
