@@ -294,19 +294,32 @@ def test_signal_handlers_that_raise_lose_no_result_of_other_threads():
         class Interrupt(Exception):
             pass
 
-        def interrupt(*_):
-            raise Interrupt
+        calling, interrupts = False, 0
+
+        def interrupt(*_):  # raises in the midst of a call alone, and once in each
+            global calling, interrupts
+            if calling:
+                calling = False
+                interrupts += 1
+                raise Interrupt
 
         signal.signal(signal.SIGUSR1, interrupt)
         with coxswain.Group(workers.echo, 1, depth=8) as group:
             counts, over = [0, 0], threading.Event()
 
-            def run(number):
-                while counts[number] < 3000:
-                    futures = [group.submit(b"x", 60) for _ in range(1 + number)]
+            def run(number):  # on a busy machine few signals arrive in 3000 rounds
+                while counts[number] < 3000 or interrupts < 20:
+                    futures = [submit() for _ in range(1 + number)]
                     for future in futures:
-                        assert future.result(20) == [b"x"]
+                        assert future.result(60) == [b"x"]
                     counts[number] += 1
+
+            def submit():  # requests of interrupted calls are in flight until they are answered
+                while True:
+                    try:
+                        return group.submit(b"x", 60)
+                    except coxswain.Full:
+                        time.sleep(0.001)
 
             def kill():
                 while not over.wait(0.0005):
@@ -315,21 +328,16 @@ def test_signal_handlers_that_raise_lose_no_result_of_other_threads():
             threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
             killer = threading.Thread(target=kill)
             for thread in [*threads, killer]:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
                 try:
-                    thread.start()
-                except Interrupt:
-                    pass
-            interrupts = 0
-            while True:
-                try:
-                    if not any(thread.is_alive() for thread in threads):
-                        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-                        break
+                    calling = True
                     group.call(b"main", timeout=60)
-                except Interrupt:
-                    interrupts += 1
+                    calling = False
+                except (Interrupt, coxswain.Full):
+                    calling = False
             over.set()
             killer.join()
-        print(*counts, interrupts > 20)
+        print(min(counts) >= 3000, interrupts >= 20)
     """)
-    assert (code, output.split()) == (0, ["3000", "3000", "True"]), output
+    assert (code, output.split()) == (0, ["True", "True"]), output
