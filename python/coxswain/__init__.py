@@ -54,6 +54,7 @@ from ._errors import (
 )
 from ._group import Future, Group
 from ._handles import Exporter, Handle, Import, Importer
+from ._kv import KvBlocks, KvLayout, KvPool, KvTransfer, KvView
 from ._memory import Block, Message, Pool, PoolStats, Publisher, Queue, QueueSet, Subscriber
 from ._ranks import RankGroup
 from ._status import ChannelStatus, GroupStatus, RankChannelStatus, RankStatus
@@ -65,6 +66,8 @@ from ._worker import (
     LoraRequest,
     Pull,
     PullRequest,
+    PullResult,
+    RemoteGroup,
     Request,
     Worker,
     rank,
@@ -101,6 +104,11 @@ __all__ = [
     "InitRequest",
     "InitResult",
     "Invalid",
+    "KvBlocks",
+    "KvLayout",
+    "KvPool",
+    "KvTransfer",
+    "KvView",
     "Late",
     "LateRank",
     "LinkRequest",
@@ -115,6 +123,7 @@ __all__ = [
     "Publisher",
     "Pull",
     "PullRequest",
+    "PullResult",
     "Queue",
     "QueueSet",
     "RankChannelStatus",
@@ -122,6 +131,7 @@ __all__ = [
     "RankError",
     "RankGroup",
     "RankStatus",
+    "RemoteGroup",
     "Request",
     "Stale",
     "StateError",

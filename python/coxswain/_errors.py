@@ -192,6 +192,16 @@ def error_of(code: int, text: str) -> Error:
     return error
 
 
+def code_of(error: BaseException | str) -> int:
+    """The status of an exception, or of a text: what other processes are told."""
+    if isinstance(error, PeerDead):
+        return int(lib.COX_PEER_DEAD)
+    if isinstance(error, Error) and error.code:
+        return error.code
+    found = (code for code, class_ in CLASSES.items() if type(error) is class_)
+    return next(found, int(lib.COX_REJECTED))
+
+
 def new_error() -> Any:
     """A struct cox_error, for one call."""
     return ffi.new("struct cox_error *")

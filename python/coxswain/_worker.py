@@ -23,10 +23,12 @@ from ._errors import (
     Process,
     StateError,
     check,
+    code_of,
     fail,
     new_error,
     text_of,
 )
+from ._kv import KvPool
 
 if TYPE_CHECKING:
     from ._ranks import RankGroup
@@ -64,7 +66,6 @@ _ORDERS = {
     "pull": lib.COXPY_SERVES_PULL,
     "recover": lib.COXPY_SERVES_RECOVER,
 }
-_PULL_FAILED = 2003
 _LINK_FAILED = 2001
 
 
@@ -175,14 +176,28 @@ class LoraRequest:
 
 
 @dataclasses.dataclass(frozen=True)
+class RemoteGroup:
+    """Another group, as a link names it."""
+
+    cluster_id: str
+    #: of each of its ranks, in order
+    kv_pools: list[KvPool]
+    #: the path of its control socket, from which handles can be had; None: it has none
+    socket: str | None
+    #: another one when its ranks may have forgotten what they had
+    epoch: int
+
+
+@dataclasses.dataclass(frozen=True)
 class LinkRequest:
     """Links to other groups."""
 
     #: of this group: "prefill", "decode", "standard", "unknown"
     role: str
     change_role: bool
-    #: ids of the groups to link with, and to unlink from
-    link: list[str]
+    #: groups to link with
+    link: list[RemoteGroup]
+    #: ids of groups to unlink from
     unlink: list[str]
     #: ids of pulls that are cancelled
     cancelled_pulls: list[str]
@@ -208,6 +223,25 @@ class Pull:
     #: ids of blocks there and here, per block table
     source: list[list[int]]
     target: list[list[int]]
+    #: whose blocks these are there and here; None: nobody's in particular
+    source_sequence: int | None = None
+    target_sequence: int | None = None
+    #: time.monotonic() when the pull ends, and when the other group may use its blocks again
+    deadline: float | None = None
+    lease: float | None = None
+    #: of RemoteGroup; None: any
+    epoch: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PullResult:
+    """What became of a pull."""
+
+    copied_bytes: int = 0
+    #: that the copy took
+    seconds: float = 0.0
+    #: why it failed
+    error: Exception | str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +304,8 @@ class InitResult:
     #: blocks of its swap space
     swap_block_count: int = 0
     max_positions: int = 0
+    #: of KvTransfer.open: other groups may copy its KV blocks
+    kv_pool: KvPool | None = None
 
 
 class Worker:
@@ -349,7 +385,8 @@ class Worker:
         return self._register("lora", function)
 
     def link(self, function: F) -> F:
-        """handler(LinkRequest): begins linking; link_status reports."""
+        """handler(LinkRequest): begins linking; link_status reports. KvTransfer serves it, and
+        link_status and pull."""
         return self._register("link", function)
 
     def link_status(self, function: F) -> F:
@@ -357,7 +394,7 @@ class Worker:
         return self._register("link_status", function)
 
     def pull(self, function: F) -> F:
-        """handler(PullRequest) -> a list with None or an error text per pull."""
+        """handler(PullRequest) -> a list with a PullResult per pull; None: it succeeded."""
         return self._register("pull", function)
 
     def recover(self, function: F) -> F:
@@ -610,6 +647,11 @@ class Worker:
             err = new_error()
             fail(r, err)
 
+    @property
+    def pull_cancelled(self) -> bool:
+        """For the pull handler: nobody waits for the pulls any more, or the rank is pausing."""
+        return bool(lib.cox_worker_pull_cancelled(self._lib()))
+
     def pause(self, timeout: float = 0.5) -> None:
         """For the recover handler: asks what is running to return, and waits. Until `resume`, steps
         are refused."""
@@ -675,6 +717,8 @@ class Worker:
                 result.kv_cache_count = 1
                 result.kv_caches[0].block_count = said.block_count
                 result.kv_caches[0].block_size = said.block_size
+            if said.kv_pool:
+                said.kv_pool._fill(result.kv_pool)
         except BaseException as error:
             request._native = None
             self._fail(sequence, lib.COX_REJECTED, _explain(error))
@@ -757,14 +801,17 @@ class Worker:
                     f"{len(request.pulls)} pulls"
                 )
         except Exception as error:  # pylint: disable=broad-exception-caught
-            results = [_explain(error)] * len(request.pulls)
-        for pull, failure in zip(request.pulls, results, strict=True):
+            results = [PullResult(error=_explain(error))] * len(request.pulls)
+        for pull, result in zip(request.pulls, results, strict=True):
+            result = result or PullResult()
+            failure = result.error
             lib.coxpy_order_pull_result(
                 order,
                 pull.request_id.encode(),
-                _PULL_FAILED if failure else 0,
-                lib.COX_REJECTED if failure else 0,
-                str(failure or "").encode(),
+                result.copied_bytes,
+                int(result.seconds * 1e9),
+                0 if failure is None else code_of(failure),
+                ("" if failure is None else str(failure) or "it failed").encode(),
             )
 
 
@@ -778,17 +825,28 @@ def _message(order: Any) -> bytes:
     return bytes(ffi.buffer(buffer))
 
 
-def _remotes(count: int, infos: Any) -> list[str]:
-    return [text_of(infos[i].host_info[0].cluster_id) for i in range(count) if infos[i].n_host_info]
+def _remotes(count: int, infos: Any) -> list[RemoteGroup]:
+    return [
+        RemoteGroup(
+            text_of(info.host_info[0].cluster_id),
+            [KvPool._of(info.kv_pools[rank]) for rank in range(info.n_kv_pools)],
+            text_of(info.control_socket) or None,
+            int(info.epoch),
+        )
+        for info in (infos[i] for i in range(count))
+        if info.n_host_info
+    ]
 
 
 def _link_request(order: Any) -> LinkRequest:
-    link, unlink, role, change = [], [], 0, False
+    link: list[RemoteGroup] = []
+    unlink: list[str] = []
+    role, change = 0, False
     for i in range(order.link.n_pd_link_info):
         info = order.link.pd_link_info[i]
         role, change = info.pd_role, bool(info.change_role)
         link += _remotes(info.n_link_info, info.link_info)
-        unlink += _remotes(info.n_unlink_info, info.unlink_info)
+        unlink += [remote.cluster_id for remote in _remotes(info.n_unlink_info, info.unlink_info)]
     cancelled = [
         text_of(order.link.cancelled_pulls[i]) for i in range(order.link.n_cancelled_pulls)
     ]
@@ -820,6 +878,11 @@ def _pull_request(order: Any) -> PullRequest:
                 text_of(info.cluster_id),
                 _tables(info.n_src_block_tables, info.src_block_tables),
                 _tables(info.n_dst_block_tables, info.dst_block_tables),
+                int(info.src_sequence) if info.has_src_sequence else None,
+                int(info.dst_sequence) if info.has_dst_sequence else None,
+                info.deadline_ns / 1e9 if info.deadline_ns else None,
+                info.lease_ns / 1e9 if info.lease_ns else None,
+                int(info.epoch) or None,
             )
         )
     return PullRequest(pulls, _message(order))

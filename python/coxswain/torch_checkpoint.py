@@ -4,6 +4,7 @@
 # mypy: disable-error-code="import-not-found,no-untyped-call,no-any-return"
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 from types import SimpleNamespace
@@ -170,6 +171,16 @@ class Checkpoint:
         self._unread.discard(name)
         part: torch.Tensor = tensor[rows, columns] if len(shape) == 2 else tensor[rows]
         return part
+
+    def digest(self) -> int:
+        """64 bits that differ for another model: of config.json, and of each tensor its name, type,
+        shape and the beginning of its first row."""
+        found = hashlib.blake2b((self.folder / "config.json").read_bytes(), digest_size=8)
+        for name, tensor in sorted(self.tensors.items()):
+            row = tensor[:1, :64] if len(tensor.get_shape()) == 2 else tensor[:64]
+            raw = bytes(row.contiguous().view(torch.uint8).flatten().tolist())
+            found.update(f"{name} {tensor.get_dtype()} {tensor.get_shape()}".encode() + raw)
+        return int.from_bytes(found.digest(), "little")
 
     def check_all_read(self) -> None:
         """Raises Invalid for a tensor that was not read: it was trained, and results need it."""

@@ -14,6 +14,7 @@ GPU if there is one.
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 import sys
 from types import SimpleNamespace
@@ -59,7 +60,7 @@ class Model:
         heads, columns, group = own(config.heads), own(width), config.heads // config.kv_heads
         # A KV head that serves heads of two ranks is on both.
         first, last = heads.start // group, (heads.stop - 1) // group
-        self.kv_heads = last - first + 1
+        self.kv_head_first, self.kv_heads = first, last - first + 1
         self.kv_head_of = torch.arange(heads.start, heads.stop, device=device) // group - first
         q, kv = slice(heads.start * dim, heads.stop * dim), slice(first * dim, (last + 1) * dim)
         q_size, kv_size = config.heads * dim, config.kv_heads * dim
@@ -96,20 +97,33 @@ class Model:
             )
         self.head = F.pad(head, (0, 0, 0, count - len(head)))
         checkpoint.check_all_read()
+        self.digest = checkpoint.digest()
         self.frequencies = config.frequencies.to(device)
 
-    def new_cache(self, block_count: int, block_size: int, device: torch.device) -> torch.Tensor:
-        """Keys and values: [layer, 2, block, offset, kv_head, head_dim]."""
-        return torch.zeros(
-            self.config.layers,
-            2,
-            block_count,
-            block_size,
-            self.kv_heads,
-            self.config.head_dim,
-            dtype=self.dtype,
-            device=device,
+    def layout(self, block_size: int) -> coxswain.KvLayout:
+        """Of a block of the KV cache: [layer, 2, offset, kv_head, head_dim]."""
+        dim, size = self.config.head_dim, self.dtype.itemsize
+        block_bytes = self.config.layers * 2 * block_size * self.kv_heads * dim * size
+        return coxswain.KvLayout(
+            layer_count=self.config.layers,
+            kv_head_first=self.kv_head_first,
+            kv_head_count=self.kv_heads,
+            head_dim=dim,
+            block_size=block_size,
+            element_bytes=size,
+            model_digest=self.digest,
+            block_bytes=-(-block_bytes // 64) * 64,
         )
+
+    def new_cache(
+        self, block_count: int, block_size: int, memory: memoryview | None = None
+    ) -> torch.Tensor:
+        """Keys and values: [block, layer, 2, offset, kv_head, head_dim]."""
+        shape = (self.config.layers, 2, block_size, self.kv_heads, self.config.head_dim)
+        if memory is None:
+            return torch.zeros(block_count, *shape, dtype=self.dtype)
+        flat = torch.frombuffer(memory, dtype=self.dtype).view(block_count, -1)
+        return flat[:, : math.prod(shape)].unflatten(1, shape)
 
     def forward(self, step: Step, ranks: coxswain.RankGroup, cache: torch.Tensor) -> torch.Tensor:
         """The logits of the rows that emit, float32 on the CPU: the same bits on every rank."""
@@ -124,7 +138,8 @@ class Model:
             return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(self.dtype)
 
         x = self.embedding[step.tokens]
-        for layer, (keys, values) in zip(self.layers, cache, strict=True):
+        for i, layer in enumerate(self.layers):
+            keys, values = cache[:, i].unbind(1)
             if step.batch.cancelled:
                 raise coxswain.Aborted("the step was cancelled")
             y = F.rms_norm(x, x.shape[-1:], layer.norm, eps)
@@ -218,14 +233,19 @@ class Engine:
     model: Model
     cache: torch.Tensor
     swap: torch.Tensor
+    #: the memory of cache; None: it is on a device, where other groups cannot copy it
+    blocks: coxswain.KvBlocks | None
 
     def __init__(self, worker: coxswain.Worker) -> None:
         self.worker, self.options = worker, argparse.Namespace()
         # What the model and the cache were made from: folder, blocks, block size, swap blocks.
         self.loaded: tuple[str, int, int, int] | None = None
+        # Other groups copy this KV cache, and this rank theirs: prefill and decode.
+        self.transfer = coxswain.KvTransfer(worker)
         worker.init(self.init)
         worker.execute(self.execute)
         worker.recover(self.recover)
+        worker.cleanup(self.transfer.forget)
 
     def init(self, request: coxswain.InitRequest) -> coxswain.InitResult:
         """Joins the rank group first, so that no rank waits for one that cannot load the model."""
@@ -254,6 +274,9 @@ class Engine:
             block_size=size,
             swap_block_count=swap_count,
             max_positions=self.model.config.positions,
+            kv_pool=self.transfer.open(self.blocks, self.model.layout(size))
+            if self.blocks
+            else None,
         )
 
     def load(
@@ -273,8 +296,14 @@ class Engine:
             device,
             getattr(torch, self.options.dtype),
         )
-        self.cache = self.model.new_cache(block_count, block_size, device)
-        self.swap = self.model.new_cache(swap_block_count, block_size, torch.device("cpu"))
+        self.swap = self.model.new_cache(swap_block_count, block_size)
+        self.blocks = None
+        if device.type == "cpu":
+            block_bytes = self.model.layout(block_size).block_bytes
+            self.blocks = coxswain.KvBlocks(block_count, block_bytes)
+            self.cache = self.model.new_cache(block_count, block_size, self.blocks.memory)
+        else:
+            self.cache = self.model.new_cache(block_count, block_size).to(device)
 
     def execute(self, batch: coxswain.Batch) -> tuple[list[int], list[float]]:
         """Computes a step: a token and a logprob per row, -1 and 0 where it does not emit."""
@@ -291,20 +320,21 @@ class Engine:
         self.ranks.align(batch.void_through + 1)
         tokens, logprobs = [-1] * batch.row_count, [0.0] * batch.row_count
         try:
-            self.move_blocks(batch)
-            if batch.row_count:  # a dummy step has none
-                step = Step(batch, self.model, *self.loaded[1:3])
-                logits = self.model.forward(step, self.ranks, self.cache)
-                for row, own in zip(step.rows, logits, strict=True):
-                    tokens[row], logprobs[row] = sample(
-                        own,
-                        batch.history(row),
-                        seed=batch.seeds[row],
-                        temperature=batch.temperatures[row],
-                        top_k=batch.top_ks[row],
-                        top_p=batch.top_ps[row],
-                        repetition_penalty=batch.repetition_penalties[row],
-                    )
+            with self.transfer.step(batch):
+                self.move_blocks(batch)
+                if batch.row_count:  # a dummy step has none
+                    step = Step(batch, self.model, *self.loaded[1:3])
+                    logits = self.model.forward(step, self.ranks, self.cache)
+                    for row, own in zip(step.rows, logits, strict=True):
+                        tokens[row], logprobs[row] = sample(
+                            own,
+                            batch.history(row),
+                            seed=batch.seeds[row],
+                            temperature=batch.temperatures[row],
+                            top_k=batch.top_ks[row],
+                            top_p=batch.top_ps[row],
+                            repetition_penalty=batch.repetition_penalties[row],
+                        )
         except BaseException:
             self.ranks.abort()  # the other ranks do not wait for this one
             raise
@@ -319,14 +349,16 @@ class Engine:
         ]
         for pairs, source, target in moves:
             for from_, to in pairs.tolist():
-                target[:, :, to] = source[:, :, from_].to(target.device)
+                target[to] = source[from_].to(target.device)
 
     def recover(self, command: str) -> None:
-        """The coordinator knows what the KV cache contains: a reinit has nothing to forget here."""
+        """The coordinator knows what the KV cache contains; "clear" and "reinit" end pulls."""
         if command in ("pause", "pause_net"):
             self.worker.pause()
         elif command == "start":
             self.worker.resume()
+        else:
+            self.transfer.clear()
 
 
 def main() -> None:

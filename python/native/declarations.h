@@ -267,12 +267,35 @@ struct cox_kv_cache_desc {
     uint32_t compression_ratio;
     int32_t cache_type;
 };
+struct cox_kv_layout {
+    uint32_t rank;
+    uint32_t rank_count;
+    uint32_t layer_count;
+    uint32_t kv_head_first;
+    uint32_t kv_head_count;
+    uint32_t head_dim;
+    uint32_t block_size;
+    uint32_t element_bytes;
+    uint64_t block_bytes;
+    uint64_t model_digest;
+};
+struct cox_kv_pool {
+    uint32_t block_count;
+    uint8_t handle[64];
+    struct cox_kv_layout layout;
+};
+struct Coxswain__KvPool;
+int cox_kv_pool_read(const struct Coxswain__KvPool *message, struct cox_kv_pool *ret_pool,
+                     struct cox_error *err);
+int cox_kv_layout_check(const struct cox_kv_layout *theirs, const struct cox_kv_layout *ours,
+                        struct cox_error *err);
 struct cox_init_result {
     int64_t cpu_block_count;
     int64_t npu_block_count;
     int64_t max_position_embeddings;
     struct cox_kv_cache_desc kv_caches[...];
     uint32_t kv_cache_count;
+    struct cox_kv_pool kv_pool;
     ...;
 };
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key);
@@ -405,6 +428,10 @@ struct Coxswain__HostInfo {
 struct Coxswain__RemoteInfo {
     size_t n_host_info;
     struct Coxswain__HostInfo **host_info;
+    size_t n_kv_pools;
+    struct Coxswain__KvPool **kv_pools;
+    char *control_socket;
+    uint64_t epoch;
     ...;
 };
 struct Coxswain__PDLinkRequest__PDLinkInfo {
@@ -438,6 +465,13 @@ struct Coxswain__PullKVRequest__PullKVInfo {
     ProtobufCBinaryData *dst_block_tables;
     char *cluster_id;
     struct Coxswain__SequenceGroupMetadata *seq_group_metadata;
+    int has_src_sequence;
+    int64_t src_sequence;
+    int has_dst_sequence;
+    int64_t dst_sequence;
+    uint64_t deadline_ns;
+    uint64_t lease_ns;
+    uint64_t epoch;
     ...;
 };
 struct Coxswain__PullKVRequest {
@@ -456,8 +490,8 @@ struct coxpy_order *coxpy_order_next(struct coxpy_worker *worker, int channel);
 size_t coxpy_order_message(const struct coxpy_order *order, uint8_t *buffer);
 int coxpy_order_link_state(struct coxpy_order *order, const char *cluster_id, int state, int code,
                            const char *text);
-int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id, int code, int status,
-                            const char *text);
+int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id,
+                            uint64_t copied_bytes, uint64_t copy_ns, int status, const char *text);
 void coxpy_order_done(struct coxpy_worker *worker, struct coxpy_order *order, int result, int lora,
                       const char *text);
 bool cox_worker_pull_cancelled(const struct cox_worker *worker);
@@ -697,3 +731,18 @@ int cox_queue_set_add(struct cox_queue_set *set, struct cox_subscriber *subscrib
                       struct cox_error *err);
 int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
                        struct cox_subscriber **ret_subscriber);
+
+int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_blocks **ret_blocks,
+                      struct cox_error *err);
+struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks);
+void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
+int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
+int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
+int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t generation);
+uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block);
+int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct cox_error *err);
+struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
+uint32_t cox_kv_view_count(const struct cox_kv_view *view);
+uint64_t cox_kv_view_size(const struct cox_kv_view *view);
+int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation, void *to,
+                     struct cox_error *err);

@@ -165,11 +165,12 @@ struct coxpy_order *coxpy_order_next(struct coxpy_worker *worker, int channel);
 /* The message in protobuf's encoding: returns its size; writes it where buffer is not NULL. */
 size_t coxpy_order_message(const struct coxpy_order *order, uint8_t *buffer);
 /* Parts of the reply, before done. The state of a link: 0 failed (code: PDErrorCode), 1 linked, 2
- * running, 3 waiting. The result of pull i of the request. Return 0 or -ENOMEM. */
+ * running, 3 waiting. The result of a pull: status 0, or why it failed, with a text. Return 0 or
+ * -ENOMEM. */
 int coxpy_order_link_state(struct coxpy_order *order, const char *cluster_id, int state, int code,
                            const char *text);
-int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id, int code, int status,
-                            const char *text);
+int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id,
+                            uint64_t copied_bytes, uint64_t copy_ns, int status, const char *text);
 /* The callback returns result; text goes with one that is not 0. lora: LoraOperationStatus. */
 void coxpy_order_done(struct coxpy_worker *worker, struct coxpy_order *order, int result, int lora,
                       const char *text);

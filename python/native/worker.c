@@ -205,8 +205,8 @@ int coxpy_order_link_state(struct coxpy_order *order, const char *cluster_id, in
     return 0;
 }
 
-int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id, int code, int status,
-                            const char *text)
+int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id,
+                            uint64_t copied_bytes, uint64_t copy_ns, int status, const char *text)
 {
     struct Coxswain__PullKVResponse *reply = order->pull_response;
     Coxswain__PullKVResponse__PullKVResult *result = cox_arena_alloc(order->arena, sizeof *result);
@@ -217,7 +217,13 @@ int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id, i
     coxswain__pull_kvresponse__pull_kvresult__init(result);
     result->request_id = cox_arena_strdup(order->arena, request_id);
     result->has_pd_error_code = true;
-    result->pd_error_code = (Coxswain__PDErrorCode)code;
+    result->pd_error_code = status == 0 ? COXSWAIN__PDERROR_CODE__SUCCESS
+                            : status == COX_NOT_FOUND
+                                ? COXSWAIN__PDERROR_CODE__PD_PULL_KV_UNKNOWN_ERROR
+                                : COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR;
+    result->has_copied_bytes = result->has_copy_ns = true;
+    result->copied_bytes = copied_bytes;
+    result->copy_ns = copy_ns;
     result->has_status = true;
     result->status = status;
     result->text = status ? cox_arena_strdup(order->arena, text) : NULL;

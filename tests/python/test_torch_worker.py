@@ -108,8 +108,8 @@ def runtime_directory(folder, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "XDG_RUNTIME_DIR", str(folder))
 
 
-def coxswain(*arguments, stdin=""):
-    done = subprocess.run(
+def command(*arguments, stdin=""):
+    return subprocess.run(
         [BIN / "coxswain", *map(str, arguments)],
         input=stdin,
         env=ENVIRONMENT,
@@ -118,6 +118,10 @@ def coxswain(*arguments, stdin=""):
         timeout=TIMEOUT,
         check=False,
     )
+
+
+def coxswain(*arguments, stdin=""):
+    done = command(*arguments, stdin=stdin)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -213,6 +217,45 @@ def test_killed_ranks_are_replaced_under_prompts(models):
         for command in "pause", "reinit", "start":
             assert coxswain("recover", command, "--name", "dies") == "rank 0: ok\nrank 1: ok\n"
         assert text(prompts, "--name", "dies", *options) == expected
+
+
+def transfer(name):
+    """What status says of pulls."""
+    return json.loads(coxswain("status", "--json", "--name", name))["transfer"]
+
+
+def test_prefill_in_one_group_and_decode_in_another(models):
+    """The KV cache is pulled: the text is that of one group, and nothing is computed twice."""
+    model, prompts, options = models["grouped"]
+    prompts = [f"{prompt} {i}" for i in range(3, 6) for prompt in prompts]
+    expected = text(prompts, "-n", 1, "--model", model, *options, *SEEDED)
+    ranks = ("-n", 2, *WORKER, "--model", model)
+    with (
+        running("one", *ranks, "--role", "prefill", "--attach", "sealed"),
+        running("two", *ranks, "--role", "decode"),
+    ):
+        coxswain("link", "--name", "two", "one")
+        split = ("--prefill", "one", "--decode", "two")
+        assert text(prompts, *split, *options, *SEEDED) == expected
+        state = json.loads(coxswain("status", "--json", "--name", "two"))["transfer"]
+        assert (state["succeeded"], state["failed"], state["recomputed"]) == (len(prompts), 0, 0)
+        assert state["bytes"] > 0 and state["copy_ns"] > 0
+
+
+def test_another_model_has_another_digest(folder):
+    """So that groups of different models do not link, also where all sizes are equal."""
+    folders = [
+        checkpoints.write(folder / f"model{seed}{i}", seed) for i, seed in enumerate((8, 8, 9))
+    ]
+    code = """if True:
+        import pathlib, sys
+        from coxswain.torch_checkpoint import Checkpoint
+        print(*(Checkpoint(pathlib.Path(folder)).digest() for folder in sys.argv[1:]))"""
+    done = subprocess.run(
+        [PYTHON, "-c", code, *folders], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    one, same, other = map(int, done.stdout.split())
+    assert one == same != other
 
 
 def failure(*arguments):

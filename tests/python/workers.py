@@ -1,6 +1,8 @@
 """Programs of ranks, as functions that coxswain.Group calls in each."""
 
+import dataclasses
 import gc
+import json
 import os
 import signal
 import sys
@@ -191,3 +193,61 @@ def woken():
                 request.reply(b"%d" % count)
     except coxswain.Closed:
         worker.leave()
+
+
+def kv_errors():
+    """Links this rank to itself, and replies how each of these pulls ends."""
+    from coxswain import KvBlocks, KvLayout, KvTransfer, LinkRequest, Pull, PullRequest, RemoteGroup
+
+    worker = coxswain.Worker()
+    transfer = KvTransfer(worker)
+    coxswain.Worker.pull_cancelled = False  # these pulls are not the coordinator's
+
+    def link(pools, epoch=3, cancelled=(), unlink=()):
+        remotes = [RemoteGroup("me", pools, None, epoch)] if pools is not None else []
+        transfer._link(LinkRequest("decode", False, remotes, list(unlink), list(cancelled), b""))
+
+    def pull(source, target, cluster="me", name="x", **more):
+        request = PullRequest([Pull(name, cluster, source, target, **more)], b"")
+        error = transfer._pull(request)[0].error
+        return f"{type(error).__name__}: {error}" if error else ""
+
+    @worker.opaque
+    def run(_):
+        blocks = KvBlocks(4, 64)
+        pool = transfer.open(blocks, KvLayout(1, 0, 1, 1, 16, 4))
+        blocks.memory[:64] = b"s" * 64
+        blocks.give(0, 5)
+        link([pool])
+        now = time.monotonic()
+        found = {"right": pull([[0]], [[1]], source_sequence=5, target_sequence=6)}
+        assert bytes(blocks.memory[64:128]) == b"s" * 64 and blocks.generation(1) == 6, found
+        found["of another user"] = pull([[0]], [[2]], source_sequence=8)[:11]
+        found["no such block"] = pull([[9]], [[1]])
+        found["no such target"] = pull([[0]], [[4]])
+        found["a target twice"] = pull([[0, 1]], [[2, 2]])
+        found["no table"] = pull([], [])
+        found["unequal tables"] = pull([[0, 1]], [[2]])
+        found["no such group"] = pull([[0]], [[2]], cluster="you")
+        found["of another epoch"] = pull([[0]], [[2]], epoch=4)
+        found["too late"] = pull([[0]], [[2]], deadline=now - 1)
+        found["lease over"] = pull([[0]], [[2]], lease=now - 1)
+        link(None, cancelled=["gone"])
+        found["cancelled"] = pull([[0]], [[2]], name="gone")
+        assert pull([[0]], [[2]], deadline=now + 60, lease=now + 60, epoch=3) == ""
+        layout = dataclasses.replace(pool.layout, head_dim=8)
+        link([dataclasses.replace(pool, layout=layout)], epoch=4)
+        found["another layout"] = pull([[0]], [[2]])
+        link([pool, pool], epoch=5)
+        found["more ranks"] = pull([[0]], [[2]])
+        link([], epoch=6)
+        found["no caches"] = pull([[0]], [[2]])
+        link([pool], epoch=7)
+        assert pull([[0]], [[2]]) == "" and transfer._status()[0].state == "linked"
+        link(None, unlink=["me"])
+        found["unlinked"] = pull([[0]], [[2]])
+        transfer.clear()
+        assert [blocks.generation(block) for block in range(4)] == [0] * 4
+        return json.dumps(found).encode()
+
+    worker.serve()
