@@ -390,7 +390,8 @@ class KvTransfer:
             self._end(self._slots.pop(slot, 0))
         moves: Any = [*batch.swap_in.tolist(), *batch.copies.tolist()]
         owners: dict[int, int] = {}
-        table: Any = batch.block_table()  # typeshed knows one dimension only
+        # A dummy step has no rows, and no tables; typeshed knows one dimension only.
+        table: Any = batch.block_table() if batch.row_count else None
         for row, (sequence, slot) in enumerate(zip(batch.ids, batch.slots, strict=True)):
             generation = self._slots[slot] = generation_of(sequence)
             first, last = batch.positions[batch.starts[row]], batch.starts[row + 1] - 1
