@@ -14,7 +14,7 @@ static const struct cox_command *const commands[] = {
     &cox_command_recover,  &cox_command_lora,        &cox_command_role,    &cox_command_link,
     &cox_command_unlink,   &cox_command_link_status, &cox_command_pull_kv, &cox_command_weights,
     &cox_command_stop,     &cox_command_layout,      &cox_command_clean,   &cox_command_doctor,
-    &cox_command_handle,
+    &cox_command_handle,   &cox_command_metrics,
 };
 
 static void help(FILE *file)

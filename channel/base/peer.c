@@ -190,6 +190,24 @@ int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns)
     return 0;
 }
 
+int cox_peer_resident(pid_t pid, uint64_t *ret_bytes)
+{
+    char path[64], text[128];
+    uint64_t pages;
+    snprintf(path, sizeof path, "/proc/%d/statm", (int)pid);
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT ? COX_PEER_DEAD : -errno;
+    ssize_t size = read(fd, text, sizeof text - 1);
+    if (size < 0)
+        return errno == ESRCH ? COX_PEER_DEAD : -errno;
+    text[size] = '\0';
+    if (sscanf(text, "%*u %" SCNu64, &pages) != 1)
+        return -EIO;
+    *ret_bytes = pages * (uint64_t)sysconf(_SC_PAGESIZE);
+    return 0;
+}
+
 bool cox_peer_descends(pid_t pid, pid_t ancestor)
 {
     /* A chain of wrappers is short; the bound covers pids that are reused meanwhile. The

@@ -89,6 +89,14 @@ int cox_peer_thread_count(pid_t pid, uint64_t *ret_count);
  */
 int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns);
 
+/* Memory of a process that is resident, shared pages included.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD
+ *   -errno
+ */
+int cox_peer_resident(pid_t pid, uint64_t *ret_bytes);
+
 /* True if /proc shows that `ancestor` is pid itself or one of its ancestors. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);
 #endif

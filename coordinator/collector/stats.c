@@ -44,6 +44,19 @@ uint64_t cox_latency_percentile(const struct cox_latency *latency, uint32_t perm
     return bucket_middle(bucket);
 }
 
+uint64_t cox_latency_sum(const struct cox_latency *latency, uint64_t below[COX_PHASE_BOUND_COUNT])
+{
+    uint64_t sum = 0, seen = 0;
+    uint32_t bound = 0;
+    for (uint32_t bucket = 0; bucket < COX_LATENCY_BUCKET_COUNT; bucket++) {
+        while (bound < COX_PHASE_BOUND_COUNT && bucket == bucket_of(COX_PHASE_BOUND_NS(bound)))
+            below[bound++] = seen;
+        seen += latency->buckets[bucket];
+        sum += latency->buckets[bucket] * bucket_middle(bucket);
+    }
+    return sum;
+}
+
 COX_HOT void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_block)
 {
     stats->counts.submitted++;
@@ -76,12 +89,14 @@ COX_HOT void cox_stats_return(struct cox_stats *stats, const struct cox_completi
 void cox_stats_read(const struct cox_stats *stats, struct cox_channel_stats *ret_stats)
 {
     *ret_stats = stats->counts;
-    for (int phase = 0; phase < COX_PHASE_COUNT; phase++)
-        ret_stats->phases[phase] = (struct cox_phase_stats){
-            .count = stats->phases[phase].count,
-            .p50_ns = cox_latency_percentile(&stats->phases[phase], 500),
-            .p99_ns = cox_latency_percentile(&stats->phases[phase], 990),
-        };
+    for (int phase = 0; phase < COX_PHASE_COUNT; phase++) {
+        const struct cox_latency *latency = &stats->phases[phase];
+        struct cox_phase_stats *read = &ret_stats->phases[phase];
+        read->count = latency->count;
+        read->p50_ns = cox_latency_percentile(latency, 500);
+        read->p99_ns = cox_latency_percentile(latency, 990);
+        read->sum_ns = cox_latency_sum(latency, read->below);
+    }
 }
 
 const char *cox_phase_name(uint32_t phase)

@@ -33,6 +33,8 @@ void cox_latency_add(struct cox_latency *latency, uint64_t ns);
 /* The smallest value that permille of 1,000 values do not exceed (1 to 1,000; 500 is the median),
  * as its bucket says it. 0 when there are no values. */
 uint64_t cox_latency_percentile(const struct cox_latency *latency, uint32_t permille);
+/* The sum of all values, each as its bucket says it, and how many were below 2^(10 + i). */
+uint64_t cox_latency_sum(const struct cox_latency *latency, uint64_t below[COX_PHASE_BOUND_COUNT]);
 
 struct cox_stats {
     /* without its phases, which read adds */

@@ -408,6 +408,8 @@ struct cox_rank_status {
     bool stopped;
     /* processor time of serving_pid so far; 0: DEAD, or unknown */
     uint64_t cpu_ns;
+    /* memory of serving_pid that is resident, shared pages included; 0: DEAD, or unknown */
+    uint64_t resident_bytes;
     /* deaths of its processes, replacements included, except those ended by stop */
     uint32_t deaths;
     /* deaths that were followed by a process that attached */

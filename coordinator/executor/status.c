@@ -97,6 +97,7 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
     } else {
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
         cox_peer_cpu_time(ret_status->serving_pid, &ret_status->cpu_ns);
+        cox_peer_resident(ret_status->serving_pid, &ret_status->resident_bytes);
     }
     rank_troubles(executor, rank, now, ret_status);
     if (ret_status->liveness == COX_LIVENESS_LEFT)

@@ -7,6 +7,7 @@
 #include "proto/control.pb-c.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 typedef CoxswainControl__StatusReply status_reply;
@@ -31,6 +32,8 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
     SET(message, stopped, status->stopped);
     if (status->cpu_ns)
         SET(message, cpu_ns, status->cpu_ns);
+    if (status->resident_bytes)
+        SET(message, resident_bytes, status->resident_bytes);
     message->death = status->death[0] ? cox_arena_strdup(arena, status->death) : NULL;
     if (status->liveness == COX_LIVENESS_DEAD) {
         SET(message, signal, status->signal);
@@ -81,6 +84,12 @@ static int phases_fill(channel_message *message, const struct cox_channel_stats 
             continue;
         SET(&phases[phase], p50_ns, stats->phases[phase].p50_ns);
         SET(&phases[phase], p99_ns, stats->phases[phase].p99_ns);
+        SET(&phases[phase], sum_ns, stats->phases[phase].sum_ns);
+        phases[phase].n_below = COX_PHASE_BOUND_COUNT;
+        phases[phase].below = cox_arena_alloc(arena, sizeof stats->phases[phase].below);
+        if (!phases[phase].below)
+            return -ENOMEM;
+        memcpy(phases[phase].below, stats->phases[phase].below, sizeof stats->phases[phase].below);
     }
     return 0;
 }

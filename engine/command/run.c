@@ -1,4 +1,5 @@
 #include "coordinator/cli/console.h"
+#include "coordinator/metrics/http.h"
 #include "coordinator/cli/init_options.h"
 #include "coordinator/server/group_links.h"
 #include "coordinator/cli/runner.h"
@@ -19,6 +20,7 @@ enum {
     OPTION_EXTERNAL,
     OPTION_ROLE,
     OPTION_STEP_TOKENS,
+    OPTION_METRICS,
 };
 
 /* Time for the ranks to receive their role. */
@@ -43,14 +45,20 @@ static int print_group(struct cox_executor *executor, struct cox_error *err)
     return cox_fail(err, r, "cannot write to standard output: %s", cox_status_text(r));
 }
 
-static int keep(const struct cox_engine_group_options *options)
+static int keep(const struct cox_engine_group_options *options, const char *metrics)
 {
     struct cox_error error = {0};
     _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = NULL;
+    _cox_cleanup_(cox_metrics_server_freep) struct cox_metrics_server *server = NULL;
     int number;
     int r = cox_engine_group_start(options, &group, &number, &error);
     if (r == COX_CLOSED)
         return cox_exit_interrupted(number);
+    if (!r && metrics)
+        r = cox_metrics_server_new(metrics, cox_executor_socket(cox_engine_group_executor(group)),
+                                   &server, &error);
+    if (!r && server && !options->foreground.quiet)
+        cox_console_say("metrics at %s", cox_metrics_server_url(server));
     if (!r)
         r = print_group(cox_engine_group_executor(group), &error);
     if (r)
@@ -74,6 +82,8 @@ struct run_command {
     struct cox_adapter_choice adapters;
     struct cox_init_choice init;
     enum cox_role role;
+    /* the address of --metrics; NULL: none */
+    const char *metrics;
     struct cox_engine_group_options options;
 };
 
@@ -105,6 +115,9 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         r = cox_parse_number("--step-tokens", value, 1, INT32_MAX, &number, err);
         run->options.step_tokens = r ? 0 : (uint32_t)number;
         return r;
+    case OPTION_METRICS:
+        run->metrics = value;
+        return cox_metrics_address_check(value, err);
     default: /* OPTION_QUIET */
         options->quiet = true;
         return 0;
@@ -198,7 +211,7 @@ static int run_group(void *choice)
     options->config = run->init.entries;
     options->config_count = run->init.count;
     options->role = run->role == COX_ROLE_STANDARD ? 0 : run->role;
-    return keep(&run->options);
+    return keep(&run->options, run->metrics);
 }
 
 static void deinit(void *choice)
@@ -225,6 +238,10 @@ static const struct argp_option options[] = {
     {"role", OPTION_ROLE, "ROLE", 0,
      "prefill: computes prompts, and keeps their KV blocks for a decode group; decode: continues "
      "them; standard, the default: both (coxswain role changes it)",
+     0},
+    {"metrics", OPTION_METRICS, "ADDRESS", 0,
+     "serve /metrics for Prometheus, /healthz and /readyz at ADDRESS:PORT, at PORT of 127.0.0.1, "
+     "or at unix:PATH",
      0},
     {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
      0},

@@ -41,18 +41,20 @@ FOLDERS = {
     "coordinator/server": "channel/base channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
     "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/server",
+    "coordinator/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
+                           "coordinator/client",
     "coordinator/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
                        "coordinator/client",
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
                            "coordinator/executor coordinator/recovery coordinator/server coordinator/client "
-                           "coordinator/cli",
+                           "coordinator/cli coordinator/metrics",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/shm channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
                    "engine/model engine/compute",
     "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/executor coordinator/server "
                        "engine/model",
-    "engine/command": "channel/shm coordinator/server coordinator/client coordinator/cli engine/model engine/batching",
+    "engine/command": "channel/shm coordinator/server coordinator/client coordinator/cli coordinator/metrics engine/model engine/batching",
     "program": "coordinator/cli engine/command",
 }
 

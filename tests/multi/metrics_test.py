@@ -1,0 +1,219 @@
+#!/usr/bin/python3
+"""coxswain metrics and run --metrics: what Prometheus and probes get.
+
+Usage: metrics_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import (MODEL, SOURCE_DIR, TIMEOUT, check, expect, finish, fresh_name, run, start,  # pylint: disable=wrong-import-position
+                     status_of, test, wait_until)
+
+harness.begin(harness.parser(__doc__))
+LINE = re.compile(r'(coxswain_[a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
+PAIR = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+
+
+class Group:
+    """One with metrics."""
+
+    def __init__(self, *arguments, address="0"):
+        self.name = fresh_name("metrics")
+        self.process = start(["run", "--name", self.name, "-n", "2", "--metrics", address,
+                              "--model", MODEL, *arguments])
+        self.pids = {}
+        while len(self.pids) < 2:
+            words = self.process.stdout.readline().split()
+            check(words, "the group did not start: %s" % (words or self.process.stderr.read()))
+            if words[0] == "rank":
+                self.pids[int(words[1])] = int(words[3])
+        self.url = self.await_line("metrics at ")[len("metrics at "):].strip()
+
+    def await_line(self, text):
+        while True:
+            line = self.process.stderr.readline()
+            check(line, "%r was not said" % text)
+            if text in line:
+                return line[line.index(text):]
+
+    def get(self, path, method="GET"):
+        if self.url.startswith("unix:"):
+            connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(TIMEOUT)
+            connection.sock.connect(self.url[5:])
+        else:
+            host = self.url[len("http://"):-len("/metrics")]
+            connection = http.client.HTTPConnection(host, timeout=TIMEOUT)
+        try:
+            connection.request(method, path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+    def metrics(self):
+        status, text = self.get("/metrics")
+        check(status == 200, text)
+        return parse(text)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        run(["stop", "--name", self.name])
+        finish(self.process)
+
+
+def parse(text):
+    """Values by name and labels; every rule of the format that has a line to break it."""
+    found, types, named = {}, {}, None
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            named = line.split()[2]
+            check(named not in types, "%s twice" % named)
+            check(len(line.split()) > 3, "%s has no help" % named)
+        elif line.startswith("# TYPE "):
+            check(line.split()[2] == named, "%s without HELP" % line)
+            types[named] = line.split()[3]
+        else:
+            match = LINE.match(line)
+            check(match, "not a sample: %r" % line)
+            name, labels, value = match.groups()
+            base = re.sub("_(bucket|sum|count)$", "", name) if types[named] == "histogram" else name
+            check(base == named, "%s among the samples of %s" % (name, named))
+            check(types[named] != "counter" or name.endswith("_total"), "%s is a counter" % name)
+            key = (name, *sorted(PAIR.findall(labels or "")))
+            check(key not in found, "%s twice" % line)
+            found[key] = float(value)
+    check(text.endswith("\n"), "the last line has no end")
+    return found
+
+
+def value(found, metric, **labels):
+    return found[(metric, *sorted(labels.items()))]
+
+
+def documented():
+    with open(os.path.join(SOURCE_DIR, "docs", "metrics.md"), encoding="utf-8") as file:
+        return set(re.findall(r"^\| `(coxswain_[a-z_]+)`", file.read(), re.MULTILINE))
+
+
+@test
+def test_m18_metrics_count_what_happened():
+    with Group("--on-death", "restart") as group:
+        before = group.metrics()
+        expect(run(["generate", "--name", group.name, "27+58=", "1+2="]), 0)
+        after = group.metrics()
+        steps = value(after, "coxswain_requests_total", channel="execute")
+        check(steps > value(before, "coxswain_requests_total", channel="execute"), "no step")
+        check(value(after, "coxswain_prompts_completed_total") == 2, "not two prompts")
+        check(value(after, "coxswain_generated_tokens_total") >= 4, "no tokens")
+        # A histogram grows to its count, which is +Inf's.
+        for phase in "queue", "ranks", "handler", "total":
+            buckets = sorted((float("inf") if dict(key[1:])["le"] == "+Inf" else float(dict(key[1:])["le"]), number)
+                             for key, number in after.items() if key[0] == "coxswain_phase_seconds_bucket"
+                             and dict(key[1:])["phase"] == phase and dict(key[1:])["channel"] == "execute")
+            counts = [number for _, number in buckets]
+            check(len(counts) == 28 and counts == sorted(counts), "%s: %s" % (phase, buckets))
+            check(counts[-1] == value(after, "coxswain_phase_seconds_count", channel="execute", phase=phase), "+Inf")
+        total, parts = (sum(value(after, "coxswain_phase_seconds_sum", channel="execute", phase=phase)
+                            for phase in phases) for phases in (["total"], ["queue", "ranks", "handler"]))
+        check(0.8 < total / parts < 1.25, "the parts of %s are %s" % (total, parts))
+        check(value(after, "coxswain_rank_resident_bytes", rank="1") > 1 << 20, "no memory")
+        check(value(after, "coxswain_rank_cpu_seconds_total", rank="1") > 0, "no processor time")
+        # A death, and the replacement.
+        os.kill(group.pids[1], signal.SIGKILL)
+        wait_until(lambda: value(group.metrics(), "coxswain_restarts_total") == 1, "a restart")
+        now = group.metrics()
+        check(value(now, "coxswain_rank_deaths_total", rank="1") == 1, "the death was not counted")
+        check(value(now, "coxswain_rank_incarnation", rank="1") == 2, "not another incarnation")
+        wait_until(lambda: group.get("/readyz")[0] == 200, "ready again")
+
+
+@test
+def test_m18_each_metric_is_in_the_docs():
+    with Group("--role", "decode") as group:
+        expect(run(["generate", "--name", group.name, "27+58="]), 0)
+        found = {re.sub("_(bucket|sum|count)$", "", key[0]) if "phase_seconds" in key[0] else key[0]
+                 for key in group.metrics()}
+        check(found == documented(), "missing in docs/metrics.md: %s; not written: %s"
+              % (found - documented(), documented() - found))
+
+
+@test
+def test_m18_a_scrape_asks_no_rank():
+    with Group() as group:
+        for pid in group.pids.values():
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: value(group.metrics(), "coxswain_rank_stopped", rank="0") == 1, "stopped")
+            check(group.get("/healthz") == (200, "alive\n"), "not alive")
+            check(group.get("/readyz") == (503, "rank 0 is stopped\n"), "%s" % (group.get("/readyz"),))
+        finally:
+            for pid in group.pids.values():
+                os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: group.get("/readyz") == (200, "ready\n"), "ready")
+        check(group.get("/other")[0] == 404, "another path is there")
+        expect(run(["recover", "pause", "--name", group.name]), 0)
+        check(group.get("/readyz") == (503, "the engine is in state PAUSE\n"), "%s" % (group.get("/readyz"),))
+
+
+@test
+def test_m18_the_command_prints_the_same_and_prometheus_takes_it():
+    with Group() as group:
+        expect(run(["generate", "--name", group.name, "27+58="]), 0)
+        printed = expect(run(["metrics", "--name", group.name]), 0).out
+        check(parse(printed).keys() == group.metrics().keys(), "other metrics")
+        promtool = shutil.which("promtool")
+        if promtool:
+            done = subprocess.run([promtool, "check", "metrics"], input=printed, capture_output=True,
+                                  text=True, timeout=TIMEOUT, check=False)
+            check(done.returncode == 0 and not done.stderr, done.stdout + done.stderr)
+
+
+@test
+def test_m18_a_unix_socket_and_addresses_that_are_none():
+    path = os.path.join(os.environ["TMPDIR"] if "TMPDIR" in os.environ else "/tmp", fresh_name("metrics.sock"))
+    with Group(address="unix:" + path) as group:
+        check(value(group.metrics(), "coxswain_ranks") == 2, "not two ranks")
+        check(os.stat(path).st_mode & 0o777 == 0o600, "others can connect")
+        busy = run(["run", "-n", "1", "--model", MODEL, "--metrics", "unix:" + path])
+        expect(busy, 1, "--metrics unix:", "in use")
+        group.process.kill()
+        group.process.wait()
+    check(os.path.exists(path), "a killed process leaves the file")
+    with Group(address="unix:" + path):
+        pass
+    check(not os.path.exists(path), "the socket stays")
+    for address in "nowhere:1", "127.0.0.1:65536", "127.0.0.1:", ":1", "[::1:9", "unix:", "":
+        expect(run(["run", "-n", "1", "--model", MODEL, "--metrics", address]), 2, "--metrics")
+
+
+@test
+def test_m18_many_scrapes_at_once():
+    with Group() as group:
+        begin, count = time.monotonic(), 0
+        while count < 200 or time.monotonic() - begin < 1:
+            check(group.get("/metrics")[0] == 200, "refused")
+            count += 1
+        check(status_of(group.name)["ranks"][0]["liveness"] == "alive", "the group is not well")
+        connections = [socket.create_connection(("127.0.0.1", int(group.url.split(":")[2].split("/")[0])))
+                       for _ in range(40)]  # say nothing, and are more than it takes
+        for connection in connections:
+            connection.close()
+        wait_until(lambda: group.get("/healthz")[0] == 200, "room again")
+
+
+if __name__ == "__main__":
+    sys.exit(harness.main())
