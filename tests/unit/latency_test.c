@@ -141,6 +141,32 @@ static void p3_a_percentile_of_very_many_values(void **state)
     assert_int_equal(cox_latency_percentile(&latency, 1000), 7);
 }
 
+static void m18_counts_below_a_bound_are_exact_and_the_sum_is_close(void **state)
+{
+    (void)state;
+    random_state = 7;
+    for (int round = 0; round < ROUND_COUNT; round++) {
+        uint64_t below[COX_PHASE_BOUND_COUNT], exact[COX_PHASE_BOUND_COUNT] = {0};
+        double sum = 0;
+        memset(&latency, 0, sizeof latency);
+        for (size_t i = 0; i < VALUE_COUNT_MAX; i++) {
+            /* Values at a bound, just below it, and anything up to some minutes. */
+            const uint64_t bound = COX_PHASE_BOUND_NS(random_next() % COX_PHASE_BOUND_COUNT),
+                           kind = random_next() % 3,
+                           value = kind == 0   ? bound
+                                   : kind == 1 ? bound - 1
+                                               : random_next() >> (26 + random_next() % 38);
+            cox_latency_add(&latency, value);
+            sum += (double)value;
+            for (uint32_t b = 0; b < COX_PHASE_BOUND_COUNT; b++)
+                exact[b] += value < COX_PHASE_BOUND_NS(b);
+        }
+        const double told = (double)cox_latency_sum(&latency, below);
+        assert_memory_equal(below, exact, sizeof exact);
+        assert_true(told > sum * 0.9375 && told < sum * 1.0625);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -149,6 +175,7 @@ int main(void)
         cmocka_unit_test(p3_buckets_are_in_order),
         cmocka_unit_test(p3_percentiles_are_those_of_the_sorted_values),
         cmocka_unit_test(p3_a_percentile_of_very_many_values),
+        cmocka_unit_test(m18_counts_below_a_bound_are_exact_and_the_sum_is_close),
     };
     return cmocka_run_group_tests_name("latency", tests, NULL, NULL);
 }
