@@ -9,6 +9,9 @@ add_executable(example_server ${PROJECT_SOURCE_DIR}/examples/server.c)
 set_target_properties(example_server PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 target_include_directories(example_server PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
 target_link_libraries(example_server PRIVATE coxswain_coordinator coxswain_proto coxswain_channel coxswain_warnings)
+cox_command_test(NAME multi/prometheus LABEL multi TIER nightly TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/prometheus_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/metrics LABEL multi TIER quick TIMEOUT 120 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/metrics_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
