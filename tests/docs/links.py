@@ -1,0 +1,115 @@
+#!/usr/bin/python3
+"""Checks what a page of the documentation says of other files, without building anything.
+
+Usage: links.py SOURCE_DIR
+
+  * A relative link leads to a file that exists, and its #part to a heading there.
+  * docs/README.md, the table of contents, has every page of docs/.
+  * README.md has at most 1,300 words.
+  * Texts in docs/troubleshooting.md, first column, are those of the sources.
+"""
+
+import glob
+import os
+import re
+import sys
+
+WORDS_MAX = 1300
+LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
+FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
+PRODUCT = ("channel", "coordinator", "engine", "program", "proto", "worker")
+LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+# Adjacent literals, with the macros of inttypes.h and the like between them.
+MERGED = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*(?:"(?:[^"\\\n]|\\.)*"|\bPRI\w+|\b[A-Z][A-Z_]+'
+                    r'(?:\([A-Z_0-9]+\))?))*')
+CONVERSION = re.compile(r"%[-#0 +']*[\d*]*(?:\.[\d*]*)?(?:hh|h|ll|l|z|j|t)?[a-zA-Z]?")
+
+
+def anchor(heading):
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.strip()).lower()
+    return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+
+
+def anchors(text):
+    return {anchor(line) for line in re.findall(r"^#+ +(.*)$", FENCE.sub("", text), re.M)}
+
+
+def pages(source):
+    found = []
+    for pattern in ("*.md", "docs/*.md", "python/*.md", "tools/**/*.md"):
+        found += glob.glob(os.path.join(source, pattern), recursive=True)
+    return sorted(found)
+
+
+def broken_links(source):
+    texts = {}
+    for page in pages(source):
+        with open(page, encoding="utf-8") as file:
+            texts[page] = file.read()
+    wrong = []
+    for page, text in texts.items():
+        for target in LINK.findall(FENCE.sub("", text)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, part = target.partition("#")
+            there = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+            if not os.path.exists(there):
+                wrong.append("%s: %s does not exist" % (page, target))
+            elif part and there in texts and part not in anchors(texts[there]):
+                wrong.append("%s: %s has no such heading" % (page, target))
+    return wrong
+
+
+def missing_pages(source):
+    contents = os.path.join(source, "docs", "README.md")
+    with open(contents, encoding="utf-8") as file:
+        listed = {target.partition("#")[0] for target in LINK.findall(file.read())}
+    return ["docs/README.md does not have %s" % os.path.basename(page)
+            for page in sorted(glob.glob(os.path.join(source, "docs", "*.md")))
+            if page != contents and os.path.basename(page) not in listed]
+
+
+def long_front_page(source):
+    with open(os.path.join(source, "README.md"), encoding="utf-8") as file:
+        count = len(file.read().split())
+    return ["README.md has %d words, over %d" % (count, WORDS_MAX)] if count > WORDS_MAX else []
+
+
+def plain(text):
+    return re.sub(r"\s+", " ", CONVERSION.sub("…", text.replace('\\"', '"')))
+
+
+def source_texts(source):
+    found = []
+    for top in PRODUCT:
+        for path in glob.glob(os.path.join(source, top, "**", "*.[ch]"), recursive=True):
+            with open(path, encoding="utf-8") as file:
+                code = file.read()
+            for merged in MERGED.findall(code):
+                text = "".join(piece[1:-1] for piece in LITERAL.findall(merged))
+                found.append(plain(text))
+    return "\n".join(found)
+
+
+def foreign_texts(source):
+    with open(os.path.join(source, "docs", "troubleshooting.md"), encoding="utf-8") as file:
+        rows = re.findall(r"^\| `([^`]+)` \|", file.read(), re.M)
+    if len(rows) < 50:
+        return ["docs/troubleshooting.md: only %d texts" % len(rows)]
+    known = source_texts(source)
+    return ["docs/troubleshooting.md: no source says `%s`" % row for row in rows
+            if plain(row) not in known]
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    source = sys.argv[1]
+    wrong = (broken_links(source) + missing_pages(source) + long_front_page(source) +
+             foreign_texts(source))
+    print("\n".join(wrong) or "%d pages" % len(pages(source)))
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
