@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python format-check format install clean
+.PHONY: all demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python format-check format docs install clean
 
 all:
 	@sh tools/compile release
@@ -32,6 +32,7 @@ bench:
 	@mkdir -p docs
 	@status=0; build/bench/bin/coxswain-bench --json docs/bench.json || status=$$?; \
 	/usr/bin/python3 tests/bench/plot.py docs/bench.json docs || echo 'no figures without matplotlib' >&2; \
+	/usr/bin/python3 tests/bench/peers.py docs/bench.json docs/bench-peers.svg; \
 	exit $$status
 
 bench-ranks:
@@ -66,6 +67,9 @@ format-check:
 format:
 	@sh tools/packages format
 	find include channel proto engine worker coordinator program tests examples -name '*.[ch]' -exec clang-format -i {} +
+
+docs:
+	@sh tools/docs
 
 install:
 	@PREFIX='$(PREFIX)' sh tools/compile release

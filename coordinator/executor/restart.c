@@ -299,7 +299,7 @@ int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t 
     if (executor->geometry.legacy)
         return cox_fail(
             err, COX_UNSUPPORTED,
-            "a group with legacy workers starts again as a whole (cox_executor_restart_all, coxswain recover restart --all)");
+            "a group with legacy workers starts again as a whole (cox_executor_restart_all, coxswain recover restart)");
     if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a rank cannot be started again from inside a handler or hook");

@@ -24,7 +24,8 @@ import tempfile
 
 BLOCK = re.compile(r"(?:^<!-- not run: ([^\n]+) -->\n+)?^```(\w+)[^\n]*\n(.*?)^```$", re.M | re.S)
 FILE = {"c": r"/\* (\S+\.c) \*/\n", "cpp": r"// (\S+\.cpp)\n", "python": r"# (\S+\.py)\n"}
-TIMEOUT = 90
+# Ends a page that hangs; a busy machine needs long.
+TIMEOUT = 300
 
 
 def blocks_of(page):
@@ -58,9 +59,15 @@ def prepare(folder, build, source):
     os.makedirs(os.path.join(folder, "build"))
     os.symlink(build, os.path.join(folder, "build", "release"))
     os.mkdir(os.path.join(folder, "run"), 0o700)
+    # The interpreter that the build has found, which the package was built for.
+    python = os.path.join(folder, "bin", "python3")
+    os.mkdir(os.path.dirname(python))
+    with open(python, "w", encoding="utf-8") as file:
+        file.write('#!/bin/sh\nexec "%s" "$@"\n' % sys.executable)
+    os.chmod(python, 0o755)
 
 
-def script_of(page, blocks):
+def script_of(page, blocks, has_python):
     """Each block has its output in a file of its own. Names of groups get a suffix, so that pages
     can be tried at the same time."""
     names = set()
@@ -71,7 +78,7 @@ def script_of(page, blocks):
     expected = []
     for i, (language, text, not_run) in enumerate(blocks):
         runs = i + 1 < len(blocks) and blocks[i + 1][0] == "output"
-        if not_run or not (language == "sh" or (language == "python" and runs)):
+        if not_run or not (language == "sh" or (language == "python" and runs and has_python)):
             continue
         if language == "python":
             text = "python3 %s\n" % file_name(page, language, text)
@@ -93,7 +100,8 @@ def environment(folder, build, prefix):
     variables = {
         **os.environ,
         "XDG_RUNTIME_DIR": os.path.join(folder, "run"),
-        "PATH": os.pathsep.join([os.path.join(build, "bin"), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([os.path.join(folder, "bin"), os.path.join(build, "bin"),
+                                 os.environ["PATH"]]),
         "PKG_CONFIG_PATH": library,
         "LD_LIBRARY_PATH": os.path.dirname(library),
         "PYTHONPATH": os.path.join(build, "python"),
@@ -123,7 +131,8 @@ def try_page(page, build, source, prefix):
                 file.write(text)
             if not name.endswith(".py"):
                 compile_alone(name, folder, variables)
-        script, expected = script_of(page, blocks)
+        has_python = os.path.isdir(os.path.join(build, "python"))
+        script, expected = script_of(page, blocks, has_python)
         with subprocess.Popen(["bash", "-c", script], cwd=folder, env=variables,
                               stdin=subprocess.DEVNULL, start_new_session=True) as shell:
             try:
@@ -168,7 +177,7 @@ def check_options(build, source):
         with open(page, encoding="utf-8") as file:
             text = file.read()
         for command, rest in re.findall(r"\bcoxswain ((?:[a-z]+-)?[a-z]+)((?: [^\n`#&|;]*)?)", text):
-            options = re.findall(r"(?<= )--?[a-z][a-z-]*", rest.split(" -- ")[0])
+            options = re.findall(r"(?<= )--?[a-z][a-z-]*", re.split(r' -- | "', rest)[0])
             if not options:
                 continue
             if command not in helps:

@@ -18,7 +18,7 @@ WORDS_MAX = 1300
 LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 PRODUCT = ("channel", "coordinator", "engine", "program", "proto", "worker")
-LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+PIECE = re.compile(r'"(?:[^"\\\n]|\\.)*"|\bPRI\w+')
 # Adjacent literals, with the macros of inttypes.h and the like between them.
 MERGED = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*(?:"(?:[^"\\\n]|\\.)*"|\bPRI\w+|\b[A-Z][A-Z_]+'
                     r'(?:\([A-Z_0-9]+\))?))*')
@@ -76,7 +76,8 @@ def long_front_page(source):
 
 
 def plain(text):
-    return re.sub(r"\s+", " ", CONVERSION.sub("…", text.replace('\\"', '"')))
+    text = CONVERSION.sub("…", text.replace('\\"', '"'))
+    return re.sub(r"…+", "…", re.sub(r"\s+", " ", text))
 
 
 def source_texts(source):
@@ -86,8 +87,8 @@ def source_texts(source):
             with open(path, encoding="utf-8") as file:
                 code = file.read()
             for merged in MERGED.findall(code):
-                text = "".join(piece[1:-1] for piece in LITERAL.findall(merged))
-                found.append(plain(text))
+                found.append(plain("".join(piece[1:-1] if piece[0] == '"' else "d"
+                                           for piece in PIECE.findall(merged))))
     return "\n".join(found)
 
 
@@ -104,7 +105,7 @@ def foreign_texts(source):
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    source = sys.argv[1]
+    source = os.path.abspath(sys.argv[1])
     wrong = (broken_links(source) + missing_pages(source) + long_front_page(source) +
              foreign_texts(source))
     print("\n".join(wrong) or "%d pages" % len(pages(source)))

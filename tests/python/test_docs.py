@@ -5,7 +5,6 @@ import pathlib
 import re
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -77,15 +76,3 @@ def test_the_reference_is_current(tmp_path):
         "write it anew: PYTHONPATH=build/test/python python3 tools/python_reference.py "
         "docs/python-api.md"
     )
-
-
-def test_the_first_example_of_the_readme(tmp_path):
-    blocks = re.findall(r"(?:^ {4}.*\n|^\n)+", (ROOT / "README.md").read_text(), re.M)
-    (worker,) = (block for block in blocks if "coxswain.serve(add)" in block)
-    (main,) = (block for block in blocks if "import array, coxswain" in block)
-    (tmp_path / "worker.py").write_text(textwrap.dedent(worker))
-    (tmp_path / "main.py").write_text(textwrap.dedent(main))
-    done = subprocess.run(
-        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "together 500500\n", done.stderr
