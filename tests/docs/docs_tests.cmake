@@ -16,11 +16,7 @@ if(NOT COX_SANITIZE)
         docs/commands.md docs/embedding.md docs/lora.md docs/memory.md docs/operations.md
         docs/prefill-decode.md docs/recovery.md docs/versioning.md)
     foreach(name front_page your_engine pages)
-        set(tier all)
-        if(name STREQUAL "front_page")
-            set(tier quick)
-        endif()
-        cox_command_test(NAME docs/${name} LABEL docs TIER ${tier} TIMEOUT 400
+        cox_command_test(NAME docs/${name} LABEL docs TIER all TIMEOUT 400
             COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/blocks.py
                     ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR}
                     ${PROJECT_BINARY_DIR}/tests/prefix ${pages_${name}})
