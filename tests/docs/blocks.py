@@ -26,6 +26,7 @@ BLOCK = re.compile(r"(?:^<!-- not run: ([^\n]+) -->\n+)?^```(\w+)[^\n]*\n(.*?)^`
 FILE = {"c": r"/\* (\S+\.c) \*/\n", "cpp": r"// (\S+\.cpp)\n", "python": r"# (\S+\.py)\n"}
 # Ends a page that hangs; a busy machine needs long.
 TIMEOUT = 300
+COLUMNS = 100
 
 
 def blocks_of(page):
@@ -130,6 +131,8 @@ def try_page(page, build, source, prefix):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
                 file.write(text)
             if not name.endswith(".py"):
+                if max(map(len, text.splitlines())) > COLUMNS:
+                    sys.exit("%s: %s has a line of over %d columns" % (page, name, COLUMNS))
                 compile_alone(name, folder, variables)
         has_python = os.path.isdir(os.path.join(build, "python"))
         script, expected = script_of(page, blocks, has_python)
