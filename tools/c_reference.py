@@ -70,12 +70,14 @@ def page(path):
         text = file.read()
     top = re.match(r"/\*.*?\*/", text, re.S)
     contract = plain(top[0]) if top else ""
-    rest = re.sub(r"\n{3,}", "\n\n", without_frame(without_internal(text[len(top[0]):])).strip("\n"))
+    rest = without_frame(without_internal(text[len(top[0]):])).strip("\n")
+    rest = re.sub(r"\n{3,}", "\n\n", rest)
     rest = re.sub(r"^COX_PUBLIC ", "", rest, flags=re.M)
     functions = re.findall(r"^[a-z][\w *]*?\b(cox_\w+)\(", rest, re.M)
     lines = ["# %s" % path, "", "```text", contract, "```", ""]
     if functions:
-        lines += ["Functions: " + ", ".join("`%s`" % name for name in dict.fromkeys(functions)) + ".", ""]
+        names = ", ".join("`%s`" % name for name in dict.fromkeys(functions))
+        lines += ["Functions: %s." % names, ""]
     return "\n".join([*lines, "## Declarations", "", "```c", rest, "```", ""])
 
 

@@ -2,8 +2,9 @@
 """Builds the documentation as a site: docs_site.py FOLDER
 
 FOLDER/source is what Sphinx reads, FOLDER/html the site. The pages are those of the repository; the
-reference of the C headers is made by tools/c_reference.py. Links to a header lead to its page there,
-links to other files to copies. A warning is a failure. Exit status 77: Sphinx with MyST is not here.
+reference of the C headers is made by tools/c_reference.py. Links to a header lead to its page
+there, links to other files to copies. A warning is a failure. Exit status 77: Sphinx with MyST is
+not here.
 """
 
 import glob

@@ -179,7 +179,8 @@ def check_options(build, source):
             continue
         with open(page, encoding="utf-8") as file:
             text = file.read()
-        for command, rest in re.findall(r"\bcoxswain ((?:[a-z]+-)?[a-z]+)((?: [^\n`#&|;]*)?)", text):
+        printed = r"\bcoxswain ((?:[a-z]+-)?[a-z]+)((?: [^\n`#&|;]*)?)"
+        for command, rest in re.findall(printed, text):
             options = re.findall(r"(?<= )--?[a-z][a-z-]*", re.split(r' -- | "', rest)[0])
             if not options:
                 continue
