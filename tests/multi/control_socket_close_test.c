@@ -356,6 +356,7 @@ static void g1g_others_are_served_while_closes_hang(void **state)
 static void g1g_what_lingers_is_closed_at_once(void **state)
 {
     (void)state;
+    const int outside = fd_count();
     for (size_t way = 0; way < WAY_COUNT; way++) {
         socket_start(NULL);
         int before = fd_count();
@@ -365,6 +366,8 @@ static void g1g_what_lingers_is_closed_at_once(void **state)
         await_fds(before + (int)end_count);
         traps_release();
         socket_stop();
+        /* On a busy machine the last closes come after the stop. */
+        await_fds(outside);
     }
 }
 

@@ -121,6 +121,10 @@ int leak_teardown(void **state)
 {
     (void)state;
     assert_int_equal(shm_count(NULL), 0);
+    /* On a busy machine the end of a control socket leaves its last closes to detached threads. */
+    const uint64_t deadline_ns = cox_deadline_after_ms(5000);
+    while (fd_count() > fds_before && cox_now_ns() < deadline_ns)
+        sched_yield();
     assert_int_equal(fd_count(), fds_before);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
     assert_int_equal(errno, ECHILD);
