@@ -136,6 +136,8 @@ def guard():
     if os.getppid() != _watcher:
         os.kill(os.getpid(), signal.SIGTERM)
     atexit.register(_end_unwatched)
+    # A script that was killed together with its watcher has left names, and its process id comes again.
+    _remove_names(os.getpid())
 
 
 def _become_subreaper():
@@ -186,9 +188,13 @@ def _end_unwatched():
         _remove_files(os.getpid())
 
 
-def _remove_files(script):
+def _remove_names(script):
     for name in own_names(script):
         os.unlink(os.path.join(SHM, name))
+
+
+def _remove_files(script):
+    _remove_names(script)
     shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -787,20 +787,42 @@ static size_t count_threads(void)
     return count_entries("/proc/self/task", "");
 }
 
-/* Groups of this process are called by its pid, whatever else: so other tests may run meanwhile. */
-static size_t count_own_names(void)
+/* Of a group of this process that has no other name. */
+static bool is_own_name(const char *name)
 {
     char plain[32], semaphore[32];
     snprintf(plain, sizeof plain, "%d_", getpid());
     snprintf(semaphore, sizeof semaphore, "sem.%d_", getpid());
+    return strncmp(name, plain, strlen(plain)) == 0 ||
+           strncmp(name, semaphore, strlen(semaphore)) == 0;
+}
+
+/* Groups of this process are called by its pid, whatever else: so other tests may run meanwhile. */
+static size_t count_own_names(void)
+{
     size_t count = test_count_names(test_name_prefix());
     DIR *dir = opendir("/dev/shm");
     assert_non_null(dir);
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        count += strncmp(entry->d_name, plain, strlen(plain)) == 0 ||
-                 strncmp(entry->d_name, semaphore, strlen(semaphore)) == 0;
+        count += is_own_name(entry->d_name);
     closedir(dir);
     return count;
+}
+
+/* Before the first group of this program: a killed test leaves its names, and its pid is used
+ * again. */
+static void names_sweep(void)
+{
+    static pid_t swept;
+    if (swept == getpid())
+        return;
+    swept = getpid();
+    DIR *dir = opendir("/dev/shm");
+    assert_non_null(dir);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
+        if (is_own_name(entry->d_name))
+            unlinkat(dirfd(dir), entry->d_name, 0);
+    closedir(dir);
 }
 
 static bool has_children(void)
@@ -823,6 +845,7 @@ int test_setup(void **state)
 {
     (void)state;
     runtime_dir_make();
+    names_sweep();
     /* A sanitizer may start a thread of its own with the first one of the program. */
     pthread_t thread;
     if (pthread_create(&thread, NULL, thread_nothing, NULL) == 0)
