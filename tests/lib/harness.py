@@ -190,7 +190,10 @@ def _end_unwatched():
 
 def _remove_names(script):
     for name in own_names(script):
-        os.unlink(os.path.join(SHM, name))
+        try:
+            os.unlink(os.path.join(SHM, name))
+        except OSError:  # of another user, or gone meanwhile
+            pass
 
 
 def _remove_files(script):
