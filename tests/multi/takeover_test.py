@@ -340,7 +340,8 @@ def test_a24_clients_come_and_go_through_many_coordinators():
                 count["told"] += 1
             clients.remove(client)
             close(client)
-        if dice.random() < 0.05:
+        # On a busy machine no coordinator may live long enough to answer: after some, one does.
+        if dice.random() < 0.05 and (lives < 6 or count["answered"] > 0):
             old = group.kill()
             old.process.finish(KILLED)
             lives += 1
