@@ -19,7 +19,7 @@ static void json_print(const struct cox_client_command *command, const void *cho
     json_object_set_new(root, "ok", json_boolean(error->code == 0));
     json_object_set_new(root, "error", error->code ? json_string(error->text) : json_null());
     if (command->json)
-        command->json(choice, root);
+        command->json(choice, reply, root);
     json_dumpf(root, stdout, JSON_COMPACT);
     putchar('\n');
     json_decref(root);
@@ -41,5 +41,8 @@ int cox_client_command_run(const struct cox_client_command *command,
         json_print(command, choice, reply, &error);
     else if (reply && command->print)
         command->print(choice, reply);
-    return r ? cox_exit_with(&error) : COX_EXIT_OK;
+    if (!r)
+        return command->exit_status ? command->exit_status(choice, reply) : COX_EXIT_OK;
+    int exit_status = cox_exit_with(&error);
+    return command->failed && r != COX_INVALID ? command->failed : exit_status;
 }

@@ -32,8 +32,12 @@ struct cox_client_command {
                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err);
     /* Prints the reply for people; NULL: there is nothing to print. */
     void (*print)(const void *choice, const ProtobufCMessage *reply);
-    /* Adds to the JSON object; NULL: nothing. */
-    void (*json)(const void *choice, json_t *root);
+    /* Adds to the JSON object; reply is NULL after a failure without one. NULL: nothing. */
+    void (*json)(const void *choice, const ProtobufCMessage *reply, json_t *root);
+    /* The exit status after a reply; NULL: 0. */
+    int (*exit_status)(const void *choice, const ProtobufCMessage *reply);
+    /* The exit status after a failure, unless the command line caused it; 0: that of the error. */
+    int failed;
 };
 
 /* Returns the exit status. */

@@ -10,9 +10,11 @@
 
 enum cox_exit_status {
     COX_EXIT_OK = 0,
-    COX_EXIT_FAILED = 1,   /* a failure that no worker caused */
-    COX_EXIT_USAGE = 2,    /* options or input */
-    COX_EXIT_WORKER = 3,   /* a worker died, failed, or did not reply */
+    COX_EXIT_FAILED = 1, /* a failure that no worker caused */
+    COX_EXIT_USAGE = 2,  /* options or input */
+    COX_EXIT_WORKER = 3, /* a worker died, failed, or did not reply */
+    COX_EXIT_DEGRADED =
+        4, /* of status: a rank is dead, stopped or absent, or the group is paused */
     COX_EXIT_SIGNAL = 128, /* plus the number of the signal that ended it */
 };
 

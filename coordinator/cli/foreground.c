@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 struct cox_foreground {
     uint32_t rank_count;
@@ -20,6 +21,8 @@ struct cox_foreground {
     pthread_mutex_t lock;
     /* NULL: not made yet, being freed, or freed */
     struct cox_server *server;
+    /* the group is complete: its server's executor may be used */
+    bool complete;
     void (*on_stop)(void *context);
     void *on_stop_context;
     int signal_number;
@@ -109,6 +112,46 @@ static bool on_signal(void *context, int number)
     return making;
 }
 
+/* ---- a worker is stopped ---- */
+
+/* The lock is held. A process behind a wrapper is no child, and not known here. */
+static void worker_changed(struct cox_foreground *foreground, const siginfo_t *info)
+{
+    struct cox_executor *executor = cox_server_executor(foreground->server);
+    for (uint32_t rank = 0; rank < foreground->rank_count; rank++) {
+        if (cox_executor_pid(executor, rank) != info->si_pid)
+            continue;
+        if (info->si_code == CLD_CONTINUED)
+            cox_console_say("rank %" PRIu32 " (pid %d) continues", rank, (int)info->si_pid);
+        else
+            cox_console_say("rank %" PRIu32 " (pid %d) is stopped by signal %d (%s), and the group "
+                            "waits for it: kill -CONT %d",
+                            rank, (int)info->si_pid, info->si_status, strsignal(info->si_status),
+                            (int)info->si_pid);
+    }
+}
+
+/* Workers that have ended are left to the supervisor. One signal may stand for several changes. */
+static void on_child_changed(void *context)
+{
+    struct cox_foreground *foreground = context;
+    pthread_mutex_lock(&foreground->lock);
+    while (foreground->complete && !foreground->quiet) {
+        siginfo_t info = {.si_pid = 0};
+        if (waitid(P_ALL, 0, &info, WSTOPPED | WCONTINUED | WNOHANG) < 0 || info.si_pid == 0)
+            break;
+        worker_changed(foreground, &info);
+    }
+    pthread_mutex_unlock(&foreground->lock);
+}
+
+static void set_complete(struct cox_foreground *foreground, bool complete)
+{
+    pthread_mutex_lock(&foreground->lock);
+    foreground->complete = complete;
+    pthread_mutex_unlock(&foreground->lock);
+}
+
 static void on_stop_request(void *context)
 {
     stop_take(context, SIGTERM);
@@ -124,7 +167,7 @@ int cox_foreground_new(struct cox_foreground **ret_foreground, struct cox_error 
         return cox_fail(err, -ENOMEM, "no memory");
     foreground->signals = (struct cox_signals)COX_SIGNALS_NONE;
     pthread_mutex_init(&foreground->lock, NULL);
-    int r = cox_signals_start(&foreground->signals, on_signal, foreground, err);
+    int r = cox_signals_start(&foreground->signals, on_signal, on_child_changed, foreground, err);
     if (r)
         return r;
     cox_console_start(); /* before hooks can run: they must not block on standard error */
@@ -251,12 +294,17 @@ int cox_foreground_start(struct cox_foreground *foreground,
         r = server_make(foreground, options, config, count, err);
     if (r && cox_foreground_signal(foreground))
         return COX_CLOSED;
-    return r ? explain_failure(options, r, err) : 0;
+    if (r)
+        return explain_failure(options, r, err);
+    set_complete(foreground, true);
+    on_child_changed(foreground); /* those that were stopped before */
+    return 0;
 }
 
 struct cox_foreground *cox_foreground_free(struct cox_foreground *foreground)
 {
     if (foreground) {
+        set_complete(foreground, false);
         /* A second signal meanwhile abandons it. */
         if (foreground->server)
             cox_server_stop(foreground->server);

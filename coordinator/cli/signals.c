@@ -29,19 +29,23 @@ static void *signals_main(void *context)
         if (fds[1].revents)
             return NULL;
         struct signalfd_siginfo info;
-        if (fds[0].revents && read(signals->signal_fd, &info, sizeof info) == sizeof info &&
-            !signals->taken(signals->context, (int)info.ssi_signo))
+        if (!fds[0].revents || read(signals->signal_fd, &info, sizeof info) != sizeof info)
+            continue;
+        if (info.ssi_signo == SIGCHLD)
+            signals->child_changed(signals->context);
+        else if (!signals->taken(signals->context, (int)info.ssi_signo))
             die_of((int)info.ssi_signo);
     }
 }
 
 int cox_signals_start(struct cox_signals *signals, bool (*taken)(void *context, int number),
-                      void *context, struct cox_error *err)
+                      void (*child_changed)(void *context), void *context, struct cox_error *err)
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     sigset_t set;
     sigemptyset(&set);
     signals->taken = taken;
+    signals->child_changed = child_changed;
     signals->context = context;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         struct sigaction action;
@@ -50,6 +54,8 @@ int cox_signals_start(struct cox_signals *signals, bool (*taken)(void *context, 
         if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&set, numbers[i]);
     }
+    if (child_changed)
+        sigaddset(&set, SIGCHLD);
     /* Before any thread is made: all threads inherit the mask. */
     int r = -pthread_sigmask(SIG_BLOCK, &set, &signals->old_mask);
     signals->masked = r == 0;

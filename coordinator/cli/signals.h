@@ -1,9 +1,9 @@
 /*
  * signals: SIGINT, SIGTERM and SIGHUP, those of them that were not ignored at the start, blocked in
- * every thread and taken by one of their own.
+ * every thread and taken by one of their own. So is SIGCHLD, on request.
  *
- * Threads: start and end from the main thread, start before any other thread exists; taken is
- *   called on the thread of signals.
+ * Threads: start and end from the main thread, start before any other thread exists; taken and
+ *   child_changed are called on the thread of signals.
  * Ownership: the struct is the caller's, and stays where it is until end.
  * Blocks: end until taken has returned.
  * If the process dies: nothing is left.
@@ -19,6 +19,8 @@
 struct cox_signals {
     /* False: the process dies of it, at once, as if it had not been blocked. */
     bool (*taken)(void *context, int number);
+    /* A child has ended, was stopped, or continues; some may be reported together. */
+    void (*child_changed)(void *context);
     void *context;
     bool masked;
     sigset_t old_mask;
@@ -34,9 +36,10 @@ struct cox_signals {
         .signal_fd = -1, .end_fd = -1                                                              \
     }
 
-/* Call it on a COX_SIGNALS_NONE. Returns 0 or -errno; call end in both cases. */
+/* Call it on a COX_SIGNALS_NONE. child_changed: NULL: SIGCHLD stays as it is. Returns 0 or -errno;
+ * call end in both cases. */
 int cox_signals_start(struct cox_signals *signals, bool (*taken)(void *context, int number),
-                      void *context, struct cox_error *err);
+                      void (*child_changed)(void *context), void *context, struct cox_error *err);
 /* Unblocks the signals. Idempotent. */
 void cox_signals_end(struct cox_signals *signals);
 

@@ -16,9 +16,10 @@
 
 #define REPLY_ARENA_MAX ((size_t)96 << 20)
 #define LISTED_SIZE 600
-#define WATCH_MS 10000
-#define WATCH_ASK_MS 5000
-#define WATCH_MISSES 2
+#define WATCH_MS 1000
+/* A status request may take so many times the period. */
+#define WATCH_ASK_PERIODS 5
+#define WATCH_MISSES 4
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
@@ -346,27 +347,70 @@ int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
     return 0;
 }
 
-int cox_client_watch_ms(void)
+static uint64_t watch_period_ms(void)
 {
 #if COX_TESTING
     const char *text = getenv("COXSWAIN_TEST_WATCH_MS");
     if (text)
-        return atoi(text);
+        return (uint64_t)atoi(text);
 #endif
     return WATCH_MS;
 }
 
-int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
+void cox_client_watch_heard(struct cox_watch *watch)
+{
+    watch->heard_ns = cox_now_ns();
+    watch->misses = 0;
+}
+
+static uint64_t watch_due_ns(const struct cox_watch *watch)
+{
+    uint64_t last_ns = watch->asked_ns > watch->heard_ns ? watch->asked_ns : watch->heard_ns;
+    return last_ns + watch_period_ms() * COX_NSEC_PER_MSEC;
+}
+
+static uint64_t watch_timeout_ns(const struct cox_watch *watch)
+{
+    return watch->timeout_ms ? watch->heard_ns + watch->timeout_ms * COX_NSEC_PER_MSEC
+                             : COX_DEADLINE_NEVER;
+}
+
+int cox_client_watch_ms(const struct cox_watch *watch)
+{
+    uint64_t now_ns = cox_now_ns();
+    uint64_t due_ns = cox_deadline_min(watch_due_ns(watch), watch_timeout_ns(watch));
+    return due_ns > now_ns ? (int)((due_ns - now_ns) / COX_NSEC_PER_MSEC) + 1 : 1;
+}
+
+/* trouble stays as it was if the group does not reply. */
+static int watch_ask(struct cox_watch *watch)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     CoxswainControl__StatusReply *status;
     struct cox_error error = {0};
-    uint64_t deadline_ns = cox_deadline_after_ms(WATCH_ASK_MS);
+    uint64_t deadline_ns = cox_deadline_min(
+        cox_deadline_after_ms(WATCH_ASK_PERIODS * watch_period_ms()), watch_timeout_ns(watch));
     int r = cox_client_open(&client, watch->name, deadline_ns, &error);
     if (!r)
         r = cox_client_status(&client, deadline_ns, &status, &error);
-    /* If the group ends, the connection that is waited on ends too. */
-    watch->misses = r == COX_TIMEOUT ? watch->misses + 1 : 0;
+    if (!r)
+        cox_health_check(status, watch->trouble);
+    return r;
+}
+
+int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
+{
+    if (cox_now_ns() >= watch_due_ns(watch)) {
+        /* If the group ends, the connection that is waited on ends too. */
+        watch->misses = watch_ask(watch) == COX_TIMEOUT ? watch->misses + 1 : 0;
+        watch->asked_ns = cox_now_ns();
+    }
+    if (cox_now_ns() >= watch_timeout_ns(watch))
+        return cox_fail(err, COX_TIMEOUT, "the group '%s' has not replied for %g s: %s",
+                        watch->name, (double)watch->timeout_ms / 1000,
+                        watch->trouble[0] ? watch->trouble
+                        : watch->misses   ? "its coordinator is stopped, or stuck"
+                                          : "its ranks compute");
     return watch->misses < WATCH_MISSES
                ? 0
                : cox_fail(

@@ -14,6 +14,7 @@
 #include "channel/base/base.h"
 #include "proto/wire.h"
 #include "coordinator/server/stream.h"
+#include "health.h"
 
 struct CoxswainControl__ControlRequest;
 struct CoxswainControl__ControlReply;
@@ -67,14 +68,25 @@ int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
  * request. */
 struct cox_watch {
     const char *name;
-    /* in a row */
+    /* Gives up after so long without a reply; 0: never. */
+    uint64_t timeout_ms;
+    /* the last reply, and the last status request */
+    uint64_t heard_ns, asked_ns;
+    /* failed status requests in a row */
     uint32_t misses;
+    /* why the group cannot work, by its last status; "": it can */
+    char trouble[COX_HEALTH_SIZE];
 };
-/* The time without a reply after which the group is checked: 10 s. In testing builds
- * COXSWAIN_TEST_WATCH_MS overrides it. */
-int cox_client_watch_ms(void);
-/* Sends the group a status request over a second connection, for 5 s at most. Returns 0: it
- * replies, or the failures in a row are still few; COX_TIMEOUT: it failed several times in a row.
+/* The group replies, or owes none. */
+void cox_client_watch_heard(struct cox_watch *watch);
+/* Milliseconds until the next check is due, at least 1. */
+int cox_client_watch_ms(const struct cox_watch *watch);
+/* To be called when poll has waited for that long. If a check is due, 1 s after the last reply and
+ * then every second (in testing builds COXSWAIN_TEST_WATCH_MS overrides it), sends the group a
+ * status request over a second connection, for 5 s at most.
+ * Returns
+ *   0: it replies, or the failures in a row are still few
+ *   COX_TIMEOUT: it failed several times in a row, or the watch's timeout has passed
  */
 int cox_client_watch(struct cox_watch *watch, struct cox_error *err);
 

@@ -163,11 +163,11 @@ static void print_links(const void *choice, const ProtobufCMessage *message)
         printf("no group is linked\n");
 }
 
-static void json_links(const void *choice, json_t *root)
+static void json_links(const void *choice, const ProtobufCMessage *reply, json_t *root)
 {
     size_t i;
     json_t *link;
-    (void)choice;
+    (void)choice, (void)reply;
     json_array_foreach(json_object_get(root, "links"), i, link)
     {
         json_object_set(link, "name", json_object_get(link, "cluster_id"));
@@ -295,9 +295,10 @@ static void print_role(const void *choice, const ProtobufCMessage *message)
 }
 
 /* Only the role of the status. */
-static void json_role(const void *context, json_t *root)
+static void json_role(const void *context, const ProtobufCMessage *reply, json_t *root)
 {
     const struct link_choice *choice = context;
+    (void)reply;
     json_t *transfer = json_object_get(root, "transfer");
     json_t *role = choice->word ? json_string(choice->word)
                    : transfer   ? json_incref(json_object_get(transfer, "role"))

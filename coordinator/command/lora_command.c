@@ -55,9 +55,10 @@ static void print(const void *context, const ProtobufCMessage *message)
     }
 }
 
-static void json(const void *context, json_t *root)
+static void json(const void *context, const ProtobufCMessage *reply, json_t *root)
 {
     const struct lora_choice *choice = context;
+    (void)reply;
     json_object_set_new(root, "action", json_string(action_name(choice->action)));
 }
 

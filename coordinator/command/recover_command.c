@@ -61,9 +61,10 @@ static void print(const void *context, const ProtobufCMessage *message)
         printf("no rank is dead\n");
 }
 
-static void json(const void *context, json_t *root)
+static void json(const void *context, const ProtobufCMessage *reply, json_t *root)
 {
     const struct recover_choice *choice = context;
+    (void)reply;
     size_t i;
     json_t *rank;
     json_object_set_new(root, "command", json_string(command_name(choice->command)));

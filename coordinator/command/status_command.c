@@ -6,12 +6,26 @@
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
 #include "coordinator/cli/client_command.h"
+#include "coordinator/cli/group_options.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #define TIMEOUT_MS 10000
+/* --wait asks so often, and --watch prints so often. */
+#define WAIT_PERIOD_MS 200
+#define WATCH_PERIOD_MS 1000
+#define CLEAR "\033[H\033[J"
+
+struct status_choice {
+    struct cox_connection connection;
+    /* 0: not given */
+    uint64_t wait_ms;
+    bool watch;
+};
 
 typedef CoxswainControl__StatusReply status_reply;
 
@@ -129,7 +143,7 @@ static void print_limits(const status_reply *status)
 
 static void print_group(const status_reply *status)
 {
-    char text[2 * TEXT_SIZE], other[TEXT_SIZE];
+    char text[2 * TEXT_SIZE], other[TEXT_SIZE], trouble[COX_HEALTH_SIZE];
     struct lines lines = {0};
     printf("group %s (pid %" PRId64 ")%s, up %s:\n", text_or(status->name, "?"), status->pid,
            status->stopping ? " is stopping" : "", format_seconds(text, status->uptime_ns));
@@ -152,6 +166,8 @@ static void print_group(const status_reply *status)
              status->restarts);
     print_part(&lines, ", ", text);
     putchar('\n');
+    if (!cox_health_check(status, trouble))
+        printf("degraded: %s\n", trouble);
     if (status->model)
         printf("model %s\n", status->model);
     print_prompts(status);
@@ -409,12 +425,16 @@ static void alias(json_t *object, const char *name, const char *old_name)
         json_object_set(object, old_name, value);
 }
 
-static void json(const void *choice, json_t *root)
+static void json(const void *choice, const ProtobufCMessage *reply, json_t *root)
 {
     json_t *rank, *transfer = json_object_get(root, "transfer"),
                   *limits = json_object_get(root, "limits");
     size_t i;
+    char trouble[COX_HEALTH_SIZE] = "";
     (void)choice;
+    bool healthy = reply && cox_health_check((const status_reply *)reply, trouble);
+    json_object_set_new(root, "healthy", json_boolean(healthy));
+    json_object_set_new(root, "degraded", trouble[0] ? json_string(trouble) : json_null());
     json_array_foreach(json_object_get(root, "ranks"), i, rank)
     {
         json_t *channels = json_object_get(rank, "channels");
@@ -444,6 +464,37 @@ static int ask(const void *choice, struct cox_client *client, uint64_t timeout_m
     return r;
 }
 
+static int exit_status(const void *choice, const ProtobufCMessage *reply)
+{
+    char trouble[COX_HEALTH_SIZE];
+    (void)choice;
+    return cox_health_check((const status_reply *)reply, trouble) ? COX_EXIT_OK : COX_EXIT_DEGRADED;
+}
+
+static void pause_ms(uint64_t ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = (time_t)(ms / 1000),
+                                 .tv_nsec = (long)(ms % 1000 * COX_NSEC_PER_MSEC)},
+              NULL);
+}
+
+static bool is_healthy(const struct status_choice *status, uint64_t deadline_ns)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    char trouble[COX_HEALTH_SIZE];
+    status_reply *reply;
+    return cox_connection_open(&status->connection, &client, deadline_ns, NULL) == 0 &&
+           cox_client_status(&client, deadline_ns, &reply, NULL) == 0 &&
+           cox_health_check(reply, trouble);
+}
+
+static void await_health(const struct status_choice *status)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(status->wait_ms);
+    while (!is_healthy(status, deadline_ns) && cox_now_ns() < deadline_ns)
+        pause_ms(WAIT_PERIOD_MS);
+}
+
 static int run(void *choice)
 {
     static const struct cox_client_command command = {
@@ -452,26 +503,72 @@ static int run(void *choice)
         .ask = ask,
         .print = print,
         .json = json,
+        .exit_status = exit_status,
+        .failed = COX_EXIT_FAILED,
     };
-    return cox_client_command_run(&command, choice, choice);
+    const struct status_choice *status = choice;
+    const bool clears = status->watch && isatty(STDOUT_FILENO);
+    if (status->wait_ms)
+        await_health(status);
+    for (;;) {
+        if (clears)
+            fputs(CLEAR, stdout);
+        int result = cox_client_command_run(&command, &status->connection, choice);
+        /* A watch ends with the group, or with its reader. */
+        if (!status->watch || (result != COX_EXIT_OK && result != COX_EXIT_DEGRADED) ||
+            fflush(stdout) || ferror(stdout))
+            return result;
+        pause_ms(WATCH_PERIOD_MS);
+        if (!clears && !status->connection.json)
+            putchar('\n');
+    }
 }
+
+enum {
+    KEY_WAIT = COX_OPTION_KEY(0x100),
+    KEY_WATCH,
+};
+
+static int take(void *choice, int key, const char *value, struct cox_error *err)
+{
+    struct status_choice *status = choice;
+    if (key == KEY_WAIT)
+        return cox_parse_seconds("--wait", value, &status->wait_ms, err);
+    status->watch = true;
+    return 0;
+}
+
+static const struct argp_option options[] = {
+    {"wait", KEY_WAIT, "SEC", 0,
+     "wait until the group is healthy, for so long at most; also for one that is not there yet", 0},
+    {"watch", KEY_WATCH, NULL, 0,
+     "print it again every second, until the group is not reachable any more; Ctrl-C ends it", 0},
+    {0},
+};
+static const struct cox_option_group status_options = {.options = options, .take = take};
 
 const struct cox_command cox_command_status = {
     .name = "status",
     .summary = "tell how a running group is",
-    .text = "Tells how a running group is: its ranks, whether they live, what each of them does on "
-            "every channel and since when, how often they died and were replaced, and what went "
-            "wrong last; which ranks have not replied, what is being completed, and how long "
-            "requests take. No worker is asked, so it also replies when all of them are stuck, "
-            "within 10 s by default.\n"
-            "\n"
-            "Times are median and 99th percentile, of everything since the start: queue, until the "
-            "request is published; ranks, until the last reply is there; handler, until the host "
-            "is done with it; total, all of them together.\n"
-            "\n"
-            "Waits: those for replies that slept and were woken, and those for replies or for work "
-            "that ended while spinning (run --spin). cpu: processor time of the process so far.",
-    .choice_size = sizeof(struct cox_connection),
-    .groups = {{&cox_connection_options, 0}},
+    .text =
+        "Tells how a running group is: its ranks, whether they live, what each of them does on "
+        "every channel and since when, how often they died and were replaced, and what went "
+        "wrong last; which ranks have not replied, what is being completed, and how long "
+        "requests take. No worker is asked, so it also replies when all of them are stuck, "
+        "within 10 s by default.\n"
+        "\n"
+        "Times are median and 99th percentile, of everything since the start: queue, until the "
+        "request is published; ranks, until the last reply is there; handler, until the host "
+        "is done with it; total, all of them together.\n"
+        "\n"
+        "Waits: those for replies that slept and were woken, and those for replies or for work "
+        "that ended while spinning (run --spin). cpu: processor time of the process so far.\n"
+        "\n"
+        "The exit status is 0 when the group is healthy; 4 when it is degraded: a rank is dead, "
+        "stopped or absent, or the group is paused, being started or ending; 1 when no group "
+        "replies; 2 for wrong usage.",
+    .choice_size = sizeof(struct status_choice),
+    .groups = {{&status_options, 0},
+               {&cox_connection_options, offsetof(struct status_choice, connection)}},
     .run = run,
 };

@@ -176,7 +176,7 @@ static bool is_ended(const struct cox_recovery *recovery)
 
 static bool is_disturbed(struct cox_recovery *recovery)
 {
-    return recovery->busy || recovery->paused || recovery->unready ||
+    return recovery->busy || recovery->paused_ns || recovery->unready ||
            cox_recovery_first_dead(recovery);
 }
 

@@ -83,8 +83,8 @@ struct cox_recovery {
     bool check;
     /* the thread is inside the executor */
     bool busy;
-    /* a command has paused the engine, or some ranks */
-    bool paused;
+    /* since when a command has paused the engine, or some ranks; 0: it is not */
+    uint64_t paused_ns;
     /* only some ranks */
     bool partially_paused;
     /* a rank was replaced, and init not replayed since */

@@ -22,6 +22,19 @@ static bool is_done_already(enum cox_recover_command command, enum cox_engine_st
     }
 }
 
+/* After a command: the engine is paused, or not. */
+static void set_paused(struct cox_recovery *recovery, bool paused)
+{
+    const uint64_t now = cox_now_ns(), since = recovery->paused_ns;
+    recovery->paused_ns = !paused ? 0 : since ? since : now;
+    if (paused && !since)
+        cox_log_write(&recovery->options.log, 5, "the group is paused%s: coxswain recover start",
+                      recovery->partially_paused ? " in part, since not all ranks replied" : "");
+    else if (!paused && since)
+        cox_log_write(&recovery->options.log, 5, "the group goes on after a pause of %.1f s",
+                      (double)(now - since) / (double)COX_NSEC_PER_SEC);
+}
+
 static void order_command(struct cox_recovery *recovery, struct cox_recovery_order *order)
 {
     snprintf(recovery->doing, sizeof recovery->doing, "carrying out %s",
@@ -42,7 +55,8 @@ static void order_command(struct cox_recovery *recovery, struct cox_recovery_ord
     partially_paused = cox_executor_partially_paused(recovery->executor);
     order->status = cox_recovery_leave(recovery, r);
     recovery->partially_paused = partially_paused;
-    recovery->paused = partially_paused || state == COX_ENGINE_PAUSE || state == COX_ENGINE_READY;
+    set_paused(recovery,
+               partially_paused || state == COX_ENGINE_PAUSE || state == COX_ENGINE_READY);
     recovery->changes += !already; /* also refused ones: steps were refused meanwhile */
 }
 

@@ -78,11 +78,25 @@ static void on_fault(void *context, int32_t rank, const char *text)
     server->given.fault(server->given.hook_context, rank, text);
 }
 
+/* Deaths that do not end the group; its end has its own words. With external workers, recovery
+ * logs which one it waits for. No lock is held. */
+static void death_log(const struct cox_server *server, uint32_t rank, const char *text)
+{
+    const enum cox_on_death on_death = server->options.restart.on_death;
+    if (on_death == COX_ON_DEATH_WAIT)
+        cox_log_write(&server->options.log, 5,
+                      "%s: the group waits for coxswain recover restart --rank %" PRIu32, text,
+                      rank);
+    else if (on_death != COX_ON_DEATH_FAIL && !server->executor_options.external_workers)
+        cox_log_write(&server->options.log, 5, "%s: it is replaced", text);
+}
+
 static void on_death(void *context, uint32_t rank, const char *text)
 {
     struct cox_server *server = context;
     pthread_mutex_lock(&server->lock);
-    if (server->recovery) {
+    const bool serves = server->recovery != NULL;
+    if (serves) {
         cox_recovery_death(server->recovery, rank, text);
     } else {
         /* Others may die because of the first death, before the error is read. */
@@ -91,6 +105,8 @@ static void on_death(void *context, uint32_t rank, const char *text)
         cox_rank_set_add(&server->early, rank);
     }
     pthread_mutex_unlock(&server->lock);
+    if (serves)
+        death_log(server, rank, text);
     if (server->given.death)
         server->given.death(server->given.hook_context, rank, text);
 }

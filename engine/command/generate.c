@@ -36,6 +36,7 @@ enum {
     OPTION_NESTED,
     OPTION_SEQUENCES,
     OPTION_JOIN,
+    OPTION_START,
     OPTION_STEP_TOKENS,
     OPTION_LORA,
     OPTION_ADAPTER,
@@ -59,6 +60,8 @@ struct generate {
     bool json;
     bool quiet;
     bool join;
+    /* starts a group of that name if none runs */
+    bool start;
     struct cox_adapter_choice adapters;
     struct cox_prefill_decode_options prefill_decode;
     struct cox_prompts prompts;
@@ -150,6 +153,9 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return cox_adapter_choice_take(&g->adapters, value, err);
     case OPTION_JOIN:
         g->join = true;
+        return 0;
+    case OPTION_START:
+        g->start = true;
         return 0;
     case OPTION_PREFILL:
         g->prefill_decode.prefill = value;
@@ -316,8 +322,10 @@ static void summarize(const struct generate *g, const struct cox_engine_loop_sta
     if (stats->channel_p50_ns || stats->channel_p99_ns)
         snprintf(channel, sizeof channel, "p50 %.1f us, p99 %.1f us",
                  (double)stats->channel_p50_ns / 1e3, (double)stats->channel_p99_ns / 1e3);
-    cox_console_say("%zu prompts on %" PRIu32 " ranks: %" PRIu64 " tokens in %.3f s, %.0f tokens/s",
-                    g->prompts.count, g->group.rank_count, stats->batcher.generated_tokens, seconds,
+    cox_console_say("%zu prompt%s on %" PRIu32 " rank%s: %" PRIu64
+                    " tokens in %.3f s, %.0f tokens/s",
+                    g->prompts.count, g->prompts.count == 1 ? "" : "s", g->group.rank_count,
+                    g->group.rank_count == 1 ? "" : "s", stats->batcher.generated_tokens, seconds,
                     tokens_per_second(stats));
     if (stats->steps == 0)
         return;
@@ -363,6 +371,7 @@ static void complete_prepare(struct generate *g)
     if (g->complete.engine_loop.sequence_count_max == 1 && !g->group.steps_in_flight)
         g->complete.engine_loop.steps_in_flight = 1;
     g->complete.tokenizer = g->tokenizer;
+    g->complete.timeout_ms = g->group.step_ms;
     /* On a terminal the lines themselves show the progress. */
     g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
     g->complete.ready = on_ready;
@@ -419,51 +428,73 @@ static int conflict(const struct generate *g, const char *what, struct cox_error
         g->group.name, what);
 }
 
+/* The first option given that is for starting a group, and is not refused with more details; NULL:
+ * none. */
+static const char *start_option(const struct generate *g)
+{
+    const struct cox_group_choice *group = &g->group;
+    const struct cox_engine_loop_options *engine_loop = &g->complete.engine_loop;
+    bool request_size = false, response_size = false;
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        request_size = request_size || group->request_size[c];
+        response_size = response_size || group->response_size[c];
+    }
+    const struct {
+        bool given;
+        const char *option;
+    } options[] = {
+        {group->spin_given, "--spin"},
+        {request_size, "--request-size"},
+        {response_size, "--response-size"},
+        {group->keep_names, "--keep-names"},
+        {group->huge_pages, "--huge-pages"},
+        {group->own_weights, "--no-shared-weights"},
+        {group->no_large_payloads, "--no-large-payloads"},
+        {group->large_payload_size != 0, "--large-payload-size"},
+        {group->recovery.restart_max != 0, "--restart-max"},
+        {group->recovery.window_ms != 0, "--restart-window"},
+        {group->recovery.backoff_min_ms != 0, "--restart-backoff"},
+        {group->recovery_given, "--on-death"},
+        {group->steps_in_flight != 0, "--async-scheduling"},
+        {group->worker != NULL, "--worker"},
+        {group->start_timeout_ms != 0, "--start-timeout"},
+        {engine_loop->token_count_max != 0, "--step-tokens"},
+        {engine_loop->nested, "--nested"},
+    };
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
+        if (options[i].given)
+            return options[i].option;
+    return NULL;
+}
+
 /* Refuses options that contradict the group's status. */
 static int check_conflicts(struct generate *g, const CoxswainControl__StatusReply *status,
                            struct cox_error *err)
 {
     const struct cox_group_choice *group = &g->group;
-    const struct cox_engine_loop_options *engine_loop = &g->complete.engine_loop;
     if (!status->serving)
         return cox_fail(err, COX_UNSUPPORTED, "the group '%s' accepts no prompts: %s", group->name,
                         status->refusal ? status->refusal : "it gives no reason");
     if (group->rank_count_given && group->rank_count != status->rank_count)
         return cox_fail(err, COX_INVALID,
-                        "the group '%s' runs already, with %" PRIu32 " ranks: leave out -n %" PRIu32
-                        ", or take another --name",
-                        group->name, status->rank_count, group->rank_count);
+                        "the group '%s' runs already, with %" PRIu32
+                        " rank%s: leave out -n %" PRIu32 ", or take another --name",
+                        group->name, status->rank_count, status->rank_count == 1 ? "" : "s",
+                        group->rank_count);
     if (group->depth && group->depth != status->depth)
         return conflict(g, "--depth", err);
-    if (group->spin_given)
-        return conflict(g, "--spin", err);
     if (group->legacy_workers && !status->legacy)
         return conflict(g, "--legacy-workers", err);
-    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
-        if (group->request_size[c] || group->response_size[c])
-            return conflict(g, "--request-size and --response-size", err);
     if (group->attach_given && strcmp(status->attach ? status->attach : "",
                                       group->attach == COX_ATTACH_SEALED ? "sealed" : "named") != 0)
         return conflict(g, "--attach", err);
-    if (group->keep_names || group->huge_pages)
-        return conflict(g, "--keep-names and --huge-pages", err);
-    if (group->own_weights)
-        return conflict(g, "--no-shared-weights", err);
-    if (group->no_large_payloads || group->large_payload_size)
-        return conflict(g, "--no-large-payloads and --large-payload-size", err);
-    if (group->recovery_given)
-        return conflict(g, "--on-death", err);
-    if (group->steps_in_flight)
-        return conflict(g, "--async-scheduling", err);
-    if (group->worker || group->start_timeout_ms || group->step_ms)
-        return conflict(g, "--worker, --start-timeout and --timeout", err);
+    if (start_option(g))
+        return conflict(g, start_option(g), err);
     if (g->adapters.count)
         return cox_fail(
             err, COX_INVALID,
             "the group '%s' runs already: load an adapter with coxswain lora load, and leave out --adapter",
             group->name);
-    if (engine_loop->token_count_max || engine_loop->nested)
-        return conflict(g, "--step-tokens and --nested", err);
     g->group.rank_count = status->rank_count;
     return 0;
 }
@@ -502,7 +533,7 @@ static int remote_run(struct generate *g, struct cox_client *client, struct cox_
     interrupt->fd = eventfd(0, EFD_CLOEXEC);
     int r = interrupt->fd < 0 ? cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno)) : 0;
     if (!r)
-        r = cox_signals_start(&signals, on_signal, interrupt, err);
+        r = cox_signals_start(&signals, on_signal, NULL, interrupt, err);
     g->prefill_decode.window = window;
     if (!r && prefill)
         r = cox_prefill_decode_complete(&g->prompts, prefill, client, &g->prefill_decode,
@@ -625,8 +656,14 @@ static int check(const void *choice, struct cox_error *err)
 {
     const struct generate *g = choice;
     const struct cox_prefill_decode_options *prefill_decode = &g->prefill_decode;
+    if (g->join && g->start)
+        return cox_fail(err, COX_INVALID, "--join never starts a group: leave out --start");
     if (g->join && !g->group.name)
         return cox_fail(err, COX_INVALID, "--join needs the --name of a running group");
+    if (g->start && !g->group.name)
+        return cox_fail(
+            err, COX_INVALID,
+            "--start needs the --name of the group (without --name one is always started)");
     if (!prefill_decode->prefill && !prefill_decode->decode)
         return prefill_decode->lease_ms || prefill_decode->no_recompute
                    ? cox_fail(err, COX_INVALID,
@@ -638,9 +675,9 @@ static int check(const void *choice, struct cox_error *err)
         return cox_fail(err, COX_INVALID,
                         "--prefill and --decode are the same group: use --name %s instead",
                         prefill_decode->prefill);
-    if (g->group.name || g->join)
+    if (g->group.name)
         return cox_fail(err, COX_INVALID,
-                        "--prefill and --decode name the groups: leave out --name and --join");
+                        "--prefill and --decode name the groups: leave out --name");
     return 0;
 }
 
@@ -699,7 +736,7 @@ static int generate_own(struct generate *g)
     return finish(g, r, cox_foreground_signal(cox_engine_group_foreground(group)), &stats, &error);
 }
 
-/* Uses the live group of that name if it has a control socket, else starts one. */
+/* With a name: on the live group of that name; without one, on a group of its own. */
 static int generate(struct generate *g)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
@@ -709,8 +746,14 @@ static int generate(struct generate *g)
     if (!g->group.name)
         return generate_own(g);
     int r = cox_client_open(&client, g->group.name, cox_deadline_after_ms(CONNECT_MS), &error);
-    if (r == COX_NOT_FOUND && !g->join)
+    if (r == COX_NOT_FOUND && g->start)
         return generate_own(g);
+    if (r == COX_NOT_FOUND) {
+        cox_console_say("%s (start one with coxswain run --name %s, or with --start for these "
+                        "prompts alone)",
+                        error.text, g->group.name);
+        return COX_EXIT_USAGE;
+    }
     return r ? cox_exit_with(&error) : generate_remote(g, &client);
 }
 
@@ -742,10 +785,10 @@ static void deinit(void *choice)
 }
 
 static const struct argp_option options[] = {
-    {"join", OPTION_JOIN, NULL, 0,
-     "only on the running group of that --name: when there is none, none is started, and the exit "
-     "status is 2",
-     0},
+    {"start", OPTION_START, NULL, 0,
+     "start a group of that --name, for these prompts alone, if none runs", 0},
+    /* What --name means without --start; it once started a group. */
+    {"join", OPTION_JOIN, NULL, OPTION_HIDDEN, NULL, 0},
     {"file", OPTION_FILE, "FILE", 0, "prompts are the lines of FILE; - is standard input", 0},
     {"max-tokens", OPTION_MAX_TOKENS, "N", 0,
      "generate so many tokens at most (default 256, or what fits)", 0},

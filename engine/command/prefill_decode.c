@@ -61,8 +61,6 @@ struct pair {
     uint64_t epoch;
     /* when to send the next keepalive */
     uint64_t stay_ns;
-    /* last time of progress, or of a status request */
-    uint64_t heard_ns;
     uint64_t generated_tokens;
     struct cox_prefill_decode_stats stats;
     struct cox_error failure;
@@ -461,24 +459,23 @@ static int wait(struct pair *pair, bool ret_ends[2], struct cox_error *err)
         fds[side + 1].events = (short)(POLLIN | (cox_stream_pending(stream) ? POLLOUT : 0));
         ret_ends[side] = false;
     }
-    const int watch_ms = cox_client_watch_ms();
+    const int watch_ms = cox_client_watch_ms(&pair->watches[0]);
     int count = poll(fds, 3, watch_ms < STAY_MS ? watch_ms : STAY_MS);
     if (count < 0)
         return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
     if (fds[0].revents)
         return cox_fail(err, COX_CLOSED, "stopped");
-    const uint64_t now_ns = cox_now_ns();
-    bool watches = count == 0 && now_ns - pair->heard_ns >= (uint64_t)watch_ms * COX_NSEC_PER_MSEC;
-    if (count || watches)
-        pair->heard_ns = now_ns;
-    for (int side = 0; watches && side < 2; side++) {
-        int r = cox_client_watch(&pair->watches[side], err);
+    for (int side = 0; side < 2; side++) {
+        /* A reply of one side answers for both: the other may have nothing to do. */
+        int r = 0;
+        if (count)
+            cox_client_watch_heard(&pair->watches[side]);
+        else
+            r = cox_remote_watch(&pair->watches[side], err);
         if (r)
             return r;
     }
     for (int side = 0; side < 2; side++) {
-        if (fds[side + 1].revents)
-            pair->watches[side].misses = 0;
         int r =
             fds[side + 1].revents & ~POLLOUT ? cox_stream_fill(&pair->clients[side]->stream) : 0;
         ret_ends[side] = r == COX_CLOSED;
@@ -539,8 +536,8 @@ int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *
         .how = how,
         .options = options,
         .stop_fd = stop_fd,
-        .watches = {{.name = how->prefill}, {.name = how->decode}},
-        .heard_ns = cox_now_ns(),
+        .watches = {{.name = how->prefill, .timeout_ms = options->timeout_ms},
+                    {.name = how->decode, .timeout_ms = options->timeout_ms}},
         .run = {.prompts = prompts, .options = options},
         .parts = calloc(prompts->count + 1, sizeof *pair.parts),
         .unsent_count = prompts->count,

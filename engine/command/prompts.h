@@ -64,6 +64,8 @@ struct cox_complete_options {
     /* NULL: no text */
     const struct cox_tokenizer *tokenizer;
     bool progress;
+    /* on a running group: give up after so long without a reply; 0: never */
+    uint64_t timeout_ms;
     /* Called for the prompts in order, each as soon as it and all before it are done. When the
      * group fails or a signal arrives, it is called once for each of the rest, done or abandoned.
      * Not 0 ends the run with COX_CLOSED. */

@@ -140,6 +140,18 @@ static int replies_take(struct remote *remote, struct cox_error *err)
     return r == COX_EMPTY ? 0 : r;
 }
 
+int cox_remote_watch(struct cox_watch *watch, struct cox_error *err)
+{
+    char before[sizeof watch->trouble];
+    memcpy(before, watch->trouble, sizeof before);
+    int r = cox_client_watch(watch, err);
+    if (!r && watch->trouble[0] && strcmp(before, watch->trouble) != 0)
+        cox_console_say("waiting for the group '%s': %s", watch->name, watch->trouble);
+    else if (!r && before[0] && !watch->trouble[0])
+        cox_console_say("the group '%s' goes on", watch->name);
+    return r;
+}
+
 /* Blocks until there is something to do, and reads. *ret_end: the other side has closed the
  * connection. */
 static int wait(struct remote *remote, bool *ret_end, struct cox_error *err)
@@ -151,14 +163,14 @@ static int wait(struct remote *remote, bool *ret_end, struct cox_error *err)
         {.fd = remote->stop_fd, .events = POLLIN},
     };
     *ret_end = false;
-    int count = poll(fds, 2, cox_client_watch_ms());
+    int count = poll(fds, 2, cox_client_watch_ms(&remote->watch));
     if (count < 0)
         return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
     if (count == 0)
-        return cox_client_watch(&remote->watch, err);
+        return cox_remote_watch(&remote->watch, err);
     if (fds[1].revents)
         return cox_fail(err, COX_CLOSED, "stopped");
-    remote->watch.misses = 0;
+    cox_client_watch_heard(&remote->watch);
     int r = fds[0].revents & ~POLLOUT ? cox_stream_fill(stream) : 0;
     *ret_end = r == COX_CLOSED;
     return r == 0 || *ret_end
@@ -202,7 +214,7 @@ int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, 
     struct remote remote = {
         .prompts = prompts,
         .client = client,
-        .watch = {.name = name},
+        .watch = {.name = name, .timeout_ms = options->timeout_ms, .heard_ns = cox_now_ns()},
         .options = options,
         .window = window,
         .stop_fd = stop_fd,

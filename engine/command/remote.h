@@ -19,7 +19,7 @@
  * Returns
  *   as cox_prompts_complete
  *   COX_CLOSED: also when the group has ended
- *   COX_TIMEOUT
+ *   COX_TIMEOUT: the coordinator does not reply, or no reply came for options' timeout_ms
  *   COX_CORRUPT
  *   the group's refusal
  *   -errno
@@ -27,6 +27,10 @@
 int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, const char *name,
                         uint32_t window, int stop_fd, const struct cox_complete_options *options,
                         struct cox_engine_loop_stats *ret_stats, struct cox_error *err);
+
+/* Runs the watch, and says on standard error what a group that cannot work waits for, when that
+ * changes. Returns as cox_client_watch. */
+int cox_remote_watch(struct cox_watch *watch, struct cox_error *err);
 
 /* Copies the options that are common to all prompts into a request. stop_tokens: room for
  * COX_EOS_COUNT_MAX tokens, lent to the request. */

@@ -159,7 +159,7 @@ class Group:
         check(not self.process.ended, "the group has ended")
 
     def status(self):
-        process = in_time(command("status", "--name", NAME, "--json", "--timeout", "%g" % options.deadline), 0)
+        process = in_time(command("status", "--name", NAME, "--json", "--timeout", "%g" % options.deadline), 0, 4)
         answer = json.loads(process.out)
         process.close()
         return answer

@@ -570,7 +570,7 @@ def a_step_that_is_late_is_run_again_and_the_text_is_the_same():
             wait_until(lambda: os.fstat(out.fileno()).st_size > 0, "text")
             pid = workers_of(process, 2)[rank]
             stop_process(pid)
-            line = process.stderr.readline()
+            line = process.stderr.readline() + process.stderr.readline()  # that it is stopped, and the retry
             os.kill(pid, signal.SIGCONT)
             result = finish(process)
             out.seek(0)

@@ -175,7 +175,7 @@ def test_p3_status_replies_while_every_worker_is_stuck_and_names_late_ranks():
         status = group.status()
         check(all(rank["stopped"] and rank["liveness"] == "alive" for rank in status["ranks"]), "not stopped: %s" % status)
         check(status["channels"][0]["late_ranks"] == [0, 1], "nobody is late: %s" % status)
-        result = expect(run(["status"]), 0)
+        result = expect(run(["status"]), 4)
         check(result.out.count("alive, stopped by a signal") == 2, "not told", result)
         for pid in group.pids:
             os.kill(pid, signal.SIGCONT)
@@ -196,7 +196,7 @@ def test_p2_status_reports_a_dead_worker_while_the_others_keep_the_group_up():
 
         def dead():
             result = run(["status", "--name", group.name, "--json"])
-            if result.status == 0:
+            if result.status == 4:
                 status = json.loads(result.out)
                 if status["ranks"][1]["liveness"] == "dead":
                     told.append(status)
@@ -227,10 +227,10 @@ def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
             return group.process.poll() is not None or "killed by signal 9" in told[()].out and (
                 "killed by signal 9" in told["--json",].out)
         wait_until(dead, "a death")
-        result = expect(told["--json",], 0)
+        result = expect(told["--json",], 4)
         lines = json.loads(result.out)["ranks"][1]["last_lines"]
         check(lines == '?[31mred ???? \t"quoted" \u00e4 ???\nlast?', "other last words: %r" % lines)
-        result = expect(told[()], 0)
+        result = expect(told[()], 4)
         check('\n  | ?[31mred ???? \t"quoted" \u00e4 ???\n  | last?\n' in result.out, "other last words", result)
         check(group.process.wait(timeout=TIMEOUT) == 3, "another end")  # what it shows of its workers is no text
         group.left_nothing()
@@ -244,7 +244,8 @@ def test_p3_a_group_that_loads_its_model_answers_every_command():
     try:
         check("loading" in process.stderr.readline() + process.stderr.readline(), "it does not load")
         for _ in range(3):  # a thread of the coordinator finds on its stack what the one before it has left there
-            status = json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
+            status = json.loads(expect(run(["status", "--name", name, "--json"]), 4).out)
+            check(status["degraded"].startswith("it is being started"), "another reason: %s" % status)
             check(status["engine_state"] == "INIT" and status["channels"][0]["in_flight"] == 1, "wrong: %s" % status)
             expect(run(["generate", "--name", name, "1+1="]), 1, "accepts no prompts")
             for command in ("pause", "reinit", "start", "clear", "restart"):
@@ -255,7 +256,7 @@ def test_p3_a_group_that_loads_its_model_answers_every_command():
             for words in (["link-status"], ["role", "prefill"], ["link", "other"], ["unlink", "other"]):
                 result = run([words[0], "--name", name, *words[1:]])
                 check(result.status in (1, 2) and "coxswain: " in result.err, "no words of %s" % words, result)
-            expect(run(["status", "--name", name]), 0)
+            expect(run(["status", "--name", name]), 4)
         check(process.poll() is None, "it has ended")
         expect(run(["stop", "--name", name]), 0)
         expect(finish(process), 143, "ended by signal 15")
@@ -287,11 +288,11 @@ def test_p3_status_reports_which_ranks_have_not_attached_while_a_group_is_starte
 
 @test
 def test_wrong_names_and_several_groups():
-    expect(run(["status"]), 2, "no group is alive")
+    expect(run(["status"]), 1, "no group is alive")
     expect(run(["stop"]), 2, "no group is alive")
-    expect(run(["status", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
+    expect(run(["status", "--name", "coxnobody"]), 1, "no group 'coxnobody' is alive")
     expect(run(["stop", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
-    expect(run(["status", "--socket", os.path.join(RUNTIME, "x.sock")]), 2)
+    expect(run(["status", "--socket", os.path.join(RUNTIME, "x.sock")]), 1)
     expect(run(["status", "--name", "a", "--socket", "b"]), 2, "either")
     expect(run(["status", "--name", "a/b"]), 2, "position 2")
     expect(run(["status", "surplus"]), 2, "surplus")
@@ -320,7 +321,7 @@ def test_wrong_names_and_several_groups():
         # What a killed one leaves is no group.
         two.process.kill()
         two.process.wait()
-        expect(run(["status"]), 2, "no group is alive")
+        expect(run(["status"]), 1, "no group is alive")
 
 
 # ---- stop ----
@@ -360,7 +361,7 @@ def test_stop_gives_up_at_its_deadline():
         stop_process(group.process.pid)
         told = "process %d, the coordinator, is stopped by a signal" % group.process.pid
         expect(group.stop("--timeout", "0.3"), 3, told)
-        expect(run(["status", "--name", group.name, "--timeout", "0.3"]), 3, told)
+        expect(run(["status", "--name", group.name, "--timeout", "0.3"]), 1, told)
         group.process.send_signal(signal.SIGCONT)
         expect(group.stop(), 0)
         group.left_nothing()
@@ -370,7 +371,7 @@ def test_stop_gives_up_at_its_deadline():
 def test_a_generate_can_be_asked_and_stopped_and_takes_no_prompts():
     name = harness.fresh_name("gen")
     prompts, _ = sums(100)
-    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--max-tokens", "1", "--one-at-a-time"],
+    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--max-tokens", "1", "--one-at-a-time"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     # It cannot end before the check: its output is not read, and the pipe is full long before.
     text = "\n".join(prompts * 200) + "\n"
@@ -411,15 +412,19 @@ def test_prompts_on_a_running_group_give_the_same_bytes():
             errors = [[line for line in result.err.splitlines() if line.startswith(prefix)] for result in (own, other)]
             check(errors[0] == errors[1], "other errors with %s: %s" % (arguments, errors), other)
         check(other.err.count("positions; the model has") == 2, "the refusal is not told per prompt", other)
-        status = group.status()["serving"]
-        check(status["free_blocks"] == status["block_count"] and status["clients"] == 0, "not freed: %s" % status)
+
+
+        def free():  # a connection ends a little after its client
+            status = group.status()["serving"]
+            return status["free_blocks"] == status["block_count"] and status["clients"] == 0
+        wait_until(free, "all is given back")
         expect(group.stop(), 0)
 
 
 @test
-def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_reported():
+def test_a_name_that_is_not_live_starts_a_group_on_request_and_conflicts_are_reported():
     name = harness.fresh_name("fresh")
-    result = expect(generate("--name", name, "-n", "1", "27+58="), 0, "1 ranks")
+    result = expect(generate("--start", "--name", name, "-n", "1", "27+58="), 0, "1 prompt on 1 rank:")
     check(result.out == "27+58=85\n", "wrong text", result)
     with Group(2) as group:
         check(expect(group.generate("-n", "2", "--depth", "4", "--model", MODEL, "1+1="), 0).out == "1+1=2\n", "no")
@@ -430,7 +435,7 @@ def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_reported():
                                 [["--legacy-workers"], "--legacy-workers"], [["--worker", "x"], "--worker"],
                                 [["--model", other], MODEL], [["--step-tokens", "5"], "--step-tokens"],
                                 [["--attach", attach], "--attach"], [["--keep-names"], "--keep-names"],
-                                [["--start-timeout", "9"], "--start-timeout"], [["--timeout", "9"], "--timeout"],
+                                [["--start-timeout", "9"], "--start-timeout"],
                                 [["--nested"], "--nested"], [["--request-size", "execute=8M"], "--request-size"]):
             result = expect(group.generate(*arguments, "1+1="), 2, group.name, part, "runs already")
             check(result.out == "", "it ran", result)
@@ -868,7 +873,7 @@ def test_every_command_prints_its_reply_as_json():
         refused = told("link", "coxnobody", status=2)
         check(refused["ok"] is False and "no group 'coxnobody' is alive" in refused["error"], "no reason", refused)
         check(told("stop") == {"ok": True, "error": None}, "not stopped")
-    gone = json.loads(expect(run(["status", "--name", "coxnobody", "--json"]), 2, "coxnobody").out)
+    gone = json.loads(expect(run(["status", "--name", "coxnobody", "--json"]), 1, "coxnobody").out)
     check(gone["ok"] is False and gone["name"] is None and gone["ranks"] == [], "a status of nobody", gone)
 
 

@@ -80,7 +80,7 @@ def check_partial(result):
 
 def over_killed_ranks(arguments, name, ranks):
     """Prompts of a group that loses a rank while they stand still, and others while they run."""
-    process = start(["generate", "--name", name, "--file", PROMPTS, *arguments])
+    process = start(["generate", "--start", "--name", name, "--file", PROMPTS, *arguments])
     reader = Reader(process)
     reader.await_full()
     for rank in (ranks - 1, 0, ranks // 2):
@@ -145,7 +145,7 @@ def test_p8_all_ranks_are_started_again():
 @test
 def test_p8_a_death_without_a_policy_ends_all_as_before():
     name = harness.fresh_name("fail")
-    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS])
+    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS])
     reader = Reader(process)
     reader.await_full()
     kill(name, 1)
@@ -159,7 +159,7 @@ def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
     worker = temporary("#!/bin/sh\nif [ \"$COXSWAIN_INCARNATION\" != 1 ]; then echo no device for me >&2; exit 7; fi\n"
                        "exec %s \"$@\"\n" % program("coxswain-worker"), 0o700)
     name = harness.fresh_name("loop")
-    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
+    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
                      "--worker", worker, "--on-death", "restart", "--restart-max", "3",
                      "--restart-backoff", "0.01-0.02"])
     reader = Reader(process)
@@ -210,7 +210,7 @@ def test_a_group_that_waits_can_be_stopped_and_interrupted():
         check_partial(result)
         expect(finish(group.process), 0)
     name = harness.fresh_name("interrupted")
-    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
+    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
                      "--on-death", "wait"])
     reader = Reader(process)
     reader.await_full()

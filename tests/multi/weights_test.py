@@ -258,7 +258,7 @@ def weights_switch_again_and_again_under_prompts():
 @test
 def weights_switch_with_the_nested_form_and_in_a_generate_of_its_own():
     name = harness.fresh_name("own")
-    process = start(["generate", "--nested", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(900),
+    process = start(["generate", "--nested", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(900),
                      "--quiet", "--max-tokens", "8", "--temperature", "1"])
 
     def serves():
@@ -695,7 +695,7 @@ def weights_whose_publisher_is_killed_end_the_ranks():
             wait_until(lambda g=group: not any(os.path.exists("/proc/%d" % pid) for pid in g.pids), "the end of the ranks")
             group.process.communicate()
             # What a killed one leaves goes with the next one of that name.
-            expect(run(["generate", "--name", group.name, "-n", "2", "--model", MODEL, "1+1="]), 0)
+            expect(run(["generate", "--start", "--name", group.name, "-n", "2", "--model", MODEL, "1+1="]), 0)
 
 
 @test

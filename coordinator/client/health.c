@@ -1,0 +1,62 @@
+#include "health.h"
+
+#include "coordinator/executor/executor.h"
+#include "coordinator/executor/operations.h"
+#include "proto/control.pb-c.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+__attribute__((format(printf, 2, 3))) static void add(char text[COX_HEALTH_SIZE],
+                                                      const char *format, ...)
+{
+    size_t used = strlen(text);
+    va_list args;
+    if (used && used < COX_HEALTH_SIZE - 2) {
+        memcpy(text + used, "; ", 3);
+        used += 2;
+    }
+    va_start(args, format);
+    vsnprintf(text + used, COX_HEALTH_SIZE - used, format, args);
+    va_end(args);
+}
+
+static void check_rank(const CoxswainControl__RankStatus *rank, char text[COX_HEALTH_SIZE])
+{
+    if (rank->liveness == COX_LIVENESS_ABSENT)
+        add(text, "rank %" PRIu32 " is absent", rank->rank);
+    else if (rank->liveness != COX_LIVENESS_ALIVE && rank->death)
+        add(text, "%.200s", rank->death);
+    else if (rank->liveness != COX_LIVENESS_ALIVE)
+        add(text, "rank %" PRIu32 " is %s", rank->rank, cox_rank_liveness_name(rank->liveness));
+    else if (rank->stopped)
+        add(text,
+            "rank %" PRIu32 " (pid %" PRId64 ") is stopped by a signal (kill -CONT %" PRId64 ")",
+            rank->rank, rank->serving_pid, rank->serving_pid);
+}
+
+static bool is_state(const CoxswainControl__StatusReply *status, enum cox_engine_state state)
+{
+    return status->engine_state && !strcmp(status->engine_state, cox_engine_state_name(state));
+}
+
+bool cox_health_check(const struct CoxswainControl__StatusReply *status, char text[COX_HEALTH_SIZE])
+{
+    text[0] = '\0';
+    if (status->stopping)
+        add(text, "it is ending");
+    for (size_t i = 0; i < status->n_ranks; i++)
+        check_rank(status->ranks[i], text);
+    if (is_state(status, COX_ENGINE_PAUSE) || is_state(status, COX_ENGINE_READY))
+        add(text, "it is paused (coxswain recover start)");
+    if (!status->recovery)
+        add(text, "it is being started: its ranks load their model");
+    else if (status->recovery->doing)
+        add(text, "%.200s", status->recovery->doing);
+    /* Dead ranks make it so too, and have been named. */
+    if (is_state(status, COX_ENGINE_ABNORMAL) && !text[0])
+        add(text, "a rank was replaced, and its model is not loaded yet");
+    return !text[0];
+}
