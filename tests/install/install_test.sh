@@ -79,7 +79,7 @@ symbols() {
 }
 
 examples_or_skip() {
-    for example in worker take coordinator server queue domain; do
+    for example in worker execute take coordinator server queue domain; do
         if [ ! -e "$SOURCE/examples/$example.c" ]; then
             echo "SKIP: examples/$example.c does not exist"
             exit 77
@@ -114,7 +114,7 @@ pkg_config() {
     [ "$(pkg-config --modversion coxswain-proto)" = "$VERSION" ] || fail "coxswain-proto.pc has another version"
     shared=$(pkg-config --cflags --libs coxswain)
     static=$(pkg-config --static --cflags --libs coxswain | sed -E 's/-lcoxswain(-proto)?/-l:libcoxswain\1.a/g')
-    for example in worker take coordinator server queue domain; do
+    for example in worker execute take coordinator server queue domain; do
         "$CC" -o "$scratch/$example" "$SOURCE/examples/$example.c" $shared
         "$CC" -o "$scratch/${example}_static" "$SOURCE/examples/$example.c" $static
     done

@@ -1,8 +1,10 @@
-# examples/worker.c as a newcomer builds it, beside the commands, where tests look for programs.
-add_executable(example_worker ${PROJECT_SOURCE_DIR}/examples/worker.c)
-set_target_properties(example_worker PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-target_include_directories(example_worker PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
-target_link_libraries(example_worker PRIVATE coxswain_worker_lib coxswain_proto coxswain_channel coxswain_warnings)
+# examples/worker.c and execute.c as a newcomer builds them, beside the commands, where tests look for programs.
+foreach(example worker execute)
+    add_executable(example_${example} ${PROJECT_SOURCE_DIR}/examples/${example}.c)
+    set_target_properties(example_${example} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+    target_include_directories(example_${example} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
+    target_link_libraries(example_${example} PRIVATE coxswain_worker_lib coxswain_proto coxswain_channel coxswain_warnings)
+endforeach()
 
 # examples/server.c, a coordinator of a user's own, and the commands on it.
 add_executable(example_server ${PROJECT_SOURCE_DIR}/examples/server.c)

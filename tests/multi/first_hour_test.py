@@ -10,12 +10,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 from groups import Group  # pylint: disable=wrong-import-position
-from harness import (MODEL, TIMEOUT, check, expect, finish, fresh_name, generate, names_with,  # pylint: disable=wrong-import-position
+from harness import (MODEL, TIMEOUT, check, expect, finish, fresh_name, names_with,  # pylint: disable=wrong-import-position
                      program, run, socket_files, start, test, wait_until)
 
 harness.begin(harness.parser(__doc__))
@@ -69,6 +69,27 @@ def a_refusal_names_only_the_option_that_was_given():
         # A time limit is for clients, too.
         check(expect(run(["generate", "--name", group.name, "--timeout", "60", "1+1="]), 0).out == "1+1=2\n", "no")
         group.stop()
+
+
+# ---- workers of one's own ----
+
+
+@test
+def the_example_workers_run_as_their_comments_say():
+    """examples/worker.c under run, as README has it, and examples/execute.c under generate."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.symlink(program("example_worker"), os.path.join(folder, "worker"))
+        os.symlink(program("example_execute"), os.path.join(folder, "execute"))
+        group = start(["run", "-n", "2", "--", "./worker"], cwd=folder)
+        lines = [group.stdout.readline().split()[0] for _ in range(4)]
+        check(lines == ["name", "socket", "rank", "rank"], "other lines: %s" % lines)
+        group.terminate()
+        expect(finish(group), 0, "the group ends")
+        for ranks in ("1", "3"):
+            result = run(["generate", "-n", ranks, "--no-shared-weights", "--worker", "./execute", "--model", MODEL,
+                          "--max-tokens", "4", "1234", "8"], cwd=folder)
+            expect(result, 0, "rank 0 of %s: a real one would load its part of %s" % (ranks, MODEL))
+            check(result.out == "12345678\n89012\n", "another text", result)
 
 
 # ---- stalls ----

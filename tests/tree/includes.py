@@ -40,7 +40,7 @@ FOLDERS = {
     "coordinator/recovery": "channel/base coordinator/executor",
     "coordinator/server": "channel/base channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
-    "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/server",
+    "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
     "coordinator/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
                            "coordinator/client",
     "coordinator/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
