@@ -16,15 +16,9 @@
 #include "channel/base/peer.h"
 #include "socket.h"
 
-int cox_control_socket_find(const char *name, char *buffer, struct cox_error *err)
+static int socket_path(const char *runtime_dir, const char *file, char *buffer,
+                       struct cox_error *err)
 {
-    char runtime_dir[COX_SOCKET_PATH_SIZE], file[COX_RUNTIME_DIR_FILE_SIZE];
-    int r = cox_name_check(name, err);
-    if (r == 0)
-        r = cox_runtime_dir_default(runtime_dir, err);
-    if (r)
-        return r;
-    cox_runtime_dir_file(name, file);
     size_t size = strlen(runtime_dir) + 1 + strlen(file) + 1;
     if (size > COX_SOCKET_PATH_SIZE)
         return cox_fail(err, COX_TOO_LARGE,
@@ -32,6 +26,56 @@ int cox_control_socket_find(const char *name, char *buffer, struct cox_error *er
                         size - 1, COX_SOCKET_PATH_SIZE);
     strcpy(stpcpy(stpcpy(buffer, runtime_dir), "/"), file);
     return 0;
+}
+
+enum presence { ABSENT, LEFT, LISTENING };
+
+/* Whether there is a socket of that name, and a process that listens. What is not this user's is
+ * not looked at. */
+static enum presence socket_presence(const char *runtime_dir, const char *file)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    char old_file[COX_RUNTIME_DIR_FILE_SIZE];
+    pid_t pid;
+    if (cox_runtime_dir_open(runtime_dir, false, &fd, NULL))
+        return ABSENT;
+    int r = cox_runtime_dir_probe(fd, file, &pid);
+    if (r == COX_NOT_FOUND && cox_runtime_dir_old_file(file, old_file))
+        r = cox_runtime_dir_probe(fd, old_file, &pid);
+    return r == 0 ? LISTENING : r == COX_NOT_FOUND ? ABSENT : LEFT;
+}
+
+int cox_control_socket_find(const char *name, char *buffer, struct cox_error *err)
+{
+    char best[COX_SOCKET_PATH_SIZE], place[COX_SOCKET_PATH_SIZE];
+    char file[COX_RUNTIME_DIR_FILE_SIZE];
+    enum presence found = ABSENT;
+    int r = cox_name_check(name, err);
+    if (r == 0)
+        r = cox_runtime_dir_default(best, err);
+    if (r)
+        return r;
+    cox_runtime_dir_file(name, file);
+    /* Of a single place, connecting tells as much. */
+    const bool alone = cox_runtime_dir_search(1, place, NULL) != 0;
+    for (uint32_t i = 0; !alone && found != LISTENING; i++) {
+        if (cox_runtime_dir_search(i, place, NULL))
+            break;
+        enum presence here = socket_presence(place, file);
+        if (here > found)
+            strcpy(best, place);
+        found = here > found ? here : found;
+    }
+    return socket_path(best, file, buffer, err);
+}
+
+void cox_control_socket_places(char *buffer, size_t buffer_size)
+{
+    char place[COX_SOCKET_PATH_SIZE];
+    size_t used = 0;
+    buffer[0] = '\0';
+    for (uint32_t i = 0; used < buffer_size && cox_runtime_dir_search(i, place, NULL) == 0; i++)
+        used += (size_t)snprintf(buffer + used, buffer_size - used, "%s%s", i ? ", " : "", place);
 }
 
 /* ---- to the control socket ---- */
@@ -67,7 +111,7 @@ static int connect_open_runtime_dir(const char *path, int *ret_fd, const char **
 }
 
 static int connect_check_file(int runtime_dir_fd, const char *file, const char *path,
-                              struct cox_error *err)
+                              bool other_users, struct cox_error *err)
 {
     struct stat st;
     if (fstatat(runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0) {
@@ -80,13 +124,13 @@ static int connect_check_file(int runtime_dir_fd, const char *file, const char *
     }
     if (!S_ISSOCK(st.st_mode))
         return cox_fail(err, COX_DENIED, "%s is no socket", path);
-    if (st.st_uid != geteuid() && st.st_uid != 0)
+    if (st.st_uid != geteuid() && st.st_uid != 0 && !(other_users && geteuid() == 0))
         return cox_fail(err, COX_DENIED, "%s belongs to user %u: expected %u or 0", path, st.st_uid,
                         geteuid());
     return 0;
 }
 
-static int connect_to_path(const char *path, uint64_t deadline_ns, int *ret_fd,
+static int connect_to_path(const char *path, bool other_users, uint64_t deadline_ns, int *ret_fd,
                            struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int runtime_dir_fd = -1;
@@ -100,7 +144,7 @@ static int connect_to_path(const char *path, uint64_t deadline_ns, int *ret_fd,
         fstatat(runtime_dir_fd, old_file, &st, AT_SYMLINK_NOFOLLOW) == 0)
         file = old_file;
     if (r == 0)
-        r = connect_check_file(runtime_dir_fd, file, path, err);
+        r = connect_check_file(runtime_dir_fd, file, path, other_users, err);
     if (r)
         return r;
     r = cox_runtime_dir_connect(runtime_dir_fd, file, deadline_ns, ret_fd);
@@ -214,9 +258,9 @@ int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
     struct cox_control_connection session = {.fd = -1};
     asked.fd_count_max = hello->fd_count_max ? hello->fd_count_max : COX_HELLO_FD_COUNT_MAX;
     cox_hello_format(&asked, frame);
-    int r = connect_to_path(path, deadline_ns, &session.fd, err);
+    int r = connect_to_path(path, hello->other_users, deadline_ns, &session.fd, err);
     if (r == 0)
-        r = cox_runtime_dir_check_listener(session.fd, path, err);
+        r = cox_runtime_dir_check_listener(session.fd, path, hello->other_users, err);
     if (r == 0) {
         r = cox_socket_send(session.fd, frame, sizeof frame, NULL, 0, deadline_ns);
         cox_fault_point(COX_FAULT_CONTROL_SOCKET_ASKED);

@@ -38,8 +38,9 @@
  * the rank group (sealed.h).
  *
  * Files: `<runtime directory>/<name>.sock` (a long name is shortened, with a hash), and for one
- *   release `<name>.door`, a hard link to it, in $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid>
- *   where that variable is not set. A runtime directory that has another owner, or lets others in,
+ *   release `<name>.door`, a hard link to it. The runtime directory is $COXSWAIN_RUNTIME_DIR, or
+ *   $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where neither is set; clients look in more
+ *   places (cox_runtime_dir_search). A runtime directory that has another owner, or lets others in,
  *   is refused; its mode is 0700.
  * Threads: open starts one, which calls the hooks; open and close on one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
@@ -84,6 +85,9 @@ struct cox_hello {
     uint64_t request_size_min;
     uint64_t response_size_min;
     uint64_t start;
+    /* Not sent: root also connects to a socket of another user. Only for a path that an operator
+     * has given: in a place that others can write, such a socket may be anybody's. */
+    bool other_users;
 };
 
 struct cox_hello_reply {
@@ -229,9 +233,13 @@ struct cox_control_connection {
     uint32_t fd_count;
 };
 
-/* Path of a group's control socket; the file need not exist. buffer has COX_SOCKET_PATH_SIZE bytes.
- * Returns 0; COX_INVALID: the name; COX_TOO_LARGE. */
+/* Path of a group's control socket: in the first directory of the search (cox_runtime_dir_search)
+ * where a process listens under that name; else where there is such a file; else in the default
+ * one. buffer has COX_SOCKET_PATH_SIZE bytes. Returns 0; COX_INVALID: the name, or the environment;
+ * COX_TOO_LARGE. */
 int cox_control_socket_find(const char *name, char *buffer, struct cox_error *err);
+/* The directories in which find looks, for errors: "A, B, C". Longer text is cut. */
+void cox_control_socket_places(char *buffer, size_t buffer_size);
 /* Connects, checks that the other side is this user's (or root's), sends the hello, and waits for
  * the reply, in all until deadline_ns. On failure nothing is open.
  * Returns

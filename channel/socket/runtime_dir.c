@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,19 +33,67 @@ static_assert(sizeof COX_RUNTIME_DIR_NEW_FILE <= COX_RUNTIME_DIR_FILE_SIZE,
 
 /* ---- names ---- */
 
+__attribute__((format(printf, 3, 4))) static int path_format(char buffer[COX_SOCKET_PATH_SIZE],
+                                                             struct cox_error *err,
+                                                             const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(buffer, COX_SOCKET_PATH_SIZE, format, args);
+    va_end(args);
+    if (length >= COX_SOCKET_PATH_SIZE)
+        return cox_fail(
+            err, COX_TOO_LARGE,
+            "COXSWAIN_RUNTIME_DIR or XDG_RUNTIME_DIR makes a path of %d bytes: expected less than %d",
+            length, COX_SOCKET_PATH_SIZE);
+    return 0;
+}
+
+/* COXSWAIN_RUNTIME_DIR; NULL: it is not set. */
+static int own_variable(const char **ret_path, struct cox_error *err)
+{
+    const char *path = getenv("COXSWAIN_RUNTIME_DIR");
+    if (path && path[0] && path[0] != '/')
+        return cox_fail(err, COX_INVALID,
+                        "COXSWAIN_RUNTIME_DIR is '%.200s': expected a path from /", path);
+    *ret_path = path && path[0] ? path : NULL;
+    return 0;
+}
+
 int cox_runtime_dir_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err)
 {
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    int length;
-    if (runtime && runtime[0] == '/')
-        length = snprintf(buffer, COX_SOCKET_PATH_SIZE, "%s/coxswain", runtime);
-    else
-        length = snprintf(buffer, COX_SOCKET_PATH_SIZE, "/tmp/coxswain-%u", geteuid());
-    if (length >= COX_SOCKET_PATH_SIZE)
-        return cox_fail(err, COX_TOO_LARGE,
-                        "XDG_RUNTIME_DIR makes a path of %d bytes: expected less than %d", length,
-                        COX_SOCKET_PATH_SIZE);
-    return 0;
+    const char *own = NULL, *login = getenv("XDG_RUNTIME_DIR");
+    int r = own_variable(&own, err);
+    if (r)
+        return r;
+    if (own)
+        return path_format(buffer, err, "%s", own);
+    return login && login[0] == '/' ? path_format(buffer, err, "%s/coxswain", login)
+                                    : path_format(buffer, err, "/tmp/coxswain-%u", geteuid());
+}
+
+int cox_runtime_dir_search(uint32_t index, char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err)
+{
+    const char *own = NULL, *login = getenv("XDG_RUNTIME_DIR");
+    int r = own_variable(&own, err);
+    if (r)
+        return r;
+    if (own)
+        return index == 0 ? path_format(buffer, err, "%s", own) : COX_EMPTY;
+    if (!login || login[0] != '/')
+        index++;
+    switch (index) {
+    case 0:
+        return path_format(buffer, err, "%s/coxswain", login);
+    case 1:
+        return path_format(buffer, err, "/run/user/%u/coxswain", geteuid());
+    case 2:
+        return path_format(buffer, err, "/run/coxswain");
+    case 3:
+        return path_format(buffer, err, "/tmp/coxswain-%u", geteuid());
+    default:
+        return COX_EMPTY;
+    }
 }
 
 void cox_runtime_dir_file(const char *name, char buffer[COX_RUNTIME_DIR_FILE_SIZE])
@@ -94,7 +143,7 @@ static int runtime_dir_check(const char *path, const struct stat *st, struct cox
     if (st->st_uid != geteuid())
         return cox_fail(
             err, COX_DENIED,
-            "%s belongs to user %u, expected %u: remove it, or set XDG_RUNTIME_DIR to a folder of your own",
+            "%s belongs to user %u, expected %u: remove it, or set COXSWAIN_RUNTIME_DIR to a folder of your own",
             path, st->st_uid, geteuid());
     if (st->st_mode & 077)
         return cox_fail(
@@ -122,7 +171,7 @@ static int runtime_dir_find(const char *path, int *ret_fd, struct cox_error *err
     if (e == ENOENT)
         return cox_fail(
             err, COX_NOT_FOUND,
-            "%s is not there, nor can it be made: %s (set XDG_RUNTIME_DIR to a folder that exists, or unset it)",
+            "%s is not there, nor can it be made: %s (set XDG_RUNTIME_DIR to a folder that exists, or unset it, or set COXSWAIN_RUNTIME_DIR)",
             path, cox_status_text(-e));
     if (e == ENOTDIR || e == ELOOP)
         return cox_fail(err, COX_DENIED, "%s is a link or a file, expected a folder: remove it",
@@ -233,13 +282,14 @@ int cox_runtime_dir_connect(int runtime_dir_fd, const char *file, uint64_t deadl
     return r;
 }
 
-int cox_runtime_dir_check_listener(int fd, const char *path, struct cox_error *err)
+int cox_runtime_dir_check_listener(int fd, const char *path, bool other_users,
+                                   struct cox_error *err)
 {
     struct cox_socket_peer peer;
     int r = cox_socket_peer(fd, &peer);
     if (r)
         return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
-    if (peer.uid != geteuid() && peer.uid != 0)
+    if (peer.uid != geteuid() && peer.uid != 0 && !(other_users && geteuid() == 0))
         return cox_fail(err, COX_DENIED,
                         "process %d of user %u listens at %s: expected user %u or 0", (int)peer.pid,
                         peer.uid, path, geteuid());

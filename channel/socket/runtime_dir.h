@@ -28,9 +28,17 @@
 /* There is only one: the process that creates it holds the lock. */
 #define COX_RUNTIME_DIR_NEW_FILE "starting.new"
 
-/* $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that is not set, empty, or relative.
- * Returns 0 or COX_TOO_LARGE. */
+/* Where a group makes its socket: $COXSWAIN_RUNTIME_DIR; $XDG_RUNTIME_DIR/coxswain; or
+ * /tmp/coxswain-<uid>, where the first is not set or empty, and the second not set, empty or
+ * relative. Returns 0; COX_INVALID: COXSWAIN_RUNTIME_DIR is relative; COX_TOO_LARGE. */
 int cox_runtime_dir_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err);
+/* Where clients look for the socket of a group, in this order. $COXSWAIN_RUNTIME_DIR, if it is set,
+ * is the only place. Otherwise a group of the same user may have been started with another
+ * environment, in a login or as a service: $XDG_RUNTIME_DIR/coxswain, /run/user/<uid>/coxswain,
+ * /run/coxswain, /tmp/coxswain-<uid>. index: 0 for the first. Returns as cox_runtime_dir_default,
+ * and COX_EMPTY: there are fewer. */
+int cox_runtime_dir_search(uint32_t index, char buffer[COX_SOCKET_PATH_SIZE],
+                           struct cox_error *err);
 /* How the file of a control socket ends. The second is a hard link to it, for clients of releases
  * before 0.2, which know no other name. */
 #define COX_RUNTIME_DIR_SOCKET_END ".sock"
@@ -68,9 +76,10 @@ void cox_runtime_dir_address(int runtime_dir_fd, const char *file, struct sockad
 int cox_runtime_dir_connect(int runtime_dir_fd, const char *file, uint64_t deadline_ns,
                             int *ret_fd);
 
-/* Checks that the process that listens at path, to which fd is connected, is of this user or root.
- * Returns 0; COX_DENIED; -errno. */
-int cox_runtime_dir_check_listener(int fd, const char *path, struct cox_error *err);
+/* Checks that the process that listens at path, to which fd is connected, is of this user or root;
+ * for root with other_users, of any. Returns 0; COX_DENIED; -errno. */
+int cox_runtime_dir_check_listener(int fd, const char *path, bool other_users,
+                                   struct cox_error *err);
 
 /* Finds the process that listens there.
  * Returns

@@ -102,7 +102,7 @@ int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd, stru
     r = cox_runtime_dir_connect(runtime_dir_fd, file, deadline_ns, &fd);
     switch (r) {
     case 0:
-        r = cox_runtime_dir_check_listener(fd, path, err);
+        r = cox_runtime_dir_check_listener(fd, path, false, err);
         if (r == 0)
             *ret_fd = cox_steal_fd(&fd);
         return r;

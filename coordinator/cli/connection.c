@@ -38,7 +38,9 @@ static int check(const void *choice, struct cox_error *err)
 
 static const struct argp_option options[] = {
     {"name", KEY_NAME, "NAME", 0, "name of the group (default: the only one that is alive)", 0},
-    {"socket", KEY_SOCKET, "PATH", 0, "the same by its control socket, as `coxswain run` prints it",
+    {"socket", KEY_SOCKET, "PATH", 0,
+     "the same by its control socket, as `coxswain run` prints it; root may name that of another "
+     "user's group",
      0},
     {"door", KEY_SOCKET, "PATH", OPTION_HIDDEN, NULL, 0},
     {"timeout", KEY_TIMEOUT, "SEC", 0, "give up after this time", 0},

@@ -12,10 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define REPLY_ARENA_MAX ((size_t)96 << 20)
 #define LISTED_SIZE 600
+#define PLACES_SIZE 600
 #define WATCH_MS 1000
 /* A status request may take so many times the period. */
 #define WATCH_ASK_PERIODS 5
@@ -38,10 +40,10 @@ void cox_client_close(struct cox_client *client)
     cox_arena_deinit(&client->arena);
 }
 
-int cox_client_open_path(struct cox_client *client, const char *path, uint64_t deadline_ns,
-                         struct cox_error *err)
+static int path_open(struct cox_client *client, const char *path, bool other_users,
+                     uint64_t deadline_ns, struct cox_error *err)
 {
-    const struct cox_hello hello = {.role = COX_HELLO_COMMAND};
+    const struct cox_hello hello = {.role = COX_HELLO_COMMAND, .other_users = other_users};
     struct cox_control_connection session;
     int r = cox_control_socket_connect(path, &hello, deadline_ns, &session, err);
     if (r)
@@ -50,6 +52,12 @@ int cox_client_open_path(struct cox_client *client, const char *path, uint64_t d
     snprintf(client->group, sizeof client->group, "%s", path);
     cox_control_connection_close(&session);
     return 0;
+}
+
+int cox_client_open_path(struct cox_client *client, const char *path, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    return path_open(client, path, true, deadline_ns, err);
 }
 
 /* The group whose control socket this entry is. Returns 0; COX_EMPTY: it is none, or the same one
@@ -69,22 +77,12 @@ static int group_of(DIR *stream, const char *entry, char *name, size_t name_size
     return errno == ENOENT ? 0 : -errno;
 }
 
-/* The runtime directory, where control sockets are. */
-static int runtime_dir_find(char runtime_dir[COX_SOCKET_PATH_SIZE], struct cox_error *err)
-{
-    int r = cox_control_socket_find("x", runtime_dir, err);
-    if (!r)
-        *strrchr(runtime_dir, '/') = '\0';
-    return r;
-}
-
 /* Opens each control socket in turn; the one that is open at the end is the last live one. `listed`
- * gets their names. */
+ * gets their names, and *count their number. */
 static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *stream,
-                       uint64_t deadline_ns, char *listed, size_t listed_size, uint32_t *ret_count,
+                       uint64_t deadline_ns, char *listed, size_t listed_size, uint32_t *count,
                        struct cox_error *err)
 {
-    *ret_count = 0;
     for (;;) {
         errno = 0;
         const struct dirent *entry = readdir(stream);
@@ -100,7 +98,7 @@ static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *
             return cox_fail(err, r, "%s: %s", runtime_dir, cox_status_text(r));
         snprintf(path, sizeof path, "%s/%s", runtime_dir, entry->d_name);
         struct cox_error error = {0};
-        r = cox_client_open_path(&other, path, deadline_ns, &error);
+        r = path_open(&other, path, false, deadline_ns, &error);
         if (r == COX_CLOSED || r == COX_NOT_FOUND) /* a dead group's leftover */
             continue;
         if (r)
@@ -118,30 +116,43 @@ static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *
         cox_client_close(client);
         *client = other;
         snprintf(client->group, sizeof client->group, "%s", name);
-        ++*ret_count;
+        ++*count;
     }
+}
+
+/* The live groups in one directory of the search. One that is not there, or not this user's, has
+ * none. */
+static int place_try(struct cox_client *client, const char *place, uint64_t deadline_ns,
+                     char *listed, size_t listed_size, uint32_t *count, struct cox_error *err)
+{
+    struct stat info;
+    if (lstat(place, &info) < 0 || info.st_uid != geteuid())
+        return 0;
+    DIR *stream = opendir(place);
+    if (!stream)
+        return errno == ENOENT || errno == ENOTDIR
+                   ? 0
+                   : cox_fail(err, -errno, "%s: %s", place, cox_status_text(-errno));
+    int r = sockets_try(client, place, stream, deadline_ns, listed, listed_size, count, err);
+    closedir(stream);
+    return r;
 }
 
 static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
 {
-    char runtime_dir[COX_SOCKET_PATH_SIZE], listed[LISTED_SIZE] = "";
+    char place[COX_SOCKET_PATH_SIZE], listed[LISTED_SIZE] = "", places[PLACES_SIZE];
     uint32_t count = 0;
-    int r = runtime_dir_find(runtime_dir, err);
-    if (r)
-        return r;
-    DIR *stream = opendir(runtime_dir);
-    if (!stream && errno != ENOENT) {
-        r = -errno;
-        return cox_fail(err, r, "%s: %s", runtime_dir, cox_status_text(r));
+    int r = 0;
+    for (uint32_t i = 0; r == 0; i++) {
+        r = cox_runtime_dir_search(i, place, err);
+        if (r == 0)
+            r = place_try(client, place, deadline_ns, listed, sizeof listed, &count, err);
     }
-    if (stream) {
-        r = sockets_try(client, runtime_dir, stream, deadline_ns, listed, sizeof listed, &count,
-                        err);
-        closedir(stream);
-    }
+    r = r == COX_EMPTY ? 0 : r;
+    cox_control_socket_places(places, sizeof places);
     if (!r && count == 0)
-        r = cox_fail(err, COX_NOT_FOUND, "no group is alive that has a control socket in %s",
-                     runtime_dir);
+        r = cox_fail(err, COX_NOT_FOUND, "no group is alive; looked for control sockets in %s",
+                     places);
     if (!r && count > 1)
         r = cox_fail(err, COX_INVALID, "%" PRIu32 " groups are alive: say which with --name: %s",
                      count, listed);
@@ -153,17 +164,20 @@ static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox
 int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,
                     struct cox_error *err)
 {
-    char path[COX_SOCKET_PATH_SIZE];
+    char path[COX_SOCKET_PATH_SIZE], places[PLACES_SIZE];
     if (!name)
         return open_only(client, deadline_ns, err);
     struct cox_error error = {0};
     int r = cox_control_socket_find(name, path, err);
     if (r)
         return r;
-    r = cox_client_open_path(client, path, deadline_ns, &error);
-    if (r == COX_NOT_FOUND || r == COX_CLOSED)
-        return cox_fail(err, COX_NOT_FOUND, "no group '%s' is alive: no process listens at %.800s",
-                        name, path);
+    r = path_open(client, path, false, deadline_ns, &error);
+    if (r == COX_NOT_FOUND || r == COX_CLOSED) {
+        cox_control_socket_places(places, sizeof places);
+        return cox_fail(err, COX_NOT_FOUND,
+                        "no group '%s' is alive: no process listens under that name in %s", name,
+                        places);
+    }
     if (r)
         return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
     snprintf(client->group, sizeof client->group, "%s", name);

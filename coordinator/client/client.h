@@ -38,10 +38,12 @@ struct cox_client {
 void cox_client_init(struct cox_client *client, int fd);
 void cox_client_close(struct cox_client *client); /* idempotent, a COX_CLIENT_NONE is fine */
 
-/* Connects to a control socket. Returns what cox_control_socket_connect returns. */
+/* Connects to a control socket whose path an operator has given; root, also to that of another
+ * user. Returns what cox_control_socket_connect returns. */
 int cox_client_open_path(struct cox_client *client, const char *path, uint64_t deadline_ns,
                          struct cox_error *err);
-/* By the group's name. NULL: of the only live group in the folder: COX_NOT_FOUND: there is none;
+/* By the group's name. NULL: of the only live group in the directories of
+ * cox_runtime_dir_search: COX_NOT_FOUND: there is none;
  * COX_INVALID: there are several, err lists them. */
 int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,
                     struct cox_error *err);

@@ -119,11 +119,14 @@ const struct cox_command cox_command_clean = {
     .name = "clean",
     .summary = "remove what dead groups left in shared memory",
     .arguments = "[NAME]...",
-    .text = "Removes the regions and semaphores that dead groups left in /dev/shm: of the groups "
-            "named, or of all groups of this user. A group is removed only after the lock of its "
-            "control region was won, so that a live one is never touched. Also removes, whichever "
-            "groups are named, all sockets in $XDG_RUNTIME_DIR/coxswain (or /tmp/coxswain-UID) "
-            "that no process listens on, as every start does.",
+    .text =
+        "Removes the regions and semaphores that dead groups left in /dev/shm: of the groups "
+        "named, or of all groups of this user. A group is removed only after the lock of its "
+        "control region was won, so that a live one is never touched. Also removes, whichever "
+        "groups are named, all sockets in the runtime directory ($COXSWAIN_RUNTIME_DIR, $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-UID) "
+        "that no process listens on, as every start does.",
+    .examples = "  coxswain clean          what dead groups left\n"
+                "  coxswain clean mine\n",
     .choice_size = sizeof(struct clean_choice),
     .words = take_names,
     .run = run,

@@ -107,8 +107,8 @@ static int runtime_dir_bind(int runtime_dir_fd, const char *path, struct cox_err
     if (fd < 0 || bind(fd, (const struct sockaddr *)&address, sizeof address) < 0 ||
         unlinkat(runtime_dir_fd, file, 0) < 0)
         return cox_fail(err, -errno,
-                        "a socket in %s: %s (set XDG_RUNTIME_DIR to a folder where it works)", path,
-                        cox_status_text(-errno));
+                        "a socket in %s: %s (set COXSWAIN_RUNTIME_DIR to a folder where it works)",
+                        path, cox_status_text(-errno));
     return 0;
 }
 
@@ -122,7 +122,7 @@ static int runtime_dir_try_parent(const char *path, struct cox_error *err)
         return 0;
     return cox_fail(
         err, -errno,
-        "%s cannot be made in %s: %s (set XDG_RUNTIME_DIR to a folder of your own, or unset it)",
+        "%s cannot be made in %s: %s (set XDG_RUNTIME_DIR to a folder of your own, or unset it, or set COXSWAIN_RUNTIME_DIR)",
         strrchr(path, '/') + 1, parent, cox_status_text(-errno));
 }
 

@@ -77,7 +77,8 @@ struct cox_executor_options {
     bool no_large_payloads;
     uint64_t large_payload_size_max;
     uint64_t reply_size_max;
-    /* runtime directory; NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; read by start */
+    /* runtime directory; NULL: $COXSWAIN_RUNTIME_DIR, $XDG_RUNTIME_DIR/coxswain, or
+     * /tmp/coxswain-<uid>; read by start */
     const char *runtime_dir;
     /* opens no control socket; not with sealed attach or external workers */
     bool no_socket;

@@ -212,8 +212,11 @@ def program_has(name, word):
 
 
 def environment(**more):
-    """What a command is started with: nothing of ours, but for more."""
+    """What a command is started with: nothing of ours, but for more, and the only place for sockets, so that no
+    command finds a group of another script."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("COXSWAIN_")}
+    if "XDG_RUNTIME_DIR" not in more:
+        env["COXSWAIN_RUNTIME_DIR"] = os.path.join(os.environ["XDG_RUNTIME_DIR"], "coxswain")
     env.update(more)
     return env
 

@@ -49,6 +49,18 @@ static void worker_name_group(struct cox_worker_options *options)
         options->prefix[1 + length] = '\0';
 }
 
+/* A group that was named is in none of the places. err may be NULL. */
+static void add_places(struct cox_error *err)
+{
+    if (!err)
+        return;
+    const struct cox_error first = *err;
+    char places[512];
+    cox_control_socket_places(places, sizeof places);
+    *err = (struct cox_error){0};
+    cox_fail(err, first.code, "%.400s (looked in %s)", first.text, places);
+}
+
 /* Connects to the control socket, which assigns rank, number of ranks and memory. The connection
  * stays open: its end is the end of the coordinator. */
 static int worker_log_on(struct cox_worker *worker, const struct cox_worker_identity *self,
@@ -63,8 +75,9 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
         .start = self->start,
     };
     struct cox_control_connection session = {.fd = -1};
+    const bool by_name = !strchr(options->control_socket, '/');
     int r = 0;
-    if (!strchr(options->control_socket, '/')) {
+    if (by_name) {
         char name[sizeof options->control_socket];
         memcpy(name, options->control_socket, sizeof name);
         r = cox_control_socket_find(name, options->control_socket, err);
@@ -72,6 +85,8 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
     if (r == 0)
         r = cox_control_socket_connect(options->control_socket, &hello,
                                        cox_deadline_after_ms(HELLO_MS), &session, err);
+    if (by_name && r == COX_NOT_FOUND)
+        add_places(err);
     if (r)
         return r;
     worker->socket_fd = session.fd;

@@ -62,9 +62,11 @@ bool cox_init_request_socket(const struct cox_init_request *request, char *buffe
 {
     const struct cox_worker_options *options = &request->worker->options;
     char found[COX_SOCKET_PATH_SIZE];
+    const char *path =
+        strchr(options->control_socket, '/') ? options->control_socket : options->fd_store;
     /* A group without a control socket has no path. */
-    if (strchr(options->control_socket, '/'))
-        return snprintf(buffer, size, "%s", options->control_socket) < (int)size;
+    if (path[0])
+        return snprintf(buffer, size, "%s", path) < (int)size;
     return cox_control_socket_find(options->prefix + (options->prefix[0] == '/'), found, NULL) ==
                0 &&
            snprintf(buffer, size, "%s", found) < (int)size;
