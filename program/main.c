@@ -9,25 +9,56 @@
 /* At the end: time to write the rest to a standard error that is read slowly or not at all. */
 #define FLUSH_MS 2000
 
-static const struct cox_command *const commands[] = {
-    &cox_command_generate, &cox_command_eval,        &cox_command_run,     &cox_command_status,
-    &cox_command_recover,  &cox_command_lora,        &cox_command_role,    &cox_command_link,
-    &cox_command_unlink,   &cox_command_link_status, &cox_command_pull_kv, &cox_command_weights,
-    &cox_command_stop,     &cox_command_layout,      &cox_command_clean,   &cox_command_doctor,
-    &cox_command_handle,   &cox_command_metrics,
+#define GROUP_SIZE_MAX 8
+
+/* In the order of the help; a group ends with NULL. */
+static const struct {
+    const char *title;
+    const struct cox_command *commands[GROUP_SIZE_MAX];
+} groups[] = {
+    {"Prompts:", {&cox_command_generate, &cox_command_eval}},
+    {"A group that stays:",
+     {&cox_command_run, &cox_command_status, &cox_command_metrics, &cox_command_recover,
+      &cox_command_stop}},
+    {"What a running group computes with:", {&cox_command_lora, &cox_command_weights}},
+    {"Prefill and decode:",
+     {&cox_command_role, &cox_command_link, &cox_command_unlink, &cox_command_link_status,
+      &cox_command_pull_kv}},
+    {"This machine:",
+     {&cox_command_doctor, &cox_command_layout, &cox_command_clean, &cox_command_handle}},
 };
+#define GROUP_COUNT (sizeof groups / sizeof groups[0])
+
+static const struct cox_command *command_find(const char *name)
+{
+    for (size_t i = 0; i < GROUP_COUNT; i++)
+        for (size_t k = 0; k < GROUP_SIZE_MAX && groups[i].commands[k]; k++)
+            if (!strcmp(name, groups[i].commands[k]->name))
+                return groups[i].commands[k];
+    return NULL;
+}
 
 static void help(FILE *file)
 {
-    fprintf(file,
-            "Usage: coxswain COMMAND [OPTION]...\n"
-            "       coxswain --help | --version\n"
-            "\n"
-            "Drives the worker processes of a multi-process inference engine on this machine.\n"
-            "\n");
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        fprintf(file, "  %-11s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(file, "\ncoxswain COMMAND --help tells the options of a command.\n");
+    fprintf(file, "Usage: coxswain COMMAND [OPTION]...\n"
+                  "       coxswain help [COMMAND] | --version\n"
+                  "\n"
+                  "Drives the worker processes of a multi-process inference engine on this\n"
+                  "machine.\n");
+    for (size_t i = 0; i < GROUP_COUNT; i++) {
+        fprintf(file, "\n%s\n", groups[i].title);
+        for (size_t k = 0; k < GROUP_SIZE_MAX && groups[i].commands[k]; k++)
+            fprintf(file, "  %-11s %s\n", groups[i].commands[k]->name,
+                    groups[i].commands[k]->summary);
+    }
+    fprintf(file, "\n"
+                  "Examples:\n"
+                  "  coxswain generate -n 4 \"27+58=\"      start 4 workers for one prompt\n"
+                  "  coxswain run -n 4 --name mine         keep 4 workers until Ctrl-C\n"
+                  "  coxswain generate --name mine         type prompts for them\n"
+                  "  coxswain status --name mine --watch   see what they do\n"
+                  "\n"
+                  "coxswain help COMMAND tells the options of a command.\n");
     cox_exit_help(file);
 }
 
@@ -49,20 +80,26 @@ int main(int argc, char **argv)
     /* If the reader is gone, the write fails with a text, and the process does not die silently. */
     signal(SIGPIPE, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : "";
-    if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
+    const struct cox_command *command = command_find(name);
+    if (command) {
+        int exit_status = cox_command_main(command, argc - 1, argv + 1);
+        cox_console_flush(cox_deadline_after_ms(FLUSH_MS));
+        return exit_status;
+    }
+    if (!strcmp(name, "help") && argc > 2 && (command = command_find(argv[2]))) {
+        char *const words[] = {argv[2], (char[]){"--help"}, NULL};
+        return cox_command_main(command, 2, (char **)(uintptr_t)words);
+    }
+    if (!strcmp(name, "help") && argc > 2)
+        name = argv[2];
+    else if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
         help(stdout);
         return cox_exit_flushed(COX_EXIT_OK);
     }
     if (!strcmp(name, "--version")) {
-        printf("coxswain %s\n", cox_version());
+        cox_version_print();
         return cox_exit_flushed(COX_EXIT_OK);
     }
-    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        if (!strcmp(name, commands[i]->name)) {
-            int exit_status = cox_command_main(commands[i], argc - 1, argv + 1);
-            cox_console_flush(cox_deadline_after_ms(FLUSH_MS));
-            return exit_status;
-        }
     if (argc > 1)
         cox_console_say("'%.64s' is no command (coxswain --help lists them)", name);
     else

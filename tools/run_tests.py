@@ -58,7 +58,8 @@ def run_tests(preset, title, options):
     print("%s: %d tests, about %.0f minutes on 2 idle cores" % (
         title, len(tests), max(1, tiers.seconds_of(tests, tiers.record()) / 60)), flush=True)
     status = run(["ctest", "--preset", preset, "-j", str(os.cpu_count() or 1),
-                  "--output-log", log_of(preset), *options])
+                  "--output-log", log_of(preset),
+                  *(["--progress"] if sys.stdout.isatty() else []), *options])
     minutes = (time.monotonic() - begin) / 60
     limit = tiers.MINUTES.get(title)
     print("%s took %.1f minutes with the build" % (title, minutes))

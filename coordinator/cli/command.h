@@ -1,5 +1,5 @@
 /*
- * command: the exit status of the program, and errors on standard error.
+ * command: the exit status of the program, errors on standard error, and the version.
  */
 #ifndef COX_COORDINATOR_COMMAND_H
 #define COX_COORDINATOR_COMMAND_H
@@ -20,6 +20,8 @@ enum cox_exit_status {
 
 /* Prints the exit statuses, for --help. */
 void cox_exit_help(FILE *file);
+/* Prints version, features and limits on standard output; the first line is "coxswain VERSION". */
+void cox_version_print(void);
 /* The exit status for a result that is not 0. */
 int cox_exit_of(int status);
 /* Reports on standard error that a signal ended the command, and returns its exit status. */

@@ -8,10 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
-#define BAR_WIDTH 40
+#define BAR_WIDTH 20
+#define COLUMN_COUNT_DEFAULT 80
 #define REDRAW_NS (50 * COX_NSEC_PER_MSEC)
 /* Bytes of lines that may be queued: the burst of a stack trace from every rank of a large group.
  * The program's own messages have a little more room than the workers' lines, since they report the
@@ -36,20 +38,37 @@ static pthread_cond_t written; /* on CLOCK_MONOTONIC */
 static bool threaded, writing;
 static struct line *first, *last;
 static size_t waiting_size;
-static uint64_t dropped;             /* since the thread took its last line */
-static uint64_t bar_done, bar_total; /* total 0: no bar */
+static uint64_t dropped;        /* since the thread took its last line */
+static struct cox_progress bar; /* total 0: no bar */
+static uint64_t bar_started_ns;
 static bool bar_changed,
     bar_is_there; /* whether the written part of the queue has left it on the terminal */
 static uint64_t bar_drawn_ns;
 
-static void bar_text(char *text, size_t text_size, uint64_t done, uint64_t total)
+static size_t column_count(void)
 {
-    char bar[BAR_WIDTH + 1];
-    int full = (int)(done * BAR_WIDTH / total);
-    for (int i = 0; i < BAR_WIDTH; i++)
-        bar[i] = i < full ? '#' : '.';
-    bar[BAR_WIDTH] = 0;
-    snprintf(text, text_size, "\r[%s] %" PRIu64 "/%" PRIu64 "\033[K", bar, done, total);
+    struct winsize size;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col
+                                                                           : COLUMN_COUNT_DEFAULT;
+}
+
+/* Never longer than a row of the terminal, since only one is removed. */
+static void bar_text(char *text, size_t text_size)
+{
+    char hashes[BAR_WIDTH + 1], line[256], rate[64] = "", left[64] = "";
+    const double seconds = (double)(cox_now_ns() - bar_started_ns) / 1e9;
+    const uint64_t full = bar.done * BAR_WIDTH / bar.total;
+    for (uint64_t i = 0; i < BAR_WIDTH; i++)
+        hashes[i] = i < full ? '#' : '.';
+    hashes[BAR_WIDTH] = 0;
+    if (bar.unit && seconds > 0)
+        snprintf(rate, sizeof rate, ", %.0f %s/s", (double)bar.amount / seconds, bar.unit);
+    if (bar.done && bar.done < bar.total)
+        snprintf(left, sizeof left, ", ETA %.0f s",
+                 seconds * (double)(bar.total - bar.done) / (double)bar.done);
+    snprintf(line, sizeof line, "[%s] %" PRIu64 "/%" PRIu64 " %s%s%s", hashes, bar.done, bar.total,
+             bar.what, rate, left);
+    snprintf(text, text_size, "\r%.*s\033[K", (int)column_count() - 1, line);
 }
 
 /* One write, or several if the kernel takes only a part. */
@@ -75,18 +94,18 @@ static char *piece_take(size_t *ret_size)
 {
     struct line *line = first;
     uint64_t lost = line ? line->dropped : dropped;
-    char note[128] = "", bar[BAR_WIDTH + 64] = "";
+    char note[128] = "", drawn[300] = "";
     if (lost)
         snprintf(note, sizeof note,
                  "coxswain: %" PRIu64 " lines are lost: standard error was not read in time\n",
                  lost);
-    if (bar_total)
-        bar_text(bar, sizeof bar, bar_done, bar_total);
+    if (bar.total)
+        bar_text(drawn, sizeof drawn);
     const char *clear = bar_is_there ? CLEAR : "";
     char *piece = NULL;
     int size = asprintf(&piece, "%s%s%.*s%s", clear, note, line ? (int)line->size : 0,
-                        line ? line->text : "", bar);
-    bar_is_there = bar_total > 0;
+                        line ? line->text : "", drawn);
+    bar_is_there = bar.total > 0;
     bar_changed = false;
     if (line) {
         first = line->next;
@@ -214,14 +233,15 @@ void cox_console_line(const char *format, ...)
     va_end(args);
 }
 
-void cox_console_progress(uint64_t done, uint64_t total)
+void cox_console_progress(const struct cox_progress *progress)
 {
     if (!isatty(STDERR_FILENO))
         return;
     pthread_mutex_lock(&lock);
-    bar_done = done;
-    bar_total = total;
     uint64_t now = cox_now_ns();
+    if (!bar.total)
+        bar_started_ns = now;
+    bar = *progress;
     if (now - bar_drawn_ns >= REDRAW_NS) {
         bar_drawn_ns = now;
         bar_changed = true;
@@ -233,8 +253,18 @@ void cox_console_progress(uint64_t done, uint64_t total)
 void cox_console_progress_end(void)
 {
     pthread_mutex_lock(&lock);
-    bar_changed = bar_total > 0;
-    bar_total = 0;
+    bar_changed = bar.total > 0;
+    bar.total = 0;
     wake();
     pthread_mutex_unlock(&lock);
+}
+
+/* A line that is drawn between this and the output is overwritten, and drawn again. */
+void cox_console_make_room(void)
+{
+    pthread_mutex_lock(&lock);
+    bool is_there = bar.total > 0;
+    pthread_mutex_unlock(&lock);
+    if (is_there && isatty(STDOUT_FILENO))
+        fputs(CLEAR, stdout);
 }

@@ -26,9 +26,21 @@ bool cox_console_flush(uint64_t deadline_ns);
 void cox_console_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Prints TEXT unchanged, with a newline. */
 void cox_console_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Draws the bar; nothing when standard error is no terminal. */
-void cox_console_progress(uint64_t done, uint64_t total);
-/* Removes the bar. */
+struct cox_progress {
+    /* "prompts"; static storage */
+    const char *what;
+    uint64_t done, total;
+    /* "tokens": so many so far, shown per second; NULL: there is no rate. Static storage. */
+    const char *unit;
+    uint64_t amount;
+};
+/* Draws a line: a bar, "12/40 prompts", "1234 tokens/s", "ETA 3 s", the time since the first call.
+ * Nothing when standard error is no terminal. */
+void cox_console_progress(const struct cox_progress *progress);
+/* Removes the line. */
 void cox_console_progress_end(void);
+/* To be called before lines are written to standard output: if they go to a terminal, the progress
+ * line makes room for them. */
+void cox_console_make_room(void);
 
 #endif

@@ -7,10 +7,9 @@
 
 void cox_exit_help(FILE *file)
 {
-    fprintf(
-        file,
-        "\nExit status: 0 ok; 1 failure; 2 wrong usage or input; 3 a worker died, failed or did not reply;\n"
-        "128 + N ended by signal N (130: Ctrl-C).\n");
+    fprintf(file,
+            "\nExit status: 0 ok; 1 failure; 2 wrong usage or input; 3 a worker died, failed or\n"
+            "did not reply; 4 of status: degraded; 128 + N ended by signal N (130: Ctrl-C).\n");
 }
 
 int cox_exit_of(int status)

@@ -268,7 +268,8 @@ static const struct argp_option layout_options[] = {
      "worker processes, 1 to " NUMBER_TEXT(COX_RANK_COUNT_MAX) " (default " NUMBER_TEXT(
          COX_GROUP_CHOICE_RANK_COUNT_DEFAULT) "); the reference worker divides a model among 1, 2, 4 or 8",
      0},
-    {"name", COX_OPTION_NAME, "NAME", 0, "name of the group (default: made of the process id)", 0},
+    {"name", COX_OPTION_NAME, "NAME", 0,
+     "name of the group, at most 128 bytes (default: made of the process id)", 0},
     {"depth", COX_OPTION_DEPTH, "D", 0,
      "requests in flight per channel, 1 to " NUMBER_TEXT(COX_DEPTH_MAX) " (default " NUMBER_TEXT(
          COX_DEPTH_DEFAULT) ")",
@@ -308,7 +309,7 @@ static const struct argp_option start_options[] = {
      0},
     {"large-payload-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES[K|M|G]", 0,
      "maximum size of a request or reply that does not fit its frame or slot and is sent out of "
-     "line (default 2G, a reply 1G and a little)",
+     "line, up to 1024G (default 2G, a reply 1G and a little)",
      0},
     /* bulk-size and no-bulk: the names of earlier releases. */
     {"bulk-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES", OPTION_HIDDEN, NULL, 0},
@@ -318,8 +319,11 @@ static const struct argp_option start_options[] = {
     {"keep-names", COX_OPTION_KEEP_NAMES, NULL, 0,
      "leave the names in /dev/shm while the group lives", 0},
     {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,
-     "time that workers have to attach (default 60)", 0},
-    {"timeout", COX_OPTION_TIMEOUT, "SEC", 0, "time that a request may take (default 30)", 0},
+     "time that workers have to attach, up to 1000000 s (default 60)", 0},
+    {"timeout", COX_OPTION_TIMEOUT, "SEC", 0,
+     "time that a request may take, up to 1000000 s (default 30); of generate on a running group: "
+     "give up after so long without a reply (default: never)",
+     0},
     {0},
 };
 
@@ -330,7 +334,7 @@ static const struct argp_option death_options[] = {
      "continue where they were",
      0},
     {"restart-max", COX_OPTION_RESTART_MAX, "N", 0,
-     "more than N deaths within the window end the group (default 5)", 0},
+     "more than N deaths within the window end the group, 1 to 1000000 (default 5)", 0},
     {"restart-window", COX_OPTION_RESTART_WINDOW, "SEC", 0, "that window (default 60)", 0},
     {"restart-backoff", COX_OPTION_RESTART_BACKOFF, "MIN[-MAX]", 0,
      "seconds before a worker is replaced again, doubled each time (default 0.1-5)", 0},

@@ -151,6 +151,8 @@ static int help(const struct parser *parser, const struct cox_command *command)
     char name[64];
     snprintf(name, sizeof name, "coxswain %s", command->name);
     argp_help(&parser->root, stdout, ARGP_HELP_USAGE | ARGP_HELP_LONG | ARGP_HELP_DOC, name);
+    if (command->examples)
+        printf("\nExamples:\n%s", command->examples);
     cox_exit_help(stdout);
     return COX_EXIT_OK;
 }

@@ -42,6 +42,8 @@ struct cox_command {
     const char *arguments;
     /* what the command does; the second part, after "\v", is printed below the options */
     const char *text;
+    /* lines of --help, at most 80 columns; NULL: none */
+    const char *examples;
     /* size of the struct that run gets; it is zeroed first */
     size_t choice_size;
     /* NULL: zeros are the defaults */

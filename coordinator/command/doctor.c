@@ -4,6 +4,7 @@
 #include "channel/shm/control.h"
 #include "channel/socket/control_socket.h"
 #include "channel/base/cgroup.h"
+#include "coordinator/cli/console.h"
 #include "coordinator/cli/foreground.h"
 #include "doctor_checks.h"
 
@@ -29,6 +30,8 @@ struct doctor {
     uint32_t rank_count;
     /* -n was given: this group must fit; otherwise any group */
     bool asked;
+    /* neither progress nor what is ok */
+    bool quiet;
     uint32_t bad_count;
 };
 
@@ -44,6 +47,9 @@ __attribute__((format(printf, 5, 6))) static void finding(struct doctor *doctor,
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    if (verdict == GOOD && doctor->quiet)
+        return;
+    cox_console_make_room();
     printf("%s  %-22s %s\n", marks[verdict], what, text);
     if (advice && verdict != GOOD)
         printf("      %-22s -> %s\n", "", advice);
@@ -95,8 +101,9 @@ static struct cox_geometry geometry_of(uint32_t rank_count)
     return geometry;
 }
 
-static void check_shared_memory(struct doctor *doctor)
+static void check_shared_memory(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
+    (void)cgroup;
     struct statvfs vfs;
     struct cox_region_space space;
     struct cox_geometry group = geometry_of(doctor->rank_count), one = geometry_of(1);
@@ -141,8 +148,9 @@ static void check_shared_memory(struct doctor *doctor)
 
 /* ---- processes ---- */
 
-static void check_calls(struct doctor *doctor)
+static void check_calls(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
+    (void)cgroup;
     finding_call(
         doctor, BAD, "sealed memory", cox_doctor_seals(), "memfd with all seals",
         "Linux 5.1 has it; without it neither sealed groups start nor a model on more than one rank",
@@ -164,8 +172,9 @@ static void check_calls(struct doctor *doctor)
 }
 
 /* What the control socket needs, and sealed groups besides. */
-static void check_socket(struct doctor *doctor)
+static void check_socket(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
+    (void)cgroup;
     char path[COX_SOCKET_PATH_SIZE] = "";
     struct cox_error err = {0};
     int r = cox_doctor_runtime_dir(path, &err);
@@ -189,8 +198,9 @@ static void check_socket(struct doctor *doctor)
             "%s", r ? cox_status_text(r) : "memory that cannot be written can be slept on");
 }
 
-static void check_handles(struct doctor *doctor)
+static void check_handles(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
+    (void)cgroup;
     int scope = 0;
     char text[32], advice[160];
     if (read_line("/proc/sys/kernel/yama/ptrace_scope", text, sizeof text)) {
@@ -231,8 +241,9 @@ static uint64_t threads_of_group(uint32_t rank_count)
     return THREADS_OF_COORDINATOR + THREADS_OF_WORKER * (uint64_t)rank_count;
 }
 
-static void check_limits(struct doctor *doctor)
+static void check_limits(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
+    (void)cgroup;
     struct rlimit limit;
     char text[32];
     uint64_t fds = cox_foreground_fd_count(doctor->rank_count, false, true);
@@ -291,8 +302,9 @@ static void check_memory(struct doctor *doctor, const struct cox_cgroup *cgroup)
                 limit->state == COX_CGROUP_NONE ? "none" : "unknown");
 }
 
-static void check_tasks(struct doctor *doctor, const struct cox_cgroup_limit *limit)
+static void check_tasks(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
+    const struct cox_cgroup_limit *limit = &cgroup->pids;
     uint64_t needed = threads_of_group(doctor->rank_count);
     uint64_t available = limit->limit > limit->used ? limit->limit - limit->used : 0;
     if (limit->state == COX_CGROUP_LIMITED)
@@ -308,8 +320,9 @@ static void check_tasks(struct doctor *doctor, const struct cox_cgroup_limit *li
                 limit->state == COX_CGROUP_NONE ? "none" : "unknown");
 }
 
-static void check_clock(struct doctor *doctor)
+static void check_clock(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
+    (void)cgroup;
     struct timespec resolution;
     char source[64] = "unknown";
     clock_getres(CLOCK_MONOTONIC, &resolution);
@@ -324,8 +337,9 @@ static void check_clock(struct doctor *doctor)
             "source %s, %.0f ns a reading, resolution %ld ns", source, ns, resolution.tv_nsec);
 }
 
-static void check_processors(struct doctor *doctor, const struct cox_cgroup_limit *quota)
+static void check_processors(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
+    const struct cox_cgroup_limit *quota = &cgroup->cpu;
     uint32_t allowed = 0;
     int r = cox_doctor_processors(&allowed);
     if (r)
@@ -347,11 +361,16 @@ static void check_processors(struct doctor *doctor, const struct cox_cgroup_limi
                 quota->state == COX_CGROUP_NONE ? "none" : "unknown");
 }
 
+enum { KEY_QUIET = COX_OPTION_KEY(0) };
+
 static int take(void *choice, int key, const char *value, struct cox_error *err)
 {
     struct doctor *doctor = choice;
     uint64_t count;
-    (void)key;
+    if (key == KEY_QUIET) {
+        doctor->quiet = true;
+        return 0;
+    }
     int r = cox_parse_number("-n", value, 1, COX_RANK_COUNT_MAX, &count, err);
     if (r)
         return r;
@@ -366,24 +385,29 @@ static void init(void *choice)
     doctor->rank_count = 8;
 }
 
+static void (*const checks[])(struct doctor *doctor, const struct cox_cgroup *cgroup) = {
+    check_shared_memory, check_calls,  check_socket, check_handles,    check_limits,
+    check_tasks,         check_memory, check_clock,  check_processors,
+};
+
 static int run(void *choice)
 {
     struct doctor *doctor = choice;
     struct cox_cgroup cgroup;
     cox_cgroup_read("", &cgroup);
-    check_shared_memory(doctor);
-    check_calls(doctor);
-    check_socket(doctor);
-    check_handles(doctor);
-    check_limits(doctor);
-    check_tasks(doctor, &cgroup.pids);
-    check_memory(doctor, &cgroup);
-    check_clock(doctor);
-    check_processors(doctor, &cgroup.cpu);
+    const size_t check_count = sizeof checks / sizeof checks[0];
+    for (size_t i = 0; i < check_count; i++) {
+        if (!doctor->quiet)
+            cox_console_progress(
+                &(struct cox_progress){.what = "checks", .done = i, .total = check_count});
+        checks[i](doctor, &cgroup);
+    }
+    cox_console_progress_end();
     return doctor->bad_count ? COX_EXIT_FAILED : COX_EXIT_OK;
 }
 
 static const struct argp_option options[] = {
+    {"quiet", KEY_QUIET, NULL, 0, "print only what is not ok, and no progress", 0},
     {"ranks", 'n', "N", 0,
      "a group of N ranks has to start (default: 8 is measured, but what lets at least one rank "
      "start is only a note)",
@@ -399,6 +423,8 @@ const struct cox_command cox_command_doctor = {
             "limits, memory, clock and processors, and says what to change. BAD keeps a group from "
             "starting or working; note is worth knowing. The exit status is 1 when something is "
             "BAD.",
+    .examples = "  coxswain doctor -n 8\n"
+                "  coxswain doctor --quiet\n",
     .choice_size = sizeof(struct doctor),
     .init = init,
     .groups = {{&doctor_options, 0}},

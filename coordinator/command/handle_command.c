@@ -308,6 +308,7 @@ const struct cox_command cox_command_handle = {
     .text = "Reads the 64 bytes of a by-value handle from FILE (-: standard input), prints what is "
             "in them and whether its exporter lives, opens the handle as a worker would, prints "
             "the way that was taken, and the first bytes of the memory.",
+    .examples = "  coxswain handle FILE --bytes 64\n",
     .choice_size = sizeof(struct handle_options),
     .init = init,
     .groups = {{&handle_group, 0}},

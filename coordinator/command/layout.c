@@ -158,6 +158,7 @@ const struct cox_command cox_command_layout = {
     .summary = "print what a group would create in shared memory",
     .text = "Prints every shared memory object that a group would create, its size, every "
             "semaphore with its starting value, the totals, and what is free. Nothing is created.",
+    .examples = "  coxswain layout -n 8\n",
     .choice_size = sizeof(struct cox_group_choice),
     .init = init,
     .groups = {{&cox_layout_option_group, 0}, {&checked, 0}},

@@ -98,6 +98,7 @@ const struct cox_command cox_command_link = {
             "then pull from it (coxswain generate --prefill OWNER --decode NAME). Both have the "
             "same model and as many ranks. Waits until every rank has attached, 10 s by default. A "
             "link ends with `unlink`; when OWNER has replaced a rank, it is made again.",
+    .examples = "  coxswain link --name B A\n",
     .choice_size = sizeof(struct link_choice),
     .groups = {{&link_group, 0},
                {&cox_connection_options, offsetof(struct link_choice, connection)}},
@@ -139,6 +140,7 @@ const struct cox_command cox_command_unlink = {
     .arguments = "OWNER",
     .text = "The ranks of a running group detach the KV caches of OWNER, which may have ended. "
             "The default of --timeout is 10 s.",
+    .examples = "  coxswain unlink --name B A\n",
     .choice_size = sizeof(struct link_choice),
     .groups = {{&cox_connection_options, offsetof(struct link_choice, connection)}},
     .words = take_owner,
@@ -241,6 +243,7 @@ const struct cox_command cox_command_link_status = {
             "each link: waiting, running, success, or failed with a code and a reason. A link that "
             "failed at any rank has failed; success is that of all ranks. The default of --timeout "
             "is 10 s.",
+    .examples = "  coxswain link-status --name B\n",
     .choice_size = sizeof(struct link_choice),
     .groups = {{&link_status_group, 0},
                {&cox_connection_options, offsetof(struct link_choice, connection)}},
@@ -332,6 +335,7 @@ const struct cox_command cox_command_role = {
             "  standard   both\n"
             "\n"
             "Prompts under way are not touched. The default of --timeout is 10 s.",
+    .examples = "  coxswain role --name A prefill\n",
     .choice_size = sizeof(struct link_choice),
     .groups = {{&cox_connection_options, offsetof(struct link_choice, connection)}},
     .words = take_role,

@@ -149,6 +149,8 @@ const struct cox_command cox_command_lora = {
             "  list    a line `ADAPTER STATE USES DIR` for each\n"
             "\n"
             "The default of --timeout is 60 s.",
+    .examples = "  coxswain lora load tuned DIR --name mine\n"
+                "  coxswain lora list --name mine\n",
     .choice_size = sizeof(struct lora_choice),
     .groups = {{&cox_connection_options, offsetof(struct lora_choice, connection)}},
     .words = take_words,

@@ -139,6 +139,7 @@ const struct cox_command cox_command_pull_kv = {
             "of the running group NAME, prints a line `rank R: ok: BYTES bytes in T ms` or `rank "
             "R: CODE: TEXT` for each rank, and frees the blocks. The hold stays its client's. NAME "
             "has to be linked with OWNER (coxswain link). The default of --timeout is 10 s.",
+    .examples = "  coxswain pull-kv --name B --from A --hold 7\n",
     .choice_size = sizeof(struct pull_choice),
     .groups = {{&pull_options, 0},
                {&cox_connection_options, offsetof(struct pull_choice, connection)}},

@@ -186,6 +186,9 @@ const struct cox_command cox_command_recover = {
             "\n"
             "A command that was carried out before succeeds. One that the group's state does not "
             "allow is refused, with those that it allows. The default of --timeout is 60 s.",
+    .examples = "  coxswain recover pause --name mine\n"
+                "  coxswain recover start --name mine\n"
+                "  coxswain recover restart --rank 2 --kill --name mine\n",
     .choice_size = sizeof(struct recover_choice),
     .groups = {{&restart_options, 0},
                {&cox_connection_options, offsetof(struct recover_choice, connection)}},

@@ -567,6 +567,10 @@ const struct cox_command cox_command_status = {
         "The exit status is 0 when the group is healthy; 4 when it is degraded: a rank is dead, "
         "stopped or absent, or the group is paused, being started or ending; 1 when no group "
         "replies; 2 for wrong usage.",
+    .examples = "  coxswain status                     of the only group that runs\n"
+                "  coxswain status --name mine --watch\n"
+                "  coxswain status --name mine --wait 60 && echo ready\n"
+                "  coxswain status --name mine --json\n",
     .choice_size = sizeof(struct status_choice),
     .groups = {{&status_options, 0},
                {&cox_connection_options, offsetof(struct status_choice, connection)}},

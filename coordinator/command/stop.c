@@ -83,6 +83,7 @@ const struct cox_command cox_command_stop = {
     .text = "Asks a running group to end in order, as SIGTERM to its coordinator does, and waits "
             "until its coordinator is gone, and with it every worker, also those that are stuck "
             "(at most 30 s by default).",
+    .examples = "  coxswain stop --name mine\n",
     .choice_size = sizeof(struct cox_connection),
     .groups = {{&cox_connection_options, 0}},
     .run = run,

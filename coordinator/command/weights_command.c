@@ -92,6 +92,7 @@ const struct cox_command cox_command_weights = {
             "`version V`; the former weights are then out of memory. If a worker cannot switch, "
             "all keep the former ones. After --timeout (default 60 s) workers that have not "
             "switched do so with the next step that ends.",
+    .examples = "  coxswain weights DIR --name mine\n",
     .choice_size = sizeof(struct weights_choice),
     .groups = {{&cox_connection_options, offsetof(struct weights_choice, connection)}},
     .words = take_directory,

@@ -63,11 +63,11 @@ struct cox_shared_weights {
 
 static int image_fill(const struct cox_shared_weights *weights,
                       const struct cox_model_config *config, const char *directory,
-                      bool (*cancelled)(void *context), void *context, void *memory,
-                      uint64_t *ret_digest, struct cox_error *err)
+                      bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
+                      void *memory, uint64_t *ret_digest, struct cox_error *err)
 {
     struct cox_model_block block;
-    int r = cox_model_block_fill(config, directory, memory, cancelled, context, err);
+    int r = cox_model_block_fill(config, directory, memory, progress, context, err);
     if (!r)
         r = cox_model_block_read(memory, weights->size, &block, err);
     if (!r)
@@ -77,8 +77,8 @@ static int image_fill(const struct cox_shared_weights *weights,
 
 static int version_load(const struct cox_shared_weights *weights,
                         const struct cox_model_config *config, const char *directory,
-                        bool (*cancelled)(void *context), void *context,
-                        struct version *ret_version, struct cox_error *err)
+                        bool (*progress)(void *context, uint32_t done, uint32_t count),
+                        void *context, struct version *ret_version, struct cox_error *err)
 {
     struct version version = VERSION_NONE;
     struct cox_region region = {0};
@@ -91,7 +91,7 @@ static int version_load(const struct cox_shared_weights *weights,
     if (r)
         return cox_fail(err, r, "memory for the %" PRIu64 " bytes of %s: %s", weights->size,
                         directory, why.text);
-    r = image_fill(weights, config, directory, cancelled, context, region.base, &version.digest,
+    r = image_fill(weights, config, directory, progress, context, region.base, &version.digest,
                    err);
     if (r) {
         cox_region_detach(&region);
@@ -163,8 +163,10 @@ static struct cox_weights_announcement version_tell(const struct cox_shared_weig
 
 /* ---- constructor and destructor ---- */
 
-int cox_shared_weights_load(const char *directory, bool (*cancelled)(void *context), void *context,
-                            struct cox_shared_weights **ret_weights, struct cox_error *err)
+int cox_shared_weights_load(const char *directory,
+                            bool (*progress)(void *context, uint32_t done, uint32_t count),
+                            void *context, struct cox_shared_weights **ret_weights,
+                            struct cox_error *err)
 {
     _cox_cleanup_(cox_shared_weights_freep) struct cox_shared_weights *weights =
         calloc(1, sizeof *weights);
@@ -178,7 +180,7 @@ int cox_shared_weights_load(const char *directory, bool (*cancelled)(void *conte
     if (r)
         return r;
     weights->size = cox_model_block_size(&weights->config);
-    r = version_load(weights, &weights->config, directory, cancelled, context, &weights->present,
+    r = version_load(weights, &weights->config, directory, progress, context, &weights->present,
                      err);
     if (r)
         return r;
@@ -226,8 +228,9 @@ int cox_shared_weights_publish(struct cox_shared_weights *weights, struct cox_ex
 
 /* ---- replace ---- */
 
-static bool is_stopped(void *context)
+static bool is_stopped(void *context, uint32_t done, uint32_t count)
 {
+    (void)done, (void)count;
     struct cox_shared_weights *weights = context;
     pthread_mutex_lock(&weights->lock);
     bool stopped = weights->stopped;

@@ -33,17 +33,20 @@
 
 struct cox_shared_weights;
 
-/* Loads a folder into the first version. cancelled (NULL: never) is polled while files are read.
+/* Loads a folder into the first version. progress (NULL: not called) is called before every layer
+ * is read, with the number of those that are; true cancels.
  * Returns
  *   0
- *   COX_ABORTED: cancelled returned true
+ *   COX_ABORTED: progress returned true
  *   COX_NO_SPACE
  *   COX_BUSY: another process has mapped the memory for writing
  *   as cox_model_block_fill: err names the file
  *   -errno
  */
-int cox_shared_weights_load(const char *directory, bool (*cancelled)(void *context), void *context,
-                            struct cox_shared_weights **ret_weights, struct cox_error *err);
+int cox_shared_weights_load(const char *directory,
+                            bool (*progress)(void *context, uint32_t done, uint32_t count),
+                            void *context, struct cox_shared_weights **ret_weights,
+                            struct cox_error *err);
 /* To be called after stop, and after the executor has ended. NULL-safe, returns NULL. */
 struct cox_shared_weights *cox_shared_weights_free(struct cox_shared_weights *weights);
 void cox_shared_weights_freep(struct cox_shared_weights **weights); /* for _cox_cleanup_ */

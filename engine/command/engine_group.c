@@ -24,9 +24,13 @@ struct cox_engine_group {
 
 /* ---- weights ---- */
 
-static bool on_cancelled(void *context)
+/* True: a signal has cancelled it. */
+static bool on_layer(void *context, uint32_t done, uint32_t count)
 {
     const struct cox_engine_group *group = context;
+    if (!group->options->foreground.quiet)
+        cox_console_progress(
+            &(struct cox_progress){.what = "layers of the model", .done = done, .total = count});
     return cox_foreground_signal(group->foreground) != 0;
 }
 
@@ -57,8 +61,9 @@ static int weights_load(void *context, struct cox_error *err)
     if (!may_share_weights(options) || !options->foreground.init ||
         options->foreground.group->legacy_workers)
         return 0;
-    int r = cox_shared_weights_load(options->foreground.model, on_cancelled, group,
+    int r = cox_shared_weights_load(options->foreground.model, on_layer, group,
                                     &group->reference.weights, &error);
+    cox_console_progress_end();
     return weights_or_not(group, r, &error, err);
 }
 

@@ -177,6 +177,8 @@ const struct cox_command cox_command_eval = {
     .text = "Starts worker processes, completes the part up to the = of every line of FILE, such "
             "as 27+58=85, and prints how many completions are exactly what follows it. - is "
             "standard input.",
+    .examples = "  coxswain eval -n 2 models/sums/heldout.txt\n"
+                "  echo 27+58=85 | coxswain eval --min-accuracy 100 -\n",
     .choice_size = sizeof(struct eval),
     .init = init,
     .groups = {{&eval_options, 0},

@@ -6,6 +6,7 @@
 #include "coordinator/server/group_links.h"
 #include "engine/batching/lora.h"
 #include "proto/control.pb-c.h"
+#include "dialog.h"
 #include "remote.h"
 #include "coordinator/cli/signals.h"
 #include "prefill_decode.h"
@@ -65,7 +66,11 @@ struct generate {
     struct cox_adapter_choice adapters;
     struct cox_prefill_decode_options prefill_decode;
     struct cox_prompts prompts;
+    /* prompts are typed at the terminal */
+    bool dialog;
     struct cox_tokenizer *tokenizer;
+    /* of the model */
+    uint32_t vocab_size;
     /* as reported by a running group */
     char *model;
     size_t failed_count;
@@ -181,6 +186,11 @@ static int take_prompts(void *choice, int count, char *const *texts, struct cox_
     if (g->file && count)
         return cox_fail(err, COX_INVALID,
                         "prompts come from --file or from the command line, not both");
+    if (!g->file && count == 0 && isatty(STDIN_FILENO)) {
+        g->dialog = true;
+        return g->stats ? cox_fail(err, COX_INVALID, "--stats-json: needs prompts, or a --file")
+                        : 0;
+    }
     if (g->file || count == 0 || (count == 1 && !strcmp(texts[0], "-")))
         return cox_prompts_load(&g->prompts, g->file ? g->file : "-", err);
     for (int i = 0; i < count; i++) {
@@ -236,6 +246,8 @@ static int on_ready(void *context, size_t index, const struct cox_prompt *prompt
         g->failed_count++;
         cox_console_say("prompt %zu: %s", index + 1, prompt->error);
     }
+    if (g->complete.progress)
+        cox_console_make_room();
     if (g->json) {
         print_json(prompt);
     } else if (g->tokens) {
@@ -354,11 +366,10 @@ static int prepare(struct generate *g, const char **ret_model, struct cox_error 
         r = cox_tokenizer_load(*ret_model, &g->tokenizer, err);
     if (!r)
         r = cox_eos_load(*ret_model, g->complete.stop_tokens, &g->complete.stop_count, err);
-    uint32_t vocab_size = 0;
     if (!r)
-        r = cox_vocab_size_load(*ret_model, &vocab_size, err);
+        r = cox_vocab_size_load(*ret_model, &g->vocab_size, err);
     if (!r)
-        r = cox_prompts_encode(&g->prompts, g->tokenizer, vocab_size, err);
+        r = cox_prompts_encode(&g->prompts, g->tokenizer, g->vocab_size, err);
     return r;
 }
 
@@ -372,8 +383,7 @@ static void complete_prepare(struct generate *g)
         g->complete.engine_loop.steps_in_flight = 1;
     g->complete.tokenizer = g->tokenizer;
     g->complete.timeout_ms = g->group.step_ms;
-    /* On a terminal the lines themselves show the progress. */
-    g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
+    g->complete.progress = !g->quiet && g->prompts.count > 1;
     g->complete.ready = on_ready;
     g->complete.ready_context = g;
 }
@@ -388,7 +398,7 @@ static int finish(const struct generate *g, int r, int signal_number,
     }
     if (r && signal_number)
         return cox_exit_interrupted(signal_number);
-    if (!g->quiet)
+    if (!g->quiet && !g->dialog)
         summarize(g, stats);
     int written = g->stats ? stats_write(g, stats) : 0;
     if (r)
@@ -397,10 +407,10 @@ static int finish(const struct generate *g, int r, int signal_number,
         cox_console_say("cannot write %s: %s", g->stats, cox_status_text(written));
         return COX_EXIT_FAILED;
     }
-    return g->failed_count ? COX_EXIT_FAILED : COX_EXIT_OK;
+    return g->failed_count && !g->dialog ? COX_EXIT_FAILED : COX_EXIT_OK;
 }
 
-/* ---- a running group ---- */
+/* ---- prompts that are typed ---- */
 
 struct interrupt {
     /* an eventfd: the run must end */
@@ -408,15 +418,62 @@ struct interrupt {
     _Atomic int number;
 };
 
+static void interrupt_run(struct interrupt *interrupt)
+{
+    const uint64_t one = 1;
+    while (write(interrupt->fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+static int interrupt_open(struct interrupt *interrupt, struct cox_error *err)
+{
+    interrupt->fd = eventfd(0, EFD_CLOEXEC);
+    return interrupt->fd < 0 ? cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno)) : 0;
+}
+
+/* One prompt; one that cannot be encoded spoils no other. */
+static int dialog_turn(struct generate *g, const char *line,
+                       int (*complete)(void *context, struct cox_error *err), void *context,
+                       struct cox_error *err)
+{
+    struct cox_error error = {0};
+    cox_prompts_deinit(&g->prompts);
+    int r = cox_prompts_add(&g->prompts, line, strlen(line));
+    if (r)
+        return cox_fail(err, r, "no memory");
+    if (cox_prompts_encode(&g->prompts, g->tokenizer, g->vocab_size, &error)) {
+        cox_console_say("%s", error.text);
+        return 0;
+    }
+    return complete(context, err);
+}
+
+/* Calls complete for every line. Returns 0 when the input has ended, or its failure. */
+static int dialog_run(struct generate *g, int stop_fd,
+                      int (*complete)(void *context, struct cox_error *err), void *context,
+                      struct cox_error *err)
+{
+    int r = 0;
+    if (!g->quiet)
+        cox_console_say("type a prompt; Ctrl-D ends");
+    while (r == 0) {
+        _cox_cleanup_(cox_free_ptr) char *line = NULL;
+        r = cox_dialog_read(stop_fd, &line, err);
+        if (r == 0 && line[0])
+            r = dialog_turn(g, line, complete, context, err);
+    }
+    return r == COX_EMPTY ? 0 : r;
+}
+
+/* ---- a running group ---- */
+
 static bool on_signal(void *context, int number)
 {
     struct interrupt *interrupt = context;
-    const uint64_t one = 1;
     int none = 0;
     if (!atomic_compare_exchange_strong(&interrupt->number, &none, number))
         return false;
-    while (write(interrupt->fd, &one, sizeof one) < 0 && errno == EINTR)
-        ;
+    interrupt_run(interrupt);
     return true;
 }
 
@@ -523,26 +580,44 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
     return 0;
 }
 
-/* prefill: the prefill group; NULL: there is only one group. */
-static int remote_run(struct generate *g, struct cox_client *client, struct cox_client *prefill,
-                      uint32_t window, struct interrupt *interrupt,
-                      struct cox_engine_loop_stats *stats,
-                      struct cox_prefill_decode_stats *prefill_decode, struct cox_error *err)
+struct remote_run {
+    struct generate *g;
+    struct cox_client *client;
+    /* the prefill group; NULL: there is only one group */
+    struct cox_client *prefill;
+    uint32_t window;
+    struct interrupt interrupt;
+    struct cox_engine_loop_stats stats;
+    struct cox_prefill_decode_stats prefill_decode;
+};
+
+static int remote_complete(void *context, struct cox_error *err)
 {
+    struct remote_run *run = context;
+    struct generate *g = run->g;
+    if (run->prefill)
+        return cox_prefill_decode_complete(&g->prompts, run->prefill, run->client,
+                                           &g->prefill_decode, run->interrupt.fd, &g->complete,
+                                           &run->stats, &run->prefill_decode, err);
+    return cox_remote_complete(&g->prompts, run->client, g->group.name, run->window,
+                               run->interrupt.fd, &g->complete, &run->stats, err);
+}
+
+static int remote_run(struct remote_run *run, struct cox_error *err)
+{
+    struct generate *g = run->g;
     struct cox_signals signals = COX_SIGNALS_NONE;
-    interrupt->fd = eventfd(0, EFD_CLOEXEC);
-    int r = interrupt->fd < 0 ? cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno)) : 0;
+    run->window = run->window ? run->window : 1;
+    g->prefill_decode.window = run->window;
+    complete_prepare(g);
+    int r = interrupt_open(&run->interrupt, err);
     if (!r)
-        r = cox_signals_start(&signals, on_signal, NULL, interrupt, err);
-    g->prefill_decode.window = window;
-    if (!r && prefill)
-        r = cox_prefill_decode_complete(&g->prompts, prefill, client, &g->prefill_decode,
-                                        interrupt->fd, &g->complete, stats, prefill_decode, err);
-    else if (!r)
-        r = cox_remote_complete(&g->prompts, client, g->group.name, window, interrupt->fd,
-                                &g->complete, stats, err);
+        r = cox_signals_start(&signals, on_signal, NULL, &run->interrupt, err);
+    if (!r)
+        r = g->dialog ? dialog_run(g, run->interrupt.fd, remote_complete, run, err)
+                      : remote_complete(run, err);
     cox_signals_end(&signals);
-    cox_close_fd(&interrupt->fd);
+    cox_close_fd(&run->interrupt.fd);
     return r;
 }
 
@@ -570,11 +645,9 @@ static int generate_remote(struct generate *g, struct cox_client *client)
     if (r)
         return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
                                                       : cox_exit_with(&error);
-    struct cox_engine_loop_stats stats = {0};
-    struct interrupt interrupt = {.fd = -1};
-    complete_prepare(g);
-    r = remote_run(g, client, NULL, window ? window : 1, &interrupt, &stats, NULL, &error);
-    return finish(g, r, interrupt.number, &stats, &error);
+    struct remote_run run = {.g = g, .client = client, .window = window, .interrupt = {.fd = -1}};
+    r = remote_run(&run, &error);
+    return finish(g, r, run.interrupt.number, &run.stats, &error);
 }
 
 /* ---- two running groups ---- */
@@ -638,18 +711,15 @@ static int generate_prefill_decode(struct generate *g)
     if (r)
         return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
                                                       : cox_exit_with(&error);
-    struct cox_engine_loop_stats stats = {0};
-    struct cox_prefill_decode_stats prefill_decode = {0};
-    struct interrupt interrupt = {.fd = -1};
+    struct remote_run run = {
+        .g = g, .client = &decode, .prefill = &prefill, .window = window, .interrupt = {.fd = -1}};
     g->prefill_decode.connect_ms = CONNECT_MS;
     if (!g->prefill_decode.lease_ms)
         g->prefill_decode.lease_ms = LEASE_MS_DEFAULT;
-    complete_prepare(g);
-    r = remote_run(g, &decode, &prefill, window ? window : 1, &interrupt, &stats, &prefill_decode,
-                   &error);
-    if (!g->quiet && !r)
-        prefill_decode_summarize(g, &prefill_decode);
-    return finish(g, r, interrupt.number, &stats, &error);
+    r = remote_run(&run, &error);
+    if (!g->quiet && !g->dialog && !r)
+        prefill_decode_summarize(g, &run.prefill_decode);
+    return finish(g, r, run.interrupt.number, &run.stats, &error);
 }
 
 static int check(const void *choice, struct cox_error *err)
@@ -682,6 +752,48 @@ static int check(const void *choice, struct cox_error *err)
 }
 
 /* ---- a group of its own ---- */
+
+struct own_run {
+    struct generate *g;
+    struct cox_engine_group *group;
+    struct interrupt interrupt;
+    struct cox_engine_loop_stats stats;
+};
+
+static int own_complete(void *context, struct cox_error *err)
+{
+    struct own_run *run = context;
+    struct generate *g = run->g;
+    return cox_prompts_complete(&g->prompts, run->group, &g->complete, &run->stats, err);
+}
+
+static void on_stop(void *context)
+{
+    interrupt_run(context);
+}
+
+/* While a prompt is completed, a signal ends the engine loop. */
+static int own_turn(void *context, struct cox_error *err)
+{
+    struct own_run *run = context;
+    struct cox_foreground *foreground = cox_engine_group_foreground(run->group);
+    int r = own_complete(run, err);
+    cox_foreground_on_stop(foreground, on_stop, &run->interrupt);
+    return r;
+}
+
+static int own_dialog(struct own_run *run, struct cox_error *err)
+{
+    struct cox_foreground *foreground = cox_engine_group_foreground(run->group);
+    int r = interrupt_open(&run->interrupt, err);
+    if (r)
+        return r;
+    cox_foreground_on_stop(foreground, on_stop, &run->interrupt);
+    r = dialog_run(run->g, run->interrupt.fd, own_turn, run, err);
+    cox_foreground_on_stop(foreground, NULL, NULL);
+    cox_close_fd(&run->interrupt.fd);
+    return r;
+}
 
 static int generate_own(struct generate *g)
 {
@@ -724,7 +836,7 @@ static int generate_own(struct generate *g)
     if (r)
         return cox_exit_with(&error);
 
-    struct cox_engine_loop_stats stats = {0};
+    struct own_run run = {.g = g, .group = group, .interrupt = {.fd = -1}};
     complete_prepare(g);
     if (g->complete.lora) /* so that no other client unloads it */
         r = cox_lora_take(cox_engine_group_lora(group), g->complete.lora, &error);
@@ -732,8 +844,9 @@ static int generate_own(struct generate *g)
         return cox_foreground_signal(cox_engine_group_foreground(group))
                    ? cox_exit_interrupted(cox_foreground_signal(cox_engine_group_foreground(group)))
                    : cox_exit_with(&error);
-    r = cox_prompts_complete(&g->prompts, group, &g->complete, &stats, &error);
-    return finish(g, r, cox_foreground_signal(cox_engine_group_foreground(group)), &stats, &error);
+    r = g->dialog ? own_dialog(&run, &error) : own_complete(&run, &error);
+    return finish(g, r, cox_foreground_signal(cox_engine_group_foreground(group)), &run.stats,
+                  &error);
 }
 
 /* With a name: on the live group of that name; without one, on a group of its own. */
@@ -791,18 +904,19 @@ static const struct argp_option options[] = {
     {"join", OPTION_JOIN, NULL, OPTION_HIDDEN, NULL, 0},
     {"file", OPTION_FILE, "FILE", 0, "prompts are the lines of FILE; - is standard input", 0},
     {"max-tokens", OPTION_MAX_TOKENS, "N", 0,
-     "generate so many tokens at most (default 256, or what fits)", 0},
-    {"temperature", OPTION_TEMPERATURE, "T", 0, "0, the default, always takes the likeliest token",
-     0},
+     "generate so many tokens at most, from 1 (default 256, or what fits)", 0},
+    {"temperature", OPTION_TEMPERATURE, "T", 0,
+     "0 to 100; 0, the default, always takes the likeliest token", 0},
     {"top-k", OPTION_TOP_K, "K", 0, "draw from the K likeliest tokens only (0: all)", 0},
     {"top-p", OPTION_TOP_P, "P", 0,
-     "draw from the likeliest tokens of total probability P (1: all)", 0},
-    {"seed", OPTION_SEED, "S", 0, "the same seed draws the same tokens (default 0)", 0},
+     "draw from the likeliest tokens of total probability P, up to 1, the default: all", 0},
+    {"seed", OPTION_SEED, "S", 0, "the same seed draws the same tokens; 0 (default) to 2147483647",
+     0},
     {"tokens", OPTION_TOKENS, NULL, 0,
      "prompts are token ids with blanks between; so is the output", 0},
     {"json", OPTION_JSON, NULL, 0, "one JSON object a line: prompt, text, tokens, finish", 0},
-    {"quiet", OPTION_QUIET, NULL, 0, "neither the workers' output nor a summary on standard error",
-     0},
+    {"quiet", OPTION_QUIET, NULL, 0,
+     "neither the workers' output nor progress nor a summary on standard error", 0},
     {"stats-json", OPTION_STATS, "FILE", 0,
      "the summary as a JSON object: tokens/s, times of steps, and the share of the channel and the "
      "rank group",
@@ -829,7 +943,7 @@ static const struct argp_option split_options[] = {
     {"decode", OPTION_DECODE, "B", 0, "the group that pulls their keys and values, and generates",
      0},
     {"lease", OPTION_LEASE, "SEC", 0,
-     "duration of A's lease on the KV blocks of a prompt (default 60)", 0},
+     "duration of A's lease on the KV blocks of a prompt, at most an hour (default 60)", 0},
     {"no-recompute", OPTION_NO_RECOMPUTE, NULL, 0,
      "what B cannot pull is computed by A again, and fails after that; by default B computes it, and "
      "logs that",
@@ -846,11 +960,17 @@ const struct cox_command cox_command_generate = {
     .name = "generate",
     .summary = "start workers, complete prompts, print the text",
     .arguments = "[PROMPT]...",
-    .text = "Starts worker processes, completes every PROMPT and prints prompt and completion, one "
-            "line each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the "
-            "lines of standard input. With the --name of a group that `coxswain run` keeps, that "
-            "group completes them, together with those of others; its model is used, and options "
-            "for starting a group are refused.",
+    .text =
+        "Starts worker processes, completes every PROMPT and prints prompt and completion, one "
+        "line each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the "
+        "lines of standard input; at a terminal they are typed, and Ctrl-D ends. With the --name of a group that `coxswain run` keeps, that "
+        "group completes them, together with those of others; its model is used, and options "
+        "for starting a group are refused.",
+    .examples = "  coxswain generate -n 4 \"27+58=\" \"999+1=\"\n"
+                "  coxswain generate -n 2 --json --file prompts.txt\n"
+                "  coxswain generate --name mine \"27+58=\"       on the group that run keeps\n"
+                "  coxswain generate --name mine               type prompts\n"
+                "  coxswain generate --prefill A --decode B \"27+58=\"\n",
     .choice_size = sizeof(struct generate),
     .init = init,
     .groups = {{&generate_options, 0},

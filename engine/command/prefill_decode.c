@@ -544,6 +544,7 @@ int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *
     };
     struct cox_error error = {0};
     uint64_t started_ns = cox_now_ns();
+    cox_prompts_run_progress(&pair.run);
     int r = pair.parts ? groups_link(&pair, &error) : cox_fail(&error, -ENOMEM, "no memory");
     while (!r && pair.run.done_count < prompts->count)
         r = turn(&pair, &error);

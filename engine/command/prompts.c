@@ -173,6 +173,16 @@ bool cox_prompts_run_ends(const struct cox_prompts_run *run)
     return run->cancelled || run->status;
 }
 
+void cox_prompts_run_progress(const struct cox_prompts_run *run)
+{
+    if (run->options->progress)
+        cox_console_progress(&(struct cox_progress){.what = "prompts",
+                                                    .done = run->done_count,
+                                                    .total = run->prompts->count,
+                                                    .unit = "tokens",
+                                                    .amount = run->new_count});
+}
+
 void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
                       const struct cox_prompt_result *result)
 {
@@ -183,8 +193,8 @@ void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
         run->status = r;
     prompt->done = true;
     run->done_count++;
-    if (options->progress)
-        cox_console_progress(run->done_count, prompts->count);
+    run->new_count += prompt->new_count;
+    cox_prompts_run_progress(run);
     /* Only these codes concern a single request. */
     if (result->finish == COX_FINISH_ERROR && result->code != COX_INVALID &&
         result->code != COX_TOO_LARGE)
@@ -296,6 +306,7 @@ int cox_prompts_complete(struct cox_prompts *prompts, struct cox_engine_group *g
         return r;
     cox_foreground_on_stop(cox_engine_group_foreground(group), on_stop, completion.engine_loop);
     struct cox_error error = {0};
+    cox_prompts_run_progress(&completion.run);
     r = requests_add(&completion);
     if (r)
         cox_fail(&error, r, "no memory for %zu prompts", prompts->count);

@@ -103,6 +103,8 @@ struct cox_prompts_run {
     struct cox_prompts *prompts;
     const struct cox_complete_options *options;
     size_t done_count;
+    /* tokens generated so far */
+    uint64_t new_count;
     /* passed to ready */
     size_t ready_count;
     /* cancelled by ready */
@@ -113,6 +115,8 @@ struct cox_prompts_run {
     int status;
 };
 
+/* Shows progress, if it is wanted; also once at the beginning, from when its times are. */
+void cox_prompts_run_progress(const struct cox_prompts_run *run);
 /* Dups the result of a prompt that is not done, and calls ready where possible. */
 void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
                       const struct cox_prompt_result *result);

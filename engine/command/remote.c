@@ -222,6 +222,7 @@ int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, 
     };
     struct cox_error error = {0};
     uint64_t started_ns = cox_now_ns();
+    cox_prompts_run_progress(&remote.run);
     int r = turns(&remote, &error);
     ret_stats->run_ns = cox_now_ns() - started_ns;
     ret_stats->batcher.generated_tokens = remote.generated_tokens;

@@ -263,6 +263,10 @@ const struct cox_command cox_command_run = {
             "When all is ready it prints `name NAME`, `socket PATH` and a line `rank R pid P` for "
             "each. With the reference worker, `coxswain generate --name NAME` then completes "
             "prompts on the group, for any number of callers at once.",
+    .examples = "  coxswain run -n 4 --name mine\n"
+                "  coxswain run -n 4 --name mine --on-death restart\n"
+                "  coxswain run -n 2 -- ./worker --flag        workers of your own\n"
+                "  coxswain run -n 2 --external --name hand    workers that are started by hand\n",
     .choice_size = sizeof(struct run_command),
     .init = init,
     .groups = {{&run_options, 0},

@@ -71,7 +71,8 @@ static void head_write(const struct cox_model_config *config, uint64_t digest, v
 }
 
 int cox_model_block_fill(const struct cox_model_config *config, const char *directory, void *block,
-                         bool (*cancelled)(void *context), void *context, struct cox_error *err)
+                         bool (*progress)(void *context, uint32_t done, uint32_t count),
+                         void *context, struct cox_error *err)
 {
     float *weights = (float *)((char *)block + COX_MODEL_BLOCK_HEAD_SIZE);
     uint64_t digest;
@@ -80,7 +81,7 @@ int cox_model_block_fill(const struct cox_model_config *config, const char *dire
     memset(block, 0, COX_MODEL_BLOCK_HEAD_SIZE);
     r = cox_model_digest_folder(directory, &digest, err);
     if (!r)
-        r = cox_weights_fill_until(config, directory, weights, cancelled, context, err);
+        r = cox_weights_fill_until(config, directory, weights, progress, context, err);
     if (!r)
         r = cox_model_digest_verify(directory, digest, err);
     if (!r)

@@ -33,11 +33,13 @@ int cox_model_folder_config(const char *directory, struct cox_model_config *ret_
                             struct cox_error *err);
 
 /* Fills block, of cox_model_block_size bytes aligned to COX_WEIGHTS_ALIGNMENT, from the folder that
- * config was loaded from. The head is written last. cancelled (NULL: never) is polled. Returns as
+ * config was loaded from. The head is written last. progress (NULL: not called) is as
+ * that of cox_weights_fill_until. Returns as
  * cox_weights_fill_until and cox_model_digest_verify, except that any fault of the files is
  * COX_INVALID. */
 int cox_model_block_fill(const struct cox_model_config *config, const char *directory, void *block,
-                         bool (*cancelled)(void *context), void *context, struct cox_error *err);
+                         bool (*progress)(void *context, uint32_t done, uint32_t count),
+                         void *context, struct cox_error *err);
 
 /* Checks a block of size bytes, aligned as above, and returns its contents.
  * Returns

@@ -322,8 +322,9 @@ static int check_names(const struct cox_checkpoint *checkpoint,
 }
 
 static int fill(const struct cox_model_config *config, const struct cox_share *share,
-                const char *directory, float *memory, bool (*cancelled)(void *context),
-                void *context, struct cox_error *err)
+                const char *directory, float *memory,
+                bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
+                struct cox_error *err)
 {
     _cox_cleanup_(cox_checkpoint_freep) struct cox_checkpoint *checkpoint = NULL;
     const struct cox_weights_layout layout = cox_weights_share_layout(config, share);
@@ -345,7 +346,7 @@ static int fill(const struct cox_model_config *config, const struct cox_share *s
         return r;
     /* Layers first, so that a configuration of another checkpoint fails before much was read. */
     for (uint32_t layer = 0; layer < config->layer_count; layer++) {
-        if (cancelled && cancelled(context))
+        if (progress && progress(context, layer, config->layer_count))
             return cox_fail(err, COX_ABORTED, "%s: loading was cancelled", directory);
         r = read_layer(checkpoint, config, &layout, layer, memory, err);
         if (r)
@@ -374,10 +375,11 @@ int cox_weights_fill(const struct cox_model_config *config, const char *director
 }
 
 int cox_weights_fill_until(const struct cox_model_config *config, const char *directory,
-                           float *memory, bool (*cancelled)(void *context), void *context,
-                           struct cox_error *err)
+                           float *memory,
+                           bool (*progress)(void *context, uint32_t done, uint32_t count),
+                           void *context, struct cox_error *err)
 {
-    return fill(config, &whole, directory, memory, cancelled, context, err);
+    return fill(config, &whole, directory, memory, progress, context, err);
 }
 
 int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,

@@ -99,11 +99,12 @@ static inline uint64_t cox_weights_size(const struct cox_weights_layout *layout)
  */
 int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
                      struct cox_error *err);
-/* As cox_weights_fill. cancelled is polled after every layer; true ends the fill with COX_ABORTED.
- */
+/* As cox_weights_fill. progress is called before every layer, with the number of those that are
+ * read; true ends the fill with COX_ABORTED. */
 int cox_weights_fill_until(const struct cox_model_config *config, const char *directory,
-                           float *memory, bool (*cancelled)(void *context), void *context,
-                           struct cox_error *err);
+                           float *memory,
+                           bool (*progress)(void *context, uint32_t done, uint32_t count),
+                           void *context, struct cox_error *err);
 /* As cox_weights_fill, for a share: only the share's part of every tensor is read. */
 int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,
                            const char *directory, float *memory, struct cox_error *err);

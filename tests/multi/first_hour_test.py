@@ -4,19 +4,24 @@
 Usage: first_hour_test.py BIN_DIR SOURCE_DIR [TEST...]
 """
 
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 from groups import Group  # pylint: disable=wrong-import-position
 from harness import (MODEL, TIMEOUT, check, expect, finish, fresh_name, names_with,  # pylint: disable=wrong-import-position
-                     program, run, socket_files, start, test, wait_until)
+                     program, run, skip, socket_files, start, sums, temporary, test, wait_until)
 
 harness.begin(harness.parser(__doc__))
 
@@ -217,6 +222,231 @@ def status_watches_until_the_group_is_gone():
         watch.stdout.read()
         check(watch.wait(timeout=TIMEOUT) == 1, "it ended with %s" % watch.returncode)
         check("\033" not in lines.seen, "control characters outside of a terminal")
+
+
+# ---- at a terminal ----
+
+
+class Terminal:
+    """A pseudo-terminal, and what was written to it."""
+
+    def __init__(self, columns=80):
+        self.main, self.end = pty.openpty()
+        fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.text = ""
+
+    def take(self):
+        """False: every process that had it is gone."""
+        if self.end >= 0:
+            os.close(self.end)
+            self.end = -1
+        try:
+            part = os.read(self.main, 65536)
+        except OSError:
+            part = b""
+        self.text += part.decode("utf-8", "replace")
+        return bool(part)
+
+    def until(self, part):
+        while part not in self.text:
+            check(self.take(), "the end before %r: %r" % (part, self.text))
+
+    def type(self, text):
+        os.write(self.main, text.encode())
+
+    def close(self):
+        while self.take():
+            pass
+        os.close(self.main)
+        return self.text
+
+
+def at_terminal(arguments, streams=("stderr",), columns=80, **more):
+    terminal = Terminal(columns)
+    process = start(arguments, **dict.fromkeys(streams, terminal.end), **more)
+    return terminal, process
+
+
+BAR = re.compile(r"\r\[[#.]{20}\] (\d+)/(\d+) ([a-z ]+)(, \d+ tokens/s)?(, ETA \d+ s)?\x1b")
+
+
+@test
+def long_work_shows_its_progress_on_a_terminal_alone():
+    prompts, lines = sums(150)
+    path = temporary("\n".join(prompts) + "\n")
+    known = temporary(lines)
+    for arguments in (["generate", "-n", "1", "--one-at-a-time", "--file", path], ["eval", "-n", "1", known]):
+        arguments = [*arguments, "--model", MODEL]
+        terminal, process = at_terminal(arguments)
+        out = process.stdout.read()
+        text = terminal.close()
+        check(process.wait(timeout=TIMEOUT) == 0 and out, "status %s: %s" % (process.returncode, text))
+        bars = [bar.groups() for bar in BAR.finditer(text)]
+        check(any(bar[2] == "layers of the model" for bar in bars), "nothing of the model: %r" % text)
+        check(any(bar[1:3] == ("150", "prompts") and bar[3] and bar[4] for bar in bars), "no rate, or no ETA: %r" % text)
+        # The last one was removed.
+        check("\r\x1b[K" in text[text.rindex("/150 prompts"):], "it is left: %r" % text)
+        # Nothing where it is no terminal, or not wanted.
+        check("[#" not in expect(run(arguments), 0).err, "progress in a file")
+        terminal, process = at_terminal([*arguments, "--quiet"])
+        process.stdout.read()
+        check("[" not in terminal.close(), "it is not quiet")
+        process.wait(timeout=TIMEOUT)
+    # Both on the terminal, which is narrow: each line of text is a line of its own.
+    terminal, process = at_terminal(["generate", "-n", "1", "--one-at-a-time", "--file", path, "--model", MODEL], ("stdout", "stderr"), 30)
+    text = terminal.close()
+    process.wait(timeout=TIMEOUT)
+    for prompt in prompts:
+        check("\x1b[K%s" % prompt in text or "\n%s" % prompt in text, "not at the start of a line: %s in %r" % (prompt, text))
+    check(all(len(bar) < 30 for bar in re.findall(r"\r(\[[#.][^\x1b]*)\x1b", text)), "longer than a row: %r" % text)
+    terminal, process = at_terminal(["doctor"])
+    process.stdout.read()
+    check("/9 checks" in terminal.close(), "no checks")
+    process.wait(timeout=TIMEOUT)
+    check("ok  " not in run(["doctor", "--quiet"]).out, "it is not quiet")
+
+
+@test
+def generate_at_a_terminal_is_a_dialog():
+    with Group(2) as group:
+        for where in (["-n", "2", "--model", MODEL], ["--name", group.name]):
+            for last in ("\x04", "\x03"):  # Ctrl-D ends it, Ctrl-C interrupts it
+                terminal = Terminal()
+                process = start(["generate", *where], stdin=terminal.end, stdout=terminal.end, stderr=terminal.end,
+                                preexec_fn=lambda end=terminal.end: controlling(end))
+                terminal.until("type a prompt; Ctrl-D ends")
+                terminal.until("> ")
+                for typed, part in (("27+58=\n", "27+58=85\r\n"), ("*\n", "'*'"), ("\n", ""), ("1+1\x7f1=\n", "1+1=2\r\n")):
+                    seen = terminal.text.count("> ")
+                    before, terminal.text = terminal.text, ""
+                    terminal.type(typed)
+                    terminal.until("\n")
+                    terminal.until(part)
+                    terminal.until("> ")
+                    check(seen, before)
+                terminal.type(last)
+                text = terminal.close()
+                status = process.wait(timeout=TIMEOUT)
+                check(status == (0 if last == "\x04" else 130), "status %s: %s" % (status, text))
+        expect(group.stop(), 0)
+    # A prompt that is not typed: nothing changes.
+    check(expect(run(["generate", "--model", MODEL], text="1+1=\n"), 0).out == "1+1=2\n", "another text")
+
+
+def controlling(end):
+    """So that Ctrl-C typed there is a signal."""
+    os.setsid()
+    fcntl.ioctl(end, termios.TIOCSCTTY, 0)
+
+
+COMMANDS = ("generate", "eval", "run", "status", "recover", "stop", "lora", "weights", "role", "link", "unlink", "link-status",
+            "pull-kv", "doctor", "layout", "clean", "handle")
+
+
+@test
+def help_is_grouped_has_examples_and_fits_80_columns():
+    top = expect(run(["--help"]), 0).out
+    check(expect(run(["help"]), 0).out == expect(run(["-h"]), 0).out == top, "another help")
+    check(all("\n%s\n  " % title in top for title in ("Prompts:", "A group that stays:", "This machine:", "Examples:")), top)
+    for command in COMMANDS:
+        check(re.search("^  %s +[a-z]" % command, top, re.M), "no line of %s: %s" % (command, top))
+        told = expect(run([command, "--help"]), 0).out
+        check(expect(run(["help", command]), 0).out == told, "help %s is another text" % command)
+        check("\nExamples:\n  coxswain %s" % command in told or "| coxswain %s" % command in told, "no example: %s" % told)
+        for line in (top + told).splitlines():
+            check(len(line) <= 80, "%d columns of %s: %s" % (len(line), command, line))
+    expect(run(["help", "bogus"]), 2, "'bogus' is no command")
+    # Limits are stated where an option has them.
+    told = expect(run(["help", "generate"]), 0).out
+    for part in ("1 to 128", "1 to 32", "1 to 4096", "at most 128 bytes", "0 to 100", "at most an hour"):
+        check(part in " ".join(told.split()), "no limit '%s': %s" % (part, told))
+    version = expect(run(["--version"]), 0).out
+    check(re.match(r"coxswain \d+\.\d+\.\d+\n", version), "odd version: %s" % version)
+    for part in ("protobuf-c ", "jansson ", "features: named and sealed groups", "limits: 128 ranks, depth 32"):
+        check(part in version, "no '%s': %s" % (part, version))
+    check(all(len(line) <= 80 for line in version.splitlines()), version)
+
+
+# ---- where groups are found ----
+
+
+def run_in(name, **variables):
+    """A group whose socket is where these variables say, and nothing else; no COXSWAIN_RUNTIME_DIR of the harness."""
+    return start(["run", "-n", "1", "--name", name, "--model", MODEL], env=variables_only(**variables))
+
+
+def variables_only(**variables):
+    env = {key: value for key, value in os.environ.items() if key != "XDG_RUNTIME_DIR" and not key.startswith("COXSWAIN_")}
+    env.update(variables)
+    return env
+
+
+def ends(group):
+    group.terminate()
+    expect(finish(group), 0)
+
+
+@test
+def a_group_is_found_from_a_login_and_from_a_service():
+    uid = os.geteuid()
+    login, own = os.path.join(harness.scratch, "login"), os.path.join(harness.scratch, "own")
+    for folder in (login, own):
+        os.mkdir(folder, 0o700)
+    places = "/run/user/%d/coxswain, /run/coxswain, /tmp/coxswain-%d" % (uid, uid)
+    nobody = fresh_name("nobody")
+    # What was looked at is in the error, in order.
+    expect(run(["status", "--name", nobody], env=variables_only()), 1,
+           "no process listens under that name in %s\n" % places)
+    expect(run(["status", "--name", nobody], env=variables_only(XDG_RUNTIME_DIR=login)), 1,
+           "in %s/coxswain, %s\n" % (login, places))
+    for words in (["status", "--name", nobody], ["status"]):
+        result = expect(run(words, env=variables_only(XDG_RUNTIME_DIR=login, COXSWAIN_RUNTIME_DIR=own)), 1, " in %s\n" % own)
+        check(places not in result.err, "more places than that one", result)
+    expect(run(["--socket", nobody], command="coxswain-worker", env=variables_only()), 1, "looked in %s)" % places)
+    expect(run(["status"], env=variables_only(COXSWAIN_RUNTIME_DIR="own")), 2, "COXSWAIN_RUNTIME_DIR is 'own'")
+    # Started without a login, asked for in one.
+    service = fresh_name("service")
+    group = run_in(service)
+    check(group.stdout.readline() == "name %s\n" % service, "no name")
+    path = group.stdout.readline().split()[1]
+    try:
+        check(path == "/tmp/coxswain-%d/%s.sock" % (uid, service), "another socket: %s" % path)
+        group.stdout.readline()
+        expect(run(["status", "--name", service], env=variables_only(XDG_RUNTIME_DIR=login)), 0)
+        # What a killed group has left in an earlier place is passed by.
+        os.mkdir(os.path.join(login, "coxswain"), 0o700)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+            dead.bind(os.path.join(login, "coxswain", service + ".sock"))
+        expect(run(["generate", "--name", service, "1+1="], env=variables_only(XDG_RUNTIME_DIR=login)), 0)
+        expect(run(["status", "--name", service], env=variables_only(COXSWAIN_RUNTIME_DIR=own)), 1)
+    finally:
+        ends(group)
+    # The variable's own place, for both sides, and with no name.
+    group = run_in(fresh_name("own"), COXSWAIN_RUNTIME_DIR=own, XDG_RUNTIME_DIR=login)
+    group.stdout.readline()
+    check(os.path.dirname(group.stdout.readline().split()[1]) == own, "another place")
+    group.stdout.readline()
+    expect(run(["status"], env=variables_only(COXSWAIN_RUNTIME_DIR=own)), 0)
+    ends(group)
+
+
+@test
+def root_reaches_the_group_of_a_user_by_its_socket_alone():
+    if os.geteuid() != 0:
+        skip("only root is another user")
+    folder = os.path.join(harness.scratch, "user")
+    os.mkdir(folder, 0o700)
+    os.chown(folder, 65534, 65534)
+    name = fresh_name("user")
+    group = start(["run", "-n", "1", "--name", name, "--no-init", "--", program("example_worker")], user=65534, group=65534,
+                  extra_groups=[], env=variables_only(COXSWAIN_RUNTIME_DIR=folder))
+    group.stdout.readline()
+    path = group.stdout.readline().split()[1]
+    group.stdout.readline()
+    expect(run(["status", "--name", name], env=variables_only(COXSWAIN_RUNTIME_DIR=folder)), 1, "user 65534")
+    check(name in expect(run(["status", "--socket", path]), 0).out, "another group")
+    expect(run(["stop", "--socket", path]), 0)
+    expect(finish(group), 0)
 
 
 if __name__ == "__main__":

@@ -296,8 +296,9 @@ static void weights_of_other_shapes_are_refused(void **state)
     }
 }
 
-static bool yes(void *context)
+static bool yes(void *context, uint32_t done, uint32_t count)
 {
+    (void)done, (void)count;
     (*(int *)context)++;
     return true;
 }
@@ -321,8 +322,9 @@ static void weights_loading_can_be_given_up(void **state)
 }
 
 /* In the midst of it there are other weights of the same shapes. */
-static bool rewrite(void *context)
+static bool rewrite(void *context, uint32_t done, uint32_t count)
 {
+    (void)done, (void)count;
     if ((*(int *)context)++ == 1)
         fixture_write_model(directory, &small, 8, 1);
     return false;
