@@ -35,7 +35,10 @@ int cox_exit_of(int status)
 
 int cox_exit_with(const struct cox_error *err)
 {
-    cox_console_say("%s", err->text);
+    /* Errors of a start say how many files it needs. */
+    bool advise = err->code == -EMFILE && !strstr(err->text, "ulimit");
+    cox_console_say("%s%s", err->text,
+                    advise ? " (this process may have no more files open: ulimit -n)" : "");
     return cox_exit_of(err->code);
 }
 

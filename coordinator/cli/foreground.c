@@ -254,6 +254,18 @@ uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
            (weights ? COX_FOREGROUND_FDS_OF_WEIGHTS : 0);
 }
 
+/* Names what needs no room where a group found none. */
+static int explain_space(const struct cox_group_choice *group, int r, struct cox_error *err)
+{
+    const struct cox_error first = *err;
+    if ((r != COX_NO_SPACE && r != -ENOSPC) || group->attach == COX_ATTACH_SEALED ||
+        group->legacy_workers || !strstr(first.text, "/dev/shm"))
+        return r;
+    *err = (struct cox_error){0};
+    return cox_fail(err, r, "%.900s; or use --attach sealed, which takes nothing of /dev/shm",
+                    first.text);
+}
+
 /* Adds a shortage of fds to the error, which rarely shows it: for instance, a control socket that
  * cannot accept closes the connection of a rank. */
 static int explain_failure(const struct cox_foreground_options *options, int r,
@@ -266,7 +278,7 @@ static int explain_failure(const struct cox_foreground_options *options, int r,
     struct cox_error first = *err;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed) {
         /* COX_CLOSED is reserved for signals. */
-        return r == COX_CLOSED ? err->code = COX_STATE : r;
+        return r == COX_CLOSED ? err->code = COX_STATE : explain_space(group, r, err);
     }
     *err = (struct cox_error){0};
     return cox_fail(err, r == COX_CLOSED ? -EMFILE : r,

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import socket
 import struct
@@ -365,6 +366,28 @@ def help_is_grouped_has_examples_and_fits_80_columns():
     for part in ("protobuf-c ", "jansson ", "features: named and sealed groups", "limits: 128 ranks, depth 32"):
         check(part in version, "no '%s': %s" % (part, version))
     check(all(len(line) <= 80 for line in version.splitlines()), version)
+
+
+# ---- what is full ----
+
+
+@test
+def what_is_full_names_its_remedy():
+    under = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"']
+    for options in ("size=1m", "nr_inodes=20"):
+        if subprocess.run([*under, options, "true"], stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False).returncode:
+            break  # no mounting here
+        expect(run(["generate", "--attach", "named", "--model", MODEL, "1+1="], under=[*under, options]), 1, "/dev/shm",
+               "--attach sealed", "mount -o remount,")
+        expect(run(["generate", "--attach", "sealed", "--model", MODEL, "1+1="], under=[*under, options]), 0)
+
+    def limited(count):
+        return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+    expect(run(["generate", "-n", "4", "--model", MODEL, "1+1="], preexec_fn=limited(14)), 1, "ulimit -n 50")
+    with Group(1) as group:
+        result = run(["status", "--socket", group.socket_path], preexec_fn=limited(4))
+        expect(result, 1, "Too many open files", "ulimit -n")
+        group.stop()
 
 
 # ---- where groups are found ----
