@@ -2,10 +2,34 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python format-check format docs install clean
+# Nothing is installed unasked: tools/packages only says what is missing. `make packages` installs it.
+export COXSWAIN_PACKAGES = check
+
+.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python format-check format docs install clean
 
 all:
 	@sh tools/compile release
+
+help:
+	@echo 'make            builds the commands and libraries in build/release'
+	@echo 'make install    the same, and installs them below PREFIX (default /usr/local)'
+	@echo 'make demo       builds, and lets 4 worker processes add'
+	@echo 'make packages   installs what building and testing need (Debian; as root or with sudo)'
+	@echo 'make test       builds and tests what a change usually breaks: 5 minutes on 2 cores'
+	@echo 'make test-all   what has to pass before a change lands: 30 minutes'
+	@echo 'make nightly    everything: hours'
+	@echo 'make gcc clang asan tsan   every test of one build'
+	@echo 'make fuzz       libFuzzer on every parser of foreign bytes'
+	@echo 'make bench      measures everything (docs/bench.md); bench-ranks, bench-deadlines,'
+	@echo '                bench-deaths, bench-replace, bench-pull, bench-python: a part'
+	@echo 'make format     formats the sources; format-check only looks'
+	@echo 'make docs       builds the site of docs/'
+	@echo 'make clean      removes build/'
+	@echo 'Only make packages installs packages. sh tools/demo and sh tools/test install what they'
+	@echo 'need. Without make: cmake -B build && cmake --build build -j'
+
+packages:
+	@COXSWAIN_PACKAGES= sh tools/packages build test
 
 demo:
 	@sh tools/demo

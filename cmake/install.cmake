@@ -96,3 +96,10 @@ foreach(package coxswain coxswain-proto)
 endforeach()
 install(FILES ${PROJECT_BINARY_DIR}/coxswain.pc ${PROJECT_BINARY_DIR}/coxswain-proto.pc
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# The loader finds a new library only when its cache has it.
+install(CODE "
+if(\"\$ENV{DESTDIR}\" STREQUAL \"\")
+    message(STATUS \"Run ldconfig as root, so that programs find libcoxswain.so in ${CMAKE_INSTALL_FULL_LIBDIR}; \"
+        \"where /etc/ld.so.conf does not list that folder, set LD_LIBRARY_PATH\")
+endif()")

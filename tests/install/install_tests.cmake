@@ -8,6 +8,10 @@ if(NOT COX_SANITIZE)
             -P ${CMAKE_CURRENT_LIST_DIR}/install_tree.cmake)
     set_tests_properties(install/tree PROPERTIES FIXTURES_SETUP installed_tree)
 
+    cox_command_test(NAME install/configure LABEL install TIER all TIMEOUT 300
+        COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/configure_test.sh ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}
+            ${CMAKE_COMMAND} ${CMAKE_C_COMPILER})
+
     foreach(name headers tiers symbols alone pkg_config find_package engine)
         cox_command_test(NAME install/${name} LABEL install TIER quick TIMEOUT 300
             COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/install_test.sh ${name})

@@ -1,0 +1,64 @@
+# What has to be installed. All of it is looked for before any of it is reported, so that one run tells everything.
+#
+# PkgConfig::PROTOBUF_C, PkgConfig::JANSSON, PkgConfig::MICROHTTPD, PkgConfig::OPENBLAS and, for the tests, PkgConfig::CMOCKA; PROTOC_C_EXECUTABLE.
+
+set(cox_missing "")
+set(cox_missing_debian "")
+
+# cox_package(name package): `name` is missing; Debian has it in `package`.
+macro(cox_package name package)
+    list(APPEND cox_missing "  ${name} (Debian: ${package})")
+    list(APPEND cox_missing_debian ${package})
+endmacro()
+
+# cox_module(prefix module header package): PkgConfig::<prefix>. Without pkg-config the header says whether it is there.
+macro(cox_module prefix module header package)
+    if(PKG_CONFIG_FOUND)
+        pkg_check_modules(${prefix} QUIET IMPORTED_TARGET ${module})
+        set(found ${${prefix}_FOUND})
+    else()
+        find_path(${prefix}_HEADER ${header})
+        mark_as_advanced(${prefix}_HEADER)
+        set(found ${${prefix}_HEADER})
+    endif()
+    if(NOT found)
+        cox_package(${module} ${package})
+    endif()
+endmacro()
+
+set(THREADS_PREFER_PTHREAD_FLAG OFF)
+find_package(Threads REQUIRED)
+find_package(PkgConfig QUIET)
+if(NOT PKG_CONFIG_FOUND)
+    cox_package(pkg-config pkg-config)
+endif()
+find_program(PROTOC_C_EXECUTABLE protoc-c)
+if(NOT PROTOC_C_EXECUTABLE)
+    cox_package(protoc-c protobuf-c-compiler)
+endif()
+cox_module(PROTOBUF_C libprotobuf-c protobuf-c/protobuf-c.h libprotobuf-c-dev)
+if(COX_BUILD_COMMANDS)
+    cox_module(JANSSON jansson jansson.h libjansson-dev)
+    cox_module(MICROHTTPD libmicrohttpd microhttpd.h libmicrohttpd-dev)
+    cox_module(OPENBLAS openblas openblas_config.h libopenblas-pthread-dev)
+endif()
+if(COX_BUILD_TESTS)
+    cox_module(CMOCKA cmocka cmocka.h libcmocka-dev)
+endif()
+
+if(COX_BUILD_PYTHON)
+    execute_process(COMMAND ${COX_PYTHON} -c "import cffi, os, sysconfig
+assert os.path.exists(sysconfig.get_path('include') + '/Python.h')"
+        OUTPUT_QUIET ERROR_QUIET RESULT_VARIABLE result)
+    if(result)
+        cox_package("cffi or Python.h for ${COX_PYTHON}" "python3-cffi python3-dev")
+    endif()
+endif()
+
+if(cox_missing)
+    list(JOIN cox_missing "\n" lines)
+    list(JOIN cox_missing_debian " " packages)
+    message(FATAL_ERROR "These are missing:\n${lines}\n"
+        "On Debian, as root:  apt-get install ${packages}\n"
+        "(or sh tools/packages build, which installs all that a build needs)")
+endif()

@@ -1,0 +1,73 @@
+#!/bin/sh
+# What a newcomer meets before anything runs: configuring with what is there, make, and what install says.
+#   configure_test.sh SOURCE BUILD CMAKE CC
+set -eu
+export LC_ALL=C
+source=$1 build=$2 cmake=$3 cc=$4
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 1' HUP INT TERM
+
+fail() {
+    cat "$scratch/output" >&2
+    echo "FAIL: $*" >&2
+    exit 1
+}
+says() {
+    for part in "$@"; do
+        grep -q -e "$part" "$scratch/output" || fail "it does not say '$part'"
+    done
+}
+says_not() {
+    for part in "$@"; do
+        ! grep -q -e "$part" "$scratch/output" || fail "it says '$part'"
+    done
+}
+configure() {
+    rm -rf "$scratch/build"
+    "$cmake" -S "$source" -B "$scratch/build" -D CMAKE_C_COMPILER="$cc" "$@" >"$scratch/output" 2>&1
+}
+
+# Everything that is missing is told at once, with the packages; cmocka only where tests are wanted.
+PKG_CONFIG_LIBDIR=/nonexistent configure && fail "it configures without libraries"
+says "These are missing" libprotobuf-c-dev libjansson-dev libopenblas-pthread-dev "apt-get install"
+says_not cmocka
+PKG_CONFIG_LIBDIR=/nonexistent configure -D COX_BUILD_TESTS=ON && fail "it configures without libraries"
+says libprotobuf-c-dev libjansson-dev libopenblas-pthread-dev libcmocka-dev
+
+# Without cmocka and options the product is configured, and no test.
+mkdir "$scratch/pc"
+for module in libprotobuf-c jansson libmicrohttpd openblas; do
+    ln -s "$(pkg-config --variable=pcfiledir $module)/$module.pc" "$scratch/pc/"
+done
+PKG_CONFIG_LIBDIR=$scratch/pc configure || fail "it does not configure without cmocka"
+"$cmake" --build "$scratch/build" --target help >"$scratch/output"
+says coxswain-worker coxswain_shared
+says_not test_unit_ coxswain-bench
+
+# make installs no package unasked. These stand in for the tools of the system and write down their calls.
+mkdir "$scratch/bin"
+for tool in apt-get sudo cmake; do
+    printf '#!/bin/sh\necho "%s $*" >>"%s/calls"\n' $tool "$scratch" >"$scratch/bin/$tool"
+done
+printf '#!/bin/sh\nexit 1\n' >"$scratch/bin/dpkg-query"
+chmod +x "$scratch/bin"/*
+make() {
+    : >"$scratch/calls"
+    env -u COXSWAIN_PACKAGES -u MAKEFLAGS PATH="$scratch/bin:$PATH" make -C "$source" "$@" >"$scratch/output" 2>&1
+}
+make || fail "make fails"
+says "not installed as Debian packages: build-essential" "make packages"
+if grep -q -e apt-get -e sudo "$scratch/calls"; then fail "make installs packages"; fi
+grep -q "cmake --build --preset release" "$scratch/calls" || fail "make does not build"
+make packages || fail "make packages fails"
+grep -q "install -y" "$scratch/calls" || fail "make packages installs nothing"
+make help || fail "make help fails"
+says "make packages" "make install" "cmake -B build && cmake --build build -j"
+
+# How programs find the library is said, but not to who makes a package.
+"$cmake" --install "$build" --prefix "$scratch/prefix" >"$scratch/output"
+says "Run ldconfig as root"
+DESTDIR="$scratch/root" "$cmake" --install "$build" --prefix /usr >"$scratch/output"
+says_not ldconfig
