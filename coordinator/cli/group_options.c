@@ -240,12 +240,13 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
     if (options->no_large_payloads && options->large_payload_size)
         return cox_fail(err, COX_INVALID, "--large-payload-size: not with --no-large-payloads");
     const struct cox_restart_policy *recovery = &options->recovery;
-    if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&
-        recovery->on_death != COX_ON_DEATH_RESTART &&
+    const char *restart = recovery->restart_max      ? "--restart-max"
+                          : recovery->window_ms      ? "--restart-window"
+                          : recovery->backoff_min_ms ? "--restart-backoff"
+                                                     : NULL;
+    if (restart && recovery->on_death != COX_ON_DEATH_RESTART &&
         recovery->on_death != COX_ON_DEATH_RESTART_ALL)
-        return cox_fail(
-            err, COX_INVALID,
-            "--restart-max, --restart-window and --restart-backoff: need --on-death restart or restart-all");
+        return cox_fail(err, COX_INVALID, "%s: needs --on-death restart or restart-all", restart);
     int r = cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
     if (r)
         return r;

@@ -64,6 +64,18 @@ static void json(const void *context, const ProtobufCMessage *reply, json_t *roo
 
 /* ---- the command ---- */
 
+/* Every rank refuses the name: it is unknown, or taken. That is the input's fault, not theirs. */
+static bool is_name_wrong(const CoxswainControl__LoraReply *reply)
+{
+    for (size_t i = 0; i < reply->n_ranks; i++) {
+        const char *status = reply->ranks[i]->status_name;
+        if (!status ||
+            (strcmp(status, "INVALID_LORA_ID") != 0 && strcmp(status, "DUPLICATED_LORA_ID") != 0))
+            return false;
+    }
+    return reply->n_ranks > 0;
+}
+
 static int ask(const void *context, struct cox_client *client, uint64_t timeout_ms,
                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
@@ -83,7 +95,8 @@ static int ask(const void *context, struct cox_client *client, uint64_t timeout_
     if (r)
         return r;
     *ret_reply = &reply->lora->base;
-    return reply->lora->error ? cox_client_error(reply->lora->error, err) : 0;
+    r = reply->lora->error ? cox_client_error(reply->lora->error, err) : 0;
+    return r == COX_REJECTED && is_name_wrong(reply->lora) ? err->code = COX_INVALID : r;
 }
 
 static int take_words(void *context, int count, char *const *words, struct cox_error *err)

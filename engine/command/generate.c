@@ -74,6 +74,8 @@ struct generate {
     /* as reported by a running group */
     char *model;
     size_t failed_count;
+    /* of them, wrong input */
+    size_t refused_count;
     /* of standard output */
     int write_error;
 };
@@ -244,6 +246,7 @@ static int on_ready(void *context, size_t index, const struct cox_prompt *prompt
             return 0;
     } else if (prompt->error) {
         g->failed_count++;
+        g->refused_count += prompt->code == COX_INVALID;
         cox_console_say("prompt %zu: %s", index + 1, prompt->error);
     }
     if (g->complete.progress)
@@ -407,7 +410,10 @@ static int finish(const struct generate *g, int r, int signal_number,
         cox_console_say("cannot write %s: %s", g->stats, cox_status_text(written));
         return COX_EXIT_FAILED;
     }
-    return g->failed_count && !g->dialog ? COX_EXIT_FAILED : COX_EXIT_OK;
+    if (!g->failed_count || g->dialog)
+        return COX_EXIT_OK;
+    /* Nothing was computed: it is the input that is wrong, such as the name of an adapter. */
+    return g->refused_count == g->prompts.count ? COX_EXIT_USAGE : COX_EXIT_FAILED;
 }
 
 /* ---- prompts that are typed ---- */
@@ -736,8 +742,8 @@ static int check(const void *choice, struct cox_error *err)
             "--start needs the --name of the group (without --name one is always started)");
     if (!prefill_decode->prefill && !prefill_decode->decode)
         return prefill_decode->lease_ms || prefill_decode->no_recompute
-                   ? cox_fail(err, COX_INVALID,
-                              "--lease and --no-recompute are for --prefill and --decode")
+                   ? cox_fail(err, COX_INVALID, "%s is for --prefill and --decode",
+                              prefill_decode->lease_ms ? "--lease" : "--no-recompute")
                    : 0;
     if (!prefill_decode->prefill || !prefill_decode->decode)
         return cox_fail(err, COX_INVALID, "--prefill and --decode go together");

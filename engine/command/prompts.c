@@ -154,6 +154,7 @@ static int result_dup(struct cox_prompt *prompt, const struct cox_prompt_result 
 {
     prompt->finish = result->finish;
     if (result->finish == COX_FINISH_ERROR) {
+        prompt->code = result->code;
         prompt->error = strdup(result->text);
         return prompt->error ? 0 : -ENOMEM;
     }

@@ -22,8 +22,9 @@ struct cox_prompt {
     /* NULL without a tokenizer */
     char *new_text;
     enum cox_finish finish;
-    /* for COX_FINISH_ERROR */
+    /* for COX_FINISH_ERROR; code: 0 if it was abandoned */
     char *error;
+    int code;
     bool done;
     /* the group ended before it was done; the result of the run says why */
     bool abandoned;

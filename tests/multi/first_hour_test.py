@@ -390,6 +390,29 @@ def what_is_full_names_its_remedy():
         group.stop()
 
 
+# ---- exit statuses ----
+
+
+@test
+def wrong_input_is_status_2_whoever_finds_it():
+    """As the help says: 2 for wrong usage or input, also where a rank or a running group finds it."""
+    nowhere, empty = "/nonexistent", tempfile.mkdtemp()
+    of_its_own = ["--model", MODEL, "1+1="]
+    for arguments in (["generate", "--lora", "x", *of_its_own], ["generate", "--adapter", "x=" + nowhere, "--lora", "x", *of_its_own],
+                      ["generate", "--adapter", "x=" + empty, "--lora", "x", *of_its_own],
+                      ["run", "--adapter", "x=" + empty, "--model", MODEL], ["run", "--model", nowhere], ["run", "--model", empty],
+                      ["generate", "--model", nowhere, "1+1="], ["generate", "--model", empty, "1+1="],
+                      ["eval", "--model", empty, temporary("1+1=2\n")], ["eval", "--model", MODEL, nowhere]):
+        check(expect(run(arguments), 2).out == "", "output of %s" % arguments)
+    with Group(2) as group:
+        for arguments in (["generate", "--lora", "x", "1+1="], ["lora", "load", "x", nowhere], ["lora", "load", "x", empty],
+                          ["lora", "unload", "x"], ["weights", nowhere], ["weights", empty], ["recover", "restart", "--rank", "7"],
+                          ["unlink", "nobody"], ["link", "nobody"]):
+            expect(run([*arguments, "--name", group.name]), 2)
+        expect(group.stop(), 0)
+    os.rmdir(empty)
+
+
 # ---- where groups are found ----
 
 
