@@ -58,6 +58,13 @@ static void help(FILE *file)
                   "  coxswain generate --name mine         type prompts for them\n"
                   "  coxswain status --name mine --watch   see what they do\n"
                   "\n"
+                  "Environment:\n"
+                  "  COXSWAIN_RUNTIME_DIR  the directory of control sockets; commands look in it\n"
+                  "                        alone. Else in $XDG_RUNTIME_DIR/coxswain,\n"
+                  "                        /run/user/UID/coxswain, /run/coxswain and\n"
+                  "                        /tmp/coxswain-UID, in this order\n"
+                  "  COXSWAIN_WORKER       the worker program, as --worker\n"
+                  "\n"
                   "coxswain help COMMAND tells the options of a command.\n");
     cox_exit_help(file);
 }

@@ -34,6 +34,11 @@ int cox_client_command_run(const struct cox_client_command *command,
     uint64_t timeout_ms = connection->timeout_ms ? connection->timeout_ms : command->timeout_ms;
     uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms + command->grace_ms);
     int r = cox_connection_open(connection, &client, deadline_ns, &error);
+    struct cox_watch watch = {.name = client.group,
+                              .timeout_ms = timeout_ms + command->grace_ms,
+                              .heard_ns = cox_now_ns()};
+    client.check = cox_connection_watch;
+    client.watch = &watch;
     if (!r)
         r = command->ask(choice, &client, timeout_ms, deadline_ns, &reply, &error);
     cox_client_clean_text(error.text);

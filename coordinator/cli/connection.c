@@ -1,7 +1,10 @@
 #include "connection.h"
 
 #include "channel/shm/geometry.h"
+#include "console.h"
 #include "group_options.h"
+
+#include <string.h>
 
 enum {
     KEY_NAME = COX_OPTION_KEY(0),
@@ -57,4 +60,16 @@ int cox_connection_open(const struct cox_connection *connection, struct cox_clie
     return connection->control_socket
                ? cox_client_open_path(client, connection->control_socket, deadline_ns, err)
                : cox_client_open(client, connection->name, deadline_ns, err);
+}
+
+int cox_connection_watch(struct cox_watch *watch, struct cox_error *err)
+{
+    char before[sizeof watch->trouble];
+    memcpy(before, watch->trouble, sizeof before);
+    int r = cox_client_watch(watch, err);
+    if (!r && watch->trouble[0] && strcmp(before, watch->trouble) != 0)
+        cox_console_say("waiting for the group '%s': %s", watch->name, watch->trouble);
+    else if (!r && before[0] && !watch->trouble[0])
+        cox_console_say("the group '%s' goes on", watch->name);
+    return r;
 }

@@ -31,4 +31,8 @@ extern const struct cox_option_group cox_connection_options;
 int cox_connection_open(const struct cox_connection *connection, struct cox_client *client,
                         uint64_t deadline_ns, struct cox_error *err);
 
+/* Runs the watch, and says on standard error what a group that cannot work waits for, when that
+ * changes. Returns as cox_client_watch. */
+int cox_connection_watch(struct cox_watch *watch, struct cox_error *err);
+
 #endif

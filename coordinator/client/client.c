@@ -245,6 +245,43 @@ static void field_clean(const ProtobufCFieldDescriptor *field, uint8_t *message)
             message_clean(items[i]);
 }
 
+/* ---- times of a watch ---- */
+
+static uint64_t watch_period_ms(void)
+{
+#if COX_TESTING
+    const char *text = getenv("COXSWAIN_TEST_WATCH_MS");
+    if (text)
+        return (uint64_t)atoi(text);
+#endif
+    return WATCH_MS;
+}
+
+void cox_client_watch_heard(struct cox_watch *watch)
+{
+    watch->heard_ns = cox_now_ns();
+    watch->misses = 0;
+}
+
+static uint64_t watch_due_ns(const struct cox_watch *watch)
+{
+    uint64_t last_ns = watch->asked_ns > watch->heard_ns ? watch->asked_ns : watch->heard_ns;
+    return last_ns + watch_period_ms() * COX_NSEC_PER_MSEC;
+}
+
+static uint64_t watch_timeout_ns(const struct cox_watch *watch)
+{
+    return watch->timeout_ms ? watch->heard_ns + watch->timeout_ms * COX_NSEC_PER_MSEC
+                             : COX_DEADLINE_NEVER;
+}
+
+int cox_client_watch_ms(const struct cox_watch *watch)
+{
+    uint64_t now_ns = cox_now_ns();
+    uint64_t due_ns = cox_deadline_min(watch_due_ns(watch), watch_timeout_ns(watch));
+    return due_ns > now_ns ? (int)((due_ns - now_ns) / COX_NSEC_PER_MSEC) + 1 : 1;
+}
+
 /* ---- requests ---- */
 
 int cox_client_error(const struct CoxswainControl__Error *reply_error, struct cox_error *err)
@@ -300,9 +337,12 @@ static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_
         if (heard && cox_stream_pending(&client->stream))
             fd.events |= POLLOUT;
         uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
-        int count = poll(&fd, 1, left_ms > 60000 ? 60000 : (int)left_ms);
+        uint64_t check_ms = client->check ? (uint64_t)cox_client_watch_ms(client->watch) : 60000;
+        int count = poll(&fd, 1, (int)(left_ms < check_ms ? left_ms : check_ms));
         if (count < 0 && errno != EINTR)
             return cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
+        if (count == 0 && client->check)
+            client->check(client->watch, NULL);
         if (count > 0 && (fd.revents & ~POLLOUT))
             r = cox_stream_fill(&client->stream);
         if (r == COX_CLOSED)
@@ -361,40 +401,7 @@ int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
     return 0;
 }
 
-static uint64_t watch_period_ms(void)
-{
-#if COX_TESTING
-    const char *text = getenv("COXSWAIN_TEST_WATCH_MS");
-    if (text)
-        return (uint64_t)atoi(text);
-#endif
-    return WATCH_MS;
-}
-
-void cox_client_watch_heard(struct cox_watch *watch)
-{
-    watch->heard_ns = cox_now_ns();
-    watch->misses = 0;
-}
-
-static uint64_t watch_due_ns(const struct cox_watch *watch)
-{
-    uint64_t last_ns = watch->asked_ns > watch->heard_ns ? watch->asked_ns : watch->heard_ns;
-    return last_ns + watch_period_ms() * COX_NSEC_PER_MSEC;
-}
-
-static uint64_t watch_timeout_ns(const struct cox_watch *watch)
-{
-    return watch->timeout_ms ? watch->heard_ns + watch->timeout_ms * COX_NSEC_PER_MSEC
-                             : COX_DEADLINE_NEVER;
-}
-
-int cox_client_watch_ms(const struct cox_watch *watch)
-{
-    uint64_t now_ns = cox_now_ns();
-    uint64_t due_ns = cox_deadline_min(watch_due_ns(watch), watch_timeout_ns(watch));
-    return due_ns > now_ns ? (int)((due_ns - now_ns) / COX_NSEC_PER_MSEC) + 1 : 1;
-}
+/* ---- the watch ---- */
 
 /* trouble stays as it was if the group does not reply. */
 static int watch_ask(struct cox_watch *watch)
@@ -404,7 +411,9 @@ static int watch_ask(struct cox_watch *watch)
     struct cox_error error = {0};
     uint64_t deadline_ns = cox_deadline_min(
         cox_deadline_after_ms(WATCH_ASK_PERIODS * watch_period_ms()), watch_timeout_ns(watch));
-    int r = cox_client_open(&client, watch->name, deadline_ns, &error);
+    int r = strchr(watch->name, '/')
+                ? cox_client_open_path(&client, watch->name, deadline_ns, &error)
+                : cox_client_open(&client, watch->name, deadline_ns, &error);
     if (!r)
         r = cox_client_status(&client, deadline_ns, &status, &error);
     if (!r)

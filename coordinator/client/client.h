@@ -22,11 +22,17 @@ struct CoxswainControl__StatusReply;
 
 #define COX_CLIENT_GROUP_SIZE 256
 
+struct cox_watch;
+
 struct cox_client {
     struct cox_stream stream;
     struct cox_arena arena;
-    /* for errors: its name, or else the path of its socket */
+    /* its name, or else the path of its socket */
     char group[COX_CLIENT_GROUP_SIZE];
+    /* Called while ask waits for a reply, when a check of watch is due; its result is ignored.
+     * NULL: no checks. */
+    int (*check)(struct cox_watch *watch, struct cox_error *err);
+    struct cox_watch *watch;
 };
 
 #define COX_CLIENT_NONE                                                                            \
@@ -69,6 +75,7 @@ int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
  * pauses the group; but a coordinator that is stopped or stuck does not even reply to a status
  * request. */
 struct cox_watch {
+    /* of the group, or the path of its socket */
     const char *name;
     /* Gives up after so long without a reply; 0: never. */
     uint64_t timeout_ms;

@@ -1,6 +1,6 @@
 #include "prefill_decode.h"
 
-#include "coordinator/cli/console.h"
+#include "coordinator/cli/connection.h"
 #include "coordinator/client/link_client.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
@@ -471,7 +471,7 @@ static int wait(struct pair *pair, bool ret_ends[2], struct cox_error *err)
         if (count)
             cox_client_watch_heard(&pair->watches[side]);
         else
-            r = cox_remote_watch(&pair->watches[side], err);
+            r = cox_connection_watch(&pair->watches[side], err);
         if (r)
             return r;
     }

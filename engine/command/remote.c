@@ -1,6 +1,6 @@
 #include "remote.h"
 
-#include "coordinator/cli/console.h"
+#include "coordinator/cli/connection.h"
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>
@@ -140,18 +140,6 @@ static int replies_take(struct remote *remote, struct cox_error *err)
     return r == COX_EMPTY ? 0 : r;
 }
 
-int cox_remote_watch(struct cox_watch *watch, struct cox_error *err)
-{
-    char before[sizeof watch->trouble];
-    memcpy(before, watch->trouble, sizeof before);
-    int r = cox_client_watch(watch, err);
-    if (!r && watch->trouble[0] && strcmp(before, watch->trouble) != 0)
-        cox_console_say("waiting for the group '%s': %s", watch->name, watch->trouble);
-    else if (!r && before[0] && !watch->trouble[0])
-        cox_console_say("the group '%s' goes on", watch->name);
-    return r;
-}
-
 /* Blocks until there is something to do, and reads. *ret_end: the other side has closed the
  * connection. */
 static int wait(struct remote *remote, bool *ret_end, struct cox_error *err)
@@ -167,7 +155,7 @@ static int wait(struct remote *remote, bool *ret_end, struct cox_error *err)
     if (count < 0)
         return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
     if (count == 0)
-        return cox_remote_watch(&remote->watch, err);
+        return cox_connection_watch(&remote->watch, err);
     if (fds[1].revents)
         return cox_fail(err, COX_CLOSED, "stopped");
     cox_client_watch_heard(&remote->watch);

@@ -28,10 +28,6 @@ int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, 
                         uint32_t window, int stop_fd, const struct cox_complete_options *options,
                         struct cox_engine_loop_stats *ret_stats, struct cox_error *err);
 
-/* Runs the watch, and says on standard error what a group that cannot work waits for, when that
- * changes. Returns as cox_client_watch. */
-int cox_remote_watch(struct cox_watch *watch, struct cox_error *err);
-
 /* Copies the options that are common to all prompts into a request. stop_tokens: room for
  * COX_EOS_COUNT_MAX tokens, lent to the request. */
 struct CoxswainControl__CompleteRequest;

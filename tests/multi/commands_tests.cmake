@@ -47,7 +47,7 @@ cox_command_test(NAME sealed/control LABEL sealed TIER nightly TIMEOUT 300 PROCE
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME multi/first_hour LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME multi/first_hour LABEL multi TIER all TIMEOUT 300
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/first_hour_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 # A coordinator is killed, and another one takes over its name.

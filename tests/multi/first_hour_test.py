@@ -21,7 +21,7 @@ import termios
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 from groups import Group  # pylint: disable=wrong-import-position
-from harness import (MODEL, TIMEOUT, check, expect, finish, fresh_name, names_with,  # pylint: disable=wrong-import-position
+from harness import (MODEL, TIMEOUT, check, environment, expect, finish, fresh_name, names_with,  # pylint: disable=wrong-import-position
                      program, run, skip, socket_files, start, sums, temporary, test, wait_until)
 
 harness.begin(harness.parser(__doc__))
@@ -129,18 +129,26 @@ def run_prints_a_pause_a_stop_and_a_death_and_their_ends():
 
 @test
 def a_client_says_what_it_waits_for_and_has_a_timeout():
+    soon = environment(COXSWAIN_TEST_WATCH_MS="200")  # in a build without tests it is 1 s
     with Group(2) as group:
         expect(run(["recover", "pause", "--name", group.name]), 0)
-        client = start(["generate", "--name", group.name, "27+58="])
+        client = start(["generate", "--name", group.name, "27+58="], env=soon)
         lines = Lines(client.stderr)
         lines.until("waiting for the group '%s': it is paused" % group.name, "coxswain recover start")
-        result = expect(run(["generate", "--name", group.name, "--timeout", "1.5", "1+1="]), 3,
-                        "has not replied for 1.5 s: it is paused")
+        result = expect(run(["generate", "--name", group.name, "--timeout", "0.5", "1+1="], env=soon), 3,
+                        "has not replied for 0.5 s: it is paused")
         check(result.out == "", "it has text", result)
         expect(run(["recover", "start", "--name", group.name]), 0)
         check(client.communicate(timeout=TIMEOUT)[0] == "27+58=85\n" and client.returncode == 0, "another text")
+        # Other clients, too; here one that waits for the rank's reply.
         group.stopped(1)
-        client = start(["generate", "--name", group.name, "27+58="])
+        client = start(["lora", "load", "x", MODEL, "--name", group.name], env=soon)
+        Lines(client.stderr).until("waiting for the group '%s': rank 1 (pid %d) is stopped" % (group.name, group.pids[1]))
+        os.kill(group.pids[1], signal.SIGCONT)
+        client.stdout.read()
+        check(client.wait(timeout=TIMEOUT) == 2, "it ended with %s" % client.returncode)
+        group.stopped(1)
+        client = start(["generate", "--name", group.name, "27+58="], env=soon)
         lines = Lines(client.stderr)
         lines.until("rank 1 (pid %d) is stopped by a signal (kill -CONT %d)" % (group.pids[1], group.pids[1]))
         os.kill(group.pids[1], signal.SIGCONT)

@@ -392,8 +392,8 @@ def test_wrong_words_of_recover():
                         (["run", "--on-death", "restart", "--restart-window", "-1"], "--restart-window"),
                         (["run", "--on-death", "restart", "--restart-backoff", "2-1"], "the larger number last"),
                         (["run", "--on-death", "restart", "--restart-backoff", "1-"], "--restart-backoff"),
-                        (["run", "--on-death", "wait", "--restart-max", "3"], "need --on-death restart"),
-                        (["generate", "--restart-max", "3", "1+1="], "need --on-death restart"),
+                        (["run", "--on-death", "wait", "--restart-max", "3"], "needs --on-death restart"),
+                        (["generate", "--restart-max", "3", "1+1="], "needs --on-death restart"),
                         (["layout", "--on-death", "restart"], "--on-death")):
         expect(run(words), 2, part)
     result = expect(run(["recover", "pause", "--json", "--name", "coxrec.nobody"]), 2)
