@@ -39,6 +39,8 @@ const struct cox_command cox_command_metrics = {
     .text = "Prints counters and histograms of a running group in the text format of Prometheus. "
             "No worker is asked, so it also replies when all of them are stuck. `coxswain run "
             "--metrics ADDRESS:PORT` serves the same over HTTP; docs/metrics.md explains each.",
+    .examples = "  coxswain metrics --name mine\n"
+                "  coxswain run -n 4 --name mine --metrics 127.0.0.1:9090\n",
     .choice_size = sizeof(struct cox_connection),
     .groups = {{&cox_connection_options, 0}},
     .run = run,
