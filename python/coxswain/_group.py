@@ -231,11 +231,16 @@ class _Events(threading.Thread):
     """Hands what the library's threads report to Python. It sleeps in C, without the GIL."""
 
     def __init__(
-        self, native: Any, on_line: Callable[[int, str], object] | None, waiting: threading.Event
+        self,
+        native: Any,
+        on_line: Callable[[int, str], object] | None,
+        on_rank_death: Callable[[int, str], object] | None,
+        waiting: threading.Event,
     ) -> None:
         super().__init__(name="coxswain-events", daemon=True)
         self.native = native
         self.on_line = on_line
+        self.on_rank_death = on_rank_death
         self.waiting = waiting
         self.socket = ""
 
@@ -250,7 +255,7 @@ class _Events(threading.Thread):
             try:
                 self.handle(kind, rank, level, text)
             except Exception:  # pylint: disable=broad-exception-caught
-                _log.exception("on_line raised")
+                _log.exception("on_line or on_rank_death raised")
 
     def handle(self, kind: int, rank: int, level: int, text: str) -> None:
         extra = {"rank": rank}
@@ -260,7 +265,10 @@ class _Events(threading.Thread):
             else:
                 _log.info("rank %d: %s", rank, text, extra=extra)
         elif kind == lib.COXPY_EVENT_DEATH:
-            _log.warning("%s", text, extra=extra)
+            if self.on_rank_death:
+                self.on_rank_death(rank, text)
+            else:
+                _log.warning("%s", text, extra=extra)
         elif kind == lib.COXPY_EVENT_FAULT:
             _log.warning("rank %d reports: %s", rank, text, extra=extra)
         elif kind == lib.COXPY_EVENT_WAITING:
@@ -294,6 +302,8 @@ class Group:
         for that. "restart-all": the same with all ranks.
     on_line: called with (rank, line) for each line that a rank writes, on a thread of the package;
         None: lines go to logging's "coxswain", level INFO, with the rank.
+    on_rank_death: called with (rank, text) when a rank has died, also while nothing is in flight,
+        on the same thread; None: the text goes to logging's "coxswain", level WARNING.
     external: the ranks are started by other means (torchrun, Kubernetes, by hand) with
         COXSWAIN_SOCKET set to the group's name, or to `socket`; start waits for them. A process
         that torchrun started (RANK, WORLD_SIZE) becomes that rank, any other one the next that is
@@ -315,6 +325,7 @@ class Group:
         timeout: float | None = 60.0,
         on_death: OnDeath = "fail",
         on_line: Callable[[int, str], object] | None = None,
+        on_rank_death: Callable[[int, str], object] | None = None,
         external: bool = False,
         devices: Sequence[int] | None = None,
         spin: bool = True,
@@ -371,6 +382,7 @@ class Group:
         self._ending = False
         self._ended = False
         self._on_line = on_line
+        self._on_rank_death = on_rank_death
         self._external = external
         # external: set when ranks can connect
         self._waiting = threading.Event()
@@ -412,7 +424,9 @@ class Group:
         check(lib.coxpy_group_new(self._options[0], self._options[1], native, err), err)
         self._native = native[0]
         self._state = "running"
-        self._events = _Events(self._native, self._on_line, self._waiting)
+        self._events = _Events(
+            self._native, self._on_line, self._on_rank_death, self._waiting
+        )
         self._events.start()
         _groups.add(self)
         try:
@@ -783,8 +797,8 @@ class Group:
         thread = threading.current_thread()
         if thread is self._events:
             raise Deadlock(
-                "on_line is called on the thread that other reports wait for: do not wait "
-                "for a request in it"
+                "on_line and on_rank_death are called on the thread that other reports wait "
+                "for: do not wait for a request in them"
             )
         sliced = thread is threading.main_thread()
         while True:

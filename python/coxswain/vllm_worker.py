@@ -1,0 +1,186 @@
+"""The program of a rank of vLLM: it loads the model, then runs what coxswain.vllm.Executor calls.
+
+Nothing here imports vLLM or torch before the rank's environment is set: OpenMP reads it once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import queue
+import signal
+import threading
+from functools import partial
+from typing import Any
+
+from ._errors import Closed
+from ._worker import Request, Worker
+
+
+@dataclasses.dataclass
+class Start:
+    """The first request: what a rank needs to load the model."""
+
+    #: environment variables of each rank
+    environments: list[dict[str, str]]
+    #: a pickled VllmConfig: reading it imports vLLM
+    config: bytes
+    distributed_init_method: str
+    #: of a file, for the lock that the ranks share
+    lock_path: str
+    #: whether each rank is the first one of its tensor parallel group
+    drivers: list[bool]
+
+
+def pickled(value: Any) -> bytes:
+    """As requests and replies travel."""
+    return pickle.dumps(value, protocol=5)
+
+
+class Outputs(threading.Thread):
+    """Replies with outputs that are still on the way from the device, in order, while the rank takes the
+    next request."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(name="coxswain-outputs", daemon=True)
+        self.device = device
+        self.queue: queue.SimpleQueue[tuple[Request, Any]] = queue.SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        from vllm.platforms import current_platform
+        if self.device is not None and not current_platform.is_cpu():
+            current_platform.set_device(self.device)  # or the first use of it makes a context on device 0
+        while True:
+            request, output = self.queue.get()
+            try:
+                request.reply(pickled(output.get_output()))
+            except Closed:
+                return
+            except Exception as error:  # pylint: disable=broad-exception-caught
+                _fail(request, error)
+            request = output = None
+
+
+class Rank:
+    """A rank with its model."""
+
+    def __init__(self, rank: int, start: Start) -> None:
+        from vllm.platforms import current_platform
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+        from . import _vllm_interface as interface
+
+        interface.check()
+        config = pickle.loads(start.config)
+        parallel = config.parallel_config
+        _call(interface.optional("configure_logging"), getattr(config, "logging_config", None))
+        _call(interface.optional("set_gpu_ids"),
+              getattr(parallel, "assigned_physical_gpu_ids", None))
+        if set_net_device := interface.optional("set_net_device"):
+            set_net_device(rank, config)
+        if init_tracer := interface.optional("init_tracer"):
+            init_tracer(instrumenting_module_name="vllm.worker", process_kind="worker",
+                        process_name=f"Worker_{rank}")
+        self.rank = rank
+        self.worker: Any = WorkerWrapperBase(rpc_rank=rank, global_rank=rank)
+        arguments: list[dict[str, Any]] = [{} for _ in start.drivers]
+        arguments[rank] = {
+            "vllm_config": config, "local_rank": rank, "rank": rank,
+            "distributed_init_method": start.distributed_init_method,
+            "is_driver_worker": start.drivers[rank], "shared_worker_lock": _lock(start.lock_path)}
+        self.worker.init_worker(arguments)
+        set_title = interface.optional("set_title")
+        _call(set_title, parallel.enable_expert_parallel)
+        self.worker.init_device()
+        _call(set_title, parallel.enable_expert_parallel)  # now the parallel groups are known
+        if getattr(interface.find("vllm:envs"), "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH", False):
+            self.worker.elastic_ep_execute("load_model")
+        else:
+            self.worker.load_model()
+        current_platform.update_block_size_for_backend(config)
+        if enable_envs_cache := interface.optional("enable_envs_cache"):
+            enable_envs_cache()
+        self.late_type = interface.find("vllm.v1.outputs:AsyncModelRunnerOutput")
+        self.outputs: Outputs | None = None
+
+    def serve(self, request: Request) -> None:
+        """Runs one call. Its reply may come later, from the thread of Outputs."""
+        try:
+            method, args, kwargs, reply_rank = pickle.loads(request.data)
+            if isinstance(method, bytes):
+                import cloudpickle
+                function = partial(cloudpickle.loads(method), self.worker)
+            else:
+                function = getattr(self.worker, method)
+            output = function(*args, **kwargs)
+            if reply_rank is not None and reply_rank != self.rank:
+                request.reply(b"")
+            elif isinstance(output, self.late_type):
+                if self.outputs is None:
+                    self.outputs = Outputs(getattr(self.worker, "device", None))
+                self.outputs.queue.put((request, output))
+            else:
+                request.reply(pickled(output))
+        except Closed:
+            raise
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            _fail(request, error)
+
+    def shutdown(self) -> None:
+        from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+        self.worker.shutdown()
+        destroy_model_parallel()
+        destroy_distributed_environment()
+
+
+def _call(function: Any, value: Any) -> None:
+    if function is not None and value is not None:
+        function(value)
+
+
+def _lock(path: str) -> Any:
+    from filelock import FileLock
+    return FileLock(path)
+
+
+def _fail(request: Request, error: Exception) -> None:
+    from vllm.logger import init_logger
+    init_logger(__name__).error("a call of this rank failed", exc_info=error)
+    request.fail(error)
+
+
+def _terminate(*_: object) -> None:
+    raise SystemExit
+
+
+def main() -> None:
+    """Serves calls until the group ends."""
+    # A terminal's Ctrl-C is the engine's business: it ends the group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _terminate)
+    worker = Worker().attach()
+    rank: Rank | None = None
+    try:
+        request = worker.next()
+        assert request is not None
+        start: Start = pickle.loads(request.data)
+        os.environ.update(start.environments[worker.rank])
+        try:
+            rank = Rank(worker.rank, start)
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            _fail(request, error)
+            raise
+        request.reply(b"")
+        while True:
+            request = worker.next()
+            if request is not None:
+                rank.serve(request)
+            request = None
+    except Closed:
+        pass
+    finally:
+        if rank is not None:
+            rank.shutdown()
+        worker.leave()
