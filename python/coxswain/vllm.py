@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import glob
 import os
 import pickle
 import sys
@@ -32,7 +33,8 @@ from . import _vllm_interface as interface, vllm_worker
 from ._errors import Closed, Error, Full, Invalid, Late, RankDied, Unsupported
 from ._group import Future as GroupFuture, Group
 
-logger = init_logger(__name__)
+# Below vLLM's own logger, which has the handlers.
+logger = init_logger("vllm.coxswain")
 
 _NEVER = 2**64 - 1
 # For the ranks to attach: they have imported nothing but this package by then.
@@ -137,7 +139,7 @@ class Ranks:
                 except Error:
                     pass  # it is dead
         self.group.stop()
-        for path in self._files:
+        for path in [*self._files, *_shared_memory_of(self._files[1:])]:
             try:
                 os.unlink(path)
             except OSError:
@@ -161,6 +163,12 @@ def _distributed_init_method() -> str:
     network = interface.find("vllm.utils:network_utils")
     return str(network.get_distributed_init_method(network.get_loopback_ip(),
                                                    network.get_open_port()))
+
+
+def _shared_memory_of(stores: list[str]) -> list[str]:
+    """What vLLM's ranks leave in /dev/shm under the name of their store, on a CPU."""
+    return [path for store in stores if os.path.isabs(store)
+            for path in glob.glob(f"/dev/shm/{glob.escape(os.path.basename(store))}*")]
 
 
 def _write_line(rank: int, line: str) -> None:

@@ -6,11 +6,14 @@ Nothing here imports vLLM or torch before the rank's environment is set: OpenMP 
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing.util
 import os
 import pickle
 import queue
 import signal
+import sys
 import threading
+import traceback
 from functools import partial
 from typing import Any
 
@@ -147,7 +150,7 @@ def _lock(path: str) -> Any:
 
 def _fail(request: Request, error: Exception) -> None:
     from vllm.logger import init_logger
-    init_logger(__name__).error("a call of this rank failed", exc_info=error)
+    init_logger("vllm.coxswain").error("a call of this rank failed", exc_info=error)
     request.fail(error)
 
 
@@ -162,6 +165,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     worker = Worker().attach()
     rank: Rank | None = None
+    status = 0
     try:
         request = worker.next()
         assert request is not None
@@ -178,9 +182,18 @@ def main() -> None:
             if request is not None:
                 rank.serve(request)
             request = None
-    except Closed:
+    except (Closed, SystemExit):
         pass
+    except BaseException:
+        traceback.print_exc()
+        status = 1
     finally:
         if rank is not None:
             rank.shutdown()
         worker.leave()
+        # As a child of multiprocessing ends: vLLM's objects are not taken apart one by one, which takes
+        # seconds.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        multiprocessing.util._exit_function()
+        os._exit(status)
