@@ -22,19 +22,31 @@ _WORKER_PROC = "vllm.v1.executor.multiproc_executor:WorkerProc"
 
 #: "module:attribute.attribute", each of the executor's process and of every rank
 NEEDED = (
-    f"{_ABSTRACT}._init_executor", f"{_ABSTRACT}.collective_rpc", f"{_ABSTRACT}.execute_model",
-    f"{_ABSTRACT}.sample_tokens", f"{_ABSTRACT}.execute_dummy_batch",
-    f"{_ABSTRACT}.take_draft_token_ids", f"{_ABSTRACT}.check_health", f"{_ABSTRACT}.shutdown",
-    f"{_ABSTRACT}.register_failure_callback", f"{_ABSTRACT}.supports_async_scheduling",
-    f"{_WRAPPER}.init_worker", f"{_WRAPPER}.init_device", f"{_WRAPPER}.initialize_from_config",
-    f"{_WRAPPER}.execute_model", f"{_WRAPPER}.shutdown", f"{_BASE}.load_model",
+    f"{_ABSTRACT}._init_executor",
+    f"{_ABSTRACT}.collective_rpc",
+    f"{_ABSTRACT}.execute_model",
+    f"{_ABSTRACT}.sample_tokens",
+    f"{_ABSTRACT}.execute_dummy_batch",
+    f"{_ABSTRACT}.take_draft_token_ids",
+    f"{_ABSTRACT}.check_health",
+    f"{_ABSTRACT}.shutdown",
+    f"{_ABSTRACT}.register_failure_callback",
+    f"{_ABSTRACT}.supports_async_scheduling",
+    f"{_WRAPPER}.init_worker",
+    f"{_WRAPPER}.init_device",
+    f"{_WRAPPER}.initialize_from_config",
+    f"{_WRAPPER}.execute_model",
+    f"{_WRAPPER}.shutdown",
+    f"{_BASE}.load_model",
     "vllm.v1.outputs:AsyncModelRunnerOutput.get_output",
     "vllm.platforms:current_platform.update_block_size_for_backend",
     "vllm.envs:VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
-    "vllm.distributed:destroy_model_parallel", "vllm.distributed:destroy_distributed_environment",
+    "vllm.distributed:destroy_model_parallel",
+    "vllm.distributed:destroy_distributed_environment",
     "vllm.logger:init_logger",
     "vllm.utils.network_utils:get_distributed_init_method",
-    "vllm.utils.network_utils:get_loopback_ip", "vllm.utils.network_utils:get_open_port",
+    "vllm.utils.network_utils:get_loopback_ip",
+    "vllm.utils.network_utils:get_open_port",
 )
 
 #: What only some versions or platforms have.
@@ -55,8 +67,13 @@ OPTIONAL = {
 }
 
 #: The arguments that a rank's worker is made with.
-WORKER_ARGUMENTS = ("vllm_config", "local_rank", "rank", "distributed_init_method",
-                    "is_driver_worker")
+WORKER_ARGUMENTS = (
+    "vllm_config",
+    "local_rank",
+    "rank",
+    "distributed_init_method",
+    "is_driver_worker",
+)
 
 
 def find(name: str) -> Any:
@@ -87,8 +104,10 @@ def differences(executor: type | None = None) -> list[str]:
     """How this vLLM differs from what is needed. executor: the class that vLLM is given."""
     said = [f"{name} is missing" for name in NEEDED if find(name) is None]
     if executor is not None:
-        said += [f"Executor.{name} is new, and abstract"
-                 for name in sorted(getattr(executor, "__abstractmethods__", ()))]
+        said += [
+            f"Executor.{name} is new, and abstract"
+            for name in sorted(getattr(executor, "__abstractmethods__", ()))
+        ]
     said += _unlike(_WRAPPER, ("rpc_rank", "global_rank"))
     said += _unlike(_BASE, WORKER_ARGUMENTS)
     return said
@@ -103,16 +122,23 @@ def _unlike(name: str, arguments: Iterable[str]) -> list[str]:
     parameters.pop("self", None)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return []
-    said = [f"{name} takes no {argument!r}" for argument in arguments
-            if parameters.pop(argument, None) is None]
-    return said + [f"{name} requires {parameter.name!r}" for parameter in parameters.values()
-                   if parameter.default is parameter.empty
-                   and parameter.kind is not parameter.VAR_POSITIONAL]
+    said = [
+        f"{name} takes no {argument!r}"
+        for argument in arguments
+        if parameters.pop(argument, None) is None
+    ]
+    return said + [
+        f"{name} requires {parameter.name!r}"
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+    ]
 
 
 def check(executor: type | None = None) -> None:
     """Raises Unsupported, with all differences, where this vLLM cannot be served."""
     said = differences(executor)
     if said:
-        raise Unsupported(f"coxswain.vllm does not fit vLLM {version()}: {'; '.join(said)}. It is "
-                          f"known to work with {KNOWN_VERSIONS}.")
+        raise Unsupported(
+            f"coxswain.vllm does not fit vLLM {version()}: {'; '.join(said)}. It is "
+            f"known to work with {KNOWN_VERSIONS}."
+        )

@@ -13,6 +13,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import glob
+import json
 import os
 import pickle
 import sys
@@ -29,7 +30,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.executor import abstract
 
-from . import _vllm_interface as interface, vllm_worker
+from . import _launch, _vllm_interface as interface, vllm_worker
 from ._errors import Closed, Error, Full, Invalid, Late, RankDied, Unsupported
 from ._group import Future as GroupFuture, Group
 
@@ -39,6 +40,11 @@ logger = init_logger("vllm.coxswain")
 _NEVER = 2**64 - 1
 # For the ranks to attach: they have imported nothing but this package by then.
 _ATTACH_SECONDS = 300.0
+_STEPS = ("execute_model", "sample_tokens")
+# Executes a command with the environment of this rank, of a list of all.
+_WITH_ENVIRONMENT = """import json, os, sys
+os.environ.update(json.loads(sys.argv[1])[int(os.environ["COXSWAIN_RANK"])])
+os.execv(sys.argv[2], sys.argv[2:])"""
 
 
 @dataclasses.dataclass
@@ -59,8 +65,10 @@ class Options:
         fields = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(given) - set(fields))
         if unknown:
-            raise Invalid(f"additional_config's coxswain has {', '.join(unknown)}; it may have "
-                          f"{', '.join(fields)}")
+            raise Invalid(
+                f"additional_config's coxswain has {', '.join(unknown)}; it may have "
+                f"{', '.join(fields)}"
+            )
         for field in fields:
             value = os.environ.get(f"VLLM_COXSWAIN_{field.upper()}")
             if value is not None:
@@ -74,8 +82,9 @@ class Options:
 class Ranks:
     """The processes of the ranks, from their start to their end."""
 
-    def __init__(self, config: VllmConfig, options: Options,
-                 on_rank_death: Callable[[int, str], object]) -> None:
+    def __init__(
+        self, config: VllmConfig, options: Options, on_rank_death: Callable[[int, str], object]
+    ) -> None:
         parallel = config.parallel_config
         self.world_size = parallel.world_size
         self._config = config
@@ -83,26 +92,51 @@ class Ranks:
         self._ended = False
         # Two calls for each step in flight, and some for calls from elsewhere.
         depth = min(32, 2 * _batches_in_flight(config) + 2)
-        self.group = Group(vllm_worker.main, self.world_size, name=options.name, depth=depth,
-                           timeout=_ATTACH_SECONDS, on_line=_write_line,
-                           on_rank_death=on_rank_death)
+        self.group = Group(
+            self._command(),
+            self.world_size,
+            name=options.name,
+            depth=depth,
+            timeout=_ATTACH_SECONDS,
+            on_line=_write_line,
+            on_rank_death=on_rank_death,
+        )
+
+    def _command(self) -> list[str]:
+        """The program of the ranks, with the environment of each: OpenMP reads it when it is loaded,
+        and vLLM has it loaded before anything else."""
+        if set_environment := interface.optional("set_worker_environment"):
+            local = max(1, self._config.parallel_config.data_parallel_size_local)
+            set_environment(self.world_size * local)
+        return [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _WITH_ENVIRONMENT,
+            json.dumps(self._environments()),
+            *_launch.command_of(vllm_worker.main),
+        ]
 
     def start(self) -> None:
         """Starts the processes, and loads the model in each."""
         parallel = self._config.parallel_config
-        if set_environment := interface.optional("set_worker_environment"):
-            set_environment(self.world_size * max(1, parallel.data_parallel_size_local))
         start = vllm_worker.Start(
-            environments=self._environments(), config=pickle.dumps(self._config),
+            config=pickle.dumps(self._config),
             distributed_init_method=_distributed_init_method(),
             lock_path=os.path.join(tempfile.gettempdir(), f"coxswain_vllm_{uuid.uuid4().hex}"),
-            drivers=[rank % parallel.tensor_parallel_size == 0
-                     for rank in range(self.world_size)])
+            drivers=[rank % parallel.tensor_parallel_size == 0 for rank in range(self.world_size)],
+        )
         self._files = [start.lock_path, start.distributed_init_method.removeprefix("file://")]
         self.group.start()
         name = self.group.name
-        logger.info("The %d ranks are the Coxswain group %s: `coxswain status --name %s` says what "
-                    "each does.", self.world_size, name, name)
+        logger.info(
+            "The %d ranks are the Coxswain group %s: `coxswain status --name %s` says what "
+            "each does.",
+            self.world_size,
+            name,
+            name,
+        )
         self.group.call(vllm_worker.pickled(start), timeout=None, gather="none")
 
     def _environments(self) -> list[dict[str, str]]:
@@ -115,8 +149,9 @@ class Ranks:
         for rank in range(self.world_size):
             before = dict(os.environ)
             with manager.configure_omp_envs(rank=rank, local_rank=rank):
-                found.append({name: value for name, value in os.environ.items()
-                              if before.get(name) != value})
+                found.append(
+                    {name: value for name, value in os.environ.items() if before.get(name) != value}
+                )
         return found
 
     def submit(self, payload: bytes, deadline: float | None) -> GroupFuture:
@@ -161,22 +196,28 @@ def _distributed_init_method() -> str:
     if file_store is not None and not (needs_tcp and needs_tcp()):
         return str(file_store())
     network = interface.find("vllm.utils:network_utils")
-    return str(network.get_distributed_init_method(network.get_loopback_ip(),
-                                                   network.get_open_port()))
+    return str(
+        network.get_distributed_init_method(network.get_loopback_ip(), network.get_open_port())
+    )
 
 
 def _shared_memory_of(stores: list[str]) -> list[str]:
     """What vLLM's ranks leave in /dev/shm under the name of their store, on a CPU."""
-    return [path for store in stores if os.path.isabs(store)
-            for path in glob.glob(f"/dev/shm/{glob.escape(os.path.basename(store))}*")]
+    return [
+        path
+        for store in stores
+        if os.path.isabs(store)
+        for path in glob.glob(f"/dev/shm/{glob.escape(os.path.basename(store))}*")
+    ]
 
 
 def _write_line(rank: int, line: str) -> None:
     """A line of a rank's output, among vLLM's own. vLLM has put the process in front of its lines."""
     if "(Worker" not in line:
         line = f"(rank {rank}) {line}"
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2,
-             line.encode("utf-8", "replace") + b"\n")
+    os.write(
+        sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode("utf-8", "replace") + b"\n"
+    )
 
 
 def _left(deadline: float | None) -> float | None:
@@ -186,8 +227,14 @@ def _left(deadline: float | None) -> float | None:
 class Reply(concurrent.futures.Future[Any]):
     """The result of a call. Whoever waits for it collects it, and those of the calls before it."""
 
-    def __init__(self, executor: "Executor", method: str, future: GroupFuture,
-                 reply_rank: int | None, aggregate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(
+        self,
+        executor: "Executor",
+        method: str,
+        future: GroupFuture,
+        reply_rank: int | None,
+        aggregate: Callable[[list[Any]], Any] | None,
+    ) -> None:
         super().__init__()
         self._executor = executor
         self._method = method
@@ -223,6 +270,8 @@ class Reply(concurrent.futures.Future[Any]):
     def _resolve(self) -> None:
         try:
             replies = self._future.result()
+            if self._executor._failure is not None:
+                raise self._executor._failure  # a step failed, of which vLLM asks the second half only
             if self._reply_rank is not None:
                 result = pickle.loads(replies[self._reply_rank])
             else:
@@ -250,7 +299,8 @@ class Executor(abstract.Executor):
         self._options = Options.of(self.vllm_config)
         self.world_size = self.parallel_config.world_size
         self.output_rank = self.world_size - self.parallel_config.tensor_parallel_size * getattr(
-            self.parallel_config, "prefill_context_parallel_size", 1)
+            self.parallel_config, "prefill_context_parallel_size", 1
+        )
         self.is_failed = False
         self._failure: Error | None = None
         self._failure_callback: Callable[[], None] | None = None
@@ -280,10 +330,16 @@ class Executor(abstract.Executor):
     # ---- calls ----
 
     def collective_rpc(  # type: ignore[override]
-            self, method: str | Callable[..., Any], timeout: float | None = None,
-            args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
-            non_block: bool = False, unique_reply_rank: int | None = None,
-            kv_output_aggregator: Any = None, ec_output_aggregator: Any = None) -> Any:
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+        kv_output_aggregator: Any = None,
+        ec_output_aggregator: Any = None,
+    ) -> Any:
         """Calls a method of every rank's worker, or a function of it.
 
         Returns a list with a result per rank; with unique_reply_rank or an aggregator one result; with
@@ -316,12 +372,22 @@ class Executor(abstract.Executor):
 
     def _step(self, method: str, *args: Any, non_block: bool = False, whole: bool = False) -> Any:
         """A call with the reply of the last stage alone, unless an aggregator wants those of all."""
-        aggregators = {} if not whole else {
-            "kv_output_aggregator": self.kv_output_aggregator,
-            "ec_output_aggregator": getattr(self, "ec_output_aggregator", None)}
+        aggregators = (
+            {}
+            if not whole
+            else {
+                "kv_output_aggregator": self.kv_output_aggregator,
+                "ec_output_aggregator": getattr(self, "ec_output_aggregator", None),
+            }
+        )
         return self.collective_rpc(
-            method, args=args, unique_reply_rank=self.output_rank, non_block=non_block,
-            timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, **aggregators)
+            method,
+            args=args,
+            unique_reply_rank=self.output_rank,
+            non_block=non_block,
+            timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
+            **aggregators,
+        )
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Runs a step; None: sample_tokens gives its result."""
@@ -371,11 +437,11 @@ class Executor(abstract.Executor):
         return error
 
     def _explained(self, error: Error, method: str) -> Error:
-        """What a call raises."""
-        if isinstance(error, RankDied) or (isinstance(error, Closed) and self._failure):
-            error = self._fail(error)
-        if method not in getattr(error, "__notes__", [""])[-1]:
+        """What a call raises. A dead rank is the end, and so is a step that failed."""
+        if self._failure is None and error.code and method not in str(error):
             error.add_note(f"It was vLLM's call {method!r}.")
+        if self._failure or isinstance(error, RankDied) or method in _STEPS:
+            return self._fail(error)
         return error
 
     def shutdown(self) -> None:
@@ -391,8 +457,12 @@ class Executor(abstract.Executor):
 def _check_parallel(parallel: Any) -> None:
     """Refuses what this executor does not do."""
     if getattr(parallel, "nnodes_within_dp", 1) > 1:
-        raise Unsupported("coxswain.vllm.Executor drives the ranks of one machine; this engine has "
-                          f"{parallel.nnodes_within_dp}: use vLLM's own executor")
+        raise Unsupported(
+            "coxswain.vllm.Executor drives the ranks of one machine; this engine has "
+            f"{parallel.nnodes_within_dp}: use vLLM's own executor"
+        )
     if getattr(parallel, "numa_bind", False):
-        raise Unsupported("coxswain.vllm.Executor does not bind ranks to NUMA nodes: start vLLM "
-                          "under numactl, or without numa_bind")
+        raise Unsupported(
+            "coxswain.vllm.Executor does not bind ranks to NUMA nodes: start vLLM "
+            "under numactl, or without numa_bind"
+        )

@@ -1,6 +1,6 @@
 """The program of a rank of vLLM: it loads the model, then runs what coxswain.vllm.Executor calls.
 
-Nothing here imports vLLM or torch before the rank's environment is set: OpenMP reads it once.
+Nothing here imports vLLM before the rank has attached, so that a group starts at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from ._worker import Request, Worker
 class Start:
     """The first request: what a rank needs to load the model."""
 
-    #: environment variables of each rank
-    environments: list[dict[str, str]]
     #: a pickled VllmConfig: reading it imports vLLM
     config: bytes
     distributed_init_method: str
@@ -53,8 +51,11 @@ class Outputs(threading.Thread):
 
     def run(self) -> None:
         from vllm.platforms import current_platform
+
         if self.device is not None and not current_platform.is_cpu():
-            current_platform.set_device(self.device)  # or the first use of it makes a context on device 0
+            current_platform.set_device(
+                self.device
+            )  # or the first use of it makes a context on device 0
         while True:
             request, output = self.queue.get()
             try:
@@ -79,20 +80,28 @@ class Rank:
         config = pickle.loads(start.config)
         parallel = config.parallel_config
         _call(interface.optional("configure_logging"), getattr(config, "logging_config", None))
-        _call(interface.optional("set_gpu_ids"),
-              getattr(parallel, "assigned_physical_gpu_ids", None))
+        _call(
+            interface.optional("set_gpu_ids"), getattr(parallel, "assigned_physical_gpu_ids", None)
+        )
         if set_net_device := interface.optional("set_net_device"):
             set_net_device(rank, config)
         if init_tracer := interface.optional("init_tracer"):
-            init_tracer(instrumenting_module_name="vllm.worker", process_kind="worker",
-                        process_name=f"Worker_{rank}")
+            init_tracer(
+                instrumenting_module_name="vllm.worker",
+                process_kind="worker",
+                process_name=f"Worker_{rank}",
+            )
         self.rank = rank
         self.worker: Any = WorkerWrapperBase(rpc_rank=rank, global_rank=rank)
         arguments: list[dict[str, Any]] = [{} for _ in start.drivers]
         arguments[rank] = {
-            "vllm_config": config, "local_rank": rank, "rank": rank,
+            "vllm_config": config,
+            "local_rank": rank,
+            "rank": rank,
             "distributed_init_method": start.distributed_init_method,
-            "is_driver_worker": start.drivers[rank], "shared_worker_lock": _lock(start.lock_path)}
+            "is_driver_worker": start.drivers[rank],
+            "shared_worker_lock": _lock(start.lock_path),
+        }
         self.worker.init_worker(arguments)
         set_title = interface.optional("set_title")
         _call(set_title, parallel.enable_expert_parallel)
@@ -114,6 +123,7 @@ class Rank:
             method, args, kwargs, reply_rank = pickle.loads(request.data)
             if isinstance(method, bytes):
                 import cloudpickle
+
                 function = partial(cloudpickle.loads(method), self.worker)
             else:
                 function = getattr(self.worker, method)
@@ -133,6 +143,7 @@ class Rank:
 
     def shutdown(self) -> None:
         from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
+
         self.worker.shutdown()
         destroy_model_parallel()
         destroy_distributed_environment()
@@ -145,11 +156,13 @@ def _call(function: Any, value: Any) -> None:
 
 def _lock(path: str) -> Any:
     from filelock import FileLock
+
     return FileLock(path)
 
 
 def _fail(request: Request, error: Exception) -> None:
     from vllm.logger import init_logger
+
     init_logger("vllm.coxswain").error("a call of this rank failed", exc_info=error)
     request.fail(error)
 
@@ -170,7 +183,6 @@ def main() -> None:
         request = worker.next()
         assert request is not None
         start: Start = pickle.loads(request.data)
-        os.environ.update(start.environments[worker.rank])
         try:
             rank = Rank(worker.rank, start)
         except Exception as error:  # pylint: disable=broad-exception-caught

@@ -19,9 +19,15 @@ import sys
 import torch
 from safetensors.torch import load_file, save_file
 
-TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>",
-                    "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unused0>",
-                    "clean_up_tokenization_spaces": False, "model_max_length": 64}
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": "<bos>",
+    "eos_token": "<eos>",
+    "pad_token": "<pad>",
+    "unk_token": "<unused0>",
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": 64,
+}
 WIDE = 32
 
 
@@ -30,8 +36,8 @@ def spread(matrix, heads, narrow):
     half, stride = narrow // 2, WIDE // narrow
     wide = matrix.new_zeros(heads, WIDE, matrix.shape[1])
     head = matrix.reshape(heads, narrow, -1)
-    wide[:, 0:WIDE // 2:stride] = head[:, :half]
-    wide[:, WIDE // 2::stride] = head[:, half:]
+    wide[:, 0 : WIDE // 2 : stride] = head[:, :half]
+    wide[:, WIDE // 2 :: stride] = head[:, half:]
     return wide.reshape(heads * WIDE, -1)
 
 
@@ -41,13 +47,21 @@ def write_tokenizer(source, target):
     tokenizer["model"]["unk_token"] = "<unused0>"
     tokenizer["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}},
-                   {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"SpecialToken": {"id": "<bos>", "type_id": 0}},
-                 {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [1], "tokens": ["<bos>"]}}}
-    for name, content in (("tokenizer.json", tokenizer),
-                          ("tokenizer_config.json", TOKENIZER_CONFIG)):
+        "single": [
+            {"SpecialToken": {"id": "<bos>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [
+            {"SpecialToken": {"id": "<bos>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"Sequence": {"id": "B", "type_id": 1}},
+        ],
+        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [1], "tokens": ["<bos>"]}},
+    }
+    for name, content in (
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", TOKENIZER_CONFIG),
+    ):
         with open(os.path.join(target, name), "w") as file:
             json.dump(content, file, indent=1)
 
@@ -55,8 +69,11 @@ def write_tokenizer(source, target):
 def write_model(target, config, weights):
     with open(os.path.join(target, "config.json"), "w") as file:
         json.dump(config, file, indent=1)
-    save_file({name: value.contiguous() for name, value in weights.items()},
-              os.path.join(target, "model.safetensors"), {"format": "pt"})
+    save_file(
+        {name: value.contiguous() for name, value in weights.items()},
+        os.path.join(target, "model.safetensors"),
+        {"format": "pt"},
+    )
 
 
 def widen(source, target):
@@ -85,26 +102,47 @@ def random_llama(source, target, seed=0, layers=3, hidden=128, heads=4, kv_heads
     def matrix(rows, columns):
         return torch.randn(rows, columns, generator=generator) * (1.5 / math.sqrt(columns))
 
-    weights = {"model.embed_tokens.weight": torch.randn(vocabulary, hidden, generator=generator),
-               "model.norm.weight": torch.ones(hidden), "lm_head.weight": matrix(vocabulary, hidden)}
+    weights = {
+        "model.embed_tokens.weight": torch.randn(vocabulary, hidden, generator=generator),
+        "model.norm.weight": torch.ones(hidden),
+        "lm_head.weight": matrix(vocabulary, hidden),
+    }
     for layer in range(layers):
-        shapes = {"self_attn.q_proj": (heads * WIDE, hidden),
-                  "self_attn.k_proj": (kv_heads * WIDE, hidden),
-                  "self_attn.v_proj": (kv_heads * WIDE, hidden),
-                  "self_attn.o_proj": (hidden, heads * WIDE),
-                  "mlp.gate_proj": (2 * hidden, hidden), "mlp.up_proj": (2 * hidden, hidden),
-                  "mlp.down_proj": (hidden, 2 * hidden)}
+        shapes = {
+            "self_attn.q_proj": (heads * WIDE, hidden),
+            "self_attn.k_proj": (kv_heads * WIDE, hidden),
+            "self_attn.v_proj": (kv_heads * WIDE, hidden),
+            "self_attn.o_proj": (hidden, heads * WIDE),
+            "mlp.gate_proj": (2 * hidden, hidden),
+            "mlp.up_proj": (2 * hidden, hidden),
+            "mlp.down_proj": (hidden, 2 * hidden),
+        }
         for name, shape in shapes.items():
             weights[f"model.layers.{layer}.{name}.weight"] = matrix(*shape)
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(hidden)
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
-              "intermediate_size": 2 * hidden, "num_hidden_layers": layers,
-              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": WIDE,
-              "vocab_size": vocabulary, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-              "max_position_embeddings": 256, "hidden_act": "silu", "attention_bias": False,
-              "mlp_bias": False, "tie_word_embeddings": False, "pad_token_id": 0,
-              "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32"}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": WIDE,
+        "vocab_size": vocabulary,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 256,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+    }
     write_model(target, config, weights)
     write_tokenizer(source, target)
 
