@@ -1,15 +1,16 @@
 """What Coxswain uses of vLLM, in one place, and a check of it at start.
 
-vLLM promises no stability of these names. Features are found by inspection and not by version number: a
-name of NEEDED that is missing is an error that says so, a name of OPTIONAL that is missing is a feature
-of another version, and its user passes over it.
+vLLM promises no stability of these names. Features are found by inspection and not by version
+number: a name of NEEDED that is missing is an error that says so, a name of OPTIONAL that is missing is
+a feature of another version, and its user passes over it.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any, Iterable
+from typing import Any
+from collections.abc import Iterable
 
 from ._errors import Unsupported
 

@@ -22,7 +22,8 @@ import threading
 import time
 import uuid
 import weakref
-from typing import Any, Callable
+from typing import Any
+from collections.abc import Callable
 
 import cloudpickle
 from vllm import envs
@@ -31,7 +32,7 @@ from vllm.logger import init_logger
 from vllm.v1.executor import abstract
 
 from . import _launch, _vllm_interface as interface, vllm_worker
-from ._errors import Closed, Error, Full, Invalid, Late, RankDied, Unsupported
+from ._errors import Error, Full, Invalid, Late, RankDied, Unsupported
 from ._group import Future as GroupFuture, Group
 
 # Below vLLM's own logger, which has the handlers.
@@ -58,7 +59,7 @@ class Options:
     on_death: str = "fail"
 
     @classmethod
-    def of(cls, config: VllmConfig) -> "Options":
+    def of(cls, config: VllmConfig) -> Options:
         """Reads them. Raises Invalid where one has no such name or value."""
         given = getattr(config, "additional_config", None)
         given = dict(given.get("coxswain", {})) if isinstance(given, dict) else {}
@@ -103,8 +104,8 @@ class Ranks:
         )
 
     def _command(self) -> list[str]:
-        """The program of the ranks, with the environment of each: OpenMP reads it when it is loaded,
-        and vLLM has it loaded before anything else."""
+        """The program of the ranks, with the environment of each: OpenMP reads it when it is
+        loaded, and vLLM has it loaded before anything else."""
         if set_environment := interface.optional("set_worker_environment"):
             local = max(1, self._config.parallel_config.data_parallel_size_local)
             set_environment(self.world_size * local)
@@ -212,7 +213,7 @@ def _shared_memory_of(stores: list[str]) -> list[str]:
 
 
 def _write_line(rank: int, line: str) -> None:
-    """A line of a rank's output, among vLLM's own. vLLM has put the process in front of its lines."""
+    """A line of a rank's output, among vLLM's own, which have the process in front."""
     if "(Worker" not in line:
         line = f"(rank {rank}) {line}"
     os.write(
@@ -229,7 +230,7 @@ class Reply(concurrent.futures.Future[Any]):
 
     def __init__(
         self,
-        executor: "Executor",
+        executor: Executor,
         method: str,
         future: GroupFuture,
         reply_rank: int | None,
@@ -271,7 +272,8 @@ class Reply(concurrent.futures.Future[Any]):
         try:
             replies = self._future.result()
             if self._executor._failure is not None:
-                raise self._executor._failure  # a step failed, of which vLLM asks the second half only
+                # vLLM may have asked for the second half of a failed step only.
+                raise self._executor._failure
             if self._reply_rank is not None:
                 result = pickle.loads(replies[self._reply_rank])
             else:
@@ -342,8 +344,8 @@ class Executor(abstract.Executor):
     ) -> Any:
         """Calls a method of every rank's worker, or a function of it.
 
-        Returns a list with a result per rank; with unique_reply_rank or an aggregator one result; with
-        non_block a Future of it. Raises RankDied, RankError, TimedOut.
+        Returns a list with a result per rank; with unique_reply_rank or an aggregator one result;
+        with non_block a Future of it. Raises RankDied, RankError, TimedOut.
         """
         aggregators = [one for one in (kv_output_aggregator, ec_output_aggregator) if one]
         aggregate = None
@@ -365,13 +367,13 @@ class Executor(abstract.Executor):
         try:
             future = self._ranks.submit(payload, deadline)
         except Error as error:
-            raise self._explained(error, name)
+            raise self._explained(error, name) from None
         reply = Reply(self, name, future, unique_reply_rank, aggregate)
         self._in_flight.append(reply)
         return reply if non_block else reply.result()
 
     def _step(self, method: str, *args: Any, non_block: bool = False, whole: bool = False) -> Any:
-        """A call with the reply of the last stage alone, unless an aggregator wants those of all."""
+        """A call with the reply of the last stage alone, unless an aggregator wants all."""
         aggregators = (
             {}
             if not whole
@@ -412,7 +414,7 @@ class Executor(abstract.Executor):
         self.collective_rpc("check_health", timeout=10)
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
-        """callback() when a rank has died, also while the engine is idle. It may come on any thread."""
+        """callback() when a rank has died, also while the engine is idle. On any thread."""
         with self._failure_lock:
             if self._failure is None:
                 self._failure_callback = callback

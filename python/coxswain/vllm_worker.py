@@ -40,8 +40,8 @@ def pickled(value: Any) -> bytes:
 
 
 class Outputs(threading.Thread):
-    """Replies with outputs that are still on the way from the device, in order, while the rank takes the
-    next request."""
+    """Replies with outputs that are still on the way from the device, in order, while the rank
+    takes the next request."""
 
     def __init__(self, device: Any) -> None:
         super().__init__(name="coxswain-outputs", daemon=True)
@@ -203,8 +203,7 @@ def main() -> None:
         if rank is not None:
             rank.shutdown()
         worker.leave()
-        # As a child of multiprocessing ends: vLLM's objects are not taken apart one by one, which takes
-        # seconds.
+        # As a child of multiprocessing ends: taking vLLM's objects apart one by one takes seconds.
         sys.stdout.flush()
         sys.stderr.flush()
         multiprocessing.util._exit_function()
