@@ -1,0 +1,156 @@
+"""Models, and engines in other processes, for tests with a real vLLM (sh tools/test vllm)."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent.parent
+SUMS = ROOT / "models" / "sums"
+NAME = "coxswain.vllm.Executor"
+
+
+def environment(ranks, **more):
+    """Of a process with vLLM: small, and at most a core for each rank."""
+    cores = [str(rank % (os.cpu_count() or 1)) for rank in range(ranks)]
+    own = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(HERE)]),
+    }
+    return {**os.environ, **own, **more}
+
+
+def shared_memory():
+    return set(os.listdir("/dev/shm"))
+
+
+@pytest.fixture(scope="session")
+def models():
+    """A folder with the models "sums" and "random"."""
+    import widen
+
+    with tempfile.TemporaryDirectory(prefix="coxswain_models_") as folder:
+        for name in ("sums", "random"):
+            os.makedirs(os.path.join(folder, name))
+        widen.widen(SUMS, os.path.join(folder, "sums"))
+        widen.random_llama(SUMS, os.path.join(folder, "random"))
+        yield folder
+
+
+def status(name):
+    """What `coxswain status --json` says of a group."""
+    command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "status", "--name", name, "--json"]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+class Server:
+    """vLLM's API server in a process of its own, over a group of a name of its own."""
+
+    count = 0
+
+    def __init__(self, folder, model, ranks=2, options=(), backend=NAME, **more):
+        Server.count += 1
+        self.name = f"vllm_test_{os.getpid()}_{Server.count}"
+        self.fault = os.path.join(folder, "fault")
+        self.log_path = os.path.join(folder, "server.log")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--tensor-parallel-size", str(ranks), "--distributed-executor-backend", backend]
+        command += ["--worker-cls", "faulty_worker.Worker", "--enforce-eager", "--dtype", "float32"]
+        command += ["--max-model-len", "64", *options]
+        own = {"VLLM_COXSWAIN_NAME": self.name, "VLLM_TEST_FAULT": self.fault, **more}
+        self.log = open(self.log_path, "w")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command, env=environment(ranks, **own), stdout=self.log, stderr=self.log)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def text(self):
+        """Its log, and that of its processes."""
+        return pathlib.Path(self.log_path).read_text(errors="replace")
+
+    def wait_until_ready(self):
+        deadline = time.monotonic() + 300
+        while True:
+            assert self.process.poll() is None, self.text()[-5000:]
+            assert time.monotonic() < deadline, self.text()[-5000:]
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+                return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+
+    def client(self):
+        import openai
+
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def inject(self, text):
+        """What the next step does: see faulty_worker.py."""
+        with open(self.fault + ".new", "w") as file:
+            file.write(text)
+        os.rename(self.fault + ".new", self.fault)
+
+    def wait_for_text(self, text, seconds=60):
+        """Waits until the log has it. Returns the log."""
+        deadline = time.monotonic() + seconds
+        while text not in self.text():
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.text()[-5000:]}"
+            time.sleep(0.01)
+        return self.text()
+
+    def __enter__(self):
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+
+@pytest.fixture
+def server(models, tmp_path):
+    """Makes a Server: server(**arguments of Server) -> a context manager."""
+    return lambda **arguments: Server(str(tmp_path), os.path.join(models, "sums"), **arguments)
+
+
+def run_engines(models, ranks, **job):
+    """Runs engines.py with a job in a process of its own. Returns its result."""
+    job["models"] = models
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "result")
+        more = job.pop("environment", {})
+        done = subprocess.run(
+            [sys.executable, str(HERE / "engines.py"), json.dumps(job), path],
+            env=environment(ranks, VLLM_ENABLE_V1_MULTIPROCESSING="0", **more),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        assert done.returncode == 0, done.stdout[-8000:]
+        with open(path) as file:
+            return json.load(file)

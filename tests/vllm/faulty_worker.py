@@ -1,0 +1,59 @@
+"""A worker of vLLM for tests: its steps fail as a file says, and its output may come late.
+
+The file is VLLM_TEST_FAULT; its content is "RANK ACTION", with an ACTION of Worker.fail. VLLM_TEST_LATE is the
+number of seconds that the output of every step comes late.
+"""
+
+import os
+import signal
+import time
+
+from vllm.v1.outputs import AsyncModelRunnerOutput
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class Late(AsyncModelRunnerOutput):
+    """An output that is on its way from a device."""
+
+    def __init__(self, output, seconds):
+        self.output = output
+        self.seconds = seconds
+
+    def get_output(self):
+        time.sleep(self.seconds)
+        if isinstance(self.output, Exception):
+            raise self.output
+        return self.output
+
+
+class Worker(CPUWorker):
+    def execute_model(self, scheduler_output):
+        path = os.environ.get("VLLM_TEST_FAULT", "")
+        if path and os.path.exists(path):
+            with open(path) as file:
+                rank, action = file.read().split()
+            if int(rank) == self.rank:
+                os.unlink(path)
+                self.fail(action)
+        return super().execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output):
+        output = super().sample_tokens(grammar_output)
+        seconds = float(os.environ.get("VLLM_TEST_LATE", "0"))
+        return Late(output, seconds) if seconds else output
+
+    def fail(self, action):
+        if action == "raise":
+            raise ValueError("the device is on fire")
+        os.kill(os.getpid(), getattr(signal, action))
+
+    # ---- what tests call by name ----
+
+    def late(self, seconds, value):
+        return Late(value, seconds)
+
+    def say(self, value):
+        return (self.rank, value)
+
+    def pid(self):
+        return os.getpid()
