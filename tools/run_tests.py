@@ -142,6 +142,23 @@ def step_python():
     return check_python() or status
 
 
+def step_vllm(options=()):
+    """tests/vllm with the vLLM of build/venv-vllm."""
+    begin = time.monotonic()
+    if run(["sh", "tools/vllm"]):
+        return SKIPPED  # it has said why
+    status = build("test")
+    if status:
+        return status
+    status = run([os.path.join(ROOT, "build", "venv-vllm", "bin", "python"), "-m", "pytest", "-q",
+                  "-p", "no:cacheprovider", *(options or [os.path.join(ROOT, "tests", "vllm")])],
+                 PYTHONPATH=os.path.join(ROOT, "build", "test", "python"),
+                 COX_BIN_DIR=os.path.join(ROOT, "build", "test", "bin"),
+                 PYTHONDONTWRITEBYTECODE="1")
+    print("vllm took %.1f minutes with the build" % ((time.monotonic() - begin) / 60))
+    return status
+
+
 STEPS = {
     "test": step_test,
     "gcc": lambda: run_tests("gcc", "gcc", OF_ONE_BUILD),
@@ -150,6 +167,7 @@ STEPS = {
     "tsan": lambda: run_tests("tsan", "tsan", OF_ONE_BUILD),
     "fuzz": lambda: run(["sh", "tools/fuzz"], FUZZ_SECONDS=os.environ.get("FUZZ_SECONDS", "30")),
     "python": step_python,
+    "vllm": step_vllm,
     "soaks": step_soaks,
     "anywhere": step_anywhere,
     "demo": lambda: run(["sh", "tools/demo"]),
@@ -183,11 +201,14 @@ def main(arguments):
         return nightly(options)
     if first == "all":
         run(["sh", "tools/torch"])  # without PyPI what needs torch is skipped, and this says so
+    if first == "vllm":
+        return step_vllm(options)
     if first in tiers.LIMITS:
         return run_tests("test", first, [*tier_options(first), *options])
     if first in PRESETS:
         return run_tests(first, first, options)
     print("usage: sh tools/test [quick|all|%s [ctest option...]]\n"
+          "       sh tools/test vllm [pytest option...]\n"
           "       sh tools/test nightly [%s]..." % ("|".join(PRESETS), "|".join(STEPS)),
           file=sys.stderr)
     return 2

@@ -1,8 +1,8 @@
 """What Coxswain uses of vLLM, in one place, and a check of it at start.
 
 vLLM promises no stability of these names. Features are found by inspection and not by version
-number: a name of NEEDED that is missing is an error that says so, a name of OPTIONAL that is missing is
-a feature of another version, and its user passes over it.
+number: a name of NEEDED that is missing is an error that says so, a name of OPTIONAL that is
+missing is a feature of another version, and its user passes over it.
 """
 
 from __future__ import annotations

@@ -51,7 +51,13 @@ def models():
 
 def status(name):
     """What `coxswain status --json` says of a group."""
-    command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "status", "--name", name, "--json"]
+    command = [
+        os.path.join(os.environ["COX_BIN_DIR"], "coxswain"),
+        "status",
+        "--name",
+        name,
+        "--json",
+    ]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -76,7 +82,8 @@ class Server:
         own = {"VLLM_COXSWAIN_NAME": self.name, "VLLM_TEST_FAULT": self.fault, **more}
         self.log = open(self.log_path, "w")  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, env=environment(ranks, **own), stdout=self.log, stderr=self.log)
+            command, env=environment(ranks, **own), stdout=self.log, stderr=self.log
+        )
 
     @property
     def url(self):
@@ -150,7 +157,11 @@ def run_engines(models, ranks, **job):
         done = subprocess.run(
             [sys.executable, str(HERE / "engines.py"), json.dumps(job), path],
             env=environment(ranks, VLLM_ENABLE_V1_MULTIPROCESSING="0", **more),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         assert done.returncode == 0, done.stdout[-8000:]
         with open(path) as file:
             return json.load(file)

@@ -1,7 +1,7 @@
 """A worker of vLLM for tests: its steps fail as a file says, and its output may come late.
 
-The file is VLLM_TEST_FAULT; its content is "RANK ACTION", with an ACTION of Worker.fail. VLLM_TEST_LATE is the
-number of seconds that the output of every step comes late.
+The file is VLLM_TEST_FAULT; its content is "RANK ACTION", with an ACTION of Worker.fail.
+VLLM_TEST_LATE is the number of seconds that the output of every step comes late.
 """
 
 import os

@@ -7,8 +7,11 @@ from conftest import NAME, run_engines
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
 def test_tokens_are_those_of_vllms_own_executor(models, tp, pp):
-    runs = [{"model": model, "tp": tp, "pp": pp, "backend": backend}
-            for model in ("sums", "random") for backend in ("mp", NAME)]
+    runs = [
+        {"model": model, "tp": tp, "pp": pp, "backend": backend}
+        for model in ("sums", "random")
+        for backend in ("mp", NAME)
+    ]
     sums, own_sums, random, own_random = run_engines(models, tp * pp, runs=runs)
     assert own_sums == sums
     assert own_random == random
@@ -20,7 +23,9 @@ def test_tokens_are_those_of_vllms_own_executor(models, tp, pp):
 
 def test_outputs_that_come_late(models):
     """As on a device: the reply of a step comes from a second thread."""
-    runs = [{"model": "random", "tp": 2, "backend": NAME, "worker": worker}
-            for worker in ("", "faulty_worker.Worker")]
+    runs = [
+        {"model": "random", "tp": 2, "backend": NAME, "worker": worker}
+        for worker in ("", "faulty_worker.Worker")
+    ]
     usual, late = run_engines(models, 2, runs=runs, environment={"VLLM_TEST_LATE": "0.005"})
     assert late == usual

@@ -1,11 +1,11 @@
 """Makes models that vLLM's CPU attention takes: its heads have 32 dimensions or more.
 
-widen(source, target) turns models/sums, with heads of 16, into an equal model with heads of 32. Nothing
-is approximated but the scale of q, a factor of sqrt(2) in float32. A head is rotated in pairs
-(i, i + half), at the frequency theta^(-i / half). The frequency i of 16 dimensions is the frequency 2 i of
-32, so row i of a head of q and k goes to row 2 i and row i + 8 to row 2 i + 16; the rows between are
-zero and add nothing to q k. v and the columns of o_proj move likewise. Attention divides by
-sqrt(head size), which q makes up for.
+widen(source, target) turns models/sums, with heads of 16, into an equal model with heads of 32.
+Nothing is approximated but the scale of q, a factor of sqrt(2) in float32. A head is rotated in
+pairs (i, i + half), at the frequency theta^(-i / half). The frequency i of 16 dimensions is the
+frequency 2 i of 32, so row i of a head of q and k goes to row 2 i and row i + 8 to row 2 i + 16;
+the rows between are zero and add nothing to q k. v and the columns of o_proj move likewise.
+Attention divides by sqrt(head size), which q makes up for.
 
 random_llama(target) makes a small model of random weights with the same tokenizer.
 

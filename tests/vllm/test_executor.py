@@ -1,0 +1,222 @@
+"""The executor without an engine: calls, late replies, deaths, what it needs of vLLM."""
+
+import concurrent.futures
+import gc
+import os
+import select
+import signal
+import threading
+import time
+
+import coxswain
+import pytest
+from conftest import environment, shared_memory
+from coxswain import _vllm_interface as interface
+
+
+@pytest.fixture(scope="module")
+def make(models):
+    """Makes an executor of two ranks, with no engine around it."""
+    before = dict(os.environ)
+    os.environ.update(environment(2))
+    from vllm.engine.arg_utils import EngineArgs
+
+    from coxswain.vllm import Executor
+
+    def make_one(**options):
+        config = EngineArgs(
+            model=os.path.join(models, "random"),
+            distributed_executor_backend=Executor,
+            tensor_parallel_size=2,
+            enforce_eager=True,
+            max_model_len=64,
+            dtype="float32",
+            worker_cls="faulty_worker.Worker",
+            **options,
+        ).create_engine_config()
+        return Executor(config)
+
+    yield make_one
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def executor(make):
+    found = make(additional_config={"coxswain": {"name": f"vllm_direct_{os.getpid()}"}})
+    yield found
+    found.shutdown()
+
+
+def rank_and(worker, value):
+    return (worker.rank, value)
+
+
+def test_a_call_has_a_reply_of_each_rank(executor):
+    assert executor.collective_rpc("say", args=(5,)) == [(0, 5), (1, 5)]
+    assert executor.collective_rpc("say", kwargs={"value": "x"}) == [(0, "x"), (1, "x")]
+
+
+def test_a_function_is_called_with_the_worker(executor):
+    assert executor.collective_rpc(rank_and, args=(1,)) == [(0, 1), (1, 1)]
+    five = 5
+    assert executor.collective_rpc(lambda worker: five * worker.rank) == [0, 5]
+
+
+def test_one_rank_replies(executor):
+    assert executor.collective_rpc("say", args=(5,), unique_reply_rank=1) == (1, 5)
+
+
+def test_an_aggregator_gets_the_replies_of_all_ranks(executor):
+    class Aggregator:
+        def aggregate(self, outputs, output_rank):
+            return [outputs, output_rank]
+
+    found = executor.collective_rpc(
+        "say", args=(5,), unique_reply_rank=1, kv_output_aggregator=Aggregator()
+    )
+    assert found == [[(0, 5), (1, 5)], 1]
+
+
+def test_a_late_reply_does_not_hold_up_the_next_call(executor):
+    """The second call runs while the output of the first one is on its way."""
+    late = executor.collective_rpc("late", args=(0.5, 1), non_block=True)
+    ran = executor.collective_rpc(lambda worker: __import__("time").monotonic(), non_block=True)
+    assert isinstance(late, concurrent.futures.Future)
+    assert not late.done()
+    assert late.result() == [1, 1]
+    assert max(ran.result()) < time.monotonic() - 0.3
+
+
+def test_futures_are_resolved_in_order(executor):
+    order = []
+    futures = [
+        executor.collective_rpc("late", args=(0.01 * (3 - i), i), non_block=True) for i in range(3)
+    ]
+    for i, future in enumerate(futures):
+        future.add_done_callback(lambda _, i=i: order.append(i))
+    assert not any(future.done() for future in futures)
+    assert futures[2].result() == [2, 2]
+    assert order == [0, 1, 2]
+
+
+def test_a_future_waits_as_long_as_it_is_told(executor):
+    future = executor.collective_rpc("late", args=(0.3, 1), non_block=True)
+    with pytest.raises(TimeoutError, match="in flight"):
+        future.result(timeout=0.01)
+    assert future.result(timeout=10) == [1, 1]
+
+
+def test_more_calls_than_fit_wait(executor):
+    futures = [executor.collective_rpc("say", args=(i,), non_block=True) for i in range(20)]
+    assert [future.result()[1][1] for future in futures] == list(range(20))
+
+
+def test_threads_call_at_the_same_time(executor):
+    def call(i):
+        return [
+            executor.collective_rpc("say", args=(j,), unique_reply_rank=0)[1]
+            for j in range(i, i + 20)
+        ]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for i, found in zip(range(4), pool.map(call, range(4)), strict=True):
+            assert found == list(range(i, i + 20))
+
+
+def test_an_error_has_the_ranks_traceback(executor):
+    with pytest.raises(coxswain.RankError, match="on fire") as caught:
+        executor.collective_rpc("fail", args=("raise",))
+    assert "faulty_worker.py" in str(caught.value)
+    assert executor.collective_rpc("say", args=(1,)) == [(0, 1), (1, 1)]
+
+
+def test_a_call_that_takes_too_long_says_what_each_rank_does(executor):
+    with pytest.raises(coxswain.TimedOut, match="rank 0.*rank 1"):
+        executor.collective_rpc(lambda worker: __import__("time").sleep(1), timeout=0.2)
+    assert executor.collective_rpc("say", args=(1,)) == [(0, 1), (1, 1)]
+
+
+def test_health(executor):
+    executor.check_health()
+
+
+def test_idle_ranks_take_no_processor_time(executor):
+    def used():
+        """Of all ranks and this process, in ticks of 1/100 s."""
+        ticks = 0
+        for pid in (os.getpid(), *(rank.pid for rank in executor._ranks.group.status().ranks)):
+            with open(f"/proc/{pid}/stat") as file:
+                ticks += sum(map(int, file.read().rsplit(")")[1].split()[11:13]))
+        return ticks
+
+    executor.collective_rpc("say", args=(1,))
+    begin = used()
+    threading.Event().wait(2)
+    assert used() - begin < 6  # of 100 per second: nothing spins; vLLM has threads that wake
+
+
+def test_a_death_while_idle_is_told_at_once(make):
+    """The callback, within 10 ms of the death; the text names rank, pid and signal."""
+    gc.collect()
+    before = shared_memory()
+    executor = make()
+    name = executor._ranks.group.name
+    pid = executor.collective_rpc("pid")[1]
+    told = threading.Event()
+    times = []
+    executor.register_failure_callback(lambda: (times.append(time.monotonic()), told.set()))
+    kernel = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([kernel], [], [])
+    begin = time.monotonic()
+    os.close(kernel)
+    assert told.wait(5)
+    with pytest.raises(coxswain.RankDied) as caught:
+        executor.collective_rpc("say", args=(1,))
+    assert (caught.value.rank, caught.value.pid, caught.value.signal) == (1, pid, 9)
+    assert f"rank 1 (pid {pid}) was killed by signal 9" in str(caught.value)
+    late = threading.Event()
+    executor.register_failure_callback(late.set)
+    assert late.is_set()
+    executor.shutdown()
+    executor.shutdown()
+    print(f"told {1000 * (times[0] - begin):.1f} ms after the kernel's report")
+    assert times[0] - begin < 1
+    left = {entry for entry in shared_memory() - before if name in entry or "vllm_dist" in entry}
+    assert not left
+
+
+@pytest.mark.parametrize("what", [{"nmae": "x"}, {"on_death": "dance"}])
+def test_wrong_options_are_refused(make, what):
+    with pytest.raises(coxswain.Invalid, match="nmae|dance"):
+        make(additional_config={"coxswain": what})
+
+
+def test_this_vllm_fits():
+    from coxswain.vllm import Executor
+
+    assert interface.differences(Executor) == []
+
+
+def test_a_vllm_that_differs_is_refused_in_words(monkeypatch):
+    from coxswain.vllm import Executor
+    from vllm.v1.worker.worker_base import WorkerBase, WorkerWrapperBase
+
+    class Other:
+        def __init__(self, vllm_config, rank, device_mesh):
+            pass
+
+    monkeypatch.delattr(WorkerWrapperBase, "init_device")
+    monkeypatch.setattr(WorkerBase, "__init__", Other.__init__)
+    monkeypatch.setattr(Executor, "__abstractmethods__", frozenset({"dance"}))
+    with pytest.raises(coxswain.Unsupported) as caught:
+        interface.check(Executor)
+    for part in (
+        "WorkerWrapperBase.init_device is missing",
+        "takes no 'local_rank'",
+        "requires 'device_mesh'",
+        "Executor.dance is new",
+        "0.31",
+    ):
+        assert part in str(caught.value)

@@ -1,0 +1,101 @@
+"""vLLM's API server over Coxswain: its texts, and what it says of a rank that fails."""
+
+import os
+import pathlib
+import signal
+import time
+
+import openai
+import pytest
+from conftest import SUMS, shared_memory, status
+
+
+def lines():
+    return (SUMS / "heldout.txt").read_text().split()[:16]
+
+
+def ask(client, prompt, **options):
+    return client.completions.create(
+        model="model", prompt=prompt, max_tokens=8, temperature=0, **options
+    )
+
+
+def children(pid):
+    found = set()
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        found.update(map(int, (task / "children").read_text().split()))
+    return found | {below for child in found for below in children(child)}
+
+
+def wait_for_end(pids):
+    deadline = time.monotonic() + 60
+    while any(
+        os.path.exists(f"/proc/{pid}")
+        and pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+        for pid in pids
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def left(name, before):
+    """Names of the group in /dev/shm."""
+    return {entry for entry in shared_memory() - before if name in entry}
+
+
+def test_texts_and_the_end_of_the_engine(server):
+    """Sums, streamed and not; then kill -9 of the engine leaves nothing of ours."""
+    before = shared_memory()
+    with server() as running:
+        assert f"coxswain status --name {running.name}" in running.text()
+        client = running.client()
+        for line in lines():
+            prompt = line.split("=")[0] + "="
+            assert prompt + ask(client, prompt).choices[0].text == line
+            stream = ask(client, prompt, stream=True)
+            assert prompt + "".join(part.choices[0].text for part in stream) == line
+        said = status(running.name)
+        assert [rank["liveness"] for rank in said["ranks"]] == ["alive", "alive"]
+        pids = children(running.process.pid)
+        assert said["pid"] in pids and {rank["pid"] for rank in said["ranks"]} < pids
+        os.kill(said["pid"], signal.SIGKILL)
+        wait_for_end(pids)
+        assert not left(running.name, before)
+
+
+# What a step does, and what the log says of it.
+FAULTS = [
+    ("1 SIGKILL", ["rank 1 (pid {1}) was killed by signal 9"]),
+    ("1 SIGSTOP", ["rank 1", "stopped by a signal", "rank 0"]),
+    ("0 raise", ["rank 0", "ValueError: the device is on fire", "faulty_worker.py"]),
+]
+
+
+@pytest.mark.parametrize(("fault", "texts"), FAULTS)
+def test_a_rank_that_fails_in_a_step(server, fault, texts):
+    before = shared_memory()
+    with server(VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS="3") as running:
+        pids = [rank["pid"] for rank in status(running.name)["ranks"]]
+        running.inject(fault)
+        begin = time.monotonic()
+        with pytest.raises(openai.APIError):
+            ask(running.client(), "1+2=")
+        print(f"error after {time.monotonic() - begin:.3f} s")
+        log = running.wait_for_text("EngineCore encountered a fatal error")
+        raised = log[log.index("EngineCore encountered a fatal error") :]
+        for text in texts:
+            assert text.format(*pids) in raised, raised[-6000:]
+        assert running.process.wait(60) is not None
+        wait_for_end(pids)
+        assert not left(running.name, before)
+
+
+def test_a_rank_that_dies_while_the_engine_is_idle(server):
+    with server() as running:
+        ask(running.client(), "1+2=")
+        pids = [rank["pid"] for rank in status(running.name)["ranks"]]
+        os.kill(pids[0], signal.SIGKILL)
+        running.wait_for_text(f"rank 0 (pid {pids[0]}) was killed by signal 9", 5)
+        running.wait_for_text("EngineCore encountered a fatal error", 20)
+        assert running.process.wait(60) is not None
+        wait_for_end(pids)
