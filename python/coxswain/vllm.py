@@ -31,8 +31,8 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.executor import abstract
 
-from . import _launch, _vllm_interface as interface, vllm_worker
-from ._errors import Error, Full, Invalid, Late, RankDied, Unsupported
+from . import _launch, _vllm_interface as interface, _vllm_survive, vllm_worker
+from ._errors import Closed, Error, Full, Invalid, Late, RankDied, RankError, Unsupported
 from ._group import Future as GroupFuture, Group
 
 # Below vLLM's own logger, which has the handlers.
@@ -55,8 +55,12 @@ class Options:
 
     #: of the group, for `coxswain status --name`; None: it is made up, and logged
     name: str | None = None
-    #: "fail": the death of a rank ends the engine
+    #: "fail": the loss of a rank ends the engine. "restart": the ranks are replaced, and the
+    #: requests go on
     on_death: str = "fail"
+    #: with "restart": how often in `window` seconds, before the engine ends
+    incidents: int = 10
+    window: float = 600.0
 
     @classmethod
     def of(cls, config: VllmConfig) -> Options:
@@ -75,8 +79,9 @@ class Options:
             if value is not None:
                 given.setdefault(field, value)
         options = cls(**given)
-        if options.on_death not in ("fail",):
-            raise Invalid(f"on_death is {options.on_death!r}; it may be 'fail'")
+        if options.on_death not in ("fail", "restart"):
+            raise Invalid(f"on_death is {options.on_death!r}; it may be 'fail' or 'restart'")
+        options.incidents, options.window = int(options.incidents), float(options.window)
         return options
 
 
@@ -84,23 +89,29 @@ class Ranks:
     """The processes of the ranks, from their start to their end."""
 
     def __init__(
-        self, config: VllmConfig, options: Options, on_rank_death: Callable[[int, str], object]
+        self,
+        config: VllmConfig,
+        pickled_config: bytes,
+        name: str | None,
+        on_rank_death: Callable[[Ranks, int, str], object],
     ) -> None:
-        parallel = config.parallel_config
-        self.world_size = parallel.world_size
+        self.world_size = config.parallel_config.world_size
         self._config = config
+        self._pickled_config = pickled_config
+        #: of the group; None: not started yet
+        self.name = name
         self._files: list[str] = []
-        self._ended = False
+        self.ended = False
         # Two calls for each step in flight, and some for calls from elsewhere.
         depth = min(32, 2 * _batches_in_flight(config) + 2)
         self.group = Group(
             self._command(),
             self.world_size,
-            name=options.name,
+            name=name,
             depth=depth,
             timeout=_ATTACH_SECONDS,
             on_line=_write_line,
-            on_rank_death=on_rank_death,
+            on_rank_death=lambda rank, text: on_rank_death(self, rank, text),
         )
 
     def _command(self) -> list[str]:
@@ -123,14 +134,14 @@ class Ranks:
         """Starts the processes, and loads the model in each."""
         parallel = self._config.parallel_config
         start = vllm_worker.Start(
-            config=pickle.dumps(self._config),
+            config=self._pickled_config,
             distributed_init_method=_distributed_init_method(),
             lock_path=os.path.join(tempfile.gettempdir(), f"coxswain_vllm_{uuid.uuid4().hex}"),
             drivers=[rank % parallel.tensor_parallel_size == 0 for rank in range(self.world_size)],
         )
         self._files = [start.lock_path, start.distributed_init_method.removeprefix("file://")]
         self.group.start()
-        name = self.group.name
+        self.name = name = self.group.name
         logger.info(
             "The %d ranks are the Coxswain group %s: `coxswain status --name %s` says what "
             "each does.",
@@ -165,9 +176,9 @@ class Ranks:
 
     def stop(self, kill: bool) -> None:
         """Ends the processes. kill: at once; they may hang. Idempotent."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         if kill:
             for rank in range(self.world_size):
                 try:
@@ -232,16 +243,27 @@ class Reply(concurrent.futures.Future[Any]):
         self,
         executor: Executor,
         method: str,
-        future: GroupFuture,
+        payload: bytes,
+        timeout: float | None,
         reply_rank: int | None,
         aggregate: Callable[[list[Any]], Any] | None,
     ) -> None:
         super().__init__()
         self._executor = executor
-        self._method = method
-        self._future = future
+        self.method = method
+        self.payload = payload
+        self._timeout = timeout
         self._reply_rank = reply_rank
         self._aggregate = aggregate
+        self._future: GroupFuture | None = None
+        #: that it was sent to
+        self.ranks: Ranks | None = None
+
+    def send(self) -> None:
+        """Sends the call, for the first time or to other ranks."""
+        self.ranks = self._executor._ranks
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        self._future = self.ranks.submit(self.payload, deadline)
 
     def result(self, timeout: float | None = None) -> Any:
         """As of any Future."""
@@ -258,31 +280,40 @@ class Reply(concurrent.futures.Future[Any]):
         in_flight = self._executor._in_flight
         while not self.done():
             try:
-                oldest = in_flight.popleft()
+                oldest = in_flight[0]
             except IndexError:
-                return  # another thread collects this one
-            try:
-                oldest._future.exception(_left(deadline))
-            except BaseException:
-                in_flight.appendleft(oldest)
-                raise
-            oldest._resolve()
+                continue  # another thread has just collected this one
+            future = oldest._future
+            assert future is not None
+            future.exception(_left(deadline))
+            with self._executor._lock:
+                # Unless another thread was faster, or the call was sent again.
+                if in_flight and in_flight[0] is oldest and oldest._future is future:
+                    if oldest._resolve(future):
+                        in_flight.popleft()
 
-    def _resolve(self) -> None:
+    def _resolve(self, future: GroupFuture) -> bool:
+        """Takes the result. False: the call was sent to other ranks."""
+        executor = self._executor
         try:
-            replies = self._future.result()
-            if self._executor._failure is not None:
+            replies = future.result()
+            if executor._failure is not None:
                 # vLLM may have asked for the second half of a failed step only.
-                raise self._executor._failure
+                raise executor._failure
             if self._reply_rank is not None:
                 result = pickle.loads(replies[self._reply_rank])
             else:
                 result = [pickle.loads(reply) for reply in replies]
+            if executor._survivor:
+                result = executor._survivor.resolved(self, result)
             self.set_result(self._aggregate(result) if self._aggregate else result)
         except Error as error:
-            self.set_exception(self._executor._explained(error, self._method))
+            if executor._recover(error, self):
+                return False
+            self.set_exception(executor._explained(error, self.method))
         except Exception as error:  # pylint: disable=broad-exception-caught
             self.set_exception(error)
+        return True
 
 
 class Executor(abstract.Executor):
@@ -292,8 +323,9 @@ class Executor(abstract.Executor):
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Yes: the reply of a step may come while the next one is taken."""
-        return True
+        """Yes, except where requests outlive a rank: the reply of a step may come while the next
+        one is taken."""
+        return os.environ.get("VLLM_COXSWAIN_ON_DEATH") != "restart"
 
     def _init_executor(self) -> None:
         interface.check(type(self))
@@ -308,21 +340,37 @@ class Executor(abstract.Executor):
         self._failure_callback: Callable[[], None] | None = None
         self._failure_lock = threading.Lock()
         self._stopping = False
+        # Protects what is in flight and the survivor. It is not held while a reply is awaited.
+        self._lock = threading.RLock()
         self._in_flight: collections.deque[Reply] = collections.deque()
-        reference = weakref.ref(self)
-
-        def on_rank_death(rank: int, text: str) -> None:
-            if executor := reference():
-                executor._on_rank_death(rank, text)
-
-        self._ranks = Ranks(self.vllm_config, self._options, on_rank_death)
+        self._survivor: _vllm_survive.Survivor | None = None
+        if self._options.on_death == "restart":
+            self._survivor = _vllm_survive.Survivor(
+                self, self._options.incidents, self._options.window
+            )
+        # Of this moment: vLLM changes it, and repeats these changes in ranks by calls.
+        self._pickled_config = pickle.dumps(self.vllm_config)
+        self._ranks = self._new_ranks(self._options.name)
+        self._started = False
         try:
             self._ranks.start()
+            self._started = True
         except BaseException:
             self.shutdown()
             raise
         if set_torch_threads := interface.optional("set_torch_threads"):
             set_torch_threads()  # this process only schedules
+        if self._survivor:
+            _vllm_survive.register_scheduler(self.vllm_config)
+
+    def _new_ranks(self, name: str | None) -> Ranks:
+        reference = weakref.ref(self)
+
+        def on_rank_death(ranks: Ranks, rank: int, text: str) -> None:
+            if executor := reference():
+                executor._on_rank_death(ranks, rank, text)
+
+        return Ranks(self.vllm_config, self._pickled_config, name, on_rank_death)
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -359,20 +407,28 @@ class Executor(abstract.Executor):
                 return result
 
         name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
+        if method is _vllm_survive.sample:
+            name = "sample_tokens"
         sent = method if isinstance(method, str) else cloudpickle.dumps(method, protocol=5)
         payload = vllm_worker.pickled((sent, args, kwargs or {}, unique_reply_rank))
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if self._failure is not None:
-            raise self._failure
-        try:
-            future = self._ranks.submit(payload, deadline)
-        except Error as error:
-            raise self._explained(error, name) from None
-        reply = Reply(self, name, future, unique_reply_rank, aggregate)
-        self._in_flight.append(reply)
+        reply = Reply(self, name, payload, timeout, unique_reply_rank, aggregate)
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._in_flight.append(reply)
+            if self._survivor:
+                self._survivor.submitted(reply, method, args)
+            try:
+                if self._survivor and self._survivor.stale:
+                    raise Closed("the ranks are new")
+                reply.send()
+            except Error as error:
+                if not self._recover(error, reply):
+                    self._in_flight.remove(reply)
+                    raise self._explained(error, name) from None
         return reply if non_block else reply.result()
 
-    def _step(self, method: str, *args: Any, non_block: bool = False, whole: bool = False) -> Any:
+    def _step(self, method: Any, *args: Any, non_block: bool = False, whole: bool = False) -> Any:
         """A call with the reply of the last stage alone, unless an aggregator wants all."""
         aggregators = (
             {}
@@ -397,6 +453,8 @@ class Executor(abstract.Executor):
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """Samples the tokens of the step."""
+        if self._survivor:
+            return self._step(_vllm_survive.sample, grammar_output, non_block=non_block)
         return self._step("sample_tokens", grammar_output, non_block=non_block, whole=True)
 
     def execute_dummy_batch(self) -> None:
@@ -421,10 +479,88 @@ class Executor(abstract.Executor):
                 return
         callback()
 
-    def _on_rank_death(self, rank: int, text: str) -> None:
+    def _on_rank_death(self, ranks: Ranks, rank: int, text: str) -> None:
         """On the thread of the group's reports."""
-        if not self._stopping:
-            self._fail(self._ranks.group._death_of([rank], text))
+        if self._stopping or ranks.ended or not self._started:
+            return  # a start says so itself
+        death = ranks.group._death_of([rank], text)
+        if not self._survivor:
+            self._fail(death)
+            return
+        # New ranks load while the engine computes on, or waits; it restores them when it calls.
+        threading.Thread(
+            target=self._replace, args=(death, ranks), name="coxswain-replace", daemon=True
+        ).start()
+
+    def _replace(self, error: Error, ranks: Ranks) -> bool:
+        """Replaces lost ranks. False: that is the end."""
+        with self._lock:
+            if self._stopping or self._failure is not None or self._survivor is None:
+                return False
+            while self._ranks is ranks:
+                obstacles = self._survivor.obstacles()
+                if obstacles:
+                    error.add_note(f"The requests cannot be continued: {'; '.join(obstacles)}.")
+                    self._fail(error)
+                    return False
+                logger.error("Coxswain group %s: %s. Replacing its ranks.", ranks.name, error)
+                begin = time.monotonic()
+                try:
+                    self._survivor.replace()
+                    logger.info(
+                        "Coxswain group %s: new ranks have loaded the model after %.3f s.",
+                        ranks.name,
+                        time.monotonic() - begin,
+                    )
+                except Error as again:
+                    error, ranks = again, self._ranks
+            return True
+
+    def _replace_ranks(self) -> None:
+        """For the survivor."""
+        old, self._ranks = self._ranks, self._new_ranks(self._ranks.name)
+        old.stop(kill=True)
+        self._ranks.start()
+
+    def _recover(self, error: Error, reply: Reply) -> bool:
+        """With the lock, on the thread that calls: has the calls in flight go on with other ranks.
+        False: the error stands."""
+        survivor = self._survivor
+        if survivor is None or self._stopping or self._failure is not None:
+            return False
+        cause = self._cause(error, reply)
+        ranks = reply.ranks or self._ranks
+        lost = isinstance(cause, (RankDied, Closed)) or (
+            reply.method in _STEPS and survivor.survives(cause)
+        )
+        while lost:
+            if not survivor.stale and not self._replace(cause, ranks):
+                return False
+            begin = time.monotonic()
+            ranks = self._ranks
+            try:
+                survivor.restore(list(self._in_flight))
+                logger.info(
+                    "Coxswain group %s: the requests go on after %.3f s; incident %d.",
+                    ranks.name,
+                    time.monotonic() - begin,
+                    survivor.count,
+                )
+                return True
+            except Error as again:
+                cause, survivor.stale = again, False
+        return False
+
+    def _cause(self, error: Error, reply: Reply) -> Error:
+        """The death behind an error: a rank whose peer died may say so first."""
+        ranks = reply.ranks
+        if isinstance(error, RankError) and ranks and self.world_size > 1:
+            deadline = time.monotonic() + 0.1
+            while reply.method in _STEPS and time.monotonic() < deadline:
+                if any(rank.liveness != "alive" for rank in ranks.group.status().ranks):
+                    return ranks.group._death_of(None, str(error))
+                time.sleep(0.005)
+        return error
 
     def _fail(self, error: Error) -> Error:
         """The executor has failed for good. Returns the first failure, which is the cause."""
@@ -433,7 +569,7 @@ class Executor(abstract.Executor):
                 return self._failure or error
             self._failure, self.is_failed = error, True
             callback, self._failure_callback = self._failure_callback, None
-        logger.error("Coxswain group %s: %s", self._ranks.group.name, error)
+        logger.error("Coxswain group %s: %s", self._ranks.name, error)
         if callback:
             callback()
         return error

@@ -1,6 +1,7 @@
 """A worker of vLLM for tests: its steps fail as a file says, and its output may come late.
 
-The file is VLLM_TEST_FAULT; its content is "RANK ACTION", with an ACTION of Worker.fail.
+The file is VLLM_TEST_FAULT; its content is "RANK ACTION PLACE": an ACTION of Worker.fail, at the PLACE
+"execute" or "sample", before it is done, or "executed" or "sampled".
 VLLM_TEST_LATE is the number of seconds that the output of every step comes late.
 """
 
@@ -28,19 +29,29 @@ class Late(AsyncModelRunnerOutput):
 
 class Worker(CPUWorker):
     def execute_model(self, scheduler_output):
+        if not scheduler_output.total_num_scheduled_tokens:
+            return super().execute_model(scheduler_output)
+        self.obey("execute")
+        output = super().execute_model(scheduler_output)
+        self.obey("executed")
+        return output
+
+    def sample_tokens(self, grammar_output):
+        self.obey("sample")
+        output = super().sample_tokens(grammar_output)
+        self.obey("sampled")
+        seconds = float(os.environ.get("VLLM_TEST_LATE", "0"))
+        return Late(output, seconds) if seconds else output
+
+    def obey(self, place):
+        """Fails, if the file says so."""
         path = os.environ.get("VLLM_TEST_FAULT", "")
         if path and os.path.exists(path):
             with open(path) as file:
-                rank, action = file.read().split()
-            if int(rank) == self.rank:
+                rank, action, where = file.read().split()
+            if int(rank) == self.rank and where == place:
                 os.unlink(path)
                 self.fail(action)
-        return super().execute_model(scheduler_output)
-
-    def sample_tokens(self, grammar_output):
-        output = super().sample_tokens(grammar_output)
-        seconds = float(os.environ.get("VLLM_TEST_LATE", "0"))
-        return Late(output, seconds) if seconds else output
 
     def fail(self, action):
         if action == "raise":

@@ -65,9 +65,9 @@ def test_texts_and_the_end_of_the_engine(server):
 
 # What a step does, and what the log says of it.
 FAULTS = [
-    ("1 SIGKILL", ["rank 1 (pid {1}) was killed by signal 9"]),
-    ("1 SIGSTOP", ["rank 1", "stopped by a signal", "rank 0"]),
-    ("0 raise", ["rank 0", "ValueError: the device is on fire", "faulty_worker.py"]),
+    ("1 SIGKILL execute", ["rank 1 (pid {1}) was killed by signal 9"]),
+    ("1 SIGSTOP execute", ["rank 1", "stopped by a signal", "rank 0"]),
+    ("0 raise execute", ["rank 0", "ValueError: the device is on fire", "faulty_worker.py"]),
 ]
 
 

@@ -1,0 +1,134 @@
+"""Runs an engine whose ranks are killed now and then: the other half of test_survive.py.
+
+Usage: survivor.py JOB RESULT. JOB is JSON: {"model", "tp", "pp", "kills", "seed", "replay", "options"}.
+RESULT becomes {"reference", "texts", "incidents", "pauses"}: the tokens without and with kills.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+PLACES = ("execute", "executed", "sample", "sampled", "anywhere")
+
+
+def prompts():
+    draw = random.Random(5)
+    shared = "12+34=46"
+    found = []
+    for i in range(24):
+        text = "".join(draw.choice("0123456789+=") for _ in range(draw.randrange(1, 60)))
+        found.append(shared * 4 + text if i % 3 == 0 else text)
+    return found
+
+
+def sampling(sampling_type):
+    kinds = (
+        {"temperature": 0},
+        {"temperature": 0, "logprobs": 2},
+        {"temperature": 0.9, "seed": 7},
+        {"temperature": 0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+        {"temperature": 0.8, "top_p": 0.9, "seed": 11},
+    )
+    return [
+        sampling_type(max_tokens=20 + 7 * (i % 6), ignore_eos=True, **kinds[i % len(kinds)])
+        for i in range(len(prompts()))
+    ]
+
+
+class Killer(threading.Thread):
+    """Kills a rank at a random place of a random step, again and again."""
+
+    def __init__(self, executor, kills, ranks, seed):
+        super().__init__(daemon=True)
+        self.executor, self.kills, self.ranks = executor, kills, ranks
+        self.draw = random.Random(seed)
+        self.done = 0
+
+    def run(self):
+        path = os.environ["VLLM_TEST_FAULT"]
+        for i in range(self.kills):
+            place = PLACES[i % len(PLACES)]
+            time.sleep(self.draw.uniform(0.02, 0.3))
+            rank = self.draw.randrange(self.ranks)
+            before = self.executor._survivor.count
+            if place == "anywhere":
+                os.kill(self.executor._ranks.group.status().ranks[rank].pid, signal.SIGKILL)
+            else:
+                with open(path + ".new", "w") as file:
+                    file.write(f"{rank} SIGKILL {place}")
+                os.rename(path + ".new", path)
+            while self.executor._survivor.count == before or self.executor._survivor.stale:
+                time.sleep(0.01)
+            self.done += 1
+
+
+def main():
+    job = json.loads(sys.argv[1])
+    from vllm import LLM, SamplingParams
+
+    from coxswain import _vllm_survive
+    from coxswain.vllm import Executor
+
+    if not job.get("replay", True):
+        _vllm_survive.Survivor._recompute = lambda self, recomputes: None
+    options = {"enforce_eager": True}
+    if job.get("pp", 1) > 1:
+        options = {"compilation_config": {"mode": 2, "backend": "eager"}}
+    ranks = job.get("tp", 1) * job.get("pp", 1)
+    llm = LLM(
+        job["model"],
+        distributed_executor_backend=Executor,
+        tensor_parallel_size=job.get("tp", 1),
+        pipeline_parallel_size=job.get("pp", 1),
+        max_model_len=128,
+        max_num_seqs=8,
+        max_num_batched_tokens=128,
+        dtype="float32",
+        worker_cls="faulty_worker.Worker",
+        additional_config={"coxswain": {"on_death": "restart", "incidents": 1000}},
+        **options,
+        **job.get("options", {}),
+    )
+    core = llm.llm_engine.engine_core.engine_core
+    executor = core.model_executor
+
+    def generate():
+        outputs = llm.generate(prompts(), sampling(SamplingParams), use_tqdm=False)
+        return [
+            [
+                list(output.outputs[0].token_ids),
+                [sorted(step) for step in output.outputs[0].logprobs or []],
+            ]
+            for output in outputs
+        ]
+
+    begin = time.monotonic()
+    reference = generate()
+    took = time.monotonic() - begin
+    core.scheduler.reset_prefix_cache()
+    killer = Killer(executor, job["kills"], ranks, job.get("seed", 0))
+    killer.start()
+    rounds = []
+    while killer.is_alive() or not rounds:
+        rounds.append(generate())
+    rounds.append(generate())
+    with open(sys.argv[2], "w") as file:
+        json.dump(
+            {
+                "reference": reference,
+                "rounds": rounds,
+                "kills": killer.done,
+                "incidents": executor._survivor.count,
+                "seconds": took,
+            },
+            file,
+        )
+    llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()
