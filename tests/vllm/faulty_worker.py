@@ -1,7 +1,7 @@
 """A worker of vLLM for tests: its steps fail as a file says, and its output may come late.
 
-The file is VLLM_TEST_FAULT; its content is "RANK ACTION PLACE": an ACTION of Worker.fail, at the PLACE
-"execute" or "sample", before it is done, or "executed" or "sampled".
+The file is VLLM_TEST_FAULT; its content is "RANK ACTION PLACE": an ACTION of Worker.fail, and the PLACE
+"execute" or "sample", before that is done, or "executed" or "sampled".
 VLLM_TEST_LATE is the number of seconds that the output of every step comes late.
 """
 
