@@ -304,7 +304,7 @@ class Survivor:
         while self._times and self._times[0] < now - self._window:
             self._times.popleft()
         if len(self._times) >= self._incidents:
-            found.append(f"it is the {len(self._times) + 1}th incident in {self._window:.0f} s")
+            found.append(f"it is incident {len(self._times) + 1} in {self._window:.0f} s")
         return found
 
     def replace(self) -> None:

@@ -569,7 +569,8 @@ class Executor(abstract.Executor):
                 return self._failure or error
             self._failure, self.is_failed = error, True
             callback, self._failure_callback = self._failure_callback, None
-        logger.error("Coxswain group %s: %s", self._ranks.name, error)
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        logger.error("Coxswain group %s: %s", self._ranks.name, text)
         if callback:
             callback()
         return error

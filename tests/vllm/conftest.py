@@ -148,14 +148,13 @@ def server(models, tmp_path):
     return lambda **arguments: Server(str(tmp_path), os.path.join(models, "sums"), **arguments)
 
 
-def run_engines(models, ranks, **job):
-    """Runs engines.py with a job in a process of its own. Returns its result."""
-    job["models"] = models
+def run_script(script, job, ranks, **more):
+    """Runs a script with a job in a process of its own, where the engine is. Returns its result."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "result")
-        more = job.pop("environment", {})
+        more.setdefault("VLLM_TEST_FAULT", os.path.join(folder, "fault"))
         done = subprocess.run(
-            [sys.executable, str(HERE / "engines.py"), json.dumps(job), path],
+            [sys.executable, str(HERE / script), json.dumps(job), path],
             env=environment(ranks, VLLM_ENABLE_V1_MULTIPROCESSING="0", **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -164,4 +163,9 @@ def run_engines(models, ranks, **job):
         )
         assert done.returncode == 0, done.stdout[-8000:]
         with open(path) as file:
-            return json.load(file)
+            return {"log": done.stdout, "result": json.load(file)}
+
+
+def run_engines(models, ranks, runs, **more):
+    """The results of runs of engines.py."""
+    return run_script("engines.py", {"models": models, "runs": runs}, ranks, **more)["result"]

@@ -1,7 +1,7 @@
 """A worker of vLLM for tests: its steps fail as a file says, and its output may come late.
 
-The file is VLLM_TEST_FAULT; its content is "RANK ACTION PLACE": an ACTION of Worker.fail, and the PLACE
-"execute" or "sample", before that is done, or "executed" or "sampled".
+The file is VLLM_TEST_FAULT; its content is "RANK ACTION PLACE": an ACTION of Worker.fail, and the
+PLACE "execute" or "sample", before that is done, or "executed" or "sampled".
 VLLM_TEST_LATE is the number of seconds that the output of every step comes late.
 """
 
@@ -46,12 +46,16 @@ class Worker(CPUWorker):
     def obey(self, place):
         """Fails, if the file says so."""
         path = os.environ.get("VLLM_TEST_FAULT", "")
-        if path and os.path.exists(path):
+        if not path or not os.path.exists(path):
+            return
+        try:
             with open(path) as file:
                 rank, action, where = file.read().split()
-            if int(rank) == self.rank and where == place:
-                os.unlink(path)
-                self.fail(action)
+        except FileNotFoundError:
+            return  # it was another rank's
+        if int(rank) == self.rank and where == place:
+            os.unlink(path)
+            self.fail(action)
 
     def fail(self, action):
         if action == "raise":

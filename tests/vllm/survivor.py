@@ -1,7 +1,7 @@
 """Runs an engine whose ranks are killed now and then: the other half of test_survive.py.
 
-Usage: survivor.py JOB RESULT. JOB is JSON; see main. RESULT becomes what main writes: the outputs without
-kills, and of each round with kills.
+Usage: survivor.py JOB RESULT. JOB is JSON; see main. RESULT becomes what main writes: the outputs
+without kills, and of each round with kills.
 """
 
 import json
@@ -76,8 +76,8 @@ def main():
     from coxswain import _vllm_survive
     from coxswain.vllm import Executor
 
-    if not job.get("replay", True):
-        _vllm_survive.Survivor._recompute = lambda self, recomputes: None
+    for part in job.get("without", []):
+        setattr(_vllm_survive.Survivor, part, lambda self, recomputes: None)
     options = {"enforce_eager": True}
     if job.get("pp", 1) > 1:
         options = {"compilation_config": {"mode": 2, "backend": "eager"}}
@@ -88,6 +88,7 @@ def main():
         tensor_parallel_size=job.get("tp", 1),
         pipeline_parallel_size=job.get("pp", 1),
         max_model_len=128,
+        block_size=32,
         max_num_seqs=8,
         max_num_batched_tokens=2048 if job.get("seeded") else 48,
         dtype="float32",
@@ -98,6 +99,12 @@ def main():
     )
     core = llm.llm_engine.engine_core.engine_core
     executor = core.model_executor
+    preemptions = []
+    preempt = core.scheduler._preempt_request
+    core.scheduler._preempt_request = lambda *args, **more: (
+        preemptions.append(1),
+        preempt(*args, **more),
+    )[1]
 
     def generate():
         outputs = llm.generate(
@@ -129,6 +136,7 @@ def main():
                 "kills": killer.done,
                 "incidents": executor._survivor.count,
                 "seconds": took,
+                "preemptions": len(preemptions),
             },
             file,
         )
