@@ -316,7 +316,7 @@ class Reply(concurrent.futures.Future[Any]):
         return True
 
 
-class Executor(abstract.Executor):
+class Executor(abstract.Executor):  # type: ignore[misc]
     """vLLM's workers as the ranks of a Coxswain group."""
 
     supports_pp = True
@@ -379,7 +379,7 @@ class Executor(abstract.Executor):
 
     # ---- calls ----
 
-    def collective_rpc(  # type: ignore[override]
+    def collective_rpc(
         self,
         method: str | Callable[..., Any],
         timeout: float | None = None,

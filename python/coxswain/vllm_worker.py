@@ -64,7 +64,7 @@ class Outputs(threading.Thread):
                 return
             except Exception as error:  # pylint: disable=broad-exception-caught
                 _fail(request, error)
-            request = output = None
+            del request, output
 
 
 class Rank:
@@ -206,5 +206,5 @@ def main() -> None:
         # As a child of multiprocessing ends: taking vLLM's objects apart one by one takes seconds.
         sys.stdout.flush()
         sys.stderr.flush()
-        multiprocessing.util._exit_function()
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         os._exit(status)

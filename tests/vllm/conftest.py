@@ -19,15 +19,15 @@ SUMS = ROOT / "models" / "sums"
 NAME = "coxswain.vllm.Executor"
 
 
-def environment(ranks, **more):
-    """Of a process with vLLM: small, and at most a core for each rank."""
+def environment(ranks, path="", **more):
+    """Of a process with vLLM: small, and at most a core for each rank. path: of more modules."""
     cores = [str(rank % (os.cpu_count() or 1)) for rank in range(ranks)]
     own = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(HERE)]),
+        "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(HERE), path]),
     }
     return {**os.environ, **own, **more}
 
@@ -66,7 +66,9 @@ class Server:
 
     count = 0
 
-    def __init__(self, folder, model, ranks=2, options=(), backend=NAME, **more):
+    def __init__(
+        self, folder, model, ranks=2, options=(), parallel="tensor", eager=True, path="", **more
+    ):
         Server.count += 1
         self.name = f"vllm_test_{os.getpid()}_{Server.count}"
         self.fault = os.path.join(folder, "fault")
@@ -76,8 +78,10 @@ class Server:
             self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--tensor-parallel-size", str(ranks), "--distributed-executor-backend", backend]
-        command += ["--worker-cls", "faulty_worker.Worker", "--enforce-eager", "--dtype", "float32"]
+        command += [f"--{parallel}-parallel-size", str(ranks)]
+        command += ["--distributed-executor-backend", NAME]
+        command += ["--worker-cls", "faulty_worker.Worker", "--dtype", "float32"]
+        command += ["--enforce-eager"] if eager else []
         command += ["--max-model-len", "64", *options]
         own = {"VLLM_COXSWAIN_NAME": self.name, "VLLM_TEST_FAULT": self.fault, **more}
         self.log = open(self.log_path, "w")  # noqa: SIM115

@@ -4,10 +4,11 @@ import os
 import pathlib
 import signal
 import time
+import tomllib
 
 import openai
 import pytest
-from conftest import SUMS, shared_memory, status
+from conftest import ROOT, SUMS, shared_memory, status
 
 
 def lines():
@@ -99,3 +100,21 @@ def test_a_rank_that_dies_while_the_engine_is_idle(server):
         running.wait_for_text("EngineCore encountered a fatal error", 20)
         assert running.process.wait(60) is not None
         wait_for_end(pids)
+
+
+def test_stages(server, tmp_path):
+    """Pipeline parallelism by the executor's name, with the plugin hook that an installation has."""
+    installed = tmp_path / "coxswain-0.dist-info"
+    installed.mkdir()
+    project = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text())["project"]
+    ((group, entries),) = project["entry-points"].items()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: coxswain\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text(
+        f"[{group}]\n" + "".join(f"{name} = {entry}\n" for name, entry in entries.items())
+    )
+    # vLLM's eager CPU worker of a later stage lacks the buffers that tracing makes.
+    options = ["--compilation-config", '{"mode": 2, "backend": "eager"}']
+    with server(parallel="pipeline", eager=False, options=options, path=str(tmp_path)) as running:
+        for line in lines()[:4]:
+            prompt = line.split("=")[0] + "="
+            assert prompt + ask(running.client(), prompt).choices[0].text == line

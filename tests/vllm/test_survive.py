@@ -1,4 +1,4 @@
-"""Requests outlive their ranks: with on_death "restart" their texts are those of ranks that live."""
+"""Requests outlive their ranks: with on_death "restart" their texts are as if no rank had died."""
 
 import concurrent.futures
 import json
