@@ -86,7 +86,7 @@ class Server:
         own = {"VLLM_COXSWAIN_NAME": self.name, "VLLM_TEST_FAULT": self.fault, **more}
         self.log = open(self.log_path, "w")  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, env=environment(ranks, **own), stdout=self.log, stderr=self.log
+            command, env=environment(ranks, path, **own), stdout=self.log, stderr=self.log
         )
 
     @property

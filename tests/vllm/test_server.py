@@ -103,7 +103,7 @@ def test_a_rank_that_dies_while_the_engine_is_idle(server):
 
 
 def test_stages(server, tmp_path):
-    """Pipeline parallelism by the executor's name, with the plugin hook that an installation has."""
+    """Pipeline parallelism by the executor's name, with the plugin hook of an installation."""
     installed = tmp_path / "coxswain-0.dist-info"
     installed.mkdir()
     project = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text())["project"]
