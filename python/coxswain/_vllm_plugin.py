@@ -1,7 +1,7 @@
 """vLLM's plugin hook: `--distributed-executor-backend coxswain.vllm.Executor` with pipeline stages.
 
 vLLM asks the backend whether it supports stages before it has resolved the backend's name, and a
-name has no such attribute. vLLM calls this hook in every process (entry point vllm.general_plugins).
+name has no such attribute. vLLM calls the entry point vllm.general_plugins in every process.
 """
 
 from __future__ import annotations
