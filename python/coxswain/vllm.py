@@ -498,6 +498,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             if self._stopping or self._failure is not None or self._survivor is None:
                 return False
             while self._ranks is ranks:
+                if self._stopping:
+                    return False
                 obstacles = self._survivor.obstacles()
                 if obstacles:
                     error.add_note(f"The requests cannot be continued: {'; '.join(obstacles)}.")

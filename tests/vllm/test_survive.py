@@ -14,13 +14,15 @@ from conftest import SUMS, environment, run_script, status
 # Chunked prefill and preemptions in two ranks; seeded samples; stages. Prefixes are cached in all.
 JOBS = {
     "tp": {"tp": 2, "kills": 5, "options": {"num_gpu_blocks_override": 16}},
-    "seeded": {"kills": 5, "seeded": True},
-    "pp": {"pp": 2, "kills": 3, "seeded": True},
+    "seeded": {"kills": 2, "seeded": True},
+    "pp": {"pp": 2, "kills": 2, "seeded": True},
 }
 
 
 def survive(models, **job):
+    """Runs an engine with kills; as many as VLLM_TEST_KILLS says, for a longer run."""
     job["model"] = os.path.join(models, "random")
+    job["kills"] = int(os.environ.get("VLLM_TEST_KILLS", job["kills"]))
     found = run_script("survivor.py", job, job.get("tp", 1) * job.get("pp", 1))
     for line in found["log"].splitlines():
         if "loaded the model after" in line or "go on after" in line:
@@ -38,7 +40,7 @@ def wrong(found):
 @pytest.mark.parametrize("name", JOBS)
 def test_texts_are_those_of_ranks_that_live(models, name):
     found = survive(models, **JOBS[name])
-    assert found["incidents"] == found["kills"] == JOBS[name]["kills"]
+    assert found["incidents"] == found["kills"] > 0
     assert not any(wrong(found)), wrong(found)
     assert name != "tp" or found["preemptions"] > 0
 
@@ -47,7 +49,7 @@ def test_texts_are_those_of_ranks_that_live(models, name):
 def test_no_part_of_it_can_be_left_out(models, part):
     """The test above can fail: without the KV cache of the requests, and with prefixes that only
     lost ranks had computed."""
-    found = survive(models, kills=4, seeded=True, without=[part])
+    found = survive(models, kills=3, seeded=True, without=[part])
     assert any(wrong(found))
 
 
