@@ -310,7 +310,7 @@ class Reply(concurrent.futures.Future[Any]):
         except Error as error:
             if executor._recover(error, self):
                 return False
-            self.set_exception(executor._explained(error, self.method))
+            self.set_exception(executor._explained(error, self))
         except Exception as error:  # pylint: disable=broad-exception-caught
             self.set_exception(error)
         return True
@@ -425,7 +425,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             except Error as error:
                 if not self._recover(error, reply):
                     self._in_flight.remove(reply)
-                    raise self._explained(error, name) from None
+                    raise self._explained(error, reply) from None
         return reply if non_block else reply.result()
 
     def _step(self, method: Any, *args: Any, non_block: bool = False, whole: bool = False) -> Any:
@@ -558,9 +558,11 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         ranks = reply.ranks
         if isinstance(error, RankError) and ranks and self.world_size > 1:
             deadline = time.monotonic() + 0.1
-            while reply.method in _STEPS and time.monotonic() < deadline:
-                if any(rank.liveness != "alive" for rank in ranks.group.status().ranks):
-                    return ranks.group._death_of(None, str(error))
+            while reply.method in _STEPS and not ranks.ended and time.monotonic() < deadline:
+                for rank in ranks.group.status().ranks:
+                    if rank.liveness != "alive":
+                        text = rank.death or f"rank {rank.rank} is {rank.liveness}"
+                        return ranks.group._death_of([rank.rank], f"{text}; {error}")
                 time.sleep(0.005)
         return error
 
@@ -577,8 +579,9 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             callback()
         return error
 
-    def _explained(self, error: Error, method: str) -> Error:
+    def _explained(self, error: Error, reply: Reply) -> Error:
         """What a call raises. A dead rank is the end, and so is a step that failed."""
+        error, method = self._cause(error, reply), reply.method
         if self._failure is None and error.code and method not in str(error):
             error.add_note(f"It was vLLM's call {method!r}.")
         if self._failure or isinstance(error, RankDied) or method in _STEPS:
