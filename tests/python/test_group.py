@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -260,6 +261,18 @@ def test_without_on_line_lines_go_to_logging(caplog):
         group.call(b"print 1", timeout=30)
     records = [record for record in caplog.records if record.getMessage() == "rank 1: a line"]
     assert records and records[0].rank == 1
+
+
+def test_a_death_is_told_while_nothing_is_in_flight():
+    told = queue.Queue()
+    with coxswain.Group(
+        workers.shout, 2, on_rank_death=lambda rank, text: told.put((rank, text))
+    ) as group:
+        pid = group.status().ranks[1].pid
+        os.kill(pid, signal.SIGKILL)
+        rank, text = told.get(timeout=10)
+    assert rank == 1
+    assert f"rank 1 (pid {pid}) was killed by signal 9" in text
 
 
 def test_status_has_the_fields_of_the_command(coxswain_command):
