@@ -8,8 +8,10 @@
 #include "coordinator/cli/client_command.h"
 #include "coordinator/cli/group_options.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -141,6 +143,34 @@ static void print_limits(const status_reply *status)
         putchar('\n');
 }
 
+/* Control characters, which a terminal may obey, become question marks. */
+static void print_line(const char *key, const char *text)
+{
+    printf("%s: ", key);
+    for (; *text; text++)
+        putchar(iscntrl((unsigned char)*text) ? '?' : *text);
+    putchar('\n');
+}
+
+/* What the program of the group says of it: text, or JSON with a line for each key. */
+static void print_note(const char *note)
+{
+    if (!note)
+        return;
+    json_t *object = json_loads(note, 0, NULL), *value;
+    const char *key;
+    if (!json_is_object(object))
+        print_line("note", note);
+    json_object_foreach(object, key, value)
+    {
+        char *text = json_is_string(value) ? strdup(json_string_value(value))
+                                           : json_dumps(value, JSON_ENCODE_ANY);
+        print_line(key, text_or(text, "?"));
+        free(text);
+    }
+    json_decref(object);
+}
+
 static void print_group(const status_reply *status)
 {
     char text[2 * TEXT_SIZE], other[TEXT_SIZE], trouble[COX_HEALTH_SIZE];
@@ -170,6 +200,7 @@ static void print_group(const status_reply *status)
         printf("degraded: %s\n", trouble);
     if (status->model)
         printf("model %s\n", status->model);
+    print_note(status->note);
     print_prompts(status);
     print_weights(status);
     print_limits(status);
@@ -399,6 +430,16 @@ static json_t *rank_channels_json(json_t *group_channels, json_t *list)
     return channels;
 }
 
+/* A note that is a JSON object becomes one. */
+static void note_json(json_t *root)
+{
+    const char *note = json_string_value(json_object_get(root, "note"));
+    json_t *object = note ? json_loads(note, 0, NULL) : NULL;
+    if (json_is_object(object))
+        json_object_set(root, "note", object);
+    json_decref(object);
+}
+
 /* The last error without a known rank; null: there was none. */
 static json_t *unknown_rank_json(json_t *root)
 {
@@ -435,6 +476,7 @@ static void json(const void *choice, const ProtobufCMessage *reply, json_t *root
     bool healthy = reply && cox_health_check((const status_reply *)reply, trouble);
     json_object_set_new(root, "healthy", json_boolean(healthy));
     json_object_set_new(root, "degraded", trouble[0] ? json_string(trouble) : json_null());
+    note_json(root);
     json_array_foreach(json_object_get(root, "ranks"), i, rank)
     {
         json_t *channels = json_object_get(rank, "channels");

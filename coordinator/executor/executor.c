@@ -719,7 +719,9 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
 
 const char *cox_executor_name(const struct cox_executor *executor)
 {
-    return executor->name;
+    /* acquire: the name; partner: cox_executor_take_name. */
+    bool renamed = atomic_load_explicit(&executor->renamed, memory_order_acquire);
+    return renamed ? executor->other_name : executor->name;
 }
 
 uint32_t cox_executor_rank_count(const struct cox_executor *executor)

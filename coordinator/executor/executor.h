@@ -80,7 +80,7 @@ struct cox_executor_options {
     /* runtime directory; NULL: $COXSWAIN_RUNTIME_DIR, $XDG_RUNTIME_DIR/coxswain, or
      * /tmp/coxswain-<uid>; read by start */
     const char *runtime_dir;
-    /* opens no control socket; not with sealed attach or external workers */
+    /* start opens no control socket; not with sealed attach or external workers */
     bool no_socket;
     /* start fails if the control socket cannot be opened. By default, a group without a usable
      * runtime directory logs this and runs without the socket (except with sealed attach or
@@ -192,6 +192,7 @@ COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
 COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
+/* Lent until free. */
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the control socket; NULL: the group has none. Lent until free. */
 COX_PUBLIC const char *cox_executor_socket(const struct cox_executor *executor);
@@ -201,6 +202,8 @@ struct cox_control_socket_counts;
 #ifdef COX_INTERNAL
 bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts);
+/* As cox_server_take_name. */
+int cox_executor_take_name(struct cox_executor *executor, const char *name, struct cox_error *err);
 #endif
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 /* Requests in flight per channel, at most. */

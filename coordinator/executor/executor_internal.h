@@ -16,6 +16,9 @@ struct cox_executor {
     /* command and devices are only valid during start */
     struct cox_executor_options options;
     char name[COX_NAME_SIZE_MAX + 1];
+    /* of cox_executor_take_name; release after other_name, acquire before it is read */
+    _Atomic bool renamed;
+    char other_name[COX_NAME_SIZE_MAX + 1];
     /* cox_name_objects */
     char objects[COX_NAME_SIZE_MAX + 1];
     /* when start was called */
@@ -122,8 +125,8 @@ int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err
 
 /* ---- worker_hello.c: the group's control socket ---- */
 
-/* Returns 0, also if a named group runs without a socket (logged); COX_TAKEN; what
- * cox_control_socket_open returns. */
+/* Does nothing with options.no_socket. Returns 0, also if a named group runs without a socket
+ * (logged); COX_TAKEN; what cox_control_socket_open returns. */
 int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err);
 void cox_executor_close_socket(struct cox_executor *executor); /* idempotent */
 

@@ -146,7 +146,7 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
 {
     uint64_t now = cox_now_ns();
     *ret_status = (struct cox_executor_status){
-        .name = executor->name,
+        .name = cox_executor_name(executor),
         .attach = executor->geometry.sealed ? "sealed" : "named",
         .engine_state = cox_engine_state_name(cox_executor_engine_state(executor)),
         .rank_count = executor->geometry.rank_count,

@@ -418,12 +418,11 @@ static bool is_no_place(int r)
     return false;
 }
 
-int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err)
+static int socket_open(struct cox_executor *executor, const char *name,
+                       struct cox_control_socket **ret_socket, struct cox_error *err)
 {
-    if (executor->options.no_socket)
-        return 0;
     const struct cox_control_socket_options options = {
-        .name = executor->name,
+        .name = name,
         .runtime_dir = executor->options.runtime_dir,
         .log = executor->options.log,
     };
@@ -433,8 +432,15 @@ int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *er
         .worker_gone = on_worker_gone,
         .command = on_command,
     };
+    return cox_control_socket_open(&options, &hooks, ret_socket, err);
+}
+
+int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err)
+{
+    if (executor->options.no_socket)
+        return 0;
     struct cox_error why = {0};
-    int r = cox_control_socket_open(&options, &hooks, &executor->control_socket, &why);
+    int r = socket_open(executor, executor->name, &executor->control_socket, &why);
     bool needed = executor->options.need_socket || executor->geometry.sealed ||
                   executor->options.external_workers;
     if (r == 0 || needed || !is_no_place(r))
@@ -442,6 +448,31 @@ int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *er
     cox_log_write(&executor->options.log, 4,
                   "no control socket: coxswain status and stop cannot reach this group: %s",
                   why.text);
+    return 0;
+}
+
+int cox_executor_take_name(struct cox_executor *executor, const char *name, struct cox_error *err)
+{
+    int r = cox_name_check(name, err);
+    if (r)
+        return r;
+    if (executor->control_socket)
+        return cox_fail(err, COX_STATE, "the group has the name '%s', and a control socket",
+                        cox_executor_name(executor));
+    if (!atomic_load_explicit(&executor->renamed, memory_order_relaxed)) { /* this thread's */
+        snprintf(executor->other_name, sizeof executor->other_name, "%s", name);
+        /* release: the name, before any client can ask for it. Partner: cox_executor_name. */
+        atomic_store_explicit(&executor->renamed, true, memory_order_release);
+    } else if (strcmp(name, executor->other_name) != 0) {
+        return cox_fail(err, COX_STATE, "the group has the name '%s'", executor->other_name);
+    }
+    struct cox_control_socket *control_socket = NULL;
+    r = socket_open(executor, name, &control_socket, err);
+    if (r)
+        return r;
+    pthread_mutex_lock(&executor->memory_lock); /* readers of the counts */
+    executor->control_socket = control_socket;
+    pthread_mutex_unlock(&executor->memory_lock);
     return 0;
 }
 

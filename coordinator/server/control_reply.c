@@ -228,6 +228,7 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
     reply->attach = (char *)(uintptr_t)status.attach;
     reply->engine_state = (char *)(uintptr_t)status.engine_state;
     reply->model = (char *)(uintptr_t)source->model;
+    reply->note = (char *)(uintptr_t)(source->note[0] ? source->note : NULL);
     reply->refusal = (char *)(uintptr_t)(source->prompts ? NULL : source->phase.refusal);
     SET(reply, rank_count, rank_count);
     SET(reply, depth, status.depth);

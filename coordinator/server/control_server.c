@@ -93,6 +93,7 @@ struct cox_control_server {
     /* everything below */
     pthread_mutex_t lock;
     struct cox_control_phase phase;
+    char note[COX_NOTE_SIZE];
     /* requests in progress that may take long */
     uint32_t orders_count;
     struct connection connections[SLOT_COUNT];
@@ -615,6 +616,7 @@ static struct cox_control_source source_of(struct cox_control_server *service)
         .prompt_connections = places.prompts,
         .prompt_connections_max = COX_CONTROL_PROMPTS_MAX,
     };
+    memcpy(source.note, service->note, sizeof source.note);
     pthread_mutex_unlock(&service->lock);
     return source;
 }
@@ -889,6 +891,19 @@ void cox_control_server_update(struct cox_control_server *service,
     if (!phase->refusal[0])
         snprintf(service->phase.refusal, sizeof service->phase.refusal, "%s", STARTING);
     pthread_mutex_unlock(&service->lock);
+}
+
+int cox_control_server_set_note(struct cox_control_server *service, const char *note,
+                                struct cox_error *err)
+{
+    const size_t length = strlen(note);
+    if (length >= COX_NOTE_SIZE)
+        return cox_fail(err, COX_TOO_LARGE, "the note has %zu bytes: expected less than %d", length,
+                        COX_NOTE_SIZE);
+    pthread_mutex_lock(&service->lock);
+    memcpy(service->note, note, length + 1);
+    pthread_mutex_unlock(&service->lock);
+    return 0;
 }
 
 /* A free slot; those of ended threads are free. NULL: there is none, or no room for another

@@ -56,6 +56,13 @@ struct cox_control_server *cox_control_server_free(struct cox_control_server *se
 void cox_control_server_update(struct cox_control_server *server,
                                const struct cox_control_phase *phase);
 
+/* Sets the text that status shows beside the group's own figures; empty: none. Copied.
+ * Returns
+ *   0
+ *   COX_TOO_LARGE: it has COX_NOTE_SIZE bytes or more */
+int cox_control_server_set_note(struct cox_control_server *server, const char *note,
+                                struct cox_error *err);
+
 /* Serves a connection. fd: a stream socket; on failure it stays the caller's.
  * Returns
  *   0

@@ -15,6 +15,9 @@
 /* Includes the terminating zero; longer text is cut. */
 #define COX_REFUSAL_SIZE 512
 
+/* Includes the terminating zero; a longer note is refused. */
+#define COX_NOTE_SIZE 4096
+
 struct cox_recovery;
 
 struct cox_control_phase {
@@ -37,6 +40,8 @@ struct cox_control_source {
     const struct cox_prompt_hooks *prompts;
     /* NULL: none is known */
     const char *model;
+    /* an empty one: none */
+    char note[COX_NOTE_SIZE];
     /* control connections, and of them those with prompts */
     uint32_t connections, connections_max;
     uint32_t prompt_connections, prompt_connections_max;

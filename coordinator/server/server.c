@@ -228,8 +228,6 @@ static int complete_check(const struct cox_server_options *options, struct cox_e
         return cox_fail(err, COX_INVALID, "a server needs the options of its executor");
     if (options->executor->control)
         return cox_fail(err, COX_INVALID, "the control hook of the executor is the server's: NULL");
-    if (options->executor->no_socket)
-        return cox_fail(err, COX_INVALID, "a server without a socket (no_socket) serves no client");
     if (options->config_count && !options->init)
         return cox_fail(err, COX_INVALID, "an init configuration without init reaches no rank");
     if (options->role && !options->links)
@@ -511,6 +509,20 @@ struct cox_executor *cox_server_executor(struct cox_server *server)
 const struct cox_init_summary *cox_server_init_summary(const struct cox_server *server)
 {
     return &server->summary;
+}
+
+int cox_server_take_name(struct cox_server *server, const char *name, struct cox_error *err)
+{
+    return cox_executor_take_name(server->executor, name, err);
+}
+
+int cox_server_set_note(struct cox_server *server, const char *note, struct cox_error *err)
+{
+    pthread_mutex_lock(&server->lock);
+    int r = server->control ? cox_control_server_set_note(server->control, note, err)
+                            : cox_fail(err, COX_CLOSED, "the group has ended");
+    pthread_mutex_unlock(&server->lock);
+    return r;
 }
 
 int cox_server_await_recovery(struct cox_server *server, uint64_t deadline_ns,

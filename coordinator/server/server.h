@@ -43,7 +43,8 @@ struct cox_server_options {
     /* set by COX_SERVER_OPTIONS_INIT (base.h) */
     size_t size;
     /* Required. Its hooks are called as without a server, but control must be NULL: the server sets
-     * it. Set need_socket: no client can reach a group without a socket. */
+     * it. Set need_socket: no client can reach a group without a socket. With no_socket clients are
+     * served from cox_server_take_name on. */
     const struct cox_executor_options *executor;
     /* Send MODEL_INIT with these entries, also to ranks that were replaced. */
     bool init;
@@ -127,6 +128,35 @@ COX_PUBLIC int cox_server_abandon(struct cox_server *server);
 COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);
 /* The ranks' replies to the init, merged; all zero without an init. Lent until free. */
 COX_PUBLIC const struct cox_init_summary *cox_server_init_summary(const struct cox_server *server);
+
+/*
+ * Opens the control socket of a group that was started with no_socket, under this name, which
+ * cox_executor_name and status return from then on. For a group that stands by for another one,
+ * which has the name and has ended by now. Names in /dev/shm stay as they are. Any thread, one at a
+ * time, beside neither stop nor cox_executor_socket. After a failure it may be called again, with
+ * the same name.
+ *
+ * Returns
+ *   0
+ *   COX_STATE: the group has a control socket, or another name
+ *   COX_TAKEN: a live group listens under this name
+ *   COX_INVALID: the name
+ *   another status: of the control socket
+ */
+COX_PUBLIC int cox_server_take_name(struct cox_server *server, const char *name,
+                                    struct cox_error *err);
+/*
+ * Sets the text that `coxswain status` shows beside the group's own figures, for example of what
+ * the program did about deaths; it replaces the one before, and an empty one removes it. A JSON
+ * object is shown as a line for each key, and is an object in status --json. Copied. Any thread.
+ *
+ * Returns
+ *   0
+ *   COX_TOO_LARGE: it has 4,096 bytes or more
+ *   COX_CLOSED: the group has ended
+ */
+COX_PUBLIC int cox_server_set_note(struct cox_server *server, const char *note,
+                                   struct cox_error *err);
 
 /*
  * For the thread that runs steps, after a step failed or was refused (err, on entry: its error).

@@ -308,6 +308,8 @@ class Group:
         COXSWAIN_SOCKET set to the group's name, or to `socket`; start waits for them. A process
         that torchrun started (RANK, WORLD_SIZE) becomes that rank, any other one the next that is
         free.
+    standby: `coxswain status` does not find the group until `take_name` gives it a name: it stands
+        by for another group. Without external and sealed attach.
     devices: the device number of each rank; None: its rank.
     spin: whether waits spin for some microseconds before they block, where cores are free.
 
@@ -327,6 +329,7 @@ class Group:
         on_line: Callable[[int, str], object] | None = None,
         on_rank_death: Callable[[int, str], object] | None = None,
         external: bool = False,
+        standby: bool = False,
         devices: Sequence[int] | None = None,
         spin: bool = True,
     ) -> None:
@@ -369,6 +372,7 @@ class Group:
         executor.attach = _choice("attach", attach, _ATTACHES)
         executor.spin = lib.COX_SPIN_AUTO if spin else lib.COX_SPIN_OFF
         executor.external_workers = external
+        executor.no_socket = standby
         # External ranks may take as long as a scheduler needs; 0 is the library's default of 60 s.
         milliseconds = 2**62 if timeout is None else max(1, int(timeout * 1000))
         executor.start_timeout_ms = milliseconds
@@ -384,6 +388,7 @@ class Group:
         self._on_line = on_line
         self._on_rank_death = on_rank_death
         self._external = external
+        self._note = ""
         # external: set when ranks can connect
         self._waiting = threading.Event()
         self._events: _Events | None = None
@@ -533,9 +538,29 @@ class Group:
         """The name of the group, for `coxswain status --name`."""
         return str(self._use(lambda executor: text_of(lib.cox_executor_name(executor))))
 
+    def take_name(self, name: str) -> None:
+        """Gives a standby group the name of the one that it stood by for, and that was stopped:
+        from now on `coxswain status --name NAME` finds it. Raises Taken while that one lives."""
+        err = new_error()
+        text = ffi.new("char[]", name.encode())
+        check(self._use(lambda _: lib.coxpy_group_take_name(self._native, text, err)), err)
+
+    @property
+    def note(self) -> str:
+        """What `coxswain status` shows beside the group's own figures: text, or a JSON object, of
+        which each key is a line. It may be set; 4,095 bytes at most."""
+        return self._note
+
+    @note.setter
+    def note(self, note: str) -> None:
+        err = new_error()
+        text = ffi.new("char[]", note.encode())
+        check(self._use(lambda _: lib.coxpy_group_set_note(self._native, text, err)), err)
+        self._note = note
+
     @property
     def socket(self) -> str:
-        """The path of the control socket. For external ranks also while another thread starts the
+        """The path of the control socket, or "". For external ranks also while another thread starts the
         group: then this waits until they can connect."""
         if self._external and self._executor is None and self._waiting.wait(self._timeout):
             assert self._events
@@ -545,7 +570,7 @@ class Group:
     def status(self) -> _status.GroupStatus:
         """How the group and every rank is, by the coordinator's records: no rank takes part."""
         status: _status.GroupStatus = self._use(
-            lambda executor: _status.read(executor, self._rank_count, os.getpid())
+            lambda executor: _status.read(executor, self._rank_count, os.getpid(), self._note)
         )
         return status
 

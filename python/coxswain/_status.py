@@ -96,6 +96,8 @@ class GroupStatus:
     legacy: bool
     #: of the coordinator
     pid: int
+    #: `Group.note`
+    note: str | None
     ranks: list[RankStatus]
     channels: list[ChannelStatus]
     deaths: int
@@ -162,7 +164,7 @@ def _channel(name: str, id_: int, status: Any, rank_count: int) -> ChannelStatus
     )
 
 
-def read(executor: Any, rank_count: int, pid: int) -> GroupStatus:
+def read(executor: Any, rank_count: int, pid: int, note: str = "") -> GroupStatus:
     """Reads the status of an executor, which the caller keeps alive."""
     status = ffi.new("struct cox_executor_status *")
     ranks = ffi.new("struct cox_rank_status[]", rank_count)
@@ -178,6 +180,7 @@ def read(executor: Any, rank_count: int, pid: int) -> GroupStatus:
         stopping=status.stopping,
         legacy=status.legacy,
         pid=pid,
+        note=note or None,
         ranks=[_rank(rank, ranks[rank]) for rank in range(rank_count)],
         channels=[_channel(name, i, status, rank_count) for i, name in enumerate(CHANNELS)],
         deaths=status.deaths,

@@ -252,6 +252,16 @@ int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uin
     return cox_server_restart(group->server, rank, kill, deadline_ns, err);
 }
 
+int coxpy_group_take_name(struct coxpy_group *group, const char *name, struct cox_error *err)
+{
+    return cox_server_take_name(group->server, name, err);
+}
+
+int coxpy_group_set_note(struct coxpy_group *group, const char *note, struct cox_error *err)
+{
+    return cox_server_set_note(group->server, note, err);
+}
+
 int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
                                struct cox_error *err)
 {

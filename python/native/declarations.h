@@ -81,6 +81,7 @@ struct cox_executor_options {
     int spin;
     int attach;
     bool external_workers;
+    bool no_socket;
     bool collect;
     uint64_t request_size[];
     uint64_t response_size[];
@@ -359,6 +360,8 @@ int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uin
                         struct cox_error *err);
 int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
                                struct cox_error *err);
+int coxpy_group_take_name(struct coxpy_group *group, const char *name, struct cox_error *err);
+int coxpy_group_set_note(struct coxpy_group *group, const char *note, struct cox_error *err);
 void coxpy_group_stop(struct coxpy_group *group);
 struct coxpy_group *coxpy_group_free(struct coxpy_group *group);
 struct coxpy_event *coxpy_group_next_event(struct coxpy_group *group);

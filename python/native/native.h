@@ -54,6 +54,9 @@ int coxpy_group_restart(struct coxpy_group *group, uint32_t rank, bool kill, uin
  * COX_TIMEOUT at their deadline. Returns as cox_server_await_recovery. */
 int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
                                struct cox_error *err);
+/* As cox_server_take_name and cox_server_set_note; while no thread is in stop. */
+int coxpy_group_take_name(struct coxpy_group *group, const char *name, struct cox_error *err);
+int coxpy_group_set_note(struct coxpy_group *group, const char *note, struct cox_error *err);
 /* Cancels a start that is not over, ends the workers and frees the executor: no thread may be inside
  * it. Ends next_event. Idempotent, on one thread at a time. */
 void coxpy_group_stop(struct coxpy_group *group);

@@ -315,6 +315,54 @@ def test_the_commands_work_on_a_group_of_python(coxswain_command):
         assert group.call(b"x", timeout=30) == [b"x"] * 2
 
 
+def test_a_group_that_stands_by_takes_the_name_of_another_one(coxswain_command):
+    def status(name, *options):
+        command = [coxswain_command, "status", "--name", name, *options]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    name = f"taken_{os.getpid()}"
+    with coxswain.Group(workers.who, 2, standby=True) as second:
+        with coxswain.Group(workers.who, 2, name=name) as first:
+            assert len(second.call(b"", timeout=30)) == 2
+            assert second.socket == "" and status(second.name).returncode != 0
+            with pytest.raises(coxswain.Taken, match=name):
+                second.take_name(name)
+            with pytest.raises(coxswain.Error, match=name):
+                first.take_name("another")
+        with pytest.raises(coxswain.Invalid):
+            second.take_name("a/b")
+        second.take_name(name)
+        assert second.name == second.status().name == name
+        said = json.loads(status(name, "--json").stdout)
+        assert said["name"] == name and said["note"] is None
+        assert [rank["pid"] for rank in said["ranks"]] == [
+            rank.pid for rank in second.status().ranks
+        ]
+    assert status(name).returncode != 0
+
+
+def test_status_shows_a_note(coxswain_command):
+    with coxswain.Group(workers.who, 1) as group:
+        command = [coxswain_command, "status", "--name", group.name]
+
+        def said(*options):
+            return subprocess.run([*command, *options], capture_output=True, check=True).stdout
+
+        assert group.note == "" and group.status().note is None
+        group.note = "all is well"
+        assert group.status().note == group.note
+        assert b"\nnote: all is well\n" in said()
+        assert json.loads(said("--json"))["note"] == group.note
+        note = {"incidents": 2, "spare": "\033", "pause": {"load": 0.5}}
+        group.note = json.dumps(note)
+        assert json.loads(said("--json"))["note"] == note
+        assert b'\nincidents: 2\nspare: ?\npause: {"load": 0.5}\n' in said()
+        with pytest.raises(coxswain.TooLarge):
+            group.note = 4096 * "x"
+        group.note = ""
+        assert json.loads(said("--json"))["note"] is None
+
+
 def test_external_ranks_come_by_themselves(tmp_path):
     name = f"ext{os.getpid()}"
     group = coxswain.Group(ranks=2, external=True, name=name, timeout=60)
