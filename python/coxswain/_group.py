@@ -429,9 +429,7 @@ class Group:
         check(lib.coxpy_group_new(self._options[0], self._options[1], native, err), err)
         self._native = native[0]
         self._state = "running"
-        self._events = _Events(
-            self._native, self._on_line, self._on_rank_death, self._waiting
-        )
+        self._events = _Events(self._native, self._on_line, self._on_rank_death, self._waiting)
         self._events.start()
         _groups.add(self)
         try:
@@ -560,8 +558,8 @@ class Group:
 
     @property
     def socket(self) -> str:
-        """The path of the control socket, or "". For external ranks also while another thread starts the
-        group: then this waits until they can connect."""
+        """The path of the control socket; "": there is none. For external ranks also while another
+        thread starts the group: then this waits until they can connect."""
         if self._external and self._executor is None and self._waiting.wait(self._timeout):
             assert self._events
             return self._events.socket

@@ -64,6 +64,7 @@ OPTIONAL = {
     "set_net_device": "vllm.v1.executor.vllm_net_devices:set_worker_net_device",
     "init_tracer": "vllm.tracing:maybe_init_worker_tracer",
     "set_title": f"{_WORKER_PROC}.setup_proc_title_and_log_prefix",
+    "model_class": "vllm.model_executor.model_loader:get_model_architecture",
     "enable_envs_cache": "vllm.envs:enable_envs_cache",
 }
 

@@ -17,11 +17,13 @@ thread schedules and takes blocks out of the scheduler's prefix cache.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import pickle
 import re
 import time
 from typing import Any
+from collections.abc import Iterator
 
 import cloudpickle
 
@@ -79,6 +81,70 @@ def put_generators(worker: Any, states: dict[str, Any], seeds: dict[str, int]) -
         if request_id in states:
             generator.set_state(states[request_id])
         runner.requests[request_id].generator = generator
+
+
+def warm_up(worker: Any) -> None:
+    """Runs made-up requests on the null block of a small KV cache, which is freed again."""
+    from vllm.config import set_current_vllm_config
+    from vllm.sampling_params import SamplingParams
+
+    runner = worker.model_runner
+    make = getattr(runner, "_init_minimal_kv_cache_for_profiling", None)
+    if make is None:
+        return  # the first steps of these ranks take longer
+    kinds = (
+        {"temperature": 0.0, "repetition_penalty": 1.1, "logprobs": 1},
+        {"temperature": 1.0, "top_p": 0.9, "top_k": 2, "presence_penalty": 0.1, "seed": 1},
+    )
+    # How many blocks vLLM makes; None in some eager configurations.
+    size = runner.compilation_config.max_cudagraph_capture_size
+    object.__setattr__(runner.compilation_config, "max_cudagraph_capture_size", size or 1)
+    with set_current_vllm_config(runner.vllm_config):
+        make()
+    object.__setattr__(runner.compilation_config, "max_cudagraph_capture_size", size)
+    states = [
+        {
+            "req_id": f"coxswain_{i}",
+            "prompt_token_ids": [0, 0],
+            "mm_features": [],
+            "sampling_params": SamplingParams(**kind),
+            "pooling_params": None,
+            "lora_request": None,
+            "block_ids": tuple([0] for _ in runner.kv_cache_config.kv_cache_groups),
+            "num_computed_tokens": 0,
+            "output_token_ids": [],
+        }
+        for i, kind in enumerate(kinds)
+    ]
+    names = [state["req_id"] for state in states]
+    put_states(worker, states)
+    put_generators(worker, {}, {names[1]: 1})
+    # The prompt, an output, the end.
+    for computed, count in ((0, 2), (2, 1), (3, 0)):
+        if worker.execute_model(_made_up_step(states, computed, count)) is None:
+            worker.sample_tokens(None)
+    runner._cleanup_profiling_kv_cache()
+
+
+def _made_up_step(states: list[dict[str, Any]], computed: int, count: int) -> Any:
+    """Computes tokens of each request; none: they have finished."""
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+    scheduled, cached = SchedulerOutput.make_empty(), CachedRequestData.make_empty()
+    names = [state["req_id"] for state in states]
+    if not count:
+        scheduled.finished_req_ids = set(names)
+        return scheduled
+    cached.req_ids = names
+    cached.resumed_req_ids = set() if computed else set(names)
+    cached.new_block_ids = [None if computed else state["block_ids"] for state in states]
+    cached.num_computed_tokens = [computed for _ in names]
+    cached.num_output_tokens = [computed // 2 for _ in names]
+    cached.all_token_ids = {} if computed else {name: [0, 0] for name in names}
+    scheduled.scheduled_cached_reqs = cached
+    scheduled.num_scheduled_tokens = dict.fromkeys(names, count)
+    scheduled.total_num_scheduled_tokens = count * len(names)
+    return scheduled
 
 
 # ---- in the engine ----
@@ -149,6 +215,23 @@ class Step:
 
 
 @dataclasses.dataclass
+class Incident:
+    """From the loss of a rank until the requests go on."""
+
+    cause: str
+    #: of the pause, in seconds
+    parts: dict[str, float] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(
+            ("detect", "stop", "start", "load", "KV", "replay"), 0.0
+        )
+    )
+
+    @property
+    def pause(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclasses.dataclass
 class Recompute:
     """KV cache that has to be computed again: tokens 0 to count - 1 of a request."""
 
@@ -211,32 +294,36 @@ class Survivor:
         self._executor = executor
         self._incidents, self._window = incidents, window
         self._times: collections.deque[float] = collections.deque()
-        #: calls that bring a new process to where the first step found the old one, and later
-        #: ones that are repeated
-        self._setup: list[bytes] = []
+        #: names and payloads of calls that bring a new process to where the first step found the
+        #: old one, and of later ones that are repeated
+        self._setup: list[tuple[str, bytes]] = []
         self._changes: list[str] = []
         self._live: dict[str, Live] = {}
         self._steps: collections.deque[Step] = collections.deque()
         self._stepped = False
         #: the ranks are new, and know nothing yet
         self.stale = False
+        #: incidents so far; one lasts until the requests go on, however many ranks it costs
         self.count = 0
+        self.incident: Incident | None = None
+        #: how often it has replaced the ranks so far; 0: all is well
+        self._attempts = 0
 
     # ---- what happens ----
 
     def submitted(self, reply: Any, method: Any, args: tuple[Any, ...]) -> None:
         """A call is about to be issued."""
         if method == "execute_model":
+            if not self._stepped:
+                self._executor._spares.fill()
             self._stepped = True
             self._steps.append(Step(args[0]))
         elif reply.method == "sample_tokens":
             pass
-        elif not self._stepped:
+        elif not self._stepped or method in _REPEATED:
             if method == "initialize_from_config":
                 _check_kv_cache(args[0])
-            self._setup.append(reply.payload)
-        elif method in _REPEATED:
-            self._setup.append(reply.payload)
+            reply.repeated = True
         elif not (isinstance(method, str) and _READS.match(method)):
             self._changes.append(reply.method)
 
@@ -250,6 +337,10 @@ class Survivor:
         elif reply.method == "sample_tokens":
             result, generators = result
             self._apply(result, generators)
+        elif reply.repeated:
+            self._setup.append((reply.method, reply.payload))
+            if reply.method == "compile_or_warm_up_model":
+                self._executor._spares.fill()  # the engine has started
         return result
 
     def _apply(self, output: Any, generators: dict[str, Any]) -> None:
@@ -303,21 +394,78 @@ class Survivor:
         now = time.monotonic()
         while self._times and self._times[0] < now - self._window:
             self._times.popleft()
-        if len(self._times) >= self._incidents:
+        if self._attempts >= self._incidents:
+            found.append(f"in this incident the ranks were replaced {self._attempts} times")
+        elif not self._attempts and len(self._times) >= self._incidents:
             found.append(f"it is incident {len(self._times) + 1} in {self._window:.0f} s")
         return found
 
-    def replace(self) -> None:
-        """Replaces the processes of all ranks; the new ones have loaded the model."""
-        self._times.append(time.monotonic())
-        self.count += 1
+    def replace(self, cause: Error, seen: float) -> None:
+        """Replaces the processes of all ranks; the new ones are as before the first request. seen:
+        when the loss was."""
+        now = time.monotonic()
+        if not self._attempts:
+            self._times.append(now)
+            self.count += 1
+            self.incident = Incident(str(cause))
+            self.incident.parts["detect"] = now - seen
+        self._attempts += 1
         self.stale = True
         self._executor._replace_ranks()
+        with self.part("KV"):
+            ranks = self._executor._ranks
+            for _, payload in self._setup[ranks.prepared :]:
+                self._send(payload)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A part of the pause of the present incident."""
+        assert self.incident
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.incident.parts[name] += time.monotonic() - begin
+
+    def told(self) -> str:
+        """How the incident ended, for the log."""
+        assert self.incident
+        parts = ", ".join(f"{name} {took:.3f}" for name, took in self.incident.parts.items())
+        pause = self.incident.pause
+        return f"the requests go on after {pause:.3f} s ({parts}); incident {self.count}."
+
+    def idle(self) -> None:
+        """The ranks are replaced, and nothing waits for them."""
+        self._attempts = 0
+
+    def note(self) -> dict[str, Any]:
+        """For `coxswain status`."""
+        found: dict[str, Any] = {"incidents": self.count}
+        if self.incident:
+            found["last_incident"] = self.incident.cause.split("\n")[0][:500]
+            found["pause_s"] = round(self.incident.pause, 3)
+            found["pause_parts_s"] = {
+                name: round(took, 3) for name, took in self.incident.parts.items()
+            }
+        return found
+
+    def warm_up(self, ranks: Any) -> None:
+        """Brings spare ranks, which have loaded the model, to where a KV cache is made; made-up
+        steps have compiled by then what is compiled at first use."""
+        names = [name for name, _ in self._setup]
+        count = names.index("initialize_from_config")
+        for _, payload in self._setup[:count]:
+            self._send(payload, ranks)
+        self._send(vllm_worker.pickled((_function(warm_up), (), {}, 0)), ranks)
+        ranks.prepared = count
 
     def restore(self, in_flight: list[Any]) -> None:
         """On the engine's thread: the ranks come to where the lost ones were, and go on."""
-        for payload in self._setup:
-            self._send(payload)
+        with self.part("replay"):
+            self._restore(in_flight)
+        self.stale, self._attempts = False, 0
+
+    def _restore(self, in_flight: list[Any]) -> None:
         recomputes, finished, temporary = self._plan()
         states = [
             live.state() for request_id, live in self._live.items() if request_id not in finished
@@ -352,7 +500,6 @@ class Survivor:
         for step in self._steps:
             if step.executed:
                 self._call("execute_model", step.scheduled)
-        self.stale = False
         for reply in in_flight:
             reply.send()
 
@@ -455,14 +602,18 @@ class Survivor:
 
     def _call(self, method: Any, *args: Any) -> Any:
         """Calls the new ranks. Returns the result of the last stage."""
-        sent = method if isinstance(method, str) else cloudpickle.dumps(method, protocol=5)
+        sent = method if isinstance(method, str) else _function(method)
         rank = self._executor.output_rank
         payload = vllm_worker.pickled((sent, args, {}, rank))
         return pickle.loads(self._send(payload)[rank])
 
-    def _send(self, payload: bytes) -> Any:
+    def _send(self, payload: bytes, ranks: Any = None) -> Any:
         deadline = time.monotonic() + _RESTORE_SECONDS
-        return self._executor._ranks.submit(payload, deadline).result()
+        return (ranks or self._executor._ranks).submit(payload, deadline).result()
+
+
+def _function(function: Any) -> bytes:
+    return bytes(cloudpickle.dumps(function, protocol=5))
 
 
 def _check_kv_cache(configs: list[Any]) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import glob
 import json
 import os
 import pickle
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -31,7 +31,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.executor import abstract
 
-from . import _launch, _vllm_interface as interface, _vllm_survive, vllm_worker
+from . import _launch, _vllm_interface as interface, _vllm_spares, _vllm_survive, vllm_worker
 from ._errors import Closed, Error, Full, Invalid, Late, RankDied, RankError, Unsupported
 from ._group import Future as GroupFuture, Group
 
@@ -41,6 +41,8 @@ logger = init_logger("vllm.coxswain")
 _NEVER = 2**64 - 1
 # For the ranks to attach: they have imported nothing but this package by then.
 _ATTACH_SECONDS = 300.0
+# How much nicer spare ranks are while they wait.
+_LOW = 10
 _STEPS = ("execute_model", "sample_tokens")
 # Executes a command with the environment of this rank, of a list of all.
 _WITH_ENVIRONMENT = """import json, os, sys
@@ -61,6 +63,9 @@ class Options:
     #: with "restart": how often in `window` seconds, before the engine ends
     incidents: int = 10
     window: float = 600.0
+    #: with "restart": processes that stand by for an incident: "none"; "warm": they have imported
+    #: vLLM; "hot": they have loaded the model, too
+    spares: str = "none"
 
     @classmethod
     def of(cls, config: VllmConfig) -> Options:
@@ -81,6 +86,11 @@ class Options:
         options = cls(**given)
         if options.on_death not in ("fail", "restart"):
             raise Invalid(f"on_death is {options.on_death!r}; it may be 'fail' or 'restart'")
+        if options.spares not in _vllm_spares.KINDS:
+            kinds = ", ".join(map(repr, _vllm_spares.KINDS))
+            raise Invalid(f"spares is {options.spares!r}; it may be {kinds}")
+        if options.spares != "none" and options.on_death != "restart":
+            raise Invalid(f"spares {options.spares!r} goes together with on_death 'restart' only")
         options.incidents, options.window = int(options.incidents), float(options.window)
         return options
 
@@ -92,56 +102,82 @@ class Ranks:
         self,
         config: VllmConfig,
         pickled_config: bytes,
+        command: list[str],
         name: str | None,
         on_rank_death: Callable[[Ranks, int, str], object],
+        warm_up: Callable[[Ranks], object] | None = None,
     ) -> None:
+        """warm_up: of spare ranks, which have no name yet."""
         self.world_size = config.parallel_config.world_size
         self._config = config
         self._pickled_config = pickled_config
         #: of the group; None: not started yet
         self.name = name
-        self._files: list[str] = []
+        self._warm_up = warm_up
+        # their priority
+        self._low = warm_up is not None
+        self._priority_lock = threading.Lock()
+        #: calls of the initialisation that they have had
+        self.prepared = 0
+        self.loaded = False
+        # what they make in /dev/shm begins so
+        self._stem = f"coxswain_vllm_{uuid.uuid4().hex}"
         self.ended = False
         # Two calls for each step in flight, and some for calls from elsewhere.
         depth = min(32, 2 * _batches_in_flight(config) + 2)
         self.group = Group(
-            self._command(),
+            command,
             self.world_size,
             name=name,
             depth=depth,
             timeout=_ATTACH_SECONDS,
             on_line=_write_line,
             on_rank_death=lambda rank, text: on_rank_death(self, rank, text),
+            standby=warm_up is not None,
         )
-
-    def _command(self) -> list[str]:
-        """The program of the ranks, with the environment of each: OpenMP reads it when it is
-        loaded, and vLLM has it loaded before anything else."""
-        if set_environment := interface.optional("set_worker_environment"):
-            local = max(1, self._config.parallel_config.data_parallel_size_local)
-            set_environment(self.world_size * local)
-        return [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            _WITH_ENVIRONMENT,
-            json.dumps(self._environments()),
-            *_launch.command_of(vllm_worker.main),
-        ]
 
     def start(self) -> None:
-        """Starts the processes, and loads the model in each."""
-        parallel = self._config.parallel_config
-        start = vllm_worker.Start(
-            config=self._pickled_config,
-            distributed_init_method=_distributed_init_method(),
-            lock_path=os.path.join(tempfile.gettempdir(), f"coxswain_vllm_{uuid.uuid4().hex}"),
-            drivers=[rank % parallel.tensor_parallel_size == 0 for rank in range(self.world_size)],
-        )
-        self._files = [start.lock_path, start.distributed_init_method.removeprefix("file://")]
+        """Starts the processes, which import vLLM."""
         self.group.start()
-        self.name = name = self.group.name
+        self._set_priority()
+        if not self._warm_up:
+            self._told(self.group.name)
+        self.group.call(self._pickled_config, timeout=None, gather="none")
+
+    def load(self) -> None:
+        """Loads the model in each process."""
+        tensor_parallel_size = self._config.parallel_config.tensor_parallel_size
+        stem = f"/dev/shm/{self._stem}"
+        start = vllm_worker.Start(
+            distributed_init_method=_distributed_init_method(f"{stem}_store"),
+            lock_path=stem,
+            drivers=[rank % tensor_parallel_size == 0 for rank in range(self.world_size)],
+        )
+        replies = self.group.call(vllm_worker.pickled(start), timeout=None)
+        self.loaded = True
+        for reply in replies:
+            _unlink(pickle.loads(reply))
+        if self._config.device_config.device_type == "cpu":
+            # All ranks have mapped them. NCCL may need its store later, at a first collective.
+            _unlink(glob.glob(f"{stem}*"))
+
+    def prepare(self, kind: str) -> None:
+        """Makes spare ranks ready."""
+        self.start()
+        if kind == "hot" and self._warm_up:
+            self.load()
+            self._warm_up(self)
+
+    def take_over(self, name: str) -> None:
+        """Spare ranks take the place of others, which have ended."""
+        try:
+            self.group.take_name(name)
+        except Error as error:
+            logger.warning("`coxswain status --name %s` does not find the ranks: %s", name, error)
+        self._told(name)
+
+    def _told(self, name: str) -> None:
+        self.name = name
         logger.info(
             "The %d ranks are the Coxswain group %s: `coxswain status --name %s` says what "
             "each does.",
@@ -149,22 +185,25 @@ class Ranks:
             name,
             name,
         )
-        self.group.call(vllm_worker.pickled(start), timeout=None, gather="none")
 
-    def _environments(self) -> list[dict[str, str]]:
-        """The variables of each rank that differ from this process's."""
-        manager_type = interface.optional("OMPProcessManager")
-        if manager_type is None:
-            return [{} for _ in range(self.world_size)]
-        manager = manager_type(self._config)
-        found = []
-        for rank in range(self.world_size):
-            before = dict(os.environ)
-            with manager.configure_omp_envs(rank=rank, local_rank=rank):
-                found.append(
-                    {name: value for name, value in os.environ.items() if before.get(name) != value}
-                )
-        return found
+    def hurry(self) -> None:
+        """Spare ranks are needed now: they have the priority of the engine."""
+        self._low = False
+        try:
+            self._set_priority()
+        except Error:
+            pass  # not started yet
+
+    def _set_priority(self) -> None:
+        with self._priority_lock:
+            if self._warm_up and _may_raise_priority():
+                for rank in self.group.status().ranks:
+                    _set_priority(rank.pid, os.getpriority(os.PRIO_PROCESS, 0), self._low)
+
+    def first_death(self) -> str:
+        """How a rank has ended; "": all live."""
+        deaths = [rank.death or rank.liveness for rank in self.group.status().ranks]
+        return next((death for death in deaths if death != "alive"), "")
 
     def submit(self, payload: bytes, deadline: float | None) -> GroupFuture:
         """Sends a call to every rank. Waits only where no more fit."""
@@ -186,11 +225,41 @@ class Ranks:
                 except Error:
                     pass  # it is dead
         self.group.stop()
-        for path in [*self._files, *_shared_memory_of(self._files[1:])]:
-            try:
-                os.unlink(path)
-            except OSError:
-                pass  # nobody made it
+        _unlink(glob.glob(f"/dev/shm/{self._stem}*"))
+
+
+def _command(config: VllmConfig) -> list[str]:
+    """The program of the ranks, with the environment of each: OpenMP reads it when it is loaded,
+    and vLLM has it loaded before anything else."""
+    if set_environment := interface.optional("set_worker_environment"):
+        local = max(1, config.parallel_config.data_parallel_size_local)
+        set_environment(config.parallel_config.world_size * local)
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        _WITH_ENVIRONMENT,
+        json.dumps(_environments(config)),
+        *_launch.command_of(vllm_worker.main),
+    ]
+
+
+def _environments(config: VllmConfig) -> list[dict[str, str]]:
+    """The variables of each rank that differ from this process's."""
+    ranks = range(config.parallel_config.world_size)
+    manager_type = interface.optional("OMPProcessManager")
+    if manager_type is None:
+        return [{} for _ in ranks]
+    manager = manager_type(config)
+    found = []
+    for rank in ranks:
+        before = dict(os.environ)
+        with manager.configure_omp_envs(rank=rank, local_rank=rank):
+            found.append(
+                {name: value for name, value in os.environ.items() if before.get(name) != value}
+            )
+    return found
 
 
 def _batches_in_flight(config: VllmConfig) -> int:
@@ -202,25 +271,53 @@ def _batches_in_flight(config: VllmConfig) -> int:
     return int(found)
 
 
-def _distributed_init_method() -> str:
-    """Where the ranks of this start find each other."""
+def _distributed_init_method(path: str) -> str:
+    """Where the ranks of this start find each other. path: of a file that may be made for it."""
     file_store, needs_tcp = interface.optional("file_store"), interface.optional("needs_tcp_store")
     if file_store is not None and not (needs_tcp and needs_tcp()):
-        return str(file_store())
+        return f"file://{path}"
     network = interface.find("vllm.utils:network_utils")
     return str(
         network.get_distributed_init_method(network.get_loopback_ip(), network.get_open_port())
     )
 
 
-def _shared_memory_of(stores: list[str]) -> list[str]:
-    """What vLLM's ranks leave in /dev/shm under the name of their store, on a CPU."""
-    return [
-        path
-        for store in stores
-        if os.path.isabs(store)
-        for path in glob.glob(f"/dev/shm/{glob.escape(os.path.basename(store))}*")
-    ]
+def _unlink(names: list[str]) -> None:
+    """Removes names in /dev/shm."""
+    for name in names:
+        try:
+            os.unlink(os.path.join("/dev/shm", name))
+        except OSError:
+            pass  # the ranks have removed it
+
+
+@functools.cache
+def _may_raise_priority() -> bool:
+    """Whether this process may undo a lower priority."""
+    allowed = []
+
+    def attempt() -> None:
+        priority = os.getpriority(os.PRIO_PROCESS, 0)  # of this thread, on Linux
+        os.setpriority(os.PRIO_PROCESS, 0, priority + 1)
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, priority)
+            allowed.append(True)
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return bool(allowed)
+
+
+def _set_priority(pid: int, priority: int, low: bool) -> None:
+    """Of all threads of a process."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), priority + (_LOW if low else 0))
+    except OSError:
+        pass  # it has ended
 
 
 def _write_line(rank: int, line: str) -> None:
@@ -256,6 +353,8 @@ class Reply(concurrent.futures.Future[Any]):
         self._reply_rank = reply_rank
         self._aggregate = aggregate
         self._future: GroupFuture | None = None
+        #: it is to be repeated in new ranks
+        self.repeated = False
         #: that it was sent to
         self.ranks: Ranks | None = None
 
@@ -348,13 +447,16 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             self._survivor = _vllm_survive.Survivor(
                 self, self._options.incidents, self._options.window
             )
+        self._spares = _vllm_spares.Spares(
+            self._options.spares, lambda: self._new_ranks(None, standby=True), self._note
+        )
         # Of this moment: vLLM changes it, and repeats these changes in ranks by calls.
         self._pickled_config = pickle.dumps(self.vllm_config)
+        self._command = _command(self.vllm_config)
         self._ranks = self._new_ranks(self._options.name)
-        self._started = False
         try:
             self._ranks.start()
-            self._started = True
+            self._ranks.load()
         except BaseException:
             self.shutdown()
             raise
@@ -362,15 +464,23 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             set_torch_threads()  # this process only schedules
         if self._survivor:
             _vllm_survive.register_scheduler(self.vllm_config)
+        self._note()
 
-    def _new_ranks(self, name: str | None) -> Ranks:
+    def _new_ranks(self, name: str | None, standby: bool = False) -> Ranks:
         reference = weakref.ref(self)
 
         def on_rank_death(ranks: Ranks, rank: int, text: str) -> None:
             if executor := reference():
                 executor._on_rank_death(ranks, rank, text)
 
-        return Ranks(self.vllm_config, self._pickled_config, name, on_rank_death)
+        return Ranks(
+            self.vllm_config,
+            self._pickled_config,
+            self._command,
+            name,
+            on_rank_death,
+            self._survivor.warm_up if standby and self._survivor else None,
+        )
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -481,26 +591,33 @@ class Executor(abstract.Executor):  # type: ignore[misc]
 
     def _on_rank_death(self, ranks: Ranks, rank: int, text: str) -> None:
         """On the thread of the group's reports."""
-        if self._stopping or ranks.ended or not self._started:
-            return  # a start says so itself
+        seen = time.monotonic()
+        if self._stopping or ranks.ended:
+            return
+        if ranks is not self._ranks:
+            self._spares.died(ranks, text)
+            return
+        if not ranks.loaded:
+            return  # the thread that starts them sees it
         death = ranks.group._death_of([rank], text)
         if not self._survivor:
             self._fail(death)
             return
         # New ranks load while the engine computes on, or waits; it restores them when it calls.
         threading.Thread(
-            target=self._replace, args=(death, ranks), name="coxswain-replace", daemon=True
+            target=self._replace, args=(death, ranks, seen), name="coxswain-replace", daemon=True
         ).start()
 
-    def _replace(self, error: Error, ranks: Ranks) -> bool:
-        """Replaces lost ranks. False: that is the end."""
+    def _replace(self, error: Error, ranks: Ranks, seen: float) -> bool:
+        """Replaces lost ranks. seen: when the loss was. False: that is the end."""
         with self._lock:
-            if self._stopping or self._failure is not None or self._survivor is None:
+            survivor = self._survivor
+            if self._stopping or self._failure is not None or survivor is None:
                 return False
             while self._ranks is ranks:
                 if self._stopping:
                     return False
-                obstacles = self._survivor.obstacles()
+                obstacles = survivor.obstacles()
                 if obstacles:
                     error.add_note(f"The requests cannot be continued: {'; '.join(obstacles)}.")
                     self._fail(error)
@@ -508,25 +625,44 @@ class Executor(abstract.Executor):  # type: ignore[misc]
                 logger.error("Coxswain group %s: %s. Replacing its ranks.", ranks.name, error)
                 begin = time.monotonic()
                 try:
-                    self._survivor.replace()
+                    survivor.replace(error, seen)
                     logger.info(
                         "Coxswain group %s: new ranks have loaded the model after %.3f s.",
                         ranks.name,
                         time.monotonic() - begin,
                     )
                 except Error as again:
-                    error, ranks = again, self._ranks
+                    error, ranks, seen = again, self._ranks, time.monotonic()
+            if not self._in_flight:
+                survivor.idle()
+                self._spares.fill()
+            self._note()
             return True
 
     def _replace_ranks(self) -> None:
         """For the survivor."""
-        old, self._ranks = self._ranks, self._new_ranks(self._ranks.name)
-        old.stop(kill=True)
-        self._ranks.start()
+        survivor, old = self._survivor, self._ranks
+        assert survivor
+        with survivor.part("stop"):
+            old.stop(kill=True)
+        with survivor.part("start"):
+            spare = self._spares.take()
+            self._ranks = ranks = spare or self._new_ranks(old.name)
+            if self._stopping:
+                ranks.stop(kill=True)
+                raise Closed("the engine ends")
+            if spare:
+                ranks.take_over(str(old.name))
+            else:
+                ranks.start()
+        if not ranks.loaded:
+            with survivor.part("load"):
+                ranks.load()
 
     def _recover(self, error: Error, reply: Reply) -> bool:
         """With the lock, on the thread that calls: has the calls in flight go on with other ranks.
         False: the error stands."""
+        seen = time.monotonic()
         survivor = self._survivor
         if survivor is None or self._stopping or self._failure is not None:
             return False
@@ -536,22 +672,30 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             reply.method in _STEPS and survivor.survives(cause)
         )
         while lost:
-            if not survivor.stale and not self._replace(cause, ranks):
+            if not survivor.stale and not self._replace(cause, ranks, seen):
                 return False
-            begin = time.monotonic()
             ranks = self._ranks
             try:
                 survivor.restore(list(self._in_flight))
-                logger.info(
-                    "Coxswain group %s: the requests go on after %.3f s; incident %d.",
-                    ranks.name,
-                    time.monotonic() - begin,
-                    survivor.count,
-                )
-                return True
             except Error as again:
-                cause, survivor.stale = again, False
+                cause, survivor.stale, seen = again, False, time.monotonic()
+                lost = isinstance(cause, Closed) or survivor.survives(cause)
+                continue
+            logger.info("Coxswain group %s: %s", ranks.name, survivor.told())
+            self._spares.fill()
+            self._note()
+            return True
         return False
+
+    def _note(self) -> None:
+        """Has `coxswain status` show incidents and spares."""
+        if self._survivor is None:
+            return
+        note = {"spares": str(self._spares), **self._survivor.note()}
+        try:
+            self._ranks.group.note = json.dumps(note)
+        except Error:
+            pass  # the next ranks get it
 
     def _cause(self, error: Error, reply: Reply) -> Error:
         """The death behind an error: a rank whose peer died may say so first."""
@@ -594,6 +738,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         if ranks is None:
             return
         self._stopping = True
+        self._spares.stop()
         # A rank that owes a reply may hang; so may one whose peer is dead.
         ranks.stop(kill=self._failure is not None or bool(self._in_flight))
 

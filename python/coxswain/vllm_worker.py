@@ -1,11 +1,15 @@
 """The program of a rank of vLLM: it loads the model, then runs what coxswain.vllm.Executor calls.
 
-Nothing here imports vLLM before the rank has attached, so that a group starts at once.
+The first request is a pickled VllmConfig, for which the rank imports vLLM; the second one is a
+Start, for which it loads the model. Nothing here imports vLLM before the rank has attached, so that
+a group starts at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import multiprocessing.util
 import os
 import pickle
@@ -15,6 +19,7 @@ import sys
 import threading
 import traceback
 from functools import partial
+from multiprocessing import resource_tracker, shared_memory
 from typing import Any
 
 from ._errors import Closed
@@ -23,12 +28,10 @@ from ._worker import Request, Worker
 
 @dataclasses.dataclass
 class Start:
-    """The first request: what a rank needs to load the model."""
+    """What a rank needs to load the model, beside its configuration."""
 
-    #: a pickled VllmConfig: reading it imports vLLM
-    config: bytes
     distributed_init_method: str
-    #: of a file, for the lock that the ranks share
+    #: in /dev/shm, for the lock that the ranks share; all that they make there begins with it
     lock_path: str
     #: whether each rank is the first one of its tensor parallel group
     drivers: list[bool]
@@ -70,14 +73,33 @@ class Outputs(threading.Thread):
 class Rank:
     """A rank with its model."""
 
-    def __init__(self, rank: int, start: Start) -> None:
-        from vllm.platforms import current_platform
+    def __init__(self, rank: int, config: Any) -> None:
+        """Imports what `load` needs."""
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
         from . import _vllm_interface as interface
 
         interface.check()
-        config = pickle.loads(start.config)
+        self.rank = rank
+        self.config = config
+        self.worker: Any = WorkerWrapperBase(rpc_rank=rank, global_rank=rank)
+        self.outputs: Outputs | None = None
+        self.late_type = interface.find("vllm.v1.outputs:AsyncModelRunnerOutput")
+        #: in /dev/shm, that this process has the tracker remove
+        self.names: list[str] = []
+        worker_type = config.parallel_config.worker_cls
+        if isinstance(worker_type, str):
+            importlib.import_module(worker_type.rpartition(".")[0])
+        if find_model := interface.optional("model_class"):
+            find_model(config.model_config)
+
+    def load(self, start: Start) -> list[str]:
+        """Loads the model. Returns the names in /dev/shm that the rank has made."""
+        from vllm.platforms import current_platform
+
+        from . import _vllm_interface as interface
+
+        rank, config = self.rank, self.config
         parallel = config.parallel_config
         _call(interface.optional("configure_logging"), getattr(config, "logging_config", None))
         _call(
@@ -91,8 +113,6 @@ class Rank:
                 process_kind="worker",
                 process_name=f"Worker_{rank}",
             )
-        self.rank = rank
-        self.worker: Any = WorkerWrapperBase(rpc_rank=rank, global_rank=rank)
         arguments: list[dict[str, Any]] = [{} for _ in start.drivers]
         arguments[rank] = {
             "vllm_config": config,
@@ -102,6 +122,7 @@ class Rank:
             "is_driver_worker": start.drivers[rank],
             "shared_worker_lock": _lock(start.lock_path),
         }
+        made = _made_names()
         self.worker.init_worker(arguments)
         set_title = interface.optional("set_title")
         _call(set_title, parallel.enable_expert_parallel)
@@ -114,8 +135,16 @@ class Rank:
         current_platform.update_block_size_for_backend(config)
         if enable_envs_cache := interface.optional("enable_envs_cache"):
             enable_envs_cache()
-        self.late_type = interface.find("vllm.v1.outputs:AsyncModelRunnerOutput")
-        self.outputs: Outputs | None = None
+        if rank == 0 and not current_platform.is_cpu():
+            self._register(os.path.basename(start.lock_path))
+        return made
+
+    def _register(self, stem: str) -> None:
+        """Has the names of this start removed where the engine is killed: multiprocessing's tracker
+        is a process that outlives this one."""
+        self.names = [name for name in os.listdir("/dev/shm") if name.startswith(stem)]
+        for name in self.names:
+            resource_tracker.register(f"/{name}", "shared_memory")
 
     def serve(self, request: Request) -> None:
         """Runs one call. Its reply may come later, from the thread of Outputs."""
@@ -144,6 +173,10 @@ class Rank:
     def shutdown(self) -> None:
         from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 
+        for name in self.names:
+            resource_tracker.unregister(f"/{name}", "shared_memory")
+            with contextlib.suppress(OSError):
+                os.unlink(f"/dev/shm/{name}")
         self.worker.shutdown()
         destroy_model_parallel()
         destroy_distributed_environment()
@@ -167,6 +200,28 @@ def _fail(request: Request, error: Exception) -> None:
     request.fail(error)
 
 
+def _made_names() -> list[str]:
+    """A list that gets the names of shared memory that this process makes from now on. They may be
+    removed as soon as all ranks have mapped it."""
+    made: list[str] = []
+    register, unlink = resource_tracker.register, shared_memory.SharedMemory.unlink
+
+    def registered(name: str, kind: str) -> None:
+        if kind == "shared_memory":
+            made.append(name.lstrip("/"))
+        register(name, kind)
+
+    def unlinked(self: shared_memory.SharedMemory) -> None:
+        try:
+            unlink(self)
+        except FileNotFoundError:
+            resource_tracker.unregister(f"/{self.name}", "shared_memory")
+
+    resource_tracker.register = registered  # type: ignore[assignment]
+    shared_memory.SharedMemory.unlink = unlinked  # type: ignore[method-assign]
+    return made
+
+
 def _terminate(*_: object) -> None:
     raise SystemExit
 
@@ -180,18 +235,24 @@ def main() -> None:
     rank: Rank | None = None
     status = 0
     try:
-        request = worker.next()
-        assert request is not None
-        start: Start = pickle.loads(request.data)
-        try:
-            rank = Rank(worker.rank, start)
-        except Exception as error:  # pylint: disable=broad-exception-caught
-            _fail(request, error)
-            raise
-        request.reply(b"")
+        for _ in range(2):
+            request = worker.next()
+            assert request is not None
+            try:
+                given = pickle.loads(request.data)  # imports vLLM, the first time
+                if rank is None:
+                    rank = Rank(worker.rank, given)
+                    reply = None
+                else:
+                    reply = rank.load(given)
+            except Exception as error:  # pylint: disable=broad-exception-caught
+                _fail(request, error)
+                raise
+            request.reply(pickled(reply))
+            request = None
         while True:
             request = worker.next()
-            if request is not None:
+            if request is not None and rank is not None:
                 rank.serve(request)
             request = None
     except (Closed, SystemExit):
