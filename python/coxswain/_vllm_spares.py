@@ -74,18 +74,19 @@ class Spares:
             try:
                 ranks.prepare(self.kind)
                 with self._lock:
-                    # From now on `died` is told.
-                    dead = ranks.first_death()
-                    if not dead:
+                    # A death is told to `died` from now on, and nobody was told of one before.
+                    whole = set(ranks.liveness()) == {"alive"}
+                    if whole:
                         self._state = "waiting"
                         self._lock.notify_all()
-                if not dead:
+                if whole:
                     logger.info("Spare ranks wait: %s.", self)
                     self._changed()
                     return
+                cause = "a rank has died"
             except Exception as error:  # pylint: disable=broad-exception-caught
-                dead = str(error)
-            if not self._goes_on(ranks, dead):
+                cause = str(error)
+            if not self._goes_on(ranks, cause):
                 return
 
     def _goes_on(self, ranks: Any, cause: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -41,8 +42,10 @@ logger = init_logger("vllm.coxswain")
 _NEVER = 2**64 - 1
 # For the ranks to attach: they have imported nothing but this package by then.
 _ATTACH_SECONDS = 300.0
-# How much nicer spare ranks are while they wait.
-_LOW = 10
+# A process may be held in the kernel for longer.
+_KILL_SECONDS = 3.0
+# How much nicer spare ranks are until they are needed.
+_LOW = 5
 _STEPS = ("execute_model", "sample_tokens")
 # Executes a command with the environment of this rank, of a list of all.
 _WITH_ENVIRONMENT = """import json, os, sys
@@ -200,10 +203,9 @@ class Ranks:
                 for rank in self.group.status().ranks:
                     _set_priority(rank.pid, os.getpriority(os.PRIO_PROCESS, 0), self._low)
 
-    def first_death(self) -> str:
-        """How a rank has ended; "": all live."""
-        deaths = [rank.death or rank.liveness for rank in self.group.status().ranks]
-        return next((death for death in deaths if death != "alive"), "")
+    def liveness(self) -> list[str]:
+        """Of each rank."""
+        return [rank.liveness for rank in self.group.status().ranks]
 
     def submit(self, payload: bytes, deadline: float | None) -> GroupFuture:
         """Sends a call to every rank. Waits only where no more fit."""
@@ -213,17 +215,23 @@ class Ranks:
             except (Full, Late):
                 self.group._await_room(_NEVER if deadline is None else int(deadline * 1e9))
 
+    def _kill(self) -> None:
+        """Kills all and waits for it: a group takes its time to say goodbye to one that lives."""
+        for rank in range(self.world_size):
+            with contextlib.suppress(Error):
+                self.group.kill(rank)
+        deadline = time.monotonic() + _KILL_SECONDS
+        with contextlib.suppress(Error):  # it is not started
+            while "alive" in self.liveness() and time.monotonic() < deadline:
+                time.sleep(0.001)
+
     def stop(self, kill: bool) -> None:
         """Ends the processes. kill: at once; they may hang. Idempotent."""
         if self.ended:
             return
         self.ended = True
         if kill:
-            for rank in range(self.world_size):
-                try:
-                    self.group.kill(rank)
-                except Error:
-                    pass  # it is dead
+            self._kill()
         self.group.stop()
         _unlink(glob.glob(f"/dev/shm/{self._stem}*"))
 

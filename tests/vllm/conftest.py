@@ -38,14 +38,15 @@ def shared_memory():
 
 @pytest.fixture(scope="session")
 def models():
-    """A folder with the models "sums" and "random"."""
+    """A folder with the models "sums" and "random", and "lora" for the latter."""
     import widen
 
     with tempfile.TemporaryDirectory(prefix="coxswain_models_") as folder:
-        for name in ("sums", "random"):
+        for name in ("sums", "random", "lora"):
             os.makedirs(os.path.join(folder, name))
         widen.widen(SUMS, os.path.join(folder, "sums"))
         widen.random_llama(SUMS, os.path.join(folder, "random"))
+        widen.random_lora(os.path.join(folder, "lora"))
         yield folder
 
 
@@ -61,13 +62,53 @@ def status(name):
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+def children(pid):
+    """The processes below one."""
+    found = set()
+    try:
+        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            found.update(map(int, (task / "children").read_text().split()))
+    except OSError:
+        pass  # it has ended
+    return found | {below for child in found for below in children(child)}
+
+
+def wait_until(condition, what, seconds=120):
+    """Returns what condition returns, once that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+    return found
+
+
+def wait_for_end(pids):
+    def lives(pid):
+        try:
+            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rsplit(")")[1].split()[0] != "Z"
+
+    wait_until(lambda: not any(map(lives, pids)), "processes live on", 60)
+
+
 class Server:
     """vLLM's API server in a process of its own, over a group of a name of its own."""
 
     count = 0
 
     def __init__(
-        self, folder, model, ranks=2, options=(), parallel="tensor", eager=True, path="", **more
+        self,
+        folder,
+        model,
+        ranks=2,
+        options=(),
+        parallel="tensor",
+        eager=True,
+        path="",
+        length=64,
+        **more,
     ):
         Server.count += 1
         self.name = f"vllm_test_{os.getpid()}_{Server.count}"
@@ -82,7 +123,7 @@ class Server:
         command += ["--distributed-executor-backend", NAME]
         command += ["--worker-cls", "faulty_worker.Worker", "--dtype", "float32"]
         command += ["--enforce-eager"] if eager else []
-        command += ["--max-model-len", "64", *options]
+        command += ["--max-model-len", str(length), *options]
         own = {"VLLM_COXSWAIN_NAME": self.name, "VLLM_TEST_FAULT": self.fault, **more}
         self.log = open(self.log_path, "w")  # noqa: SIM115
         self.process = subprocess.Popen(
@@ -112,6 +153,34 @@ class Server:
         import openai
 
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def note(self):
+        """What `coxswain status` says of incidents and spares."""
+        return status(self.name)["note"]
+
+    def pids(self):
+        """Of the ranks that compute."""
+        return [rank["pid"] for rank in status(self.name)["ranks"]]
+
+    def spare_pids(self):
+        """Of the ranks that stand by, or are about to."""
+        ranks = status(self.name)
+        found = [
+            pid
+            for pid in children(ranks["pid"])
+            if os.path.exists(f"/proc/{pid}/environ")
+            and b"COXSWAIN_RANK=" in pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+        ]
+        return sorted(set(found) - {rank["pid"] for rank in ranks["ranks"]})
+
+    def wait_for_spares(self):
+        """Until they stand by. Returns their pids."""
+        wait_until(lambda: self.note()["spares"].endswith("waiting"), self.text)
+        return self.spare_pids()
+
+    def wait_for_incident(self, count):
+        """Until the requests go on after it."""
+        self.wait_for_text(f"incident {count}.", 180)
 
     def inject(self, text):
         """What the next step does: see faulty_worker.py."""

@@ -65,6 +65,8 @@ class Worker(CPUWorker):
     def fail(self, action):
         if action == "raise":
             raise ValueError("the device is on fire")
+        if action == "device":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         os.kill(os.getpid(), getattr(signal, action))
 
     # ---- what tests call by name ----

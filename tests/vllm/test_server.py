@@ -1,14 +1,13 @@
 """vLLM's API server over Coxswain: its texts, and what it says of a rank that fails."""
 
 import os
-import pathlib
 import signal
 import time
 import tomllib
 
 import openai
 import pytest
-from conftest import ROOT, SUMS, shared_memory, status
+from conftest import ROOT, SUMS, children, shared_memory, status, wait_for_end
 
 
 def lines():
@@ -19,24 +18,6 @@ def ask(client, prompt, **options):
     return client.completions.create(
         model="model", prompt=prompt, max_tokens=8, temperature=0, **options
     )
-
-
-def children(pid):
-    found = set()
-    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-        found.update(map(int, (task / "children").read_text().split()))
-    return found | {below for child in found for below in children(child)}
-
-
-def wait_for_end(pids):
-    deadline = time.monotonic() + 60
-    while any(
-        os.path.exists(f"/proc/{pid}")
-        and pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
-        for pid in pids
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def left(name, before):

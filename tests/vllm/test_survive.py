@@ -3,13 +3,21 @@
 import concurrent.futures
 import json
 import os
-import random
 import signal
-import time
 
 import coxswain
+import openai
 import pytest
-from conftest import SUMS, environment, run_script, status
+from conftest import (
+    SUMS,
+    children,
+    environment,
+    run_script,
+    shared_memory,
+    status,
+    wait_for_end,
+    wait_until,
+)
 
 # Chunked prefill and preemptions in two ranks; seeded samples; stages. Prefixes are cached in all.
 JOBS = {
@@ -53,69 +61,177 @@ def test_no_part_of_it_can_be_left_out(models, part):
     assert any(wrong(found))
 
 
-def test_clients_see_a_pause(server):
-    """Ranks die at random while clients stream sums: every text is right, and none is an error."""
-    lines = SUMS.joinpath("heldout.txt").read_text().split()[:48]
-    with server(options=["--no-async-scheduling"], VLLM_COXSWAIN_ON_DEATH="restart") as running:
-        client = running.client()
+def survivor(server, spares="none", **more):
+    """A server whose requests outlive its ranks."""
+    return server(
+        options=["--no-async-scheduling", *more.pop("options", ())],
+        VLLM_COXSWAIN_ON_DEATH="restart",
+        VLLM_COXSWAIN_SPARES=spares,
+        **more,
+    )
 
-        def ask(line):
-            prompt = line.split("=")[0] + "="
-            begin = time.monotonic()
-            stream = client.completions.create(
-                model="model", prompt=prompt, max_tokens=8, temperature=0, stream=True
-            )
-            text = "".join(part.choices[0].text for part in stream)
-            return prompt + text == line, time.monotonic() - begin
 
-        draw = random.Random(3)
-        kills = 0
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            futures = []
-            while kills < 3:
-                futures += [pool.submit(ask, line) for line in lines]
-                time.sleep(draw.uniform(0.05, 0.3))
-                rank = draw.choice(status(running.name)["ranks"])
-                os.kill(rank["pid"], signal.SIGKILL)
-                kills += 1
-                running.wait_for_text(f"incident {kills}.", 120)
-            results = [future.result(timeout=300) for future in futures]
-        assert all(right for right, _ in results)
-        print(f"the longest wait was {max(wait for _, wait in results):.2f} s")
-        ranks = [rank["pid"] for rank in status(running.name)["ranks"]]
-        assert f"rank {rank['rank']} (pid {rank['pid']}) was killed by signal 9" in running.text()
-        assert rank["pid"] not in ranks
+LINES = SUMS.joinpath("heldout.txt").read_text().split()
+
+
+def ask(running, line, **more):
+    """Asks for a sum. Returns whether the text is right."""
+    prompt = line.split("=")[0] + "="
+    client = running.client().with_options(timeout=300)
+    reply = client.completions.create(
+        model="model", prompt=prompt, max_tokens=8, temperature=0, **more
+    )
+    return prompt + reply.choices[0].text == line
+
+
+def asked(running, count=8):
+    """Asks for sums at the same time. Returns whether all texts are right."""
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        return all(pool.map(lambda line: ask(running, line), LINES[:count]))
+
+
+def kill(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_in_a_replacement(running):
+    """The ranks, and one of those that replace them."""
+    old = running.pids()
+    spares = running.spare_pids()
+    kill(old[:1])
+    if not spares:
+        # The new ranks import vLLM by now.
+        spares = wait_until(lambda: sorted(set(running.spare_pids()) - set(old)), "no new ranks")
+    kill(spares[1:])
+
+
+# What becomes of the ranks, and what the log says of the cause.
+FAULTS = {
+    "dies": (lambda running: running.inject("1 SIGKILL sample"), "killed by signal 9"),
+    "hangs": (lambda running: running.inject("0 SIGSTOP execute"), "stopped by a signal"),
+    "reports": (lambda running: running.inject("1 device execute"), "CUDA error"),
+    "all die": (lambda running: kill(running.pids()), "killed by signal 9"),
+    "new ones die": (kill_in_a_replacement, "killed by signal 9"),
+}
+
+
+@pytest.mark.parametrize("spares", ["none", "warm", "hot"])
+def test_requests_outlive(server, spares):
+    """Each of FAULTS is one incident, however many ranks it costs, and no text is another one."""
+    with survivor(server, spares, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS="15") as running:
+        assert asked(running)
+        assert running.note()["incidents"] == 0
+        for i, (name, (happens, cause)) in enumerate(FAULTS.items()):
+            if spares != "none":
+                running.wait_for_spares()
+            print(f"a rank {name}")
+            happens(running)
+            assert asked(running), running.text()[-5000:]
+            running.wait_for_incident(i + 1)
+            note = running.note()
+            assert note["incidents"] == i + 1, note
+            assert cause in note["last_incident"]
+            assert note["pause_s"] == pytest.approx(sum(note["pause_parts_s"].values()), abs=0.01)
+            print(note)
+        assert status(running.name)["name"] == running.name
+
+
+def test_a_spare_that_dies_is_replaced(server):
+    """Three that die in a row are enough, until the next incident."""
+    with survivor(server, "warm") as running:
+        for i in range(3):
+            if i == 1:
+                wait_until(lambda: len(running.spare_pids()) == 2, "no spares")
+            else:
+                running.wait_for_spares()
+            kill(running.spare_pids()[1:])
+            log = running.wait_for_text(f"Spare ranks failed ({i + 1} in a row")
+        assert "no others are started until an incident" in log
+        assert running.note()["spares"] == "warm, given up"
+        assert running.note()["incidents"] == 0
+        kill(running.pids()[:1])
+        assert ask(running, LINES[0])
+        running.wait_for_spares()
+
+
+def test_ranks_that_die_while_spares_load_wait_for_them(server):
+    with survivor(server, "hot") as running:
+        spares = wait_until(lambda: len(found := running.spare_pids()) == 2 and found, "no spares")
+        assert running.note()["spares"] == "hot, starting"
+        kill(running.pids())
+        assert ask(running, LINES[0])
+        assert sorted(running.pids()) == spares
+
+
+@pytest.mark.parametrize("which", ["server", "engine"])
+def test_nothing_is_left_of_spares(server, which):
+    before = shared_memory()
+    with survivor(server, "hot") as running:
+        pids = children(running.process.pid)
+        pids |= {*running.wait_for_spares(), *running.pids()}
+        kill(running.pids()[:1])
+        assert ask(running, LINES[0])
+        pids |= {*running.wait_for_spares(), *running.pids()}
+        for pid in {*running.spare_pids(), *running.pids()}:
+            # vLLM's own, too: no name of what the ranks have mapped is there.
+            with open(f"/proc/{pid}/maps") as maps:
+                mapped = {line.split(maxsplit=5)[5].strip() for line in maps if "/dev/shm/" in line}
+            assert mapped and all(name.endswith("(deleted)") for name in mapped)
+        if which == "engine":
+            kill([status(running.name)["pid"]])
+    wait_for_end(pids)
+    engines = [str(pid) for pid in pids]
+    left = {
+        name
+        for name in shared_memory() - before
+        if running.name in name or name.split("_")[0] in engines
+    }
+    assert not left
 
 
 def test_too_many_incidents_are_the_end(server):
+    """All ranks that die at once are one incident."""
     config = {"coxswain": {"on_death": "restart", "incidents": 1}}
     with server(
         options=["--no-async-scheduling", "--additional-config", json.dumps(config)]
     ) as running:
-        client = running.client()
-        for i in range(2):
-            rank = status(running.name)["ranks"][1]
-            os.kill(rank["pid"], signal.SIGKILL)
-            if i == 0:
-                assert (
-                    client.completions.create(
-                        model="model", prompt="1+2=", max_tokens=1, temperature=0
-                    )
-                    .choices[0]
-                    .text
-                    == "3"
-                )
+        kill(running.pids())
+        assert ask(running, LINES[0])
+        pid = running.pids()[1]
+        kill([pid])
         log = running.wait_for_text("EngineCore encountered a fatal error")
-        assert f"rank 1 (pid {rank['pid']}) was killed by signal 9" in log
+        assert f"rank 1 (pid {pid}) was killed by signal 9" in log
         assert "it is incident 2 in 600 s" in log
         assert running.process.wait(60) is not None
 
 
-REFUSED = [
+def test_what_cannot_go_on_exactly_ends_in_words(server):
+    """Log probabilities of a prompt, which no step gives again."""
+    with survivor(server) as running:
+        assert ask(running, LINES[0], extra_body={"prompt_logprobs": 1})
+        running.inject("1 SIGKILL sample")
+        with pytest.raises(openai.APIError):
+            ask(running, LINES[0], extra_body={"prompt_logprobs": 1})
+        log = running.wait_for_text("EngineCore encountered a fatal error")
+        assert "it asks for log probabilities of its prompt" in log
+        assert running.process.wait(60) is not None
+
+
+# What vLLM makes of an engine's arguments on a CPU, and what it can only be told.
+ARGUMENTS = [
+    (
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+        "speculative decoding",
+    ),
+    (
+        {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+        "a KV connector",
+    ),
+]
+TOLD = [
     ("scheduler_config.async_scheduling", True, "async scheduling"),
     ("model_config.runner_type", "pooling", "a pooling model"),
-    ("speculative_config", object(), "speculative decoding"),
-    ("kv_transfer_config", object(), "a KV connector"),
 ]
 
 
@@ -127,18 +243,38 @@ def test_what_cannot_go_on_exactly_is_refused_at_start(models, monkeypatch):
     from coxswain import _vllm_survive
     from coxswain.vllm import Executor
 
-    config = EngineArgs(
-        model=os.path.join(models, "random"),
-        max_model_len=64,
-        dtype="float32",
-        distributed_executor_backend=Executor,
-    ).create_engine_config()
+    def config_of(**more):
+        return EngineArgs(
+            model=os.path.join(models, "random"),
+            max_model_len=64,
+            dtype="float32",
+            distributed_executor_backend=Executor,
+            additional_config={"coxswain": {"on_death": "restart"}},
+            **more,
+        ).create_engine_config()
+
+    config = config_of()
     _vllm_survive.check(config)
-    for path, value, text in REFUSED:
-        *owners, name = path.split(".")
-        owner = getattr(config, owners[0]) if owners else config
+    for arguments, text in ARGUMENTS:
+        with pytest.raises(coxswain.Unsupported, match=text):
+            Executor(config_of(**arguments))
+    for path, value, text in TOLD:
+        owner, name = path.split(".")
+        owner = getattr(config, owner)
         before = getattr(owner, name)
         object.__setattr__(owner, name, value)
         with pytest.raises(coxswain.Unsupported, match=text):
             _vllm_survive.check(config)
         object.__setattr__(owner, name, before)
+
+
+def test_a_live_request_with_images_is_an_obstacle():
+    from coxswain import _vllm_survive
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import NewRequestData
+
+    image = MultiModalFeatureSpec(None, "image", "1", PlaceholderRange(offset=0, length=1))
+    for features, found in (([], []), ([image], ["request 7: it has multimodal inputs"])):
+        new = NewRequestData("7", [1], features, SamplingParams(), None, ([1],), 0, None)
+        assert _vllm_survive.Live.of(new).obstacles() == found

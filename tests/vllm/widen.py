@@ -7,7 +7,8 @@ frequency 2 i of 32, so row i of a head of q and k goes to row 2 i and row i + 8
 the rows between are zero and add nothing to q k. v and the columns of o_proj move likewise.
 Attention divides by sqrt(head size), which q makes up for.
 
-random_llama(target) makes a small model of random weights with the same tokenizer.
+random_llama(target) makes a small model of random weights with the same tokenizer, and
+random_lora(target) a LoRA adapter for it.
 
 Usage: widen.py SOURCE TARGET
 """
@@ -146,6 +147,31 @@ def random_llama(source, target, seed=0, layers=3, hidden=128, heads=4, kv_heads
     }
     write_model(target, config, weights)
     write_tokenizer(source, target)
+
+
+def random_lora(target, seed=1, layers=3, hidden=128, heads=4, kv_heads=2, rank=8):
+    """Writes a LoRA adapter of random weights for random_llama to target."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"q_proj": heads * WIDE, "k_proj": kv_heads * WIDE, "v_proj": kv_heads * WIDE}
+    weights = {}
+    for layer in range(layers):
+        for name, rows in shapes.items():
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{prefix}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator) / 8
+            weights[f"{prefix}.lora_B.weight"] = torch.randn(rows, rank, generator=generator) / 8
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "random",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": list(shapes),
+    }
+    with open(os.path.join(target, "adapter_config.json"), "w") as file:
+        json.dump(config, file, indent=1)
+    save_file(weights, os.path.join(target, "adapter_model.safetensors"), {"format": "pt"})
 
 
 if __name__ == "__main__":
