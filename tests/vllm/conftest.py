@@ -17,6 +17,8 @@ HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
 SUMS = ROOT / "models" / "sums"
 NAME = "coxswain.vllm.Executor"
+# In seconds: a machine may have other work.
+PATIENCE = 600
 
 
 def environment(ranks, path="", **more):
@@ -73,11 +75,11 @@ def children(pid):
     return found | {below for child in found for below in children(child)}
 
 
-def wait_until(condition, what, seconds=120):
+def wait_until(condition, what, seconds=PATIENCE):
     """Returns what condition returns, once that is true."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, what
+        assert time.monotonic() < deadline, what() if callable(what) else what
         time.sleep(0.01)
     return found
 
@@ -90,7 +92,7 @@ def wait_for_end(pids):
             return False
         return stat.rsplit(")")[1].split()[0] != "Z"
 
-    wait_until(lambda: not any(map(lives, pids)), "processes live on", 60)
+    wait_until(lambda: not any(map(lives, pids)), "processes live on")
 
 
 class Server:
@@ -139,7 +141,7 @@ class Server:
         return pathlib.Path(self.log_path).read_text(errors="replace")
 
     def wait_until_ready(self):
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE
         while True:
             assert self.process.poll() is None, self.text()[-5000:]
             assert time.monotonic() < deadline, self.text()[-5000:]
@@ -180,7 +182,7 @@ class Server:
 
     def wait_for_incident(self, count):
         """Until the requests go on after it."""
-        self.wait_for_text(f"incident {count}.", 180)
+        self.wait_for_text(f"incident {count}.", PATIENCE)
 
     def inject(self, text):
         """What the next step does: see faulty_worker.py."""
@@ -188,7 +190,7 @@ class Server:
             file.write(text)
         os.rename(self.fault + ".new", self.fault)
 
-    def wait_for_text(self, text, seconds=60):
+    def wait_for_text(self, text, seconds=PATIENCE):
         """Waits until the log has it. Returns the log."""
         deadline = time.monotonic() + seconds
         while text not in self.text():

@@ -93,7 +93,13 @@ def main():
         max_num_batched_tokens=2048 if job.get("seeded") else 48,
         dtype="float32",
         worker_cls="faulty_worker.Worker",
-        additional_config={"coxswain": {"on_death": "restart", "incidents": 1000}},
+        additional_config={
+            "coxswain": {
+                "on_death": "restart",
+                "incidents": 1000,
+                "spares": job.get("spares", "none"),
+            }
+        },
         **options,
         **job.get("options", {}),
     )

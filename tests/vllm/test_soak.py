@@ -12,7 +12,7 @@ import time
 import urllib.request
 
 import pytest
-from conftest import Server, wait_until
+from conftest import PATIENCE, Server, wait_until
 
 CLIENTS = 16
 # By spares. VLLM_TEST_KILLS: as many in each, for a longer run.
@@ -75,7 +75,7 @@ class Clients:
         ]
 
     def run(self, first):
-        client = self.server.client().with_options(timeout=300)
+        client = self.server.client().with_options(timeout=PATIENCE)
         i = first
         while not self.ending:
             which = i % len(self.requests)
@@ -98,7 +98,7 @@ class Clients:
     def __exit__(self, *_):
         self.ending = True
         for thread in self.threads:
-            thread.join(300)
+            thread.join(PATIENCE)
 
 
 def pauses(log):
@@ -135,6 +135,7 @@ def soak(models, folder, spares, kills, options=()):
                 time.sleep(draw.uniform(0, 0.5))
                 os.kill(draw.choice(server.pids()), signal.SIGKILL)
                 server.wait_for_incident(i + 1)
+                print(i + 1, dict(clients.results), pauses(server.text())[-1], flush=True)
             before = clients.results.total()
             wait_until(lambda: clients.results.total() > before + 2 * CLIENTS, "no results")
         with urllib.request.urlopen(f"{server.url}/metrics") as metrics:

@@ -9,6 +9,7 @@ import coxswain
 import openai
 import pytest
 from conftest import (
+    PATIENCE,
     SUMS,
     children,
     environment,
@@ -23,7 +24,7 @@ from conftest import (
 JOBS = {
     "tp": {"tp": 2, "kills": 5, "options": {"num_gpu_blocks_override": 16}},
     "seeded": {"kills": 2, "seeded": True},
-    "pp": {"pp": 2, "kills": 2, "seeded": True},
+    "pp": {"pp": 2, "kills": 2, "seeded": True, "spares": "hot"},
 }
 
 
@@ -77,7 +78,7 @@ LINES = SUMS.joinpath("heldout.txt").read_text().split()
 def ask(running, line, **more):
     """Asks for a sum. Returns whether the text is right."""
     prompt = line.split("=")[0] + "="
-    client = running.client().with_options(timeout=300)
+    client = running.client().with_options(timeout=PATIENCE)
     reply = client.completions.create(
         model="model", prompt=prompt, max_tokens=8, temperature=0, **more
     )
@@ -203,7 +204,7 @@ def test_too_many_incidents_are_the_end(server):
         log = running.wait_for_text("EngineCore encountered a fatal error")
         assert f"rank 1 (pid {pid}) was killed by signal 9" in log
         assert "it is incident 2 in 600 s" in log
-        assert running.process.wait(60) is not None
+        assert running.process.wait(PATIENCE) is not None
 
 
 def test_what_cannot_go_on_exactly_ends_in_words(server):
@@ -215,7 +216,7 @@ def test_what_cannot_go_on_exactly_ends_in_words(server):
             ask(running, LINES[0], extra_body={"prompt_logprobs": 1})
         log = running.wait_for_text("EngineCore encountered a fatal error")
         assert "it asks for log probabilities of its prompt" in log
-        assert running.process.wait(60) is not None
+        assert running.process.wait(PATIENCE) is not None
 
 
 # What vLLM makes of an engine's arguments on a CPU, and what it can only be told.
