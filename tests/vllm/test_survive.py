@@ -91,6 +91,10 @@ def asked(running, count=8):
         return all(pool.map(lambda line: ask(running, line), LINES[:count]))
 
 
+def priority(pid):
+    return os.getpriority(os.PRIO_PROCESS, pid)
+
+
 def kill(pids):
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -160,9 +164,13 @@ def test_ranks_that_die_while_spares_load_wait_for_them(server):
     with survivor(server, "hot") as running:
         spares = wait_until(lambda: len(found := running.spare_pids()) == 2 and found, "no spares")
         assert running.note()["spares"] == "hot, starting"
+        engine = priority(status(running.name)["pid"])
+        if os.geteuid() == 0:
+            wait_until(lambda: priority(spares[0]) == engine + 5, "no low priority")
         kill(running.pids())
         assert ask(running, LINES[0])
         assert sorted(running.pids()) == spares
+        assert {priority(pid) for pid in spares} == {engine}
 
 
 @pytest.mark.parametrize("which", ["server", "engine"])
