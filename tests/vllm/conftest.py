@@ -75,6 +75,20 @@ def children(pid):
     return found | {below for child in found for below in children(child)}
 
 
+def ranks_of(engine):
+    """The processes of all ranks of an engine."""
+    found = set()
+    for pid in children(engine):
+        try:
+            parent = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1]
+            environ = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue  # it has ended
+        if int(parent) == engine and b"COXSWAIN_RANK=" in environ:
+            found.add(pid)
+    return found
+
+
 def wait_until(condition, what, seconds=PATIENCE):
     """Returns what condition returns, once that is true."""
     deadline = time.monotonic() + seconds
@@ -166,14 +180,8 @@ class Server:
 
     def spare_pids(self):
         """Of the ranks that stand by, or are about to."""
-        ranks = status(self.name)
-        found = [
-            pid
-            for pid in children(ranks["pid"])
-            if os.path.exists(f"/proc/{pid}/environ")
-            and b"COXSWAIN_RANK=" in pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-        ]
-        return sorted(set(found) - {rank["pid"] for rank in ranks["ranks"]})
+        said = status(self.name)
+        return sorted(ranks_of(said["pid"]) - {rank["pid"] for rank in said["ranks"]})
 
     def wait_for_spares(self):
         """Until they stand by. Returns their pids."""

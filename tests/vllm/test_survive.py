@@ -13,6 +13,7 @@ from conftest import (
     SUMS,
     children,
     environment,
+    ranks_of,
     run_script,
     shared_memory,
     status,
@@ -110,13 +111,10 @@ def kill(pids):
 
 def kill_in_a_replacement(running):
     """The ranks, and one of those that replace them."""
-    old = running.pids()
-    spares = running.spare_pids()
+    old, engine = running.pids(), status(running.name)["pid"]
     kill(old[:1])
-    if not spares:
-        # The new ranks import vLLM by now.
-        spares = wait_until(lambda: sorted(set(running.spare_pids()) - set(old)), "no new ranks")
-    kill(spares[1:])
+    # Spares, or such as import vLLM by now.
+    kill(wait_until(lambda: ranks_of(engine) - set(old), "no new ranks"))
 
 
 # What becomes of the ranks, and what the log says of the cause.
@@ -163,7 +161,7 @@ def test_a_spare_that_dies_is_replaced(server):
                 wait_until(lambda: len(running.spare_pids()) == 2, "no spares")
             else:
                 running.wait_for_spares()
-            kill(running.spare_pids()[1:])
+            kill(running.spare_pids()[:1])
             log = running.wait_for_text(f"Spare ranks failed ({i + 1} in a row")
         assert "no others are started until an incident" in log
         assert running.note()["spares"] == "warm, given up"
