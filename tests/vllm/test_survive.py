@@ -213,7 +213,7 @@ def test_what_cannot_go_on_ends_in_words(server):
         options=["--no-async-scheduling", "--additional-config", json.dumps(config)]
     ) as running:
         kill(running.pids())
-        assert ask(running, LINES[0], extra_body={"prompt_logprobs": 1})
+        assert ask(running, LINES[0])
         pid = running.pids()[1]
         running.inject("1 SIGKILL sample")
         with pytest.raises(openai.APIError):
