@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 # Nothing is installed unasked: tools/packages only says what is missing. `make packages` installs it.
 export COXSWAIN_PACKAGES = check
 
-.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python format-check format docs install clean
+.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm format-check format docs install clean
 
 all:
 	@sh tools/compile release
@@ -21,7 +21,8 @@ help:
 	@echo 'make gcc clang asan tsan   every test of one build'
 	@echo 'make fuzz       libFuzzer on every parser of foreign bytes'
 	@echo 'make bench      measures everything (docs/bench.md); bench-ranks, bench-deadlines,'
-	@echo '                bench-deaths, bench-replace, bench-pull, bench-python: a part'
+	@echo '                bench-deaths, bench-replace, bench-pull, bench-python,'
+	@echo '                bench-vllm: a part'
 	@echo 'make format     formats the sources; format-check only looks'
 	@echo 'make docs       builds the site of docs/'
 	@echo 'make clean      removes build/'
@@ -83,6 +84,12 @@ bench-pull:
 bench-python:
 	@sh tools/compile bench coxswain-bench
 	build/bench/bin/coxswain-bench --sections python
+
+# vLLM's own executor beside ours: 40 minutes, most of which are the starts of engines whose ranks are killed.
+bench-vllm:
+	@sh tools/vllm
+	@sh tools/compile bench coxswain_python coxswain-worker
+	PYTHONPATH=build/bench/python build/venv-vllm/bin/python tests/bench/vllm_figures.py --json docs/bench-vllm.json
 
 format-check:
 	@sh tools/packages format

@@ -726,7 +726,7 @@ class Group:
         policy = _choice("gather", gather, _GATHERS)
         asked, words = (None, ffi.NULL) if ranks is None else self._rank_set(ranks)
         try:
-            view = ffi.from_buffer(data)
+            view = data if type(data) is bytes else ffi.from_buffer(data)
             size = len(view)
         except (TypeError, BufferError) as error:
             raise TypeError(
@@ -892,7 +892,8 @@ class Group:
     def _settle_completions(self, done: list[Future]) -> None:
         """Settles what was collected, from the first that is not. What completions point to is lent
         until the next call."""
-        for completion in ffi.unpack(self._completions, self._count[0])[self._settled :]:
+        while self._settled < self._count[0]:
+            completion = self._completions[self._settled]
             status = completion.status
             if status != _LATE:
                 key = int(ffi.cast(_UINTPTR, completion.request_context))

@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from . import _native
 from ._batch import Batch
@@ -523,17 +523,16 @@ class Worker:
         meanwhile. Raises Closed when the group has ended; Busy: another thread is in next or serve.
         """
         deadline = _NEVER if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
-        with self._only_taker():
-            return Request(self, self._request) if self._take(deadline) else None
-
-    @contextlib.contextmanager
-    def _only_taker(self) -> Iterator[None]:
-        if not self._taking.acquire(blocking=False):
-            raise Busy("another thread is in next or serve of this worker")
+        self._begin_taking()
         try:
-            yield
+            return Request(self, self._request) if self._take(deadline) else None
         finally:
             self._taking.release()
+
+    def _begin_taking(self) -> None:
+        """Takes the lock of the only thread that takes."""
+        if not self._taking.acquire(blocking=False):
+            raise Busy("another thread is in next or serve of this worker")
 
     def _take(self, deadline: int) -> bool:
         """The next opaque request, into _request; False: as next's None."""
@@ -574,23 +573,26 @@ class Worker:
     def serve(self) -> None:
         """Serves requests until the group ends. Ctrl-C and exceptions of signal handlers end it."""
         opaque = self._handlers.get("opaque")
-        with self._only_taker():
+        self._begin_taking()
+        try:
+            while True:
+                try:
+                    taken = self._take(_NEVER)
+                except Closed:
+                    return
+                if taken and opaque:
+                    self._serve(opaque)
+                elif taken:
+                    self._fail(
+                        self._request.sequence,
+                        lib.COX_REJECTED,
+                        "this worker has no handler for opaque requests: @worker.opaque",
+                    )
+        finally:
             try:
-                while True:
-                    try:
-                        taken = self._take(_NEVER)
-                    except Closed:
-                        return
-                    if taken and opaque:
-                        self._serve(opaque)
-                    elif taken:
-                        self._fail(
-                            self._request.sequence,
-                            lib.COX_REJECTED,
-                            "this worker has no handler for opaque requests: @worker.opaque",
-                        )
-            finally:
                 self.leave()
+            finally:
+                self._taking.release()
 
     def _serve(self, handler: Callable[[memoryview], Buffer]) -> None:
         """Replies to the request that was taken. No Request: what N ranks execute on each round
