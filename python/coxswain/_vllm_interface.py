@@ -58,6 +58,8 @@ OPTIONAL = {
     "file_store": "vllm.utils.network_utils:get_file_store_init_method",
     "needs_tcp_store": "vllm.utils.network_utils:aiter_requires_tcp_store",
     "set_torch_threads": "vllm.utils.torch_utils:set_torch_threads_for_runtime",
+    # of the API server
+    "EngineDeadError": "vllm.v1.engine.exceptions:EngineDeadError",
     # of a rank
     "configure_logging": "vllm.logger:configure_logging",
     "set_gpu_ids": "vllm.platforms.interface:set_assigned_physical_gpu_ids",

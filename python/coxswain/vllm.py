@@ -32,7 +32,14 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.executor import abstract
 
-from . import _launch, _vllm_interface as interface, _vllm_spares, _vllm_survive, vllm_worker
+from . import (
+    _launch,
+    _vllm_interface as interface,
+    _vllm_plugin,
+    _vllm_spares,
+    _vllm_survive,
+    vllm_worker,
+)
 from ._errors import Closed, Error, Full, Invalid, Late, RankDied, RankError, Unsupported
 from ._group import Future as GroupFuture, Group
 
@@ -436,6 +443,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
 
     def _init_executor(self) -> None:
         interface.check(type(self))
+        _vllm_plugin.write_cause("")  # of an earlier engine
         _check_parallel(self.parallel_config)
         self._options = Options.of(self.vllm_config)
         self.world_size = self.parallel_config.world_size
@@ -727,6 +735,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             callback, self._failure_callback = self._failure_callback, None
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])
         logger.error("Coxswain group %s: %s", self._ranks.name, text)
+        _vllm_plugin.write_cause(f"Coxswain group {self._ranks.name}: {text}")
         if callback:
             callback()
         return error

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import urllib.error
 import urllib.request
 
@@ -109,6 +110,19 @@ def wait_for_end(pids):
     wait_until(lambda: not any(map(lives, pids)), "processes live on")
 
 
+def install(folder):
+    """Makes folder one where the package is installed, for vLLM to find its plugin hook."""
+    installed = pathlib.Path(folder) / "coxswain-0.dist-info"
+    installed.mkdir(exist_ok=True)
+    project = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text())["project"]
+    ((group, entries),) = project["entry-points"].items()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: coxswain\nVersion: 0\n")
+    (installed / "entry_points.txt").write_text(
+        f"[{group}]\n" + "".join(f"{name} = {entry}\n" for name, entry in entries.items())
+    )
+    return str(folder)
+
+
 class Server:
     """vLLM's API server in a process of its own, over a group of a name of its own."""
 
@@ -122,8 +136,8 @@ class Server:
         options=(),
         parallel="tensor",
         eager=True,
-        path="",
         length=64,
+        backend=NAME,
         **more,
     ):
         Server.count += 1
@@ -136,14 +150,17 @@ class Server:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)]
         command += [f"--{parallel}-parallel-size", str(ranks)]
-        command += ["--distributed-executor-backend", NAME]
+        command += ["--distributed-executor-backend", backend]
         command += ["--worker-cls", "faulty_worker.Worker", "--dtype", "float32"]
         command += ["--enforce-eager"] if eager else []
         command += ["--max-model-len", str(length), *options]
         own = {"VLLM_COXSWAIN_NAME": self.name, "VLLM_TEST_FAULT": self.fault, **more}
         self.log = open(self.log_path, "w")  # noqa: SIM115
         self.process = subprocess.Popen(
-            command, env=environment(ranks, path, **own), stdout=self.log, stderr=self.log
+            command,
+            env=environment(ranks, install(folder), **own),
+            stdout=self.log,
+            stderr=self.log,
         )
 
     @property

@@ -1,7 +1,7 @@
 """A worker of vLLM for tests: its steps fail as a file says, and its output may come late.
 
-The file is VLLM_TEST_FAULT; its content is "RANK ACTION PLACE": an ACTION of Worker.fail, and the
-PLACE "execute" or "sample", before that is done, or "executed" or "sampled".
+The file is VLLM_TEST_FAULT; its content is "RANK ACTION PLACE": a rank or "all", an ACTION of
+Worker.fail, and the PLACE "execute" or "sample", before that is done, or "executed" or "sampled".
 VLLM_TEST_LATE is the number of seconds that the output of every step comes late.
 """
 
@@ -13,6 +13,10 @@ from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
+# What this rank did: ("execute" or "late", begin, end).
+SPANS = []
+
+
 class Late(AsyncModelRunnerOutput):
     """An output that is on its way from a device."""
 
@@ -21,7 +25,9 @@ class Late(AsyncModelRunnerOutput):
         self.seconds = seconds
 
     def get_output(self):
+        begin = time.monotonic()
         time.sleep(self.seconds)
+        SPANS.append(("late", begin, time.monotonic()))
         if isinstance(self.output, Exception):
             raise self.output
         return self.output
@@ -31,11 +37,18 @@ class Worker(CPUWorker):
     #: the present step computes no request, or is one of Coxswain's own
     made_up = False
 
+    def __init__(self, vllm_config, *args, **kwargs):
+        # For the runner: it has no device from which tokens would come late.
+        vllm_config.scheduler_config.async_scheduling = False
+        super().__init__(vllm_config, *args, **kwargs)
+
     def execute_model(self, scheduler_output):
         requests = scheduler_output.num_scheduled_tokens
         self.made_up = not requests or any(name.startswith("coxswain_") for name in requests)
         self.obey("execute")
+        begin = time.monotonic()
         output = super().execute_model(scheduler_output)
+        SPANS.append(("execute", begin, time.monotonic()))
         self.obey("executed")
         return output
 
@@ -58,7 +71,9 @@ class Worker(CPUWorker):
                 rank, action, where = file.read().split()
         except FileNotFoundError:
             return  # it was another rank's
-        if int(rank) == self.rank and where == place:
+        if rank == "all" and where == place:
+            self.fail(action)
+        elif rank == str(self.rank) and where == place:
             os.unlink(path)
             self.fail(action)
 
@@ -67,6 +82,10 @@ class Worker(CPUWorker):
             raise ValueError("the device is on fire")
         if action == "device":
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if action == "OOM":
+            import oom
+
+            assert oom.kill([os.getpid()])
         os.kill(os.getpid(), getattr(signal, action))
 
     # ---- what tests call by name ----
@@ -76,6 +95,9 @@ class Worker(CPUWorker):
 
     def say(self, value):
         return (self.rank, value)
+
+    def spans(self):
+        return SPANS
 
     def pid(self):
         return os.getpid()

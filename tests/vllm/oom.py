@@ -16,12 +16,15 @@ while True:
 LIMIT = str(32 << 20)
 
 
+_PARENTS = {
+    "/sys/fs/cgroup/memory": "memory.limit_in_bytes",
+    "/sys/fs/cgroup": "memory.max",
+}
+
+
 def _group():
     """A new control group with a limit, or None: there is no right to make one."""
-    for parent, limit in (
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-        ("/sys/fs/cgroup", "memory.max"),
-    ):
+    for parent, limit in _PARENTS.items():
         path = f"{parent}/coxswain_oom_{os.getpid()}"
         with contextlib.suppress(OSError):
             os.mkdir(path)
@@ -33,6 +36,18 @@ def _group():
                 pass
             os.rmdir(path)
     return None
+
+
+def clear(pid):
+    """Removes the group of a process that has called kill."""
+    for parent in _PARENTS:
+        path = f"{parent}/coxswain_oom_{pid}"
+        deadline = time.monotonic() + 5
+        while os.path.exists(path) and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+                return
+            time.sleep(0.05)
 
 
 def _write(path, text):
@@ -49,25 +64,19 @@ def kill(pids):
         for pid in pids:
             _write(f"/proc/{pid}/oom_score_adj", "1000")
             _write(f"{group}/cgroup.procs", str(pid))
-        hog = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", HOG, f"{group}/cgroup.procs"]
-        )
+        hog = subprocess.Popen([sys.executable, "-I", "-S", "-c", HOG, f"{group}/cgroup.procs"])
         deadline = time.monotonic() + 60
-        while any(_is_alive(pid) for pid in pids):
+        while any(is_alive(pid) for pid in pids):
             assert time.monotonic() < deadline, "the kernel has killed nobody"
             time.sleep(0.005)
         hog.kill()
         hog.wait()
         return True
     finally:
-        for _ in range(100):
-            with contextlib.suppress(OSError):
-                os.rmdir(group)
-                break
-            time.sleep(0.05)
+        clear(os.getpid())
 
 
-def _is_alive(pid):
+def is_alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")")[1].split()[0] not in "ZX"

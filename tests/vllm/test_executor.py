@@ -78,6 +78,35 @@ def test_an_aggregator_gets_the_replies_of_all_ranks(executor):
     assert found == [[(0, 5), (1, 5)], 1]
 
 
+def with_transfers(worker):
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+    return ModelRunnerOutput(
+        req_ids=[str(worker.rank)],
+        req_id_to_index={},
+        kv_connector_output=KVConnectorOutput(
+            finished_sending={"both"} if worker.rank == 0 else {"both", "one"}
+        ),
+    )
+
+
+def test_vllms_aggregator_of_a_kv_connector(executor):
+    """A transfer is over when every rank has said so, in any step."""
+    from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+
+    aggregator = KVOutputAggregator(expected_finished_count=2)
+    finished = []
+    for _ in range(2):
+        output = executor.collective_rpc(
+            with_transfers,
+            unique_reply_rank=executor.output_rank,
+            kv_output_aggregator=aggregator,
+        )
+        assert output.req_ids == [str(executor.output_rank)]
+        finished.append(output.kv_connector_output.finished_sending)
+    assert finished == [{"both"}, {"both", "one"}]
+
+
 def test_a_late_reply_does_not_hold_up_the_next_call(executor):
     """The second call runs while the output of the first one is on its way."""
     late = executor.collective_rpc("late", args=(0.5, 1), non_block=True)

@@ -1,0 +1,54 @@
+"""Runs an engine with sync or async scheduling, where outputs come late: test_async.py.
+
+Usage: async_engine.py JOB RESULT. JOB is JSON: {"model": FOLDER, "async": BOOL}. vLLM switches async
+scheduling off on CPUs while it makes a config; its scheduler and its engine do it nevertheless
+where the finished config says so. The ranks' model runner stays the one without: faulty_worker.py.
+"""
+
+import json
+import sys
+
+import engines
+
+
+def main():
+    job = json.loads(sys.argv[1])
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from coxswain.vllm import Executor
+
+    config = EngineArgs(
+        model=job["model"],
+        distributed_executor_backend=Executor,
+        tensor_parallel_size=2,
+        enforce_eager=True,
+        max_model_len=64,
+        max_num_seqs=8,
+        dtype="float32",
+        worker_cls="faulty_worker.Worker",
+    ).create_engine_config()
+    config.scheduler_config.async_scheduling = job["async"]
+    engine = LLMEngine.from_vllm_config(config)
+    sampling = engines.sampling(SamplingParams)
+    for i, (prompt, how) in enumerate(zip(engines.prompts(), sampling, strict=True)):
+        engine.add_request(str(i), prompt, how)
+    tokens = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+    core = engine.engine_core.engine_core
+    result = {
+        "tokens": [tokens[i] for i in sorted(tokens)],
+        "scheduler": type(core.scheduler).__name__,
+        "spans": core.model_executor.collective_rpc("spans"),
+    }
+    engine.engine_core.shutdown()
+    with open(sys.argv[2], "w") as file:
+        json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main()
