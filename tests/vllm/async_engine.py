@@ -1,8 +1,8 @@
 """Runs an engine with sync or async scheduling, where outputs come late: test_async.py.
 
-Usage: async_engine.py JOB RESULT. JOB is JSON: {"model": FOLDER, "async": BOOL}. vLLM switches async
-scheduling off on CPUs while it makes a config; its scheduler and its engine do it nevertheless
-where the finished config says so. The ranks' model runner stays the one without: faulty_worker.py.
+Usage: async_engine.py JOB RESULT. JOB is JSON: {"model": FOLDER, "async": BOOL}. vLLM switches
+async scheduling off on CPUs while it makes a config; its scheduler and its engine do it all the
+same where the finished config says so. The ranks' runner stays the one without: faulty_worker.py.
 """
 
 import json

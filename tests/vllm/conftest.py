@@ -22,6 +22,10 @@ NAME = "coxswain.vllm.Executor"
 PATIENCE = 600
 
 
+def pytest_addoption(parser):
+    parser.addoption("--faults", action="store_true", help="all rows of test_faults.py")
+
+
 def environment(ranks, path="", **more):
     """Of a process with vLLM: small, and at most a core for each rank. path: of more modules."""
     cores = [str(rank % (os.cpu_count() or 1)) for rank in range(ranks)]

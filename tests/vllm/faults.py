@@ -95,6 +95,14 @@ def begin(server, victim, fault, ranks, engine):
     return at
 
 
+def left_by(server, ranks, before):
+    """New names in /dev/shm of this server's group, or of its ranks' processes."""
+    marks = [server.name, *map(str, ranks)]
+    return {
+        name for name in conftest.shared_memory() - before if any(mark in name for mark in marks)
+    }
+
+
 def run(server, row):
     """Runs a row with a server that is ready. Returns texts and seconds after the fault."""
     victim, fault, moment = row.split("-")
@@ -132,9 +140,6 @@ def run(server, row):
     log = server.text()[logged:]
     ends = _ENDS.findall(log)
     ours = _OURS.findall(log)
-    left = {
-        name for name in conftest.shared_memory() - before if server.name in name or "vllm" in name
-    }
     time.sleep(1)
     result = {
         "client": next((text for text, _ in told if text), "nothing"),
@@ -143,7 +148,7 @@ def run(server, row):
         "engine": (ends or ["nothing"])[-1],
         "server": "lives" if server.process.poll() is None else "ended",
         "processes": sum(map(oom.is_alive, everybody)),
-        "shm": sorted(left),
+        "shm": sorted(left_by(server, ranks, before)),
         "pids": ranks,
     }
     for pid in everybody:
