@@ -112,6 +112,17 @@ def ratios_of(section, ranks, results):
     return row
 
 
+def start_row(executor, ranks, starts):
+    return {
+        "section": "start",
+        "executor": executor,
+        "ranks": ranks,
+        "starts": len(starts),
+        "start_s": statistics.median(one["start_ns"] for one in starts) / 1e9,
+        "first_batch_ms": statistics.median(one["first_batch_ns"] for one in starts) / 1e6,
+    }
+
+
 def show(row):
     head = f"{row['ranks']:5}  {row['section']:<9} {row['executor']:<14}"
     figures = {key: value for key, value in row.items() if isinstance(value, float)}
@@ -124,16 +135,7 @@ def figures(ranks, model, options, log):
     with contextlib.ExitStack() as stack:
         engines = {one: stack.enter_context(Engine(one, ranks, model, log)) for one in EXECUTORS}
         for executor, engine in engines.items():
-            started = engine.ask("start")
-            rows.append(
-                {
-                    "section": "start",
-                    "executor": executor,
-                    "ranks": ranks,
-                    "start_s": started["start_ns"] / 1e9,
-                    "first_batch_ms": started["first_batch_ns"] / 1e6,
-                }
-            )
+            rows.append(start_row(executor, ranks, [engine.ask("start")]))
             show(rows[-1])
         sections = {
             "rpc tight": {"do": "rpc", "count": options.count, "gap": 0},
@@ -161,16 +163,27 @@ def figures(ranks, model, options, log):
 def kills(ranks, model, options, log):
     """Rows of kill -9 of a rank, in steps and while idle, with a new engine for each."""
     found = {(one, loaded): [] for one in EXECUTORS for loaded in (True, False)}
+    starts = {one: [] for one in EXECUTORS}
     with contextlib.ExitStack() as stack:
         engines = {one: stack.enter_context(Engine(one, ranks, model, log)) for one in EXECUTORS}
         for i in range(options.kills):
             for loaded in (True, False):
                 for executor, engine in engines.items():
-                    engine.ask("start")
-                    found[executor, loaded].append(engine.ask("kill", loaded=loaded))
+                    starts[executor].append(engine.ask("start"))
+                    result = engine.ask("kill", loaded=loaded)
                     engine.ask("stop")
-            print(f"kill {i + 1} of {options.kills}", file=sys.stderr, flush=True)
-    rows = []
+                    found[executor, loaded].append(result)
+                    late = (result["told_ns"] - result["reported_ns"]) / 1e6
+                    print(
+                        f"kill {i + 1} of {options.kills}, {'step' if loaded else 'idle'}, "
+                        f"{executor}: {late:.2f} ms {result['text'][:100]}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+    # The first start of a process imports more than a later one.
+    rows = [start_row(one, ranks, starts[one][1:]) for one in EXECUTORS]
+    for row in rows:
+        show(row)
     for (executor, loaded), results in found.items():
         told = [(one["told_ns"] - one["reported_ns"]) / 1e6 for one in results]
         reported = [(one["reported_ns"] - one["killed_ns"]) / 1e6 for one in results]
