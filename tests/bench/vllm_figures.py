@@ -38,7 +38,6 @@ class Engine:
         cores = [str(rank % (os.cpu_count() or 1)) for rank in range(ranks)]
         environment = {
             **os.environ,
-            "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",

@@ -57,6 +57,7 @@ class Subject:
             max_num_seqs=SEQUENCES,
             dtype="float32",
             enforce_eager=True,
+            kv_cache_memory_bytes=64 << 20,
         )
         self.engine = llm.llm_engine
         self.executor = self.engine.engine_core.engine_core.model_executor

@@ -164,6 +164,8 @@ def run_row(models, row, backend):
             folder,
             os.path.join(models, "sums"),
             backend=backend,
+            options=["--kv-cache-memory-bytes", str(64 << 20)],
+            VLLM_CPU_KVCACHE_SPACE="",
             VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=str(STEP),
         )
         with server:
