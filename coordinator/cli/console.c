@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,6 +21,9 @@
  * result. */
 #define LINES_SIZE_MAX (256u << 10)
 #define SAYS_SIZE_MAX (LINES_SIZE_MAX + (64u << 10))
+/* As in syslog(3). */
+#define LEVEL_NOTICE 5
+#define LEVEL_INFORMATION 6
 #define CLEAR "\r\033[K"
 
 struct line {
@@ -30,6 +34,10 @@ struct line {
     /* with its newline */
     char text[];
 };
+
+/* Written before any thread is started. */
+static enum cox_log_format log_format = COX_LOG_PLAIN;
+static bool log_priority;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* never held over a write */
@@ -184,20 +192,17 @@ static void wake(void)
         pieces_write();
 }
 
-static void line_add(const char *prefix, size_t size_max, const char *format, va_list args)
+static void line_add(int level, int64_t rank, size_t size_max, const char *text)
 {
-    char *text = NULL;
-    int size = vasprintf(&text, format, args);
-    size_t prefix_size = strlen(prefix), whole = prefix_size + (size_t)size + 1;
-    struct line *line = size < 0 ? NULL : malloc(sizeof *line + whole);
+    struct cox_log_event event = {.level = level, .rank = rank, .text = text};
+    clock_gettime(CLOCK_REALTIME, &event.time);
+    _cox_cleanup_(cox_free_ptr) char *whole_line = cox_log_line(log_format, log_priority, &event);
+    size_t whole = whole_line ? strlen(whole_line) : 0;
+    struct line *line = whole_line ? malloc(sizeof *line + whole) : NULL;
     if (line) {
         *line = (struct line){.size = whole};
-        memcpy(line->text, prefix, prefix_size);
-        memcpy(line->text + prefix_size, text, (size_t)size);
-        line->text[whole - 1] = '\n';
+        memcpy(line->text, whole_line, whole);
     }
-    if (size >= 0)
-        free(text);
     pthread_mutex_lock(&lock);
     if (line && waiting_size + whole <= size_max) {
         line->dropped = dropped;
@@ -217,20 +222,51 @@ static void line_add(const char *prefix, size_t size_max, const char *format, va
     free(line);
 }
 
+/* The journal says where standard error has to lead, so that a redirected one is none. */
+static bool stderr_is_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    struct stat info;
+    char own[64];
+    if (!stream || fstat(STDERR_FILENO, &info))
+        return false;
+    snprintf(own, sizeof own, "%ju:%ju", (uintmax_t)info.st_dev, (uintmax_t)info.st_ino);
+    return strcmp(stream, own) == 0;
+}
+
+void cox_console_set_format(enum cox_log_format format)
+{
+    log_format = format;
+    log_priority = stderr_is_journal();
+}
+
+static void say(int level, const char *format, va_list args)
+{
+    _cox_cleanup_(cox_free_ptr) char *text = NULL;
+    if (vasprintf(&text, format, args) < 0)
+        text = NULL;
+    line_add(level, -1, SAYS_SIZE_MAX, text ? text : format);
+}
+
 void cox_console_say(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    line_add("coxswain: ", SAYS_SIZE_MAX, format, args);
+    say(LEVEL_NOTICE, format, args);
     va_end(args);
 }
 
-void cox_console_line(const char *format, ...)
+void cox_console_log(int level, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    line_add("", LINES_SIZE_MAX, format, args);
+    say(level, format, args);
     va_end(args);
+}
+
+void cox_console_worker(uint32_t rank, const char *text)
+{
+    line_add(LEVEL_INFORMATION, rank, LINES_SIZE_MAX, text);
 }
 
 void cox_console_progress(const struct cox_progress *progress)

@@ -15,17 +15,22 @@
 #ifndef COX_COORDINATOR_CONSOLE_H
 #define COX_COORDINATOR_CONSOLE_H
 
-#include "channel/base/base.h"
+#include "coordinator/service/log_line.h"
 
 /* From now on no call here blocks on standard error. If no thread can be made, nothing changes. */
 void cox_console_start(void);
 /* Blocks until the queue is written. False: the deadline has passed before that. */
 bool cox_console_flush(uint64_t deadline_ns);
 
-/* "coxswain: TEXT" */
+/* How lines look from now on; before, and without a call, they are plain. Called before start. If
+ * standard error is systemd's journal (JOURNAL_STREAM), each line begins with its level. */
+void cox_console_set_format(enum cox_log_format format);
+
+/* "coxswain: TEXT", with level 5, as in syslog(3), or another one. */
 void cox_console_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Prints TEXT unchanged, with a newline. */
-void cox_console_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void cox_console_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* "[rank RANK] TEXT": a line that a worker wrote. */
+void cox_console_worker(uint32_t rank, const char *text);
 struct cox_progress {
     /* "prompts"; static storage */
     const char *what;

@@ -37,7 +37,7 @@ int cox_exit_with(const struct cox_error *err)
 {
     /* Errors of a start say how many files it needs. */
     bool advise = err->code == -EMFILE && !strstr(err->text, "ulimit");
-    cox_console_say("%s%s", err->text,
+    cox_console_log(3, "%s%s", err->text,
                     advise ? " (this process may have no more files open: ulimit -n)" : "");
     return cox_exit_of(err->code);
 }
@@ -50,7 +50,7 @@ int cox_exit_interrupted(int signal_number)
 
 int cox_exit_usage(const char *command, const struct cox_error *err)
 {
-    cox_console_say("%s: %s (coxswain %s --help tells more)", command, err->text, command);
+    cox_console_log(3, "%s: %s (coxswain %s --help tells more)", command, err->text, command);
     return COX_EXIT_USAGE;
 }
 
@@ -59,7 +59,7 @@ int cox_exit_flushed(int exit_status)
     bool failed = ferror(stdout) != 0;
     errno = 0;
     if (fclose(stdout) || failed) {
-        cox_console_say("cannot write to standard output%s%s", errno ? ": " : "",
+        cox_console_log(3, "cannot write to standard output%s%s", errno ? ": " : "",
                         errno ? cox_status_text(-errno) : "");
         return exit_status ? exit_status : COX_EXIT_FAILED;
     }

@@ -35,16 +35,16 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
     (void)is_stderr;
     const struct cox_foreground *foreground = context;
     if (!foreground->quiet)
-        cox_console_line("[rank %u] %s", rank, text);
+        cox_console_worker(rank, text);
 }
 
 static void on_fault(void *context, int32_t rank, const char *text)
 {
     (void)context;
     if (rank < 0)
-        cox_console_say("rank unknown reports: %s", text);
+        cox_console_log(4, "rank unknown reports: %s", text);
     else
-        cox_console_say("rank %" PRId32 " reports: %s", rank, text);
+        cox_console_log(4, "rank %" PRId32 " reports: %s", rank, text);
 }
 
 /* A recovery is no warning. */
@@ -52,14 +52,14 @@ static void on_server_log(void *context, int level, const char *text)
 {
     const struct cox_foreground *foreground = context;
     if (level <= 4 || !foreground->quiet)
-        cox_console_say("%s", text);
+        cox_console_log(level, "%s", text);
 }
 
 static void on_log(void *context, int level, const char *text)
 {
     (void)context;
     if (level <= 4)
-        cox_console_say("%s", text);
+        cox_console_log(level, "%s", text);
 }
 
 /* The command to type is printed when the control socket listens, so that it works at once. */

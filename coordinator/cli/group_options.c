@@ -329,7 +329,7 @@ static const struct argp_option start_options[] = {
 };
 
 static const struct argp_option death_options[] = {
-    {"on-death", COX_OPTION_ON_DEATH, "WHAT", 0,
+    {"on-death", COX_OPTION_ON_DEATH, "fail|wait|restart|restart-all", 0,
      "when a worker dies: fail, the default, ends the group; wait waits for `coxswain recover "
      "restart`; restart replaces the dead worker; restart-all replaces all of them. Prompts "
      "continue where they were",

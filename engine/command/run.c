@@ -2,10 +2,12 @@
 #include "coordinator/metrics/http.h"
 #include "coordinator/cli/init_options.h"
 #include "coordinator/server/group_links.h"
+#include "coordinator/service/watchdog.h"
 #include "coordinator/cli/runner.h"
 #include "engine_command.h"
 #include "engine_group.h"
 
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio_ext.h>
 #include <string.h>
@@ -21,6 +23,7 @@ enum {
     OPTION_ROLE,
     OPTION_STEP_TOKENS,
     OPTION_METRICS,
+    OPTION_LOG_FORMAT,
 };
 
 /* Time for the ranks to receive their role. */
@@ -45,10 +48,24 @@ static int print_group(struct cox_executor *executor, struct cox_error *err)
     return cox_fail(err, r, "cannot write to standard output: %s", cox_status_text(r));
 }
 
-static int keep(const struct cox_engine_group_options *options, const char *metrics)
+/* Tells the service manager, if there is one, that the group is ready. */
+static int announce(const struct cox_notify *notify, struct cox_executor *executor,
+                    const struct cox_log *log, struct cox_watchdog **ret_watchdog,
+                    struct cox_error *err)
+{
+    uint32_t rank_count = cox_executor_rank_count(executor);
+    cox_log_write(log, 6, "the group '%s' is ready: %" PRIu32 " ranks, socket %s",
+                  cox_executor_name(executor), rank_count, cox_executor_socket(executor));
+    cox_notify_send(notify, "READY=1\nSTATUS=%" PRIu32 " ranks", rank_count);
+    return cox_watchdog_start(notify, cox_executor_socket(executor), log, ret_watchdog, err);
+}
+
+static int keep(const struct cox_engine_group_options *options, const char *metrics,
+                const struct cox_notify *notify, const struct cox_log *log)
 {
     struct cox_error error = {0};
     _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = NULL;
+    _cox_cleanup_(cox_watchdog_freep) struct cox_watchdog *watchdog = NULL;
     _cox_cleanup_(cox_metrics_server_freep) struct cox_metrics_server *server = NULL;
     int number;
     int r = cox_engine_group_start(options, &group, &number, &error);
@@ -61,14 +78,18 @@ static int keep(const struct cox_engine_group_options *options, const char *metr
         cox_console_say("metrics at %s", cox_metrics_server_url(server));
     if (!r)
         r = print_group(cox_engine_group_executor(group), &error);
+    if (!r)
+        r = announce(notify, cox_engine_group_executor(group), log, &watchdog, &error);
     if (r)
         return cox_exit_with(&error);
     r = cox_foreground_wait(cox_engine_group_foreground(group), &error);
+    cox_notify_send(notify, "STOPPING=1\nSTATUS=%s", r < 0 ? error.text : "the group ends");
+    watchdog = cox_watchdog_free(watchdog);
     if (r > 0)
         cox_fail(&error, COX_CLOSED, "the group is ending");
     cox_engine_group_end_prompts(group, &error);
     if (r < 0) {
-        cox_console_say("%s: the group ends", error.text);
+        cox_console_log(3, "%s: the group ends", error.text);
         return COX_EXIT_WORKER;
     }
     /* For this command a request to end is no failure. */
@@ -84,6 +105,7 @@ struct run_command {
     enum cox_role role;
     /* the address of --metrics; NULL: none */
     const char *metrics;
+    enum cox_log_format log_format;
     struct cox_engine_group_options options;
 };
 
@@ -111,6 +133,11 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return 0;
     case OPTION_ADAPTER:
         return cox_adapter_choice_take(&run->adapters, value, err);
+    case OPTION_LOG_FORMAT:
+        r = cox_log_format_parse(value, &run->log_format, err);
+        if (!r)
+            cox_console_set_format(run->log_format);
+        return r;
     case OPTION_STEP_TOKENS:
         r = cox_parse_number("--step-tokens", value, 1, INT32_MAX, &number, err);
         run->options.step_tokens = r ? 0 : (uint32_t)number;
@@ -196,12 +223,22 @@ static void init(void *choice)
     struct run_command *run = choice;
     cox_group_choice_init(&run->group);
     run->role = COX_ROLE_STANDARD;
+    run->log_format = COX_LOG_PLAIN;
+    cox_console_set_format(run->log_format); /* before options: their errors are events too */
     run->options.adapters = &run->adapters;
     run->options.foreground = (struct cox_foreground_options){
         .group = &run->group,
         .init = true,
         .need_socket = true,
     };
+}
+
+/* Lines for programs to read have more than those for people. */
+static void on_log(void *context, int level, const char *text)
+{
+    const struct run_command *run = context;
+    if (level <= 5 || run->log_format != COX_LOG_PLAIN)
+        cox_console_log(level, "%s", text);
 }
 
 static int run_group(void *choice)
@@ -211,7 +248,12 @@ static int run_group(void *choice)
     options->config = run->init.entries;
     options->config_count = run->init.count;
     options->role = run->role == COX_ROLE_STANDARD ? 0 : run->role;
-    return keep(&run->options, run->metrics);
+    const struct cox_log log = {.fn = on_log, .context = run};
+    _cox_cleanup_(cox_notify_deinit) struct cox_notify notify = COX_NOTIFY_NONE;
+    struct cox_error error = {0};
+    if (cox_notify_take(&notify, &error))
+        cox_console_log(4, "the service manager is told nothing: %s", error.text);
+    return keep(&run->options, run->metrics, &notify, &log);
 }
 
 static void deinit(void *choice)
@@ -235,7 +277,7 @@ static const struct argp_option options[] = {
      0},
     {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
      "load this LoRA adapter at the start (see coxswain lora)", 0},
-    {"role", OPTION_ROLE, "ROLE", 0,
+    {"role", OPTION_ROLE, "prefill|decode|standard", 0,
      "prefill: computes prompts, and keeps their KV blocks for a decode group; decode: continues "
      "them; standard, the default: both (coxswain role changes it)",
      0},
@@ -246,6 +288,9 @@ static const struct argp_option options[] = {
     {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
      0},
     {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
+    {"log-format", OPTION_LOG_FORMAT, "text|json", 0,
+     "lines of standard error with time and level, as text or as JSON objects, one for each event",
+     0},
     {0},
 };
 static const struct cox_option_group run_options = {
@@ -262,7 +307,9 @@ const struct cox_command cox_command_run = {
             "and as flags (--local_rank, ...).\n"
             "When all is ready it prints `name NAME`, `socket PATH` and a line `rank R pid P` for "
             "each. With the reference worker, `coxswain generate --name NAME` then completes "
-            "prompts on the group, for any number of callers at once.",
+            "prompts on the group, for any number of callers at once.\n"
+            "Started by systemd (Type=notify), it says when it is ready and feeds the watchdog "
+            "while the group answers; lines in the journal have their priority.",
     .examples = "  coxswain run -n 4 --name mine\n"
                 "  coxswain run -n 4 --name mine --on-death restart\n"
                 "  coxswain run -n 2 -- ./worker --flag        workers of your own\n"

@@ -43,8 +43,9 @@ FOLDERS = {
     "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
     "coordinator/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
                            "coordinator/client",
+    "coordinator/service": "channel/base coordinator/client",
     "coordinator/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
-                       "coordinator/client",
+                       "coordinator/client coordinator/service",
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
                            "coordinator/executor coordinator/recovery coordinator/server coordinator/client "
                            "coordinator/cli coordinator/metrics",
@@ -54,7 +55,8 @@ FOLDERS = {
                    "engine/model engine/compute",
     "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/executor coordinator/server "
                        "engine/model",
-    "engine/command": "channel/shm coordinator/server coordinator/client coordinator/cli coordinator/metrics engine/model engine/batching",
+    "engine/command": "channel/shm coordinator/server coordinator/client coordinator/service coordinator/cli "
+                      "coordinator/metrics engine/model engine/batching",
     "program": "coordinator/cli engine/command",
 }
 

@@ -22,3 +22,5 @@ foreach(name latency last_errors gathering rank)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)
 endforeach()
+cox_unit_test(NAME log_line TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/log_line_test.c
+    LIBS coxswain_commands)

@@ -1,0 +1,79 @@
+#include "coordinator/service/log_line.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void check(enum cox_log_format format, bool priority, int level, int64_t rank,
+                  const char *text, const char *expected)
+{
+    const struct cox_log_event event = {
+        .time = {1764082707, 123456789}, .level = level, .rank = rank, .text = text};
+    char *line = cox_log_line(format, priority, &event);
+    assert_non_null(line);
+    assert_string_equal(line, expected);
+    free(line);
+}
+
+static void test_formats(void **state)
+{
+    (void)state;
+    check(COX_LOG_PLAIN, false, 4, -1, "a\nb", "coxswain: a\nb\n");
+    check(COX_LOG_PLAIN, false, 6, 2, "a", "[rank 2] a\n");
+    check(COX_LOG_PLAIN, true, 3, -1, "a", "<3>coxswain: a\n");
+    check(COX_LOG_TEXT, false, 4, -1, "a\nb", "2025-11-25T14:58:27.123Z warning coxswain: a\\nb\n");
+    check(COX_LOG_TEXT, true, 6, 12, "a", "<6>2025-11-25T14:58:27.123Z info rank 12: a\n");
+    check(
+        COX_LOG_JSON, false, 5, -1, "a",
+        "{\"time\":\"2025-11-25T14:58:27.123Z\",\"level\":\"notice\",\"source\":\"coxswain\",\"message\":\"a\"}\n");
+    check(
+        COX_LOG_JSON, false, 6, 0, "a",
+        "{\"time\":\"2025-11-25T14:58:27.123Z\",\"level\":\"info\",\"source\":\"worker\",\"rank\":0,\"message\":\"a\"}\n");
+}
+
+/* What a worker writes is bytes, and no line of the log may be forged or spoilt by them. */
+static void test_bytes(void **state)
+{
+    (void)state;
+#define HEAD "2025-11-25T14:58:27.123Z info rank 1: "
+#define BAD "\xef\xbf\xbd"
+    check(COX_LOG_TEXT, false, 6, 1, "tab\tcr\resc\x1b[31m", HEAD "tab\\tcr\\resc\\u001b[31m\n");
+    check(COX_LOG_TEXT, false, 6, 1, "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x9a\xa3",
+          HEAD "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x9a\xa3\n");
+    /* alone, too long, a surrogate, beyond Unicode, cut off */
+    check(COX_LOG_TEXT, false, 6, 1, "\x80", HEAD BAD "\n");
+    check(COX_LOG_TEXT, false, 6, 1, "\xc0\xaf", HEAD BAD BAD "\n");
+    check(COX_LOG_TEXT, false, 6, 1, "\xed\xa0\x80", HEAD BAD BAD BAD "\n");
+    check(COX_LOG_TEXT, false, 6, 1, "\xf4\x90\x80\x80", HEAD BAD BAD BAD BAD "\n");
+    check(COX_LOG_TEXT, false, 6, 1, "a\xe2\x82", HEAD "a" BAD BAD "\n");
+    check(
+        COX_LOG_JSON, false, 6, 1, "\"\\\x7f",
+        "{\"time\":\"2025-11-25T14:58:27.123Z\",\"level\":\"info\",\"source\":\"worker\",\"rank\":1,"
+        "\"message\":\"\\\"\\\\\\u007f\"}\n");
+}
+
+static void test_names(void **state)
+{
+    enum cox_log_format format = COX_LOG_PLAIN;
+    struct cox_error error = {0};
+    (void)state;
+    assert_int_equal(cox_log_format_parse("json", &format, NULL), 0);
+    assert_int_equal(format, COX_LOG_JSON);
+    assert_int_equal(cox_log_format_parse("text", &format, NULL), 0);
+    assert_int_equal(format, COX_LOG_TEXT);
+    assert_int_equal(cox_log_format_parse("xml", &format, &error), COX_INVALID);
+    assert_non_null(strstr(error.text, "expected text or json"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
