@@ -1,6 +1,7 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
 #include "coordinator/cli/console.h"
 #include "engine/command/engine_command.h"
+#include "tables.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -36,6 +37,19 @@ static const struct cox_command *command_find(const char *name)
             if (!strcmp(name, groups[i].commands[k]->name))
                 return groups[i].commands[k];
     return NULL;
+}
+
+static int tables_main(const char *name, int count, char *const *words)
+{
+    const struct cox_command *list[GROUP_COUNT * GROUP_SIZE_MAX];
+    struct cox_commands tables = {list, 0};
+    for (size_t i = 0; i < GROUP_COUNT; i++)
+        for (size_t k = 0; k < GROUP_SIZE_MAX && groups[i].commands[k]; k++)
+            list[tables.count++] = groups[i].commands[k];
+    if (!strcmp(name, "__tables"))
+        return cox_exit_flushed(cox_tables_json(&tables));
+    cox_tables_complete(&tables, count, words);
+    return cox_exit_flushed(COX_EXIT_OK);
 }
 
 static void help(FILE *file)
@@ -107,6 +121,9 @@ int main(int argc, char **argv)
         cox_version_print();
         return cox_exit_flushed(COX_EXIT_OK);
     }
+    /* For the shells' completion and the man pages; in no list. */
+    if (!strcmp(name, "__complete") || !strcmp(name, "__tables"))
+        return tables_main(name, argc - 2, argv + 2);
     if (argc > 1)
         cox_console_say("'%.64s' is no command (coxswain --help lists them)", name);
     else

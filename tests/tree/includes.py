@@ -57,7 +57,7 @@ FOLDERS = {
                        "engine/model",
     "engine/command": "channel/shm coordinator/server coordinator/client coordinator/service coordinator/cli "
                       "coordinator/metrics engine/model engine/batching",
-    "program": "coordinator/cli engine/command",
+    "program": "coordinator/client coordinator/cli engine/command",
 }
 
 # The folders at the top: each includes itself and those named.
