@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 # Nothing is installed unasked: tools/packages only says what is missing. `make packages` installs it.
 export COXSWAIN_PACKAGES = check
 
-.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm format-check format docs install clean
+.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm format-check format docs install uninstall clean
 
 all:
 	@sh tools/compile release
@@ -104,7 +104,11 @@ docs:
 
 install:
 	@PREFIX='$(PREFIX)' sh tools/compile release
-	cmake --install build/release
+	DESTDIR='$(DESTDIR)' cmake --install build/release
+
+# With the DESTDIR of the install, if that had one.
+uninstall:
+	DESTDIR='$(DESTDIR)' cmake -D BUILD_DIR=build/release -P cmake/uninstall.cmake
 
 clean:
 	rm -rf build

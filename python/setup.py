@@ -76,6 +76,8 @@ class BuildByCMake(build_ext):
                 "-D",
                 "COX_BUILD_COMMANDS=OFF",
                 "-D",
+                "COX_BUILD_MAN=OFF",
+                "-D",
                 "COX_BUILD_PYTHON=ON",
                 "-D",
                 f"COX_PYTHON={sys.executable}",

@@ -1,5 +1,5 @@
 #!/bin/sh
-# One check of the installed tree: headers, tiers, symbols, alone, pkg_config, find_package or engine. CTest runs install/tree first and sets
+# One check of the installed tree: headers, tiers, symbols, alone, pkg_config, find_package, engine or man. CTest runs install/tree first and sets
 #   CC CMAKE    the compiler and the cmake of the build
 #   PREFIX      the installed tree, LIBDIR its library folder, MODEL its model
 #   SOURCE      the repository, for examples/
@@ -76,6 +76,28 @@ symbols() {
     done
     "$PYTHON" "$SOURCE/tests/tree/symbols.py" check "$LIBDIR/libcoxswain.so" "$LIBDIR/libcoxswain-proto.so" ||
         fail "the exported functions are not those of include/libcoxswain.map"
+}
+
+# Each command and each exported function has a page, and no page makes a formatter complain.
+man() {
+    pages=$PREFIX/share/man
+    [ -d "$pages/man3" ] || { echo "SKIP: built without man pages"; exit 77; }
+    for command in coxswain coxswain-worker $("$PREFIX/bin/coxswain" __complete '' | sed 's/^/coxswain-/; s/\t.*//'); do
+        [ -e "$pages/man1/$command.1" ] || fail "no page of $command"
+    done
+    for function in $(sed -n 's/^ *\(cox_[a-z0-9_]*\);$/\1/p' "$SOURCE/include/libcoxswain.map"); do
+        [ -e "$pages/man3/$function.3" ] || echo "$function"
+    done >"$scratch/missing"
+    [ ! -s "$scratch/missing" ] || fail "no page of $(tr '\n' ' ' <"$scratch/missing")"
+    count=0
+    for page in "$pages"/man1/*.1 $(grep -L '^\.so ' "$pages"/man3/*.3); do
+        count=$((count + 1))
+        if command -v mandoc >/dev/null; then mandoc -T lint -W warning "$page"; fi
+        if command -v groff >/dev/null; then groff -man -ww -T utf8 -K utf8 -z "$page"; fi
+    done >"$scratch/complaints" 2>&1 || true
+    [ ! -s "$scratch/complaints" ] || fail "$(cat "$scratch/complaints")"
+    echo "$count pages"
+    [ "$count" -ge 35 ] || fail "only $count pages"
 }
 
 examples_or_skip() {
@@ -193,6 +215,6 @@ engine() {
 }
 
 case ${1-} in
-headers | tiers | symbols | alone | pkg_config | find_package | engine) "$1" ;;
+headers | tiers | symbols | alone | pkg_config | find_package | engine | man) "$1" ;;
 *) fail "no such check: '${1-}'" ;;
 esac
