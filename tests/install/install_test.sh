@@ -3,7 +3,7 @@
 #   CC CMAKE    the compiler and the cmake of the build
 #   PREFIX      the installed tree, LIBDIR its library folder, MODEL its model
 #   SOURCE      the repository, for examples/
-#   VERSION     what the packages must say
+#   VERSION     what the packages must say, and SOVERSION the shared libraries
 set -eu
 export LC_ALL=C
 
@@ -66,7 +66,7 @@ symbols() {
     for name in coxswain coxswain-proto; do
         library=$LIBDIR/lib$name.so
         soname=$(objdump -p "$library" | awk '$1 == "SONAME" { print $2 }')
-        [ "$soname" = "lib$name.so.${VERSION%%.*}" ] || fail "SONAME is $soname"
+        [ "$soname" = "lib$name.so.$SOVERSION" ] || fail "SONAME is $soname"
         # A library ends no process and prints nothing: its users decide that. _exit is an orphan's (worker/loop/worker.h),
         # abort an assertion's.
         if nm -D --undefined-only "$library" | sed 's/.* //; s/@.*//' |

@@ -29,6 +29,7 @@ if(NOT COX_SANITIZE)
             "LIBDIR=${prefix}/${CMAKE_INSTALL_LIBDIR}"
             "SOURCE=${PROJECT_SOURCE_DIR}"
             "VERSION=${PROJECT_VERSION}"
+            "SOVERSION=${COX_SOVERSION}"
             "PYTHON=${COX_PYTHON}"
             "MODEL=${prefix}/${CMAKE_INSTALL_DATADIR}/coxswain/models/sums")
     endforeach()

@@ -4,8 +4,9 @@
     python3 tests/tree/symbols.py write
 
 The map is the linker's version script and the list that a reviewer reads: one function a line, sorted.
-A function is public if a header that include/coxswain reaches declares it COX_PUBLIC. `write` brings the
-map in line with the headers: new names go into the last version, names that are gone are removed.
+debian/libcoxswain1.symbols lists the same names, each with the release that brought it.
+A function is public if a header that include/coxswain reaches declares it COX_PUBLIC. `write` brings
+both lists in line with the headers: new names go into the last version, names that are gone are removed.
 `check` compares the two, and with LIBRARY (libcoxswain.so) also its dynamic symbols and their versions;
 PROTO_LIBRARY is libcoxswain-proto.so, which exports coxswain__* alone. `check` also reads the comments of the
 headers: what a function returns is a list, one line for each code.
@@ -18,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MAP = "include/libcoxswain.map"
+DEBIAN = "debian/libcoxswain1.symbols"
 TIERS = ("include/coxswain/coxswain.h", "include/coxswain/memory.h", "include/coxswain/ipc.h")
 WRITE = "python3 tests/tree/symbols.py write"
 
@@ -122,6 +124,29 @@ def write(declared, versions):
     (ROOT / MAP).write_text(head + "\n".join(parts))
 
 
+def debian_of(text):
+    """A list of dpkg-gensymbols as {name@version: release}, without patterns and the versions themselves."""
+    return dict(re.findall(r"^ (cox_\w+@\w[\w.]*) (\S+)", text, re.M))
+
+
+def compare_debian(text, versions):
+    expected = {f"{name}@{version}" for version, names in versions.items() for name in names}
+    return [f"{symbol}: not both in {MAP} and {DEBIAN}: run `{WRITE}`"
+            for symbol in sorted(expected ^ debian_of(text).keys())]
+
+
+def write_debian(text, versions, release):
+    """Names keep the release that they have; new ones get this one."""
+    known = debian_of(text)
+    head, _, proto = text.partition("\nlibcoxswain-proto")
+    lines = head.split("\n")[:2]
+    for version, names in versions.items():
+        kept = re.search(rf"^ {version}@\S+ (\S+)", text, re.M)
+        lines.append(f" {version}@{version} {kept[1] if kept else release}")
+        lines += [f" {name}@{version} {known.get(f'{name}@{version}', release)}" for name in sorted(names)]
+    return "\n".join(lines) + "\nlibcoxswain-proto" + proto
+
+
 def crowded(text):
     """The lines of comments that tell of several codes in one sentence, instead of one line for each."""
     lines = []
@@ -152,6 +177,10 @@ def self_check():
     assert compare_library({"cox_a": "V_1", "cox_b": "V_2"}, versions) == []
     assert len(compare_library({"cox_a": "V_2", "cox_c": "V_2"}, versions)) == 3
     assert len(compare_proto({"cox_a": ""})) == 3
+    assert compare_debian(" V_1@V_1 1\n cox_a@V_1 1\n cox_b@V_2 2\n", versions) == []
+    assert len(compare_debian(" cox_a@V_2 1\n cox_b@V_2 2\n", versions)) == 2
+    assert write_debian("l\n*\n cox_a@V_1 1\n\nlibcoxswain-proto", versions, "2") == (
+        "l\n*\n V_1@V_1 2\n cox_a@V_1 1\n V_2@V_2 2\n cox_b@V_2 2\nlibcoxswain-proto")
     assert unmarked("int cox_a(void);\n#ifdef COX_INTERNAL\nint cox_b(void);\n#endif\nCOX_PUBLIC int\ncox_c(void);\n"
                     "static inline int cox_d(int x)\n{\n    return x;\n}\n") == ["cox_a"]
     assert crowded("int a;\n/* Opens. Returns 0; COX_A: no; -errno. */\n") == [2]
@@ -167,8 +196,10 @@ def main():
     versions = versions_of(read(MAP))
     if sys.argv[1] == "write":
         write(declared, versions)
+        release = re.search(r"project\(coxswain\s+VERSION (\S+)", read("CMakeLists.txt"))[1]
+        (ROOT / DEBIAN).write_text(write_debian(read(DEBIAN), versions_of(read(MAP)), release))
         return
-    problems = compare_headers(declared, versions)
+    problems = compare_headers(declared, versions) + compare_debian(read(DEBIAN), versions)
     for path in headers:
         problems += [f"{path}: {name} is neither COX_PUBLIC nor between #ifdef COX_INTERNAL and #endif: users would see it, and "
                      "fail to link" for name in unmarked(read(path))]
