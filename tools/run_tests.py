@@ -174,6 +174,9 @@ STEPS = {
     "anywhere": step_anywhere,
     "demo": lambda: run(["sh", "tools/demo"]),
     "debian": lambda: run(["sh", "tools/fresh"]),
+    "packages": lambda: run(["sh", "tests/packages/packages.sh"]),
+    "service": lambda: run(["sh", "tests/service/vm.sh"]),
+    "arm64": lambda: run(["sh", "tests/arm64/machine.sh"]),
 }
 
 

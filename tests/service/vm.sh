@@ -57,8 +57,8 @@ rm -rf --one-file-system "$root"
 
 timeout "${minutes}m" qemu-system-x86_64 -accel "${QEMU_ACCEL:-tcg}" -cpu max -smp 2 -m 1024 -nographic -no-reboot \
     -nic none -kernel "$work/kernel" -initrd "$work/initrd" -drive file="$work/disk",format=raw,if=virtio \
-    -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 systemd.show_status=0" </dev/null 2>&1 |
-    tr -d '\r' >"$work/console" || true
+    -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 systemd.show_status=0" </dev/null >"$work/console" 2>&1 || true
+sed -i 's/\r//g' "$work/console"
 rm -f "$work/disk"
 grep '^VM' "$work/console" || true
 grep -q '^VM end: 0$' "$work/console" || { tail -n 40 "$work/console" >&2; fail "see $work/console"; }
