@@ -13,13 +13,17 @@ if(NOT COX_SANITIZE)
             ${CMAKE_COMMAND} ${CMAKE_C_COMPILER})
 
     # After install/tree, since both write the build tree's list of files.
-    cox_command_test(NAME install/uninstall LABEL install TIER quick TIMEOUT 60
+    cox_command_test(NAME install/uninstall LABEL install TIER all TIMEOUT 60
         COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/uninstall_test.sh ${CMAKE_COMMAND} ${PROJECT_SOURCE_DIR}
             ${PROJECT_BINARY_DIR})
     set_tests_properties(install/uninstall PROPERTIES FIXTURES_REQUIRED installed_tree)
 
     foreach(name headers tiers symbols alone pkg_config find_package engine man)
-        cox_command_test(NAME install/${name} LABEL install TIER quick TIMEOUT 300
+        set(tier quick)
+        if(name STREQUAL "man")
+            set(tier all)
+        endif()
+        cox_command_test(NAME install/${name} LABEL install TIER ${tier} TIMEOUT 300
             COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/install_test.sh ${name})
         set_tests_properties(install/${name} PROPERTIES FIXTURES_REQUIRED installed_tree)
         set_property(TEST install/${name} APPEND PROPERTY ENVIRONMENT
