@@ -10,7 +10,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 work=$PWD/build/service
 root=$work/root
-minutes=${MINUTES:-20}
+minutes=${MINUTES:-40}
 
 fail() {
     echo "FAIL: $*" >&2
