@@ -168,8 +168,9 @@ def states(command, name):
     return {one["name"]: one for one in json.loads(said.splitlines()[0])["links"]}
 
 
-def transfer(command, name):
-    return json.loads(command("status", "--name", name, "--json"))["transfer"]
+def status(command, name):
+    """Its exit status is 4 while a rank is missing."""
+    return json.loads(command("status", "--name", name, "--json", status=None))
 
 
 def test_prefill_in_one_group_and_decode_in_another(coxswain_command, command):
@@ -181,18 +182,18 @@ def test_prefill_in_one_group_and_decode_in_another(coxswain_command, command):
         command("link", "--name", decode, prefill)
         assert states(command, decode)[prefill]["state"] == "success"
         assert generate(command, prefill, decode) == right
-        state = transfer(command, decode)
+        state = status(command, decode)["transfer"]
         assert (state["succeeded"], state["failed"], state["recomputed"]) == (len(PROMPTS), 0, 0)
         assert state["bytes"] >= 2 * 64 * len(PROMPTS)
         # A rank of the group that decodes is replaced: it has no link any more, and gets one.
-        ranks = json.loads(command("status", "--name", decode, "--json"))["ranks"]
+        ranks = status(command, decode)["ranks"]
         os.kill(ranks[1]["pid"], signal.SIGKILL)
         deadline = time.monotonic() + 60
-        while json.loads(command("status", "--name", decode, "--json"))["ranks"][1]["restarts"] < 1:
+        while status(command, decode)["ranks"][1]["restarts"] < 1:
             assert time.monotonic() < deadline
         assert generate(command, prefill, decode) == right
         # A rank of the other one dies for good: the link says so.
-        ranks = json.loads(command("status", "--name", prefill, "--json"))["ranks"]
+        ranks = status(command, prefill)["ranks"]
         os.kill(ranks[0]["pid"], signal.SIGKILL)
         while states(command, decode)[prefill]["state"] != "failed":
             assert time.monotonic() < deadline
