@@ -76,7 +76,7 @@ static enum MHD_Result serve_status(const struct cox_metrics_server *server,
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct CoxswainControl__StatusReply *status;
     struct cox_error err = {0};
-    char reason[sizeof err.text];
+    char reason[COX_HEALTH_SIZE];
     const uint64_t deadline_ns = cox_deadline_after_ms(STATUS_MS);
     int r = cox_client_open_path(&client, server->socket_path, deadline_ns, &err);
     if (!r)
@@ -85,7 +85,7 @@ static enum MHD_Result serve_status(const struct cox_metrics_server *server,
         return reply_line(connection, MHD_HTTP_SERVICE_UNAVAILABLE, err.text);
     if (metrics)
         return reply_metrics(connection, status);
-    if (!cox_metrics_ready(status, reason, sizeof reason))
+    if (!cox_metrics_ready(status, reason))
         return reply_line(connection, MHD_HTTP_SERVICE_UNAVAILABLE, reason);
     return reply_line(connection, MHD_HTTP_OK, "ready");
 }

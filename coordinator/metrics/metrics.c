@@ -6,7 +6,6 @@
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 typedef CoxswainControl__StatusReply status_reply;
 typedef CoxswainControl__ChannelStatus channel_status;
@@ -286,32 +285,15 @@ void cox_metrics_write(FILE *file, const status_reply *status)
     write_limits(file, status);
 }
 
-bool cox_metrics_ready(const status_reply *status, char *reason, size_t reason_size)
+bool cox_metrics_ready(const status_reply *status, char reason[COX_HEALTH_SIZE])
 {
-    if (status->stopping) {
-        snprintf(reason, reason_size, "the group is ending");
+    if (!cox_health_check(status, reason))
         return false;
-    }
-    for (size_t i = 0; i < status->n_ranks; i++) {
-        const rank_status *rank = status->ranks[i];
-        if (rank->liveness == COX_LIVENESS_ALIVE && !rank->stopped)
-            continue;
-        snprintf(reason, reason_size, "rank %" PRIu32 " is %s", rank->rank,
-                 rank->liveness == COX_LIVENESS_ALIVE ? "stopped"
-                                                      : cox_rank_liveness_name(rank->liveness));
-        return false;
-    }
     for (size_t i = 0; i < status->n_channels; i++)
         if (status->channels[i]->n_late_ranks) {
-            snprintf(reason, reason_size, "rank %" PRIu32 " owes a reply on channel %s",
+            snprintf(reason, COX_HEALTH_SIZE, "rank %" PRIu32 " owes a reply on channel %s",
                      status->channels[i]->late_ranks[0], status->channels[i]->name);
             return false;
         }
-    /* READY: nobody has initialized the ranks, and they serve nevertheless (run --no-init). */
-    if (status->engine_state && strcmp(status->engine_state, "NORMAL") != 0 &&
-        strcmp(status->engine_state, "READY") != 0) {
-        snprintf(reason, reason_size, "the engine is in state %s", status->engine_state);
-        return false;
-    }
     return true;
 }

@@ -12,7 +12,7 @@
 #ifndef COX_COORDINATOR_METRICS_H
 #define COX_COORDINATOR_METRICS_H
 
-#include "channel/base/base.h"
+#include "coordinator/client/health.h"
 
 #include <stdio.h>
 
@@ -23,9 +23,9 @@ struct CoxswainControl__StatusReply;
 /* Texts of the status may have any bytes: they are escaped. */
 void cox_metrics_write(FILE *file, const struct CoxswainControl__StatusReply *status);
 
-/* Whether the group can serve: every rank is alive and runs, the group is not ending, and nothing
- * that is in flight waits for a late rank. Otherwise one line says why not, in *reason. */
-bool cox_metrics_ready(const struct CoxswainControl__StatusReply *status, char *reason,
-                       size_t reason_size);
+/* Whether the group can serve: it is healthy (health.h), and no rank owes a reply to a request that
+ * has ended. Otherwise reason says why not, in one line. */
+bool cox_metrics_ready(const struct CoxswainControl__StatusReply *status,
+                       char reason[COX_HEALTH_SIZE]);
 
 #endif

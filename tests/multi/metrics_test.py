@@ -159,14 +159,15 @@ def test_m18_a_scrape_asks_no_rank():
         try:
             wait_until(lambda: value(group.metrics(), "coxswain_rank_stopped", rank="0") == 1, "stopped")
             check(group.get("/healthz") == (200, "alive\n"), "not alive")
-            check(group.get("/readyz") == (503, "rank 0 is stopped\n"), "%s" % (group.get("/readyz"),))
+            code, reason = group.get("/readyz")
+            check(code == 503 and "rank 0 (pid %d) is stopped" % group.pids[0] in reason, "%d %s" % (code, reason))
         finally:
             for pid in group.pids.values():
                 os.kill(pid, signal.SIGCONT)
         wait_until(lambda: group.get("/readyz") == (200, "ready\n"), "ready")
         check(group.get("/other")[0] == 404, "another path is there")
         expect(run(["recover", "pause", "--name", group.name]), 0)
-        check(group.get("/readyz") == (503, "the engine is in state PAUSE\n"), "%s" % (group.get("/readyz"),))
+        check(group.get("/readyz") == (503, "it is paused (coxswain recover start)\n"), "%s" % (group.get("/readyz"),))
 
 
 @test
