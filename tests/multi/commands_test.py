@@ -997,7 +997,7 @@ def doctor_checks_the_runtime_directory():
         if rights.can_switch_user():
             os.mkdir(inside, 0o700)
             os.chown(inside, 65534, 65534)
-            found("note", "belongs to user 65534, expected 0", "XDG_RUNTIME_DIR")
+            found("note", "belongs to user 65534, expected 0", "COXSWAIN_RUNTIME_DIR")
             os.rmdir(inside)
         outer = folder
         folder = os.path.join(outer, "none")
@@ -1135,7 +1135,7 @@ def doctor_tries_what_a_group_needs():
             ("memfd_create=EPERM", "sealed memory", "BAD", "seccomp"),
             ("futex<128=EPERM", "futex, read-only", "BAD", "seccomp"),  # between processes
             ("getsockopt=EPERM", "socket peers", "note", "seccomp"),
-            ("bind=EPERM", "runtime directory", "note", "a socket in", "XDG_RUNTIME_DIR"),
+            ("bind=EPERM", "runtime directory", "note", "a socket in", "COXSWAIN_RUNTIME_DIR"),
             ("futex_waitv=ENOSYS", "futex_waitv", "note", "Linux 5.16"),
             ("futex_waitv=EPERM", "futex_waitv", "note", "seccomp"),
             ("pidfd_getfd=ENOSYS", "pidfd_getfd", "note", "Linux 5.6"),

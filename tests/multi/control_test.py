@@ -87,7 +87,7 @@ def test_p3_status_reports_counters_bytes_and_times_of_what_was_generated():
             check(0 < phase["p50_s"] <= phase["p99_s"] < elapsed, "%s: %s" % (name, execute))
             check(phase["p50_s"] <= execute["phases"]["total"]["p50_s"], "%s: %s" % (name, execute))
         check(link["request_bytes"] == link["reply_bytes"] == 0, "wrong: %s" % link)
-        check(all(phase == {"count": 0, "p50_s": None, "p99_s": None} for phase in link["phases"].values()),
+        check(all(phase == {"count": 0, "p50_s": None, "p99_s": None, "sum_s": None, "below": []} for phase in link["phases"].values()),
               "wrong: %s" % link)
         result = expect(run(["status"]), 0)
         size, time_ = r" +[0-9.]+([KMGTPE]i)?B", r" +[0-9.]+[num]?s/[0-9.]+[num]?s"
