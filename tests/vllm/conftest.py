@@ -27,7 +27,8 @@ def pytest_addoption(parser):
 
 
 def environment(ranks, path="", **more):
-    """Of a process with vLLM: small, and at most a core for each rank. path: of more modules."""
+    """Of a process with vLLM: small, and at most a core for each rank. path: of more modules. more:
+    variables; None: it is not set."""
     cores = [str(rank % (os.cpu_count() or 1)) for rank in range(ranks)]
     own = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -36,7 +37,8 @@ def environment(ranks, path="", **more):
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(HERE), path]),
     }
-    return {**os.environ, **own, **more}
+    found = {**os.environ, **own, **more}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def shared_memory():

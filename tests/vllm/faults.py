@@ -165,7 +165,7 @@ def run_row(models, row, backend):
             os.path.join(models, "sums"),
             backend=backend,
             options=["--kv-cache-memory-bytes", str(64 << 20)],
-            VLLM_CPU_KVCACHE_SPACE="",
+            VLLM_CPU_KVCACHE_SPACE=None,
             VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=str(STEP),
         )
         with server:
