@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import types
 
 import coxswain
 
@@ -195,6 +196,22 @@ def woken():
         worker.leave()
 
 
+def one_row(sequence, block):
+    """What KvTransfer.step reads of a batch: one row that begins and fits one block."""
+    none = memoryview(b"")
+    return types.SimpleNamespace(
+        row_count=1,
+        ids=[sequence],
+        slots=[0],
+        starts=[0, 3],
+        positions=[0, 1, 2],
+        finished=[],
+        swap_in=none,
+        copies=none,
+        block_table=lambda: {(0, 0): block},
+    )
+
+
 def kv_errors():
     """Links this rank to itself, and replies how each of these pulls ends."""
     from coxswain import KvBlocks, KvLayout, KvTransfer, LinkRequest, Pull, PullRequest, RemoteGroup
@@ -246,6 +263,21 @@ def kv_errors():
         assert pull([[0]], [[2]]) == "" and transfer._status()[0].state == "linked"
         link(None, unlink=["me"])
         found["unlinked"] = pull([[0]], [[2]])
+        # A step writes block 2, which a pull has left to another sequence. It fails, then succeeds.
+        assert pull([[0]], [[2]], target_sequence=6) == "NotFound: there is no link to me"
+        link([pool], epoch=8)
+        assert pull([[0]], [[2]], target_sequence=6) == "" and blocks.generation(2) == 6
+        step = one_row(sequence=9, block=2)
+        for failure in (ValueError, None):
+            try:
+                with transfer.step(step):
+                    found_inside = blocks.generation(2)
+                    if failure:
+                        raise failure
+            except ValueError:
+                assert blocks.generation(2) == 0, "a step that failed gives blocks"
+            assert found_inside == 0, "a step writes blocks that others may copy"
+        assert blocks.generation(2) == 9
         transfer.clear()
         assert [blocks.generation(block) for block in range(4)] == [0] * 4
         return json.dumps(found).encode()
