@@ -383,6 +383,27 @@ int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err
     return r ? cox_fail(err, r, "a legacy rank: %s", cox_status_text(r)) : 0;
 }
 
+/* Starts the processes, which inherit the memory of a sealed group that has no control socket. */
+static int executor_launch(struct cox_executor *executor, struct cox_supervise_options *options,
+                           struct cox_error *err)
+{
+    int fds[COX_RANK_COUNT_MAX][COX_SEALED_FD_COUNT];
+    int r = 0;
+    for (uint32_t rank = 0; r == 0 && executor->sealed_inherited && rank < options->rank_count;
+         rank++)
+        r = cox_executor_lend_sealed(executor, rank, fds[rank], err);
+    if (executor->sealed_inherited) {
+        options->memory_fds = fds[0];
+        options->memory_fd_count = COX_SEALED_FD_COUNT;
+    }
+    cox_fault_point(COX_FAULT_LAUNCH);
+    if (r == 0)
+        r = cox_supervisor_start(options, &executor->supervisor, err);
+    for (uint32_t rank = 0; executor->sealed_inherited && rank < options->rank_count; rank++)
+        cox_executor_drop_sealed(executor, rank);
+    return r;
+}
+
 static int executor_start_workers(struct cox_executor *executor, struct cox_error *err)
 {
     char prefix[COX_NAME_SIZE_MAX + 2];
@@ -392,7 +413,9 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     /* Starting workers by hand takes any time. */
     bool waits = executor->options.external_workers && !executor->options.start_timeout_ms;
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
-    const struct cox_supervise_options options = {
+    executor->sealed_inherited = executor->geometry.sealed && !executor->options.external_workers &&
+                                 !executor->control_socket;
+    struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .ranks = executor->ranks,
         .notify_fds = executor->options.collect ? executor->notify_fds : NULL,
@@ -402,7 +425,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .devices = executor->options.devices,
         .deadline_ns = deadline_ns,
         .control_socket = cox_executor_socket(executor),
-        .sealed = executor->geometry.sealed,
+        .sealed = executor->geometry.sealed && !executor->sealed_inherited,
         .external = executor->options.external_workers,
         .hooks = {.context = executor,
                   .line = executor_on_line,
@@ -410,8 +433,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
                   .death = executor_on_death},
         .log = executor->options.log,
     };
-    cox_fault_point(COX_FAULT_LAUNCH);
-    int r = cox_supervisor_start(&options, &executor->supervisor, err);
+    int r = executor_launch(executor, &options, err);
     if (r)
         return r;
     /* release: the supervisor before it; partner: on_worker_gone. */
@@ -446,10 +468,9 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         return cox_fail(err, COX_INVALID,
                         "replies of legacy workers are collected by a response thread: leave out "
                         "collect, and register a handler");
-    if (options->no_socket && (options->external_workers || options->attach == COX_ATTACH_SEALED))
-        return cox_fail(
-            err, COX_INVALID,
-            "sealed attach, and workers that are started by hand, need the control socket");
+    if (options->no_socket && options->external_workers)
+        return cox_fail(err, COX_INVALID,
+                        "workers that are started by hand need the control socket");
     if (options->name) {
         int r = cox_name_check(options->name, err);
         if (r)

@@ -80,11 +80,10 @@ struct cox_executor_options {
     /* runtime directory; NULL: $COXSWAIN_RUNTIME_DIR, $XDG_RUNTIME_DIR/coxswain, or
      * /tmp/coxswain-<uid>; read by start */
     const char *runtime_dir;
-    /* start opens no control socket; not with sealed attach or external workers */
+    /* start opens no control socket; not with external workers */
     bool no_socket;
     /* start fails if the control socket cannot be opened. By default, a group without a usable
-     * runtime directory logs this and runs without the socket (except with sealed attach or
-     * external workers). */
+     * runtime directory logs this and runs without the socket (except with external workers). */
     bool need_socket;
     /* default 60,000 */
     uint64_t start_timeout_ms;

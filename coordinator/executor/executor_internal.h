@@ -32,6 +32,8 @@ struct cox_executor {
     struct cox_channel channels[COX_CHANNEL_COUNT];
     /* the group's memory in the sealed form */
     struct cox_sealed sealed;
+    /* processes inherit it: there was no control socket at the start */
+    bool sealed_inherited;
     /* NULL: none */
     struct cox_control_socket *control_socket;
     /* One record per rank (rank.h). */
@@ -125,10 +127,17 @@ int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err
 
 /* ---- worker_hello.c: the group's control socket ---- */
 
-/* Does nothing with options.no_socket. Returns 0, also if a named group runs without a socket
- * (logged); COX_TAKEN; what cox_control_socket_open returns. */
+/* Does nothing with options.no_socket. Returns 0, also if the group runs without a socket (logged);
+ * COX_TAKEN; what cox_control_socket_open returns. */
 int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err);
 void cox_executor_close_socket(struct cox_executor *executor); /* idempotent */
+/* For a process that is about to be started, in a group whose processes inherit sealed memory:
+ * lends the fds of the rank's memory, which is new; from here on only the rank writes it. Returns 0
+ * or -errno. */
+int cox_executor_lend_sealed(struct cox_executor *executor, uint32_t rank,
+                             int ret_fds[COX_SEALED_FD_COUNT], struct cox_error *err);
+/* The process has inherited them: this one keeps no fd of memory that another one writes. */
+void cox_executor_drop_sealed(struct cox_executor *executor, uint32_t rank);
 
 /* Checks the process that has attached as the rank, and watches it from now on. Returns 0;
  * COX_CORRUPT; COX_DENIED: it is not a descendant of the process that was started; COX_PEER_DEAD.

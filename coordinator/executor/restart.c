@@ -109,12 +109,22 @@ static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t
         return 0;
     }
     const struct cox_fd_bundle *bundle = &executor->replacements[rank];
-    const struct cox_launch_incarnation incarnation = {
+    int sealed_fds[COX_SEALED_FD_COUNT];
+    struct cox_launch_incarnation incarnation = {
         .number = cox_rank_incarnation(&executor->ranks[rank]),
         .fds = bundle->fds,
         .fd_count = bundle->count,
     };
-    int r = cox_supervisor_relaunch(executor->supervisor, rank, &incarnation, deadline_ns, err);
+    int r = 0;
+    if (executor->sealed_inherited) {
+        incarnation.fds = sealed_fds;
+        incarnation.fd_count = COX_SEALED_FD_COUNT;
+        r = cox_executor_lend_sealed(executor, rank, sealed_fds, err);
+    }
+    if (r == 0)
+        r = cox_supervisor_relaunch(executor->supervisor, rank, &incarnation, deadline_ns, err);
+    if (executor->sealed_inherited)
+        cox_executor_drop_sealed(executor, rank);
     restart_put_away(executor, rank);
     return r;
 }

@@ -293,6 +293,23 @@ static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
     return r;
 }
 
+int cox_executor_lend_sealed(struct cox_executor *executor, uint32_t rank,
+                             int ret_fds[COX_SEALED_FD_COUNT], struct cox_error *err)
+{
+    pthread_mutex_lock(&executor->memory_lock);
+    cox_sealed_hand_out(&executor->sealed, rank, ret_fds);
+    pthread_mutex_unlock(&executor->memory_lock);
+    int r = cox_sealed_give_rank(&executor->sealed, rank);
+    return r ? cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r)) : 0;
+}
+
+void cox_executor_drop_sealed(struct cox_executor *executor, uint32_t rank)
+{
+    pthread_mutex_lock(&executor->memory_lock);
+    cox_close_fd(&executor->sealed.rank_fds[rank]);
+    pthread_mutex_unlock(&executor->memory_lock);
+}
+
 /* A process that connected before as this rank never became it, but may have written; and memory
  * that was made for a new process is all zero. */
 static void reset_rank(struct cox_executor *executor, uint32_t rank)
@@ -441,8 +458,7 @@ int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *er
         return 0;
     struct cox_error why = {0};
     int r = socket_open(executor, executor->name, &executor->control_socket, &why);
-    bool needed = executor->options.need_socket || executor->geometry.sealed ||
-                  executor->options.external_workers;
+    bool needed = executor->options.need_socket || executor->options.external_workers;
     if (r == 0 || needed || !is_no_place(r))
         return r ? cox_fail(err, r, "%s", why.text) : 0;
     cox_log_write(&executor->options.log, 4,

@@ -63,6 +63,8 @@ static int supervisor_new(const struct cox_supervise_options *options,
         return r;
     }
     s->external = options->external;
+    s->memory_fds = options->memory_fds;
+    s->memory_fd_count = options->memory_fd_count;
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
     s->packed = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->packed);
     s->children = calloc(s->plan.rank_count, sizeof *s->children);

@@ -74,6 +74,10 @@ struct cox_supervise_options {
     const char *control_socket;
     /* COXSWAIN_ATTACH: workers attach over the control socket */
     bool sealed;
+    /* memory that the first processes inherit (COXSWAIN_FDS): memory_fd_count fds of rank 0, then
+     * of rank 1, and so on, lent until start returns; 0: none */
+    const int *memory_fds;
+    uint32_t memory_fd_count;
     /* starts no worker, see cox_supervisor_register; command is not used */
     bool external;
     /* rank_count eventfds, which the workers inherit (COXSWAIN_NOTIFY_FD); borrowed until free;

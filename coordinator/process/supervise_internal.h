@@ -85,6 +85,9 @@ struct cox_supervisor {
     atomic_bool ending;
     /* processes are others' children, and come by register */
     bool external;
+    /* of the options; start's */
+    const int *memory_fds;
+    uint32_t memory_fd_count;
     pthread_t thread;
     /* of the supervisor thread alone */
     struct pollfd *polled;

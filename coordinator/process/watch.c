@@ -14,8 +14,12 @@ static int launch_all(struct cox_supervisor *s)
     if (s->external)
         return 0;
     int r = 0;
-    const struct cox_launch_incarnation first = {.number = 1};
     for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++) {
+        const struct cox_launch_incarnation first = {
+            .number = 1,
+            .fds = s->memory_fds + (size_t)rank * s->memory_fd_count,
+            .fd_count = s->memory_fd_count,
+        };
         cox_child_reset(&s->children[rank]);
         r = cox_child_begin(&s->children[rank], &first, &s->launch_error);
     }

@@ -309,7 +309,7 @@ class Group:
         that torchrun started (RANK, WORLD_SIZE) becomes that rank, any other one the next that is
         free.
     standby: `coxswain status` does not find the group until `take_name` gives it a name: it stands
-        by for another group. Without external and sealed attach.
+        by for another group. Not with external.
     devices: the device number of each rank; None: its rank.
     spin: whether waits spin for some microseconds before they block, where cores are free.
 

@@ -138,6 +138,7 @@ class Ranks:
         self.group = Group(
             command,
             self.world_size,
+            attach="sealed",  # nothing has a name that could outlive a killed engine
             name=name,
             depth=depth,
             timeout=_ATTACH_SECONDS,

@@ -219,6 +219,7 @@ static struct cox_executor_options executor_options(void)
         .no_flags = true,
         .depth = 1,
         .attach = COX_ATTACH_SEALED,
+        .need_socket = true, /* or what it fails for would be logged alone */
         .start_timeout_ms = TEST_PATIENCE_MS,
         .finalize_ms = TEST_PATIENCE_MS,
     };
@@ -232,6 +233,14 @@ static struct cox_executor_options executor_options(void)
 static int executor_start(void *object, struct cox_error *err)
 {
     const struct cox_executor_options options = executor_options();
+    return cox_executor_start(&options, object, err);
+}
+
+static int executor_start_without_socket(void *object, struct cox_error *err)
+{
+    struct cox_executor_options options = executor_options();
+    options.need_socket = false;
+    options.no_socket = true;
     return cox_executor_start(&options, object, err);
 }
 
@@ -250,6 +259,15 @@ static const struct countdown_subject group_start = {
     .destroy = executor_free,
     .codes = worker_ended,
     .word = "exited with status",
+    .lenient = true,
+    .costly = true,
+};
+
+static const struct countdown_subject group_start_without_socket = {
+    .name = "executor_start, sealed, without a socket",
+    .size = sizeof(struct cox_executor *),
+    .construct = executor_start_without_socket,
+    .destroy = executor_free,
     .lenient = true,
     .costly = true,
 };
@@ -289,6 +307,13 @@ static void b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_
     countdown_once(&group_start);
 }
 
+static void b4_b15_nor_of_one_whose_processes_inherit_its_memory(void **state)
+{
+    (void)state;
+    countdown_once(&group_start_without_socket);
+    countdown_interrupted(&group_start_without_socket);
+}
+
 static void a_sealed_group_starts_through_interruptions(void **state)
 {
     (void)state;
@@ -312,6 +337,7 @@ int main(void)
         TEST(b19_memory_without_a_name_reports_the_first_of_many_failures),
         TEST(b47_memory_without_a_name_is_made_through_interruptions),
         TEST(b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_fails),
+        TEST(b4_b15_nor_of_one_whose_processes_inherit_its_memory),
         TEST(a_sealed_group_starts_through_interruptions),
     };
     environment_shrink();

@@ -315,13 +315,14 @@ def test_the_commands_work_on_a_group_of_python(coxswain_command):
         assert group.call(b"x", timeout=30) == [b"x"] * 2
 
 
-def test_a_group_that_stands_by_takes_the_name_of_another_one(coxswain_command):
+@pytest.mark.parametrize("attach", ["named", "sealed"])
+def test_a_group_that_stands_by_takes_the_name_of_another_one(coxswain_command, attach):
     def status(name, *options):
         command = [coxswain_command, "status", "--name", name, *options]
         return subprocess.run(command, capture_output=True, text=True)
 
     name = f"taken_{os.getpid()}"
-    with coxswain.Group(workers.who, 2, standby=True) as second:
+    with coxswain.Group(workers.who, 2, standby=True, attach=attach) as second:
         with coxswain.Group(workers.who, 2, name=name) as first:
             assert len(second.call(b"", timeout=30)) == 2
             assert second.socket == "" and status(second.name).returncode != 0
@@ -339,6 +340,22 @@ def test_a_group_that_stands_by_takes_the_name_of_another_one(coxswain_command):
             rank.pid for rank in second.status().ranks
         ]
     assert status(name).returncode != 0
+
+
+@pytest.mark.parametrize("takes_name", [False, True])
+def test_a_sealed_group_without_a_socket_hands_its_memory_down(takes_name):
+    """It has no name in /dev/shm, not even while a rank attaches, also one that replaces another."""
+    with coxswain.Group(workers.names_of_coordinator, 2, standby=True, attach="sealed") as group:
+        assert group.status().attach == "sealed"
+        replies = group.call(b"", timeout=30)
+        if takes_name:
+            group.take_name(f"taken_{os.getpid()}")
+        for rank in (1, 0):
+            group.restart(rank, kill=True)
+            replies += group.call(b"", timeout=30)
+        pids = [rank.pid for rank in group.status().ranks]
+    assert [int(reply.split()[0]) for reply in replies[-2:]] == pids
+    assert len({*replies}) == 4 and not any(reply.split()[1:] for reply in replies)
 
 
 def test_status_shows_a_note(coxswain_command):
