@@ -200,7 +200,7 @@ class Live:
         return [f"request {new.req_id}: {why}" for why, is_so in found.items() if is_so]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Step:
     """A SchedulerOutput whose ModelRunnerOutput is not there yet."""
 
@@ -332,20 +332,21 @@ class Survivor:
         if reply.method == "execute_model":
             step = next(step for step in self._steps if not step.executed)
             step.executed = True
-            if result is not None:
-                self._apply(result, {})
+            if result is not None:  # nothing is sampled
+                self._apply(step, result, {})
         elif reply.method == "sample_tokens":
             result, generators = result
-            self._apply(result, generators)
+            self._apply(self._steps[0], result, generators)
         elif reply.repeated:
             self._setup.append((reply.method, reply.payload))
             if reply.method == "compile_or_warm_up_model":
                 self._executor._spares.fill()  # the engine has started
         return result
 
-    def _apply(self, output: Any, generators: dict[str, Any]) -> None:
-        """The oldest step is over."""
-        scheduled = self._steps.popleft().scheduled
+    def _apply(self, step: Step, output: Any, generators: dict[str, Any]) -> None:
+        """A step is over."""
+        self._steps.remove(step)
+        scheduled = step.scheduled
         for request_id in scheduled.finished_req_ids:
             self._live.pop(request_id, None)
         for request_id in scheduled.preempted_req_ids or ():
