@@ -168,6 +168,8 @@ def kills(ranks, model, options, log):
         for i in range(options.kills):
             for loaded in (True, False):
                 for executor, engine in engines.items():
+                    if executor == "own" and i >= options.own_kills:
+                        continue
                     starts[executor].append(engine.ask("start"))
                     result = engine.ask("kill", loaded=loaded)
                     engine.ask("stop")
@@ -210,6 +212,9 @@ def main():
     parser.add_argument("--count", type=int, default=2000, help="calls of a tight round")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds")
     parser.add_argument("--kills", type=int, default=20, help="in steps, and as many while idle")
+    parser.add_argument(
+        "--own-kills", type=int, default=5, help="of vLLM's own executor, which takes 10 s for each"
+    )
     parser.add_argument("--log", default=os.devnull, help="for what the engines write")
     options = parser.parse_args()
     import widen
