@@ -16,9 +16,9 @@ check() {
     fi
 }
 
-# As the user of the service, whose groups nobody else reaches.
+# As the user of the service, in a login without a variable of it: /run/coxswain is one of the places that are looked at.
 coxswain_() {
-    runuser -u coxswain -- env XDG_RUNTIME_DIR=/run/coxswain coxswain "$@"
+    runuser -u coxswain -- coxswain "$@"
 }
 
 answers() {
@@ -64,6 +64,7 @@ for attach in named sealed; do
     check "$attach: active" is_active
     check "$attach: it answers" answers
     check "$attach: status" coxswain_ status --name main
+    check "$attach: status, as root" coxswain status --socket /run/coxswain/main.sock
     echo "VM figure: $attach: StatusText '$(property StatusText)'"
     pid=$(rank_pid)
     check "$attach: a rank is killed" kill -KILL "$pid"
@@ -73,7 +74,7 @@ for attach in named sealed; do
     check "$attach: the death is a notice in the journal" sh -c \
         'journalctl -u coxswain@main -p notice..notice --no-pager -o cat | grep "rank 0 .* was killed by signal 9"'
     check "$attach: what is no warning is none" sh -c \
-        'journalctl -u coxswain@main -p info..info --no-pager -o cat | grep "socket /run/coxswain/"'
+        'journalctl -u coxswain@main -p info..info --no-pager -o cat | grep "socket /run/coxswain/main.sock"'
     check "$attach: stop" systemctl stop coxswain@main
     check "$attach: nothing is left" nothing_left
     systemctl reset-failed coxswain@main 2>/dev/null
