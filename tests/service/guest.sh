@@ -1,20 +1,8 @@
 #!/bin/sh
-# What vm.sh runs in its virtual machine, as root, beside systemd. One line "VM ok: ..." or "VM FAILED: ..." for each
-# thing, "VM figure: ..." for what is reported, at last "VM end: NUMBER OF FAILURES".
-failures=0
+# What vm.sh runs in its virtual machine, as root, beside systemd.
+. /usr/local/lib/guest.sh
 
-check() {
-    what=$1
-    shift
-    if "$@" >/tmp/output 2>&1; then
-        echo "VM ok: $what"
-    else
-        echo "VM FAILED: $what"
-        sed 's/^/    /' /tmp/output
-        journalctl -u coxswain@main -n 30 --no-pager | sed 's/^/    /'
-        failures=$((failures + 1))
-    fi
-}
+details() { journalctl -u coxswain@main -n 30 --no-pager; }
 
 # As the user of the service, in a login without a variable of it: /run/coxswain is one of the places that are looked at.
 coxswain_() {
@@ -27,16 +15,6 @@ answers() {
 
 property() {
     systemctl show -P "$1" coxswain@main
-}
-
-# until SECONDS COMMAND...
-until_() {
-    end=$(($(date +%s) + $1))
-    shift
-    until "$@"; do
-        [ "$(date +%s)" -lt "$end" ] || return 1
-        sleep 0.5
-    done
 }
 
 rank_pid() {
@@ -52,7 +30,7 @@ nothing_left() {
 }
 
 check "the unit is sound" systemd-analyze verify --man=no coxswain@main.service
-echo "VM figure: $(systemd-analyze security --no-pager coxswain@main.service | tail -n 1)"
+figure "$(systemd-analyze security --no-pager coxswain@main.service | tail -n 1)"
 check "the account is there" getent passwd coxswain
 check "the runtime directory is there" sh -c '[ "$(stat -c "%U %a" /run/coxswain)" = "coxswain 700" ]'
 
@@ -60,12 +38,12 @@ for attach in named sealed; do
     echo "COXSWAIN_OPTIONS=-n 2 --attach $attach --on-death restart" >/etc/coxswain/main.conf
     begin=$(date +%s.%N)
     check "$attach: start returns when the group is ready" systemctl start coxswain@main
-    echo "VM figure: $attach: ready after $(echo "$(date +%s.%N) $begin" | awk '{ printf "%.1f", $1 - $2 }') s, emulated"
+    figure "$attach: ready after $(echo "$(date +%s.%N) $begin" | awk '{ printf "%.1f", $1 - $2 }') s, emulated"
     check "$attach: active" is_active
     check "$attach: it answers" answers
     check "$attach: status" coxswain_ status --name main
     check "$attach: status, as root" coxswain status --socket /run/coxswain/main.sock
-    echo "VM figure: $attach: StatusText '$(property StatusText)'"
+    figure "$attach: StatusText '$(property StatusText)'"
     pid=$(rank_pid)
     check "$attach: a rank is killed" kill -KILL "$pid"
     check "$attach: it is replaced" until_ 300 other_rank "$pid"
@@ -104,4 +82,4 @@ echo "COXSWAIN_OPTIONS=--depth 0" >/etc/coxswain/main.conf
 systemctl start coxswain@main 2>/dev/null
 check "options that are refused are not tried again" sh -c \
     'sleep 5; [ "$(systemctl show -P ExecMainStatus coxswain@main)" = 2 ] && [ "$(systemctl show -P ActiveState coxswain@main)" = failed ]'
-echo "VM end: $failures"
+end
