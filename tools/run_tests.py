@@ -176,7 +176,9 @@ STEPS = {
     "debian": lambda: run(["sh", "tools/fresh"]),
     "packages": lambda: run(["sh", "tests/packages/packages.sh"]),
     "service": lambda: run(["sh", "tests/service/vm.sh"]),
+    "container": lambda: run(["sh", "tests/container/image.sh"]),
     "arm64": lambda: run(["sh", "tests/arm64/machine.sh"]),
+    "transcript": lambda: run(["sh", "tests/install/transcript.sh"]),
 }
 
 
@@ -191,9 +193,9 @@ def nightly(names):
         failed = failed or verdict == "FAILED"
         note = verdict_of(name) if name in PRESETS else ""
         rows.append((name, verdict, (time.monotonic() - begin) / 60, note))
-    print("\n%-8s %-8s %7s" % ("step", "verdict", "minutes"))
+    print("\n%-10s %-8s %7s" % ("step", "verdict", "minutes"))
     for row in rows:
-        print(("%-8s %-8s %7.1f  %s" % row).rstrip())
+        print(("%-10s %-8s %7.1f  %s" % row).rstrip())
     print("nightly: %s" % ("FAILED" if failed else "passed"), flush=True)
     return 1 if failed else 0
 

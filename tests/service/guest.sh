@@ -82,4 +82,11 @@ echo "COXSWAIN_OPTIONS=--depth 0" >/etc/coxswain/main.conf
 systemctl start coxswain@main 2>/dev/null
 check "options that are refused are not tried again" sh -c \
     'sleep 5; [ "$(systemctl show -P ExecMainStatus coxswain@main)" = 2 ] && [ "$(systemctl show -P ActiveState coxswain@main)" = failed ]'
+
+echo "COXSWAIN_OPTIONS=-n 2" >/etc/coxswain/main.conf
+check "a group runs while the package is removed" systemctl start coxswain@main
+check "the package is removed" dpkg --purge coxswain
+check "its group was stopped" sh -c '[ "$(systemctl is-active coxswain@main)" != active ]'
+check "nothing is left" nothing_left
+check "no program is left" sh -c '! command -v coxswain'
 end
