@@ -25,10 +25,11 @@ sh tools/packages build arm64 || { echo "$0: skipped: packages are missing" >&2;
 
 # The unit tests that are one program and need nothing else.
 cmake -S . -B "$build" -G Ninja --toolchain cmake/aarch64-linux-gnu.cmake -D COX_SYSROOT="$work/sysroot" \
-    -D CMAKE_BUILD_TYPE=RelWithDebInfo -D COX_WERROR=ON -D COX_TESTING=ON -D COX_BUILD_BENCH=OFF -D COX_BUILD_MAN=OFF \
-    -D COX_TSAN_RUNS_EXITCODE=1 \
+    -D CMAKE_BUILD_TYPE=RelWithDebInfo -D COX_WERROR=ON -D COX_TESTING=ON -D COX_BUILD_TESTS=ON -D COX_BUILD_BENCH=OFF \
+    -D COX_BUILD_MAN=OFF -D COX_TSAN_RUNS_EXITCODE=1 \
     >"$work/build.log" || fail "see $work/build.log"
 programs=$(ninja -C "$build" -t targets all | sed -n 's/^\(test_unit_[a-z0-9_]*\): phony$/\1/p')
+[ -n "$programs" ] || fail "no unit test is built: see $work/build.log"
 cmake --build "$build" -j "${JOBS:-$(nproc)}" --target coxswain coxswain-worker $programs >>"$work/build.log" ||
     { tail "$work/build.log" >&2; fail "see $work/build.log"; }
 

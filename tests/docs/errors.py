@@ -13,8 +13,8 @@ it. Rules are lines of a comment below the heading:
     code -errno text : …$                  text: a regular expression, to the end of the line
     -->
 
-code has the code's name as the source has it (Python: the exception's), in the start of a path; both may be lists
-(a|b). A text without an entry, and a rule without a text, is an error. docs/errors.md lists all texts.
+code has a word of the source's expression for the code (Python: the exception's name; `log` of log lines), in the
+start of a path; both may be lists (a|b). A text without an entry, and a rule without a text, is an error. docs/errors.md lists all texts.
 """
 
 import ast
@@ -24,18 +24,18 @@ import re
 import sys
 
 PRODUCT = ("channel", "coordinator", "engine", "program", "proto", "worker")
-# Functions whose argument of that number, from 0 on, is the text or its format, and where its code is; None: it has none.
+# Functions whose argument of that number, from 0 on, is the text or its format; and the argument that is its code, or one
+# for all: `last` is a line of what a dead rank had reported, `notice` a line of a command about what goes on.
 SINKS = {
     "cox_fail": (2, 1),
-    "cox_last_errors_add": (2, None),
+    "cox_last_errors_add": (2, "last"),
     "cox_client_connection_refuse": (3, 2),
     "cox_client_connection_turn_away": (2, 1),
     "cox_channel_thread_refuse": (3, 2),
     "cox_cuda_fail": (3, 2),
-    "cox_console_say": (0, None),
-    "conflict": (1, None),
+    "cox_console_say": (0, "notice"),
     "error_put": (2, 1),
-    "fail_corrupt": (1, None),
+    "fail_corrupt": (1, "COX_CORRUPT"),
     "item_fail": (2, 1),
     "link_fail": (2, 1),
     "pull_fail": (4, 3),
@@ -48,8 +48,10 @@ PAGE, INDEX = "docs/troubleshooting.md", "docs/errors.md"
 
 STRING = r'"(?:[^"\\\n]|\\.)*"'
 COMMENT = re.compile(STRING + r"|/\*.*?\*/|//[^\n]*", re.S)
-TOKEN = re.compile(STRING + r"|'(?:[^'\\]|\\.)*'|.", re.S)
+TOKEN = re.compile(STRING + r"|'(?:[^'\\]|\\.)*'|[^\"'()\[\]{},?:]+|.", re.S)
 PIECE = re.compile(STRING + r"|\b[A-Z]\w+")
+# Of sinks, and of what looks like one.
+CALL = re.compile(r"(?<![\w.>])(%s|(?:[a-z]\w*_)?(?:fail|refuse))\(" % "|".join([*SINKS, *LOGS]))
 CONVERSION = re.compile(r"%[-#0 +']*[\d*]*(?:\.[\d*]*)?(?:hh|h|ll|l|z|j|t)?[a-zA-Z]")
 
 
@@ -95,10 +97,10 @@ def alternatives(argument):
 
 def texts_of_c(path, code):
     code = without_comments(code)
-    for match in re.finditer(r"(?<![\w.>])([a-z_]\w*)\(", code):
+    for match in CALL.finditer(code):
         name = match[1]
         if name not in SINKS and name not in LOGS:
-            if re.search(r"(?:^|_)(?:fail|refuse)$", name) and name not in NO_SINKS:
+            if name not in NO_SINKS:
                 given = arguments(code, match.end() - 1)
                 if any(argument.startswith('"') and " " in argument for argument in given):
                     yield None, None, "%s gives a text: it belongs to SINKS or NO_SINKS" % name
@@ -107,11 +109,11 @@ def texts_of_c(path, code):
         number, at = SINKS.get(name) or LOGS[name]
         if len(given) <= number:
             continue
-        value = given[at] if at is not None else ""
+        value = at if isinstance(at, str) else given[at]
         if name in LOGS and value.isdigit() and int(value) > 4:
             continue
         for text in alternatives(given[number]):
-            yield value if name in SINKS else "log", path, text
+            yield (value if name in SINKS else "log"), path, text
 
 
 def texts_of_python(path, code):
@@ -153,12 +155,12 @@ class Rule:
         match = re.fullmatch(r"(?:code (\S+) ?)?(?:in (\S+) ?)?(?:text (.+))?", line)
         if not match or not any(match.groups()):
             sys.exit("%s: '%s' is no rule" % (PAGE, line))
-        self.codes = match[1] and match[1].split("|")
+        self.code = match[1] and re.compile(r"(?<![\w-])(?:%s)(?!\w)" % match[1])
         self.places = match[2] and tuple(match[2].split("|"))
         self.text = match[3] and re.compile(match[3])
 
     def fits(self, code, path, text):
-        return ((not self.codes or code in self.codes) and (not self.places or path.startswith(self.places))
+        return ((not self.code or bool(self.code.search(code))) and (not self.places or path.startswith(self.places))
                 and (not self.text or bool(self.text.search(text))))
 
 
