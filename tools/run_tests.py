@@ -2,8 +2,10 @@
 
 import glob
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 
 from supervised import ROOT, run, supervise
@@ -45,6 +47,40 @@ def verdict_of(preset):
         return ""
 
 
+# A test has ended: how many of how many have.
+ENDED = re.compile(r" *(\d+)/(\d+) Test +#\d+: ")
+
+
+def show_progress(fd):
+    """Reads what ctest prints; on the terminal is one line, and above it a line for each test that fails. (ctest has
+    an option for that, but not together with a log.)"""
+    begin = time.monotonic()
+    with os.fdopen(fd, errors="replace") as lines:
+        for line in lines:
+            match = ENDED.match(line)
+            if not match:
+                continue
+            if not re.search(r"   Passed |\*\*\*Skipped ", line):
+                print("\r\x1b[K" + line.rstrip())
+            done, total = map(int, match.groups())
+            print("\r\x1b[K%d/%d tests, ETA %.0f s" %
+                  (done, total, (time.monotonic() - begin) * (total - done) / done), end="", flush=True)
+    print("\r\x1b[K", end="", flush=True)
+
+
+def run_ctest(command):
+    if not sys.stdout.isatty():
+        return run(command)
+    fd, stdout = os.pipe()
+    reader = threading.Thread(target=show_progress, args=(fd,))
+    reader.start()
+    try:
+        return run(command, stdout=stdout)
+    finally:
+        os.close(stdout)
+        reader.join()
+
+
 def run_tests(preset, title, options):
     """Builds, runs the tests of a preset that `options` select. Returns the exit status."""
     begin = time.monotonic()
@@ -57,9 +93,8 @@ def run_tests(preset, title, options):
     tests = tiers.tests_of("ctest", folder, options)
     print("%s: %d tests, about %.0f minutes on 2 idle cores" % (
         title, len(tests), max(1, tiers.seconds_of(tests, tiers.record()) / 60)), flush=True)
-    status = run(["ctest", "--preset", preset, "-j", str(os.cpu_count() or 1),
-                  "--output-log", log_of(preset),
-                  *(["--progress"] if sys.stdout.isatty() else []), *options])
+    status = run_ctest(["ctest", "--preset", preset, "-j", str(os.cpu_count() or 1),
+                        "--output-log", log_of(preset), *options])
     minutes = (time.monotonic() - begin) / 60
     limit = tiers.MINUTES.get(title)
     print("%s took %.1f minutes with the build" % (title, minutes))
