@@ -25,7 +25,8 @@ import sys
 
 PRODUCT = ("channel", "coordinator", "engine", "program", "proto", "worker")
 # Functions whose argument of that number, from 0 on, is the text or its format; and the argument that is its code, or one
-# for all: `last` is a line of what a dead rank had reported, `notice` a line of a command about what goes on.
+# for all: `last` is a line of what a dead rank had reported, `notice` a line of a command about what goes on, `stderr`
+# what is printed there without more.
 SINKS = {
     "cox_fail": (2, 1),
     "cox_last_errors_add": (2, "last"),
@@ -39,6 +40,7 @@ SINKS = {
     "item_fail": (2, 1),
     "link_fail": (2, 1),
     "pull_fail": (4, 3),
+    "fprintf": (1, "stderr"),
 }
 # The same for lines of a log, with the argument that is the level: these count from warnings (4) up.
 LOGS = {"cox_log_write": (2, 1), "cox_log_limit_write": (4, 1), "cox_console_log": (1, 0)}
@@ -52,6 +54,7 @@ TOKEN = re.compile(STRING + r"|'(?:[^'\\]|\\.)*'|[^\"'()\[\]{},?:]+|.", re.S)
 PIECE = re.compile(STRING + r"|\b[A-Z]\w+")
 # Of sinks, and of what looks like one.
 CALL = re.compile(r"(?<![\w.>])(%s|(?:[a-z]\w*_)?(?:fail|refuse))\(" % "|".join([*SINKS, *LOGS]))
+PYTHON_LOG = re.compile(r"(?:log|logger)\.(?:warning|error|exception)|warnings\.warn")
 CONVERSION = re.compile(r"%[-#0 +']*[\d*]*(?:\.[\d*]*)?(?:hh|h|ll|l|z|j|t)?[a-zA-Z]")
 
 
@@ -107,7 +110,7 @@ def texts_of_c(path, code):
             continue
         given = arguments(code, match.end() - 1)
         number, at = SINKS.get(name) or LOGS[name]
-        if len(given) <= number:
+        if len(given) <= number or (name == "fprintf" and given[0] != "stderr"):
             continue
         value = at if isinstance(at, str) else given[at]
         if name in LOGS and value.isdigit() and int(value) > 4:
@@ -117,16 +120,20 @@ def texts_of_c(path, code):
 
 
 def texts_of_python(path, code):
+    """Those of exceptions, which are the last argument, and of logs, the first."""
     for node in ast.walk(ast.parse(code)):
-        if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            status, argument = ast.unparse(node.exc.func).split(".")[-1], node.exc.args[-1]
+        elif isinstance(node, ast.Call) and PYTHON_LOG.fullmatch(ast.unparse(node.func)) and node.args:
+            status, argument = "log", node.args[0]
+        else:
             continue
-        code = ast.unparse(node.exc.func).split(".")[-1]
-        for argument in ast.walk(node.exc.args[-1]):
-            if isinstance(argument, ast.JoinedStr):
-                yield code, path, short("".join(part.value if isinstance(part, ast.Constant) else "…"
-                                                for part in argument.values))
-        if isinstance(node.exc.args[-1], ast.Constant) and isinstance(node.exc.args[-1].value, str):
-            yield code, path, short(node.exc.args[-1].value)
+        for part in ast.walk(argument):
+            if isinstance(part, ast.JoinedStr):
+                yield status, path, short("".join(piece.value if isinstance(piece, ast.Constant) else "…"
+                                                  for piece in part.values))
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+            yield status, path, short(CONVERSION.sub("…", argument.value))
 
 
 def texts(source):
