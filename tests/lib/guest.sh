@@ -6,10 +6,10 @@ failures=0
 # What a failure prints beside the output; a script that sources this may define it anew.
 details() { :; }
 
-# failed NAME: counts, and prints the end of what was printed.
+# failed NAME: counts, and prints the first errors and the end of what was printed.
 failed() {
     echo "VM FAILED: $1"
-    { tail -n 30 /tmp/output; details; } | sed 's/^/    /'
+    { grep -n -m 6 -i -e error -e fail /tmp/output; tail -n 30 /tmp/output; details; } | sed 's/^/    /'
     failures=$((failures + 1))
 }
 
