@@ -2,8 +2,10 @@
 
 import glob
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 
 from supervised import ROOT, run, supervise
@@ -45,6 +47,40 @@ def verdict_of(preset):
         return ""
 
 
+# A test has ended: how many of how many have.
+ENDED = re.compile(r" *(\d+)/(\d+) Test +#\d+: ")
+
+
+def show_progress(fd):
+    """Reads what ctest prints; on the terminal is one line, and above it a line for each test that fails. (ctest has
+    an option for that, but not together with a log.)"""
+    begin = time.monotonic()
+    with os.fdopen(fd, errors="replace") as lines:
+        for line in lines:
+            match = ENDED.match(line)
+            if not match:
+                continue
+            if not re.search(r"   Passed |\*\*\*Skipped ", line):
+                print("\r\x1b[K" + line.rstrip())
+            done, total = map(int, match.groups())
+            print("\r\x1b[K%d/%d tests, ETA %.0f s" %
+                  (done, total, (time.monotonic() - begin) * (total - done) / done), end="", flush=True)
+    print("\r\x1b[K", end="", flush=True)
+
+
+def run_ctest(command):
+    if not sys.stdout.isatty():
+        return run(command)
+    fd, stdout = os.pipe()
+    reader = threading.Thread(target=show_progress, args=(fd,))
+    reader.start()
+    try:
+        return run(command, stdout=stdout)
+    finally:
+        os.close(stdout)
+        reader.join()
+
+
 def run_tests(preset, title, options):
     """Builds, runs the tests of a preset that `options` select. Returns the exit status."""
     begin = time.monotonic()
@@ -57,9 +93,8 @@ def run_tests(preset, title, options):
     tests = tiers.tests_of("ctest", folder, options)
     print("%s: %d tests, about %.0f minutes on 2 idle cores" % (
         title, len(tests), max(1, tiers.seconds_of(tests, tiers.record()) / 60)), flush=True)
-    status = run(["ctest", "--preset", preset, "-j", str(os.cpu_count() or 1),
-                  "--output-log", log_of(preset),
-                  *(["--progress"] if sys.stdout.isatty() else []), *options])
+    status = run_ctest(["ctest", "--preset", preset, "-j", str(os.cpu_count() or 1),
+                        "--output-log", log_of(preset), *options])
     minutes = (time.monotonic() - begin) / 60
     limit = tiers.MINUTES.get(title)
     print("%s took %.1f minutes with the build" % (title, minutes))
@@ -176,7 +211,9 @@ STEPS = {
     "debian": lambda: run(["sh", "tools/fresh"]),
     "packages": lambda: run(["sh", "tests/packages/packages.sh"]),
     "service": lambda: run(["sh", "tests/service/vm.sh"]),
+    "container": lambda: run(["sh", "tests/container/image.sh"]),
     "arm64": lambda: run(["sh", "tests/arm64/machine.sh"]),
+    "transcript": lambda: run(["sh", "tests/install/transcript.sh"]),
 }
 
 
@@ -191,9 +228,9 @@ def nightly(names):
         failed = failed or verdict == "FAILED"
         note = verdict_of(name) if name in PRESETS else ""
         rows.append((name, verdict, (time.monotonic() - begin) / 60, note))
-    print("\n%-8s %-8s %7s" % ("step", "verdict", "minutes"))
+    print("\n%-10s %-8s %7s" % ("step", "verdict", "minutes"))
     for row in rows:
-        print(("%-8s %-8s %7.1f  %s" % row).rstrip())
+        print(("%-10s %-8s %7.1f  %s" % row).rstrip())
     print("nightly: %s" % ("FAILED" if failed else "passed"), flush=True)
     return 1 if failed else 0
 

@@ -98,10 +98,10 @@ def remove_names(pids):
             pass
 
 
-def run(command, own_group=True, **environment):
+def run(command, own_group=True, stdout=None, **environment):
     """Returns the exit status of `command`, once it and all its descendants have ended."""
     process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **environment},
+        command, cwd=ROOT, env={**os.environ, **environment}, stdout=stdout,
         stdin=subprocess.DEVNULL if own_group else None,
         # A terminal's Ctrl-C comes to this process alone, which ends the others in order.
         preexec_fn=os.setpgrp if own_group else None)

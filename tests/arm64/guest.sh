@@ -1,5 +1,5 @@
 #!/bin/bash
-# Process 1 of machine.sh's virtual machine: the demo, a rank that is killed, the unit tests. Lines as tests/service/guest.sh.
+# Process 1 of machine.sh's virtual machine: the demo, a rank that is killed, the unit tests.
 export PATH=/usr/sbin:/usr/bin HOME=/root LC_ALL=C XDG_RUNTIME_DIR=/run
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -11,19 +11,9 @@ mount -t tmpfs -o mode=0700 run /run
 ln -sf /proc/self/fd /dev/fd
 ulimit -n 4096
 cd "$(cat /build-folder)" || exit 1
-failures=0 passed=0 skipped=0
+passed=0 skipped=0
+. /guest-lib.sh
 
-check() {
-    what=$1
-    shift
-    if "$@" >/tmp/output 2>&1; then
-        echo "VM ok: $what"
-    else
-        echo "VM FAILED: $what"
-        tail -n 20 /tmp/output
-        failures=$((failures + 1))
-    fi
-}
 answers() { [ "$(bin/coxswain generate "$@" "27+58=")" = "27+58=85" ]; }
 run_test() {
     name=$1
@@ -32,24 +22,17 @@ run_test() {
     case $? in
     0) passed=$((passed + 1)) ;;
     77) skipped=$((skipped + 1)) ;;
-    *)
-        echo "VM FAILED: $name ($?)"
-        tail -n 20 /tmp/output
-        failures=$((failures + 1))
-        ;;
+    *) failed "$name" ;;
     esac
 }
 left_out() { skipped=$((skipped + 1)); }
 
 model=$(dirname "$(dirname "$(dirname "$PWD")")")/models/sums
-echo "VM figure: $(uname -srm), $(nproc) processors"
+figure "$(uname -srm), $(nproc) processors"
 check "the demo, named" answers --model "$model" --quiet -n 4
 check "the demo, sealed" answers --model "$model" --quiet -n 4 --attach sealed
 bin/coxswain run -n 2 --name one --model "$model" --on-death restart >/tmp/ready 2>/tmp/log &
-for _ in $(seq 600); do
-    ! grep -q '^rank 1' /tmp/ready || break
-    sleep 0.2
-done
+check "a group starts" until_ 300 grep -q '^rank 1' /tmp/ready
 pid=$(sed -n 's/^rank 1 pid //p' /tmp/ready)
 check "a group answers" answers --name one
 kill -KILL "$pid"
@@ -59,9 +42,9 @@ check "it stops" bin/coxswain stop --name one
 check "nothing is left" sh -c '[ -z "$(ls /dev/shm)" ]'
 # shellcheck disable=SC1091
 . /tests.sh
-echo "VM figure: unit tests: $passed passed, $skipped skipped or left out"
-[ "$passed" -ge 50 ] || failures=$((failures + 1))
-echo "VM end: $failures failures"
+figure "unit tests: $passed passed, $skipped skipped or left out"
+check "most unit tests ran" test "$passed" -ge 50
+end
 sync
 echo o >/proc/sysrq-trigger
 sleep 60

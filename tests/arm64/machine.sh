@@ -11,12 +11,8 @@ cd "$(dirname "$0")/../.."
 work=$PWD/build/arm64
 build=$work/full
 root=$work/root
-minutes=${MINUTES:-45}
 
-fail() {
-    echo "FAIL: $*" >&2
-    exit 1
-}
+. tests/lib/boot.sh
 
 mkdir -p "$work"
 [ -e "$work/sysroot/usr/lib/aarch64-linux-gnu/pkgconfig/libmicrohttpd.pc" ] ||
@@ -29,10 +25,11 @@ sh tools/packages build arm64 || { echo "$0: skipped: packages are missing" >&2;
 
 # The unit tests that are one program and need nothing else.
 cmake -S . -B "$build" -G Ninja --toolchain cmake/aarch64-linux-gnu.cmake -D COX_SYSROOT="$work/sysroot" \
-    -D CMAKE_BUILD_TYPE=RelWithDebInfo -D COX_WERROR=ON -D COX_TESTING=ON -D COX_BUILD_BENCH=OFF -D COX_BUILD_MAN=OFF \
-    -D COX_TSAN_RUNS_EXITCODE=1 \
+    -D CMAKE_BUILD_TYPE=RelWithDebInfo -D COX_WERROR=ON -D COX_TESTING=ON -D COX_BUILD_TESTS=ON -D COX_BUILD_BENCH=OFF \
+    -D COX_BUILD_MAN=OFF -D COX_TSAN_RUNS_EXITCODE=1 \
     >"$work/build.log" || fail "see $work/build.log"
 programs=$(ninja -C "$build" -t targets all | sed -n 's/^\(test_unit_[a-z0-9_]*\): phony$/\1/p')
+[ -n "$programs" ] || fail "no unit test is built: see $work/build.log"
 cmake --build "$build" -j "${JOBS:-$(nproc)}" --target coxswain coxswain-worker $programs >>"$work/build.log" ||
     { tail "$work/build.log" >&2; fail "see $work/build.log"; }
 
@@ -55,15 +52,12 @@ find "$root$PWD/build" -type f -perm /100 -exec aarch64-linux-gnu-strip --strip-
 ctest --test-dir "$build" --show-only=json-v1 -L '^unit$' >"$work/tests.json"
 /usr/bin/python3 tests/arm64/guest.py "$work/tests.json" "$build" >"$root/tests.sh"
 cp tests/arm64/guest.sh "$root/init"
+cp tests/lib/guest.sh "$root/guest-lib.sh"
 chmod +x "$root/init"
 echo "$build" >"$root/build-folder"
 (cd "$root" && find . -print0 | cpio --null --quiet -o -H newc) >"$work/initrd"
 rm -rf "$root"
 
-timeout "${minutes}m" qemu-system-aarch64 -M virt -cpu cortex-a72 -accel tcg -smp 2 -m 3072 -nographic -no-reboot \
-    -nic none -kernel "$work/kernel" -initrd "$work/initrd" -append "console=ttyAMA0 quiet panic=-1 rdinit=/init" \
-    </dev/null >"$work/console" 2>&1 || true
-sed -i 's/\r//g' "$work/console"
-rm -f "$work/initrd"
-grep '^VM' "$work/console" || true
-grep -q '^VM end: 0 failures' "$work/console" || { tail -n 30 "$work/console" >&2; fail "see $work/console"; }
+trap 'rm -f "$work/initrd"' EXIT
+boot "$work/console" "${MINUTES:-45}" qemu-system-aarch64 -M virt -cpu cortex-a72 -accel tcg -m 3072 \
+    -kernel "$work/kernel" -initrd "$work/initrd" -append "console=ttyAMA0 quiet panic=-1 rdinit=/init"

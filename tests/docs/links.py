@@ -7,12 +7,15 @@ Usage: links.py SOURCE_DIR
   * docs/README.md, the table of contents, has every page of docs/.
   * README.md has at most 1,300 words.
   * Texts in docs/troubleshooting.md, first column, are those of the sources.
+  * Every error text of the sources leads to an entry there (errors.py).
 """
 
 import glob
 import os
 import re
 import sys
+
+import errors
 
 WORDS_MAX = 1300
 LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
@@ -107,7 +110,7 @@ def main():
         sys.exit(__doc__)
     source = os.path.abspath(sys.argv[1])
     wrong = (broken_links(source) + missing_pages(source) + long_front_page(source) +
-             foreign_texts(source))
+             foreign_texts(source) + errors.wrong_texts(source))
     print("\n".join(wrong) or "%d pages" % len(pages(source)))
     sys.exit(1 if wrong else 0)
 

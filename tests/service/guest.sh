@@ -1,24 +1,12 @@
 #!/bin/sh
-# What vm.sh runs in its virtual machine, as root, beside systemd. One line "VM ok: ..." or "VM FAILED: ..." for each
-# thing, "VM figure: ..." for what is reported, at last "VM end: NUMBER OF FAILURES".
-failures=0
+# What vm.sh runs in its virtual machine, as root, beside systemd.
+. /usr/local/lib/guest.sh
 
-check() {
-    what=$1
-    shift
-    if "$@" >/tmp/output 2>&1; then
-        echo "VM ok: $what"
-    else
-        echo "VM FAILED: $what"
-        sed 's/^/    /' /tmp/output
-        journalctl -u coxswain@main -n 30 --no-pager | sed 's/^/    /'
-        failures=$((failures + 1))
-    fi
-}
+details() { journalctl -u coxswain@main -n 30 --no-pager; }
 
-# As the user of the service, whose groups nobody else reaches.
+# As the user of the service, in a login without a variable of it: /run/coxswain is one of the places that are looked at.
 coxswain_() {
-    runuser -u coxswain -- env XDG_RUNTIME_DIR=/run/coxswain coxswain "$@"
+    runuser -u coxswain -- coxswain "$@"
 }
 
 answers() {
@@ -27,16 +15,6 @@ answers() {
 
 property() {
     systemctl show -P "$1" coxswain@main
-}
-
-# until SECONDS COMMAND...
-until_() {
-    end=$(($(date +%s) + $1))
-    shift
-    until "$@"; do
-        [ "$(date +%s)" -lt "$end" ] || return 1
-        sleep 0.5
-    done
 }
 
 rank_pid() {
@@ -52,7 +30,7 @@ nothing_left() {
 }
 
 check "the unit is sound" systemd-analyze verify --man=no coxswain@main.service
-echo "VM figure: $(systemd-analyze security --no-pager coxswain@main.service | tail -n 1)"
+figure "$(systemd-analyze security --no-pager coxswain@main.service | tail -n 1)"
 check "the account is there" getent passwd coxswain
 check "the runtime directory is there" sh -c '[ "$(stat -c "%U %a" /run/coxswain)" = "coxswain 700" ]'
 
@@ -60,11 +38,12 @@ for attach in named sealed; do
     echo "COXSWAIN_OPTIONS=-n 2 --attach $attach --on-death restart" >/etc/coxswain/main.conf
     begin=$(date +%s.%N)
     check "$attach: start returns when the group is ready" systemctl start coxswain@main
-    echo "VM figure: $attach: ready after $(echo "$(date +%s.%N) $begin" | awk '{ printf "%.1f", $1 - $2 }') s, emulated"
+    figure "$attach: ready after $(echo "$(date +%s.%N) $begin" | awk '{ printf "%.1f", $1 - $2 }') s, emulated"
     check "$attach: active" is_active
     check "$attach: it answers" answers
     check "$attach: status" coxswain_ status --name main
-    echo "VM figure: $attach: StatusText '$(property StatusText)'"
+    check "$attach: status, as root" coxswain status --socket /run/coxswain/main.sock
+    figure "$attach: StatusText '$(property StatusText)'"
     pid=$(rank_pid)
     check "$attach: a rank is killed" kill -KILL "$pid"
     check "$attach: it is replaced" until_ 300 other_rank "$pid"
@@ -73,7 +52,7 @@ for attach in named sealed; do
     check "$attach: the death is a notice in the journal" sh -c \
         'journalctl -u coxswain@main -p notice..notice --no-pager -o cat | grep "rank 0 .* was killed by signal 9"'
     check "$attach: what is no warning is none" sh -c \
-        'journalctl -u coxswain@main -p info..info --no-pager -o cat | grep "socket /run/coxswain/"'
+        'journalctl -u coxswain@main -p info..info --no-pager -o cat | grep "socket /run/coxswain/main.sock"'
     check "$attach: stop" systemctl stop coxswain@main
     check "$attach: nothing is left" nothing_left
     systemctl reset-failed coxswain@main 2>/dev/null
@@ -103,4 +82,11 @@ echo "COXSWAIN_OPTIONS=--depth 0" >/etc/coxswain/main.conf
 systemctl start coxswain@main 2>/dev/null
 check "options that are refused are not tried again" sh -c \
     'sleep 5; [ "$(systemctl show -P ExecMainStatus coxswain@main)" = 2 ] && [ "$(systemctl show -P ActiveState coxswain@main)" = failed ]'
-echo "VM end: $failures"
+
+echo "COXSWAIN_OPTIONS=-n 2" >/etc/coxswain/main.conf
+check "a group runs while the package is removed" systemctl start coxswain@main
+check "the package is removed" dpkg --purge coxswain
+check "its group was stopped" sh -c '[ "$(systemctl is-active coxswain@main)" != active ]'
+check "nothing is left" nothing_left
+check "no program is left" sh -c '! command -v coxswain'
+end

@@ -10,12 +10,8 @@ set -eu
 cd "$(dirname "$0")/../.."
 work=$PWD/build/service
 root=$work/root
-minutes=${MINUTES:-40}
 
-fail() {
-    echo "FAIL: $*" >&2
-    exit 1
-}
+. tests/lib/boot.sh
 
 sh tools/packages service || { echo "$0: skipped: packages are missing" >&2; exit 77; }
 ls build/packages/coxswain_*.deb >/dev/null 2>&1 || sh tests/packages/packages.sh build
@@ -25,6 +21,7 @@ sh tools/root "$root" systemd systemd-sysv udev linux-image-cloud-"$(dpkg --prin
 
 cp build/packages/coxswain_*.deb "$root/tmp/"
 cp tests/service/guest.sh "$root/usr/local/sbin/guest"
+cp tests/lib/guest.sh "$root/usr/local/lib/guest.sh"
 cat >"$root/etc/systemd/system/guest.service" <<'END'
 [Unit]
 Description=The test
@@ -55,10 +52,7 @@ rm -f "$work/disk"
 mke2fs -q -t ext4 -d "$root" "$work/disk" 1500M
 rm -rf --one-file-system "$root"
 
-timeout "${minutes}m" qemu-system-x86_64 -accel "${QEMU_ACCEL:-tcg}" -cpu max -smp 2 -m 1024 -nographic -no-reboot \
-    -nic none -kernel "$work/kernel" -initrd "$work/initrd" -drive file="$work/disk",format=raw,if=virtio \
-    -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 systemd.show_status=0" </dev/null >"$work/console" 2>&1 || true
-sed -i 's/\r//g' "$work/console"
-rm -f "$work/disk"
-grep '^VM' "$work/console" || true
-grep -q '^VM end: 0$' "$work/console" || { tail -n 40 "$work/console" >&2; fail "see $work/console"; }
+trap 'rm -f "$work/disk"' EXIT
+boot "$work/console" "${MINUTES:-40}" qemu-system-x86_64 -accel "${QEMU_ACCEL:-tcg}" -cpu max -m 1024 \
+    -kernel "$work/kernel" -initrd "$work/initrd" -drive file="$work/disk",format=raw,if=virtio \
+    -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 systemd.show_status=0"

@@ -10,4 +10,7 @@ add_custom_target(times_renew
     VERBATIM)
 # Ctrl-C ends whatever sh tools/test has started.
 cox_command_test(NAME unit/supervised LABEL unit TIER quick
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/supervised_test.py ${PROJECT_SOURCE_DIR})
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/supervised_test.py ${PROJECT_SOURCE_DIR} Supervised)
+# In nightly, since quick has no second left.
+cox_command_test(NAME unit/tests_progress LABEL unit TIER nightly TIMEOUT 300
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/supervised_test.py ${PROJECT_SOURCE_DIR} Progress)

@@ -1,15 +1,20 @@
 #!/usr/bin/python3
-"""tools/supervised.py: whatever a command has started ends with it.
+"""tools/supervised.py: whatever a command has started ends with it. tools/run_tests.py: progress on a terminal alone.
 
 Usage: supervised_test.py SOURCE_DIR
 """
 import os
+import pty
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
 
-SCRIPT = os.path.join(sys.argv.pop(1), "tools", "supervised.py")
+SOURCE = sys.argv.pop(1)
+SCRIPT = os.path.join(SOURCE, "tools", "supervised.py")
 # A process in a session of its own that ignores SIGTERM, one that is stopped, one whose parent is
 # gone. Each prints its id; the first one leaves a name in /dev/shm.
 COMMAND = """
@@ -56,6 +61,66 @@ class Supervised(unittest.TestCase):
         pid = int(process.stdout.readline())
         self.assertEqual(process.wait(60), 3)
         self.assertFalse(alive(pid))
+
+
+class Progress(unittest.TestCase):
+    """A tree with three tests, of which one fails; nothing is built in it."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="coxswain-progress-")
+        self.addCleanup(shutil.rmtree, self.folder)
+        for name in ("tools/run_tests.py", "tools/supervised.py", "tools/compile", "tools/packages",
+                     "tools/packages.txt", "tests/tiers.py", "tests/times.txt"):
+            os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+            shutil.copy(os.path.join(SOURCE, name), self.path(name))
+        self.write("CMakePresets.json", """{"version": 6,
+            "configurePresets": [{"name": "test", "generator": "Ninja", "binaryDir": "${sourceDir}/build/test"}],
+            "testPresets": [{"name": "test", "configurePreset": "test", "output": {"outputOnFailure": true}}]}""")
+        self.write("build/test/CTestTestfile.cmake",
+                   'add_test(one "true")\nadd_test(two "false")\nadd_test(three "true")\n')
+        self.write("bin/cmake", "#!/bin/sh\n")
+        os.chmod(self.path("bin/cmake"), 0o755)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, text):
+        os.makedirs(os.path.dirname(self.path(name)), exist_ok=True)
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def start(self, stdout):
+        path = os.pathsep.join([self.path("bin"), os.environ["PATH"]])
+        return subprocess.Popen([sys.executable, self.path("tools/run_tests.py"), "test"], stdout=stdout,
+                                env={**os.environ, "PATH": path, "COXSWAIN_PACKAGES": "check"})
+
+    def test_a_terminal_has_one_line_and_one_for_each_failure(self):
+        end, terminal = pty.openpty()
+        process = self.start(terminal)
+        os.close(terminal)
+        text = b""
+        try:
+            while more := os.read(end, 65536):
+                text += more
+        except OSError:  # all that had the terminal have ended
+            pass
+        os.close(end)
+        self.assertNotEqual(process.wait(), 0)
+        text = text.decode()
+        bars = re.findall(r"\r\x1b\[K(\d)/3 tests, ETA \d+ s", text)
+        self.assertEqual(bars, ["1", "2", "3"], text)
+        # Removed at the end, when the summary comes.
+        self.assertIn("\r\x1b[K", text[text.rindex("3/3 tests"):])
+        self.assertRegex(text, r"\r\x1b\[K *\d/3 Test #2: two .*\*\*\*Failed")
+        self.assertNotIn("Start", text[:text.rindex("3/3 tests")])
+        self.assertIn("---- two failed", text)
+
+    def test_a_file_has_none(self):
+        process = self.start(subprocess.PIPE)
+        text = process.communicate()[0].decode()
+        self.assertNotEqual(process.returncode, 0)
+        self.assertNotIn("\r", text)
+        self.assertRegex(text, r"3/3 Test +#\d")
 
 
 if __name__ == "__main__":
