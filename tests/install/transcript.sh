@@ -70,7 +70,7 @@ $own_worker
 say 'make uninstall'
 [ -z "\$(find /usr/local -name '*cox*')" ] || { echo "FAIL: make uninstall leaves files" >&2; exit 1; }
 # What the ordinary user needs of root: the packages of the tests, and those that building packages needs.
-say 'sh tools/packages build test && apt-get -qy build-dep --no-install-recommends .'
+say 'sh tools/packages build test && apt-get -qy build-dep --no-install-recommends ./'
 say 'useradd --create-home --shell /bin/sh reader'
 END
 

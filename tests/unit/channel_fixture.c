@@ -206,7 +206,7 @@ void child_asleep(pid_t pid)
 {
     char path[64], text[64];
     snprintf(path, sizeof path, "/proc/%d/syscall", (int)pid);
-    uint64_t deadline = cox_deadline_after_ms(20000);
+    uint64_t deadline = cox_deadline_after_ms(300000);
     for (;;) {
         FILE *file = fopen(path, "re");
         assert_non_null(file);

@@ -275,7 +275,7 @@ static void watch_for_the_name(void *context)
         struct cox_error err = {0};
         int r;
         tell(watch->seen[1]);
-        uint64_t deadline = cox_deadline_after_ms(20000);
+        uint64_t deadline = cox_deadline_after_ms(300000);
         while ((r = cox_control_attach(&control, GROUP, &err)) == COX_NOT_FOUND) {
             err = (struct cox_error){0};
             CHECK(cox_now_ns() < deadline);
