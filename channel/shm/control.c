@@ -51,6 +51,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
         .depth = layout->header.depth,
         .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
         .sealed = layout->header.flags & COX_LAYOUT_SEALED,
+        .recorder = layout->header.flags & COX_LAYOUT_RECORDER,
         .spin_ns = layout->header.spin_ns,
         .serial = layout->header.serial,
     };
@@ -92,7 +93,8 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     header->serial = geometry->serial;
     header->coordinator_pid = (uint32_t)getpid();
     header->flags = (geometry->legacy ? (uint32_t)COX_LAYOUT_LEGACY : 0) |
-                    (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0);
+                    (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0) |
+                    (geometry->recorder ? (uint32_t)COX_LAYOUT_RECORDER : 0);
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
     if (r)
         return r;
@@ -332,7 +334,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         return cox_fail(err, r, "%s: dup: %s", object, cox_status_text(r));
     if (fchmod(fd, 0600) < 0)
         return cox_fail(err, -errno, "%s: fchmod: %s", object, cox_status_text(-errno));
-    uint64_t size = cox_layout_control_size(geometry->rank_count);
+    uint64_t size = cox_geometry_control_object_size(geometry);
     r = cox_region_reserve(fd, size, object, err);
     if (r)
         return r;

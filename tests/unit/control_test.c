@@ -1,3 +1,4 @@
+#include "channel/recorder/recorder_layout.h"
 #include "channel/shm/control.h"
 
 #include <fcntl.h>
@@ -65,7 +66,9 @@ static void what_was_created_is_what_is_attached(void **state)
         assert_int_equal(stat(control_path(), &st), 0);
         assert_int_equal(st.st_mode & 07777, 0600);
         assert_int_equal(st.st_nlink, 1);
-        assert_int_equal(st.st_size, cox_layout_control_size(ranks));
+        assert_int_equal(st.st_size, cox_geometry_control_object_size(&own.geometry));
+        assert_true((uint64_t)st.st_size >=
+                    cox_layout_control_size(ranks) + ranks * cox_recorder_block_size(false));
         assert_true(st.st_blocks * 512 >= st.st_size);
         assert_int_equal(cox_control_attach(&other, GROUP, NULL), 0);
         assert_memory_equal(&other.geometry, &own.geometry, sizeof own.geometry);
