@@ -43,6 +43,7 @@ FOLDERS = {
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
     "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
+    "coordinator/trace": "channel/base channel/recorder channel/shm proto",
     "coordinator/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
                            "coordinator/client",
     "coordinator/service": "channel/base coordinator/client",
@@ -50,7 +51,7 @@ FOLDERS = {
                        "coordinator/client coordinator/service",
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
                            "coordinator/executor coordinator/recovery coordinator/server coordinator/client "
-                           "coordinator/cli coordinator/metrics",
+                           "coordinator/cli coordinator/metrics coordinator/recording coordinator/trace",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/shm channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
