@@ -288,7 +288,7 @@ static bool record_copy(const _Atomic uint64_t *record, const _Atomic uint64_t *
      * the release stores. */
     const uint64_t index = atomic_load_explicit(&record[0], memory_order_acquire);
     copy[0] = index;
-    for (size_t i = 1; i < words; i++)
+    for (size_t i = words - 1; i > 0; i--)
         copy[i] = atomic_load_explicit(&record[i], memory_order_acquire);
     const bool overwritten = atomic_load_explicit(&again[0], memory_order_acquire) != index;
     if (overwritten || index == 0)

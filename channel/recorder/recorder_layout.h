@@ -20,8 +20,9 @@
  * The first word of a record is its index: s, or n; 0: it is being written, or was never. A writer
  * stores 0, then the other words, each with release, and the index last, with release. Later it
  * stores times in place, one word each. A reader loads the index with acquire, then the words with
- * acquire, then the index again: if that has changed, the record was overwritten meanwhile. So a
- * reader never stops a writer, and no word is written by two processes. The process that is killed
+ * acquire, the last one first, then the index again: if that has changed, the record was overwritten
+ * meanwhile. Words are in the order in which they are stored: a reader that sees one sees all before
+ * it. So a reader never stops a writer, and no word is written by two processes. The process that is killed
  * at any instruction leaves a record whose last times are 0, or one whose index is 0.
  */
 #ifndef COX_CHANNEL_RECORDER_LAYOUT_H
@@ -59,40 +60,43 @@ struct cox_recorder_layout_request {
     _Atomic uint64_t index;
     /* the frame was read */
     _Atomic uint64_t taken_ns;
+    /* type in bits 32 to 63, bytes of the request below, at most 2^32 - 1 */
+    _Atomic uint64_t request;
     /* Unpacked, and its callback begins; of an opaque request, of which nothing is unpacked, as
      * taken_ns. */
     _Atomic uint64_t begin_ns;
     /* the callback has returned */
     _Atomic uint64_t end_ns;
-    /* the reply is published */
-    _Atomic uint64_t reply_ns;
-    /* type in bits 32 to 63, bytes of the request below, at most 2^32 - 1 */
-    _Atomic uint64_t request;
-    /* status in bits 48 to 63 (signed), bytes of the reply below */
-    _Atomic uint64_t result;
     /* Operations of the rank group during the callback: their number in bits 48 to 63, and the time
      * that this rank waited for others in them. */
     _Atomic uint64_t group;
+    /* status in bits 48 to 63 (signed), bytes of the reply below */
+    _Atomic uint64_t result;
+    /* the reply is published */
+    _Atomic uint64_t reply_ns;
 };
 
 /* An operation of the rank group. */
 struct cox_recorder_layout_operation {
     _Atomic uint64_t index;
     _Atomic uint64_t begin_ns;
-    /* all members have arrived, or the wait has failed */
-    _Atomic uint64_t arrived_ns;
-    _Atomic uint64_t end_ns;
     /* enum cox_group_operation in bits 56 to 63, slot of the subgroup in 48 to 55, bytes below */
     _Atomic uint64_t operation;
-    /* as above */
-    _Atomic uint64_t result;
     /* number of the round in its epoch, the epoch */
     _Atomic uint64_t round, epoch;
+    /* all members have arrived, or the wait has failed */
+    _Atomic uint64_t arrived_ns;
+    /* as above */
+    _Atomic uint64_t result;
+    _Atomic uint64_t end_ns;
 };
 
 /* A request in the coordinator. */
 struct cox_recorder_layout_submit {
     _Atomic uint64_t index;
+    _Atomic uint64_t request;
+    /* the asked ranks */
+    _Atomic uint64_t asked[COX_RANK_COUNT_MAX / 64];
     /* the caller has called submit */
     _Atomic uint64_t submitted_ns;
     /* its frame is claimed, and is being packed */
@@ -100,13 +104,11 @@ struct cox_recorder_layout_submit {
     _Atomic uint64_t published_ns;
     /* the ranks have been woken */
     _Atomic uint64_t woken_ns;
+    _Atomic uint64_t result;
     /* The last reply was taken, and its handler begins: one time stands for both. */
     _Atomic uint64_t gathered_ns;
     /* The handler has returned. Where the host collects completions: it has collected this one. */
     _Atomic uint64_t handled_ns;
-    _Atomic uint64_t request, result;
-    /* the asked ranks */
-    _Atomic uint64_t asked[COX_RANK_COUNT_MAX / 64];
     uint64_t reserved[5];
 };
 
