@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "channel/base/fault.h"
 
 #define WORDS(type) (sizeof(struct type) / sizeof(uint64_t))
 

@@ -99,7 +99,9 @@ static int run(void *context)
         r = trace_write(story, choice->output, &err);
     if (r) {
         cox_client_clean_text(err.text);
-        return cox_exit_with(&err);
+        const int exit_status = cox_exit_with(&err);
+        /* A file that is invalid is no failure of a worker. */
+        return choice->recording && exit_status == COX_EXIT_WORKER ? COX_EXIT_FAILED : exit_status;
     }
     if (choice->connection.json) {
         json_t *root = cox_story_json(story);

@@ -247,6 +247,38 @@ static void choose_phase(uint64_t (*phases)[COX_STORY_PHASE_COUNT], const uint32
     path->phase_ns = phases[rank][path->phase];
 }
 
+/* Why a rank has not replied: the one that the others wait for is stopped or dead; else it does not
+ * itself wait for others; else it is behind them in the rank group. */
+struct delay {
+    bool is_out, is_free;
+    uint64_t epoch, round;
+};
+
+static struct delay delay_of(const struct cox_story *story, uint32_t rank,
+                             const struct cox_record *record)
+{
+    const struct cox_story_process *process = &story->ranks[rank];
+    const CoxswainRecording__Rank *told = story->recording->ranks[rank];
+    const struct cox_record_operation *last =
+        process->operation_count ? &process->operations[process->operation_count - 1] : NULL;
+    const bool waits = record && last && last->begin_ns >= record->taken_ns && !last->arrived_ns;
+    return (struct delay){
+        .is_out = told->stopped || (told->liveness && strcmp(told->liveness, "dead") == 0),
+        .is_free = !waits,
+        .epoch = waits ? last->epoch : 0,
+        .round = waits ? last->round : 0,
+    };
+}
+
+static bool delays_more(const struct delay *one, const struct delay *other)
+{
+    if (one->is_out != other->is_out)
+        return one->is_out;
+    if (one->is_free != other->is_free)
+        return one->is_free;
+    return one->epoch != other->epoch ? one->epoch < other->epoch : one->round < other->round;
+}
+
 void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, uint64_t sequence,
                     const struct cox_record *own, struct cox_story_path *ret_path)
 {
@@ -254,6 +286,7 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
     uint32_t ranks[COX_RANK_COUNT_MAX], count = 0;
     uint64_t last_ns = 0, least = UINT64_MAX, most = 0;
     int waited_least = -1, stuck = -1;
+    struct delay longest = {0};
     *ret_path = (struct cox_story_path){.last = -1, .critical = -1};
     for (uint32_t rank = 0; rank < story->rank_count; rank++) {
         const struct cox_record *record =
@@ -264,18 +297,12 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
         ranks[count++] = rank;
         ret_path->known += record != NULL;
         if (!record || !record->reply_ns) {
-            /* The one that others wait for is not itself waiting. */
-            const struct cox_story_process *process = &story->ranks[rank];
-            const struct cox_record_operation *operation =
-                process->operation_count ? &process->operations[process->operation_count - 1]
-                                         : NULL;
-            const bool waits = record && operation && operation->begin_ns >= record->taken_ns &&
-                               !operation->arrived_ns;
+            const struct delay delay = delay_of(story, rank, record);
             cox_rank_set_add(&ret_path->pending, rank);
             ret_path->pending_count++;
-            if (stuck < 0 || (waited_least < 0 && !waits)) {
+            if (stuck < 0 || delays_more(&delay, &longest)) {
                 stuck = (int)rank;
-                waited_least = waits ? -1 : (int)rank;
+                longest = delay;
             }
             continue;
         }
@@ -287,7 +314,6 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
     if (stuck >= 0) {
         ret_path->critical = stuck;
     } else {
-        waited_least = -1;
         for (uint32_t i = 0; i < count; i++) {
             const struct cox_record *record =
                 cox_story_find(&story->ranks[ranks[i]].rings[channel], sequence);

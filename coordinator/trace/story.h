@@ -82,9 +82,10 @@ struct cox_story_path {
     /* of the ranks that were asked, those without a reply */
     struct cox_rank_set pending;
     uint32_t pending_count;
-    /* The rank on the critical path, -1: unknown: one without a reply; else, where ranks waited for
-     * each other, the one that waited least; else the last one. And the phase that took it longer
-     * than the others. */
+    /* The rank on the critical path, -1: unknown. One without a reply: first one that is stopped or
+     * dead, then one that does not wait for others itself, then the one that is behind in the rank
+     * group. Else, where ranks waited for each other, the one that waited least; else the last one.
+     * And the phase that took it longer than the others. */
     int critical;
     enum cox_story_phase phase;
     uint64_t phase_ns;

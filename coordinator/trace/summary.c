@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "channel/shm/geometry.h"
+#include "proto/operation.h"
 #include "proto/recording.pb-c.h"
 
 #define EVENT_COUNT_MAX 4096
@@ -13,7 +14,9 @@
 /* A request in flight a moment ago may have ended since its rank's recorder was copied. */
 static bool has_ended(const struct cox_record *own)
 {
-    return own->gathered_ns != 0;
+    const struct cox_operation *operation = cox_operation_find(own->type);
+    /* A request without replies has ended when it is published. */
+    return own->gathered_ns != 0 || (operation && operation->name && !operation->replies);
 }
 
 /* ---- what a rank is doing ---- */
@@ -115,9 +118,9 @@ static json_t *step_json(const struct cox_story *story, int channel, const struc
     json_object_set_new(step, "bytes", json_integer((json_int_t)own->size));
     json_object_set_new(step, "ended", json_boolean(has_ended(own)));
     json_object_set_new(step, "status",
-                        has_ended(own)
-                            ? json_string(own->status ? cox_status_text(own->status) : "ok")
-                            : json_null());
+                        !own->gathered_ns ? json_null()
+                        : own->status     ? json_string(cox_status_text(own->status))
+                                          : json_string("ok"));
     json_object_set_new(step, "begin_s", json_real((double)(own->published_ns) / 1e9));
     json_object_set_new(step, "pack_us",
                         micros(own->packing_ns, own->packing_ns ? own->published_ns : 0));

@@ -137,7 +137,7 @@ class Crashes:
 
     def files(self, suffix=".crash"):
         return sorted(os.path.join(self.path, name) for name in os.listdir(self.path)
-                      if name.endswith(suffix))
+                      if name.endswith(suffix) and not name.startswith("."))
 
     def wait_for(self, cause, count=1):
         found = []
@@ -421,4 +421,5 @@ def test_m18_the_command_line_is_checked():
     expect(run(["postmortem", "--name", "x"]), 2, "COXSWAIN_CRASH_DIR")
 
 
-harness.main()
+if __name__ == "__main__":
+    sys.exit(harness.main())
