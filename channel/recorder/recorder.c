@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-
 #define WORDS(type) (sizeof(struct type) / sizeof(uint64_t))
 
 static uint64_t record_size(bool coordinator)
@@ -411,6 +410,10 @@ bool cox_recorder_read(const void *copy, bool coordinator, int ring, uint32_t i,
     record.size = (uint32_t)request;
     record.status = (int16_t)(uint16_t)(result >> 48);
     record.reply_size = result & ((UINT64_C(1) << 48) - 1);
+    if (record.type == COX_TYPE_OPAQUE && record.begin_ns == 0) {
+        record.begin_ns = record.taken_ns;
+        record.end_ns = record.reply_ns;
+    }
     *ret_record = record;
     return true;
 }

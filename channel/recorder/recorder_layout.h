@@ -20,10 +20,11 @@
  * The first word of a record is its index: s, or n; 0: it is being written, or was never. A writer
  * stores 0, then the other words, each with release, and the index last, with release. Later it
  * stores times in place, one word each. A reader loads the index with acquire, then the words with
- * acquire, the last one first, then the index again: if that has changed, the record was overwritten
- * meanwhile. Words are in the order in which they are stored: a reader that sees one sees all before
- * it. So a reader never stops a writer, and no word is written by two processes. The process that is killed
- * at any instruction leaves a record whose last times are 0, or one whose index is 0.
+ * acquire, the last one first, then the index again: if that has changed, the record was
+ * overwritten meanwhile. Words are in the order in which they are stored: a reader that sees one
+ * sees all before it. So a reader never stops a writer, and no word is written by two processes. A
+ * process that is killed at any instruction leaves a record whose last times are 0, or one whose
+ * index is 0.
  */
 #ifndef COX_CHANNEL_RECORDER_LAYOUT_H
 #define COX_CHANNEL_RECORDER_LAYOUT_H
@@ -62,10 +63,10 @@ struct cox_recorder_layout_request {
     _Atomic uint64_t taken_ns;
     /* type in bits 32 to 63, bytes of the request below, at most 2^32 - 1 */
     _Atomic uint64_t request;
-    /* Unpacked, and its callback begins; of an opaque request, of which nothing is unpacked, as
-     * taken_ns. */
+    /* Unpacked, and its callback begins. 0 for an opaque request: nothing is unpacked, and taken_ns
+     * stands for it. */
     _Atomic uint64_t begin_ns;
-    /* the callback has returned */
+    /* The callback has returned. 0 for an opaque request: reply_ns stands for it. */
     _Atomic uint64_t end_ns;
     /* Operations of the rank group during the callback: their number in bits 48 to 63, and the time
      * that this rank waited for others in them. */

@@ -1,5 +1,5 @@
-/* Writes a story as a trace in Perfetto's format: a process per rank, and one for the coordinator; a
- * thread per channel. */
+/* Writes a story as a trace in Perfetto's format: a process per rank, and one for the coordinator;
+ * a thread per channel. */
 #include "story.h"
 
 #include <inttypes.h>

@@ -7,7 +7,8 @@
  * own: hot_path_await waits; hot_path_mark is called where a part of the count begins or ends, in
  * each process. "hot_path named|sealed RANKS": for system calls. Only the channel waits. Where a
  * part begins or ends, the coordinator calls getppid, reads the clock, and calls getppid again.
- * HOT_PATH_NO_RECORDER: without flight recorders. HOT_PATH_COUNT: a command that the last rank's process executes, before its own. */
+ * HOT_PATH_NO_RECORDER: without flight recorders. HOT_PATH_COUNT: a command that the last rank's
+ * process executes, before its own. */
 #include <errno.h>
 #include <sched.h>
 #include <semaphore.h>

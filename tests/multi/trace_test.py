@@ -412,6 +412,20 @@ def test_m18_readers_are_killed_and_the_group_goes_on():
 
 
 @test
+def test_m18_128_ranks():
+    with Crashes() as crashes, Group(128, arguments=("--crash-dir", crashes.path, "--on-death", "wait", "--no-init"),
+                                     command=("--", harness.program("example_worker"))) as one:
+        told = summary("--name", one.name)
+        check(sum(rank["recorded"] for rank in told["ranks"]) == 128, told["problems"])
+        check(len(crashes.files(".ring")) == 129, "rings: %d" % len(crashes.files(".ring")))
+        os.kill(one.pids[127], signal.SIGKILL)
+        path = crashes.wait_for("death")
+        check(os.stat(path).st_size <= 64 << 20, "%d bytes" % os.stat(path).st_size)
+        check("rank 127 (pid %d), dead" % one.pids[127] in expect(run(["postmortem", path]), 0).out, "its death")
+        one.stop()
+
+
+@test
 def test_m18_the_command_line_is_checked():
     expect(run(["trace", "--name", "x"]), 2, "-o FILE")
     expect(run(["trace", "-o", "/tmp/x", "--last", "1", "--seconds", "1"]), 2, "--seconds or --last")

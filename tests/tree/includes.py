@@ -43,7 +43,7 @@ FOLDERS = {
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
     "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
-    "coordinator/trace": "channel/base channel/recorder channel/shm proto",
+    "coordinator/trace": "channel/recorder channel/shm proto",
     "coordinator/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
                            "coordinator/client",
     "coordinator/service": "channel/base coordinator/client",

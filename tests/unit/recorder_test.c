@@ -1,5 +1,5 @@
-/* The flight recorder: what is recorded is read, also of a writer that is killed or never stops, and
- * bytes of any kind are refused or read, never trusted. */
+/* The flight recorder: what is recorded is read, also of a writer that is killed or never stops.
+ * Bytes of any kind are refused or read, never trusted. */
 #include "channel/recorder/recorder.h"
 #include "coordinator/recording/recording.h"
 #include "proto/recording.pb-c.h"
@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -210,6 +211,58 @@ static void m18_what_a_killed_writer_left_is_read(void **state)
     free(copy);
 }
 
+/* The writer is stopped after every instruction, as if it had been killed there. */
+static void m18_a_writer_is_read_after_every_instruction(void **state)
+{
+    (void)state;
+    const uint64_t sequences[] = {5, 5 + cox_recorder_capacity(EXECUTE)}; /* in one place */
+    uint8_t *copy = malloc(block_size());
+    int fd = memory_make(0, 0, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        struct cox_recorder *recorder = NULL;
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
+            _exit(77);
+        if (cox_recorder_attach(fd, 0, 0, 1, 1, &recorder))
+            _exit(1);
+        const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
+        raise(SIGSTOP);
+        record(&ring, sequences[0]);
+        record(&ring, sequences[1]);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    int status, steps = 0;
+    uint64_t newest = 0, before = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+        free(copy);
+        close(fd);
+        skip();
+    }
+    assert_true(WIFSTOPPED(status));
+    uint8_t *block = mmap(NULL, block_size(), PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(block != MAP_FAILED);
+    do {
+        assert_int_equal(ptrace(PTRACE_SINGLESTEP, child, NULL, NULL), 0);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        cox_recorder_copy(block, block, false, copy);
+        check_copy(copy, &newest);
+        assert_true(newest == 0 || newest == sequences[0] || newest == sequences[1]);
+        assert_true(newest == 0 || newest >= before);
+        before = newest ? newest : before;
+        steps++;
+    } while (WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP);
+    assert_true(WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP); /* the second one */
+    assert_int_equal(newest, sequences[1]);
+    assert_true(steps > 50);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    munmap(block, block_size());
+    close(fd);
+    free(copy);
+}
+
 /* ---- operations of the rank group ---- */
 
 static void operations_are_added_to_their_step(void **state)
@@ -401,6 +454,7 @@ int main(void)
         cmocka_unit_test(memory_without_a_recorder_is_none),
         cmocka_unit_test(m18_a_reader_never_sees_a_mixture),
         cmocka_unit_test(m18_what_a_killed_writer_left_is_read),
+        cmocka_unit_test(m18_a_writer_is_read_after_every_instruction),
         cmocka_unit_test(operations_are_added_to_their_step),
         cmocka_unit_test(the_coordinator_records_in_its_own_memory),
         cmocka_unit_test(m18_bytes_of_any_kind_are_refused_or_read),

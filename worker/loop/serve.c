@@ -492,7 +492,7 @@ static bool opaque_lend(struct cox_channel_thread *thread, const struct cox_requ
         return false;
     }
     const struct cox_large_payload_view *view = cox_channel_thread_view(thread, request->sequence);
-    cox_channel_thread_record_begin(thread, request->sequence, request->type, thread->taken_ns);
+    COX_PROBE(callback__enter, thread->channel.id, request->sequence, request->type, 0);
     cox_lending_lend(thread, request->sequence, request->type, COX_LENT_OPAQUE,
                      request->bytes == view->region.base);
     cox_fault_point(COX_FAULT_EXECUTE);
@@ -521,14 +521,13 @@ __attribute__((always_inline)) static inline void opaque_call_back(
                                                 request->sequence, false, &reply->slot_capacity);
     reply->capacity = reply->slot_capacity;
     thread->opaque = reply;
-    /* Nothing was unpacked: the clock was read a moment ago. */
-    cox_channel_thread_record_begin(thread, request->sequence, request->type, thread->taken_ns);
+    COX_PROBE(callback__enter, thread->channel.id, request->sequence, request->type, 0);
     cox_fault_point(COX_FAULT_EXECUTE);
     int r =
         taken ? cox_lending_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call)
               : cox_channel_thread_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call);
     thread->opaque = NULL;
-    cox_channel_thread_record_end(thread, request->sequence, request->type, r, 0);
+    COX_PROBE(callback__return, thread->channel.id, request->sequence, request->type, r);
     cox_channel_thread_return(thread, request->sequence);
     if (r == 0 && call.length > reply->capacity)
         r = cox_fail(&thread->error, COX_TOO_LARGE,

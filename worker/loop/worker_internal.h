@@ -50,8 +50,6 @@ struct cox_channel_thread {
     struct cox_layout_rank_line *line;
     struct cox_spinner spinner;
     struct cox_recorder_requests recorder;
-    /* when the current request was taken; 0: nothing is recorded */
-    uint64_t taken_ns;
     /* sums of the recorder as the current callback began */
     uint64_t operations, waited_ns;
     /* for the state word of the current request: when it was published, or a later clock value */
@@ -227,9 +225,8 @@ COX_HOT static inline void cox_channel_thread_record_take(struct cox_channel_thr
     COX_PROBE(request__take, thread->channel.id, request->sequence, request->type, request->size);
     if (!thread->recorder.records)
         return;
-    thread->taken_ns = cox_now_ns();
     cox_recorder_take(&thread->recorder, request->sequence, request->type, request->size,
-                      thread->taken_ns);
+                      cox_now_ns());
 }
 
 /* Its callback begins. now_ns 0: the clock was not read. */
