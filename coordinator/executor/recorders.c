@@ -359,6 +359,12 @@ static int open_folder(struct cox_executor *executor, struct cox_error *err)
         return cox_fail(err, -ENOMEM, "no memory for the recorders");
     char path[COX_RECORDER_PATH_SIZE];
     int r = cox_recording_folder_make(recorders->folder, err);
+    /* A rank may have another working directory. */
+    char *absolute = r == 0 ? realpath(recorders->folder, NULL) : NULL;
+    if (absolute) {
+        free(recorders->folder);
+        recorders->folder = absolute;
+    }
     if (r == 0)
         r = cox_recording_ring_path(recorders->folder, executor->name, COX_RANK_COUNT_MAX, path,
                                     err);

@@ -51,14 +51,14 @@ int cox_recording_folder_make(const char *folder, struct cox_error *err)
     if (mkdir(folder, 0700) < 0 && errno != EEXIST)
         return cox_fail(err, -errno, "the crash directory %s cannot be created: %s", folder,
                         cox_status_text(-errno));
-    if (stat(folder, &st) < 0 || !S_ISDIR(st.st_mode) || access(folder, W_OK | X_OK) < 0) {
-        int r = errno == 0 || S_ISREG(st.st_mode) ? -ENOTDIR : -errno;
-        return cox_fail(err, r,
+    int r = stat(folder, &st) < 0 ? -errno : S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
+    if (r == 0 && access(folder, W_OK | X_OK) < 0)
+        r = -errno;
+    return r ? cox_fail(err, r,
                         "the crash directory %s cannot be written: %s; name one with --crash-dir "
                         "in which this user may create files",
-                        folder, cox_status_text(r));
-    }
-    return 0;
+                        folder, cox_status_text(r))
+             : 0;
 }
 
 void cox_recording_rings_remove(const char *folder, const char *name, uint32_t rank_count)
