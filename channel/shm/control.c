@@ -59,6 +59,19 @@ static int control_verify(struct cox_control *control, const char *object, struc
     int r = cox_geometry_verify(&geometry, err);
     if (r)
         return r;
+    /* By the size, which no process overwrites; the memory of a sealed group's ranks is elsewhere.
+     * The flag says that the size is not one of a file that was cut off. */
+    if (!geometry.sealed) {
+        const bool said = geometry.recorder;
+        geometry.recorder = !geometry.legacy;
+        const uint64_t whole = cox_geometry_control_object_size(&geometry);
+        if (said && region->size < whole)
+            return cox_fail(err, COX_CORRUPT,
+                            "%s has %" PRIu64 " bytes, %" PRIu32
+                            " ranks with recorders need %" PRIu64,
+                            object, region->size, geometry.rank_count, whole);
+        geometry.recorder = geometry.recorder && region->size >= whole;
+    }
     uint64_t size = control_size(&geometry);
     if (layout->header.size != size || region->size < size)
         return cox_fail(err, COX_CORRUPT,
