@@ -257,7 +257,9 @@ static void p10_truncated_files_are_corrupt(void **state)
     off_t full = (off_t)own.region.size;
     (void)state;
     cox_control_close(&own); /* a mapping would see SIGBUS */
-    for (off_t size = full; size >= 0; size--) {
+    /* Every size of what older programs know; of the recorders behind it one in a thousand. */
+    const off_t head = (off_t)cox_layout_control_size(2);
+    for (off_t size = full; size >= 0; size -= size > head + 1009 ? 1009 : 1) {
         assert_int_equal(truncate(control_path(), size), 0);
         assert_int_equal(attach_and_close(NULL), size == full ? 0 : COX_CORRUPT);
     }
