@@ -21,6 +21,7 @@ static const struct {
     {"A group that stays:",
      {&cox_command_run, &cox_command_status, &cox_command_metrics, &cox_command_recover,
       &cox_command_stop}},
+    {"What a group did:", {&cox_command_trace, &cox_command_postmortem}},
     {"What a running group computes with:", {&cox_command_lora, &cox_command_weights}},
     {"Prefill and decode:",
      {&cox_command_role, &cox_command_link, &cox_command_unlink, &cox_command_link_status,
@@ -78,6 +79,7 @@ static void help(FILE *file)
                   "                        /run/user/UID/coxswain, /run/coxswain and\n"
                   "                        /tmp/coxswain-UID, in this order\n"
                   "  COXSWAIN_WORKER       the worker program, as --worker\n"
+                  "  COXSWAIN_CRASH_DIR    the directory of --crash-dir\n"
                   "\n"
                   "coxswain help COMMAND tells the options of a command.\n");
     cox_exit_help(file);

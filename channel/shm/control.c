@@ -51,6 +51,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
         .depth = layout->header.depth,
         .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
         .sealed = layout->header.flags & COX_LAYOUT_SEALED,
+        .recorder = layout->header.flags & COX_LAYOUT_RECORDER,
         .spin_ns = layout->header.spin_ns,
         .serial = layout->header.serial,
     };
@@ -58,6 +59,19 @@ static int control_verify(struct cox_control *control, const char *object, struc
     int r = cox_geometry_verify(&geometry, err);
     if (r)
         return r;
+    /* By the size, which no process overwrites; the memory of a sealed group's ranks is elsewhere.
+     * The flag says that the size is not one of a file that was cut off. */
+    if (!geometry.sealed) {
+        const bool said = geometry.recorder;
+        geometry.recorder = !geometry.legacy;
+        const uint64_t whole = cox_geometry_control_object_size(&geometry);
+        if (said && region->size < whole)
+            return cox_fail(err, COX_CORRUPT,
+                            "%s has %" PRIu64 " bytes, %" PRIu32
+                            " ranks with recorders need %" PRIu64,
+                            object, region->size, geometry.rank_count, whole);
+        geometry.recorder = geometry.recorder && region->size >= whole;
+    }
     uint64_t size = control_size(&geometry);
     if (layout->header.size != size || region->size < size)
         return cox_fail(err, COX_CORRUPT,
@@ -92,7 +106,8 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     header->serial = geometry->serial;
     header->coordinator_pid = (uint32_t)getpid();
     header->flags = (geometry->legacy ? (uint32_t)COX_LAYOUT_LEGACY : 0) |
-                    (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0);
+                    (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0) |
+                    (geometry->recorder ? (uint32_t)COX_LAYOUT_RECORDER : 0);
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
     if (r)
         return r;
@@ -332,7 +347,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         return cox_fail(err, r, "%s: dup: %s", object, cox_status_text(r));
     if (fchmod(fd, 0600) < 0)
         return cox_fail(err, -errno, "%s: fchmod: %s", object, cox_status_text(-errno));
-    uint64_t size = cox_layout_control_size(geometry->rank_count);
+    uint64_t size = cox_geometry_control_object_size(geometry);
     r = cox_region_reserve(fd, size, object, err);
     if (r)
         return r;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "channel/base/spin.h"
+#include "channel/recorder/recorder_layout.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
@@ -117,6 +118,7 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
         .legacy = choice->legacy,
         .sealed = choice->sealed,
         .spin_ns = choice->legacy ? 0 : choice->spin_ns,
+        .recorder = !choice->legacy && !choice->no_recorder,
     };
     geometry.depth = choice->depth ? choice->depth : choice->legacy ? 1 : COX_DEPTH_DEFAULT;
     /* Checked before any product is computed. */
@@ -253,6 +255,32 @@ uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t
     return cox_geometry_group_size(geometry) * (generation % COX_GROUP_WINDOW_COUNT);
 }
 
+/* ---- recorders ---- */
+
+static uint64_t recorder_stride(void)
+{
+    return machine_page_up(cox_recorder_block_size(false));
+}
+
+uint64_t cox_geometry_recorder_offset(const struct cox_geometry *geometry, uint32_t rank)
+{
+    return geometry->sealed ? machine_page_up(cox_geometry_rank_memory_size(geometry))
+                            : machine_page_up(cox_layout_control_size(geometry->rank_count)) +
+                                  rank * recorder_stride();
+}
+
+uint64_t cox_geometry_control_object_size(const struct cox_geometry *geometry)
+{
+    return geometry->recorder ? cox_geometry_recorder_offset(geometry, geometry->rank_count)
+                              : cox_layout_control_size(geometry->rank_count);
+}
+
+uint64_t cox_geometry_rank_object_size(const struct cox_geometry *geometry)
+{
+    return geometry->recorder ? cox_geometry_recorder_offset(geometry, 0) + recorder_stride()
+                              : cox_geometry_rank_memory_size(geometry);
+}
+
 /* ---- accounts ---- */
 
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
@@ -260,11 +288,10 @@ uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
     if (geometry->sealed)
         return cox_geometry_request_memory_size(geometry) +
                geometry->rank_count *
-                   (cox_geometry_rank_memory_size(geometry) + cox_geometry_group_words_size() +
+                   (cox_geometry_rank_object_size(geometry) + cox_geometry_group_words_size() +
                     cox_geometry_group_payload_size()) +
                cox_geometry_wake_memory_size(geometry);
-    uint64_t bytes =
-        cox_layout_control_size(geometry->rank_count) + cox_geometry_group_size(geometry);
+    uint64_t bytes = cox_geometry_control_object_size(geometry) + cox_geometry_group_size(geometry);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         bytes += geometry->channels[c].request_size + geometry->channels[c].response_size;
     return bytes;
@@ -274,12 +301,12 @@ uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
 {
     if (geometry->sealed) {
         uint64_t request = cox_geometry_request_memory_size(geometry);
-        uint64_t rank = cox_geometry_rank_memory_size(geometry);
+        uint64_t rank = cox_geometry_rank_object_size(geometry);
         uint64_t wake = cox_geometry_wake_memory_size(geometry);
         uint64_t larger = request > rank ? request : rank;
         return wake > larger ? wake : larger;
     }
-    uint64_t size = cox_layout_control_size(geometry->rank_count);
+    uint64_t size = cox_geometry_control_object_size(geometry);
     uint64_t group = cox_geometry_group_object_size(geometry);
     size = group > size ? group : size;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {

@@ -35,6 +35,8 @@ struct cox_geometry_choice {
     uint64_t response_size[COX_CHANNEL_COUNT];
     /* spin budget (spin.h); 0 with legacy, whose workers never spin */
     uint32_t spin_ns;
+    /* no flight recorders of ranks (recorder.h) */
+    bool no_recorder;
 };
 
 struct cox_geometry {
@@ -45,6 +47,8 @@ struct cox_geometry {
     uint32_t spin_ns;
     /* differs for every start of a group with legacy workers; 0 for others */
     uint32_t serial;
+    /* the memory of ranks ends with their flight recorders */
+    bool recorder;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
 };
 
@@ -90,6 +94,14 @@ uint64_t cox_geometry_group_hints_offset(void);
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t generation);
+
+/* Flight recorders (channel/recorder/recorder.h) are behind everything else, so that programs
+ * without them need not know: of a sealed group each at the end of its rank's memory, of a named
+ * one all at the end of the control region. The offset of a rank's block there, a multiple of the
+ * page size, and the sizes of these two objects with the blocks, if the group has recorders. */
+uint64_t cox_geometry_recorder_offset(const struct cox_geometry *geometry, uint32_t rank);
+uint64_t cox_geometry_control_object_size(const struct cox_geometry *geometry);
+uint64_t cox_geometry_rank_object_size(const struct cox_geometry *geometry);
 
 /* Frames and slots begin at multiples of this. */
 #define COX_GEOMETRY_ALIGNMENT UINT64_C(64)

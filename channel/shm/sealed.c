@@ -85,7 +85,7 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
 static int create_rank(struct cox_region *region, const struct cox_geometry *geometry, int *ret_fd,
                        struct cox_error *err)
 {
-    return cox_region_create_unnamed(region, "cox_rank", cox_geometry_rank_memory_size(geometry),
+    return cox_region_create_unnamed(region, "cox_rank", cox_geometry_rank_object_size(geometry),
                                      SEALS_SIZE, false, ret_fd, err);
 }
 
@@ -239,7 +239,7 @@ int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, ui
         r = check_seals(fds[COX_SEALED_RANK], SEALS_SIZE, "memory of the rank", err);
     if (r == 0)
         r = cox_region_attach_fd(&sealed->ranks[rank], fds[COX_SEALED_RANK], "rank",
-                                 cox_geometry_rank_memory_size(geometry), COX_REGION_WRITE, err);
+                                 cox_geometry_rank_object_size(geometry), COX_REGION_WRITE, err);
     if (r == 0)
         r = check_seals(fds[COX_SEALED_WAKE], SEALS_SIZE, "wake memory", err);
     if (r == 0)

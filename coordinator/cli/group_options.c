@@ -180,6 +180,15 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
     case COX_OPTION_NO_LARGE_PAYLOADS:
         options->no_large_payloads = true;
         return 0;
+    case COX_OPTION_NO_RECORDER:
+        options->no_recorder = true;
+        return 0;
+    case COX_OPTION_CRASH_DIR:
+        options->crash_dir = value;
+        return 0;
+    case COX_OPTION_CRASH_CONTENTS:
+        options->crash_contents = true;
+        return 0;
     case COX_OPTION_LARGE_PAYLOAD_SIZE:
         return cox_parse_size("--large-payload-size", value, &options->large_payload_size, err);
     case COX_OPTION_REQUEST_SIZE:
@@ -217,12 +226,19 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
     }
 }
 
+const char *cox_group_choice_crash_dir(const struct cox_group_choice *options)
+{
+    const char *folder = options->crash_dir ? options->crash_dir : getenv("COXSWAIN_CRASH_DIR");
+    return folder && folder[0] && !options->no_recorder ? folder : NULL;
+}
+
 struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options)
 {
     struct cox_geometry_choice choice = {
         .depth = options->depth,
         .legacy = options->legacy_workers,
         .sealed = options->attach == COX_ATTACH_SEALED,
+        .no_recorder = options->no_recorder,
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
@@ -237,6 +253,10 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
     if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
         return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
+    if (options->no_recorder && options->crash_dir)
+        return cox_fail(err, COX_INVALID, "--crash-dir: not with --no-recorder");
+    if (options->crash_contents && !cox_group_choice_crash_dir(options))
+        return cox_fail(err, COX_INVALID, "--crash-contents: needs --crash-dir");
     if (options->no_large_payloads && options->large_payload_size)
         return cox_fail(err, COX_INVALID, "--large-payload-size: not with --no-large-payloads");
     const struct cox_restart_policy *recovery = &options->recovery;
@@ -317,6 +337,15 @@ static const struct argp_option start_options[] = {
     {"no-large-payloads", COX_OPTION_NO_LARGE_PAYLOADS, NULL, 0,
      "refuse requests and replies that do not fit", 0},
     {"no-bulk", COX_OPTION_NO_LARGE_PAYLOADS, NULL, OPTION_HIDDEN, NULL, 0},
+    {"crash-dir", COX_OPTION_CRASH_DIR, "DIR", 0,
+     "after a death, a timeout, a divergence or a failed start, write what the group did to a file "
+     "in DIR, at most 16 for a name (coxswain postmortem); the recorders are files there, too "
+     "(default: $COXSWAIN_CRASH_DIR, or none)",
+     0},
+    {"crash-contents", COX_OPTION_CRASH_CONTENTS, NULL, 0,
+     "with the bytes of the requests that were under way", 0},
+    {"no-recorder", COX_OPTION_NO_RECORDER, NULL, 0,
+     "record nothing: no coxswain trace, no crash files", 0},
     {"keep-names", COX_OPTION_KEEP_NAMES, NULL, 0,
      "leave the names in /dev/shm while the group lives", 0},
     {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,

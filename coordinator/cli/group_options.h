@@ -39,6 +39,10 @@ struct cox_group_choice {
     /* every rank loads its own */
     bool own_weights;
     bool no_large_payloads;
+    bool no_recorder;
+    /* NULL: $COXSWAIN_CRASH_DIR, or none */
+    const char *crash_dir;
+    bool crash_contents;
     /* for requests and for replies; 0: default */
     uint64_t large_payload_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
@@ -74,6 +78,9 @@ enum cox_option {
     COX_OPTION_HUGE_PAGES,
     COX_OPTION_NO_SHARED_WEIGHTS,
     COX_OPTION_NO_LARGE_PAYLOADS,
+    COX_OPTION_NO_RECORDER,
+    COX_OPTION_CRASH_DIR,
+    COX_OPTION_CRASH_CONTENTS,
     COX_OPTION_LARGE_PAYLOAD_SIZE,
     COX_OPTION_REQUEST_SIZE,
     COX_OPTION_RESPONSE_SIZE,
@@ -96,6 +103,8 @@ extern const struct cox_option_group cox_death_option_group;
 extern const struct cox_option_group cox_scheduling_option_group;
 
 void cox_group_choice_init(struct cox_group_choice *options);
+/* --crash-dir, $COXSWAIN_CRASH_DIR; NULL: none. */
+const char *cox_group_choice_crash_dir(const struct cox_group_choice *options);
 struct cox_geometry_choice;
 struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
 /* Checks name, sizes, depth and combinations before anything is created. Returns 0 or COX_INVALID.

@@ -66,6 +66,8 @@ struct cox_command {
 extern const struct cox_command cox_command_run;
 extern const struct cox_command cox_command_status;
 extern const struct cox_command cox_command_metrics;
+extern const struct cox_command cox_command_trace;
+extern const struct cox_command cox_command_postmortem;
 extern const struct cox_command cox_command_stop;
 extern const struct cox_command cox_command_recover;
 extern const struct cox_command cox_command_lora;

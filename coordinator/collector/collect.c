@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
+#include "channel/recorder/probes.h"
 #include "channel/shm/request.h"
 #include "channel/base/thread.h"
 #include "channel/shm/state.h"
@@ -151,6 +152,12 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
                         slot->published_ns);
     if (collector->cancelled)
         collector_set_cancelled(collector, entry->sequence, false);
+    const uint64_t size = entry->block_size ? entry->block_size : length;
+    if (collector->recorder.records)
+        cox_recorder_publish(&collector->recorder, entry->sequence, entry->submitted_ns,
+                             entry->packing_ns, slot->published_ns,
+                             cox_recorder_request_word(entry->type, size), entry->asked.words);
+    COX_PROBE(request__publish, collector->channel->id, entry->sequence, entry->type, size);
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
     cox_request_publish(collector->channel, entry->sequence,
@@ -161,8 +168,7 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     if (collector->ended == collector->published) /* the first in flight */
         collector->rewake_ns = collector->claim_rewake_ns;
     collector->published = entry->sequence;
-    cox_stats_publish(&collector->stats, entry->block_size ? entry->block_size : length,
-                      entry->block_size > 0);
+    cox_stats_publish(&collector->stats, size, entry->block_size > 0);
     if (entry->block_size)
         cox_collector_use_block(collector, entry->sequence);
     /* relaxed: a thread that sees the new value takes the lock. */
@@ -179,6 +185,9 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
                  (entry->deadline_ns < collector->sleep_ns || elsewhere);
     pthread_mutex_unlock(&collector->lock);
     cox_gate_open(gate, &entry->asked);
+    if (collector->recorder.records)
+        cox_recorder_woken(&collector->recorder, entry->sequence, cox_now_ns());
+    COX_PROBE(request__wake, collector->channel->id, entry->sequence, entry->type, 0);
     cox_fault_point(COX_FAULT_GATE_OPENED);
     /* No system call unless the response thread is blocked. Done after the gate is opened, because
      * the thread has nothing to do before a rank replies, and without the lock, on which it would
@@ -301,6 +310,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
                                  const struct cox_wait_snapshot *before, uint64_t deadline_ns)
 {
     const struct cox_channel *channel = collector->channel;
+    COX_PROBE(collector__sleep, channel->id, sequence, rank, 0);
     const struct collector_spin_state spin = {
         .collector = collector,
         .line = cox_gate_shared(&channel->gate)

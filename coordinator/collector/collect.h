@@ -28,6 +28,7 @@
 #define COX_COORDINATOR_COLLECT_H
 
 #include "channel/base/spin.h"
+#include "channel/recorder/recorder.h"
 #include "channel/shm/channel.h"
 #include "completion.h"
 #include "coordinator/process/last_errors.h"
@@ -94,6 +95,8 @@ struct cox_entry {
     bool ended;
     uint64_t deadline_ns;
     uint64_t submitted_ns;
+    /* its frame was claimed; 0: not recorded */
+    uint64_t packing_ns;
     uint64_t published_ns;
     /* epoch of the group that it was made for; 0: any */
     uint64_t epoch;
@@ -184,6 +187,12 @@ struct cox_collector {
     struct cox_waiter no_waiter;
     struct cox_legacy_bridge bridge;
     struct cox_stats stats;
+    /* set before the first request */
+    struct cox_recorder_submits recorder;
+    /* A request has ended with this status, which is not 0; NULL: no thread asks. Without the lock,
+     * on the gathering thread, before the handler. Set before the first request. */
+    void (*failed)(const void *owner, const struct cox_collector *collector, uint64_t sequence,
+                   int status, const char *text);
     /* NULL: none is registered */
     cox_completion_fn handler;
     void *handler_context;

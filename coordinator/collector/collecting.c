@@ -87,6 +87,9 @@ void cox_collector_keep(struct cox_collector *collector, const struct cox_entry 
     const uint64_t frame =
         cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth);
     completion->completed_ns = cox_now_ns();
+    if (completion->status != COX_LATE)
+        cox_recorder_gathered(&collector->recorder, entry->sequence, completion->status,
+                              collector->gatherings[frame].taken.bytes, completion->completed_ns);
     collector->kept[frame] = *completion;
     collector->is_kept[frame] = true;
     collector->kept_count++;
@@ -238,8 +241,11 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
         gather_until(&until, completion_is_kept, deadline_ns);
     while (!completion_is_kept(&until) && !is_over(deadline_ns));
     uint32_t count = 0;
-    while (collector->kept_count > 0 && count < count_max)
-        lend(collector, kept_first(collector), &completions[count++]);
+    const uint64_t now_ns = collector->recorder.records && collector->kept_count ? cox_now_ns() : 0;
+    while (collector->kept_count > 0 && count < count_max) {
+        lend(collector, kept_first(collector), &completions[count]);
+        cox_recorder_handled(&collector->recorder, completions[count++].sequence, now_ns);
+    }
     const int r = count ? 0 : completion_is_kept(&until) ? COX_CLOSED : COX_TIMEOUT;
     collector->collecting = false;
     if (cox_readiness_is_open(&collector->readiness))

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 
 #include "channel/base/fault.h"
+#include "channel/recorder/probes.h"
 #include "proto/operation.h"
 #include "reentrancy.h"
 #include "report.h"
@@ -183,12 +184,20 @@ COX_HOT void cox_collector_hand_over(struct cox_collector *collector, struct cox
     pthread_mutex_unlock(&collector->lock);
 
     completion->completed_ns = cox_now_ns();
+    if (completion->status != COX_LATE) /* a second completion changes nothing */
+        cox_recorder_gathered(&collector->recorder, completion->sequence, completion->status,
+                              gathering->taken.bytes, completion->completed_ns);
+    COX_PROBE(handler__enter, completion->channel, completion->sequence, completion->type,
+              completion->status);
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, collector->owner);
     if (handler)
         handler(context, completion);
     cox_reentrancy_exit(&inside);
     uint64_t returned_ns = handler ? cox_now_ns() : completion->completed_ns;
+    if (completion->status != COX_LATE)
+        cox_recorder_handled(&collector->recorder, completion->sequence, returned_ns);
+    COX_PROBE(handler__return, completion->channel, completion->sequence, completion->type, 0);
     cox_fault_point(COX_FAULT_HANDLED);
 
     /* relaxed: the payload buffer of this request, if it has one, is counted. */
@@ -229,7 +238,17 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     gather_complete(collector, entry, status, &completion);
     if (completion.status)
         gather_note_last_errors(collector, entry);
+    COX_PROBE(request__gather, collector->channel->id, entry->sequence, entry->type,
+              completion.status);
     cox_fault_point(COX_FAULT_COMPLETE);
+    if (completion.status && collector->failed) {
+        if (!status)
+            pthread_mutex_unlock(&collector->lock);
+        collector->failed(collector->owner, collector, entry->sequence, completion.status,
+                          completion.text);
+        if (!status)
+            pthread_mutex_lock(&collector->lock);
+    }
     if (status)
         pthread_mutex_lock(&collector->lock);
     if (completion.status && entry->operation->step)

@@ -15,7 +15,7 @@ static void print_regions(const struct cox_geometry *geometry, const char *name,
 {
     char object[COX_OBJECT_NAME_SIZE];
     printf("region %s %" PRIu64 "\n", cox_name_control(object, name),
-           cox_layout_control_size(geometry->rank_count));
+           cox_geometry_control_object_size(geometry));
     if (!geometry->legacy)
         printf("region %s %" PRIu64 " taken of %" PRIu64 " in %d windows\n",
                cox_name_group(object, name), cox_geometry_group_size(geometry),
@@ -95,7 +95,7 @@ static void print_sealed(const struct cox_geometry *geometry)
     for (uint32_t rank = 0; rank < geometry->rank_count; rank++)
         printf("memory rank %" PRIu32 " %" PRIu64 " group %" PRIu64 " and %" PRIu64
                ", read-only for other ranks\n",
-               rank, cox_geometry_rank_memory_size(geometry), cox_geometry_group_words_size(),
+               rank, cox_geometry_rank_object_size(geometry), cox_geometry_group_words_size(),
                cox_geometry_group_payload_size());
     printf("memory wake %" PRIu64 "\n", cox_geometry_wake_memory_size(geometry));
     uint64_t bytes = cox_geometry_region_bytes(geometry);

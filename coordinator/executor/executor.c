@@ -75,6 +75,8 @@ static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
         return;
     char text[COX_RANK_TEXT_SIZE];
     cox_report_death(executor->supervisor, rank, text, sizeof text);
+    /* Before any hook has it replaced. */
+    cox_recorders_crash(executor, COX_CRASH_DEATH, text);
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, executor);
     if (executor->options.death)
@@ -468,6 +470,9 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         return cox_fail(err, COX_INVALID,
                         "replies of legacy workers are collected by a response thread: leave out "
                         "collect, and register a handler");
+    if (options->no_recorder && options->crash_dir)
+        return cox_fail(err, COX_INVALID,
+                        "a crash directory without recorders would stay empty: leave out one");
     if (options->no_socket && options->external_workers)
         return cox_fail(err, COX_INVALID,
                         "workers that are started by hand need the control socket");
@@ -490,6 +495,7 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         .depth = options->depth,
         .legacy = options->legacy_workers,
         .sealed = options->attach == COX_ATTACH_SEALED,
+        .no_recorder = options->no_recorder,
         /* A rank has one active channel thread at a time, and so has the coordinator. */
         .spin_ns = cox_spin_budget_ns(options->spin, options->rank_count + 1),
     };
@@ -571,6 +577,8 @@ int cox_executor_start(const struct cox_executor_options *options,
     if (r == 0)
         r = executor_create_collectors(executor, err);
     if (r == 0)
+        r = cox_recorders_open(executor, err);
+    if (r == 0)
         r = executor_start_threads(executor, err);
     /* Workers that this program starts connect while they are started; others, once everything
      * exists. */
@@ -578,6 +586,8 @@ int cox_executor_start(const struct cox_executor_options *options,
         r = cox_executor_open_socket(executor, err);
     if (r == 0)
         r = executor_start_workers(executor, err);
+    if (r && r != COX_CLOSED) /* cancelled */
+        cox_recorders_crash(executor, COX_CRASH_START, err ? err->text : cox_status_text(r));
     if (r) {
         cox_executor_free(executor);
         return r;
@@ -720,6 +730,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         cox_close_fd(&executor->notify_fds[rank]);
     executor_unlink(executor);
+    cox_recorders_close(executor);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         cox_channel_close(&executor->channels[c]);
     cox_sealed_close(&executor->sealed);
@@ -743,6 +754,11 @@ const char *cox_executor_name(const struct cox_executor *executor)
     /* acquire: the name; partner: cox_executor_take_name. */
     bool renamed = atomic_load_explicit(&executor->renamed, memory_order_acquire);
     return renamed ? executor->other_name : executor->name;
+}
+
+int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy)
+{
+    return cox_recorders_copy(executor, rank, copy);
 }
 
 uint32_t cox_executor_rank_count(const struct cox_executor *executor)

@@ -115,6 +115,15 @@ struct cox_executor_options {
     /* A worker died. NULL: logged. On the supervisor thread, or inside start for deaths during
      * start. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
+    /* Neither the coordinator nor the ranks record what they do (docs/tracing.md). */
+    bool no_recorder;
+    /* Files of crash_dir also have the bytes of requests that were under way. */
+    bool crash_contents;
+    /* A directory for what the group did when something failed: after a death, a timeout, a
+     * divergence or a failed start a file is written there, at most 16 for a name. The recorders
+     * are files there too, removed when the group stops. Created if it does not exist. NULL: none.
+     */
+    const char *crash_dir;
 };
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
@@ -199,6 +208,13 @@ COX_PUBLIC const char *cox_executor_socket(const struct cox_executor *executor);
  * control socket, or it is closed. */
 struct cox_control_socket_counts;
 #ifdef COX_INTERNAL
+/* Copies the flight recorder of a rank, or COX_RECORDER_COORDINATOR, into cox_recorder_block_size
+ * bytes (recorder.h). Any thread.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: nothing is recorded there
+ */
+int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy);
 bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts);
 /* As cox_server_take_name. */

@@ -11,6 +11,7 @@
 #include "executor.h"
 #include "coordinator/collector/error_channel.h"
 #include "operations.h"
+#include "recorders.h"
 
 struct cox_executor {
     /* command and devices are only valid during start */
@@ -49,6 +50,7 @@ struct cox_executor {
     int notify_fds[COX_RANK_COUNT_MAX];
     struct cox_blocks_choice blocks;
     struct cox_last_errors last_errors;
+    struct cox_recorders recorders;
     struct cox_supervisor *supervisor;
     /* the supervisor is there, for the control socket's thread */
     _Atomic bool supervised;

@@ -71,6 +71,7 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     cox_state_reset_line(cox_state_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
     cox_error_channel_reset_rank(&executor->error_channel, rank);
     cox_state_reset_identity(&executor->control.ranks[rank]->identity);
+    cox_recorders_renew(executor, rank);
     return 0;
 }
 

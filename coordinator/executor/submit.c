@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "channel/recorder/probes.h"
 #include "channel/shm/request.h"
 #include "channel/base/fault.h"
 #include "channel/base/options.h"
@@ -128,6 +129,8 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
                      "%s: ranks were started or initialized again since this request was planned",
                      cox_channel_name(collector->channel->id));
     if (r == 0) {
+        entry->packing_ns = collector->recorder.records ? cox_now_ns() : 0;
+        COX_PROBE(request__pack, collector->channel->id, entry->sequence, entry->type, 0);
         uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
         r = payload_pack(payload, frame, capacity, &length, err);
         if (r == COX_TOO_LARGE)
@@ -207,6 +210,7 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
         return r;
     enum cox_channel_id channel = entry.operation->channel;
     struct cox_collector *collector = &executor->collectors[channel];
+    COX_PROBE(request__submit, channel, 0, type, entry.submitted_ns);
     if (entry.replies && !cox_executor_is_async(channel))
         return cox_fail(err, COX_INVALID, "%s blocks until its replies are there: use call",
                         entry.operation->name);
@@ -238,6 +242,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
         return r;
     enum cox_channel_id channel = entry.operation->channel;
     struct cox_collector *collector = &executor->collectors[channel];
+    COX_PROBE(request__submit, channel, 0, type, entry.submitted_ns);
     struct cox_waiter waiter = {.handler = handler, .handler_context = handler_context, .err = err};
     entry.waiter = entry.replies ? &waiter : NULL;
     entry.reports_late = false; /* a call has one completion */

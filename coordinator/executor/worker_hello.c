@@ -317,6 +317,7 @@ static void reset_rank(struct cox_executor *executor, uint32_t rank)
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_reset_line(&executor->collectors[c], rank);
     cox_state_reset_identity(&executor->control.ranks[rank]->identity);
+    cox_recorders_renew(executor, rank);
 }
 
 static int hand_out(struct cox_executor *executor, uint32_t rank,

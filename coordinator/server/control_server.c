@@ -1,5 +1,6 @@
 #include "control_server.h"
 
+#include "channel/recorder/recorder_layout.h"
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
 #include "channel/base/thread.h"
@@ -220,6 +221,27 @@ static int status_put(struct connection *c, const struct cox_control_source *sou
         r = cox_control_reply_status(source, &arena, &reply.status);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS;
     return r ? r : reply_put(c, &reply);
+}
+
+/* No rank is asked: its recorder is memory. */
+static int recorder_put(struct connection *c, const struct cox_control_source *source,
+                        const CoxswainControl__RecorderRequest *request)
+{
+    struct cox_executor *executor = source->phase.executor;
+    const uint32_t rank = request->has_rank ? request->rank : COX_RECORDER_COORDINATOR;
+    CoxswainControl__RecorderReply recorder = COXSWAIN_CONTROL__RECORDER_REPLY__INIT;
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    if (request->has_rank && rank >= cox_executor_rank_count(executor))
+        return error_put(c, COX_INVALID, "the group has no such rank");
+    recorder.copy.len = cox_recorder_block_size(!request->has_rank);
+    _cox_cleanup_(cox_free_ptr) uint8_t *copy = malloc(recorder.copy.len);
+    if (!copy)
+        return -ENOMEM;
+    recorder.copy.data = copy;
+    recorder.has_copy = cox_executor_recorder(executor, rank, copy) == 0;
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECORDER;
+    reply.recorder = &recorder;
+    return reply_put(c, &reply);
 }
 
 static int recover_put(struct connection *c, const struct cox_control_source *source,
@@ -663,6 +685,8 @@ static int request_serve(struct connection *c, const control_request *request)
     switch (request->request_case) {
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS:
         return status_put(c, &source);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECORDER:
+        return recorder_put(c, &source, request->recorder);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE:
         return complete_take(c, &source, request->complete);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL:
@@ -694,7 +718,7 @@ static int request_serve(struct connection *c, const control_request *request)
     default:
         return error_put(
             c, COX_UNSUPPORTED,
-            "no such request: expected status, stop, complete, cancel, recover, kv_info, link, link_status, role, pull, release, lora or weights");
+            "no such request: expected status, stop, complete, cancel, recover, kv_info, link, link_status, role, pull, release, lora, weights or recorder");
     }
 }
 

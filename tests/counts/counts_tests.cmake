@@ -18,6 +18,8 @@ if(NOT COX_SANITIZE AND NOT COX_FUZZ)
         ${CMAKE_C_COMPILER_ID}-${compiler_major} ${CMAKE_CURRENT_LIST_DIR}/hot_path.json)
     cox_command_test(NAME counts/hot_path LABEL counts TIER quick TIMEOUT 120 PROCESSORS 2
         COMMAND ${hot_path_command})
+    cox_command_test(NAME counts/recorder LABEL counts TIER nightly TIMEOUT 300 PROCESSORS 2
+        COMMAND ${hot_path_command} --recorder)
     cox_command_test(NAME counts/system_calls LABEL counts TIER quick TIMEOUT 120 PROCESSORS 2
         COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/system_calls.py $<TARGET_FILE:counts_hot_path>)
     add_custom_target(counts_renew COMMAND ${hot_path_command} --renew VERBATIM)

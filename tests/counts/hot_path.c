@@ -7,7 +7,8 @@
  * own: hot_path_await waits; hot_path_mark is called where a part of the count begins or ends, in
  * each process. "hot_path named|sealed RANKS": for system calls. Only the channel waits. Where a
  * part begins or ends, the coordinator calls getppid, reads the clock, and calls getppid again.
- * HOT_PATH_COUNT: a command that the last rank's process executes, before its own. */
+ * HOT_PATH_NO_RECORDER: without flight recorders. HOT_PATH_COUNT: a command that the last rank's
+ * process executes, before its own. */
 #include <errno.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -268,6 +269,7 @@ int main(int argc, char **argv)
         .rank_count = (uint32_t)rank_count,
         .command = command,
         .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .no_recorder = getenv("HOT_PATH_NO_RECORDER") != NULL,
     };
     static struct path path;
     path.awaits = argc == 2;

@@ -14,6 +14,9 @@ target_link_libraries(example_server PRIVATE coxswain_coordinator coxswain_proto
 cox_command_test(NAME multi/prometheus LABEL multi TIER nightly TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/prometheus_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
+cox_command_test(NAME multi/trace LABEL multi TIER nightly TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/trace_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/metrics LABEL multi TIER quick TIMEOUT 120 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/metrics_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})

@@ -22,7 +22,8 @@ FILE_COUNT_MAX = 24
 # What each folder includes.
 FOLDERS = {
     "channel/base": "",
-    "channel/shm": "channel/base",
+    "channel/recorder": "channel/base",
+    "channel/shm": "channel/base channel/recorder",
     "channel/socket": "channel/base channel/shm",
     "channel/handle": "channel/base channel/socket",
     "channel/memory": "channel/base channel/shm channel/handle",
@@ -31,16 +32,18 @@ FOLDERS = {
     "channel/memory/queue": "channel/base channel/shm channel/handle channel/memory/domain channel/memory/pool",
     "proto": "channel/base channel/memory",
     "worker/sequences": "channel/base channel/handle proto",
-    "worker/group": "channel/base channel/shm channel/socket channel/handle",
-    "worker/loop": "channel/base channel/shm channel/socket channel/memory proto worker/sequences worker/group",
+    "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
+    "worker/loop": "channel/base channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
     "coordinator/process": "channel/base",
-    "coordinator/collector": "channel/base channel/shm channel/memory channel/memory/domain proto coordinator/process",
-    "coordinator/executor": "channel/base channel/shm channel/socket channel/handle proto coordinator/process "
-                            "coordinator/collector",
+    "coordinator/recording": "channel/base channel/recorder",
+    "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory channel/memory/domain proto coordinator/process",
+    "coordinator/executor": "channel/base channel/recorder channel/shm channel/socket channel/handle proto "
+                            "coordinator/process coordinator/collector coordinator/recording",
     "coordinator/recovery": "channel/base coordinator/executor",
-    "coordinator/server": "channel/base channel/shm channel/socket proto coordinator/collector coordinator/executor "
+    "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
     "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
+    "coordinator/trace": "channel/recorder channel/shm proto",
     "coordinator/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
                            "coordinator/client",
     "coordinator/service": "channel/base coordinator/client",
@@ -48,7 +51,7 @@ FOLDERS = {
                        "coordinator/client coordinator/service",
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
                            "coordinator/executor coordinator/recovery coordinator/server coordinator/client "
-                           "coordinator/cli coordinator/metrics",
+                           "coordinator/cli coordinator/metrics coordinator/recording coordinator/trace",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/shm channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
@@ -87,7 +90,7 @@ UNITS = {
     "worker/loop": ["lending pause serve_internal take worker worker_internal"],
     "coordinator/process": ["launch supervise supervise_internal"],
     "coordinator/collector": ["collect collect_internal gathering report"],
-    "coordinator/executor": ["executor executor_internal group_handles operations"],
+    "coordinator/executor": ["executor executor_internal group_handles operations recorders"],
     "coordinator/recovery": ["recovery recovery_internal"],
     "engine/model": ["checkpoint digest safetensors"],
     "engine/compute": ["cache cache_private"],

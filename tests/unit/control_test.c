@@ -1,3 +1,4 @@
+#include "channel/recorder/recorder_layout.h"
 #include "channel/shm/control.h"
 
 #include <fcntl.h>
@@ -65,7 +66,9 @@ static void what_was_created_is_what_is_attached(void **state)
         assert_int_equal(stat(control_path(), &st), 0);
         assert_int_equal(st.st_mode & 07777, 0600);
         assert_int_equal(st.st_nlink, 1);
-        assert_int_equal(st.st_size, cox_layout_control_size(ranks));
+        assert_int_equal(st.st_size, cox_geometry_control_object_size(&own.geometry));
+        assert_true((uint64_t)st.st_size >=
+                    cox_layout_control_size(ranks) + ranks * cox_recorder_block_size(false));
         assert_true(st.st_blocks * 512 >= st.st_size);
         assert_int_equal(cox_control_attach(&other, GROUP, NULL), 0);
         assert_memory_equal(&other.geometry, &own.geometry, sizeof own.geometry);
@@ -254,7 +257,9 @@ static void p10_truncated_files_are_corrupt(void **state)
     off_t full = (off_t)own.region.size;
     (void)state;
     cox_control_close(&own); /* a mapping would see SIGBUS */
-    for (off_t size = full; size >= 0; size--) {
+    /* Every size of what older programs know; of the recorders behind it one in a thousand. */
+    const off_t head = (off_t)cox_layout_control_size(2);
+    for (off_t size = full; size >= 0; size -= size > head + 1009 ? 1009 : 1) {
         assert_int_equal(truncate(control_path(), size), 0);
         assert_int_equal(attach_and_close(NULL), size == full ? 0 : COX_CORRUPT);
     }
@@ -292,7 +297,7 @@ static void watch_for_the_name(void *context)
 
 static void a_name_that_appears_is_complete(void **state)
 {
-    struct watch watch = {.rounds = 500};
+    struct watch watch = {.rounds = 100}; /* of 128 ranks, whose memory is reserved each time */
     (void)state;
     assert_int_equal(pipe2(watch.go, O_CLOEXEC), 0);
     assert_int_equal(pipe2(watch.seen, O_CLOEXEC), 0);

@@ -1,3 +1,4 @@
+#include "channel/recorder/recorder_layout.h"
 #include "channel/shm/geometry.h"
 
 #include <inttypes.h>
@@ -108,10 +109,15 @@ static void p6_the_default_for_8_ranks_is_within_16_mib(void **state)
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         regions += g.channels[c].request_size + g.channels[c].response_size;
     assert_true(cox_geometry_region_bytes(&g) ==
-                regions + cox_layout_control_size(8) + cox_geometry_group_size(&g));
+                regions + cox_geometry_control_object_size(&g) + cox_geometry_group_size(&g));
+    /* a recorder per rank, and the one of the coordinator beside them */
+    assert_true(cox_geometry_control_object_size(&g) >=
+                cox_layout_control_size(8) + 8 * cox_recorder_block_size(false));
     assert_true(cox_geometry_semaphore_bytes(&g) == (4 * 4 * 8 + 2) * sizeof(sem_t));
     /* A semaphore file takes a page. */
-    assert_true(cox_geometry_region_bytes(&g) + (4 * 4 * 8 + 2) * 4096 <= 16 * MIB);
+    assert_true(cox_geometry_region_bytes(&g) + (4 * 4 * 8 + 2) * 4096 +
+                    cox_recorder_block_size(true) <=
+                16 * MIB);
 }
 
 static void legacy_sizes_are_the_contract_s(void **state)

@@ -10,6 +10,7 @@
 #include "channel/base/options.h"
 #include "channel/shm/geometry.h"
 #include "channel/handle/handle_internal.h"
+#include "channel/recorder/recorder.h"
 #include "group_memory.h"
 
 /* The group, with what its subgroups share. */
@@ -68,6 +69,7 @@ static void whole_free(struct group_whole *whole)
         free(base->subgroups[i]);
     cox_group_memory_give(base);
     cox_region_detach(&base->region);
+    cox_recorder_unref(base->recorder);
     free(whole);
 }
 
@@ -84,6 +86,7 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     whole->group.spinner.budget_ns = options->spin_ns;
     whole->base.cancelled = options->cancelled;
     whole->base.context = options->context;
+    whole->base.recorder = cox_recorder_ref(options->recorder);
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
         whole->base.peers[rank] = (struct cox_peer)COX_PEER_NONE;
         whole->group.ranks[rank] = (uint8_t)rank;

@@ -57,6 +57,7 @@ struct cox_group;
 #define COX_SUBGROUP_NAME_MAX 31
 
 struct cox_group_sealed;
+struct cox_recorder;
 
 struct cox_group_options {
     /* set by COX_GROUP_OPTIONS_INIT (base.h) */
@@ -88,6 +89,9 @@ struct cox_group_options {
      * never. */
     bool (*cancelled)(void *context);
     void *context;
+    /* Records operations, as cox_init_request_group gives it; NULL: nothing does. The group keeps a
+     * reference. */
+    struct cox_recorder *recorder;
 };
 #define COX_GROUP_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_group_options)
 

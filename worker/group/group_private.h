@@ -72,6 +72,8 @@ struct cox_group_base {
     int no_system;
     bool (*cancelled)(void *context);
     void *context;
+    /* NULL: operations are not recorded */
+    struct cox_recorder *recorder;
     /* A peer without a pidfd that is not in by_start died before this rank could open it. */
     struct cox_peer peers[COX_RANK_COUNT_MAX];
     /* ranks identified by pid and start time, because pidfds are not available */

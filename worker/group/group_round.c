@@ -69,6 +69,8 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
+#include "channel/recorder/probes.h"
+#include "channel/recorder/recorder.h"
 
 /* ---- wakeups ---- */
 
@@ -835,6 +837,46 @@ static uint8_t *value_slot(const struct cox_group *group, uint32_t place, uint32
     return base->values[group->ranks[place]] + offset;
 }
 
+/* What the recorder has of an operation in progress; number 0: nothing is recorded. */
+struct recorded {
+    uint64_t number, begin_ns;
+};
+
+static struct recorded record_begin(const struct cox_group *group,
+                                    enum cox_group_operation operation, uint32_t size)
+{
+    struct cox_recorder *recorder = group->base->recorder;
+    const struct cox_recorder_operation begun = {.kind = (uint32_t)operation,
+                                                 .slot = group->slot,
+                                                 .round = group->index + 1,
+                                                 .size = size,
+                                                 .epoch = cox_group_present(group->base)};
+    struct recorded recorded = {0};
+    COX_PROBE(operation__enter, operation, begun.round, size, group->slot);
+    if (recorder) {
+        recorded.begin_ns = cox_now_ns();
+        recorded.number = cox_recorder_operation_begin(recorder, &begun, recorded.begin_ns);
+    }
+    return recorded;
+}
+
+static void record_arrived(const struct cox_group *group, enum cox_group_operation operation,
+                           const struct recorded *recorded)
+{
+    COX_PROBE(operation__arrive, operation, group->index, group->slot, 0);
+    if (recorded->number)
+        cox_recorder_operation_arrived(group->base->recorder, recorded->number, recorded->begin_ns,
+                                       cox_now_ns());
+}
+
+static void record_end(const struct cox_group *group, enum cox_group_operation operation,
+                       const struct recorded *recorded, int r)
+{
+    COX_PROBE(operation__return, operation, group->index, group->slot, r);
+    if (recorded->number)
+        cox_recorder_operation_end(group->base->recorder, recorded->number, r, cox_now_ns());
+}
+
 int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
                            uint32_t detail, const void *value, uint32_t size, uint8_t *values,
                            size_t stride, uint64_t deadline_ns, struct cox_error *err)
@@ -842,12 +884,14 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
     int r = round_enter(group, err);
     if (r)
         return r;
+    const struct recorded recorded = record_begin(group, operation, size);
     if (size) {
         memcpy(value_slot(group, group->self, group->index + 1), value, size);
         cox_fault_point(COX_FAULT_GROUP_VALUE);
     }
     part_arrive(group, operation, detail);
     r = round_wait(group, deadline_ns, err);
+    record_arrived(group, operation, &recorded);
     if (r == 0)
         r = round_agree(group, err);
     if (r == 0 && size) {
@@ -863,6 +907,7 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
         atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
     else if (r)
         cox_group_give_up(group, r == COX_PEER_DEAD);
+    record_end(group, operation, &recorded, r);
     cox_fault_point(COX_FAULT_GROUP_DONE);
     return r;
 }

@@ -303,7 +303,39 @@ static int worker_attach_line(struct cox_channel_thread *thread, struct cox_erro
     return 0;
 }
 
-int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
+/* A group without recorders is served as any other. */
+static int worker_attach_recorder(struct cox_worker *worker, const struct cox_worker_identity *self,
+                                  struct cox_error *err)
+{
+    const struct cox_worker_options *options = &worker->options;
+    const struct cox_geometry *geometry = &worker->control.geometry;
+    const struct cox_fd_bundle *bundle = &worker->bundle;
+    _cox_cleanup_(cox_close_fd) int opened = -1;
+    char object[COX_OBJECT_NAME_SIZE];
+    if (!geometry->recorder || worker->is_legacy_shim)
+        return 0;
+    int fd = geometry->sealed ? bundle->fds[COX_SEALED_RANK] : bundle->fds[COX_FD_BUNDLE_CONTROL];
+    int r = 0;
+    if (!bundle->count) {
+        r = cox_region_open(cox_name_control(object, options->prefix + 1), COX_REGION_WRITE,
+                            &opened, err);
+        fd = opened;
+    }
+    if (r)
+        return r;
+    r = cox_recorder_attach(fd, cox_geometry_recorder_offset(geometry, options->rank),
+                            options->rank, options->incarnation, self->start, &worker->recorder);
+    if (r && r != COX_NOT_FOUND)
+        return cox_fail(err, r, "the recorder of rank %" PRIu32 ": %s", options->rank,
+                        cox_status_text(r));
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        worker->threads[c].recorder =
+            cox_recorder_requests(worker->recorder, (enum cox_channel_id)c);
+    return 0;
+}
+
+int cox_worker_attach_channels(struct cox_worker *worker, const struct cox_worker_identity *self,
+                               struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
     worker->notify_fd = cox_steal_fd(&worker->bundle.notify_fd);
@@ -328,7 +360,9 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
         cox_fault_point(COX_FAULT_ATTACH_CHANNEL);
     }
     int r = worker_attach_channel(worker, &worker->error_channel, COX_CHANNEL_ERROR, err);
-    return r ? r : worker_attach_group(worker, err);
+    if (r == 0)
+        r = worker_attach_group(worker, err);
+    return r ? r : worker_attach_recorder(worker, self, err);
 }
 
 /* From here on the coordinator relies on this rank. */

@@ -21,8 +21,10 @@ COX_HOT void cox_channel_thread_return(struct cox_channel_thread *thread, uint64
 }
 
 COX_HOT void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence,
-                                     size_t length, bool message, bool failed)
+                                     size_t length, bool message, int status)
 {
+    const bool failed = status != 0;
+    cox_channel_thread_record_reply(thread, sequence, status, length);
     cox_reply_commit(&thread->channel, thread->worker->options.rank, sequence, length, message);
     if (thread->lending.on) {
         cox_lending_ready(thread, sequence, failed ? COX_LENT_FAILURE : COX_LENT_REPLY);
@@ -34,6 +36,7 @@ COX_HOT void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t
 
 void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post)
 {
+    cox_channel_thread_record_reply(thread, sequence, 0, 0);
     if (thread->lending.on) {
         cox_lending_ready(thread, sequence, post ? COX_LENT_TOKEN : COX_LENT_NONE);
         return;
@@ -118,7 +121,7 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
     uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
     int r = cox_wire_response_pack(&response, slot, capacity, &length);
     COX_ASSERT(r == 0); /* it fits the smallest slot */
-    cox_channel_thread_send(thread, sequence, length, type == COX_TYPE_OPAQUE, false);
+    cox_channel_thread_send(thread, sequence, length, type == COX_TYPE_OPAQUE, 0);
 }
 
 /* Sends a reply that does not fit the slot. Returns 0: it is sent; or why not, in the channel
@@ -148,6 +151,7 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
                                      uint8_t *slot, size_t capacity)
 {
     struct cox_legacy_shim_reply shim_reply;
+    const int status = response->status; /* which the shim may replace */
     size_t length = 0;
     if (thread->worker->is_legacy_shim)
         cox_legacy_shim_reply(thread, type, response, &shim_reply);
@@ -160,7 +164,7 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
     }
     response->result_case = RESULT(_NOT_SET); /* its parts belong to this function */
     response->execute_model_response = NULL;
-    cox_channel_thread_send(thread, sequence, length, true, true);
+    cox_channel_thread_send(thread, sequence, length, true, status);
 }
 
 COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_t sequence,
@@ -194,7 +198,7 @@ COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_
             cox_channel_thread_send_failure(thread, sequence, type, response, thread->error.text,
                                             slot, capacity);
         else
-            cox_channel_thread_send(thread, sequence, length, false, false);
+            cox_channel_thread_send(thread, sequence, length, false, 0);
     }
     /* If the rank has no reply of its own, the report is the only notice, and is about no request.
      * If all ranks share a wakeup, the failed reply itself has posted it. The failure of a lent

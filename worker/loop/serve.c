@@ -125,6 +125,7 @@ COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct co
     cox_table_weights(worker->table, message->weights_version,
                       message->weights ? &step->candidate : NULL);
     cox_channel_thread_set_state(thread, COX_RANK_RUNNING, request->sequence, step->begin_ns);
+    cox_channel_thread_record_begin(thread, request->sequence, request->type, step->begin_ns);
     cox_fault_point(COX_FAULT_EXECUTE);
     worker->group_time_warned = false;
     return 0;
@@ -142,6 +143,8 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
     cox_fault_point(COX_FAULT_EXECUTED);
     body->has_model_execute_time = 1;
     thread->stamp_ns = cox_now_ns();
+    cox_channel_thread_record_end(thread, step->request->sequence, step->request->type, r,
+                                  thread->stamp_ns);
     body->model_execute_time = (float)((double)(thread->stamp_ns - step->begin_ns) / 1e6);
     if (worker->group_time_warned && lowest) {
         body->has_group_ns = body->has_group_wait_ns = 1;
@@ -443,7 +446,9 @@ COX_HOT static void serve_with(struct cox_channel_thread *thread, const struct c
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     thread->stamp_ns = cox_now_coarse_ns();
     cox_channel_thread_set_state(thread, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
+    cox_channel_thread_record_begin(thread, request->sequence, request->type, 0);
     int r = serve(thread, request, message, &response);
+    cox_channel_thread_record_end(thread, request->sequence, request->type, r, 0);
     if (r)
         cox_channel_thread_fail(thread, &response, r);
     thread->stamp_ns = cox_now_coarse_ns();
@@ -487,6 +492,7 @@ static bool opaque_lend(struct cox_channel_thread *thread, const struct cox_requ
         return false;
     }
     const struct cox_large_payload_view *view = cox_channel_thread_view(thread, request->sequence);
+    COX_PROBE(callback__enter, thread->channel.id, request->sequence, request->type, 0);
     cox_lending_lend(thread, request->sequence, request->type, COX_LENT_OPAQUE,
                      request->bytes == view->region.base);
     cox_fault_point(COX_FAULT_EXECUTE);
@@ -515,11 +521,13 @@ __attribute__((always_inline)) static inline void opaque_call_back(
                                                 request->sequence, false, &reply->slot_capacity);
     reply->capacity = reply->slot_capacity;
     thread->opaque = reply;
+    COX_PROBE(callback__enter, thread->channel.id, request->sequence, request->type, 0);
     cox_fault_point(COX_FAULT_EXECUTE);
     int r =
         taken ? cox_lending_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call)
               : cox_channel_thread_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call);
     thread->opaque = NULL;
+    COX_PROBE(callback__return, thread->channel.id, request->sequence, request->type, r);
     cox_channel_thread_return(thread, request->sequence);
     if (r == 0 && call.length > reply->capacity)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
@@ -536,7 +544,7 @@ __attribute__((always_inline)) static inline void opaque_call_back(
             memcpy(reply->slot, reply->bytes, call.length);
             cox_channel_thread_release_block(thread, request->sequence);
         }
-        cox_channel_thread_send(thread, request->sequence, call.length, false, false);
+        cox_channel_thread_send(thread, request->sequence, call.length, false, 0);
         return;
     }
     if (reply->bytes != reply->slot)

@@ -50,6 +50,8 @@ void cox_init_request_group(const struct cox_init_request *request,
     options->rank_count = worker->options.rank_count;
     options->generation = generation;
     options->spin_ns = worker->control.geometry.spin_ns;
+    if (options->size >= offsetof(struct cox_group_options, recorder) + sizeof options->recorder)
+        options->recorder = worker->recorder;
 }
 
 int cox_init_request_weights(const struct cox_init_request *request,
@@ -254,6 +256,7 @@ void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
     };
     if (worker->group_memory)
         sealed_read(init);
+    cox_channel_thread_record_begin(thread, init->sequence, init->type, 0);
     if (!worker->callbacks->init && thread->lending.on && message->n_config) {
         init_lend(thread, init);
         return;
@@ -272,6 +275,7 @@ void cox_channel_thread_end_init(struct cox_channel_thread *thread,
 {
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     struct init_reply reply = {0};
+    cox_channel_thread_record_end(thread, init->sequence, init->type, r, 0);
     if (r == 0 && result->kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
                      "init tells of %" PRIu32 " KV caches: at most %d", result->kv_cache_count,

@@ -34,9 +34,10 @@ bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, uint64_t 
 /* Returns the slot for the reply. NULL: the worker leaves before the slot is free. */
 uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence, bool whole,
                                  size_t *ret_capacity);
-/* Publishes the bytes in the slot. message: an ExecuteResponse, also where replies are opaque. */
+/* Publishes the bytes in the slot. message: an ExecuteResponse, also where replies are opaque.
+ * status: of the reply, not 0: a failure. */
 void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence, size_t length,
-                             bool message, bool failed);
+                             bool message, int status);
 /* Publishes a reply that is out of line: stores its reference in the slot. */
 void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
                                    uint32_t type, uint64_t size);

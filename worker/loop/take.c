@@ -165,6 +165,7 @@ COX_HOT_INLINE static int thread_take(struct cox_channel_thread *thread, uint64_
     thread->stamp_ns = cox_state_stamp(shared);
     if (thread->stamp_ns == 0)
         thread->stamp_ns = cox_now_coarse_ns();
+    cox_channel_thread_record_take(thread, ret_request);
     if (thread->lending.on)
         return cox_lending_take(thread, thread->next) ? 0 : COX_CORRUPT;
     /* Again for every request: a reply of another incarnation is refused. */

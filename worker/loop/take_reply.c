@@ -87,7 +87,7 @@ int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *b
         if (size > 0 && bytes != slot)
             memmove(slot, bytes, size);
         opaque_end(thread, entry);
-        cox_channel_thread_send(thread, sequence, size, false, false);
+        cox_channel_thread_send(thread, sequence, size, false, 0);
     }
     cox_lending_leave(thread);
     return 0;

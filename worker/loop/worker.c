@@ -302,7 +302,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0)
         r = cox_worker_claim(worker, self, err);
     if (r == 0)
-        r = cox_worker_attach_channels(worker, err);
+        r = cox_worker_attach_channels(worker, self, err);
     cox_fd_bundle_close(&worker->bundle);
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
@@ -395,6 +395,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_close_fd(&worker->group_fd);
     cox_close_fd(&worker->notify_fd);
     cox_group_memory_unref(worker->group_memory);
+    cox_recorder_unref(worker->recorder);
     cox_close_fd(&worker->socket_fd); /* it has left: see above */
     cox_peer_close(&worker->coordinator);
     cox_control_close(&worker->control);

@@ -4,10 +4,12 @@
 #define COX_WORKER_WORKER_INTERNAL_H
 
 #include "channel/memory/large_payload.h"
+#include "channel/recorder/recorder.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
 #include "channel/shm/fd_bundle.h"
 #include "channel/base/peer.h"
+#include "channel/recorder/probes.h"
 #include "channel/shm/request.h"
 #include "channel/base/spin.h"
 #include "channel/shm/state.h"
@@ -47,6 +49,9 @@ struct cox_channel_thread {
     /* this rank's, in the control region */
     struct cox_layout_rank_line *line;
     struct cox_spinner spinner;
+    struct cox_recorder_requests recorder;
+    /* sums of the recorder as the current callback began */
+    uint64_t operations, waited_ns;
     /* for the state word of the current request: when it was published, or a later clock value */
     uint64_t stamp_ns;
     /* What this rank has last stored in the line, whatever other processes have written there
@@ -104,6 +109,8 @@ struct cox_worker {
     int notify_fd;
     /* of a sealed group; NULL */
     struct cox_group_memory *group_memory;
+    /* NULL: nothing is recorded */
+    struct cox_recorder *recorder;
     struct cox_control control;
     /* control is a legacy shim, and tokens are the events: see legacy_shim.h */
     bool is_legacy_shim;
@@ -209,6 +216,58 @@ static inline void cox_channel_thread_set_done(struct cox_channel_thread *thread
     cox_state_set_done(thread->line, sequence);
 }
 
+/* ---- the recorder: the points at which a request's record gets its times ---- */
+
+/* The frame was read. */
+COX_HOT static inline void cox_channel_thread_record_take(struct cox_channel_thread *thread,
+                                                          const struct cox_request *request)
+{
+    COX_PROBE(request__take, thread->channel.id, request->sequence, request->type, request->size);
+    if (!thread->recorder.records)
+        return;
+    cox_recorder_take(&thread->recorder, request->sequence, request->type, request->size,
+                      cox_now_ns());
+}
+
+/* Its callback begins. now_ns 0: the clock was not read. */
+COX_HOT static inline void cox_channel_thread_record_begin(struct cox_channel_thread *thread,
+                                                           uint64_t sequence, uint32_t type,
+                                                           uint64_t now_ns)
+{
+    COX_PROBE(callback__enter, thread->channel.id, sequence, type, 0);
+    if (!thread->recorder.records)
+        return;
+    const struct cox_recorder *recorder = thread->worker->recorder;
+    /* relaxed: sums. */
+    thread->operations = atomic_load_explicit(&recorder->operations, memory_order_relaxed);
+    thread->waited_ns = atomic_load_explicit(&recorder->waited_ns, memory_order_relaxed);
+    cox_recorder_begin(&thread->recorder, sequence, now_ns ? now_ns : cox_now_ns());
+}
+
+/* Its callback has returned. */
+COX_HOT static inline void cox_channel_thread_record_end(struct cox_channel_thread *thread,
+                                                         uint64_t sequence, uint32_t type, int r,
+                                                         uint64_t now_ns)
+{
+    COX_PROBE(callback__return, thread->channel.id, sequence, type, r);
+    if (!thread->recorder.records)
+        return;
+    cox_recorder_end(&thread->recorder, sequence, now_ns ? now_ns : cox_now_ns());
+    if (thread->channel.id == COX_CHANNEL_EXECUTE)
+        cox_recorder_group(thread->worker->recorder, &thread->recorder, sequence,
+                           thread->operations, thread->waited_ns);
+}
+
+/* The reply is about to be published. Any thread that replies to a lent request. */
+COX_HOT static inline void cox_channel_thread_record_reply(const struct cox_channel_thread *thread,
+                                                           uint64_t sequence, int status,
+                                                           uint64_t size)
+{
+    COX_PROBE(request__reply, thread->channel.id, sequence, status, size);
+    if (thread->recorder.records)
+        cox_recorder_reply(&thread->recorder, sequence, status, size, cox_now_ns());
+}
+
 /* ---- attach.c, in the order of cox_worker_new ---- */
 
 /* Finds the group and its coordinator, and checks both. */
@@ -216,7 +275,8 @@ int cox_worker_enter(struct cox_worker *worker, const struct cox_worker_identity
                      struct cox_error *err);
 int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity *self,
                      struct cox_error *err);
-int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err);
+int cox_worker_attach_channels(struct cox_worker *worker, const struct cox_worker_identity *self,
+                               struct cox_error *err);
 void cox_worker_announce(struct cox_worker *worker);
 struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker);
 

@@ -1,0 +1,442 @@
+#include "recorder.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define WORDS(type) (sizeof(struct type) / sizeof(uint64_t))
+
+static uint64_t record_size(bool coordinator)
+{
+    return coordinator ? sizeof(struct cox_recorder_layout_submit)
+                       : sizeof(struct cox_recorder_layout_request);
+}
+
+static int ring_count(bool coordinator)
+{
+    return coordinator ? COX_RECORDER_GROUP : COX_RECORDER_RING_COUNT;
+}
+
+/* ---- blocks ---- */
+
+void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path)
+{
+    struct cox_recorder_layout_head *head = block;
+    /* relaxed: no process uses the block at this time. */
+    atomic_store_explicit(&head->pid, 0, memory_order_relaxed);
+    head->version = COX_RECORDER_VERSION;
+    head->rank = rank;
+    head->size = cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR);
+    head->instance = instance;
+    memset(head->path, 0, sizeof head->path);
+    if (path)
+        memcpy(head->path, path, strnlen(path, sizeof head->path - 1));
+    /* release: the rest before it; partner is block_is_valid. */
+    atomic_store_explicit(&head->magic, COX_RECORDER_MAGIC, memory_order_release);
+}
+
+static int file_create(const char *path, uint64_t size, void **ret_block, struct cox_error *err)
+{
+    if (unlink(path) < 0 && errno != ENOENT)
+        return cox_fail(err, -errno, "the recorder's file %s cannot be replaced: %s", path,
+                        cox_status_text(-errno));
+    _cox_cleanup_(cox_close_fd) int fd =
+        open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return cox_fail(err, -errno, "the recorder's file %s cannot be created: %s", path,
+                        cox_status_text(-errno));
+    /* Reserved now, so that a disk that is full later does not end a process with SIGBUS. */
+    int r = posix_fallocate(fd, 0, (off_t)size);
+    void *block = r ? MAP_FAILED : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (block == MAP_FAILED) {
+        r = r ? r : errno;
+        unlink(path);
+        return cox_fail(err, r == ENOSPC || r == EDQUOT ? COX_NO_SPACE : -r,
+                        "the recorder's file %s needs %" PRIu64 " bytes: %s", path, size,
+                        cox_status_text(-r));
+    }
+    *ret_block = block;
+    return 0;
+}
+
+int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance, void **ret_block,
+                             struct cox_error *err)
+{
+    int r = file_create(path, cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR), ret_block,
+                        err);
+    if (r == 0)
+        cox_recorder_block_init(*ret_block, rank, instance, NULL);
+    return r;
+}
+
+void cox_recorder_unmap(void *block, bool coordinator)
+{
+    if (block)
+        munmap(block, cox_recorder_block_size(coordinator));
+}
+
+/* ---- handles ---- */
+
+static bool block_is_valid(const void *block, uint32_t rank)
+{
+    const struct cox_recorder_layout_head *head = block;
+    /* acquire: partner is cox_recorder_block_init. */
+    return atomic_load_explicit(&head->magic, memory_order_acquire) == COX_RECORDER_MAGIC &&
+           head->version == COX_RECORDER_VERSION && head->rank == rank;
+}
+
+/* The file of the block, if it is one that the coordinator made for this rank. NULL: there is none.
+ */
+static void *file_map(const char *path, uint32_t rank)
+{
+    const uint64_t size = cox_recorder_block_size(false);
+    struct stat st;
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_uid != geteuid() ||
+        (uint64_t)st.st_size < size)
+        return NULL;
+    void *block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (block == MAP_FAILED)
+        return NULL;
+    if (block_is_valid(block, rank))
+        return block;
+    munmap(block, size);
+    return NULL;
+}
+
+static int recorder_new(uint8_t *block, uint64_t size, uint32_t incarnation, uint64_t start,
+                        struct cox_recorder **ret_recorder)
+{
+    struct cox_recorder *recorder = calloc(1, sizeof *recorder);
+    struct cox_recorder_layout_head *head = (void *)block;
+    if (!recorder) {
+        munmap(block, size);
+        return -ENOMEM;
+    }
+    /* relaxed, all but the last: no other thread has it, and pid is stored with release. */
+    atomic_store_explicit(&recorder->references, 1, memory_order_relaxed);
+    recorder->block = block;
+    recorder->size = size;
+    atomic_store_explicit(&head->incarnation, incarnation, memory_order_relaxed);
+    atomic_store_explicit(&head->start, start, memory_order_relaxed);
+    /* Partner: cox_recorder_block_pid. */
+    atomic_store_explicit(&head->pid, (uint64_t)getpid(), memory_order_release);
+    *ret_recorder = recorder;
+    return 0;
+}
+
+int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarnation,
+                        uint64_t start, struct cox_recorder **ret_recorder)
+{
+    const uint64_t size = cox_recorder_block_size(false);
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    if ((uint64_t)st.st_size < offset + size) /* of a coordinator without recorders */
+        return COX_NOT_FOUND;
+    uint8_t *block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+    if (block == MAP_FAILED)
+        return -errno;
+    if (!block_is_valid(block, rank)) {
+        munmap(block, size);
+        return COX_NOT_FOUND;
+    }
+    char path[COX_RECORDER_PATH_SIZE];
+    memcpy(path, ((struct cox_recorder_layout_head *)(void *)block)->path, sizeof path);
+    path[sizeof path - 1] = '\0';
+    uint8_t *file = path[0] ? file_map(path, rank) : NULL;
+    if (file) {
+        munmap(block, size);
+        block = file;
+    }
+    return recorder_new(block, size, incarnation, start, ret_recorder);
+}
+
+int cox_recorder_new_coordinator(const char *path, uint32_t instance,
+                                 struct cox_recorder **ret_recorder, struct cox_error *err)
+{
+    const uint64_t size = cox_recorder_block_size(true);
+    void *block;
+    int r = 0;
+    if (path) {
+        r = cox_recorder_file_create(path, COX_RECORDER_COORDINATOR, instance, &block, err);
+    } else {
+        block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (block == MAP_FAILED)
+            return cox_fail(err, -errno, "no memory for the recorder");
+        cox_recorder_block_init(block, COX_RECORDER_COORDINATOR, instance, NULL);
+    }
+    if (r == 0)
+        r = recorder_new(block, size, 0, 0, ret_recorder);
+    return r == -ENOMEM ? cox_fail(err, r, "no memory for the recorder") : r;
+}
+
+struct cox_recorder *cox_recorder_ref(struct cox_recorder *recorder)
+{
+    /* relaxed: the caller has a reference. */
+    if (recorder)
+        atomic_fetch_add_explicit(&recorder->references, 1, memory_order_relaxed);
+    return recorder;
+}
+
+struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder)
+{
+    /* acq_rel: the last one sees what the others did before. */
+    if (recorder &&
+        atomic_fetch_sub_explicit(&recorder->references, 1, memory_order_acq_rel) == 1) {
+        munmap(recorder->block, recorder->size);
+        free(recorder);
+    }
+    return NULL;
+}
+
+struct cox_recorder_requests cox_recorder_requests(const struct cox_recorder *recorder,
+                                                   enum cox_channel_id channel)
+{
+    struct cox_recorder_requests ring = {.mask = cox_recorder_capacity(channel) - 1};
+    if (recorder)
+        ring.records = (void *)(recorder->block + cox_recorder_ring_offset(false, channel));
+    return ring;
+}
+
+struct cox_recorder_submits cox_recorder_submits(const struct cox_recorder *recorder,
+                                                 enum cox_channel_id channel)
+{
+    struct cox_recorder_submits ring = {.mask = cox_recorder_capacity(channel) - 1};
+    if (recorder)
+        ring.records = (void *)(recorder->block + cox_recorder_ring_offset(true, channel));
+    return ring;
+}
+
+/* ---- operations of the rank group ---- */
+
+void cox_recorder_group(const struct cox_recorder *recorder,
+                        const struct cox_recorder_requests *ring, uint64_t sequence, uint64_t count,
+                        uint64_t waited_ns)
+{
+    if (!recorder)
+        return;
+    /* relaxed: sums; a callback that has returned has ended its operations. */
+    count = atomic_load_explicit(&recorder->operations, memory_order_relaxed) - count;
+    waited_ns = atomic_load_explicit(&recorder->waited_ns, memory_order_relaxed) - waited_ns;
+    const uint64_t word =
+        (count < UINT16_MAX ? count : UINT16_MAX) << 48 | (waited_ns & ((UINT64_C(1) << 48) - 1));
+    COX_RECORDER_STORE(&ring->records[sequence & ring->mask].group, word);
+}
+
+static struct cox_recorder_layout_operation *operation_of(const struct cox_recorder *recorder,
+                                                          uint64_t number)
+{
+    struct cox_recorder_layout_operation *records =
+        (void *)(recorder->block + cox_recorder_ring_offset(false, COX_RECORDER_GROUP));
+    return &records[number % COX_RECORDER_OPERATION_COUNT];
+}
+
+uint64_t cox_recorder_operation_begin(struct cox_recorder *recorder,
+                                      const struct cox_recorder_operation *operation,
+                                      uint64_t now_ns)
+{
+    /* Threads may operate in subgroups at the same time: each gets a record of its own. relaxed:
+     * only the number matters. */
+    const uint64_t number =
+        atomic_fetch_add_explicit(&recorder->operations, 1, memory_order_relaxed) + 1;
+    struct cox_recorder_layout_operation *record = operation_of(recorder, number);
+    /* relaxed: as in cox_recorder_take. */
+    atomic_store_explicit(&record->index, 0, memory_order_relaxed);
+    COX_RECORDER_STORE(&record->begin_ns, now_ns);
+    COX_RECORDER_STORE(&record->arrived_ns, 0);
+    COX_RECORDER_STORE(&record->end_ns, 0);
+    COX_RECORDER_STORE(&record->operation, (uint64_t)(operation->kind & 0xff) << 56 |
+                                               (uint64_t)(operation->slot & 0xff) << 48 |
+                                               (operation->size & ((UINT64_C(1) << 48) - 1)));
+    COX_RECORDER_STORE(&record->result, 0);
+    COX_RECORDER_STORE(&record->round, operation->round);
+    COX_RECORDER_STORE(&record->epoch, operation->epoch);
+    COX_RECORDER_STORE(&record->index, number);
+    return number;
+}
+
+void cox_recorder_operation_arrived(struct cox_recorder *recorder, uint64_t number,
+                                    uint64_t begin_ns, uint64_t now_ns)
+{
+    COX_RECORDER_STORE(&operation_of(recorder, number)->arrived_ns, now_ns);
+    /* relaxed: a sum. */
+    atomic_fetch_add_explicit(&recorder->waited_ns, now_ns - begin_ns, memory_order_relaxed);
+}
+
+void cox_recorder_operation_end(struct cox_recorder *recorder, uint64_t number, int status,
+                                uint64_t now_ns)
+{
+    struct cox_recorder_layout_operation *record = operation_of(recorder, number);
+    COX_RECORDER_STORE(&record->result, cox_recorder_result_word(status, 0));
+    COX_RECORDER_STORE(&record->end_ns, now_ns);
+}
+
+/* ---- reading ---- */
+
+/* Returns true if the record was overwritten while it was copied. */
+static bool record_copy(const _Atomic uint64_t *record, const _Atomic uint64_t *again, size_t words,
+                        uint64_t *copy)
+{
+    /* acquire, all: a word of a later record is seen together with the 0 in its index; partners are
+     * the release stores. */
+    const uint64_t index = atomic_load_explicit(&record[0], memory_order_acquire);
+    copy[0] = index;
+    for (size_t i = words - 1; i > 0; i--)
+        copy[i] = atomic_load_explicit(&record[i], memory_order_acquire);
+    const bool overwritten = atomic_load_explicit(&again[0], memory_order_acquire) != index;
+    if (overwritten || index == 0)
+        memset(copy, 0, words * sizeof *copy);
+    return overwritten;
+}
+
+uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinator, void *copy)
+{
+    const uint64_t size = record_size(coordinator);
+    uint32_t overwritten = 0;
+    memset(copy, 0, sizeof(struct cox_recorder_layout_head));
+    struct cox_recorder_layout_head *to = copy;
+    const struct cox_recorder_layout_head *from = block;
+    to->version = from->version;
+    to->rank = from->rank;
+    to->size = from->size;
+    to->instance = from->instance;
+    /* acquire: partner is recorder_new; relaxed: stored before it, or private. */
+    atomic_init(&to->pid, atomic_load_explicit(&from->pid, memory_order_acquire));
+    atomic_init(&to->incarnation, atomic_load_explicit(&from->incarnation, memory_order_relaxed));
+    atomic_init(&to->start, atomic_load_explicit(&from->start, memory_order_relaxed));
+    atomic_init(&to->magic, atomic_load_explicit(&from->magic, memory_order_acquire));
+    for (int ring = 0; ring < ring_count(coordinator); ring++)
+        for (uint32_t i = 0; i < cox_recorder_capacity(ring); i++) {
+            const uint64_t offset = cox_recorder_ring_offset(coordinator, ring) + i * size;
+            overwritten += record_copy((const void *)((const uint8_t *)block + offset),
+                                       (const void *)((const uint8_t *)again + offset),
+                                       size / sizeof(uint64_t), (void *)((uint8_t *)copy + offset));
+        }
+    return overwritten;
+}
+
+uint64_t cox_recorder_block_pid(const void *block)
+{
+    const struct cox_recorder_layout_head *head = block;
+    /* acquire: partner is recorder_new. */
+    return atomic_load_explicit(&head->pid, memory_order_acquire);
+}
+
+int cox_recorder_check(const void *copy, uint64_t size, bool *ret_coordinator,
+                       struct cox_record_head *ret_head, struct cox_error *err)
+{
+    struct cox_recorder_layout_head head;
+    if (size < sizeof head)
+        return cox_fail(err, COX_CORRUPT, "a recorder of %" PRIu64 " bytes: expected %zu or more",
+                        size, sizeof head);
+    memcpy(&head, copy, sizeof head);
+    /* relaxed, all: private memory. */
+    if (atomic_load_explicit(&head.magic, memory_order_relaxed) != COX_RECORDER_MAGIC)
+        return cox_fail(err, COX_CORRUPT, "these bytes are no recorder of Coxswain (magic)");
+    if (head.version != COX_RECORDER_VERSION)
+        return cox_fail(err, COX_VERSION,
+                        "a recorder of version %" PRIu32 ", this program reads %u: read it with "
+                        "the release that wrote it",
+                        head.version, COX_RECORDER_VERSION);
+    const bool coordinator = head.rank == COX_RECORDER_COORDINATOR;
+    if (!coordinator && head.rank >= COX_RANK_COUNT_MAX)
+        return cox_fail(err, COX_CORRUPT, "a recorder of rank %" PRIu32 ": expected 0 to %d",
+                        head.rank, COX_RANK_COUNT_MAX - 1);
+    const uint64_t expected = cox_recorder_block_size(coordinator);
+    if (size < expected)
+        return cox_fail(err, COX_CORRUPT, "a recorder of %" PRIu64 " bytes: expected %" PRIu64,
+                        size, expected);
+    *ret_coordinator = coordinator;
+    *ret_head = (struct cox_record_head){
+        .rank = head.rank,
+        .incarnation = (uint32_t)atomic_load_explicit(&head.incarnation, memory_order_relaxed),
+        .pid = atomic_load_explicit(&head.pid, memory_order_relaxed),
+        .start = atomic_load_explicit(&head.start, memory_order_relaxed),
+        .instance = head.instance,
+    };
+    return 0;
+}
+
+/* A record of a copy, as words. */
+static const uint64_t *copy_words(const void *copy, bool coordinator, int ring, uint32_t i,
+                                  uint64_t words[WORDS(cox_recorder_layout_submit)])
+{
+    const uint64_t size = record_size(coordinator);
+    memcpy(words, (const uint8_t *)copy + cox_recorder_ring_offset(coordinator, ring) + i * size,
+           size);
+    return words;
+}
+
+/* The word of a field. */
+#define FIELD(words, type, field) words[offsetof(struct type, field) / sizeof(uint64_t)]
+
+bool cox_recorder_read(const void *copy, bool coordinator, int ring, uint32_t i,
+                       struct cox_record *ret_record)
+{
+    uint64_t words[WORDS(cox_recorder_layout_submit)];
+    copy_words(copy, coordinator, ring, i, words);
+    /* A record that is not in its place was never written by this library. */
+    if (words[0] == 0 || (words[0] & (cox_recorder_capacity(ring) - 1)) != i)
+        return false;
+    struct cox_record record = {.sequence = words[0]};
+    uint64_t request, result;
+    if (coordinator) {
+        record.submitted_ns = FIELD(words, cox_recorder_layout_submit, submitted_ns);
+        record.packing_ns = FIELD(words, cox_recorder_layout_submit, packing_ns);
+        record.published_ns = FIELD(words, cox_recorder_layout_submit, published_ns);
+        record.woken_ns = FIELD(words, cox_recorder_layout_submit, woken_ns);
+        record.gathered_ns = FIELD(words, cox_recorder_layout_submit, gathered_ns);
+        record.handled_ns = FIELD(words, cox_recorder_layout_submit, handled_ns);
+        memcpy(record.asked, &FIELD(words, cox_recorder_layout_submit, asked), sizeof record.asked);
+        request = FIELD(words, cox_recorder_layout_submit, request);
+        result = FIELD(words, cox_recorder_layout_submit, result);
+    } else {
+        record.taken_ns = FIELD(words, cox_recorder_layout_request, taken_ns);
+        record.begin_ns = FIELD(words, cox_recorder_layout_request, begin_ns);
+        record.end_ns = FIELD(words, cox_recorder_layout_request, end_ns);
+        record.reply_ns = FIELD(words, cox_recorder_layout_request, reply_ns);
+        const uint64_t group = FIELD(words, cox_recorder_layout_request, group);
+        record.group_count = (uint32_t)(group >> 48);
+        record.group_wait_ns = group & ((UINT64_C(1) << 48) - 1);
+        request = FIELD(words, cox_recorder_layout_request, request);
+        result = FIELD(words, cox_recorder_layout_request, result);
+    }
+    record.type = (uint32_t)(request >> 32);
+    record.size = (uint32_t)request;
+    record.status = (int16_t)(uint16_t)(result >> 48);
+    record.reply_size = result & ((UINT64_C(1) << 48) - 1);
+    if (record.type == COX_TYPE_OPAQUE && record.begin_ns == 0) {
+        record.begin_ns = record.taken_ns;
+        record.end_ns = record.reply_ns;
+    }
+    *ret_record = record;
+    return true;
+}
+
+bool cox_recorder_read_operation(const void *copy, uint32_t i,
+                                 struct cox_record_operation *ret_operation)
+{
+    uint64_t words[WORDS(cox_recorder_layout_submit)];
+    copy_words(copy, false, COX_RECORDER_GROUP, i, words);
+    if (words[0] == 0 || words[0] % COX_RECORDER_OPERATION_COUNT != i)
+        return false;
+    const uint64_t operation = FIELD(words, cox_recorder_layout_operation, operation);
+    *ret_operation = (struct cox_record_operation){
+        .number = words[0],
+        .begin_ns = FIELD(words, cox_recorder_layout_operation, begin_ns),
+        .arrived_ns = FIELD(words, cox_recorder_layout_operation, arrived_ns),
+        .end_ns = FIELD(words, cox_recorder_layout_operation, end_ns),
+        .kind = (uint32_t)(operation >> 56),
+        .slot = (uint32_t)(operation >> 48) & 0xff,
+        .size = operation & ((UINT64_C(1) << 48) - 1),
+        .status = (int16_t)(uint16_t)(FIELD(words, cox_recorder_layout_operation, result) >> 48),
+        .round = FIELD(words, cox_recorder_layout_operation, round),
+        .epoch = FIELD(words, cox_recorder_layout_operation, epoch),
+    };
+    return true;
+}

@@ -1,0 +1,242 @@
+/*
+ * recorder: the flight recorder of a process: what became of each of its last requests.
+ *
+ * A rank records in a block that only it writes: in a sealed group the end of its rank memory, in a
+ * named one its part of the end of the control region, behind all that older programs know. The
+ * coordinator's own block is private memory. With --crash-dir all blocks are files, so that they
+ * outlive every process. recorder_layout.h has the layout and the order of stores.
+ *
+ * Threads: attach, ref and unref on any thread. What is recorded about a request is recorded by the
+ *   thread that has the request at that moment; a word of a record has one writer at a time.
+ *   Operations of the rank group on any thread. Copies on any thread, in any process.
+ * Ownership: see each function. A handle is counted.
+ * Blocks: nothing. A file that another process truncates ends this one with SIGBUS, as any mapping
+ *   of a file does.
+ * If the process dies: the block stays as it is, with the memory, or file, that it is part of. Who
+ *   reads it finds what was recorded up to the death.
+ */
+#ifndef COX_CHANNEL_RECORDER_H
+#define COX_CHANNEL_RECORDER_H
+
+#include "recorder_layout.h"
+
+/* The records of one ring; records NULL: nothing is recorded. */
+struct cox_recorder_requests {
+    struct cox_recorder_layout_request *records;
+    uint64_t mask;
+};
+struct cox_recorder_submits {
+    struct cox_recorder_layout_submit *records;
+    uint64_t mask;
+};
+
+struct cox_recorder {
+    _Atomic uint32_t references;
+    /* a mapping of its own, of `size` bytes */
+    uint8_t *block;
+    uint64_t size;
+    /* Operations of the rank group so far, and the time waited in them; relaxed: sums. */
+    _Atomic uint64_t operations, waited_ns;
+};
+
+/* ---- blocks ---- */
+
+/* Coordinator: makes a block in zeroed memory, or makes one anew whose process has ended: records
+ * stay, but no process records there. path: the file to use instead; NULL: none; it is shorter than
+ * COX_RECORDER_PATH_SIZE. */
+void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path);
+/* Coordinator: creates the file of a block in place of any other of that path, mode 0600, with its
+ * bytes reserved, and maps it. *ret_block: unmap with cox_recorder_unmap. Returns 0; COX_NO_SPACE;
+ * -errno; err says which file. On failure there is no such file. */
+int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance, void **ret_block,
+                             struct cox_error *err);
+void cox_recorder_unmap(void *block, bool coordinator); /* NULL-safe */
+
+/* ---- handles ---- */
+
+/* Begins to record in the block at this offset of fd, or in the file that its head names, if that
+ * can be opened. offset is a multiple of the page size. Returns 0; COX_NOT_FOUND: there is no block
+ * of this version; -ENOMEM; -errno. */
+int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarnation,
+                        uint64_t start, struct cox_recorder **ret_recorder);
+/* The coordinator's: in a file, or, with a path of NULL, in private memory. Returns 0 or as
+ * cox_recorder_file_create. */
+int cox_recorder_new_coordinator(const char *path, uint32_t instance,
+                                 struct cox_recorder **ret_recorder, struct cox_error *err);
+struct cox_recorder *cox_recorder_ref(struct cox_recorder *recorder);   /* NULL-safe */
+struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder); /* NULL-safe, NULL */
+
+/* recorder may be NULL: then nothing is recorded. */
+struct cox_recorder_requests cox_recorder_requests(const struct cox_recorder *recorder,
+                                                   enum cox_channel_id channel);
+struct cox_recorder_submits cox_recorder_submits(const struct cox_recorder *recorder,
+                                                 enum cox_channel_id channel);
+
+/* ---- recording ---- */
+
+static inline uint64_t cox_recorder_request_word(uint32_t type, uint64_t size)
+{
+    return (uint64_t)type << 32 | (size < UINT32_MAX ? size : UINT32_MAX);
+}
+
+static inline uint64_t cox_recorder_result_word(int status, uint64_t size)
+{
+    const uint64_t size_max = (UINT64_C(1) << 48) - 1;
+    return (uint64_t)(uint16_t)(int16_t)status << 48 | (size < size_max ? size : size_max);
+}
+
+/* release, here and below: what a reader sees of this record it sees with the index that was stored
+ * before; partner are the acquire loads in cox_recorder_copy. */
+#define COX_RECORDER_STORE(word, value) atomic_store_explicit(word, value, memory_order_release)
+
+/* A rank has read the frame of a request. */
+static inline void cox_recorder_take(const struct cox_recorder_requests *ring, uint64_t sequence,
+                                     uint32_t type, uint64_t size, uint64_t now_ns)
+{
+    struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
+    /* relaxed: the releases below order it before the fields. */
+    atomic_store_explicit(&record->index, 0, memory_order_relaxed);
+    COX_RECORDER_STORE(&record->taken_ns, now_ns);
+    COX_RECORDER_STORE(&record->begin_ns, 0);
+    COX_RECORDER_STORE(&record->end_ns, 0);
+    COX_RECORDER_STORE(&record->reply_ns, 0);
+    COX_RECORDER_STORE(&record->request, cox_recorder_request_word(type, size));
+    COX_RECORDER_STORE(&record->result, 0);
+    COX_RECORDER_STORE(&record->group, 0);
+    COX_RECORDER_STORE(&record->index, sequence);
+}
+
+static inline void cox_recorder_begin(const struct cox_recorder_requests *ring, uint64_t sequence,
+                                      uint64_t now_ns)
+{
+    if (ring->records)
+        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].begin_ns, now_ns);
+}
+
+static inline void cox_recorder_end(const struct cox_recorder_requests *ring, uint64_t sequence,
+                                    uint64_t now_ns)
+{
+    if (ring->records)
+        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].end_ns, now_ns);
+}
+
+/* The reply is about to be visible to the coordinator. */
+static inline void cox_recorder_reply(const struct cox_recorder_requests *ring, uint64_t sequence,
+                                      int status, uint64_t size, uint64_t now_ns)
+{
+    struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
+    COX_RECORDER_STORE(&record->result, cox_recorder_result_word(status, size));
+    COX_RECORDER_STORE(&record->reply_ns, now_ns);
+}
+
+/* Operations of the rank group since `count` and `waited_ns` were read from the recorder. */
+void cox_recorder_group(const struct cox_recorder *recorder,
+                        const struct cox_recorder_requests *ring, uint64_t sequence, uint64_t count,
+                        uint64_t waited_ns);
+
+/* An operation of the rank group begins; returns its number, for the others. */
+struct cox_recorder_operation {
+    uint32_t kind, slot, round;
+    uint64_t size, epoch;
+};
+uint64_t cox_recorder_operation_begin(struct cox_recorder *recorder,
+                                      const struct cox_recorder_operation *operation,
+                                      uint64_t now_ns);
+void cox_recorder_operation_arrived(struct cox_recorder *recorder, uint64_t number,
+                                    uint64_t begin_ns, uint64_t now_ns);
+void cox_recorder_operation_end(struct cox_recorder *recorder, uint64_t number, int status,
+                                uint64_t now_ns);
+
+/* The coordinator publishes a request: before any rank can see it. */
+static inline void cox_recorder_publish(const struct cox_recorder_submits *ring, uint64_t sequence,
+                                        uint64_t submitted_ns, uint64_t packing_ns,
+                                        uint64_t published_ns, uint64_t request,
+                                        const uint64_t asked[COX_RANK_COUNT_MAX / 64])
+{
+    struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
+    /* relaxed: as in cox_recorder_take. */
+    atomic_store_explicit(&record->index, 0, memory_order_relaxed);
+    COX_RECORDER_STORE(&record->submitted_ns, submitted_ns);
+    COX_RECORDER_STORE(&record->packing_ns, packing_ns);
+    COX_RECORDER_STORE(&record->published_ns, published_ns);
+    COX_RECORDER_STORE(&record->woken_ns, 0);
+    COX_RECORDER_STORE(&record->gathered_ns, 0);
+    COX_RECORDER_STORE(&record->handled_ns, 0);
+    COX_RECORDER_STORE(&record->request, request);
+    COX_RECORDER_STORE(&record->result, 0);
+    COX_RECORDER_STORE(&record->asked[0], asked[0]);
+    COX_RECORDER_STORE(&record->asked[1], asked[1]);
+    COX_RECORDER_STORE(&record->index, sequence);
+}
+
+static inline void cox_recorder_woken(const struct cox_recorder_submits *ring, uint64_t sequence,
+                                      uint64_t now_ns)
+{
+    COX_RECORDER_STORE(&ring->records[sequence & ring->mask].woken_ns, now_ns);
+}
+
+static inline void cox_recorder_gathered(const struct cox_recorder_submits *ring, uint64_t sequence,
+                                         int status, uint64_t size, uint64_t now_ns)
+{
+    struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
+    if (!ring->records)
+        return;
+    COX_RECORDER_STORE(&record->result, cox_recorder_result_word(status, size));
+    COX_RECORDER_STORE(&record->gathered_ns, now_ns);
+}
+
+static inline void cox_recorder_handled(const struct cox_recorder_submits *ring, uint64_t sequence,
+                                        uint64_t now_ns)
+{
+    if (ring->records)
+        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].handled_ns, now_ns);
+}
+
+/* ---- reading ---- */
+
+/* Copies a block while its process may write it, into cox_recorder_block_size bytes of private
+ * memory. Records that are being written, or were overwritten meanwhile, are all zero in the copy.
+ * again: the block itself; or, where `block` is a copy that was read from a file in ascending
+ * order, another such copy, which was read later. Returns the number of records that were
+ * overwritten meanwhile. */
+uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinator, void *copy);
+/* The process that records in the block; 0: none. */
+uint64_t cox_recorder_block_pid(const void *block);
+
+/* What a copy has of a request, as plain numbers. All of it may be anything: it is what a process
+ * has written. */
+struct cox_record {
+    uint64_t sequence;
+    uint32_t type;
+    uint64_t size;
+    int status;
+    uint64_t reply_size;
+    /* Coordinator: in the order of its layout. Rank: likewise. 0: not yet. */
+    uint64_t submitted_ns, packing_ns, published_ns, woken_ns, gathered_ns, handled_ns;
+    uint64_t taken_ns, begin_ns, end_ns, reply_ns;
+    uint32_t group_count;
+    uint64_t group_wait_ns;
+    uint64_t asked[COX_RANK_COUNT_MAX / 64];
+};
+struct cox_record_operation {
+    uint64_t number, begin_ns, arrived_ns, end_ns, size, round, epoch;
+    uint32_t kind, slot;
+    int status;
+};
+struct cox_record_head {
+    uint32_t rank, incarnation;
+    uint64_t pid, start, instance;
+};
+
+/* Checks that `size` bytes are a copy of a block: of the coordinator, or of a rank. Returns 0;
+ * COX_CORRUPT; COX_VERSION: err says both. */
+int cox_recorder_check(const void *copy, uint64_t size, bool *ret_coordinator,
+                       struct cox_record_head *ret_head, struct cox_error *err);
+/* Reads record number i of a ring (below its capacity) of a copy that was checked. Returns false if
+ * there is none. */
+bool cox_recorder_read(const void *copy, bool coordinator, int ring, uint32_t i,
+                       struct cox_record *ret_record);
+bool cox_recorder_read_operation(const void *copy, uint32_t i,
+                                 struct cox_record_operation *ret_operation);
+
+#endif

@@ -1,0 +1,104 @@
+#include "recording_command.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/recording/recording.h"
+#include "proto/control.pb-c.h"
+#include "proto/recording.pb-c.h"
+
+typedef CoxswainRecording__Recording recording;
+
+/* One rank, or the coordinator, at a time: a reply of all might be too large for a message. */
+static int recorder_ask(struct cox_client *client, bool is_rank, uint32_t rank,
+                        uint64_t deadline_ns, protobuf_c_boolean *has, ProtobufCBinaryData *field,
+                        struct cox_error *err)
+{
+    CoxswainControl__RecorderRequest recorder = COXSWAIN_CONTROL__RECORDER_REQUEST__INIT;
+    CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    CoxswainControl__ControlReply *reply;
+    recorder.has_rank = is_rank;
+    recorder.rank = rank;
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECORDER;
+    request.recorder = &recorder;
+    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECORDER,
+                              deadline_ns, &reply, err);
+    if (r || !reply->recorder->has_copy)
+        return r;
+    field->len = reply->recorder->copy.len;
+    field->data = malloc(field->len + 1);
+    if (!field->data)
+        return cox_fail(err, -ENOMEM, "no memory for a recorder of %zu bytes", field->len);
+    memcpy(field->data, reply->recorder->copy.data, field->len);
+    *has = 1;
+    return 0;
+}
+
+static char *text_copy(const char *text)
+{
+    return text && text[0] ? strdup(text) : NULL;
+}
+
+/* From the status, which is lent until the next request. */
+static recording *recording_begin(const CoxswainControl__StatusReply *status)
+{
+    static const char *const liveness[] = {"alive", "dead", "left", "absent"};
+    const size_t count =
+        status->n_ranks < COX_RANK_COUNT_MAX ? status->n_ranks : COX_RANK_COUNT_MAX;
+    recording *made =
+        cox_recording_new(status->name ? status->name : "", "trace", "", (uint32_t)count);
+    if (!made)
+        return NULL;
+    made->has_pid = made->has_depth = 1;
+    made->pid = status->pid;
+    made->depth = status->depth;
+    made->attach = text_copy(status->attach);
+    made->engine_state = text_copy(status->engine_state);
+    for (size_t i = 0; i < count; i++) {
+        const CoxswainControl__RankStatus *from = status->ranks[i];
+        CoxswainRecording__Rank *to = made->ranks[i];
+        to->has_pid = to->has_incarnation = to->has_stopped = 1;
+        to->pid = from->serving_pid;
+        to->incarnation = from->incarnation;
+        to->stopped = from->stopped;
+        to->liveness = text_copy(from->liveness < 4 ? liveness[from->liveness] : "unknown");
+        to->death = text_copy(from->death);
+        to->last_lines = text_copy(from->last_lines);
+        to->last_error = text_copy(from->last_error);
+    }
+    return made;
+}
+
+int cox_recording_ask(const struct cox_connection *connection, uint64_t deadline_ns,
+                      recording **ret_recording, struct cox_error *err)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    _cox_cleanup_(cox_recording_freep) recording *made = NULL;
+    CoxswainControl__StatusReply *status;
+    int r = cox_connection_open(connection, &client, deadline_ns, err);
+    if (r == 0)
+        r = cox_client_status(&client, deadline_ns, &status, err);
+    if (r)
+        return r;
+    made = recording_begin(status);
+    if (!made)
+        return cox_fail(err, -ENOMEM, "no memory for a recording");
+    bool any = false;
+    /* The coordinator first: what the ranks do to a request that it has is in theirs then. */
+    r = recorder_ask(&client, false, 0, deadline_ns, &made->has_recorder, &made->recorder, err);
+    any = made->has_recorder;
+    for (uint32_t rank = 0; r == 0 && rank < made->n_ranks; rank++) {
+        r = recorder_ask(&client, true, rank, deadline_ns, &made->ranks[rank]->has_recorder,
+                         &made->ranks[rank]->recorder, err);
+        any = any || made->ranks[rank]->has_recorder;
+    }
+    if (r)
+        return r;
+    if (!any)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the group '%s' records nothing: it was started with --no-recorder",
+                        made->name);
+    made->monotonic_ns = cox_now_ns(); /* after all that is in it */
+    *ret_recording = cox_steal_ptr(&made);
+    return 0;
+}

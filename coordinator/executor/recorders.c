@@ -1,0 +1,443 @@
+#include "recorders.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channel/base/thread.h"
+#include "channel/shm/request.h"
+#include "channel/shm/state.h"
+#include "coordinator/recording/recording.h"
+#include "executor_internal.h"
+#include "proto/recording.pb-c.h"
+
+typedef CoxswainRecording__Recording recording;
+
+/* Bytes of a frame in a recording, at most. */
+#define CONTENTS_SIZE_MAX ((size_t)1 << 20)
+
+/* ---- blocks ---- */
+
+/* The rank's block in the group's memory; NULL: the group has none. */
+static void *shared_block(const struct cox_executor *executor, uint32_t rank)
+{
+    const struct cox_geometry *geometry = &executor->geometry;
+    const uint8_t *base =
+        geometry->sealed ? executor->sealed.ranks[rank].base : executor->control.region.base;
+    if (!geometry->recorder || !base)
+        return NULL;
+    return (uint8_t *)(uintptr_t)base + cox_geometry_recorder_offset(geometry, rank);
+}
+
+/* Makes the rank's file. A failure is logged, and the rank records in memory. path: "" then. */
+static void *file_make(struct cox_executor *executor, uint32_t rank,
+                       char path[COX_RECORDER_PATH_SIZE])
+{
+    const struct cox_recorders *recorders = &executor->recorders;
+    struct cox_error why = {0};
+    void *block = NULL;
+    path[0] = '\0';
+    if (!recorders->folder)
+        return NULL;
+    int r = cox_recording_ring_path(recorders->folder, executor->name, rank, path, &why);
+    if (r == 0)
+        r = cox_recorder_file_create(path, rank, executor->control.instance, &block, &why);
+    if (r == 0)
+        return block;
+    path[0] = '\0';
+    cox_log_write(&executor->options.log, 4, "rank %" PRIu32 " records in memory: %s", rank,
+                  why.text);
+    return NULL;
+}
+
+void cox_recorders_renew(struct cox_executor *executor, uint32_t rank)
+{
+    char path[COX_RECORDER_PATH_SIZE];
+    void *block = shared_block(executor, rank);
+    if (!block)
+        return;
+    void *file = file_make(executor, rank, path);
+    pthread_mutex_lock(&executor->memory_lock);
+    void *former = executor->recorders.files[rank];
+    executor->recorders.files[rank] = file;
+    cox_recorder_block_init(block, rank, executor->control.instance, path);
+    pthread_mutex_unlock(&executor->memory_lock);
+    cox_recorder_unmap(former, false);
+}
+
+int cox_recorders_copy(struct cox_executor *executor, uint32_t rank, void *copy)
+{
+    int r = COX_NOT_FOUND;
+    if (rank == COX_RECORDER_COORDINATOR) {
+        const struct cox_recorder *own = executor->recorders.own;
+        if (own)
+            cox_recorder_copy(own->block, own->block, true, copy);
+        return own ? 0 : r;
+    }
+    /* The memory of a rank is replaced under this lock. */
+    pthread_mutex_lock(&executor->memory_lock);
+    const void *file = executor->recorders.files[rank], *block = shared_block(executor, rank);
+    /* A rank that cannot open its file uses the memory. */
+    if (file && cox_recorder_block_pid(file))
+        block = file;
+    if (block && cox_recorder_block_pid(block)) {
+        cox_recorder_copy(block, block, false, copy);
+        r = 0;
+    }
+    pthread_mutex_unlock(&executor->memory_lock);
+    return r;
+}
+
+/* ---- recordings ---- */
+
+static const char *crash_name(enum cox_crash kind)
+{
+    static const char *const names[COX_CRASH_COUNT] = {"death", "timeout", "divergence", "start"};
+    return names[kind];
+}
+
+/* The copy of a recorder, as a field of a message; none where nothing is recorded. */
+static void recorder_put(struct cox_executor *executor, uint32_t rank, protobuf_c_boolean *has,
+                         ProtobufCBinaryData *field)
+{
+    const uint64_t size = cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR);
+    uint8_t *copy = malloc(size);
+    *has = copy && cox_recorders_copy(executor, rank, copy) == 0;
+    if (*has)
+        *field = (ProtobufCBinaryData){.len = size, .data = copy};
+    else
+        free(copy);
+}
+
+static char *text_put(const char *text)
+{
+    return text[0] ? strdup(text) : NULL;
+}
+
+static void rank_put(struct cox_executor *executor, const struct cox_rank_status *status,
+                     CoxswainRecording__Rank *to)
+{
+    to->has_pid = to->has_incarnation = to->has_stopped = 1;
+    to->pid = status->serving_pid;
+    to->incarnation = status->incarnation;
+    to->stopped = status->stopped;
+    to->liveness = text_put(cox_rank_liveness_name(status->liveness));
+    to->death = text_put(status->death);
+    to->last_lines = text_put(status->last_lines);
+    to->last_error = text_put(status->last_error);
+    to->has_last_error_age_ns = status->last_error_age_ns != 0;
+    to->last_error_age_ns = status->last_error_age_ns;
+    recorder_put(executor, to->rank, &to->has_recorder, &to->recorder);
+    to->states = calloc(COX_TWO_WAY_COUNT, sizeof(void *));
+    for (int c = 0; to->states && c < COX_TWO_WAY_COUNT; c++) {
+        CoxswainRecording__State *state = calloc(1, sizeof *state);
+        if (!state)
+            return;
+        coxswain_recording__state__init(state);
+        state->has_state = status->channels[c].known;
+        state->has_sequence = state->has_age_ns = state->has_state;
+        state->state = status->channels[c].state;
+        state->sequence = status->channels[c].sequence;
+        state->age_ns = status->channels[c].age_ns;
+        to->states[to->n_states++] = state;
+    }
+}
+
+/* The lock of the collector is held. NULL: no memory. */
+static CoxswainRecording__Request *request_make(struct cox_executor *executor,
+                                                struct cox_collector *collector,
+                                                const struct cox_entry *entry, uint64_t now)
+{
+    CoxswainRecording__Request *to = calloc(1, sizeof *to);
+    if (!to)
+        return NULL;
+    coxswain_recording__request__init(to);
+    to->has_channel = to->has_sequence = to->has_type = to->has_age_ns = 1;
+    to->channel = collector->channel->id;
+    to->sequence = entry->sequence;
+    to->type = entry->type;
+    to->age_ns = now > entry->submitted_ns ? now - entry->submitted_ns : 0;
+    size_t length = 0, capacity;
+    struct cox_frame_record record;
+    const bool held =
+        cox_state_read_frame(cox_state_channel(&executor->control, collector->channel->id),
+                             executor->geometry.depth, entry->sequence, &record);
+    if (held)
+        length = record.length;
+    to->has_size = held || entry->block_size;
+    to->size = entry->block_size ? entry->block_size : length;
+    to->asked = calloc(collector->rank_count, sizeof *to->asked);
+    to->pending = calloc(collector->rank_count, sizeof *to->pending);
+    for (uint32_t rank = 0; to->asked && to->pending && rank < collector->rank_count; rank++) {
+        if (!cox_rank_set_has(&entry->asked, rank))
+            continue;
+        to->asked[to->n_asked++] = rank;
+        if (!cox_rank_set_has(&entry->consumed, rank))
+            to->pending[to->n_pending++] = rank;
+    }
+    if (executor->options.crash_contents && held) {
+        const uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
+        length = length < CONTENTS_SIZE_MAX ? length : CONTENTS_SIZE_MAX;
+        length = length < capacity ? length : capacity;
+        to->contents.data = malloc(length + 1);
+        to->has_contents = to->contents.data != NULL;
+        to->contents.len = to->has_contents ? length : 0;
+        if (to->has_contents)
+            memcpy(to->contents.data, frame, length);
+    }
+    return to;
+}
+
+static void requests_put(struct cox_executor *executor, recording *message)
+{
+    const uint64_t now = cox_now_ns();
+    message->requests = calloc(COX_TWO_WAY_COUNT * COX_DEPTH_MAX, sizeof(void *));
+    for (int c = 0; message->requests && c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_collector *collector = &executor->collectors[c];
+        if (!collector->channel)
+            continue;
+        pthread_mutex_lock(&collector->lock);
+        for (uint32_t i = 0; i < executor->geometry.depth; i++) {
+            const struct cox_entry *entry = &collector->entries[i];
+            CoxswainRecording__Request *made = entry->sequence && !entry->ended
+                                                   ? request_make(executor, collector, entry, now)
+                                                   : NULL;
+            if (made)
+                message->requests[message->n_requests++] = made;
+        }
+        pthread_mutex_unlock(&collector->lock);
+    }
+}
+
+static recording *recording_make(struct cox_executor *executor, enum cox_crash kind,
+                                 const char *text)
+{
+    const uint32_t rank_count = executor->geometry.rank_count;
+    _cox_cleanup_(cox_free_ptr) struct cox_rank_status *ranks = calloc(rank_count, sizeof *ranks);
+    recording *message = cox_recording_new(executor->name, crash_name(kind), text, rank_count);
+    struct cox_executor_status status = {0};
+    if (!message || !ranks)
+        return cox_recording_free(message);
+    /* Without a supervisor no worker was started. */
+    if (executor->supervisor)
+        cox_executor_status(executor, &status, ranks);
+    message->has_pid = message->has_depth = 1;
+    message->pid = getpid();
+    message->depth = executor->geometry.depth;
+    message->attach = strdup(executor->geometry.sealed ? "sealed" : "named");
+    message->engine_state = text_put(status.engine_state ? status.engine_state : "");
+    recorder_put(executor, COX_RECORDER_COORDINATOR, &message->has_recorder, &message->recorder);
+    for (uint32_t rank = 0; executor->supervisor && rank < rank_count; rank++)
+        rank_put(executor, &ranks[rank], message->ranks[rank]);
+    requests_put(executor, message);
+    return message;
+}
+
+/* Returns false if this failure is only counted. */
+static bool crash_enter(struct cox_recorders *recorders, enum cox_crash kind, uint32_t *ret_skipped)
+{
+    const uint64_t now = cox_now_ns();
+    pthread_mutex_lock(&recorders->lock);
+    const bool soon = recorders->last_ns[kind] &&
+                      now - recorders->last_ns[kind] < COX_CRASH_PAUSE_MS * COX_NSEC_PER_MSEC;
+    const bool may = recorders->started && !recorders->busy && !soon;
+    if (may) {
+        recorders->busy = true;
+        recorders->last_ns[kind] = now;
+        *ret_skipped = recorders->skipped;
+        recorders->skipped = 0;
+    } else {
+        recorders->skipped++;
+    }
+    pthread_mutex_unlock(&recorders->lock);
+    return may;
+}
+
+void cox_recorders_crash(struct cox_executor *executor, enum cox_crash kind, const char *text)
+{
+    struct cox_recorders *recorders = &executor->recorders;
+    uint32_t skipped;
+    if (!recorders->folder || !crash_enter(recorders, kind, &skipped))
+        return;
+    recording *message = recording_make(executor, kind, text ? text : "");
+    uint8_t *bytes = NULL;
+    size_t size = 0;
+    int r = message ? 0 : -ENOMEM;
+    if (r == 0) {
+        message->has_skipped = 1;
+        message->skipped = skipped;
+        r = cox_recording_pack(message, &bytes, &size);
+    }
+    cox_recording_free(message);
+    if (r)
+        cox_log_write(&executor->options.log, 4, "no recording of a %s was made: %s",
+                      crash_name(kind), cox_status_text(r));
+    pthread_mutex_lock(&recorders->lock);
+    recorders->pending = bytes;
+    recorders->pending_size = size;
+    recorders->busy = bytes != NULL;
+    pthread_cond_broadcast(&recorders->changed);
+    pthread_mutex_unlock(&recorders->lock);
+}
+
+static void pending_write(struct cox_executor *executor, const uint8_t *bytes, size_t size)
+{
+    char path[COX_RECORDER_PATH_SIZE];
+    struct cox_error why = {0};
+    if (cox_recording_write(executor->recorders.folder, executor->name, bytes, size, path, &why))
+        cox_log_write(&executor->options.log, 3, "%s", why.text);
+    else
+        cox_log_write(&executor->options.log, 4,
+                      "what the group did is in %s: coxswain postmortem %s", path, path);
+}
+
+static void *writer_main(void *argument)
+{
+    struct cox_executor *executor = argument;
+    struct cox_recorders *recorders = &executor->recorders;
+    pthread_mutex_lock(&recorders->lock);
+    for (;;) {
+        while (!recorders->pending && !(recorders->stopping && !recorders->busy))
+            pthread_cond_wait(&recorders->changed, &recorders->lock);
+        if (!recorders->pending)
+            break;
+        uint8_t *bytes = recorders->pending;
+        const size_t size = recorders->pending_size;
+        recorders->pending = NULL;
+        pthread_mutex_unlock(&recorders->lock);
+        pending_write(executor, bytes, size);
+        free(bytes);
+        pthread_mutex_lock(&recorders->lock);
+        recorders->busy = recorders->pending != NULL;
+    }
+    pthread_mutex_unlock(&recorders->lock);
+    return NULL;
+}
+
+/* ---- open and close ---- */
+
+/* A coordinator of this name has died, and left its rings: what it did is kept as a recording. */
+static void rescue(struct cox_executor *executor)
+{
+    const char *folder = executor->recorders.folder;
+    recording *message = NULL;
+    uint8_t *bytes = NULL;
+    size_t size;
+    struct cox_error why = {0};
+    int r = cox_recording_of_rings(folder, executor->name, &message, &why);
+    if (r == COX_NOT_FOUND)
+        return;
+    const uint32_t rank_count = message ? message->rank_count : COX_RANK_COUNT_MAX;
+    if (r == 0)
+        r = cox_recording_pack(message, &bytes, &size);
+    if (r == 0)
+        pending_write(executor, bytes, size);
+    else
+        cox_log_write(&executor->options.log, 4, "what a dead coordinator recorded is lost: %s",
+                      why.code ? why.text : cox_status_text(r));
+    free(bytes);
+    cox_recording_free(message);
+    cox_recording_rings_remove(folder, executor->name, rank_count);
+}
+
+static void on_failed(const void *owner, const struct cox_collector *collector, uint64_t sequence,
+                      int status, const char *text)
+{
+    /* The supervisor reports a death. */
+    (void)collector, (void)sequence;
+    if (status == COX_TIMEOUT || status == COX_DIVERGED)
+        cox_recorders_crash((struct cox_executor *)(uintptr_t)owner,
+                            status == COX_TIMEOUT ? COX_CRASH_TIMEOUT : COX_CRASH_DIVERGENCE, text);
+}
+
+static int open_folder(struct cox_executor *executor, struct cox_error *err)
+{
+    struct cox_recorders *recorders = &executor->recorders;
+    recorders->folder = strdup(executor->options.crash_dir);
+    if (!recorders->folder)
+        return cox_fail(err, -ENOMEM, "no memory for the recorders");
+    char path[COX_RECORDER_PATH_SIZE];
+    int r = cox_recording_folder_make(recorders->folder, err);
+    /* A rank may have another working directory. */
+    char *absolute = r == 0 ? realpath(recorders->folder, NULL) : NULL;
+    if (absolute) {
+        free(recorders->folder);
+        recorders->folder = absolute;
+    }
+    if (r == 0)
+        r = cox_recording_ring_path(recorders->folder, executor->name, COX_RANK_COUNT_MAX, path,
+                                    err);
+    if (r)
+        return r;
+    rescue(executor);
+    r = cox_thread_start(&recorders->thread, writer_main, executor);
+    recorders->started = r == 0;
+    return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+static int open_own(struct cox_executor *executor, struct cox_error *err)
+{
+    struct cox_recorders *recorders = &executor->recorders;
+    char path[COX_RECORDER_PATH_SIZE];
+    struct cox_error why = {0};
+    int r = COX_NO_SPACE;
+    if (recorders->folder) {
+        cox_recording_ring_path(recorders->folder, executor->name, COX_RECORDER_COORDINATOR, path,
+                                NULL);
+        r = cox_recorder_new_coordinator(path, executor->control.instance, &recorders->own, &why);
+        if (r && r != COX_NO_SPACE)
+            return cox_fail(err, r, "%s", why.text);
+        if (r)
+            cox_log_write(&executor->options.log, 4, "the coordinator records in memory: %s",
+                          why.text);
+    }
+    return r ? cox_recorder_new_coordinator(NULL, executor->control.instance, &recorders->own, err)
+             : 0;
+}
+
+int cox_recorders_open(struct cox_executor *executor, struct cox_error *err)
+{
+    struct cox_recorders *recorders = &executor->recorders;
+    pthread_mutex_init(&recorders->lock, NULL);
+    cox_condition_init(&recorders->changed);
+    recorders->initialized = true;
+    if (executor->options.no_recorder)
+        return 0;
+    int r = executor->options.crash_dir ? open_folder(executor, err) : 0;
+    if (r == 0)
+        r = open_own(executor, err);
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++)
+        cox_recorders_renew(executor, rank);
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
+        executor->collectors[c].recorder =
+            cox_recorder_submits(recorders->own, (enum cox_channel_id)c);
+        executor->collectors[c].failed = recorders->folder ? on_failed : NULL;
+    }
+    return r;
+}
+
+void cox_recorders_close(struct cox_executor *executor)
+{
+    struct cox_recorders *recorders = &executor->recorders;
+    if (!recorders->initialized)
+        return;
+    pthread_mutex_lock(&recorders->lock);
+    const bool started = recorders->started;
+    recorders->stopping = true;
+    recorders->started = false;
+    pthread_cond_broadcast(&recorders->changed);
+    pthread_mutex_unlock(&recorders->lock);
+    if (started) {
+        pthread_join(recorders->thread, NULL);
+        cox_recording_rings_remove(recorders->folder, executor->name,
+                                   executor->geometry.rank_count);
+    }
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        cox_recorder_unmap(recorders->files[rank], false);
+    recorders->own = cox_recorder_unref(recorders->own);
+    free(recorders->folder);
+    pthread_cond_destroy(&recorders->changed);
+    pthread_mutex_destroy(&recorders->lock);
+    memset(recorders, 0, sizeof *recorders);
+}

@@ -1,0 +1,355 @@
+#include "recording.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "channel/recorder/recorder.h"
+#include "proto/recording.pb-c.h"
+
+#define MAGIC "COXREC1\n"
+#define MAGIC_SIZE 8
+#define CRASH_SUFFIX ".crash"
+#define PARTIAL_PREFIX ".partial."
+
+typedef CoxswainRecording__Recording recording;
+
+/* ---- paths ---- */
+
+static int path_format(char path[COX_RECORDER_PATH_SIZE], struct cox_error *err, const char *folder,
+                       const char *file)
+{
+    int size = snprintf(path, COX_RECORDER_PATH_SIZE, "%s/%s", folder, file);
+    return size < COX_RECORDER_PATH_SIZE
+               ? 0
+               : cox_fail(err, COX_TOO_LARGE,
+                          "the path of a file in the crash directory has %d bytes: at most %d are "
+                          "allowed, choose a shorter directory",
+                          size, COX_RECORDER_PATH_SIZE - 1);
+}
+
+int cox_recording_ring_path(const char *folder, const char *name, uint32_t rank,
+                            char path[COX_RECORDER_PATH_SIZE], struct cox_error *err)
+{
+    char file[256];
+    if (rank == COX_RECORDER_COORDINATOR)
+        snprintf(file, sizeof file, "%s.coordinator.ring", name);
+    else
+        snprintf(file, sizeof file, "%s.rank%" PRIu32 ".ring", name, rank);
+    return path_format(path, err, folder, file);
+}
+
+int cox_recording_folder_make(const char *folder, struct cox_error *err)
+{
+    struct stat st;
+    if (mkdir(folder, 0700) < 0 && errno != EEXIST)
+        return cox_fail(err, -errno, "the crash directory %s cannot be created: %s", folder,
+                        cox_status_text(-errno));
+    int r = stat(folder, &st) < 0 ? -errno : S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
+    if (r == 0 && access(folder, W_OK | X_OK) < 0)
+        r = -errno;
+    return r ? cox_fail(err, r,
+                        "the crash directory %s cannot be written: %s; name one with --crash-dir "
+                        "in which this user may create files",
+                        folder, cox_status_text(r))
+             : 0;
+}
+
+void cox_recording_rings_remove(const char *folder, const char *name, uint32_t rank_count)
+{
+    char path[COX_RECORDER_PATH_SIZE];
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        if (cox_recording_ring_path(folder, name, rank, path, NULL) == 0)
+            unlink(path);
+    if (cox_recording_ring_path(folder, name, COX_RECORDER_COORDINATOR, path, NULL) == 0)
+        unlink(path);
+}
+
+/* ---- the message ---- */
+
+static void stamp(recording *message)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    message->has_realtime_ns = message->has_monotonic_ns = 1;
+    message->realtime_ns = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
+    message->monotonic_ns = cox_now_ns();
+}
+
+recording *cox_recording_new(const char *name, const char *cause, const char *text,
+                             uint32_t rank_count)
+{
+    recording *message = calloc(1, sizeof *message);
+    if (!message)
+        return NULL;
+    coxswain_recording__recording__init(message);
+    message->name = strdup(name);
+    message->cause = strdup(cause);
+    message->text = strdup(text ? text : "");
+    message->version = strdup(cox_version());
+    message->has_rank_count = 1;
+    message->rank_count = rank_count;
+    stamp(message);
+    message->ranks = calloc(rank_count ? rank_count : 1, sizeof(void *));
+    bool whole =
+        message->name && message->cause && message->text && message->version && message->ranks;
+    for (uint32_t rank = 0; whole && rank < rank_count; rank++) {
+        CoxswainRecording__Rank *made = calloc(1, sizeof *made);
+        whole = made != NULL;
+        if (!made)
+            break;
+        coxswain_recording__rank__init(made);
+        made->has_rank = 1;
+        made->rank = rank;
+        message->ranks[message->n_ranks++] = made;
+    }
+    return whole ? message : cox_recording_free(message);
+}
+
+recording *cox_recording_free(recording *message)
+{
+    if (message)
+        coxswain_recording__recording__free_unpacked(message, NULL);
+    return NULL;
+}
+
+void cox_recording_freep(recording **message)
+{
+    cox_recording_free(*message);
+}
+
+/* ---- rings ---- */
+
+/* A copy of the ring in this file, as a field. Returns 0; COX_NOT_FOUND; COX_CORRUPT; COX_VERSION;
+ * -errno. */
+static int ring_read(const char *path, uint32_t rank, ProtobufCBinaryData *ret_copy,
+                     struct cox_record_head *ret_head, struct cox_error *err)
+{
+    const bool coordinator = rank == COX_RECORDER_COORDINATOR;
+    const uint64_t size = cox_recorder_block_size(coordinator);
+    struct stat st;
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return cox_fail(err, errno == ENOENT ? COX_NOT_FOUND : -errno, "%s: %s", path,
+                        cox_status_text(-errno));
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size < size)
+        return cox_fail(err, COX_CORRUPT, "%s is no recorder: expected a file of %" PRIu64 " bytes",
+                        path, size);
+    /* Read, not mapped: a file that another process truncates meanwhile is an error then, and no
+     * SIGBUS. The page cache is the memory that the processes write. */
+    uint8_t *bytes = malloc(2 * size), *copy = malloc(size);
+    int r = bytes && copy ? 0 : cox_fail(err, -ENOMEM, "no memory for %s", path);
+    for (int time = 0; r == 0 && time < 2; time++) { /* see cox_recorder_copy */
+        ssize_t done = pread(fd, bytes + time * (ptrdiff_t)size, size, 0);
+        if (done < 0)
+            r = cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+        else if ((uint64_t)done < size)
+            r = cox_fail(err, COX_CORRUPT, "%s has shrunk", path);
+    }
+    bool is_coordinator = false;
+    if (r == 0) {
+        cox_recorder_copy(bytes, bytes + size, coordinator, copy);
+        r = cox_recorder_check(copy, size, &is_coordinator, ret_head, err);
+    }
+    if (r == 0 && (is_coordinator != coordinator || ret_head->rank != rank))
+        r = cox_fail(err, COX_CORRUPT, "%s is the recorder of another process", path);
+    free(bytes);
+    if (r) {
+        free(copy);
+        return r;
+    }
+    *ret_copy = (ProtobufCBinaryData){.len = size, .data = copy};
+    return 0;
+}
+
+int cox_recording_of_rings(const char *folder, const char *name, recording **ret_recording,
+                           struct cox_error *err)
+{
+    char path[COX_RECORDER_PATH_SIZE];
+    struct cox_record_head head;
+    ProtobufCBinaryData own = {0}, copies[COX_RANK_COUNT_MAX] = {{0}};
+    struct cox_record_head heads[COX_RANK_COUNT_MAX];
+    uint32_t rank_count = 0;
+    int r = cox_recording_ring_path(folder, name, COX_RECORDER_COORDINATOR, path, err);
+    if (r == 0)
+        r = ring_read(path, COX_RECORDER_COORDINATOR, &own, &head, err);
+    if (r)
+        return r;
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
+        cox_recording_ring_path(folder, name, rank, path, NULL);
+        if (access(path, F_OK) < 0)
+            break;
+        rank_count = rank + 1;
+        struct cox_error why = {0};
+        if (ring_read(path, rank, &copies[rank], &heads[rank], &why) == 0 &&
+            heads[rank].instance != head.instance) { /* of an earlier group */
+            free(copies[rank].data);
+            copies[rank] = (ProtobufCBinaryData){0};
+        }
+    }
+    recording *message = cox_recording_new(name, "coordinator", "", rank_count);
+    if (!message) {
+        free(own.data);
+        for (uint32_t rank = 0; rank < rank_count; rank++)
+            free(copies[rank].data);
+        return cox_fail(err, -ENOMEM, "no memory for a recording of %" PRIu32 " ranks", rank_count);
+    }
+    message->has_pid = message->has_recorder = 1;
+    message->pid = (int64_t)head.pid;
+    message->recorder = own;
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        CoxswainRecording__Rank *to = message->ranks[rank];
+        to->has_recorder = to->has_pid = to->has_incarnation = copies[rank].data != NULL;
+        to->recorder = copies[rank];
+        to->pid = copies[rank].data ? (int64_t)heads[rank].pid : 0;
+        to->incarnation = copies[rank].data ? heads[rank].incarnation : 0;
+    }
+    *ret_recording = message;
+    return 0;
+}
+
+/* ---- files ---- */
+
+int cox_recording_pack(const recording *message, uint8_t **ret_bytes, size_t *ret_size)
+{
+    const size_t size = coxswain_recording__recording__get_packed_size(message);
+    if (size > COX_RECORDING_SIZE_MAX - MAGIC_SIZE)
+        return COX_TOO_LARGE;
+    uint8_t *bytes = malloc(MAGIC_SIZE + size);
+    if (!bytes)
+        return -ENOMEM;
+    memcpy(bytes, MAGIC, MAGIC_SIZE);
+    coxswain_recording__recording__pack(message, bytes + MAGIC_SIZE);
+    *ret_bytes = bytes;
+    *ret_size = MAGIC_SIZE + size;
+    return 0;
+}
+
+int cox_recording_unpack(const uint8_t *bytes, size_t size, recording **ret_recording,
+                         struct cox_error *err)
+{
+    if (size > COX_RECORDING_SIZE_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "a recording of %zu bytes: at most %" PRIu64, size,
+                        COX_RECORDING_SIZE_MAX);
+    if (size < MAGIC_SIZE || memcmp(bytes, MAGIC, MAGIC_SIZE) != 0)
+        return cox_fail(err, COX_CORRUPT,
+                        "these bytes are no recording: expected a file that a coordinator has "
+                        "written to its --crash-dir (NAME.*" CRASH_SUFFIX ")");
+    recording *message =
+        coxswain_recording__recording__unpack(NULL, size - MAGIC_SIZE, bytes + MAGIC_SIZE);
+    if (!message)
+        return cox_fail(err, COX_CORRUPT, "the recording is cut off, or was changed");
+    *ret_recording = message;
+    return 0;
+}
+
+int cox_recording_read(const char *path, recording **ret_recording, struct cox_error *err)
+{
+    struct stat st;
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return cox_fail(err, errno == ENOENT ? COX_NOT_FOUND : -errno, "%s: %s", path,
+                        cox_status_text(-errno));
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size > COX_RECORDING_SIZE_MAX)
+        return cox_fail(err, COX_CORRUPT,
+                        "%s is no recording: expected a file of at most %" PRIu64 " bytes", path,
+                        COX_RECORDING_SIZE_MAX);
+    const size_t size = (size_t)st.st_size;
+    uint8_t *bytes = malloc(size + 1);
+    ssize_t done = bytes ? pread(fd, bytes, size, 0) : -1;
+    struct cox_error why = {0};
+    int r = !bytes     ? cox_fail(err, -ENOMEM, "no memory for %s", path)
+            : done < 0 ? cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno))
+                       : cox_recording_unpack(bytes, (size_t)done, ret_recording, &why);
+    free(bytes);
+    return r && why.code ? cox_fail(err, r, "%s: %s", path, why.text) : r;
+}
+
+static bool is_of_group(const char *file, const char *prefix, const char *name)
+{
+    const size_t prefix_size = strlen(prefix), name_size = strlen(name), size = strlen(file),
+                 suffix_size = strlen(CRASH_SUFFIX);
+    /* What follows a name is a date, which has the one form below: no longer name has it. */
+    return size == prefix_size + name_size + strlen(".YYYYMMDDTHHMMSS.NNNNNNNNN") + suffix_size &&
+           memcmp(file, prefix, prefix_size) == 0 &&
+           memcmp(file + prefix_size, name, name_size) == 0 &&
+           strcmp(file + size - suffix_size, CRASH_SUFFIX) == 0;
+}
+
+/* Removes what partly written files are there, and the oldest crash files beyond `keep`. */
+static void files_prune(const char *folder, const char *name, size_t keep)
+{
+    struct dirent **entries;
+    char path[COX_RECORDER_PATH_SIZE];
+    /* By name, which is by time. */
+    int count = scandir(folder, &entries, NULL, alphasort);
+    if (count < 0)
+        return;
+    size_t crashes = 0;
+    for (int i = 0; i < count; i++)
+        crashes += is_of_group(entries[i]->d_name, "", name);
+    for (int i = 0; i < count; i++) {
+        const char *file = entries[i]->d_name;
+        bool old = is_of_group(file, "", name) && crashes > keep;
+        crashes -= old;
+        if ((old || is_of_group(file, PARTIAL_PREFIX, name)) &&
+            path_format(path, NULL, folder, file) == 0)
+            unlink(path);
+        free(entries[i]);
+    }
+    free(entries);
+}
+
+static int file_fill(int fd, const uint8_t *bytes, size_t size)
+{
+    for (size_t done = 0; done < size;) {
+        ssize_t n = write(fd, bytes + done, size - done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? errno : EIO;
+        done += (size_t)n;
+    }
+    return fsync(fd) < 0 ? errno : 0;
+}
+
+int cox_recording_write(const char *folder, const char *name, const uint8_t *bytes, size_t size,
+                        char path[COX_RECORDER_PATH_SIZE], struct cox_error *err)
+{
+    char file[256], partial[COX_RECORDER_PATH_SIZE], date[32];
+    struct timespec now;
+    struct tm utc;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    strftime(date, sizeof date, "%Y%m%dT%H%M%S", &utc);
+    snprintf(file, sizeof file, "%s%s.%s.%09ld%s", PARTIAL_PREFIX, name, date, now.tv_nsec,
+             CRASH_SUFFIX);
+    int r = path_format(partial, err, folder, file);
+    if (r == 0)
+        r = path_format(path, err, folder, file + strlen(PARTIAL_PREFIX));
+    if (r)
+        return r;
+    files_prune(folder, name, COX_CRASH_FILE_COUNT_MAX - 1);
+    _cox_cleanup_(cox_close_fd) int fd =
+        open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    r = fd < 0 ? errno : file_fill(fd, bytes, size);
+    if (r == 0 && rename(partial, path) < 0)
+        r = errno;
+    if (r == 0)
+        return 0;
+    if (fd >= 0)
+        unlink(partial);
+    return cox_fail(err, r == ENOSPC || r == EDQUOT ? COX_NO_SPACE : -r,
+                    "the crash file %s of %zu bytes cannot be written: %s", path, size,
+                    cox_status_text(-r));
+}

@@ -1,0 +1,470 @@
+/* The flight recorder: what is recorded is read, also of a writer that is killed or never stops.
+ * Bytes of any kind are refused or read, never trusted. */
+#include "channel/recorder/recorder.h"
+#include "coordinator/recording/recording.h"
+#include "proto/recording.pb-c.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define EXECUTE COX_CHANNEL_EXECUTE
+#define STEPS 5000
+
+static uint64_t block_size(void)
+{
+    return cox_recorder_block_size(false);
+}
+
+/* Memory as a group has it, with the rank's block at this offset. */
+static int memory_make(uint64_t offset, uint32_t rank, const char *path)
+{
+    int fd = memfd_create("recorder", MFD_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)(offset + block_size())), 0);
+    uint8_t *base = mmap(NULL, offset + block_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(base != MAP_FAILED);
+    cox_recorder_block_init(base + offset, rank, 7, path);
+    munmap(base, offset + block_size());
+    return fd;
+}
+
+/* A record whose words all follow from its number: a mixture of two is seen. */
+static void record(const struct cox_recorder_requests *ring, uint64_t sequence)
+{
+    cox_recorder_take(ring, sequence, (uint32_t)sequence, sequence, 10 * sequence);
+    cox_recorder_begin(ring, sequence, 10 * sequence + 1);
+    cox_recorder_end(ring, sequence, 10 * sequence + 2);
+    cox_recorder_reply(ring, sequence, (int)(sequence % 100), sequence, 10 * sequence + 3);
+}
+
+/* Times that are there follow from the number; those that are missing are the last ones. */
+static void check_record(const struct cox_record *record)
+{
+    const uint64_t sequence = record->sequence;
+    const uint64_t times[] = {record->taken_ns, record->begin_ns, record->end_ns, record->reply_ns};
+    bool ended = false;
+    for (uint64_t i = 0; i < 4; i++) {
+        ended = ended || times[i] == 0;
+        if (times[i] != (ended ? 0 : 10 * sequence + i))
+            fail_msg("record %ju: time %ju is %ju", (uintmax_t)sequence, (uintmax_t)i,
+                     (uintmax_t)times[i]);
+    }
+    assert_int_equal(record->type, (uint32_t)sequence);
+    assert_int_equal(record->size, sequence);
+    if (record->reply_ns) {
+        assert_int_equal(record->status, sequence % 100);
+        assert_int_equal(record->reply_size, sequence);
+    }
+}
+
+static uint32_t check_copy(const void *copy, uint64_t *ret_newest)
+{
+    struct cox_record_head head;
+    bool coordinator = true;
+    uint32_t count = 0;
+    assert_int_equal(cox_recorder_check(copy, block_size(), &coordinator, &head, NULL), 0);
+    assert_false(coordinator);
+    *ret_newest = 0;
+    for (uint32_t i = 0; i < cox_recorder_capacity(EXECUTE); i++) {
+        struct cox_record read;
+        if (!cox_recorder_read(copy, false, EXECUTE, i, &read))
+            continue;
+        check_record(&read);
+        count++;
+        *ret_newest = read.sequence > *ret_newest ? read.sequence : *ret_newest;
+    }
+    return count;
+}
+
+static void the_last_steps_are_read(void **state)
+{
+    (void)state;
+    struct cox_recorder *recorder = NULL;
+    uint8_t *copy = malloc(block_size());
+    int fd = memory_make(4096, 3, NULL);
+    assert_int_equal(cox_recorder_attach(fd, 4096, 3, 2, 99, &recorder), 0);
+    const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
+    for (uint64_t sequence = 1; sequence <= STEPS; sequence++)
+        record(&ring, sequence);
+    assert_int_equal(cox_recorder_copy(recorder->block, recorder->block, false, copy), 0);
+    uint64_t newest;
+    assert_true(check_copy(copy, &newest) >= 1024);
+    assert_int_equal(newest, STEPS);
+    struct cox_record_head head;
+    bool coordinator;
+    assert_int_equal(cox_recorder_check(copy, block_size(), &coordinator, &head, NULL), 0);
+    assert_int_equal(head.rank, 3);
+    assert_int_equal(head.incarnation, 2);
+    assert_int_equal(head.pid, getpid());
+    assert_int_equal(head.start, 99);
+    cox_recorder_unref(recorder);
+    close(fd);
+    free(copy);
+}
+
+static void memory_without_a_recorder_is_none(void **state)
+{
+    (void)state;
+    struct cox_recorder *recorder = NULL;
+    int fd = memory_make(0, 3, NULL);
+    /* of another rank; behind the end, as where the coordinator is an older one; all zero */
+    assert_int_equal(cox_recorder_attach(fd, 0, 2, 1, 1, &recorder), COX_NOT_FOUND);
+    assert_int_equal(cox_recorder_attach(fd, 4096, 3, 1, 1, &recorder), COX_NOT_FOUND);
+    int zero = memfd_create("zero", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(zero, (off_t)block_size()), 0);
+    assert_int_equal(cox_recorder_attach(zero, 0, 0, 1, 1, &recorder), COX_NOT_FOUND);
+    assert_null(recorder);
+    const struct cox_recorder_requests none = cox_recorder_requests(NULL, EXECUTE);
+    assert_null(none.records);
+    cox_recorder_begin(&none, 1, 1);
+    cox_recorder_end(&none, 1, 1);
+    close(zero);
+    close(fd);
+}
+
+/* ---- a writer that does not stop ---- */
+
+static _Atomic bool stopping;
+
+static void *write_on(void *argument)
+{
+    const struct cox_recorder_requests *ring = argument;
+    for (uint64_t sequence = 1; !atomic_load(&stopping); sequence++)
+        record(ring, sequence);
+    return NULL;
+}
+
+static void m18_a_reader_never_sees_a_mixture(void **state)
+{
+    (void)state;
+    struct cox_recorder *recorder = NULL;
+    uint8_t *copy = malloc(block_size());
+    int fd = memory_make(0, 0, NULL);
+    pthread_t thread;
+    assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
+    struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
+    atomic_store(&stopping, false);
+    assert_int_equal(pthread_create(&thread, NULL, write_on, &ring), 0);
+    uint64_t before = 0;
+    for (int i = 0; i < 200; i++) {
+        uint64_t newest;
+        cox_recorder_copy(recorder->block, recorder->block, false, copy);
+        check_copy(copy, &newest);
+        assert_true(newest >= before); /* the writer goes on */
+        before = newest;
+    }
+    atomic_store(&stopping, true);
+    pthread_join(thread, NULL);
+    cox_recorder_unref(recorder);
+    close(fd);
+    free(copy);
+}
+
+static void m18_what_a_killed_writer_left_is_read(void **state)
+{
+    (void)state;
+    uint8_t *copy = malloc(block_size());
+    for (int i = 0; i < 40; i++) {
+        int fd = memory_make(0, 0, NULL);
+        int ready[2];
+        assert_int_equal(pipe(ready), 0);
+        pid_t child = fork();
+        if (child == 0) {
+            struct cox_recorder *recorder = NULL;
+            if (cox_recorder_attach(fd, 0, 0, 1, 1, &recorder))
+                _exit(1);
+            const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
+            for (uint64_t sequence = 1;; sequence++) {
+                record(&ring, sequence);
+                if (sequence == 1 && write(ready[1], "", 1) != 1)
+                    _exit(1);
+            }
+        }
+        char byte;
+        assert_int_equal(read(ready[0], &byte, 1), 1);
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        uint8_t *block = mmap(NULL, block_size(), PROT_READ, MAP_SHARED, fd, 0);
+        assert_true(block != MAP_FAILED);
+        assert_int_equal(cox_recorder_block_pid(block), child);
+        cox_recorder_copy(block, block, false, copy);
+        uint64_t newest;
+        assert_true(check_copy(copy, &newest) >= 1);
+        munmap(block, block_size());
+        close(fd);
+        close(ready[0]);
+        close(ready[1]);
+    }
+    free(copy);
+}
+
+/* The writer is stopped after every instruction, as if it had been killed there. */
+static void m18_a_writer_is_read_after_every_instruction(void **state)
+{
+    (void)state;
+    const uint64_t sequences[] = {5, 5 + cox_recorder_capacity(EXECUTE)}; /* in one place */
+    uint8_t *copy = malloc(block_size());
+    int fd = memory_make(0, 0, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        struct cox_recorder *recorder = NULL;
+        if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
+            _exit(77);
+        if (cox_recorder_attach(fd, 0, 0, 1, 1, &recorder))
+            _exit(1);
+        const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
+        raise(SIGSTOP);
+        record(&ring, sequences[0]);
+        record(&ring, sequences[1]);
+        raise(SIGSTOP);
+        _exit(0);
+    }
+    int status, steps = 0;
+    uint64_t newest = 0, before = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+        free(copy);
+        close(fd);
+        skip();
+    }
+    assert_true(WIFSTOPPED(status));
+    uint8_t *block = mmap(NULL, block_size(), PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(block != MAP_FAILED);
+    do {
+        assert_int_equal(ptrace(PTRACE_SINGLESTEP, child, NULL, NULL), 0);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        cox_recorder_copy(block, block, false, copy);
+        check_copy(copy, &newest);
+        assert_true(newest == 0 || newest == sequences[0] || newest == sequences[1]);
+        assert_true(newest == 0 || newest >= before);
+        before = newest ? newest : before;
+        steps++;
+    } while (WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP);
+    assert_true(WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP); /* the second one */
+    assert_int_equal(newest, sequences[1]);
+    assert_true(steps > 50);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    munmap(block, block_size());
+    close(fd);
+    free(copy);
+}
+
+/* ---- operations of the rank group ---- */
+
+static void operations_are_added_to_their_step(void **state)
+{
+    (void)state;
+    struct cox_recorder *recorder = NULL;
+    struct cox_record read;
+    struct cox_record_operation operation;
+    uint8_t *copy = malloc(block_size());
+    int fd = memory_make(0, 0, NULL);
+    assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
+    const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
+    const struct cox_recorder_operation begun = {
+        .kind = 2, .slot = 1, .round = 5, .size = 100, .epoch = 8};
+    cox_recorder_take(&ring, 1, 1, 0, 10);
+    for (uint64_t i = 0; i < 3; i++) {
+        uint64_t number = cox_recorder_operation_begin(recorder, &begun, 100);
+        assert_int_equal(number, i + 1);
+        cox_recorder_operation_arrived(recorder, number, 100, 107);
+        cox_recorder_operation_end(recorder, number, 0, 110);
+    }
+    cox_recorder_group(recorder, &ring, 1, 0, 0);
+    cox_recorder_copy(recorder->block, recorder->block, false, copy);
+    assert_true(cox_recorder_read(copy, false, EXECUTE, 1, &read));
+    assert_int_equal(read.group_count, 3);
+    assert_int_equal(read.group_wait_ns, 21);
+    assert_true(cox_recorder_read_operation(copy, 2, &operation));
+    assert_int_equal(operation.number, 2);
+    assert_int_equal(operation.kind, 2);
+    assert_int_equal(operation.slot, 1);
+    assert_int_equal(operation.size, 100);
+    assert_int_equal(operation.arrived_ns - operation.begin_ns, 7);
+    assert_int_equal(operation.end_ns, 110);
+    assert_false(cox_recorder_read_operation(copy, 4, &operation));
+    cox_recorder_unref(recorder);
+    close(fd);
+    free(copy);
+}
+
+/* ---- the coordinator's ---- */
+
+static void the_coordinator_records_in_its_own_memory(void **state)
+{
+    (void)state;
+    struct cox_recorder *recorder = NULL;
+    const uint64_t size = cox_recorder_block_size(true), asked[2] = {5, 1};
+    uint8_t *copy = malloc(size);
+    struct cox_record read;
+    assert_int_equal(cox_recorder_new_coordinator(NULL, 7, &recorder, NULL), 0);
+    const struct cox_recorder_submits ring = cox_recorder_submits(recorder, EXECUTE);
+    cox_recorder_publish(&ring, 9, 1, 2, 3, cox_recorder_request_word(1, 77), asked);
+    cox_recorder_woken(&ring, 9, 4);
+    cox_recorder_gathered(&ring, 9, -ENOMEM, 88, 5);
+    cox_recorder_handled(&ring, 9, 6);
+    cox_recorder_copy(recorder->block, recorder->block, true, copy);
+    assert_true(cox_recorder_read(copy, true, EXECUTE, 9, &read));
+    assert_int_equal(read.sequence, 9);
+    assert_int_equal(read.submitted_ns, 1);
+    assert_int_equal(read.packing_ns, 2);
+    assert_int_equal(read.published_ns, 3);
+    assert_int_equal(read.woken_ns, 4);
+    assert_int_equal(read.gathered_ns, 5);
+    assert_int_equal(read.handled_ns, 6);
+    assert_int_equal(read.type, 1);
+    assert_int_equal(read.size, 77);
+    assert_int_equal(read.status, -ENOMEM);
+    assert_int_equal(read.reply_size, 88);
+    assert_memory_equal(read.asked, asked, sizeof asked);
+    cox_recorder_unref(recorder);
+    free(copy);
+}
+
+/* ---- hostile bytes ---- */
+
+static void m18_bytes_of_any_kind_are_refused_or_read(void **state)
+{
+    (void)state;
+    uint8_t *copy = calloc(1, block_size());
+    struct cox_record_head head;
+    struct cox_error err = {0};
+    bool coordinator;
+    assert_int_equal(cox_recorder_check(copy, block_size(), &coordinator, &head, &err),
+                     COX_CORRUPT);
+    assert_non_null(strstr(err.text, "magic"));
+    err = (struct cox_error){0};
+    assert_int_equal(cox_recorder_check(copy, 10, &coordinator, &head, &err), COX_CORRUPT);
+    uint64_t seed = 1;
+    for (int round = 0; round < 50; round++) {
+        for (uint64_t i = 0; i < block_size(); i++) {
+            seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
+            copy[i] = (uint8_t)(seed >> 56);
+        }
+        cox_recorder_block_init(copy, (uint32_t)round, 1, NULL);
+        if (round % 3 == 1)
+            memset(copy + 12, 0xff, 3); /* a rank that there cannot be */
+        err = (struct cox_error){0};
+        const int r = cox_recorder_check(copy, block_size(), &coordinator, &head, &err);
+        assert_int_equal(r, round % 3 == 1 ? COX_CORRUPT : 0);
+        for (int ring = 0; ring < COX_TWO_WAY_COUNT; ring++)
+            for (uint32_t i = 0; i < cox_recorder_capacity(ring); i++) {
+                struct cox_record read;
+                if (cox_recorder_read(copy, false, ring, i, &read))
+                    assert_int_equal(read.sequence % cox_recorder_capacity(ring), i);
+            }
+        for (uint32_t i = 0; i < COX_RECORDER_OPERATION_COUNT; i++) {
+            struct cox_record_operation read;
+            cox_recorder_read_operation(copy, i, &read);
+        }
+    }
+    free(copy);
+}
+
+/* ---- files ---- */
+
+static char folder[] = "/tmp/cox_recorder_XXXXXX";
+
+static void a_rank_records_in_the_file_that_it_is_told(void **state)
+{
+    (void)state;
+    char path[COX_RECORDER_PATH_SIZE];
+    struct cox_recorder *recorder = NULL;
+    struct cox_error err = {0};
+    void *block;
+    assert_int_equal(cox_recording_ring_path(folder, "g", 0, path, &err), 0);
+    assert_int_equal(cox_recorder_file_create(path, 0, 7, &block, &err), 0);
+    int fd = memory_make(0, 0, path);
+    assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
+    assert_int_equal(cox_recorder_block_pid(block), getpid());
+    cox_recorder_unref(recorder);
+    /* A file that is none: the memory is used. */
+    assert_int_equal(truncate(path, 100), 0);
+    assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
+    uint8_t *memory = mmap(NULL, block_size(), PROT_READ, MAP_SHARED, fd, 0);
+    assert_int_equal(cox_recorder_block_pid(memory), getpid());
+    munmap(memory, block_size());
+    cox_recorder_unref(recorder);
+    cox_recorder_unmap(block, false);
+    unlink(path);
+    close(fd);
+}
+
+static void crash_files_are_bounded_and_whole(void **state)
+{
+    (void)state;
+    _cox_cleanup_(cox_recording_freep) CoxswainRecording__Recording *made =
+        cox_recording_new("g", "death", "rank 1 died", 2);
+    struct cox_error err = {0};
+    char path[COX_RECORDER_PATH_SIZE], first[COX_RECORDER_PATH_SIZE];
+    uint8_t *bytes;
+    size_t size;
+    assert_non_null(made);
+    assert_int_equal(cox_recording_pack(made, &bytes, &size), 0);
+    for (int i = 0; i < COX_CRASH_FILE_COUNT_MAX + 3; i++) {
+        assert_int_equal(cox_recording_write(folder, "g", bytes, size, path, &err), 0);
+        if (i == 0)
+            strcpy(first, path);
+    }
+    assert_int_equal(access(first, F_OK), -1);
+    CoxswainRecording__Recording *read = NULL;
+    assert_int_equal(cox_recording_read(path, &read, &err), 0);
+    assert_string_equal(read->text, "rank 1 died");
+    cox_recording_free(read);
+    /* Cut off anywhere, or with another byte: an error, or another recording. */
+    for (size_t cut = 0; cut < size; cut++) {
+        err = (struct cox_error){0};
+        read = NULL;
+        int r = cox_recording_unpack(bytes, cut, &read, &err);
+        assert_true(r == 0 || (r == COX_CORRUPT && err.text[0]));
+        cox_recording_free(read);
+        bytes[cut] ^= 0x55;
+        read = NULL;
+        if (cox_recording_unpack(bytes, size, &read, NULL) == 0)
+            cox_recording_free(read);
+        bytes[cut] ^= 0x55;
+    }
+    free(bytes);
+    err = (struct cox_error){0};
+    assert_int_equal(cox_recording_write("/proc/none", "g", (const uint8_t *)"x", 1, path, &err),
+                     -ENOENT);
+    assert_non_null(strstr(err.text, "/proc/none"));
+    err = (struct cox_error){0};
+    assert_int_equal(cox_recording_of_rings(folder, "none", &read, &err), COX_NOT_FOUND);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_last_steps_are_read),
+        cmocka_unit_test(memory_without_a_recorder_is_none),
+        cmocka_unit_test(m18_a_reader_never_sees_a_mixture),
+        cmocka_unit_test(m18_what_a_killed_writer_left_is_read),
+        cmocka_unit_test(m18_a_writer_is_read_after_every_instruction),
+        cmocka_unit_test(operations_are_added_to_their_step),
+        cmocka_unit_test(the_coordinator_records_in_its_own_memory),
+        cmocka_unit_test(m18_bytes_of_any_kind_are_refused_or_read),
+        cmocka_unit_test(a_rank_records_in_the_file_that_it_is_told),
+        cmocka_unit_test(crash_files_are_bounded_and_whole),
+    };
+    if (!mkdtemp(folder))
+        return 1;
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    char command[128];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    return system(command) || failed;
+}
