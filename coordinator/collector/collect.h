@@ -171,6 +171,8 @@ struct cox_collector {
     bool rescan;
     /* a recent time; 0: not known; the same */
     uint64_t cached_now_ns;
+    /* the first step on which ranks disagreed, and the begin of its chain; 0: none; the same */
+    uint64_t diverged_sequence, diverged_begin;
     /* causes, as the last claim began; under submit_lock */
     uint32_t claim_causes;
     /* Of the gathering thread; before the first request, of the thread that waits for ranks to

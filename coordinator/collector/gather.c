@@ -112,6 +112,22 @@ static void gather_rewake(struct cox_collector *collector, const struct cox_entr
             cox_collector_rewake(collector, rank);
 }
 
+/* Returns 0, or COX_DIVERGED, which `status` shows of the ranks that differ from most. */
+COX_HOT static int gather_compare(struct cox_collector *collector, const struct cox_entry *entry,
+                                  struct cox_gathering *gathering)
+{
+    struct cox_rank_set odd;
+    const int status = cox_report_divergence(collector, entry, gathering, &odd);
+    if (!status)
+        return 0;
+    cox_log_write(collector->log, 3, "%s", gathering->text);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (cox_rank_set_has(&odd, rank))
+            cox_last_errors_add(collector->last_errors, rank, "pid %jd on %s",
+                                (intmax_t)gathering->results[rank].pid, gathering->text);
+    return status;
+}
+
 COX_HOT static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
                                     int status, struct cox_completion *ret_completion)
 {
@@ -119,7 +135,7 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     if (status)
         cox_report_late(collector, entry, status, gathering);
     if (status == 0 && entry->operation->step)
-        status = cox_report_divergence(gathering);
+        status = gather_compare(collector, entry, gathering);
     if (status && gathering->text[0] == '\0')
         cox_report_failure(collector, entry, status, gathering);
     *ret_completion = (struct cox_completion){

@@ -70,6 +70,7 @@ COX_HOT void cox_stats_end(struct cox_stats *stats, int status, const struct cox
     stats->counts.completed++;
     stats->counts.failed += status != 0;
     stats->counts.timeouts += status == COX_TIMEOUT;
+    stats->counts.divergences += status == COX_DIVERGED;
     stats->counts.reply_bytes += taken->bytes;
     stats->counts.large_replies += taken->block_count;
     stats->counts.large_reply_bytes += taken->block_bytes;

@@ -230,6 +230,10 @@ static void print_channels(const status_reply *status)
         for (size_t i = 0; i < channel->n_late_ranks; i++)
             printf("%s%" PRIu32, i ? "," : "", channel->late_ranks[i]);
         printf("%s\n", channel->n_late_ranks ? "" : "-");
+        if (channel->divergences)
+            printf("%-16s ranks disagreed on %" PRIu64
+                   " step%s: last errors of ranks say in what\n",
+                   "", channel->divergences, channel->divergences == 1 ? "" : "s");
     }
 }
 

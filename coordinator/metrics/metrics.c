@@ -83,6 +83,7 @@ static void write_group(FILE *file, const status_reply *status)
     X(completed, "completions_total", "counter", "Requests that have ended.")                      \
     X(failed, "failures_total", "counter", "Requests that have ended with an error.")              \
     X(timeouts, "timeouts_total", "counter", "Requests whose deadline passed.")                    \
+    X(divergences, "divergences_total", "counter", "Steps whose ranks disagreed.")                 \
     X(late_replies, "late_replies_total", "counter", "Replies to requests that had ended.")        \
     X(in_flight, "in_flight", "gauge", "Requests that have not ended.")                            \
     X(n_late_ranks, "late_ranks", "gauge", "Ranks that owe replies to requests that have ended.")  \

@@ -108,6 +108,7 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     SET(message, failed, stats->failed);
     SET(message, timeouts, stats->timeouts);
     SET(message, late_replies, stats->late_replies);
+    SET(message, divergences, stats->divergences);
     SET(message, rewakes, stats->rewakes);
     SET(message, wakeups, stats->wakeups);
     SET(message, spins, stats->spins);

@@ -166,6 +166,7 @@ struct cox_channel_stats {
     uint64_t completed;
     uint64_t failed;
     uint64_t timeouts;
+    uint64_t divergences;
     uint64_t late_replies;
     uint64_t rewakes;
     uint64_t wakeups;

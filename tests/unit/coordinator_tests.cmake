@@ -18,7 +18,7 @@ cox_unit_test(NAME shared_weights TIER quick
 cox_unit_test(NAME legacy_bridge TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/legacy_bridge_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
     LIBS coxswain_coordinator)
-foreach(name latency last_errors gathering rank)
+foreach(name latency last_errors gathering rank divergence)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)
 endforeach()
