@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
@@ -181,6 +182,30 @@ def test_m18_the_command_prints_the_same_and_prometheus_takes_it():
             done = subprocess.run([promtool, "check", "metrics"], input=printed, capture_output=True,
                                   text=True, timeout=TIMEOUT, check=False)
             check(done.returncode == 0 and not done.stderr, done.stdout + done.stderr)
+
+
+@test
+def test_s2_ranks_that_disagree_are_an_error_with_words_and_counted():
+    folder = tempfile.mkdtemp(prefix=fresh_name("bend"))
+    os.environ["COXSWAIN_TEST_BEND"] = os.path.join(folder, "rank")
+    try:
+        with Group() as group:
+            expect(run(["generate", "--name", group.name, "27+58="]), 0)
+            check(value(group.metrics(), "coxswain_divergences_total", channel="execute") == 0, "ranks disagreed")
+            with open(os.path.join(folder, "rank1"), "w", encoding="utf-8"):
+                pass
+            text = "they differ in block tables: rank 0 has "
+            expect(run(["generate", "--name", group.name, "27+58="]), 3, text, ", rank 1 has ", "; first in step ")
+            check("rank 1 has " in group.await_line(text), "the log does not name both")
+            check(value(group.metrics(), "coxswain_divergences_total", channel="execute") == 1, "not counted")
+            for rank in status_of(group.name)["ranks"]:
+                check(text in rank["last_error"], "rank %d: %s" % (rank["rank"], rank))
+            printed = run(["status", "--name", group.name]).out
+            check("ranks disagreed on 1 step: last errors of ranks say in what" in printed, printed)
+            check(expect(run(["generate", "--name", group.name, "27+58="]), 0).out.strip().endswith("85"), "not 85")
+    finally:
+        del os.environ["COXSWAIN_TEST_BEND"]
+        shutil.rmtree(folder)
 
 
 @test

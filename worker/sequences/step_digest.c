@@ -19,29 +19,27 @@ COX_HOT static void chain_add(uint64_t *chain, enum cox_digest which, const stru
     chain[1 + which] = cox_step_digest_mix(cox_step_digest_mix(before, sum->sums), sum->words);
 }
 
-/* Some rows in turn, and two more blocks of one of them. All ranks have the same sequence and number
+/* Some rows in turn, and two more blocks of another. All ranks have the same sequence and number
  * of rows, so that all read the same ones. */
 COX_HOT static void some_add(struct sum *sequences, struct sum *blocks,
                              const struct cox_batch *batch)
 {
     const uint32_t row_count = batch->row_count;
-    const uint32_t visit = (uint32_t)batch->sequence * COX_STEP_DIGEST_ROW_COUNT;
-    const uint32_t round = visit / row_count;
-    const struct cox_batch_row *row = &batch->rows[visit % row_count], *more = row;
+    const uint32_t turn = (uint32_t)batch->sequence % row_count;
+    const uint32_t round = (uint32_t)batch->sequence / row_count;
     const struct cox_batch_row *const end = batch->rows + row_count;
-    for (uint32_t i = 0; i < COX_STEP_DIGEST_ROW_COUNT; i++) {
+    const struct cox_batch_row *row = &batch->rows[turn * COX_STEP_DIGEST_ROW_COUNT % row_count];
+    for (uint32_t i = COX_STEP_DIGEST_ROW_COUNT; i > 0; i--) {
         const struct cox_block_table *table = row->tables;
         sum_add(sequences, (uint64_t)row->id);
         sum_add(blocks, (uint32_t)table->blocks[table->count - 1] | (uint64_t)table->count << 32);
-        if (i == round % COX_STEP_DIGEST_ROW_COUNT)
-            more = row;
         row = row + 1 < end ? row + 1 : batch->rows;
     }
-    const int32_t *const all = more->tables->blocks;
-    const uint32_t count = more->tables->count;
-    const uint32_t first = round / COX_STEP_DIGEST_ROW_COUNT * 2 % count;
-    sum_add(blocks, (uint32_t)all[first] |
-                        (uint64_t)(uint32_t)all[first + 1 < count ? first + 1 : 0] << 32);
+    const struct cox_block_table *table = batch->rows[turn].tables;
+    const uint32_t first = round * 2 % table->count;
+    const uint32_t second = first + 1 < table->count ? first + 1 : 0;
+    sum_add(blocks,
+            (uint32_t)table->blocks[first] | (uint64_t)(uint32_t)table->blocks[second] << 32);
 }
 
 static void all_add(struct sum *sequences, struct sum *blocks, const struct cox_batch *batch)

@@ -8,7 +8,7 @@
  *
  * Positions and tokens count for all rows. A step of one token for each sequence, in the packed form
  * with one block table, reads sequence id, number of blocks and last block of ROW_COUNT rows alone,
- * in turn, and of one of these rows two other blocks, in turn too. All other steps read everything.
+ * in turn, and of one row two other blocks, in turn too. All other steps read everything.
  * So what changes in a rank's table is found after at most rows / ROW_COUNT steps, of a block that is
  * not the last one after rows * blocks / 2 steps. More would cost more than a step can afford
  * (tests/counts).
