@@ -186,6 +186,8 @@ struct cox_collector {
     struct cox_waiter no_waiter;
     struct cox_legacy_bridge bridge;
     struct cox_stats stats;
+    /* rank_count of them */
+    struct cox_rank_stats *rank_stats;
     /* NULL: none is registered */
     cox_completion_fn handler;
     void *handler_context;

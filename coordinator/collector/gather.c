@@ -38,6 +38,8 @@ COX_HOT static void gather_check_rank(struct cox_collector *collector, struct co
             return;
         cox_fault_point(COX_FAULT_REPLY_FETCHED);
         collector_consume(collector, entry, rank);
+        if (gathering->results[rank].response)
+            cox_rank_stats_reply(&collector->rank_stats[rank], gathering->results[rank].response);
     } else if (dead) {
         cox_gathering_set_dead(gathering, rank, collector->supervisor);
     }
@@ -157,13 +159,20 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
 static void gather_note_last_errors(struct cox_collector *collector, const struct cox_entry *entry)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    /* An earlier step has failed, whose error is the one to keep. */
+    const bool cancelled =
+        entry->operation->step &&
+        cox_state_void_through(cox_state_channel(collector->channel->control,
+                                                 collector->channel->id)) >= entry->sequence;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         const struct cox_rank_result *result = &gathering->results[rank];
-        if (result->outcome == COX_OUTCOME_ERROR)
-            cox_last_errors_add(collector->last_errors, rank,
-                                "pid %jd on %s sequence %" PRIu64 " (%s): %s",
-                                (intmax_t)result->pid, cox_channel_name(collector->channel->id),
-                                entry->sequence, entry->operation->name, result->text);
+        if (result->outcome != COX_OUTCOME_ERROR || (cancelled && result->code == COX_ABORTED))
+            continue;
+        cox_rank_stats_fail(&collector->rank_stats[rank], result->code);
+        cox_last_errors_add(collector->last_errors, rank,
+                            "pid %jd on %s sequence %" PRIu64 " (%s): %s", (intmax_t)result->pid,
+                            cox_channel_name(collector->channel->id), entry->sequence,
+                            entry->operation->name, result->text);
     }
 }
 

@@ -168,7 +168,7 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
     body->has_model_execute_time = 1;
     thread->stamp_ns = cox_now_ns();
     body->model_execute_time = (float)((double)(thread->stamp_ns - step->begin_ns) / 1e6);
-    if (worker->group_time_warned && lowest) {
+    if (worker->group_time_warned) {
         body->has_group_ns = body->has_group_wait_ns = 1;
         body->group_ns = worker->group_ns;
         body->group_wait_ns = worker->group_wait_ns;
