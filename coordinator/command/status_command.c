@@ -7,7 +7,7 @@
 #include "proto/control.pb-c.h"
 #include "coordinator/cli/client_command.h"
 #include "coordinator/cli/group_options.h"
-#include "coordinator/cli/units.h"
+#include "units.h"
 
 #include <ctype.h>
 #include <inttypes.h>

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "coordinator/cli/units.h"
+#include "units.h"
 #include "coordinator/executor/executor.h"
 #include "proto/control.pb-c.h"
 

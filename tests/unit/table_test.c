@@ -1437,9 +1437,9 @@ static void chain_get(uint64_t *chain)
 
 enum bent { BENT_NOTHING, BENT_ID, BENT_POSITION, BENT_LAST_BLOCK, BENT_FIRST_BLOCK, BENT_TOKEN };
 
-/* Two prefills and as many steps, with one thing bent before the first of them and left so. Returns the
- * first step after which `which` is another than in the run where nothing was; 0: none. All other
- * digests stay as they are. */
+/* A prefill and steps after it, twice: the second time with one thing bent before the first step
+ * and left so. Returns the first step after which `which` is another than the first time; 0: none.
+ * All other digests stay as they are. */
 static int digest_differs(enum bent bent, uint32_t row, enum cox_digest which,
                           uint32_t forward_type, int step_count)
 {
@@ -1506,8 +1506,8 @@ static void s2_a_digest_says_what_differs(void **state)
     }
 }
 
-/* What a replaced rank, or one that has failed a step, has in common with the others: nothing, until
- * a step builds on none. */
+/* What a replaced rank, or one that has failed a step, has in common with the others: nothing,
+ * until a step builds on none. */
 static void s2_a_chain_begins_anew_with_base_0(void **state)
 {
     (void)state;

@@ -6,16 +6,17 @@
  * were replaced or have recovered are equal again. It moves only when the step succeeded on the
  * rank, as the sequence table does.
  *
- * Positions and tokens count for all rows. A step of one token for each sequence, in the packed form
- * with one block table, reads sequence id, number of blocks and last block of ROW_COUNT rows alone,
- * in turn, and of one row two other blocks, in turn too. All other steps read everything.
- * So what changes in a rank's table is found after at most rows / ROW_COUNT steps, of a block that is
+ * Positions and tokens count for all rows. A step of one token for each sequence, in the packed
+ * form with one block table, reads sequence id, number of blocks and last block of ROW_COUNT rows
+ * alone, in turn, and of one row two other blocks, in turn too. All other steps read everything. So
+ * what changes in a rank's table is found after at most rows / ROW_COUNT steps, of a block that is
  * not the last one after rows * blocks / 2 steps. More would cost more than a step can afford
  * (tests/counts).
  *
  * Within a step words are added up, and the sums as well. So two steps that differ in one or two
  * words always differ. A step goes into the chain through a bijection: chains that have differed
- * once differ for good, but by chance, 1 in 2^64. Not for input that an attacker chooses to collide.
+ * once differ for good, but by chance, 1 in 2^64. Not for input that an attacker chooses to
+ * collide.
  *
  * Threads: one; no state of its own.
  * Blocks: nothing; allocates nothing.
