@@ -48,8 +48,8 @@ enum cox_channel_id {
 #define COX_CHANNEL_COUNT 5
 #define COX_TWO_WAY_COUNT 4
 
-/* What the ranks of a step must agree on. A rank's reply has a digest of each (cox_worker_set_digest,
- * worker.h); ranks whose digests differ end the step with COX_DIVERGED. */
+/* What the ranks of a step must agree on. A rank's reply has a digest of each
+ * (cox_worker_set_digest, worker.h); ranks whose digests differ end the step with COX_DIVERGED. */
 enum cox_digest {
     COX_DIGEST_SEQUENCES = 0, /* ids of the rows */
     COX_DIGEST_POSITIONS,     /* first position and number of tokens of each row */

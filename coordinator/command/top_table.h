@@ -1,6 +1,6 @@
 /*
- * top_table: what `coxswain top` shows, as lines of text: a line for each group, then a row for each
- * rank, sorted. It knows no terminal.
+ * top_table: what `coxswain top` shows, as lines of text: a line for each group, then a row for
+ * each rank, sorted. It knows no terminal.
  *
  * Rates are those between the last two samples of a group. Each is compared with the one before of
  * the same process: a rank that was replaced meanwhile has none until the next sample.
@@ -43,7 +43,8 @@ struct cox_top_table;
 int cox_top_table_new(struct cox_top_table **ret_table);
 struct cox_top_table *cox_top_table_free(struct cox_top_table *table); /* NULL-safe */
 
-/* A group's status at now_ns (CLOCK_MONOTONIC). The first one adds the group. Returns 0 or -ENOMEM. */
+/* A group's status at now_ns (CLOCK_MONOTONIC). The first one adds the group. Returns 0 or
+ * -ENOMEM. */
 int cox_top_table_put(struct cox_top_table *table, const char *group,
                       const struct CoxswainControl__StatusReply *status, uint64_t now_ns);
 /* The group gives no status, and why. Its ranks are no longer shown. Returns 0 or -ENOMEM. */

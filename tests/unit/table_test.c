@@ -1407,7 +1407,7 @@ static void s1_without_memory_nothing_changes(void **state)
 #define DIGEST_ROW_COUNT 6
 #define DIGEST_BLOCK_COUNT 5
 
-/* DIGEST_ROW_COUNT sequences 100 and up in their slots, of 3 tokens and DIGEST_BLOCK_COUNT blocks. */
+/* DIGEST_ROW_COUNT sequences, 100 and up, of 3 tokens and DIGEST_BLOCK_COUNT blocks each. */
 static void digest_announce(uint64_t base)
 {
     Request *request = packed_new(COX_FORWARD_PREFILL, base);
