@@ -86,7 +86,7 @@ class Terminal:
             last[:] = [self.picture()]
             try:
                 return condition(last[0])
-            except harness.Failure:
+            except (harness.Failure, IndexError):  # not all of it is there yet
                 return False
         try:
             wait_until(look, what)
