@@ -52,6 +52,11 @@ def rows_of(text):
     return [dict(zip(HEADING.lower().split(), match.groups())) for match in found if match]
 
 
+def first_row(sort, name):
+    """Of a group, sorted so; {}: it did not reply in time."""
+    return (rows_of(run(["top", "--once", "--interval", "0.1", "--sort", sort, name]).out) or [{}])[0]
+
+
 class Terminal:
     """A terminal of tmux, with a server of its own, in which a command runs."""
 
@@ -124,13 +129,12 @@ def test_m18_once_prints_text_without_a_terminal():
         check({(row["group"], row["rank"]) for row in rows} <= {(row["group"], row["rank"]) for row in memory}, "%s" % memory)
         # A rank that is stopped comes first, and one that is dead.
         os.kill(group.pids[1], signal.SIGSTOP)
-        wait_until(lambda: rows_of(run(["top", "--once", "--interval", "0.1", "--sort", "state", group.name]).out)[0]
-                   ["state"] == "stopped", "a stopped rank on top")
+        wait_until(lambda: first_row("state", group.name).get("state") == "stopped", "a stopped rank on top")
         os.kill(group.pids[1], signal.SIGKILL)
 
         def dead():
-            first = rows_of(run(["top", "--once", "--interval", "0.1", "--sort", "deaths", group.name]).out)[0]
-            return first["rank"] == "1" and first["state"] == "dead" and first["deaths"] == "1"
+            first = first_row("deaths", group.name)
+            return first.get("rank") == "1" and first["state"] == "dead" and first["deaths"] == "1"
         wait_until(dead, "a dead rank on top")
 
 
