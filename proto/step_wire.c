@@ -14,7 +14,6 @@ typedef Coxswain__StepResult StepResult;
 
 /* What stands in front of a field: its number and how it is written. */
 #define TAG_VARINT(number) ((number) << 3)
-#define TAG_FIXED64(number) ((number) << 3 | 1)
 #define TAG_BYTES(number) ((number) << 3 | 2)
 #define TAG_FIXED32(number) ((number) << 3 | 5)
 /* Of a number from 1000 up to 1022, in two bytes as they lie in memory. */
@@ -22,6 +21,9 @@ typedef Coxswain__StepResult StepResult;
 
 /* All but the columns: tags, lengths and single numbers of three messages, the longest of each. */
 #define FIXED_SIZE_MAX 256
+
+/* Digests of a StepResult: all of them, or none. */
+#define DIGEST_COUNT 5
 
 /* Columns of a StepDelta are known by their numbers, which fit a byte with the tag. */
 #define COLUMN_COUNT 14
@@ -153,8 +155,10 @@ static bool response_is_plain(const ExecuteResponse *response)
         !response->execute_model_response || !response->execute_model_response->step)
         return false;
     const ExecuteModelResponse *model = response->execute_model_response;
+    const size_t digests = model->step->n_digests;
     const size_t counts = response->base.n_unknown_fields | model->base.n_unknown_fields |
-                          model->step->base.n_unknown_fields | model->n_outputs;
+                          model->step->base.n_unknown_fields | model->n_outputs |
+                          (digests && digests != DIGEST_COUNT);
     const int flags = response->has_error_channel | response->has_error_sequence |
                       model->has_model_forward_time | model->has_layerwise_is_prefill;
     return counts == 0 && flags == 0 && !response->error_text && !response->bulk && !model->err_msg;
@@ -175,13 +179,17 @@ static uint8_t *put_fixed32s(uint8_t *end, const float *values, size_t count)
 
 static uint8_t *put_result(uint8_t *end, const StepResult *result)
 {
-    uint8_t *at = put_number(end, 4, result->has_base_sequence, result->base_sequence);
-    if (result->has_digest) {
-        const uint64_t digest = htole64(result->digest);
-        at -= sizeof digest;
-        memcpy(at, &digest, sizeof digest);
-        at = put_tag(at, TAG_FIXED64(3));
+    uint8_t *at = end;
+    if (result->n_digests) {
+        uint64_t digests[DIGEST_COUNT];
+        for (size_t i = 0; i < DIGEST_COUNT; i++)
+            digests[i] = htole64(result->digests[i]);
+        at -= sizeof digests;
+        memcpy(at, digests, sizeof digests);
+        *--at = DIGEST_COUNT * sizeof(uint64_t);
+        at = put_tag(at, TAG_BYTES(5));
     }
+    at = put_number(at, 4, result->has_base_sequence, result->base_sequence);
     if (result->n_logprobs) {
         uint8_t *const logprobs_end = at;
         at = put_fixed32s(at, result->logprobs, result->n_logprobs);
@@ -424,6 +432,7 @@ struct step_response {
     ExecuteResponse response;
     ExecuteModelResponse model;
     StepResult result;
+    uint64_t digests[DIGEST_COUNT];
     uint32_t numbers[];
 };
 
@@ -435,11 +444,13 @@ static const struct step_response blank_response = {
 
 struct response_plan {
     struct span tokens, logprobs;
-    uint64_t digest, base_sequence, group_ns, group_wait_ns;
+    /* NULL: none */
+    const uint8_t *digests;
+    uint64_t base_sequence, group_ns, group_wait_ns;
     uint32_t execute_time;
     int msg_type, rank, status;
-    protobuf_c_boolean has_msg_type, has_rank, has_status, has_execute_time, has_digest,
-        has_base_sequence, has_group_ns, has_group_wait_ns;
+    protobuf_c_boolean has_msg_type, has_rank, has_status, has_execute_time, has_base_sequence,
+        has_group_ns, has_group_wait_ns;
 };
 
 static inline bool take_fixed(struct span *span, bool tagged, void *to, size_t size,
@@ -455,16 +466,26 @@ static inline bool take_fixed(struct span *span, bool tagged, void *to, size_t s
     return true;
 }
 
+static inline bool take_digests(struct span *span, const uint8_t **ret_digests)
+{
+    if (!take_tag(span, TAG_BYTES(5)))
+        return true;
+    const size_t size = DIGEST_COUNT * sizeof(uint64_t);
+    if ((size_t)(span->end - span->at) < 1 + size || *span->at != size)
+        return false;
+    *ret_digests = span->at + 1;
+    span->at += 1 + size;
+    return true;
+}
+
 static bool plan_result(struct span span, struct response_plan *plan)
 {
     return (!take_tag(&span, TAG_BYTES(1)) || take_span(&span, &plan->tokens)) &&
            (!take_tag(&span, TAG_BYTES(2)) || take_span(&span, &plan->logprobs)) &&
            (plan->logprobs.end - plan->logprobs.at) % (ptrdiff_t)sizeof(float) == 0 &&
-           take_fixed(&span, take_tag(&span, TAG_FIXED64(3)), &plan->digest, sizeof plan->digest,
-                      &plan->has_digest) &&
            take_number(&span, take_tag(&span, TAG_VARINT(4)), &plan->has_base_sequence,
                        &plan->base_sequence) &&
-           span.at == span.end;
+           take_digests(&span, &plan->digests) && span.at == span.end;
 }
 
 static bool plan_response(struct span span, struct response_plan *plan)
@@ -511,7 +532,7 @@ bool cox_step_wire_unpack_response(struct cox_arena *arena, const uint8_t *bytes
     struct step_response *own = arena_take(arena, memory_size);
     if (!own)
         return false;
-    memcpy(own, &blank_response, sizeof blank_response);
+    memcpy(own, &blank_response, offsetof(struct step_response, digests));
     uint32_t *free = own->numbers, *tokens = NULL;
     if (!column_get(&plan.tokens, &free, &own->result.n_tokens, &tokens)) {
         cox_arena_take_back(arena, own, memory_size);
@@ -519,8 +540,13 @@ bool cox_step_wire_unpack_response(struct cox_arena *arena, const uint8_t *bytes
     }
     own->result.tokens = (int32_t *)tokens;
     logprobs_get(&plan.logprobs, free, &own->result);
-    own->result.has_digest = plan.has_digest;
-    own->result.digest = le64toh(plan.digest);
+    if (plan.digests) {
+        memcpy(own->digests, plan.digests, sizeof own->digests);
+        for (size_t i = 0; i < DIGEST_COUNT; i++)
+            own->digests[i] = le64toh(own->digests[i]);
+        own->result.n_digests = DIGEST_COUNT;
+        own->result.digests = own->digests;
+    }
     own->result.has_base_sequence = plan.has_base_sequence;
     own->result.base_sequence = plan.base_sequence;
     own->model.has_model_execute_time = plan.has_execute_time;

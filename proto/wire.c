@@ -22,9 +22,6 @@
 /* Protocol buffers end at 2 GiB, and protobuf-c keeps lengths of members in an unsigned int. */
 #define WIRE_SIZE_MAX ((size_t)INT32_MAX)
 
-/* Odd, so that no two states become one. The digits of the golden ratio. */
-#define DIGEST_FACTOR UINT64_C(0x9e3779b97f4a7c15)
-
 /* Under AddressSanitizer what an arena has not handed out, or has forgotten at a reset, is
  * unreadable: a message that is used after its arena was reset then fails at the place of use. */
 #if defined(__has_feature)
@@ -318,19 +315,6 @@ int cox_wire_control_reply_unpack(struct cox_arena *arena, const void *bytes, si
         return r;
     *ret_reply = (struct CoxswainControl__ControlReply *)message;
     return 0;
-}
-
-uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count)
-{
-    uint64_t digest = (uint64_t)count;
-    for (; count >= 2; tokens += 2, count -= 2) {
-        const uint64_t pair = (uint32_t)tokens[0] | (uint64_t)(uint32_t)tokens[1] << 32;
-        digest = (digest ^ pair) * DIGEST_FACTOR;
-        digest ^= digest >> 32; /* what differs in the upper half would never reach the lower one */
-    }
-    if (count)
-        digest = (digest ^ (uint32_t)tokens[0]) * DIGEST_FACTOR;
-    return digest ^ digest >> 29;
 }
 
 const char *cox_wire_type_name(uint32_t execute_type)

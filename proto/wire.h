@@ -115,11 +115,6 @@ static inline void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t valu
 }
 
 #ifdef COX_INTERNAL
-/* Digest of the tokens of a step. Equal tokens have equal digests. Two steps with the same number
- * of tokens that differ in exactly one have different digests. Used only to compare ranks of one
- * group; it is not stored. */
-uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count);
-
 /* "MODEL_INFER" and so on; "unknown" for anything else. */
 const char *cox_wire_type_name(uint32_t execute_type);
 #endif

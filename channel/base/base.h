@@ -48,6 +48,16 @@ enum cox_channel_id {
 #define COX_CHANNEL_COUNT 5
 #define COX_TWO_WAY_COUNT 4
 
+/* What the ranks of a step must agree on. A rank's reply has a digest of each
+ * (cox_worker_set_digest, worker.h); ranks whose digests differ end the step with COX_DIVERGED. */
+enum cox_digest {
+    COX_DIGEST_SEQUENCES = 0, /* ids of the rows */
+    COX_DIGEST_POSITIONS,     /* first position and number of tokens of each row */
+    COX_DIGEST_BLOCKS,        /* block tables of the rows */
+    COX_DIGEST_TOKENS,        /* sampled tokens, where the rank samples */
+};
+#define COX_DIGEST_COUNT 4
+
 /* Type of a request whose bytes only its two ends interpret. Every other type is an ExecuteType of
  * executor.proto. */
 #define COX_TYPE_OPAQUE 0xffffffffu

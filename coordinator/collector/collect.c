@@ -41,6 +41,7 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
             if (collector_replied(collector, rank, sequence)) {
                 collector_consume(collector, entry, rank);
                 collector->stats.counts.late_replies++;
+                collector->rank_stats[rank].late_replies++;
                 cox_collector_note_late_reply(collector, sequence, rank);
             } else if (!collector_dead(collector, rank) && late < 0) {
                 late = (int)rank;
@@ -436,6 +437,10 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     int r = cox_legacy_bridge_init(&collector->bridge, channel);
     for (uint32_t frame = 0; r == 0 && frame < geometry->depth; frame++)
         r = cox_gathering_init(&collector->gatherings[frame], geometry, channel->id);
+    if (r == 0)
+        collector->rank_stats = calloc(collector->rank_count, sizeof *collector->rank_stats);
+    if (r == 0 && !collector->rank_stats)
+        r = -ENOMEM;
     if (r)
         cox_collector_deinit(collector);
     return r;
@@ -455,6 +460,7 @@ void cox_collector_deinit(struct cox_collector *collector)
     cox_readiness_close(&collector->readiness);
     free(collector->lent);
     free(collector->kept);
+    free(collector->rank_stats);
     cox_legacy_bridge_deinit(&collector->bridge);
     pthread_cond_destroy(&collector->work);
     pthread_cond_destroy(&collector->ended_cond);

@@ -174,6 +174,8 @@ struct cox_collector {
     bool rescan;
     /* a recent time; 0: not known; the same */
     uint64_t cached_now_ns;
+    /* the first step on which ranks disagreed, and the begin of its chain; 0: none; the same */
+    uint64_t diverged_sequence, diverged_begin;
     /* causes, as the last claim began; under submit_lock */
     uint32_t claim_causes;
     /* Of the gathering thread; before the first request, of the thread that waits for ranks to
@@ -193,6 +195,8 @@ struct cox_collector {
      * on the gathering thread, before the handler. Set before the first request. */
     void (*failed)(const void *owner, const struct cox_collector *collector, uint64_t sequence,
                    int status, const char *text);
+    /* rank_count of them */
+    struct cox_rank_stats *rank_stats;
     /* NULL: none is registered */
     cox_completion_fn handler;
     void *handler_context;

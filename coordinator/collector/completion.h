@@ -114,6 +114,8 @@ struct cox_channel_stats {
     /* of these, with a status other than 0 */
     uint64_t failed;
     uint64_t timeouts;
+    /* steps whose ranks disagreed (COX_DIVERGED) */
+    uint64_t divergences;
     /* replies that came after their request had ended; dropped */
     uint64_t late_replies;
     /* wakeups sent again because a rank had not taken its frame */

@@ -39,6 +39,8 @@ COX_HOT static void gather_check_rank(struct cox_collector *collector, struct co
             return;
         cox_fault_point(COX_FAULT_REPLY_FETCHED);
         collector_consume(collector, entry, rank);
+        if (gathering->results[rank].response)
+            cox_rank_stats_reply(&collector->rank_stats[rank], gathering->results[rank].response);
     } else if (dead) {
         cox_gathering_set_dead(gathering, rank, collector->supervisor);
     }
@@ -113,6 +115,22 @@ static void gather_rewake(struct cox_collector *collector, const struct cox_entr
             cox_collector_rewake(collector, rank);
 }
 
+/* Returns 0, or COX_DIVERGED, which `status` shows of the ranks that differ from most. */
+COX_HOT static int gather_compare(struct cox_collector *collector, const struct cox_entry *entry,
+                                  struct cox_gathering *gathering)
+{
+    struct cox_rank_set odd;
+    const int status = cox_report_divergence(collector, entry, gathering, &odd);
+    if (!status)
+        return 0;
+    cox_log_write(collector->log, 3, "%s", gathering->text);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (cox_rank_set_has(&odd, rank))
+            cox_last_errors_add(collector->last_errors, rank, "pid %jd on %s",
+                                (intmax_t)gathering->results[rank].pid, gathering->text);
+    return status;
+}
+
 COX_HOT static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
                                     int status, struct cox_completion *ret_completion)
 {
@@ -120,7 +138,7 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     if (status)
         cox_report_late(collector, entry, status, gathering);
     if (status == 0 && entry->operation->step)
-        status = cox_report_divergence(gathering);
+        status = gather_compare(collector, entry, gathering);
     if (status && gathering->text[0] == '\0')
         cox_report_failure(collector, entry, status, gathering);
     *ret_completion = (struct cox_completion){
@@ -142,13 +160,20 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
 static void gather_note_last_errors(struct cox_collector *collector, const struct cox_entry *entry)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    /* An earlier step has failed, whose error is the one to keep. */
+    const bool cancelled =
+        entry->operation->step &&
+        cox_state_void_through(cox_state_channel(collector->channel->control,
+                                                 collector->channel->id)) >= entry->sequence;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         const struct cox_rank_result *result = &gathering->results[rank];
-        if (result->outcome == COX_OUTCOME_ERROR)
-            cox_last_errors_add(collector->last_errors, rank,
-                                "pid %jd on %s sequence %" PRIu64 " (%s): %s",
-                                (intmax_t)result->pid, cox_channel_name(collector->channel->id),
-                                entry->sequence, entry->operation->name, result->text);
+        if (result->outcome != COX_OUTCOME_ERROR || (cancelled && result->code == COX_ABORTED))
+            continue;
+        cox_rank_stats_fail(&collector->rank_stats[rank], result->code);
+        cox_last_errors_add(collector->last_errors, rank,
+                            "pid %jd on %s sequence %" PRIu64 " (%s): %s", (intmax_t)result->pid,
+                            cox_channel_name(collector->channel->id), entry->sequence,
+                            entry->operation->name, result->text);
     }
 }
 

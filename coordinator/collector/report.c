@@ -14,6 +14,10 @@
  * these together. */
 #define REPORTED_COUNT 4
 #define TOLD_SIZE 600
+/* Of a step's reply: the begin of its chain, and the digests (StepResult in executor.proto). */
+#define DIGESTS_SIZE (1 + COX_DIGEST_COUNT)
+/* Values of one digest that are told apart. */
+#define SIDE_COUNT_MAX 4
 
 /* Appends to a text that never overflows. */
 static void append(char *buffer, size_t buffer_size, const char *format, ...)
@@ -76,44 +80,6 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
     }
 }
 
-static bool step_digest(const struct cox_rank_result *result, uint64_t *ret_digest)
-{
-    const Coxswain__ExecuteResponse *response = result->response;
-    if (!response ||
-        response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
-        !response->execute_model_response || !response->execute_model_response->step ||
-        !response->execute_model_response->step->has_digest)
-        return false;
-    *ret_digest = response->execute_model_response->step->digest;
-    return true;
-}
-
-int cox_report_divergence(struct cox_gathering *gathering)
-{
-    char *buffer = gathering->text;
-    size_t buffer_size = sizeof gathering->text;
-    int reference = -1;
-    uint64_t expected = 0;
-    bool diverged = false;
-    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        uint64_t digest;
-        if (!step_digest(&gathering->results[rank], &digest))
-            continue;
-        if (reference < 0) {
-            reference = (int)rank;
-            expected = digest;
-        } else if (digest != expected) {
-            if (!diverged)
-                snprintf(buffer, buffer_size,
-                         "ranks disagree on the tokens of a step: rank %d has digest %016" PRIx64,
-                         reference, expected);
-            append(buffer, buffer_size, ", rank %" PRIu32 " has %016" PRIx64, rank, digest);
-            diverged = true;
-        }
-    }
-    return diverged ? COX_DIVERGED : 0;
-}
-
 void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_rank_set *ranks)
 {
     const char *separator = "";
@@ -129,6 +95,137 @@ void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_
         separator = ",";
         first = last;
     }
+}
+
+/* ---- ranks that disagree ---- */
+
+/* NULL: the rank is not compared. */
+COX_HOT static const uint64_t *step_digests(const struct cox_rank_result *result)
+{
+    const Coxswain__ExecuteResponse *response = result->response;
+    if (!response ||
+        response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
+        !response->execute_model_response || !response->execute_model_response->step ||
+        response->execute_model_response->step->n_digests != DIGESTS_SIZE)
+        return NULL;
+    return response->execute_model_response->step->digests;
+}
+
+/* Ranks with the same digest. */
+struct side {
+    uint64_t digest;
+    struct cox_rank_set ranks;
+    uint32_t rank_count;
+};
+
+/* Groups the ranks by one of their numbers; the largest side comes first, of several the one with
+ * the lowest rank. Returns how many there are; ranks beyond SIDE_COUNT_MAX sides are in none. */
+static uint32_t sides_find(const struct cox_gathering *gathering, uint32_t index,
+                           struct side sides[SIDE_COUNT_MAX])
+{
+    uint32_t side_count = 0;
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        const uint64_t *digests = step_digests(&gathering->results[rank]);
+        if (!digests || !digests[index])
+            continue;
+        uint32_t i = 0;
+        while (i < side_count && sides[i].digest != digests[index])
+            i++;
+        if (i == SIDE_COUNT_MAX)
+            continue;
+        if (i == side_count)
+            sides[side_count++] = (struct side){.digest = digests[index]};
+        cox_rank_set_add(&sides[i].ranks, rank);
+        sides[i].rank_count++;
+    }
+    for (uint32_t i = 1; i < side_count; i++)
+        if (sides[i].rank_count > sides[0].rank_count) {
+            const struct side largest = sides[i];
+            sides[i] = sides[0];
+            sides[0] = largest;
+        }
+    return side_count;
+}
+
+/* Appends who has what, and adds the ranks that are not on the largest side, or, where two sides
+ * are as large, all of them. */
+static void sides_report(struct cox_gathering *gathering, const char *name,
+                         const struct side *sides, uint32_t side_count, bool first,
+                         struct cox_rank_set *odd)
+{
+    char *buffer = gathering->text;
+    const size_t buffer_size = sizeof gathering->text;
+    bool even = false;
+    append(buffer, buffer_size, "%s %s:", first ? "" : ";", name);
+    for (uint32_t i = 0; i < side_count; i++) {
+        append(buffer, buffer_size, "%s %s ", i ? "," : "",
+               sides[i].rank_count == 1 ? "rank" : "ranks");
+        cox_report_append_ranks(buffer, buffer_size, &sides[i].ranks);
+        append(buffer, buffer_size, " %s %016" PRIx64, sides[i].rank_count == 1 ? "has" : "have",
+               sides[i].digest);
+        even |= i && sides[i].rank_count == sides[0].rank_count;
+    }
+    if (side_count == SIDE_COUNT_MAX)
+        append(buffer, buffer_size, ", others may have others");
+    for (uint32_t i = even ? 0 : 1; i < side_count; i++)
+        for (size_t w = 0; w < COX_RANK_COUNT_MAX / 64; w++)
+            odd->words[w] |= sides[i].ranks.words[w];
+}
+
+static int divergence_report(struct cox_collector *collector, const struct cox_entry *entry,
+                             struct cox_gathering *gathering, struct cox_rank_set *ret_odd)
+{
+    static const char *const names[DIGESTS_SIZE] = {
+        "steps since", "sequence ids", "positions", "block tables", "sampled tokens",
+    };
+    struct side sides[SIDE_COUNT_MAX];
+    uint64_t begin = 0;
+    bool diverged = false;
+    *ret_odd = (struct cox_rank_set){{0}};
+    for (uint32_t index = 0; index < DIGESTS_SIZE; index++) {
+        const uint32_t side_count = sides_find(gathering, index, sides);
+        if (index == 0 && side_count)
+            begin = sides[0].digest;
+        if (side_count < 2)
+            continue;
+        if (!diverged) {
+            snprintf(gathering->text, sizeof gathering->text, "%s sequence %" PRIu64 " (%s): %s",
+                     cox_channel_name(collector->channel->id), entry->sequence,
+                     entry->operation->name, cox_status_text(COX_DIVERGED));
+            append(gathering->text, sizeof gathering->text, "; they differ in");
+        }
+        sides_report(gathering, names[index], sides, side_count, !diverged, ret_odd);
+        diverged = true;
+    }
+    if (!diverged)
+        return 0;
+    /* Steps that were published already continue the chain, and differ as well. */
+    if (collector->diverged_begin != begin || !collector->diverged_sequence) {
+        collector->diverged_begin = begin;
+        collector->diverged_sequence = entry->sequence;
+    }
+    append(gathering->text, sizeof gathering->text,
+           "; first in step %" PRIu64 ", of the chain that began with step %" PRIu64,
+           collector->diverged_sequence, begin);
+    return COX_DIVERGED;
+}
+
+COX_HOT int cox_report_divergence(struct cox_collector *collector, const struct cox_entry *entry,
+                                  struct cox_gathering *gathering, struct cox_rank_set *ret_odd)
+{
+    const uint64_t *expected = NULL;
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        const uint64_t *digests = step_digests(&gathering->results[rank]);
+        if (!digests)
+            continue;
+        if (!expected)
+            expected = digests;
+        else if (((digests[0] ^ expected[0]) | (digests[1] ^ expected[1]) |
+                  (digests[2] ^ expected[2]) | (digests[3] ^ expected[3]) |
+                  (digests[4] ^ expected[4])) != 0)
+            return divergence_report(collector, entry, gathering, ret_odd);
+    }
+    return 0;
 }
 
 /* Appends the ranks with this outcome; the first few with their own text, in equal shares. */

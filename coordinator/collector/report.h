@@ -19,9 +19,12 @@ void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *bu
 /* Fills taken, silent_ns and text of every rank that has not replied. */
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
                      int status, struct cox_gathering *gathering);
-/* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in the
- * gathering's text. */
-int cox_report_divergence(struct cox_gathering *gathering);
+/* Compares the digests of a step's replies. Replies without any are not compared, nor are digests
+ * of 0. Returns 0, or COX_DIVERGED: the gathering's text names what differs, the ranks of each
+ * side, and the first step that differs; *ret_odd are the ranks that are not on the largest side.
+ */
+int cox_report_divergence(struct cox_collector *collector, const struct cox_entry *entry,
+                          struct cox_gathering *gathering, struct cox_rank_set *ret_odd);
 /* One sentence about the whole request, into the gathering's text. */
 void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry,
                         int status, struct cox_gathering *gathering);

@@ -1,6 +1,10 @@
 #include "stats.h"
 
+#include "proto/executor.pb-c.h"
+
 #define PART_BITS 3 /* a power of two has 2^PART_BITS buckets */
+/* A month. */
+#define EXECUTE_MS_MAX 2.6e9f
 #define PART_COUNT (1u << PART_BITS)
 
 _Static_assert(COX_LATENCY_BUCKET_COUNT == (64 - PART_BITS + 1) * PART_COUNT,
@@ -70,6 +74,7 @@ COX_HOT void cox_stats_end(struct cox_stats *stats, int status, const struct cox
     stats->counts.completed++;
     stats->counts.failed += status != 0;
     stats->counts.timeouts += status == COX_TIMEOUT;
+    stats->counts.divergences += status == COX_DIVERGED;
     stats->counts.reply_bytes += taken->bytes;
     stats->counts.large_replies += taken->block_count;
     stats->counts.large_reply_bytes += taken->block_bytes;
@@ -89,13 +94,38 @@ COX_HOT void cox_stats_return(struct cox_stats *stats, const struct cox_completi
 void cox_stats_read(const struct cox_stats *stats, struct cox_channel_stats *ret_stats)
 {
     *ret_stats = stats->counts;
-    for (int phase = 0; phase < COX_PHASE_COUNT; phase++) {
-        const struct cox_latency *latency = &stats->phases[phase];
-        struct cox_phase_stats *read = &ret_stats->phases[phase];
-        read->count = latency->count;
-        read->p50_ns = cox_latency_percentile(latency, 500);
-        read->p99_ns = cox_latency_percentile(latency, 990);
-        read->sum_ns = cox_latency_sum(latency, read->below);
+    for (int phase = 0; phase < COX_PHASE_COUNT; phase++)
+        cox_latency_read(&stats->phases[phase], &ret_stats->phases[phase]);
+}
+
+void cox_latency_read(const struct cox_latency *latency, struct cox_phase_stats *ret_stats)
+{
+    ret_stats->count = latency->count;
+    ret_stats->p50_ns = cox_latency_percentile(latency, 500);
+    ret_stats->p99_ns = cox_latency_percentile(latency, 990);
+    ret_stats->sum_ns = cox_latency_sum(latency, ret_stats->below);
+}
+
+void cox_rank_stats_fail(struct cox_rank_stats *stats, int32_t code)
+{
+    stats->errors++;
+    stats->stale_replies += code == COX_STALE;
+}
+
+COX_HOT void cox_rank_stats_reply(struct cox_rank_stats *stats,
+                                  const struct Coxswain__ExecuteResponse *response)
+{
+    if (response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
+        return;
+    const Coxswain__ExecuteModelResponse *step = response->execute_model_response;
+    if (!step || !step->has_model_execute_time || !(step->model_execute_time >= 0) ||
+        !(step->model_execute_time < EXECUTE_MS_MAX))
+        return;
+    const uint64_t ns = (uint64_t)((double)step->model_execute_time * 1e6);
+    cox_latency_add(&stats->execute, ns);
+    if (step->has_group_ns && step->group_ns <= ns && step->group_wait_ns <= step->group_ns) {
+        stats->group_ns += step->group_ns;
+        stats->group_wait_ns += step->group_wait_ns;
     }
 }
 

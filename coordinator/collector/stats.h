@@ -42,6 +42,24 @@ struct cox_stats {
     struct cox_latency phases[COX_PHASE_COUNT];
 };
 
+/* Of one rank. */
+struct cox_rank_stats {
+    uint64_t errors, stale_replies, late_replies;
+    uint64_t group_ns, group_wait_ns;
+    /* of its callback in steps, as it reports them */
+    struct cox_latency execute;
+};
+
+struct Coxswain__ExecuteResponse;
+
+/* Counts a reply that was an error or invalid. */
+void cox_rank_stats_fail(struct cox_rank_stats *stats, int32_t code);
+/* Counts the times of a step's reply, if it has any. Times that cannot be are none. */
+void cox_rank_stats_reply(struct cox_rank_stats *stats,
+                          const struct Coxswain__ExecuteResponse *response);
+/* Reads a histogram. */
+void cox_latency_read(const struct cox_latency *latency, struct cox_phase_stats *ret_stats);
+
 /* Counts a request that was published. in_block: it was out of line. */
 void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_block);
 /* The replies that were taken for one request, of all ranks. */

@@ -7,6 +7,7 @@
 #include "proto/control.pb-c.h"
 #include "coordinator/cli/client_command.h"
 #include "coordinator/cli/group_options.h"
+#include "units.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -64,35 +65,6 @@ static const char *format_seconds(char text[TEXT_SIZE], uint64_t ns)
     return text;
 }
 
-/* Three digits and a unit; each unit is `step` times the previous one. */
-static const char *format_scaled(char text[TEXT_SIZE], uint64_t number, double step,
-                                 const char *const *units, size_t unit_count)
-{
-    double scaled = (double)number;
-    size_t unit = 0;
-    while (scaled >= 999.5 && unit + 1 < unit_count) {
-        scaled /= step;
-        unit++;
-    }
-    int digits = unit == 0 || scaled >= 99.95 ? 0 : scaled >= 9.995 ? 1 : 2;
-    snprintf(text, TEXT_SIZE, "%.*f%s", digits, scaled, units[unit]);
-    return text;
-}
-
-/* "12.3us" */
-static const char *format_duration(char text[TEXT_SIZE], uint64_t ns)
-{
-    static const char *const units[] = {"ns", "us", "ms", "s"};
-    return format_scaled(text, ns, 1000, units, sizeof units / sizeof *units);
-}
-
-/* "4.50KiB" */
-static const char *format_bytes(char text[TEXT_SIZE], uint64_t bytes)
-{
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-    return format_scaled(text, bytes, 1024, units, sizeof units / sizeof *units);
-}
-
 static void print_prompts(const status_reply *status)
 {
     const CoxswainControl__ServingStatus *serving = status->serving;
@@ -126,7 +98,7 @@ static void print_weights(const status_reply *status)
     if (weights->next)
         snprintf(next, sizeof next, ", version %" PRIu64 " is on its way", weights->next);
     printf("weights: version %" PRIu64 " for all ranks, %s%s\n", weights->version,
-           format_bytes(size, weights->size), next);
+           cox_units_bytes(size, weights->size), next);
 }
 
 static void print_limits(const status_reply *status)
@@ -185,7 +157,7 @@ static void print_group(const status_reply *status)
     print_part(&lines, ", ", text);
     if (status->has_spin_ns) {
         snprintf(text, sizeof text, "spins for %s before it blocks",
-                 format_duration(other, status->spin_ns));
+                 cox_units_duration(other, status->spin_ns));
         print_part(&lines, ", ", status->spin_ns ? text : "blocks at once");
     }
     if (status->has_cpu_ns) {
@@ -230,6 +202,10 @@ static void print_channels(const status_reply *status)
         for (size_t i = 0; i < channel->n_late_ranks; i++)
             printf("%s%" PRIu32, i ? "," : "", channel->late_ranks[i]);
         printf("%s\n", channel->n_late_ranks ? "" : "-");
+        if (channel->divergences)
+            printf("%-16s ranks disagreed on %" PRIu64
+                   " step%s: last errors of ranks say in what\n",
+                   "", channel->divergences, channel->divergences == 1 ? "" : "s");
     }
 }
 
@@ -251,14 +227,14 @@ static void print_times(const status_reply *status)
         if (channel->published == 0)
             continue;
         printf("%-16s %9s", text_or(channel->name, "?"),
-               format_bytes(text, channel->request_bytes));
-        printf(" %9s", format_bytes(text, channel->reply_bytes));
+               cox_units_bytes(text, channel->request_bytes));
+        printf(" %9s", cox_units_bytes(text, channel->reply_bytes));
         for (size_t i = 0; i < channel->n_phases && i < COX_PHASE_COUNT; i++) {
             const CoxswainControl__PhaseStatus *phase = channel->phases[i];
-            size_t length =
-                (size_t)snprintf(other, sizeof other, "%s/", format_duration(text, phase->p50_ns));
+            size_t length = (size_t)snprintf(other, sizeof other, "%s/",
+                                             cox_units_duration(text, phase->p50_ns));
             snprintf(other + length, sizeof other - length, "%s",
-                     format_duration(text, phase->p99_ns));
+                     cox_units_duration(text, phase->p99_ns));
             printf("  %13s", phase->count ? other : "-");
         }
         putchar('\n');
@@ -287,9 +263,9 @@ static void print_large_payloads(const status_reply *status)
         printf("large payloads, %s: %" PRIu64 " requests of %s, %" PRIu64
                " replies of %s; %s held\n",
                text_or(channel->name, "?"), channel->bulk_requests,
-               format_bytes(sent, channel->bulk_request_bytes), channel->bulk_replies,
-               format_bytes(received, channel->bulk_reply_bytes),
-               format_bytes(held, channel->bulk_held_bytes));
+               cox_units_bytes(sent, channel->bulk_request_bytes), channel->bulk_replies,
+               cox_units_bytes(received, channel->bulk_reply_bytes),
+               cox_units_bytes(held, channel->bulk_held_bytes));
     }
 }
 
@@ -388,9 +364,9 @@ static void print_transfer(const CoxswainControl__TransferStatus *transfer)
                transfer->retries, transfer->recomputed, transfer->late_results,
                transfer->quarantined_blocks);
     if (transfer->bytes)
-        printf("pulled %s", format_bytes(text, transfer->bytes));
+        printf("pulled %s", cox_units_bytes(text, transfer->bytes));
     if (transfer->bytes && transfer->bytes_per_s)
-        printf(", median %s/s per rank", format_bytes(text, transfer->bytes_per_s));
+        printf(", median %s/s per rank", cox_units_bytes(text, transfer->bytes_per_s));
     if (transfer->bytes)
         putchar('\n');
 }

@@ -433,6 +433,13 @@ struct cox_rank_status {
     uint32_t deaths;
     /* deaths that were followed by a process that attached */
     uint32_t restarts;
+    /* replies on all channels that were errors or invalid; of these, COX_STALE; and those that came
+     * after their request had ended */
+    uint64_t errors, stale_replies, late_replies;
+    /* Of steps: their time in the callback, as the rank reports it, and of this the time with other
+     * ranks (cox_worker_tell_group_time), and what of that was waiting for them. */
+    struct cox_phase_stats execute;
+    uint64_t group_ns, group_wait_ns;
     /* DEAD: the signal that killed it; 0: it exited, or unknown */
     int32_t signal;
     /* DEAD: -1 if unknown or killed */

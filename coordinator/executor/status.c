@@ -79,6 +79,25 @@ static void rank_troubles(struct cox_executor *executor, uint32_t rank, uint64_t
     ret_status->last_error_age_ns = when_ns && when_ns < now ? now - when_ns : 0;
 }
 
+/* The lock of a collector is held while one rank's counters are copied. */
+static void rank_stats(struct cox_executor *executor, uint32_t rank,
+                       struct cox_rank_status *ret_status)
+{
+    struct cox_rank_stats stats = {0};
+    for (int c = COX_TWO_WAY_COUNT - 1; c >= 0; c--) { /* execute, which has times, is the last */
+        struct cox_collector *collector = &executor->collectors[c];
+        pthread_mutex_lock(&collector->lock);
+        stats = collector->rank_stats[rank];
+        pthread_mutex_unlock(&collector->lock);
+        ret_status->errors += stats.errors;
+        ret_status->stale_replies += stats.stale_replies;
+        ret_status->late_replies += stats.late_replies;
+    }
+    cox_latency_read(&stats.execute, &ret_status->execute);
+    ret_status->group_ns = stats.group_ns;
+    ret_status->group_wait_ns = stats.group_wait_ns;
+}
+
 static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t now,
                         struct cox_rank_status *ret_status)
 {
@@ -100,6 +119,7 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         cox_peer_resident(ret_status->serving_pid, &ret_status->resident_bytes);
     }
     rank_troubles(executor, rank, now, ret_status);
+    rank_stats(executor, rank, ret_status);
     if (ret_status->liveness == COX_LIVENESS_LEFT)
         snprintf(ret_status->death, sizeof ret_status->death,
                  "rank %" PRIu32 " (pid %jd) left the group, its process lives", rank,

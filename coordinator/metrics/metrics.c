@@ -6,12 +6,17 @@
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>
+#include <jansson.h>
+#include <string.h>
 
 typedef CoxswainControl__StatusReply status_reply;
 typedef CoxswainControl__ChannelStatus channel_status;
 typedef CoxswainControl__RankStatus rank_status;
 
 #define NS_PER_SECOND 1e9
+#define LABELS_SIZE 128
+/* Bytes of a text in a label, at most. */
+#define NOTE_SIZE 256
 
 /* ---- samples ---- */
 
@@ -83,6 +88,7 @@ static void write_group(FILE *file, const status_reply *status)
     X(completed, "completions_total", "counter", "Requests that have ended.")                      \
     X(failed, "failures_total", "counter", "Requests that have ended with an error.")              \
     X(timeouts, "timeouts_total", "counter", "Requests whose deadline passed.")                    \
+    X(divergences, "divergences_total", "counter", "Steps whose ranks disagreed.")                 \
     X(late_replies, "late_replies_total", "counter", "Replies to requests that had ended.")        \
     X(in_flight, "in_flight", "gauge", "Requests that have not ended.")                            \
     X(n_late_ranks, "late_ranks", "gauge", "Ranks that owe replies to requests that have ended.")  \
@@ -110,26 +116,17 @@ static void write_channels(FILE *file, const status_reply *status)
 #undef WRITE
 }
 
-static void write_phase(FILE *file, const char *channel, const CoxswainControl__PhaseStatus *phase)
+/* The samples of a histogram. labels: without the braces, as `label` writes them. */
+static void write_histogram(FILE *file, const char *name, const char *labels,
+                            const CoxswainControl__PhaseStatus *times)
 {
-    for (size_t i = 0; i <= phase->n_below; i++) {
-        fputs("coxswain_phase_seconds_bucket", file);
-        label(file, "{", "channel", channel);
-        label(file, ",", "phase", phase->name);
-        if (i < phase->n_below)
-            fprintf(file, ",le=\"%.9g\"} %" PRIu64 "\n",
-                    (double)COX_PHASE_BOUND_NS(i) / NS_PER_SECOND, phase->below[i]);
-        else
-            fprintf(file, ",le=\"+Inf\"} %" PRIu64 "\n", phase->count);
-    }
-    fputs("coxswain_phase_seconds_sum", file);
-    label(file, "{", "channel", channel);
-    label(file, ",", "phase", phase->name);
-    fprintf(file, "} %.9g\n", (double)phase->sum_ns / NS_PER_SECOND);
-    fputs("coxswain_phase_seconds_count", file);
-    label(file, "{", "channel", channel);
-    label(file, ",", "phase", phase->name);
-    fprintf(file, "} %" PRIu64 "\n", phase->count);
+    for (size_t i = 0; i < times->n_below; i++)
+        fprintf(file, "coxswain_%s_bucket{%s,le=\"%.9g\"} %" PRIu64 "\n", name, labels,
+                (double)COX_PHASE_BOUND_NS(i) / NS_PER_SECOND, times->below[i]);
+    fprintf(file, "coxswain_%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", name, labels, times->count);
+    fprintf(file, "coxswain_%s_sum{%s} %.9g\n", name, labels,
+            (double)times->sum_ns / NS_PER_SECOND);
+    fprintf(file, "coxswain_%s_count{%s} %" PRIu64 "\n", name, labels, times->count);
 }
 
 static void write_phases(FILE *file, const status_reply *status)
@@ -138,9 +135,15 @@ static void write_phases(FILE *file, const status_reply *status)
           "Time of a request: queue, until it is published; ranks, until the last reply is there; "
           "handler, until the host is done with it; total.");
     for (size_t i = 0; i < status->n_channels; i++)
-        for (size_t k = 0; k < status->channels[i]->n_phases; k++)
-            if (status->channels[i]->phases[k]->count)
-                write_phase(file, status->channels[i]->name, status->channels[i]->phases[k]);
+        for (size_t k = 0; k < status->channels[i]->n_phases; k++) {
+            const CoxswainControl__PhaseStatus *phase = status->channels[i]->phases[k];
+            char labels[LABELS_SIZE];
+            /* Names of this program, which need no escape. */
+            snprintf(labels, sizeof labels, "channel=\"%s\",phase=\"%s\"",
+                     status->channels[i]->name, phase->name);
+            if (phase->count)
+                write_histogram(file, "phase_seconds", labels, phase);
+        }
 }
 
 /* ---- ranks ---- */
@@ -155,7 +158,16 @@ static void write_phases(FILE *file, const status_reply *status)
     X((double)rank->cpu_ns / NS_PER_SECOND, "rank_cpu_seconds_total", "counter",                   \
       "Processor time of its process.")                                                            \
     X(rank->resident_bytes, "rank_resident_bytes", "gauge",                                        \
-      "Memory of its process that is resident, shared pages included.")
+      "Memory of its process that is resident, shared pages included.")                            \
+    X(rank->errors, "rank_errors_total", "counter", "Replies that were errors or invalid.")        \
+    X(rank->stale_replies, "rank_stale_replies_total", "counter",                                  \
+      "Of these, refusals of a step that builds on another one than the rank.")                    \
+    X(rank->late_replies, "rank_late_replies_total", "counter",                                    \
+      "Replies to requests that had ended.")                                                       \
+    X((double)rank->group_ns / NS_PER_SECOND, "rank_group_seconds_total", "counter",               \
+      "Time in steps that it spent with other ranks.")                                             \
+    X((double)rank->group_wait_ns / NS_PER_SECOND, "rank_group_wait_seconds_total", "counter",     \
+      "Of this, time that it waited for them.")
 
 static void write_rank_channels(FILE *file, const status_reply *status)
 {
@@ -196,6 +208,14 @@ static void write_ranks(FILE *file, const status_reply *status)
     RANK_METRICS(WRITE)
 #undef WRITE
     write_rank_channels(file, status);
+    begin(file, "rank_execute_seconds", "histogram",
+          "Time of a step in the rank, as it reports it; of opaque requests there is none.");
+    for (size_t i = 0; i < status->n_ranks; i++) {
+        char labels[LABELS_SIZE];
+        snprintf(labels, sizeof labels, "rank=\"%" PRIu32 "\"", status->ranks[i]->rank);
+        if (status->ranks[i]->execute)
+            write_histogram(file, "rank_execute_seconds", labels, status->ranks[i]->execute);
+    }
 }
 
 /* ---- the rest ---- */
@@ -267,6 +287,48 @@ static void write_limits(FILE *file, const status_reply *status)
     }
 }
 
+/* What the program says of itself (cox_server_set_note): numbers of a JSON object, and texts. */
+static void write_note_values(FILE *file, const json_t *object, const char *prefix, bool numbers)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    {
+        char path[NOTE_SIZE];
+        snprintf(path, sizeof path, "%s%s%s", prefix, prefix[0] ? "." : "", key);
+        cox_text_trim(path);
+        if (json_is_object(value) && prefix[0] == '\0') {
+            write_note_values(file, value, path, numbers);
+        } else if (numbers && json_is_number(value)) {
+            fputs("coxswain_note", file);
+            label(file, "{", "key", path);
+            fprintf(file, "} %.17g\n", json_number_value(value));
+        } else if (!numbers && json_is_string(value)) {
+            char text[NOTE_SIZE];
+            snprintf(text, sizeof text, "%s", json_string_value(value));
+            cox_text_trim(text);
+            fputs("coxswain_note_info", file);
+            label(file, "{", "key", path);
+            label(file, ",", "value", text);
+            fputs("} 1\n", file);
+        }
+    }
+}
+
+static void write_note(FILE *file, const char *note)
+{
+    json_t *object = json_loads(note, 0, NULL);
+    if (!json_is_object(object)) {
+        json_decref(object);
+        object = json_pack("{s:s}", "note", note); /* NULL: no UTF-8 */
+    }
+    begin(file, "note", "gauge", "Numbers that the group's program tells, by their names.");
+    write_note_values(file, object, "", true);
+    begin(file, "note_info", "gauge", "1: texts that it tells.");
+    write_note_values(file, object, "", false);
+    json_decref(object);
+}
+
 void cox_metrics_write(FILE *file, const status_reply *status)
 {
     write_group(file, status);
@@ -283,6 +345,8 @@ void cox_metrics_write(FILE *file, const status_reply *status)
         whole(file, "weights_version", "gauge", status->weights->version,
               "The version of the weights that ranks compute with.");
     write_limits(file, status);
+    if (status->note)
+        write_note(file, status->note);
 }
 
 bool cox_metrics_ready(const status_reply *status, char reason[COX_HEALTH_SIZE])

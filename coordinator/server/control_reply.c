@@ -20,6 +20,25 @@ typedef CoxswainControl__ServingStatus serving_message;
 /* Sets a field and its has_ beside it. */
 #define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
 
+static int phase_fill(phase_message *message, const char *name, const struct cox_phase_stats *stats,
+                      struct cox_arena *arena)
+{
+    coxswain_control__phase_status__init(message);
+    message->name = (char *)(uintptr_t)name;
+    SET(message, count, stats->count);
+    if (stats->count == 0)
+        return 0;
+    SET(message, p50_ns, stats->p50_ns);
+    SET(message, p99_ns, stats->p99_ns);
+    SET(message, sum_ns, stats->sum_ns);
+    message->n_below = COX_PHASE_BOUND_COUNT;
+    message->below = cox_arena_alloc(arena, sizeof stats->below);
+    if (!message->below)
+        return -ENOMEM;
+    memcpy(message->below, stats->below, sizeof stats->below);
+    return 0;
+}
+
 static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank_status *status,
                      struct cox_arena *arena)
 {
@@ -48,6 +67,16 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
         message->last_error = cox_arena_strdup(arena, status->last_error);
         SET(message, last_error_age_ns, status->last_error_age_ns);
     }
+    SET(message, errors, status->errors);
+    SET(message, stale_replies, status->stale_replies);
+    SET(message, late_replies, status->late_replies);
+    if (status->execute.count) {
+        SET(message, group_ns, status->group_ns);
+        SET(message, group_wait_ns, status->group_wait_ns);
+        message->execute = cox_arena_alloc(arena, sizeof *message->execute);
+        if (!message->execute || phase_fill(message->execute, "execute", &status->execute, arena))
+            return -ENOMEM;
+    }
     message->n_channels = COX_TWO_WAY_COUNT;
     message->channels = cox_arena_alloc(arena, COX_TWO_WAY_COUNT * sizeof *message->channels);
     rank_channel_message *channels = cox_arena_alloc(arena, COX_TWO_WAY_COUNT * sizeof *channels);
@@ -73,25 +102,12 @@ static int phases_fill(channel_message *message, const struct cox_channel_stats 
     message->n_phases = COX_PHASE_COUNT;
     message->phases = cox_arena_alloc(arena, COX_PHASE_COUNT * sizeof *message->phases);
     phase_message *phases = cox_arena_alloc(arena, COX_PHASE_COUNT * sizeof *phases);
-    if (!message->phases || !phases)
-        return -ENOMEM;
-    for (uint32_t phase = 0; phase < COX_PHASE_COUNT; phase++) {
-        coxswain_control__phase_status__init(&phases[phase]);
+    int r = message->phases && phases ? 0 : -ENOMEM;
+    for (uint32_t phase = 0; r == 0 && phase < COX_PHASE_COUNT; phase++) {
         message->phases[phase] = &phases[phase];
-        phases[phase].name = (char *)(uintptr_t)cox_phase_name(phase);
-        SET(&phases[phase], count, stats->phases[phase].count);
-        if (stats->phases[phase].count == 0)
-            continue;
-        SET(&phases[phase], p50_ns, stats->phases[phase].p50_ns);
-        SET(&phases[phase], p99_ns, stats->phases[phase].p99_ns);
-        SET(&phases[phase], sum_ns, stats->phases[phase].sum_ns);
-        phases[phase].n_below = COX_PHASE_BOUND_COUNT;
-        phases[phase].below = cox_arena_alloc(arena, sizeof stats->phases[phase].below);
-        if (!phases[phase].below)
-            return -ENOMEM;
-        memcpy(phases[phase].below, stats->phases[phase].below, sizeof stats->phases[phase].below);
+        r = phase_fill(&phases[phase], cox_phase_name(phase), &stats->phases[phase], arena);
     }
-    return 0;
+    return r;
 }
 
 static int channel_fill(channel_message *message, int id, const struct cox_executor_status *status,
@@ -108,6 +124,7 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     SET(message, failed, stats->failed);
     SET(message, timeouts, stats->timeouts);
     SET(message, late_replies, stats->late_replies);
+    SET(message, divergences, stats->divergences);
     SET(message, rewakes, stats->rewakes);
     SET(message, wakeups, stats->wakeups);
     SET(message, spins, stats->spins);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "channel/base/fault.h"
 #include "channel/handle/handle.h"
@@ -649,6 +650,21 @@ static int engine_begin(struct cox_engine *engine, const struct cox_batch *batch
     return cox_tensor_gather_begin(engine->gather, epoch, cox_deadline_after_ms(WAIT_MS), err);
 }
 
+#if COX_TESTING
+/* Changes a block of this rank's memory behind its back, once a test has made the file. */
+static void engine_bend(const struct cox_engine *engine, const struct cox_batch *batch)
+{
+    const char *prefix = getenv("COXSWAIN_TEST_BEND");
+    char path[4096];
+    if (!prefix || !batch->row_count)
+        return;
+    snprintf(path, sizeof path, "%s%" PRIu32, prefix, cox_worker_rank(engine->worker));
+    const struct cox_block_table *table = &batch->rows[0].tables[0];
+    if (unlink(path) == 0)
+        ((int32_t *)(uintptr_t)table->blocks)[table->count - 1] ^= 1;
+}
+#endif
+
 static int engine_execute(void *context, const struct cox_batch *batch,
                           struct cox_batch_output *outputs, struct cox_error *err)
 {
@@ -668,6 +684,10 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     if (r == 0)
         r = cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
     engine->batch = NULL;
+#if COX_TESTING
+    if (r == 0)
+        engine_bend(engine, batch);
+#endif
     if (r == 0 && engine->gather) {
         const struct cox_tensor_gather_times *times = cox_tensor_gather_times(engine->gather);
         cox_worker_tell_group_time(engine->worker, times->total_ns, times->wait_ns);

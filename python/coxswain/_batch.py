@@ -7,10 +7,12 @@ from typing import Any
 from collections.abc import Sequence
 
 from . import _native
-from ._errors import StateError, text_of
+from ._errors import Invalid, StateError, text_of
 
 ffi, lib = _native.ffi, _native.lib
 
+# In the order of enum cox_digest.
+DIGESTS = ("sequences", "positions", "blocks", "tokens")
 FORWARD_TYPES = ("prefill", "decode", "extend", "mixed", "clear", "dummy")
 
 
@@ -31,6 +33,7 @@ class Batch:
         self._memory = memory if size <= len(memory) else bytearray(2 * size)
         lib.coxpy_batch_fill(native, self._columns, ffi.from_buffer(self._memory))
         self._views: dict[str, memoryview] = {}
+        self._digests: dict[int, int] = {}
 
     def _view(
         self, name: str, column: int, format_: str, count: int, shape: Sequence[int] | None = None
@@ -62,6 +65,22 @@ class Batch:
         """ "prefill", "decode", "extend", "mixed", "clear", or "dummy": no rows, the ranks compute
         together nevertheless."""
         return FORWARD_TYPES[self._step().forward_type]
+
+    def set_digest(self, name: str, value: int) -> None:
+        """Sets what the ranks are compared by, in place of what the package computes of the batch
+        itself: for ranks that know better what they must agree on.
+
+        name: "sequences", "positions", "blocks" or "tokens".
+        value: 64 bits, of this step alone; 0: this rank is not compared in it.
+
+        Ranks that differ fail the step with `Diverged`.
+        """
+        self._step()
+        if name not in DIGESTS:
+            raise Invalid(f"a digest is one of {', '.join(DIGESTS)}, not {name!r}")
+        if not 0 <= value < 1 << 64:
+            raise Invalid(f"a digest is a number of 64 bits, not {value}")
+        self._digests[DIGESTS.index(name)] = value
 
     @property
     def row_count(self) -> int:

@@ -72,6 +72,7 @@ class ChannelStatus:
     completed: int
     failed: int
     timeouts: int
+    divergences: int
     late_replies: int
     rewakes: int
     wakeups: int
@@ -155,6 +156,7 @@ def _channel(name: str, id_: int, status: Any, rank_count: int) -> ChannelStatus
         completed=stats.completed,
         failed=stats.failed,
         timeouts=stats.timeouts,
+        divergences=stats.divergences,
         late_replies=stats.late_replies,
         rewakes=stats.rewakes,
         wakeups=stats.wakeups,

@@ -47,6 +47,11 @@ class Spares:
     def __str__(self) -> str:
         return self.kind if self.kind == "none" else f"{self.kind}, {self._state}"
 
+    @property
+    def ready(self) -> bool:
+        """A set waits for an incident."""
+        return self._state == "waiting"
+
     def fill(self) -> None:
         """Begins to start a set, unless there is one."""
         with self._lock:

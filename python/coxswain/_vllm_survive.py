@@ -306,6 +306,8 @@ class Survivor:
         #: incidents so far; one lasts until the requests go on, however many ranks it costs
         self.count = 0
         self.incident: Incident | None = None
+        #: seconds, of all incidents before the present one
+        self._earlier_pauses = 0.0
         #: how often it has replaced the ranks so far; 0: all is well
         self._attempts = 0
 
@@ -408,6 +410,8 @@ class Survivor:
         if not self._attempts:
             self._times.append(now)
             self.count += 1
+            if self.incident:
+                self._earlier_pauses += self.incident.pause
             self.incident = Incident(str(cause))
             self.incident.parts["detect"] = now - seen
         self._attempts += 1
@@ -441,8 +445,9 @@ class Survivor:
 
     def note(self) -> dict[str, Any]:
         """For `coxswain status`."""
-        found: dict[str, Any] = {"incidents": self.count}
+        found: dict[str, Any] = {"incidents": self.count, "pauses_s": 0.0}
         if self.incident:
+            found["pauses_s"] = round(self._earlier_pauses + self.incident.pause, 3)
             found["last_incident"] = self.incident.cause.split("\n")[0][:500]
             found["pause_s"] = round(self.incident.pause, 3)
             found["pause_parts_s"] = {

@@ -685,6 +685,8 @@ class Worker:
                 ffi.NULL if logprobs is None else _column("logprobs", logprobs, "float", rows)
             )
             reply = tokens = logprobs = None
+            for which, value in batch._digests.items():
+                lib.cox_worker_set_digest(self._lib(), which, value)
             kept = batch._end()
             if kept:
                 raise StateError(f"a view of {kept} is kept; copy what outlives the step")

@@ -708,7 +708,11 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         """Has `coxswain status` show incidents and spares."""
         if self._survivor is None:
             return
-        note = {"spares": str(self._spares), **self._survivor.note()}
+        note = {
+            "spares": str(self._spares),
+            "spares_ready": int(self._spares.ready),
+            **self._survivor.note(),
+        }
         try:
             self._ranks.group.note = json.dumps(note)
         except Error:

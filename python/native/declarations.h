@@ -166,6 +166,7 @@ struct cox_channel_stats {
     uint64_t completed;
     uint64_t failed;
     uint64_t timeouts;
+    uint64_t divergences;
     uint64_t late_replies;
     uint64_t rewakes;
     uint64_t wakeups;
@@ -253,6 +254,7 @@ int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int cod
                            struct cox_error *err);
 int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence, const int32_t *tokens,
                           const float *logprobs, uint32_t count, struct cox_error *err);
+void cox_worker_set_digest(struct cox_worker *worker, int which, uint64_t value);
 bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence);
 void cox_worker_wake(struct cox_worker *worker, int channel);
 void cox_worker_stop(struct cox_worker *worker);

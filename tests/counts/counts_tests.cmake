@@ -5,7 +5,7 @@ if(NOT COX_SANITIZE AND NOT COX_FUZZ)
         channel/base/base.c channel/shm/geometry.c channel/base/semaphore.c channel/shm/gate.c channel/shm/request.c channel/shm/reply.c
         proto/wire.c proto/step_wire.c proto/operation.c
         worker/loop/worker.c worker/loop/take.c worker/loop/take_reply.c worker/loop/lending.c worker/loop/serve_init.c worker/loop/serve.c worker/loop/reply_message.c worker/loop/out_of_line.c worker/loop/pause.c worker/sequences/table.c worker/sequences/sequence_store.c worker/sequences/column_parser.c
-        worker/sequences/batch_builder.c
+        worker/sequences/batch_builder.c worker/sequences/step_digest.c
         coordinator/executor/submit.c coordinator/collector/collect.c coordinator/collector/gather.c coordinator/collector/gathering.c coordinator/collector/request_buffers.c coordinator/collector/stats.c
         coordinator/collector/report.c coordinator/process/supervise.c coordinator/process/child.c coordinator/executor/recover.c)
     list(TRANSFORM hot_sources PREPEND ${PROJECT_SOURCE_DIR}/)

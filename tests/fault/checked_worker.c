@@ -11,6 +11,7 @@
 #include "channel/base/hash.h"
 #include "channel/shm/state.h"
 #include "meddler.h"
+#include "tests/lib/token_hash.h"
 #include "worker/loop/worker.h"
 
 struct checked {
@@ -131,7 +132,7 @@ static int on_execute(void *context, const struct cox_batch *batch,
     (void)context, (void)err;
     for (uint32_t i = 0; i < batch->row_count; i++)
         if (batch->rows[i].emit)
-            outputs[i].token = (int32_t)(cox_wire_token_digest(batch->rows[i].tokens,
+            outputs[i].token = (int32_t)(test_token_hash(batch->rows[i].tokens,
                                                                batch->rows[i].position +
                                                                    batch->rows[i].token_count) %
                                          1000);

@@ -467,8 +467,10 @@ static void responses(void)
     step.n_tokens = step.n_logprobs = 3;
     step.tokens = tokens;
     step.logprobs = logprobs;
-    step.has_digest = step.has_base_sequence = 1;
-    step.digest = cox_wire_token_digest(tokens, 3);
+    uint64_t digests[] = {7, UINT64_C(0x123456789abcdef0), 1, UINT64_MAX, 0};
+    step.has_base_sequence = 1;
+    step.n_digests = sizeof digests / sizeof digests[0];
+    step.digests = digests;
     step.base_sequence = 9;
     model.step = &step;
     response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;

@@ -1,5 +1,6 @@
 #include "script.h"
 #include "script_take.h"
+#include "token_hash.h"
 
 #include "channel/base/hash.h"
 #include "channel/shm/control.h"
@@ -39,6 +40,7 @@ enum step_trick {
     STEP_YIELD,
     STEP_SPIN,
     STEP_READ,
+    STEP_DIGEST,
     STEP_TRICK_COUNT
 };
 
@@ -64,6 +66,7 @@ struct script {
     uint64_t step_at[STEP_TRICK_COUNT];
     char step_path[PATH_SIZE];
     struct text batch;
+    uintptr_t rows_at, blocks_at;
     /* Kept, and grown: a callback that is left in the middle of a command frees nothing, and seldom
      * allocates. */
     char *words, *part;
@@ -263,10 +266,10 @@ static int command_faults(const struct command *c, const char *rest)
 static int command_step(const struct command *c, const char *rest)
 {
     static const char *const tricks[STEP_TRICK_COUNT] = {"fail",  "diverge", "block", "abort",
-                                                         "yield", "spin",    "read"};
+                                                         "yield", "spin",    "read",  "digest"};
     char trick[16] = "", path[PATH_SIZE] = "";
     uint64_t k = 0;
-    sscanf(rest, "%15s %" SCNu64 " %255s", trick, &k, path);
+    sscanf(rest, "%15s %" SCNu64 " %255[^\n]", trick, &k, path);
     for (int i = 0; i < STEP_TRICK_COUNT; i++) {
         if (strcmp(trick, tricks[i]) != 0)
             continue;
@@ -309,6 +312,11 @@ static int command_tell(const struct command *c, const char *rest)
     struct script *script = c->script;
     if (strcmp(rest, "batch") == 0)
         return reply(c, script->batch.bytes, script->batch.used);
+    if (strcmp(rest, "at") == 0) {
+        char text[64];
+        snprintf(text, sizeof text, "%" PRIxPTR " %" PRIxPTR, script->rows_at, script->blocks_at);
+        return reply_text(c, text);
+    }
     const struct text *text = strcmp(rest, "links") == 0   ? &script->links
                               : strcmp(rest, "pulls") == 0 ? &script->pulls
                                                            : &script->log;
@@ -628,12 +636,15 @@ static int on_execute(void *context, const struct cox_batch *batch,
     struct script *script = context;
     uint64_t step = ++script->step_count;
     tell_batch(&script->batch, batch);
+    if (batch->row_count) {
+        script->rows_at = (uintptr_t)batch->rows;
+        script->blocks_at = (uintptr_t)batch->rows[0].tables[0].blocks;
+    }
     for (uint32_t r = 0; r < batch->row_count; r++) {
         const struct cox_batch_row *row = &batch->rows[r];
         outputs[r].token =
             row->emit
-                ? (int32_t)(cox_wire_token_digest(row->tokens, row->position + row->token_count) %
-                            50000)
+                ? (int32_t)(test_token_hash(row->tokens, row->position + row->token_count) % 50000)
                 : -1;
         outputs[r].logprob = -(float)r;
     }
@@ -659,6 +670,9 @@ static int on_execute(void *context, const struct cox_batch *batch,
         return cox_fail(err, 55, "step %" PRIu64 " fails as told", step);
     if (step == script->step_at[STEP_DIVERGE] && batch->row_count)
         outputs[0].token++;
+    if (step == script->step_at[STEP_DIGEST])
+        cox_worker_set_digest(script->worker, (enum cox_digest)(script->step_path[0] - '0'),
+                              strtoull(script->step_path + 2, NULL, 10));
     return 0;
 }
 

@@ -29,6 +29,9 @@
  *                       what to do at a recovery command
  *   tell batch|log|links|pulls
  *                       what was seen so far
+ *   tell at             two addresses in the rank's memory: the first row of the last step, and
+ *                       that row's first block table
+ *   step digest K [W V] in the K-th step from now on: sets digest W to V
  *   lose PATH TEXT      reads a named pipe to its end, and fails
  *   drop PATH           opens that pipe for writing, and is killed
  *                       (at init the key `block` names a pipe to read a byte from, `yield` the rank

@@ -4,6 +4,7 @@
 #define COX_TESTS_MULTI_ASYNC_MODEL_H
 
 #include "proto/wire.h"
+#include "tests/lib/token_hash.h"
 
 #define ASYNC_BLOCK_SIZE 4
 #define ASYNC_BLOCK_COUNT 256
@@ -13,7 +14,7 @@
 
 static inline int32_t async_model(const int32_t *tokens, uint32_t count)
 {
-    return (int32_t)(cox_wire_token_digest(tokens, count) % 30); /* 0 is ASYNC_STOP */
+    return (int32_t)(test_token_hash(tokens, count) % 30); /* 0 is ASYNC_STOP */
 }
 
 #endif

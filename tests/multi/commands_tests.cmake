@@ -20,6 +20,14 @@ cox_command_test(NAME multi/trace LABEL multi TIER nightly TIMEOUT 300 PROCESSOR
 cox_command_test(NAME multi/metrics LABEL multi TIER quick TIMEOUT 120 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/metrics_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
+cox_command_test(NAME multi/scrapes LABEL multi TIER nightly TIMEOUT 600 PROCESSORS 2
+    ENVIRONMENT "COX_SCRAPE_SECONDS=180"
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/metrics_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR} test_m18_a_scrape_every_10_ms)
+# On terminals of tmux, and with 128 ranks: too long for all.
+cox_command_test(NAME multi/top LABEL multi TIER nightly TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/top_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/server LABEL multi TIER quick TIMEOUT 120 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/server_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})

@@ -16,10 +16,21 @@ set(executor_tests attach collect completion counters executor faults flight gro
 foreach(name IN LISTS executor_tests)
     cox_executor_tier(tier ${name} QUICK attach collect completion counters executor faults flight lateness
         operations replay restart session step take threads worker wrapper)
-    cox_multi_test(NAME ${name} TIER ${tier} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
-        LIBS coxswain_testlib TIMEOUT 120)
+    set(sources ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c)
+    if(name STREQUAL step)
+        list(APPEND sources ${CMAKE_CURRENT_LIST_DIR}/chats.c)
+    endif()
+    cox_multi_test(NAME ${name} TIER ${tier} SOURCES ${sources} LIBS coxswain_testlib TIMEOUT 120)
     add_dependencies(test_multi_${name} scripted_worker)
 endforeach()
+
+# Not with ranks as threads: it writes into the memory of other processes.
+cox_multi_test(NAME digest TIER all
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/digest_test.c ${CMAKE_CURRENT_LIST_DIR}/chats.c
+    LIBS coxswain_testlib TIMEOUT 120)
+add_dependencies(test_multi_digest scripted_worker)
+cox_command_test(NAME sealed/digest LABEL sealed TIER all TIMEOUT 120 PROCESSORS 2
+    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed" COMMAND test_multi_digest)
 
 cox_multi_test(NAME soak TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
     LIBS coxswain_testlib TIMEOUT 120 ARGS 100000)
@@ -29,8 +40,11 @@ add_dependencies(test_multi_soak scripted_worker)
 # is about processes.
 foreach(name attach collect counters executor flight group lateness operations pause step take threads)
     cox_executor_tier(tier ${name} QUICK attach collect counters flight step take NIGHTLY group)
-    cox_thread_test(NAME ${name} TIER ${tier} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
-        TIMEOUT 240)
+    set(sources ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c)
+    if(name STREQUAL step)
+        list(APPEND sources ${CMAKE_CURRENT_LIST_DIR}/chats.c)
+    endif()
+    cox_thread_test(NAME ${name} TIER ${tier} SOURCES ${sources} TIMEOUT 240)
 endforeach()
 cox_thread_test(NAME soak TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
     TIMEOUT 240 ARGS 10000)

@@ -8,6 +8,7 @@
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "ranks.h"
+#include "tests/lib/token_hash.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -224,7 +225,7 @@ static int32_t next_token(const struct chat *chat)
     if (chat->reference)
         return chat->reference[chat->count];
     /* What scripted workers reply. */
-    return (int32_t)(cox_wire_token_digest(chat->tokens, chat->count) % 50000);
+    return (int32_t)(test_token_hash(chat->tokens, chat->count) % 50000);
 }
 
 /* One token more, or *ret_status, and the next one announces everything. False: a wrong token. */

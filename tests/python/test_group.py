@@ -374,6 +374,15 @@ def test_status_shows_a_note(coxswain_command):
         group.note = json.dumps(note)
         assert json.loads(said("--json"))["note"] == note
         assert b'\nincidents: 2\nspare: ?\npause: {"load": 0.5}\n' in said()
+        # Prometheus has its numbers, and its texts as labels.
+        command[1] = "metrics"
+        lines = said().splitlines()
+        assert b'coxswain_note{key="incidents"} 2' in lines
+        assert b'coxswain_note{key="pause.load"} 0.5' in lines
+        assert any(line.startswith(b'coxswain_note_info{key="spare",value="') for line in lines)
+        group.note = "all is\nwell"
+        assert b'coxswain_note_info{key="note",value="all is\\nwell"} 1' in said().splitlines()
+        command[1] = "status"
         with pytest.raises(coxswain.TooLarge):
             group.note = 4096 * "x"
         group.note = ""

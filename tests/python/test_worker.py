@@ -185,6 +185,26 @@ def test_a_step_that_fails_says_why(coxswain_command, script, reply, text):
     assert text in errors and "rank 0" in errors
 
 
+@pytest.mark.parametrize(
+    "digest, text",
+    [
+        ("'positions', 7", None),
+        ("'positions', 7 * worker.rank", None),  # rank 0 is not compared
+        ("'positions', 7 + worker.rank", "they differ in positions: rank 0 has "),
+        ("'tokens', 1 + worker.rank", "they differ in sampled tokens: rank 0 has "),
+        ("'colour', 7", "Invalid: a digest is one of sequences, positions, blocks, tokens, not "),
+        ("'blocks', -1", "Invalid: a digest is a number of 64 bits, not -1"),
+    ],
+)
+def test_ranks_are_compared_by_digests_of_their_own(coxswain_command, script, digest, text):
+    worker = script(f"batch.set_digest({digest})\n        {PLAIN.strip()}")
+    replies, errors = generate(coxswain_command, worker, "-n", "2", status=3 if text else 0)
+    if text:
+        assert text in errors
+    else:
+        assert [reply["tokens"] for reply in replies] == [expected("3 4 5"), expected("6")]
+
+
 def test_an_init_that_fails_says_why(coxswain_command, tmp_path):
     path = tmp_path / "worker"
     path.write_text(

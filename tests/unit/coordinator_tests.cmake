@@ -20,9 +20,13 @@ cox_unit_test(NAME legacy_bridge TIER quick
     LIBS coxswain_coordinator)
 cox_unit_test(NAME recorder TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/recorder_test.c
     LIBS coxswain_coordinator)
-foreach(name latency last_errors gathering rank)
+foreach(name latency last_errors gathering rank divergence)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)
 endforeach()
 cox_unit_test(NAME log_line TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/log_line_test.c
     LIBS coxswain_commands)
+cox_unit_test(NAME top_table TIER quick
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/top_table_test.c ${PROJECT_SOURCE_DIR}/coordinator/command/top_table.c
+            ${PROJECT_SOURCE_DIR}/coordinator/command/units.c
+    LIBS coxswain_coordinator)

@@ -2,6 +2,7 @@
 
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
+#include "tests/lib/token_hash.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 int32_t model(const int32_t *tokens, uint32_t count)
 {
-    uint64_t digest = cox_wire_token_digest(tokens, count);
+    uint64_t digest = test_token_hash(tokens, count);
     return (int32_t)(digest % 40); /* 0 is STOP */
 }
 

@@ -22,6 +22,8 @@ typedef Coxswain__ExecuteResponse Response;
 #define FRAME_SIZE (256u << 10)
 #define RANDOM_COUNT 4000
 #define CAP ((size_t)4 << 20)
+/* of a step's result: what is packed by hand */
+#define DIGEST_COUNT 5
 
 static uint8_t expected[FRAME_SIZE], frame[FRAME_SIZE];
 
@@ -61,6 +63,7 @@ struct response_parts {
     Coxswain__StepResult result;
     int32_t tokens[ROW_COUNT_MAX];
     float logprobs[ROW_COUNT_MAX];
+    uint64_t digests[DIGEST_COUNT];
 };
 
 static void request_init(struct request_parts *p)
@@ -152,8 +155,10 @@ static void response_fill(struct response_parts *p)
     p->result.logprobs = p->logprobs;
     for (size_t i = 0; i < p->result.n_logprobs; i++)
         p->logprobs[i] = -(float)random_below(10000) / 256;
-    p->result.has_digest = random_below(8) != 0;
-    p->result.digest = random_number(64);
+    p->result.n_digests = random_below(8) ? DIGEST_COUNT : 0;
+    p->result.digests = p->digests;
+    for (size_t i = 0; i < p->result.n_digests; i++)
+        p->digests[i] = random_number(64);
     p->result.has_base_sequence = random_below(2) != 0;
     p->result.base_sequence = random_number(64);
 }
@@ -341,7 +346,18 @@ static void no_field_is_lost(void **state)
     /* msg_type, rank, status; model_execute_time, step and the group's two; everything */
     assert_int_equal(each_field(&a.response.base, &a.response.base, sizeof a.response, *state), 3);
     assert_int_equal(each_field(&a.response.base, &a.model.base, sizeof a.model, *state), 4);
-    assert_int_equal(each_field(&a.response.base, &a.result.base, sizeof a.result, *state), 4);
+    /* one digest is none of theirs */
+    assert_int_equal(each_field(&a.response.base, &a.result.base, sizeof a.result, *state), 3);
+    uint8_t bytes[256];
+    for (a.result.n_digests = 0; a.result.n_digests <= DIGEST_COUNT + 1; a.result.n_digests++) {
+        static uint64_t digests[DIGEST_COUNT + 1] = {1, UINT64_MAX, 0, 3, UINT64_C(1) << 63};
+        const bool by_hand = a.result.n_digests % DIGEST_COUNT == 0;
+        a.result.digests = digests;
+        assert_int_equal(check_pack(&a.response.base), by_hand);
+        assert_int_equal(check_unpack(a.response.base.descriptor, *state, bytes,
+                                      protobuf_c_message_pack(&a.response.base, bytes)),
+                         by_hand);
+    }
 }
 
 static void requests_without_a_step_are_left_alone(void **state)

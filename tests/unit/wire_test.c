@@ -1301,36 +1301,6 @@ static void int64_arrays(void **state)
     assert_int_equal(cox_wire_int64_get(bytes + 1, 2), 0x0807060504030201);
 }
 
-static void token_digest(void **state)
-{
-    (void)state;
-    int32_t tokens[9] = {0};
-    uint64_t seen[10];
-    for (size_t count = 0; count < LENGTH(seen); count++) {
-        seen[count] = cox_wire_token_digest(tokens, count);
-        for (size_t other = 0; other < count; other++)
-            assert_true(seen[count] != seen[other]);
-    }
-    /* Every bit of every token, alone and with the same bit of the token that follows or comes two
-     * later. */
-    for (size_t count = 1; count <= LENGTH(tokens); count++)
-        for (size_t i = 0; i < count; i++)
-            for (unsigned bit = 0; bit < 32; bit++)
-                for (size_t with = i; with < count && with < i + 3; with++) {
-                    tokens[i] ^= (int32_t)(UINT32_C(1) << bit);
-                    if (with > i)
-                        tokens[with] ^= (int32_t)(UINT32_C(1) << bit);
-                    assert_true(cox_wire_token_digest(tokens, count) != seen[count]);
-                    memset(tokens, 0, sizeof tokens);
-                }
-    assert_true(cox_wire_token_digest((const int32_t[]){1, 2}, 2) !=
-                cox_wire_token_digest((const int32_t[]){2, 1}, 2));
-    assert_true(cox_wire_token_digest((const int32_t[]){1, 2, 3, 4}, 4) !=
-                cox_wire_token_digest((const int32_t[]){3, 4, 1, 2}, 4));
-    assert_true(cox_wire_token_digest((const int32_t[]){-1}, 1) !=
-                cox_wire_token_digest((const int32_t[]){1}, 1));
-}
-
 static void type_names(void **state)
 {
     (void)state;
@@ -1406,7 +1376,6 @@ int main(void)
         cmocka_unit_test(arena_settles_at_one_block),
         with_arena(steady_state_allocates_nothing),
         cmocka_unit_test(int64_arrays),
-        cmocka_unit_test(token_digest),
         cmocka_unit_test(type_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -62,6 +62,25 @@ static bool step_fill_nested(struct cox_channel_thread *thread, const struct cox
     return true;
 }
 
+/* The same as columns. */
+static bool step_fill_columns(struct cox_channel_thread *thread, const struct cox_batch *batch,
+                              const struct cox_batch_output *outputs, Coxswain__StepResult *result)
+{
+    const uint32_t count = batch->row_count;
+    int32_t *tokens = cox_arena_alloc(&thread->arena, count * sizeof *tokens);
+    float *logprobs = cox_arena_alloc(&thread->arena, count * sizeof *logprobs);
+    if (!tokens || !logprobs)
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        tokens[i] = outputs[i].token;
+        logprobs[i] = outputs[i].logprob;
+    }
+    result->n_tokens = result->n_logprobs = count;
+    result->tokens = tokens;
+    result->logprobs = logprobs;
+    return true;
+}
+
 /* A reinit empties the sequence table, which only this thread may change. */
 static void thread_forget(struct cox_channel_thread *thread)
 {
@@ -77,6 +96,12 @@ void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns, ui
     worker->group_time_warned = true;
     worker->group_ns = group_ns;
     worker->group_wait_ns = wait_ns;
+}
+
+void cox_worker_set_digest(struct cox_worker *worker, enum cox_digest which, uint64_t value)
+{
+    COX_ASSERT((unsigned)which < COX_DIGEST_COUNT);
+    cox_table_set_digest(worker->table, which, value);
 }
 
 struct step_call {
@@ -146,23 +171,17 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
     cox_channel_thread_record_end(thread, step->request->sequence, step->request->type, r,
                                   thread->stamp_ns);
     body->model_execute_time = (float)((double)(thread->stamp_ns - step->begin_ns) / 1e6);
-    if (worker->group_time_warned && lowest) {
+    if (worker->group_time_warned) {
         body->has_group_ns = body->has_group_wait_ns = 1;
         body->group_ns = worker->group_ns;
         body->group_wait_ns = worker->group_wait_ns;
     }
     /* The view is invalid after commit: take what the reply needs first. */
-    const size_t count = step->batch->row_count;
-    int32_t *tokens = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *tokens);
-    float *logprobs = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *logprobs);
-    if (r == 0 &&
-        (!tokens || !logprobs ||
-         (!packed && lowest && !step_fill_nested(thread, step->batch, step->outputs, body))))
-        r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply of %zu rows", count);
-    for (size_t i = 0; r == 0 && i < count; i++) {
-        tokens[i] = step->outputs[i].token;
-        logprobs[i] = step->outputs[i].logprob;
-    }
+    if (r == 0 && lowest &&
+        !(packed ? step_fill_columns(thread, step->batch, step->outputs, result)
+                 : step_fill_nested(thread, step->batch, step->outputs, body)))
+        r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply of %" PRIu32 " rows",
+                     step->batch->row_count);
     if (r == 0)
         cox_table_commit(table);
     else
@@ -170,15 +189,10 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
     cox_state_set_base(thread->line, cox_table_base(table));
     if (r)
         return r;
-    result->has_digest = 1;
-    result->digest = cox_wire_token_digest(tokens, count);
     result->has_base_sequence = 1;
     result->base_sequence = cox_table_base(table);
-    if (lowest && packed) {
-        result->n_tokens = result->n_logprobs = count;
-        result->tokens = tokens;
-        result->logprobs = logprobs;
-    }
+    result->n_digests = COX_STEP_CHAIN_SIZE;
+    result->digests = (uint64_t *)cox_table_chain(table); /* only read */
     return 0;
 }
 

@@ -373,6 +373,15 @@ COX_PUBLIC int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uin
 COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns,
                                            uint64_t wait_ns);
 
+/* Replaces one of the digests of the present step, for a worker that knows better than the library
+ * what its ranks must agree on. The library computes all four itself: of the rows of the batch and
+ * the sampled tokens (none where every token of the rank is -1). It chains the value with those of
+ * the steps before, up to the last step with base 0. value: of this step alone; 0: the rank is not
+ * compared in it. If ranks differ, the coordinator ends the step with COX_DIVERGED.
+ * On the thread of an execute callback, or, with cox_worker_next, between a step and its reply. */
+COX_PUBLIC void cox_worker_set_digest(struct cox_worker *worker, enum cox_digest which,
+                                      uint64_t value);
+
 /* Between the two calls, options.leave_stuck does not make this thread leave its callback. A leave
  * that falls due meanwhile happens at the first SIGURG afterwards. A callback puts the calls around
  * code that must not be abandoned halfway: a held lock, an allocation, a file being written. They

@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
                   struct cox_table **ret_table)
@@ -92,6 +93,9 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
         return r;
     }
     table->pending = true;
+    table->chained = step && step->base_sequence != 0;
+    table->single = step && !step->n_row_token_count && table->builder.batch.table_count == 1;
+    table->own_digests = 0;
     *ret_batch = &table->builder.batch;
     *ret_outputs = table->builder.outputs;
     return 0;
@@ -105,10 +109,33 @@ void cox_table_weights(struct cox_table *table, uint64_t version,
     table->builder.batch.weights = candidate;
 }
 
+void cox_table_set_digest(struct cox_table *table, enum cox_digest which, uint64_t value)
+{
+    COX_ASSERT(table->pending);
+    table->own_digests |= UINT32_C(1) << which;
+    table->own_values[which] = value;
+}
+
+/* before: the chain up to the step before. */
+static void own_digests_take(struct cox_table *table, const uint64_t *before)
+{
+    for (uint32_t which = 0; which < COX_DIGEST_COUNT; which++) {
+        const uint64_t value = table->own_values[which], last = before[1 + which];
+        if (table->own_digests >> which & 1)
+            table->chain[1 + which] =
+                value ? cox_step_digest_mix(last ? last : COX_STEP_DIGEST_START, value) : 0;
+    }
+}
+
 void cox_table_commit(struct cox_table *table)
 {
     COX_ASSERT(table->pending);
     const struct cox_batch_builder *builder = &table->builder;
+    if (!table->chained)
+        cox_step_digest_restart(table->chain, builder->batch.sequence);
+    uint64_t before[COX_STEP_CHAIN_SIZE];
+    if (table->own_digests)
+        memcpy(before, table->chain, sizeof before);
     const struct cox_slot *const slots = table->store.slots;
     const struct cox_batch_row *row = builder->rows;
     const struct cox_batch_output *output = builder->outputs;
@@ -122,6 +149,9 @@ void cox_table_commit(struct cox_table *table)
             tokens->count = count + 1;
         }
     }
+    cox_step_digest_add(table->chain, &builder->batch, builder->outputs, table->single);
+    if (table->own_digests)
+        own_digests_take(table, before);
     cox_sequence_store_commit(&table->store);
     table->base = builder->batch.sequence;
     table->pending = false;
@@ -137,6 +167,11 @@ void cox_table_revert(struct cox_table *table)
 uint64_t cox_table_base(const struct cox_table *table)
 {
     return table->base;
+}
+
+const uint64_t *cox_table_chain(const struct cox_table *table)
+{
+    return table->chain;
 }
 
 void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t id_count,

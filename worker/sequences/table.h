@@ -16,6 +16,7 @@
 #define COX_WORKER_TABLE_H
 
 #include "batch.h"
+#include "step_digest.h"
 
 struct cox_table;
 struct cox_adapter_references;
@@ -56,6 +57,9 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
  * 0 and NULL. candidate is lent until commit or revert. */
 void cox_table_weights(struct cox_table *table, uint64_t version,
                        const struct cox_weights_candidate *candidate);
+/* Sets a digest of the step just prepared in place of the table's own, as
+ * cox_worker_set_digest (worker.h) says. */
+void cox_table_set_digest(struct cox_table *table, enum cox_digest which, uint64_t value);
 /* The step succeeded: appends sampled tokens, removes finished sequences, and sets base to its
  * sequence. */
 void cox_table_commit(struct cox_table *table);
@@ -64,6 +68,9 @@ void cox_table_revert(struct cox_table *table);
 
 /* The last step that was committed; 0: none. */
 uint64_t cox_table_base(const struct cox_table *table);
+/* What the committed steps were (step_digest.h): COX_STEP_CHAIN_SIZE numbers, lent until the next
+ * commit. */
+const uint64_t *cox_table_chain(const struct cox_table *table);
 
 /* Drops sequences by id, unknown ids are ignored. *ret_slots (count of them) is lent until the next
  * call. The base does not change: a cleanup arrives in order with the steps. */

@@ -14,6 +14,14 @@ struct cox_table {
     const void *void_word;
     const void *cancel_word;
     uint64_t base;
+    /* of the steps up to base, and whether the step under way continues them */
+    uint64_t chain[COX_STEP_CHAIN_SIZE];
+    bool chained;
+    /* each row of the step under way has one token and one block table */
+    bool single;
+    /* digests that the caller has set for the step under way: bits of enum cox_digest */
+    uint32_t own_digests;
+    uint64_t own_values[COX_DIGEST_COUNT];
     /* between apply and its commit or revert */
     bool pending;
 };
