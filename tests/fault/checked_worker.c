@@ -132,10 +132,10 @@ static int on_execute(void *context, const struct cox_batch *batch,
     (void)context, (void)err;
     for (uint32_t i = 0; i < batch->row_count; i++)
         if (batch->rows[i].emit)
-            outputs[i].token = (int32_t)(test_token_hash(batch->rows[i].tokens,
-                                                               batch->rows[i].position +
-                                                                   batch->rows[i].token_count) %
-                                         1000);
+            outputs[i].token =
+                (int32_t)(test_token_hash(batch->rows[i].tokens,
+                                          batch->rows[i].position + batch->rows[i].token_count) %
+                          1000);
     return 0;
 }
 

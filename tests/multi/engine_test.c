@@ -70,6 +70,11 @@ void cox_init_request_group(const struct cox_init_request *request,
     options->fd_offset = window_size(options->rank_count) * request->worker->group_window;
 }
 
+uint32_t cox_worker_rank(const struct cox_worker *worker)
+{
+    return worker->rank;
+}
+
 int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms, struct cox_error *err)
 {
     (void)grace_ms;
