@@ -119,6 +119,7 @@ EXEMPT = {
     ("coordinator/executor/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
     ("coordinator/process/launch.c", "launch_fork", "SYS_clone"): CALLERS,
     ("coordinator/process/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
+    ("engine/rank/engine.c", "engine_bend", "unlink("): "a file by which a test asks; not in a release",
     ("engine/rank/main.c", "exec_with_one_thread", "execve("): "behind it is the same program, which has done nothing yet",
     ("coordinator/process/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",
     ("coordinator/process/launch.c", "cox_launch_kill_group", "kill("): "what others see of it is the end of a process",

@@ -819,7 +819,7 @@ static void create_in_a_full_tmpfs(void *context)
     CHECK(private_shm("16k"));
     int fds = fd_count();
     CHECK(cox_control_create(&control, GROUP, &geometry, &err) == COX_NO_SPACE);
-    snprintf(number, sizeof number, " %" PRIu64 " ", cox_layout_control_size(128));
+    snprintf(number, sizeof number, " %" PRIu64 " ", cox_geometry_control_object_size(&geometry));
     CHECK(strstr(err.text, number) && strstr(err.text, " 16384 "));
     CHECK(shm_count("g") == 0 && fd_count() == fds && !control.layout);
 }

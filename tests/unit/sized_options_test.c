@@ -216,7 +216,7 @@ static size_t subjects_make(struct subject *subjects)
         {SUBJECT(cox_executor_options, crash_dir, no_socket), .use = use_executor,
          .options.executor = {.rank_count = COX_RANK_COUNT_MAX + 1,
                               .command = command,
-                              .attach = COX_ATTACH_SEALED,
+                              .external_workers = true,
                               .no_socket = true}},
         {SUBJECT(cox_submit_options, epoch, deadline_ns), .use = use_submit,
          .options.submit = {.gather = COX_GATHER_NONE, .deadline_ns = COX_DEADLINE_NEVER}},
