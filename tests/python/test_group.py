@@ -344,7 +344,7 @@ def test_a_group_that_stands_by_takes_the_name_of_another_one(coxswain_command, 
 
 @pytest.mark.parametrize("takes_name", [False, True])
 def test_a_sealed_group_without_a_socket_hands_its_memory_down(takes_name):
-    """It has no name in /dev/shm, not even while a rank attaches, also one that replaces another."""
+    """It has no name in /dev/shm, not even while a rank attaches; nor has one that is replaced."""
     with coxswain.Group(workers.names_of_coordinator, 2, standby=True, attach="sealed") as group:
         assert group.status().attach == "sealed"
         replies = group.call(b"", timeout=30)
