@@ -197,18 +197,18 @@ struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder)
 struct cox_recorder_requests cox_recorder_requests(const struct cox_recorder *recorder,
                                                    enum cox_channel_id channel)
 {
-    struct cox_recorder_requests ring = {.mask = cox_recorder_capacity(channel) - 1};
+    struct cox_recorder_requests ring = {.mask = cox_recorder_capacity((int)channel) - 1};
     if (recorder)
-        ring.records = (void *)(recorder->block + cox_recorder_ring_offset(false, channel));
+        ring.records = (void *)(recorder->block + cox_recorder_ring_offset(false, (int)channel));
     return ring;
 }
 
 struct cox_recorder_submits cox_recorder_submits(const struct cox_recorder *recorder,
                                                  enum cox_channel_id channel)
 {
-    struct cox_recorder_submits ring = {.mask = cox_recorder_capacity(channel) - 1};
+    struct cox_recorder_submits ring = {.mask = cox_recorder_capacity((int)channel) - 1};
     if (recorder)
-        ring.records = (void *)(recorder->block + cox_recorder_ring_offset(true, channel));
+        ring.records = (void *)(recorder->block + cox_recorder_ring_offset(true, (int)channel));
     return ring;
 }
 

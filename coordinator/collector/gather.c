@@ -115,30 +115,16 @@ static void gather_rewake(struct cox_collector *collector, const struct cox_entr
             cox_collector_rewake(collector, rank);
 }
 
-/* Returns 0, or COX_DIVERGED, which `status` shows of the ranks that differ from most. */
-COX_HOT static int gather_compare(struct cox_collector *collector, const struct cox_entry *entry,
-                                  struct cox_gathering *gathering)
-{
-    struct cox_rank_set odd;
-    const int status = cox_report_divergence(collector, entry, gathering, &odd);
-    if (!status)
-        return 0;
-    cox_log_write(collector->log, 3, "%s", gathering->text);
-    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
-        if (cox_rank_set_has(&odd, rank))
-            cox_last_errors_add(collector->last_errors, rank, "pid %jd on %s",
-                                (intmax_t)gathering->results[rank].pid, gathering->text);
-    return status;
-}
-
+/* ret_odd: with COX_DIVERGED that is found here, the ranks that differ from most. */
 COX_HOT static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
-                                    int status, struct cox_completion *ret_completion)
+                                    int status, struct cox_rank_set *ret_odd,
+                                    struct cox_completion *ret_completion)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     if (status)
         cox_report_late(collector, entry, status, gathering);
     if (status == 0 && entry->operation->step)
-        status = gather_compare(collector, entry, gathering);
+        status = cox_report_divergence(collector, entry, gathering, ret_odd);
     if (status && gathering->text[0] == '\0')
         cox_report_failure(collector, entry, status, gathering);
     *ret_completion = (struct cox_completion){
@@ -156,25 +142,62 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     };
 }
 
-/* The gathering belongs to the calling thread. */
-static void gather_note_last_errors(struct cox_collector *collector, const struct cox_entry *entry)
+/* A rank's error that is to be kept. cancelled: an earlier step has failed, whose error that is. */
+static bool result_counts(const struct cox_rank_result *result, bool cancelled)
+{
+    return result->outcome == COX_OUTCOME_ERROR && !(cancelled && result->code == COX_ABORTED);
+}
+
+/* A request has failed. Without the lock: the host logs. The gathering belongs to the calling
+ * thread. */
+static void gather_tell_failure(struct cox_collector *collector, const struct cox_entry *entry,
+                                const struct cox_completion *completion, bool cancelled,
+                                const struct cox_rank_set *odd)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
-    /* An earlier step has failed, whose error is the one to keep. */
-    const bool cancelled =
-        entry->operation->step &&
-        cox_state_void_through(cox_state_channel(collector->channel->control,
-                                                 collector->channel->id)) >= entry->sequence;
+    bool diverged = false;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         const struct cox_rank_result *result = &gathering->results[rank];
-        if (result->outcome != COX_OUTCOME_ERROR || (cancelled && result->code == COX_ABORTED))
+        if (cox_rank_set_has(odd, rank)) {
+            diverged = true;
+            cox_last_errors_add(collector->last_errors, rank, "pid %jd on %s",
+                                (intmax_t)result->pid, gathering->text);
+        }
+        if (!result_counts(result, cancelled))
             continue;
-        cox_rank_stats_fail(&collector->rank_stats[rank], result->code);
         cox_last_errors_add(collector->last_errors, rank,
                             "pid %jd on %s sequence %" PRIu64 " (%s): %s", (intmax_t)result->pid,
                             cox_channel_name(collector->channel->id), entry->sequence,
                             entry->operation->name, result->text);
     }
+    if (diverged)
+        cox_log_write(collector->log, 3, "%s", gathering->text);
+    if (collector->failed)
+        collector->failed(collector->owner, collector, entry->sequence, completion->status,
+                          completion->text);
+}
+
+/* The request has failed: no rank begins another step after it. Others may be told now, and then
+ * the lock is released meanwhile. */
+static void gather_fail(struct cox_collector *collector, const struct cox_entry *entry,
+                        const struct cox_completion *completion, const struct cox_rank_set *odd)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_layout_channel_state *words =
+        cox_state_channel(collector->channel->control, collector->channel->id);
+    const bool step = entry->operation->step;
+    const bool cancelled = step && cox_state_void_through(words) >= entry->sequence;
+    if (step)
+        cox_state_set_void(words, collector->published);
+    collector_set_cancelled(collector, entry->sequence, true);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (result_counts(&gathering->results[rank], cancelled))
+            cox_rank_stats_fail(&collector->rank_stats[rank], gathering->results[rank].code);
+    pthread_mutex_unlock(&collector->lock);
+    gather_tell_failure(collector, entry, completion, cancelled, odd);
+    pthread_mutex_lock(&collector->lock);
+    if (step) /* what was published meanwhile */
+        cox_state_set_void(words, collector->published);
 }
 
 /* Releases the memory of large requests and replies. Ranks that replied out of line release theirs
@@ -258,29 +281,17 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     struct cox_completion completion;
+    struct cox_rank_set odd = {{0}};
     if (status) /* formatting the error takes time */
         pthread_mutex_unlock(&collector->lock);
-    gather_complete(collector, entry, status, &completion);
-    if (completion.status)
-        gather_note_last_errors(collector, entry);
+    gather_complete(collector, entry, status, &odd, &completion);
     COX_PROBE(request__gather, collector->channel->id, entry->sequence, entry->type,
               completion.status);
     cox_fault_point(COX_FAULT_COMPLETE);
-    if (completion.status && collector->failed) {
-        if (!status)
-            pthread_mutex_unlock(&collector->lock);
-        collector->failed(collector->owner, collector, entry->sequence, completion.status,
-                          completion.text);
-        if (!status)
-            pthread_mutex_lock(&collector->lock);
-    }
     if (status)
         pthread_mutex_lock(&collector->lock);
-    if (completion.status && entry->operation->step)
-        cox_state_set_void(cox_state_channel(collector->channel->control, collector->channel->id),
-                           collector->published);
     if (completion.status)
-        collector_set_cancelled(collector, entry->sequence, true);
+        gather_fail(collector, entry, &completion, &odd);
     entry->ended = true;
     cox_collector_advance(collector);
     cox_stats_end(&collector->stats, completion.status, &gathering->taken);

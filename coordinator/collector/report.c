@@ -118,12 +118,41 @@ struct side {
     uint32_t rank_count;
 };
 
-/* Groups the ranks by one of their numbers; the largest side comes first, of several the one with
- * the lowest rank. Returns how many there are; ranks beyond SIDE_COUNT_MAX sides are in none. */
-static uint32_t sides_find(const struct cox_gathering *gathering, uint32_t index,
-                           struct side sides[SIDE_COUNT_MAX])
+/* The number that more than half of the ranks have; 0: there is none. It is what is left when each
+ * rank cancels one that has another number. */
+static uint64_t number_of_most(const struct cox_gathering *gathering, uint32_t index)
 {
+    uint64_t number = 0;
+    uint32_t left = 0, total = 0, same = 0;
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        const uint64_t *digests = step_digests(&gathering->results[rank]);
+        if (!digests || !digests[index])
+            continue;
+        total++;
+        if (left == 0)
+            number = digests[index];
+        if (digests[index] == number)
+            left++;
+        else
+            left--;
+    }
+    for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
+        const uint64_t *digests = step_digests(&gathering->results[rank]);
+        same += digests && digests[index] == number;
+    }
+    return 2 * same > total ? number : 0;
+}
+
+/* Groups the ranks by one of their numbers; the largest side comes first, of several the one with
+ * the lowest rank. Returns how many there are. Ranks beyond SIDE_COUNT_MAX sides go to `others`; a
+ * side that has more than half of the ranks is never among these. */
+static uint32_t sides_find(const struct cox_gathering *gathering, uint32_t index,
+                           struct side sides[SIDE_COUNT_MAX], struct cox_rank_set *others)
+{
+    const uint64_t most = number_of_most(gathering, index);
     uint32_t side_count = 0;
+    if (most)
+        sides[side_count++] = (struct side){.digest = most};
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
         const uint64_t *digests = step_digests(&gathering->results[rank]);
         if (!digests || !digests[index])
@@ -131,8 +160,10 @@ static uint32_t sides_find(const struct cox_gathering *gathering, uint32_t index
         uint32_t i = 0;
         while (i < side_count && sides[i].digest != digests[index])
             i++;
-        if (i == SIDE_COUNT_MAX)
+        if (i == SIDE_COUNT_MAX) {
+            cox_rank_set_add(others, rank);
             continue;
+        }
         if (i == side_count)
             sides[side_count++] = (struct side){.digest = digests[index]};
         cox_rank_set_add(&sides[i].ranks, rank);
@@ -150,8 +181,8 @@ static uint32_t sides_find(const struct cox_gathering *gathering, uint32_t index
 /* Appends who has what, and adds the ranks that are not on the largest side, or, where two sides
  * are as large, all of them. */
 static void sides_report(struct cox_gathering *gathering, const char *name,
-                         const struct side *sides, uint32_t side_count, bool first,
-                         struct cox_rank_set *odd)
+                         const struct side *sides, uint32_t side_count,
+                         const struct cox_rank_set *others, bool first, struct cox_rank_set *odd)
 {
     char *buffer = gathering->text;
     const size_t buffer_size = sizeof gathering->text;
@@ -165,11 +196,16 @@ static void sides_report(struct cox_gathering *gathering, const char *name,
                sides[i].digest);
         even |= i && sides[i].rank_count == sides[0].rank_count;
     }
-    if (side_count == SIDE_COUNT_MAX)
-        append(buffer, buffer_size, ", others may have others");
-    for (uint32_t i = even ? 0 : 1; i < side_count; i++)
-        for (size_t w = 0; w < COX_RANK_COUNT_MAX / 64; w++)
+    if (memcmp(others, &(struct cox_rank_set){{0}}, sizeof *others) != 0) {
+        append(buffer, buffer_size, ", ranks ");
+        cox_report_append_ranks(buffer, buffer_size, others);
+        append(buffer, buffer_size, " have others");
+    }
+    for (size_t w = 0; w < COX_RANK_COUNT_MAX / 64; w++) {
+        odd->words[w] |= others->words[w];
+        for (uint32_t i = even ? 0 : 1; i < side_count; i++)
             odd->words[w] |= sides[i].ranks.words[w];
+    }
 }
 
 static int divergence_report(struct cox_collector *collector, const struct cox_entry *entry,
@@ -183,7 +219,8 @@ static int divergence_report(struct cox_collector *collector, const struct cox_e
     bool diverged = false;
     *ret_odd = (struct cox_rank_set){{0}};
     for (uint32_t index = 0; index < DIGESTS_SIZE; index++) {
-        const uint32_t side_count = sides_find(gathering, index, sides);
+        struct cox_rank_set others = {{0}};
+        const uint32_t side_count = sides_find(gathering, index, sides, &others);
         if (index == 0 && side_count)
             begin = sides[0].digest;
         if (side_count < 2)
@@ -194,7 +231,7 @@ static int divergence_report(struct cox_collector *collector, const struct cox_e
                      entry->operation->name, cox_status_text(COX_DIVERGED));
             append(gathering->text, sizeof gathering->text, "; they differ in");
         }
-        sides_report(gathering, names[index], sides, side_count, !diverged, ret_odd);
+        sides_report(gathering, names[index], sides, side_count, &others, !diverged, ret_odd);
         diverged = true;
     }
     if (!diverged)

@@ -171,7 +171,7 @@ static void check_calls(struct doctor *doctor, const struct cox_cgroup *cgroup)
                  "a newer seccomp profile allows it; not needed yet");
 }
 
-/* What the control socket needs, and sealed groups besides. */
+/* What the control socket needs, and what sealed groups need. */
 static void check_socket(struct doctor *doctor, const struct cox_cgroup *cgroup)
 {
     (void)cgroup;
@@ -180,7 +180,7 @@ static void check_socket(struct doctor *doctor, const struct cox_cgroup *cgroup)
     int r = cox_doctor_runtime_dir(path, &err);
     finding(
         doctor, r ? NOTE : GOOD, "runtime directory",
-        "without it a named group starts, but coxswain status and stop cannot reach it; a sealed one does not start",
+        "without it a group starts, but coxswain status and stop cannot reach it, nor workers that are started by hand",
         "%s", r ? err.text : path);
     static const char advice[] =
         "the seccomp profile has to allow getsockopt; named attach works without";

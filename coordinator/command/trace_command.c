@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "coordinator/cli/console.h"
@@ -73,10 +74,15 @@ static int trace_write(const struct cox_story *story, const char *path, struct c
     FILE *file = strcmp(path, "-") == 0 ? stdout : fopen(path, "we");
     if (!file)
         return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+    struct stat written, named;
+    /* Not a device or pipe, nor what a link leads to. */
+    const bool removable = fstat(fileno(file), &written) == 0 && S_ISREG(written.st_mode) &&
+                           lstat(path, &named) == 0 && named.st_dev == written.st_dev &&
+                           named.st_ino == written.st_ino;
     int r = cox_story_write_trace(story, file);
     if (file != stdout && fclose(file) != 0 && !r)
         r = -errno;
-    if (r && file != stdout)
+    if (r && file != stdout && removable)
         unlink(path);
     return r ? cox_fail(err, r, "%s cannot be written: %s", path, cox_status_text(r)) : 0;
 }

@@ -1,8 +1,12 @@
 #include "recorders.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "channel/base/thread.h"
@@ -281,15 +285,18 @@ void cox_recorders_crash(struct cox_executor *executor, enum cox_crash kind, con
     pthread_mutex_unlock(&recorders->lock);
 }
 
-static void pending_write(struct cox_executor *executor, const uint8_t *bytes, size_t size)
+static int pending_write(struct cox_executor *executor, const uint8_t *bytes, size_t size)
 {
     char path[COX_RECORDER_PATH_SIZE];
     struct cox_error why = {0};
-    if (cox_recording_write(executor->recorders.folder, executor->name, bytes, size, path, &why))
+    int r =
+        cox_recording_write(executor->recorders.folder, executor->name, bytes, size, path, &why);
+    if (r)
         cox_log_write(&executor->options.log, 3, "%s", why.text);
     else
         cox_log_write(&executor->options.log, 4,
                       "what the group did is in %s: coxswain postmortem %s", path, path);
+    return r;
 }
 
 static void *writer_main(void *argument)
@@ -328,17 +335,57 @@ static void rescue(struct cox_executor *executor)
     int r = cox_recording_of_rings(folder, executor->name, &message, &why);
     if (r == COX_NOT_FOUND)
         return;
-    const uint32_t rank_count = message ? message->rank_count : COX_RANK_COUNT_MAX;
     if (r == 0)
         r = cox_recording_pack(message, &bytes, &size);
-    if (r == 0)
-        pending_write(executor, bytes, size);
-    else
+    if (r)
         cox_log_write(&executor->options.log, 4, "what a dead coordinator recorded is lost: %s",
                       why.code ? why.text : cox_status_text(r));
+    const bool written = r == 0 && pending_write(executor, bytes, size) == 0;
+    cox_recording_rings_remove(folder, executor->name, COX_RANK_COUNT_MAX);
+    if (r == 0 && !written) /* now there is the space of the rings */
+        pending_write(executor, bytes, size);
     free(bytes);
     cox_recording_free(message);
-    cox_recording_rings_remove(folder, executor->name, rank_count);
+}
+
+/* Of two groups of a name one records here. The lock ends with the process, and its file with the
+ * group. Returns 0; COX_TAKEN; COX_TOO_LARGE; -errno. */
+static int folder_lock(struct cox_executor *executor, struct cox_error *err)
+{
+    struct cox_recorders *recorders = &executor->recorders;
+    char path[COX_RECORDER_PATH_SIZE];
+    struct stat locked, named;
+    int r = cox_recording_lock_path(recorders->folder, executor->name, path, err);
+    if (r)
+        return r;
+    for (;;) {
+        _cox_cleanup_(cox_close_fd) int fd =
+            open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (fd < 0 || (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno != EWOULDBLOCK) ||
+            fstat(fd, &locked) < 0)
+            return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+            return cox_fail(err, COX_TAKEN,
+                            "a live group '%s' records in %s: choose another name, or another "
+                            "crash directory",
+                            executor->name, recorders->folder);
+        /* A group that ended meanwhile has removed the file. */
+        if (lstat(path, &named) == 0 && named.st_ino == locked.st_ino &&
+            named.st_dev == locked.st_dev) {
+            recorders->lock_fd = cox_steal_fd(&fd);
+            return 0;
+        }
+    }
+}
+
+static void folder_unlock(struct cox_executor *executor)
+{
+    struct cox_recorders *recorders = &executor->recorders;
+    char path[COX_RECORDER_PATH_SIZE];
+    if (recorders->lock_fd >= 0 &&
+        cox_recording_lock_path(recorders->folder, executor->name, path, NULL) == 0)
+        unlink(path);
+    cox_close_fd(&recorders->lock_fd);
 }
 
 static void on_failed(const void *owner, const struct cox_collector *collector, uint64_t sequence,
@@ -368,6 +415,8 @@ static int open_folder(struct cox_executor *executor, struct cox_error *err)
     if (r == 0)
         r = cox_recording_ring_path(recorders->folder, executor->name, COX_RANK_COUNT_MAX, path,
                                     err);
+    if (r == 0)
+        r = folder_lock(executor, err);
     if (r)
         return r;
     rescue(executor);
@@ -402,6 +451,7 @@ int cox_recorders_open(struct cox_executor *executor, struct cox_error *err)
     pthread_mutex_init(&recorders->lock, NULL);
     cox_condition_init(&recorders->changed);
     recorders->initialized = true;
+    recorders->lock_fd = -1;
     if (executor->options.no_recorder)
         return 0;
     int r = executor->options.crash_dir ? open_folder(executor, err) : 0;
@@ -433,6 +483,7 @@ void cox_recorders_close(struct cox_executor *executor)
         cox_recording_rings_remove(recorders->folder, executor->name,
                                    executor->geometry.rank_count);
     }
+    folder_unlock(executor);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         cox_recorder_unmap(recorders->files[rank], false);
     recorders->own = cox_recorder_unref(recorders->own);

@@ -42,6 +42,8 @@ struct cox_recorders {
     void *files[COX_RANK_COUNT_MAX];
     /* copy of options.crash_dir; NULL: none */
     char *folder;
+    /* holds the lock of this group's files there; -1: none */
+    int lock_fd;
     pthread_mutex_t lock;
     /* on CLOCK_MONOTONIC; under lock, as all below */
     pthread_cond_t changed;
@@ -58,8 +60,8 @@ struct cox_recorders {
 };
 
 /* With the memory made, before the first worker: makes the recorders, unless options.no_recorder.
- * Returns 0; COX_TOO_LARGE, -errno: of the crash directory; -ENOMEM. A crash directory without
- * space is logged, and memory used. */
+ * Returns 0; COX_TOO_LARGE, COX_TAKEN, COX_DENIED, -errno: of the crash directory; -ENOMEM. A crash
+ * directory without space is logged, and memory used. */
 int cox_recorders_open(struct cox_executor *executor, struct cox_error *err);
 /* Before the next process of a rank gets its memory: a block in which no process records. */
 void cox_recorders_renew(struct cox_executor *executor, uint32_t rank);

@@ -45,6 +45,14 @@ int cox_recording_ring_path(const char *folder, const char *name, uint32_t rank,
     return path_format(path, err, folder, file);
 }
 
+int cox_recording_lock_path(const char *folder, const char *name, char path[COX_RECORDER_PATH_SIZE],
+                            struct cox_error *err)
+{
+    char file[256];
+    snprintf(file, sizeof file, "%s.lock", name);
+    return path_format(path, err, folder, file);
+}
+
 int cox_recording_folder_make(const char *folder, struct cox_error *err)
 {
     struct stat st;
@@ -52,6 +60,12 @@ int cox_recording_folder_make(const char *folder, struct cox_error *err)
         return cox_fail(err, -errno, "the crash directory %s cannot be created: %s", folder,
                         cox_status_text(-errno));
     int r = stat(folder, &st) < 0 ? -errno : S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
+    if (r == 0 && ((st.st_uid != geteuid() && st.st_uid != 0) || st.st_mode & (S_IWGRP | S_IWOTH)))
+        return cox_fail(err, COX_DENIED,
+                        "the crash directory %s belongs to user %jd and has mode 0%o: others could "
+                        "put files there; expected one of this user, without their right to write "
+                        "(chmod go-w), or a new one",
+                        folder, (intmax_t)st.st_uid, (unsigned)(st.st_mode & 07777));
     if (r == 0 && access(folder, W_OK | X_OK) < 0)
         r = -errno;
     return r ? cox_fail(err, r,
@@ -140,6 +154,8 @@ static int ring_read(const char *path, uint32_t rank, ProtobufCBinaryData *ret_c
                         cox_status_text(-errno));
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+    if (st.st_uid != geteuid() && geteuid() != 0)
+        return cox_fail(err, COX_DENIED, "%s belongs to user %jd", path, (intmax_t)st.st_uid);
     if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size < size)
         return cox_fail(err, COX_CORRUPT, "%s is no recorder: expected a file of %" PRIu64 " bytes",
                         path, size);
@@ -184,16 +200,16 @@ int cox_recording_of_rings(const char *folder, const char *name, recording **ret
     if (r)
         return r;
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
-        cox_recording_ring_path(folder, name, rank, path, NULL);
-        if (access(path, F_OK) < 0)
-            break;
-        rank_count = rank + 1;
         struct cox_error why = {0};
-        if (ring_read(path, rank, &copies[rank], &heads[rank], &why) == 0 &&
-            heads[rank].instance != head.instance) { /* of an earlier group */
+        cox_recording_ring_path(folder, name, rank, path, NULL);
+        if (ring_read(path, rank, &copies[rank], &heads[rank], &why))
+            continue;                                /* one that records in memory has none */
+        if (heads[rank].instance != head.instance) { /* of an earlier group */
             free(copies[rank].data);
             copies[rank] = (ProtobufCBinaryData){0};
+            continue;
         }
+        rank_count = rank + 1;
     }
     recording *message = cox_recording_new(name, "coordinator", "", rank_count);
     if (!message) {

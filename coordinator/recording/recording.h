@@ -5,6 +5,7 @@
  * While a group runs, the flight recorders of its processes are files there:
  *
  *   NAME.coordinator.ring    NAME.rank0.ring ...    removed at a clean stop
+ *   NAME.lock                                       the same; locked while the group lives
  *
  * What remains after a failure, at most COX_CRASH_FILE_COUNT_MAX of a name, the oldest removed:
  *
@@ -33,8 +34,11 @@ struct CoxswainRecording__Recording;
  * the path has COX_RECORDER_PATH_SIZE bytes or more. */
 int cox_recording_ring_path(const char *folder, const char *name, uint32_t rank,
                             char path[COX_RECORDER_PATH_SIZE], struct cox_error *err);
+/* Path of the file whose lock a live group has. Returns 0; COX_TOO_LARGE. */
+int cox_recording_lock_path(const char *folder, const char *name, char path[COX_RECORDER_PATH_SIZE],
+                            struct cox_error *err);
 /* Creates the crash directory, mode 0700, unless it exists, and checks that files can be made
- * there. Returns 0; -errno. */
+ * there. Returns 0; COX_DENIED: others can make some, too; -errno. */
 int cox_recording_folder_make(const char *folder, struct cox_error *err);
 /* Removes the rings of a group of rank_count ranks. */
 void cox_recording_rings_remove(const char *folder, const char *name, uint32_t rank_count);

@@ -195,13 +195,19 @@ struct event {
 struct events {
     struct event list[EVENT_COUNT_MAX];
     size_t count;
+    /* there was no room for so many */
+    size_t left_out;
 };
 
 __attribute__((format(printf, 4, 5))) static void event_add(struct events *events, uint64_t ns,
                                                             int rank, const char *format, ...)
 {
-    if (!ns || events->count == EVENT_COUNT_MAX)
+    if (!ns)
         return;
+    if (events->count == EVENT_COUNT_MAX) {
+        events->left_out++;
+        return;
+    }
     struct event *event = &events->list[events->count++];
     va_list arguments;
     event->ns = ns;
@@ -248,6 +254,13 @@ static void rank_events(struct events *events, int rank, const struct cox_record
 /* Of the last requests, and of what each rank does now. */
 static void events_collect(const struct cox_story *story, uint64_t last, struct events *events)
 {
+    for (uint32_t rank = 0; rank < story->rank_count; rank++) {
+        const struct cox_record_operation *waits = waits_in(&story->ranks[rank]);
+        if (waits)
+            event_add(events, waits->begin_ns, (int)rank,
+                      "waits for other ranks: round %" PRIu64 " of epoch %" PRIu64, waits->round,
+                      waits->epoch);
+    }
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         const struct cox_story_ring *ring = &story->coordinator.rings[c];
         const uint32_t from = ring->count > last ? ring->count - (uint32_t)last : 0;
@@ -259,13 +272,6 @@ static void events_collect(const struct cox_story *story, uint64_t last, struct 
             for (uint32_t i = begin; i < of->count; i++)
                 rank_events(events, (int)rank, &of->records[i]);
         }
-    }
-    for (uint32_t rank = 0; rank < story->rank_count; rank++) {
-        const struct cox_record_operation *waits = waits_in(&story->ranks[rank]);
-        if (waits)
-            event_add(events, waits->begin_ns, (int)rank,
-                      "waits for other ranks: round %" PRIu64 " of epoch %" PRIu64, waits->round,
-                      waits->epoch);
     }
     qsort(events->list, events->count, sizeof events->list[0], by_time);
 }
@@ -390,6 +396,9 @@ void cox_story_print(const struct cox_story *story, uint64_t last, FILE *file)
         fprintf(file, "  %12.6f  %-11s  %s\n", -(double)age_of(story, event->ns) / 1e9, who,
                 event->text);
     }
+    if (events && events->left_out)
+        fprintf(file, "  %zu more events are left out: ask for fewer requests (--last)\n",
+                events->left_out);
     if (story->problems[0])
         print_text(file, "\nNot all could be read: ", story->problems);
 }

@@ -458,6 +458,7 @@ static int helper_small_shm(void)
         options.request_size[c] = 16384;
         options.response_size[c] = 4 * 8 * 512;
     }
+    options.no_recorder = true;
     err.code = 0;
     if (test_group_try(&options, &g, &err)) {
         fprintf(stderr, "%s\n", err.text);

@@ -341,9 +341,29 @@ def test_m18_a_crash_directory_that_cannot_be_written_is_said():
 
 
 @test
+def test_m18_one_group_of_a_name_records_in_a_directory_of_its_own():
+    for attach in ATTACH:
+        with Crashes() as crashes, group(crashes, attach) as one:
+            rings = crashes.files(".ring")
+            command = ["run", "-n", "2", "--attach", attach, "--name", one.name, "--crash-dir", crashes.path]
+            check("a live group" in expect(run(command), 1).err, "another reason")
+            check(crashes.files(".ring") == rings and not crashes.files(), "the second start changed files")
+            prompts(one)
+            # A rank that records in memory has no file: those of the others are read all the same.
+            os.unlink(os.path.join(crashes.path, one.name + ".rank0.ring"))
+            os.kill(one.process.pid, signal.SIGKILL)
+            one.process.communicate()
+            told = expect(run(["postmortem", "--name", one.name, "--crash-dir", crashes.path]), 0).out
+            check("rank 1 (pid %d)" % one.pids[1] in told, told)
+            run(["clean", one.name])
+            os.chmod(crashes.path, 0o1777)
+            expect(run(command), 1, crashes.path, "mode 01777", "chmod go-w")
+
+
+@test
 def test_m18_a_full_disk_stops_no_group():
     with Crashes() as crashes:
-        if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", crashes.path],
+        if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k,mode=0700", "tmpfs", crashes.path],
                                                check=False, capture_output=True).returncode:
             skip("a small disk is mounted by root")
         try:
