@@ -176,13 +176,17 @@ death() {
     start
     head -n 200 "$source/models/sums/heldout.txt" | sed 's/=.*/=/' >"$work/prompts"
     coxswain generate --name "$name" --quiet --file "$work/prompts" >"$work/expected" 2>"$work/out" || fail "generate"
-    coxswain generate --name "$name" --quiet --file "$work/prompts" >"$work/found" 2>"$work/prompt" &
-    prompt=$!
+    : >"$work/busy"
+    while [ -e "$work/busy" ]; do
+        coxswain generate --name "$name" --quiet --file "$work/prompts" >"$work/found" 2>"$work/prompt" || exit 1
+        cmp "$work/expected" "$work/found" >"$work/prompt" 2>&1 || exit 1
+    done &
+    load=$!
     await 'coxswain_in_flight\{channel="execute"\} [1-9]' coxswain metrics --name "$name"
     kill -9 "$(pid_of 2)"
     await 'coxswain_restarts_total 1' coxswain metrics --name "$name"
-    wait $prompt || fail "prompts did not survive: $(cat "$work/prompt")"
-    cmp "$work/expected" "$work/found" || fail "other texts than without the death"
+    rm "$work/busy"
+    wait $load || fail "prompts failed, or have other texts than without the death: $(cat "$work/prompt")"
     alert 'increase(coxswain_deaths_total[10m]) > 0'
     log 'rank 2 \(pid [0-9]+\) was killed by signal 9 \(Killed\): replaced by process [0-9]+ \(incarnation 2\)'
     shows 'coxswain status --name mine | grep -A 1 deaths' 'last error, .* rank 2 \(pid [0-9]+\) was killed by signal 9'
