@@ -23,6 +23,9 @@ if(NOT COX_SANITIZE)
         set_tests_properties(docs/${name} PROPERTIES FIXTURES_REQUIRED installed_tree)
     endforeach()
 
+    cox_command_test(NAME docs/at_3am LABEL docs TIER nightly TIMEOUT 900 PROCESSORS 2
+        COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/at_3am.sh ${PROJECT_BINARY_DIR})
+
     # Sphinx is Debian's: /usr/bin/python3. Without it the test is skipped.
     cox_command_test(NAME docs/site LABEL docs TIER all TIMEOUT 100
         COMMAND /usr/bin/python3 ${PROJECT_SOURCE_DIR}/tools/docs_site.py
