@@ -78,7 +78,7 @@ static void doing_text(const struct cox_story *story, const struct cox_story_pro
                      (double)age_of(story, last_ns) / 1e9, cox_story_type(last->type, buffer),
                      last->sequence);
         else
-            snprintf(text, size, "waits for its first request");
+            snprintf(text, size, "waits for a request, and had none in what is shown");
         return;
     }
     const char *phase = !record->begin_ns ? "unpacks" : !record->end_ns ? "executes" : "replies to";

@@ -94,6 +94,8 @@ EXEMPT = {
     ("channel/recorder/recorder.c", "recorder_new", "atomic pid"): "for display; nothing waits for it",
     ("channel/recorder/recorder.c", "file_create", "unlink("): "a file of the crash directory, which the next start replaces; no part of the protocol",
     ("channel/recorder/recorder.c", "file_create", "posix_fallocate("): "a file of the crash directory, which the next start replaces; no part of the protocol",
+    ("coordinator/executor/recorders.c", "folder_lock", "flock("): "the kernel ends the lock with the process; multi/trace kills the coordinator",
+    ("coordinator/executor/recorders.c", "folder_unlock", "unlink("): "a lock file that is left is locked by the next group of the name",
     ("coordinator/command/trace_command.c", "trace_write", "unlink("): "a file of the command's user",
     ("coordinator/recording/recording.c", "cox_recording_folder_make", "mkdir("): "a folder of the operator's, which stays",
     ("coordinator/recording/recording.c", "cox_recording_rings_remove", "unlink("): "what is left is read by postmortem, and removed by the next stop; multi/trace kills the coordinator",
