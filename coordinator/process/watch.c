@@ -17,7 +17,7 @@ static int launch_all(struct cox_supervisor *s)
     for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++) {
         const struct cox_launch_incarnation first = {
             .number = 1,
-            .fds = s->memory_fds + (size_t)rank * s->memory_fd_count,
+            .fds = s->memory_fds ? &s->memory_fds[rank * s->memory_fd_count] : NULL,
             .fd_count = s->memory_fd_count,
         };
         cox_child_reset(&s->children[rank]);

@@ -21,6 +21,8 @@ if [ -z "${COX_IMAGE_NAMESPACE-}" ]; then
     sh tools/packages container || skip "packages are missing"
     exec unshare --mount env COX_IMAGE_NAMESPACE=1 sh "$PWD/tests/container/image.sh"
 fi
+# podman keeps its locks there, also after its containers are gone.
+mount -t tmpfs -o mode=1777 none /dev/shm || skip "no mount is allowed here"
 [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ] || mount -t cgroup2 none /sys/fs/cgroup || skip "no cgroups here"
 
 podman_() {
