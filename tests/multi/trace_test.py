@@ -383,6 +383,40 @@ def test_m18_a_full_disk_stops_no_group():
 
 
 @test
+def test_m18_a_full_disk_loses_nothing_of_a_dead_coordinator():
+    """Its recording has room once its recorders are removed."""
+    with Crashes() as crashes:
+        if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100k,mode=0700", "tmpfs",
+                                                crashes.path], check=False, capture_output=True).returncode:
+            skip("a small disk is mounted by root")
+        try:
+            with group(crashes, "sealed") as one:
+                check(len(crashes.files(".ring")) == 3, "there was no room for the recorders")
+                prompts(one)
+                os.kill(one.process.pid, signal.SIGKILL)
+                one.process.communicate()
+                again = harness.start(["run", "-n", "1", "--name", one.name, "--crash-dir", crashes.path,
+                                       "--attach", "sealed", "--model", harness.MODEL])
+                check(again.stdout.readline(), "it did not start")
+                crashes.wait_for("coordinator")
+                expect(run(["stop", "--name", one.name]), 0)
+                told = harness.finish(again).err
+                check("No space" in told, "the first try had room: %s" % told)
+        finally:
+            subprocess.run(["umount", crashes.path], check=True)
+
+
+@test
+def test_m18_what_is_no_file_is_not_removed():
+    with Crashes() as crashes, group() as one:
+        link = os.path.join(crashes.path, "trace")
+        os.symlink("/dev/full", link)
+        expect(run(["trace", "--name", one.name, "-o", link]), 1, "No space")
+        check(os.path.islink(link), "it is removed")
+        one.stop()
+
+
+@test
 def test_m18_hostile_bytes_are_errors():
     with Crashes() as crashes, group(crashes) as one:
         prompts(one)

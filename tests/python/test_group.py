@@ -1,5 +1,6 @@
 """coxswain.Group: requests, and what becomes of them."""
 
+import contextlib
 import json
 import logging
 import os
@@ -342,17 +343,31 @@ def test_a_group_that_stands_by_takes_the_name_of_another_one(coxswain_command, 
     assert status(name).returncode != 0
 
 
+def only_ranks_write():
+    """Of the memory of ranks this process has mappings that it cannot write, and no fd."""
+    with open("/proc/self/maps") as maps:
+        rights = [line.split()[1] for line in maps if "memfd:cox_rank" in line]
+    targets = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one of the listing itself
+            targets.append(os.readlink(f"/proc/self/fd/{fd}"))
+    assert rights and set(rights) == {"r--s"}
+    assert not [target for target in targets if "cox_rank" in target]
+
+
 @pytest.mark.parametrize("takes_name", [False, True])
 def test_a_sealed_group_without_a_socket_hands_its_memory_down(takes_name):
     """It has no name in /dev/shm, not even while a rank attaches; nor has one that is replaced."""
     with coxswain.Group(workers.names_of_coordinator, 2, standby=True, attach="sealed") as group:
         assert group.status().attach == "sealed"
+        only_ranks_write()
         replies = group.call(b"", timeout=30)
         if takes_name:
             group.take_name(f"taken_{os.getpid()}")
         for rank in (1, 0):
             group.restart(rank, kill=True)
             replies += group.call(b"", timeout=30)
+            only_ranks_write()
         pids = [rank.pid for rank in group.status().ranks]
     assert [int(reply.split()[0]) for reply in replies[-2:]] == pids
     assert len({*replies}) == 4 and not any(reply.split()[1:] for reply in replies)

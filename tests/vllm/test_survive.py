@@ -285,3 +285,42 @@ def test_a_live_request_with_images_is_an_obstacle():
     for features, found in (([], []), ([image], ["request 7: it has multimodal inputs"])):
         new = NewRequestData("7", [1], features, SamplingParams(), None, ([1],), 0, None)
         assert _vllm_survive.Live.of(new).obstacles() == found
+
+
+def test_a_step_without_samples_ends_itself():
+    """In a pipeline one may have its result while an older one awaits its samples."""
+    import types
+
+    from coxswain import _vllm_survive
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
+
+    def step(method, scheduled=None):
+        call = types.SimpleNamespace(method=method, repeated=False)
+        if scheduled:
+            survivor.submitted(call, method, (scheduled,))
+        return call
+
+    parallel = types.SimpleNamespace(data_parallel_size=1)
+    config = types.SimpleNamespace(
+        parallel_config=parallel,
+        model_config=types.SimpleNamespace(runner_type="generate"),
+        scheduler_config=types.SimpleNamespace(async_scheduling=False),
+        speculative_config=None,
+        kv_transfer_config=None,
+    )
+    spares = types.SimpleNamespace(fill=lambda: None)
+    executor = types.SimpleNamespace(vllm_config=config, _spares=spares)
+    survivor = _vllm_survive.Survivor(executor, 1, 1.0)
+    sampling, empty = SchedulerOutput.make_empty(), SchedulerOutput.make_empty()
+    sampling.scheduled_new_reqs = [
+        NewRequestData("7", [1], [], SamplingParams(), None, ([1],), 0, None)
+    ]
+    sampling.num_scheduled_tokens = {"7": 1}
+    first, second = step("execute_model", sampling), step("execute_model", empty)
+    survivor.resolved(first, None)
+    survivor.resolved(second, EMPTY_MODEL_RUNNER_OUTPUT)
+    assert [one.scheduled for one in survivor._steps] == [sampling] and not survivor._live
+    survivor.resolved(step("sample_tokens"), (EMPTY_MODEL_RUNNER_OUTPUT, {}))
+    assert not survivor._steps and list(survivor._live) == ["7"]
