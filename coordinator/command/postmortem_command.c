@@ -119,7 +119,7 @@ const struct cox_command cox_command_postmortem = {
             "was doing, which request was under way, the last lines of dead ranks, and a timeline. "
             "With --name, what a group recorded whose coordinator has died as well. `coxswain "
             "trace FILE` makes a trace of the same.",
-    .examples = "  coxswain postmortem crashes/mine.20260101T030000.000000000.crash\n"
+    .examples = "  coxswain postmortem crashes/mine.20260101T030000.000000000.death.crash\n"
                 "  coxswain postmortem --name mine --crash-dir crashes\n",
     .choice_size = sizeof(struct postmortem_choice),
     .groups = {{&postmortem_options, 0}},

@@ -143,7 +143,7 @@ const struct cox_command cox_command_trace = {
             "phase. No worker is asked, so it also works when all of them are stuck.",
     .examples = "  coxswain trace --name mine -o mine.pftrace\n"
                 "  coxswain trace --name mine --last 100 --json\n"
-                "  coxswain trace mine.20260101T030000.000000000.crash -o crash.pftrace\n",
+                "  coxswain trace mine.20260101T030000.000000000.death.crash -o crash.pftrace\n",
     .choice_size = sizeof(struct trace_choice),
     .groups = {{&trace_options, 0},
                {&cox_connection_options, offsetof(struct trace_choice, connection)}},

@@ -20,6 +20,8 @@ typedef CoxswainRecording__Recording recording;
 
 /* Bytes of a frame in a recording, at most. */
 #define CONTENTS_SIZE_MAX ((size_t)1 << 20)
+/* How long after the end of a request the death that ended it is reported, at most. */
+#define LOST_NS (2 * COX_NSEC_PER_SEC)
 
 /* ---- blocks ---- */
 
@@ -193,10 +195,62 @@ static CoxswainRecording__Request *request_make(struct cox_executor *executor,
     return to;
 }
 
+static void lost_free(struct cox_recorders *recorders)
+{
+    while (recorders->lost_count)
+        coxswain_recording__request__free_unpacked(recorders->lost[--recorders->lost_count], NULL);
+}
+
+/* A request is about to end since a process is dead. */
+static void lost_add(struct cox_executor *executor, struct cox_collector *collector,
+                     uint64_t sequence)
+{
+    struct cox_recorders *recorders = &executor->recorders;
+    const uint64_t now = cox_now_ns();
+    CoxswainRecording__Request *made = NULL;
+    pthread_mutex_lock(&collector->lock);
+    for (uint32_t i = 0; i < executor->geometry.depth && !made; i++)
+        if (collector->entries[i].sequence == sequence)
+            made = request_make(executor, collector, &collector->entries[i], now);
+    pthread_mutex_unlock(&collector->lock);
+    if (!made)
+        return;
+    pthread_mutex_lock(&recorders->lock);
+    if (now - recorders->lost_ns > LOST_NS || recorders->lost_count == COX_LOST_COUNT_MAX)
+        lost_free(recorders); /* of another death */
+    recorders->lost[recorders->lost_count++] = made;
+    recorders->lost_ns = now;
+    pthread_mutex_unlock(&recorders->lock);
+}
+
+/* What the death of a process has ended already was under way, too. */
+static void lost_put(struct cox_recorders *recorders, recording *message)
+{
+    pthread_mutex_lock(&recorders->lock);
+    if (cox_now_ns() - recorders->lost_ns > LOST_NS)
+        lost_free(recorders);
+    for (uint32_t l = 0; message->requests && l < recorders->lost_count; l++) {
+        CoxswainRecording__Request *lost = recorders->lost[l];
+        bool known = false;
+        for (size_t i = 0; i < message->n_requests; i++)
+            known |= message->requests[i]->channel == lost->channel &&
+                     message->requests[i]->sequence == lost->sequence;
+        if (known)
+            coxswain_recording__request__free_unpacked(lost, NULL);
+        else
+            message->requests[message->n_requests++] = lost;
+        recorders->lost[l] = NULL;
+    }
+    if (message->requests)
+        recorders->lost_count = 0;
+    pthread_mutex_unlock(&recorders->lock);
+}
+
 static void requests_put(struct cox_executor *executor, recording *message)
 {
     const uint64_t now = cox_now_ns();
-    message->requests = calloc(COX_TWO_WAY_COUNT * COX_DEPTH_MAX, sizeof(void *));
+    message->requests =
+        calloc(COX_TWO_WAY_COUNT * COX_DEPTH_MAX + COX_LOST_COUNT_MAX, sizeof(void *));
     for (int c = 0; message->requests && c < COX_TWO_WAY_COUNT; c++) {
         struct cox_collector *collector = &executor->collectors[c];
         if (!collector->channel)
@@ -235,6 +289,8 @@ static recording *recording_make(struct cox_executor *executor, enum cox_crash k
     for (uint32_t rank = 0; executor->supervisor && rank < rank_count; rank++)
         rank_put(executor, &ranks[rank], message->ranks[rank]);
     requests_put(executor, message);
+    if (kind == COX_CRASH_DEATH)
+        lost_put(&executor->recorders, message);
     return message;
 }
 
@@ -280,17 +336,18 @@ void cox_recorders_crash(struct cox_executor *executor, enum cox_crash kind, con
     pthread_mutex_lock(&recorders->lock);
     recorders->pending = bytes;
     recorders->pending_size = size;
+    recorders->pending_kind = kind;
     recorders->busy = bytes != NULL;
     pthread_cond_broadcast(&recorders->changed);
     pthread_mutex_unlock(&recorders->lock);
 }
 
-static int pending_write(struct cox_executor *executor, const uint8_t *bytes, size_t size)
+static int recording_write(struct cox_executor *executor, const char *name, const char *cause,
+                           const uint8_t *bytes, size_t size)
 {
     char path[COX_RECORDER_PATH_SIZE];
     struct cox_error why = {0};
-    int r =
-        cox_recording_write(executor->recorders.folder, executor->name, bytes, size, path, &why);
+    int r = cox_recording_write(executor->recorders.folder, name, cause, bytes, size, path, &why);
     if (r)
         cox_log_write(&executor->options.log, 3, "%s", why.text);
     else
@@ -311,9 +368,10 @@ static void *writer_main(void *argument)
             break;
         uint8_t *bytes = recorders->pending;
         const size_t size = recorders->pending_size;
+        const enum cox_crash kind = recorders->pending_kind;
         recorders->pending = NULL;
         pthread_mutex_unlock(&recorders->lock);
-        pending_write(executor, bytes, size);
+        recording_write(executor, executor->name, crash_name(kind), bytes, size);
         free(bytes);
         pthread_mutex_lock(&recorders->lock);
         recorders->busy = recorders->pending != NULL;
@@ -324,78 +382,52 @@ static void *writer_main(void *argument)
 
 /* ---- open and close ---- */
 
-/* A coordinator of this name has died, and left its rings: what it did is kept as a recording. */
-static void rescue(struct cox_executor *executor)
+/* The rings of a coordinator that has died become a recording. The caller has the lock of the name.
+ */
+static void rescue(struct cox_executor *executor, const char *name)
 {
     const char *folder = executor->recorders.folder;
     recording *message = NULL;
     uint8_t *bytes = NULL;
     size_t size;
     struct cox_error why = {0};
-    int r = cox_recording_of_rings(folder, executor->name, &message, &why);
-    if (r == COX_NOT_FOUND)
-        return;
+    int r = cox_recording_of_rings(folder, name, &message, &why);
     if (r == 0)
         r = cox_recording_pack(message, &bytes, &size);
-    if (r)
+    if (r && r != COX_NOT_FOUND)
         cox_log_write(&executor->options.log, 4, "what a dead coordinator recorded is lost: %s",
                       why.code ? why.text : cox_status_text(r));
-    const bool written = r == 0 && pending_write(executor, bytes, size) == 0;
-    cox_recording_rings_remove(folder, executor->name, COX_RANK_COUNT_MAX);
+    const bool written =
+        r == 0 && recording_write(executor, name, message->cause, bytes, size) == 0;
+    cox_recording_rings_remove(folder, name);
     if (r == 0 && !written) /* now there is the space of the rings */
-        pending_write(executor, bytes, size);
+        recording_write(executor, name, message->cause, bytes, size);
     free(bytes);
     cox_recording_free(message);
 }
 
-/* Of two groups of a name one records here. The lock ends with the process, and its file with the
- * group. Returns 0; COX_TAKEN; COX_TOO_LARGE; -errno. */
-static int folder_lock(struct cox_executor *executor, struct cox_error *err)
+/* Of any name: one that was made for a single group never comes back for its rings. */
+static void rescue_other(void *context, const char *name)
 {
-    struct cox_recorders *recorders = &executor->recorders;
-    char path[COX_RECORDER_PATH_SIZE];
-    struct stat locked, named;
-    int r = cox_recording_lock_path(recorders->folder, executor->name, path, err);
-    if (r)
-        return r;
-    for (;;) {
-        _cox_cleanup_(cox_close_fd) int fd =
-            open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (fd < 0 || (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno != EWOULDBLOCK) ||
-            fstat(fd, &locked) < 0)
-            return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
-        if (flock(fd, LOCK_EX | LOCK_NB) < 0)
-            return cox_fail(err, COX_TAKEN,
-                            "a live group '%s' records in %s: choose another name, or another "
-                            "crash directory",
-                            executor->name, recorders->folder);
-        /* A group that ended meanwhile has removed the file. */
-        if (lstat(path, &named) == 0 && named.st_ino == locked.st_ino &&
-            named.st_dev == locked.st_dev) {
-            recorders->lock_fd = cox_steal_fd(&fd);
-            return 0;
-        }
-    }
-}
-
-static void folder_unlock(struct cox_executor *executor)
-{
-    struct cox_recorders *recorders = &executor->recorders;
-    char path[COX_RECORDER_PATH_SIZE];
-    if (recorders->lock_fd >= 0 &&
-        cox_recording_lock_path(recorders->folder, executor->name, path, NULL) == 0)
-        unlink(path);
-    cox_close_fd(&recorders->lock_fd);
+    struct cox_executor *executor = context;
+    const char *folder = executor->recorders.folder;
+    int fd = -1;
+    if (strcmp(name, executor->name) == 0 || cox_name_check(name, NULL) ||
+        cox_recording_lock(folder, name, &fd, NULL))
+        return;
+    rescue(executor, name);
+    cox_recording_unlock(folder, name, &fd);
 }
 
 static void on_failed(const void *owner, const struct cox_collector *collector, uint64_t sequence,
                       int status, const char *text)
 {
-    /* The supervisor reports a death. */
-    (void)collector, (void)sequence;
+    struct cox_executor *executor = (struct cox_executor *)(uintptr_t)owner;
     if (status == COX_TIMEOUT || status == COX_DIVERGED)
-        cox_recorders_crash((struct cox_executor *)(uintptr_t)owner,
+        cox_recorders_crash(executor,
                             status == COX_TIMEOUT ? COX_CRASH_TIMEOUT : COX_CRASH_DIVERGENCE, text);
+    else if (status == COX_PEER_DEAD) /* the supervisor reports the death, with its last lines */
+        lost_add(executor, &executor->collectors[collector->channel->id], sequence);
 }
 
 static int open_folder(struct cox_executor *executor, struct cox_error *err)
@@ -416,10 +448,11 @@ static int open_folder(struct cox_executor *executor, struct cox_error *err)
         r = cox_recording_ring_path(recorders->folder, executor->name, COX_RANK_COUNT_MAX, path,
                                     err);
     if (r == 0)
-        r = folder_lock(executor, err);
+        r = cox_recording_lock(recorders->folder, executor->name, &recorders->lock_fd, err);
     if (r)
         return r;
-    rescue(executor);
+    rescue(executor, executor->name);
+    cox_recording_each_name(recorders->folder, rescue_other, executor);
     r = cox_thread_start(&recorders->thread, writer_main, executor);
     recorders->started = r == 0;
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
@@ -480,10 +513,10 @@ void cox_recorders_close(struct cox_executor *executor)
     pthread_mutex_unlock(&recorders->lock);
     if (started) {
         pthread_join(recorders->thread, NULL);
-        cox_recording_rings_remove(recorders->folder, executor->name,
-                                   executor->geometry.rank_count);
+        cox_recording_rings_remove(recorders->folder, executor->name);
     }
-    folder_unlock(executor);
+    cox_recording_unlock(recorders->folder, executor->name, &recorders->lock_fd);
+    lost_free(recorders);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         cox_recorder_unmap(recorders->files[rank], false);
     recorders->own = cox_recorder_unref(recorders->own);

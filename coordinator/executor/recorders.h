@@ -10,21 +10,25 @@
  * Threads: open, start, renew, close by the executor as said there; the rest any.
  * Ownership: the executor's.
  * Blocks: crash: for the copy, some milliseconds; close: until a recording is written.
- * If the process dies: rings that are files stay, and the next group of the name makes a recording
- *   of them.
+ * If the process dies: rings that are files stay, and the next group that records in that directory
+ *   makes a recording of them.
  */
 #ifndef COX_COORDINATOR_RECORDERS_H
 #define COX_COORDINATOR_RECORDERS_H
 
 #include "channel/recorder/recorder.h"
+#include "channel/shm/layout.h"
 #include "coordinator/process/rank.h"
 
 #include <pthread.h>
 
 struct cox_executor;
 struct cox_collector;
+struct CoxswainRecording__Request;
 
 #define COX_CRASH_PAUSE_MS 10000
+/* As many requests as can be in flight. */
+#define COX_LOST_COUNT_MAX (COX_TWO_WAY_COUNT * COX_DEPTH_MAX)
 
 enum cox_crash {
     COX_CRASH_DEATH,
@@ -52,11 +56,17 @@ struct cox_recorders {
     /* the packed recording that waits to be written; NULL: none */
     uint8_t *pending;
     size_t pending_size;
+    enum cox_crash pending_kind;
     /* it is being written, or packed */
     bool busy;
     /* when a recording of this kind was made last, and how many were skipped since the last one */
     uint64_t last_ns[COX_CRASH_COUNT];
     uint32_t skipped;
+    /* Requests that ended since a process they had asked is dead: the supervisor may report the
+     * death later. When the last one ended. */
+    struct CoxswainRecording__Request *lost[COX_LOST_COUNT_MAX];
+    uint32_t lost_count;
+    uint64_t lost_ns;
 };
 
 /* With the memory made, before the first worker: makes the recorders, unless options.no_recorder.

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,7 +17,11 @@
 #define MAGIC "COXREC1\n"
 #define MAGIC_SIZE 8
 #define CRASH_SUFFIX ".crash"
+#define RING_SUFFIX ".ring"
+#define LOCK_SUFFIX ".lock"
 #define PARTIAL_PREFIX ".partial."
+/* of ".YYYYMMDDTHHMMSS.NNNNNNNNN" */
+#define DATE_SIZE 26
 
 typedef CoxswainRecording__Recording recording;
 
@@ -39,17 +44,9 @@ int cox_recording_ring_path(const char *folder, const char *name, uint32_t rank,
 {
     char file[256];
     if (rank == COX_RECORDER_COORDINATOR)
-        snprintf(file, sizeof file, "%s.coordinator.ring", name);
+        snprintf(file, sizeof file, "%s.coordinator" RING_SUFFIX, name);
     else
-        snprintf(file, sizeof file, "%s.rank%" PRIu32 ".ring", name, rank);
-    return path_format(path, err, folder, file);
-}
-
-int cox_recording_lock_path(const char *folder, const char *name, char path[COX_RECORDER_PATH_SIZE],
-                            struct cox_error *err)
-{
-    char file[256];
-    snprintf(file, sizeof file, "%s.lock", name);
+        snprintf(file, sizeof file, "%s.rank%" PRIu32 RING_SUFFIX, name, rank);
     return path_format(path, err, folder, file);
 }
 
@@ -61,11 +58,12 @@ int cox_recording_folder_make(const char *folder, struct cox_error *err)
                         cox_status_text(-errno));
     int r = stat(folder, &st) < 0 ? -errno : S_ISDIR(st.st_mode) ? 0 : -ENOTDIR;
     if (r == 0 && ((st.st_uid != geteuid() && st.st_uid != 0) || st.st_mode & (S_IWGRP | S_IWOTH)))
-        return cox_fail(err, COX_DENIED,
-                        "the crash directory %s belongs to user %jd and has mode 0%o: others could "
-                        "put files there; expected one of this user, without their right to write "
-                        "(chmod go-w), or a new one",
-                        folder, (intmax_t)st.st_uid, (unsigned)(st.st_mode & 07777));
+        return cox_fail(
+            err, COX_DENIED,
+            "the crash directory %s belongs to user %jd and has mode 0%o: others could put "
+            "files there; name one of this user that nobody else may write to, or one "
+            "that is made then",
+            folder, (intmax_t)st.st_uid, (unsigned)(st.st_mode & 07777));
     if (r == 0 && access(folder, W_OK | X_OK) < 0)
         r = -errno;
     return r ? cox_fail(err, r,
@@ -75,14 +73,106 @@ int cox_recording_folder_make(const char *folder, struct cox_error *err)
              : 0;
 }
 
-void cox_recording_rings_remove(const char *folder, const char *name, uint32_t rank_count)
+/* ---- the names of a directory ---- */
+
+static int lock_path(const char *folder, const char *name, char path[COX_RECORDER_PATH_SIZE],
+                     struct cox_error *err)
+{
+    char file[256];
+    snprintf(file, sizeof file, "%s" LOCK_SUFFIX, name);
+    return path_format(path, err, folder, file);
+}
+
+int cox_recording_lock(const char *folder, const char *name, int *ret_fd, struct cox_error *err)
 {
     char path[COX_RECORDER_PATH_SIZE];
-    for (uint32_t rank = 0; rank < rank_count; rank++)
+    struct stat locked, named;
+    int r = lock_path(folder, name, path, err);
+    if (r)
+        return r;
+    for (;;) {
+        _cox_cleanup_(cox_close_fd) int fd =
+            open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+        if (fd < 0 || fstat(fd, &locked) < 0)
+            return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+        if (flock(fd, LOCK_EX | LOCK_NB) < 0)
+            return errno == EWOULDBLOCK
+                       ? cox_fail(err, COX_TAKEN,
+                                  "a live group '%s' records in %s: choose another name, or "
+                                  "another crash directory",
+                                  name, folder)
+                       : cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+        /* A group that ended meanwhile has removed the file. */
+        if (lstat(path, &named) == 0 && named.st_ino == locked.st_ino &&
+            named.st_dev == locked.st_dev) {
+            *ret_fd = cox_steal_fd(&fd);
+            return 0;
+        }
+    }
+}
+
+void cox_recording_unlock(const char *folder, const char *name, int *fd)
+{
+    char path[COX_RECORDER_PATH_SIZE];
+    if (*fd >= 0 && lock_path(folder, name, path, NULL) == 0)
+        unlink(path);
+    cox_close_fd(fd);
+}
+
+static bool has_suffix(const char *file, const char *suffix)
+{
+    const size_t size = strlen(file), suffix_size = strlen(suffix);
+    return size > suffix_size && strcmp(file + size - suffix_size, suffix) == 0;
+}
+
+void cox_recording_each_name(const char *folder, void (*left)(void *context, const char *name),
+                             void *context)
+{
+    struct dirent **entries;
+    int count = scandir(folder, &entries, NULL, alphasort);
+    for (int i = 0; i < count; i++) {
+        char *file = entries[i]->d_name;
+        if (has_suffix(file, LOCK_SUFFIX)) {
+            file[strlen(file) - strlen(LOCK_SUFFIX)] = '\0';
+            left(context, file);
+        }
+        free(entries[i]);
+    }
+    if (count >= 0)
+        free(entries);
+}
+
+/* The date in the name of a crash file; NULL: it is none. Names have dots, too. */
+static const char *date_of(const char *file)
+{
+    const char *cause = NULL;
+    const size_t size = strlen(file);
+    if (has_suffix(file, CRASH_SUFFIX))
+        cause = memrchr(file, '.', size - strlen(CRASH_SUFFIX));
+    const char *date = cause && cause - file > DATE_SIZE ? cause - DATE_SIZE : NULL;
+    return date && date[0] == '.' && date[9] == 'T' && date[16] == '.' ? date : NULL;
+}
+
+void cox_recording_rings_remove(const char *folder, const char *name)
+{
+    char path[COX_RECORDER_PATH_SIZE], partial[256];
+    struct dirent **entries;
+    for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
         if (cox_recording_ring_path(folder, name, rank, path, NULL) == 0)
             unlink(path);
     if (cox_recording_ring_path(folder, name, COX_RECORDER_COORDINATOR, path, NULL) == 0)
         unlink(path);
+    const int size = snprintf(partial, sizeof partial, PARTIAL_PREFIX "%s", name);
+    int count = scandir(folder, &entries, NULL, NULL);
+    for (int i = 0; i < count; i++) {
+        const char *file = entries[i]->d_name;
+        if (strncmp(file, partial, (size_t)size) == 0 && date_of(file) == file + size &&
+            path_format(path, NULL, folder, file) == 0)
+            unlink(path);
+        free(entries[i]);
+    }
+    if (count >= 0)
+        free(entries);
 }
 
 /* ---- the message ---- */
@@ -291,39 +381,36 @@ int cox_recording_read(const char *path, recording **ret_recording, struct cox_e
     return r && why.code ? cox_fail(err, r, "%s: %s", path, why.text) : r;
 }
 
-static bool is_of_group(const char *file, const char *prefix, const char *name)
+static int is_crash_file(const struct dirent *entry)
 {
-    const size_t prefix_size = strlen(prefix), name_size = strlen(name), size = strlen(file),
-                 suffix_size = strlen(CRASH_SUFFIX);
-    /* What follows a name is a date, which has the one form below: no longer name has it. */
-    return size == prefix_size + name_size + strlen(".YYYYMMDDTHHMMSS.NNNNNNNNN") + suffix_size &&
-           memcmp(file, prefix, prefix_size) == 0 &&
-           memcmp(file + prefix_size, name, name_size) == 0 &&
-           strcmp(file + size - suffix_size, CRASH_SUFFIX) == 0;
+    return entry->d_name[0] != '.' && date_of(entry->d_name);
 }
 
-/* Removes what partly written files are there, and the oldest crash files beyond `keep`. */
-static void files_prune(const char *folder, const char *name, size_t keep)
+static int by_date(const struct dirent **a, const struct dirent **b)
 {
+    return strncmp(date_of((*a)->d_name), date_of((*b)->d_name), DATE_SIZE);
+}
+
+/* Removes the oldest crash files of a cause beyond `keep`. */
+static void files_prune(const char *folder, const char *cause, size_t keep)
+{
+    char suffix[64], path[COX_RECORDER_PATH_SIZE];
     struct dirent **entries;
-    char path[COX_RECORDER_PATH_SIZE];
-    /* By name, which is by time. */
-    int count = scandir(folder, &entries, NULL, alphasort);
-    if (count < 0)
-        return;
-    size_t crashes = 0;
+    snprintf(suffix, sizeof suffix, ".%s" CRASH_SUFFIX, cause);
+    int count = scandir(folder, &entries, is_crash_file, by_date);
+    size_t files = 0;
     for (int i = 0; i < count; i++)
-        crashes += is_of_group(entries[i]->d_name, "", name);
+        files += has_suffix(entries[i]->d_name, suffix);
     for (int i = 0; i < count; i++) {
-        const char *file = entries[i]->d_name;
-        bool old = is_of_group(file, "", name) && crashes > keep;
-        crashes -= old;
-        if ((old || is_of_group(file, PARTIAL_PREFIX, name)) &&
-            path_format(path, NULL, folder, file) == 0)
-            unlink(path);
+        if (has_suffix(entries[i]->d_name, suffix) && files > keep) {
+            files--;
+            if (path_format(path, NULL, folder, entries[i]->d_name) == 0)
+                unlink(path);
+        }
         free(entries[i]);
     }
-    free(entries);
+    if (count >= 0)
+        free(entries);
 }
 
 static int file_fill(int fd, const uint8_t *bytes, size_t size)
@@ -339,8 +426,9 @@ static int file_fill(int fd, const uint8_t *bytes, size_t size)
     return fsync(fd) < 0 ? errno : 0;
 }
 
-int cox_recording_write(const char *folder, const char *name, const uint8_t *bytes, size_t size,
-                        char path[COX_RECORDER_PATH_SIZE], struct cox_error *err)
+int cox_recording_write(const char *folder, const char *name, const char *cause,
+                        const uint8_t *bytes, size_t size, char path[COX_RECORDER_PATH_SIZE],
+                        struct cox_error *err)
 {
     char file[256], partial[COX_RECORDER_PATH_SIZE], date[32];
     struct timespec now;
@@ -348,14 +436,14 @@ int cox_recording_write(const char *folder, const char *name, const uint8_t *byt
     clock_gettime(CLOCK_REALTIME, &now);
     gmtime_r(&now.tv_sec, &utc);
     strftime(date, sizeof date, "%Y%m%dT%H%M%S", &utc);
-    snprintf(file, sizeof file, "%s%s.%s.%09ld%s", PARTIAL_PREFIX, name, date, now.tv_nsec,
-             CRASH_SUFFIX);
+    snprintf(file, sizeof file, PARTIAL_PREFIX "%s.%s.%09ld.%s" CRASH_SUFFIX, name, date,
+             now.tv_nsec, cause);
     int r = path_format(partial, err, folder, file);
     if (r == 0)
         r = path_format(path, err, folder, file + strlen(PARTIAL_PREFIX));
     if (r)
         return r;
-    files_prune(folder, name, COX_CRASH_FILE_COUNT_MAX - 1);
+    files_prune(folder, cause, COX_CRASH_FILE_COUNT_MAX - 1);
     _cox_cleanup_(cox_close_fd) int fd =
         open(partial, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     r = fd < 0 ? errno : file_fill(fd, bytes, size);

@@ -7,15 +7,18 @@
  *   NAME.coordinator.ring    NAME.rank0.ring ...    removed at a clean stop
  *   NAME.lock                                       the same; locked while the group lives
  *
- * What remains after a failure, at most COX_CRASH_FILE_COUNT_MAX of a name, the oldest removed:
+ * What remains after a failure, at most COX_CRASH_FILE_COUNT_MAX of each cause in a directory,
+ * whatever the groups are called; then the oldest of that cause is removed, so that a hundred
+ * starts that fail do not push out the death before them:
  *
- *   NAME.YYYYMMDDTHHMMSS.NNNNNNNNN.crash            UTC
+ *   NAME.YYYYMMDDTHHMMSS.NNNNNNNNN.CAUSE.crash      UTC; CAUSE: death, timeout, divergence, start,
+ *                                                   coordinator
  *
  * Threads: any; nothing here has state.
  * Ownership: see each function. Bytes of a file are untrusted input: errors, whatever they are.
  * Blocks: as the file system does.
  * If the process dies: a file that is being written has a name that begins with a dot, and is
- *   removed by the next write for that group. A crash file is complete or not there.
+ *   removed with the rings of that group. A crash file is complete or not there.
  */
 #ifndef COX_COORDINATOR_RECORDING_H
 #define COX_COORDINATOR_RECORDING_H
@@ -34,14 +37,21 @@ struct CoxswainRecording__Recording;
  * the path has COX_RECORDER_PATH_SIZE bytes or more. */
 int cox_recording_ring_path(const char *folder, const char *name, uint32_t rank,
                             char path[COX_RECORDER_PATH_SIZE], struct cox_error *err);
-/* Path of the file whose lock a live group has. Returns 0; COX_TOO_LARGE. */
-int cox_recording_lock_path(const char *folder, const char *name, char path[COX_RECORDER_PATH_SIZE],
-                            struct cox_error *err);
 /* Creates the crash directory, mode 0700, unless it exists, and checks that files can be made
  * there. Returns 0; COX_DENIED: others can make some, too; -errno. */
 int cox_recording_folder_make(const char *folder, struct cox_error *err);
-/* Removes the rings of a group of rank_count ranks. */
-void cox_recording_rings_remove(const char *folder, const char *name, uint32_t rank_count);
+/* Locks a name in this directory: of two groups of a name one records there, and one process reads
+ * what a dead group has left. The lock ends with the process. *ret_fd: for cox_recording_unlock.
+ * Returns 0; COX_TAKEN: a live group has it; COX_TOO_LARGE; -errno. */
+int cox_recording_lock(const char *folder, const char *name, int *ret_fd, struct cox_error *err);
+/* Removes the lock and its file. *fd becomes -1; -1: nothing is done. */
+void cox_recording_unlock(const char *folder, const char *name, int *fd);
+/* Calls left for the name of each group whose lock file is there, live or not. The name may be
+ * anything that a file is called. */
+void cox_recording_each_name(const char *folder, void (*left)(void *context, const char *name),
+                             void *context);
+/* Removes the rings of a group, and what it has written in part. */
+void cox_recording_rings_remove(const char *folder, const char *name);
 
 /* Allocates a recording without ranks, of this moment. The strings are copied. NULL: no memory. */
 struct CoxswainRecording__Recording *cox_recording_new(const char *name, const char *cause,
@@ -72,10 +82,11 @@ int cox_recording_unpack(const uint8_t *bytes, size_t size,
                          struct cox_error *err);
 int cox_recording_read(const char *path, struct CoxswainRecording__Recording **ret_recording,
                        struct cox_error *err);
-/* Writes a packed recording as a crash file of the group, and removes the oldest ones beyond the
- * limit. path, of COX_RECORDER_PATH_SIZE bytes, gets its path. Returns 0; COX_NO_SPACE;
+/* Writes a packed recording as a crash file of the group, and removes the oldest ones of this cause
+ * beyond the limit. path, of COX_RECORDER_PATH_SIZE bytes, gets its path. Returns 0; COX_NO_SPACE;
  * COX_TOO_LARGE; -errno. On failure nothing is left. */
-int cox_recording_write(const char *folder, const char *name, const uint8_t *bytes, size_t size,
-                        char path[COX_RECORDER_PATH_SIZE], struct cox_error *err);
+int cox_recording_write(const char *folder, const char *name, const char *cause,
+                        const uint8_t *bytes, size_t size, char path[COX_RECORDER_PATH_SIZE],
+                        struct cox_error *err);
 
 #endif

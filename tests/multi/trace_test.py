@@ -283,6 +283,28 @@ def test_m18_a_death_is_told_with_what_each_rank_did():
 
 
 @test
+def test_m18_a_death_is_told_with_the_request_that_it_ended():
+    """Whether the request or the report of the death comes first."""
+    for attach in ATTACH:
+        with Crashes() as crashes, group(crashes, attach, arguments=("--on-death", "restart")) as one:
+            prompts(one)
+            one.stopped(0)
+            one.stopped(1)
+            client = harness.start(["generate", "--name", one.name, "--quiet", "27+58="])
+            wait_until(lambda: [step for step in summary("--name", one.name)["steps"]
+                                if step["pending_ranks"] == [0, 1] and not step["ended"]], "a step")
+            os.kill(one.pids[1], signal.SIGKILL)
+            told = expect(run(["postmortem", crashes.wait_for("death")]), 0).out
+            check(re.search(r"Under way:\n  execute \d+ \(MODEL_INFER\), \d+ bytes, since .*no reply of: .*1", told),
+                  told)
+            steps = re.findall(r"execute (\d+) \(MODEL_INFER\), ", told)  # as many as were in flight
+            check(steps == sorted(set(steps), key=int), "told twice, or not in order: " + told)
+            os.kill(one.pids[0], signal.SIGCONT)
+            check(harness.finish(client).out == "27+58=85\n", "another text")
+            one.stop()
+
+
+@test
 def test_m18_a_timeout_is_told_with_the_request_that_was_under_way():
     with Crashes() as crashes, group(crashes, arguments=("--timeout", "1")) as one:
         prompts(one)
@@ -319,14 +341,20 @@ def test_m18_the_rings_outlive_the_coordinator():
             check("because of: coordinator" in told and "takes MODEL_INFER" in told, told)
             check("rank 1 (pid %d)" % one.pids[1] in told, told)
             run(["clean", one.name])
-            # The next group of the name keeps what there is.
-            again = harness.start(["run", "-n", "1", "--name", one.name, "--crash-dir", crashes.path,
-                                   "--model", harness.MODEL])
-            check(again.stdout.readline(), "it did not start")
-            crashes.wait_for("coordinator")
-            expect(run(["stop", "--name", one.name]), 0)
-            harness.finish(again)
-            check(not crashes.files(".ring"), "left after a clean stop: %s" % crashes.files(".ring"))
+            # The next group that records there keeps what there is, whatever its name is.
+            partial = os.path.join(crashes.path, ".partial.%s.20260101T030000.000000000.death.crash" % one.name)
+            with open(partial, "wb"):
+                pass
+            for name in (one.name, fresh_name("another")) if attach == "named" else (fresh_name("another"),):
+                again = harness.start(["run", "-n", "1", "--name", name, "--crash-dir", crashes.path,
+                                       "--model", harness.MODEL])
+                check(again.stdout.readline(), "it did not start")
+                path = crashes.wait_for("coordinator")
+                check(os.path.basename(path).startswith(one.name + ".") and path.endswith(".coordinator.crash"), path)
+                expect(run(["stop", "--name", name]), 0)
+                harness.finish(again)
+                check(crashes.files() == [path] and len(os.listdir(crashes.path)) == 1,
+                      "left after a clean stop: %s" % os.listdir(crashes.path))
             expect(run(["postmortem", "--name", one.name, "--crash-dir", crashes.path]), 2, "clean stop")
 
 
@@ -357,7 +385,7 @@ def test_m18_one_group_of_a_name_records_in_a_directory_of_its_own():
             check("rank 1 (pid %d)" % one.pids[1] in told, told)
             run(["clean", one.name])
             os.chmod(crashes.path, 0o1777)
-            expect(run(command), 1, crashes.path, "mode 01777", "chmod go-w")
+            expect(run(command), 1, crashes.path, "mode 01777", "nobody else may write")
 
 
 @test

@@ -410,17 +410,25 @@ static void crash_files_are_bounded_and_whole(void **state)
     _cox_cleanup_(cox_recording_freep) CoxswainRecording__Recording *made =
         cox_recording_new("g", "death", "rank 1 died", 2);
     struct cox_error err = {0};
-    char path[COX_RECORDER_PATH_SIZE], first[COX_RECORDER_PATH_SIZE];
+    char path[COX_RECORDER_PATH_SIZE], cause[COX_RECORDER_PATH_SIZE];
+    char first[4][COX_RECORDER_PATH_SIZE];
     uint8_t *bytes;
     size_t size;
     assert_non_null(made);
     assert_int_equal(cox_recording_pack(made, &bytes, &size), 0);
+    /* The one of another cause stays, whatever comes after it. */
+    assert_int_equal(cox_recording_write(folder, "g", "death", bytes, size, cause, &err), 0);
     for (int i = 0; i < COX_CRASH_FILE_COUNT_MAX + 3; i++) {
-        assert_int_equal(cox_recording_write(folder, "g", bytes, size, path, &err), 0);
-        if (i == 0)
-            strcpy(first, path);
+        char name[16];
+        snprintf(name, sizeof name, "%c%d", 'z' - i, i); /* the oldest by time, not by name */
+        assert_int_equal(cox_recording_write(folder, name, "start", bytes, size, path, &err), 0);
+        if (i < 4)
+            strcpy(first[i], path);
     }
-    assert_int_equal(access(first, F_OK), -1);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(access(first[i], F_OK), -1);
+    assert_int_equal(access(first[3], F_OK), 0);
+    assert_int_equal(access(cause, F_OK), 0);
     CoxswainRecording__Recording *read = NULL;
     assert_int_equal(cox_recording_read(path, &read, &err), 0);
     assert_string_equal(read->text, "rank 1 died");
@@ -440,8 +448,9 @@ static void crash_files_are_bounded_and_whole(void **state)
     }
     free(bytes);
     err = (struct cox_error){0};
-    assert_int_equal(cox_recording_write("/proc/none", "g", (const uint8_t *)"x", 1, path, &err),
-                     -ENOENT);
+    assert_int_equal(
+        cox_recording_write("/proc/none", "g", "death", (const uint8_t *)"x", 1, path, &err),
+        -ENOENT);
     assert_non_null(strstr(err.text, "/proc/none"));
     err = (struct cox_error){0};
     assert_int_equal(cox_recording_of_rings(folder, "none", &read, &err), COX_NOT_FOUND);
