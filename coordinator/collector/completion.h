@@ -136,6 +136,10 @@ struct cox_channel_stats {
     /* bytes of large requests that a rank may still read */
     uint64_t large_held_bytes;
     struct cox_phase_stats phases[COX_PHASE_COUNT];
+    /* Of requests that ended with COX_PEER_DEAD: since the kernel reported the end of the process,
+     * or since the request was published, if that was later. Of those that ended with COX_TIMEOUT:
+     * how long the rank that was silent longest had been silent. */
+    struct cox_phase_stats death_detection, hang_detection;
 };
 
 #ifdef COX_INTERNAL

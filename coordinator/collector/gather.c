@@ -177,6 +177,29 @@ static void gather_tell_failure(struct cox_collector *collector, const struct co
                           completion->text);
 }
 
+/* How long it took to find out that a rank is dead, or hangs. */
+static void gather_count_detection(struct cox_collector *collector, const struct cox_entry *entry,
+                                   int status)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const uint64_t now = cox_now_ns();
+    uint64_t seen_ns = entry->published_ns, silent_ns = 0;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        const struct cox_rank_result *result = &gathering->results[rank];
+        /* relaxed: the rank was found dead, which is acquired after it. */
+        const uint64_t exiting_ns =
+            atomic_load_explicit(&collector->records[rank].exiting_ns, memory_order_relaxed);
+        if (result->outcome == COX_OUTCOME_DEAD && exiting_ns > seen_ns)
+            seen_ns = exiting_ns;
+        if (result->outcome == COX_OUTCOME_LATE && result->silent_ns > silent_ns)
+            silent_ns = result->silent_ns;
+    }
+    if (status == COX_PEER_DEAD)
+        cox_latency_add(&collector->stats.death_detection, now - seen_ns);
+    else if (status == COX_TIMEOUT)
+        cox_latency_add(&collector->stats.hang_detection, silent_ns);
+}
+
 /* The request has failed: no rank begins another step after it. Others may be told now, and then
  * the lock is released meanwhile. */
 static void gather_fail(struct cox_collector *collector, const struct cox_entry *entry,
@@ -193,6 +216,7 @@ static void gather_fail(struct cox_collector *collector, const struct cox_entry 
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (result_counts(&gathering->results[rank], cancelled))
             cox_rank_stats_fail(&collector->rank_stats[rank], gathering->results[rank].code);
+    gather_count_detection(collector, entry, completion->status);
     pthread_mutex_unlock(&collector->lock);
     gather_tell_failure(collector, entry, completion, cancelled, odd);
     pthread_mutex_lock(&collector->lock);

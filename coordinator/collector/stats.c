@@ -96,6 +96,8 @@ void cox_stats_read(const struct cox_stats *stats, struct cox_channel_stats *ret
     *ret_stats = stats->counts;
     for (int phase = 0; phase < COX_PHASE_COUNT; phase++)
         cox_latency_read(&stats->phases[phase], &ret_stats->phases[phase]);
+    cox_latency_read(&stats->death_detection, &ret_stats->death_detection);
+    cox_latency_read(&stats->hang_detection, &ret_stats->hang_detection);
 }
 
 void cox_latency_read(const struct cox_latency *latency, struct cox_phase_stats *ret_stats)

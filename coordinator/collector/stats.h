@@ -40,6 +40,7 @@ struct cox_stats {
     /* without its phases, which read adds */
     struct cox_channel_stats counts;
     struct cox_latency phases[COX_PHASE_COUNT];
+    struct cox_latency death_detection, hang_detection;
 };
 
 /* Of one rank. */

@@ -21,7 +21,8 @@
 
 struct cox_metrics_server {
     struct MHD_Daemon *daemon;
-    char *socket_path;
+    /* of the group; NULL: not given */
+    char *name, *socket_path;
     /* of a unix socket; empty: none */
     char path[sizeof((struct sockaddr_un *)NULL)->sun_path];
     char url[160];
@@ -78,7 +79,9 @@ static enum MHD_Result serve_status(const struct cox_metrics_server *server,
     struct cox_error err = {0};
     char reason[COX_HEALTH_SIZE];
     const uint64_t deadline_ns = cox_deadline_after_ms(STATUS_MS);
-    int r = cox_client_open_path(&client, server->socket_path, deadline_ns, &err);
+    int r = server->socket_path
+                ? cox_client_open_path(&client, server->socket_path, deadline_ns, &err)
+                : cox_client_open(&client, server->name, deadline_ns, &err);
     if (!r)
         r = cox_client_status(&client, deadline_ns, &status, &err);
     if (r)
@@ -169,14 +172,16 @@ static int parse_address(const char *text, union address *ret_address, socklen_t
     const char *path = text + strlen(UNIX_PREFIX);
     if (strncmp(text, UNIX_PREFIX, strlen(UNIX_PREFIX)) != 0)
         return parse_inet(text, ret_address, ret_size)
-                   ? cox_fail(err, COX_INVALID,
-                              "--metrics '%.200s': expected ADDRESS:PORT with a numeric address "
-                              "([ADDRESS]:PORT for IPv6), PORT, or unix:PATH",
-                              text)
+                   ? cox_fail(
+                         err, COX_INVALID,
+                         "metrics address '%.200s': expected ADDRESS:PORT with a numeric address "
+                         "([ADDRESS]:PORT for IPv6), PORT, or unix:PATH",
+                         text)
                    : 0;
     memset(ret_address, 0, sizeof *ret_address);
     if (!*path || strlen(path) >= sizeof ret_address->un.sun_path)
-        return cox_fail(err, COX_INVALID, "--metrics: the path of a unix socket has 1 to %zu bytes",
+        return cox_fail(err, COX_INVALID,
+                        "metrics address: the path of a unix socket has 1 to %zu bytes",
                         sizeof ret_address->un.sun_path - 1);
     ret_address->un.sun_family = AF_UNIX;
     strcpy(ret_address->un.sun_path, path);
@@ -243,7 +248,7 @@ static void note_url(struct cox_metrics_server *server, int fd, const union addr
 
 /* ---- constructor and destructor ---- */
 
-int cox_metrics_server_new(const char *address, const char *socket_path,
+int cox_metrics_server_new(const char *address, const char *name, const char *socket_path,
                            struct cox_metrics_server **ret_server, struct cox_error *err)
 {
     union address at;
@@ -252,16 +257,18 @@ int cox_metrics_server_new(const char *address, const char *socket_path,
     if (r)
         return r;
     struct cox_metrics_server *server = calloc(1, sizeof *server);
-    if (server)
-        server->socket_path = strdup(socket_path);
-    if (!server || !server->socket_path) {
-        free(server);
+    if (server) {
+        server->name = name ? strdup(name) : NULL;
+        server->socket_path = socket_path ? strdup(socket_path) : NULL;
+    }
+    if (!server || (name && !server->name) || (socket_path && !server->socket_path)) {
+        cox_metrics_server_free(server);
         return cox_fail(err, -ENOMEM, "no memory for the metrics");
     }
     const int fd = listen_at(&at, size);
     if (fd < 0) {
         cox_metrics_server_free(server);
-        return cox_fail(err, fd, "--metrics %.200s: %s", address, cox_status_text(fd));
+        return cox_fail(err, fd, "metrics address %.200s: %s", address, cox_status_text(fd));
     }
     note_url(server, fd, &at);
     server->daemon =
@@ -273,7 +280,8 @@ int cox_metrics_server_new(const char *address, const char *socket_path,
     if (!server->daemon) {
         close(fd);
         cox_metrics_server_free(server);
-        return cox_fail(err, -EAGAIN, "--metrics %.200s: the HTTP server cannot start", address);
+        return cox_fail(err, -EAGAIN, "metrics address %.200s: the HTTP server cannot start",
+                        address);
     }
     *ret_server = server;
     return 0;
@@ -292,6 +300,7 @@ struct cox_metrics_server *cox_metrics_server_free(struct cox_metrics_server *se
         MHD_stop_daemon(server->daemon); /* closes the listening socket, too */
     if (server->path[0])
         unlink(server->path);
+    free(server->name);
     free(server->socket_path);
     free(server);
     return NULL;

@@ -116,17 +116,20 @@ static void write_channels(FILE *file, const status_reply *status)
 #undef WRITE
 }
 
-/* The samples of a histogram. labels: without the braces, as `label` writes them. */
+/* The samples of a histogram. labels: without the braces, as `label` writes them; empty: none. */
 static void write_histogram(FILE *file, const char *name, const char *labels,
                             const CoxswainControl__PhaseStatus *times)
 {
+    const char *const separator = labels[0] ? "," : "", *const begin = labels[0] ? "{" : "",
+                      *const end = labels[0] ? "}" : "";
     for (size_t i = 0; i < times->n_below; i++)
-        fprintf(file, "coxswain_%s_bucket{%s,le=\"%.9g\"} %" PRIu64 "\n", name, labels,
+        fprintf(file, "coxswain_%s_bucket{%s%sle=\"%.9g\"} %" PRIu64 "\n", name, labels, separator,
                 (double)COX_PHASE_BOUND_NS(i) / NS_PER_SECOND, times->below[i]);
-    fprintf(file, "coxswain_%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n", name, labels, times->count);
-    fprintf(file, "coxswain_%s_sum{%s} %.9g\n", name, labels,
+    fprintf(file, "coxswain_%s_bucket{%s%sle=\"+Inf\"} %" PRIu64 "\n", name, labels, separator,
+            times->count);
+    fprintf(file, "coxswain_%s_sum%s%s%s %.9g\n", name, begin, labels, end,
             (double)times->sum_ns / NS_PER_SECOND);
-    fprintf(file, "coxswain_%s_count{%s} %" PRIu64 "\n", name, labels, times->count);
+    fprintf(file, "coxswain_%s_count%s%s%s %" PRIu64 "\n", name, begin, labels, end, times->count);
 }
 
 static void write_phases(FILE *file, const status_reply *status)
@@ -143,6 +146,20 @@ static void write_phases(FILE *file, const status_reply *status)
                      status->channels[i]->name, phase->name);
             if (phase->count)
                 write_histogram(file, "phase_seconds", labels, phase);
+        }
+}
+
+static void write_detections(FILE *file, const status_reply *status)
+{
+    begin(file, "detect_seconds", "histogram",
+          "Time to find out that a rank is dead, since the kernel reported its end; or that it "
+          "hangs: how long it had been silent when a deadline passed.");
+    for (size_t i = 0; i < status->n_channels; i++)
+        for (size_t k = 0; k < status->channels[i]->n_detections; k++) {
+            char labels[LABELS_SIZE];
+            snprintf(labels, sizeof labels, "channel=\"%s\",cause=\"%s\"",
+                     status->channels[i]->name, status->channels[i]->detections[k]->name);
+            write_histogram(file, "detect_seconds", labels, status->channels[i]->detections[k]);
         }
 }
 
@@ -227,6 +244,10 @@ static void write_recovery(FILE *file, const CoxswainControl__RecoveryStatus *re
           "Deaths within the window of --restart-window.");
     whole(file, "recent_deaths_max", "gauge", recovery->restart_max,
           "More recent deaths than this are the end of the group.");
+    begin(file, "replace_seconds", "histogram",
+          "Time from the death of a rank until its successor runs, its init replayed.");
+    if (recovery->replacements)
+        write_histogram(file, "replace_seconds", "", recovery->replacements);
 }
 
 static void write_serving(FILE *file, const CoxswainControl__ServingStatus *serving)
@@ -334,6 +355,7 @@ void cox_metrics_write(FILE *file, const status_reply *status)
     write_group(file, status);
     write_channels(file, status);
     write_phases(file, status);
+    write_detections(file, status);
     write_ranks(file, status);
     if (status->recovery)
         write_recovery(file, status->recovery);

@@ -73,6 +73,9 @@ void cox_rank_move(struct cox_rank *rank, enum cox_rank_stage to)
     const uint32_t from = atomic_load_explicit(&rank->stage, memory_order_relaxed);
     COX_ASSERT(cox_rank_may_move((enum cox_rank_stage)from, to));
 #endif
+    /* relaxed: the store of the stage releases it. */
+    if (to == COX_STAGE_EXITING)
+        atomic_store_explicit(&rank->exiting_ns, cox_now_ns(), memory_order_relaxed);
     /* release: partner is cox_rank_stage_of. */
     atomic_store_explicit(&rank->stage, to, memory_order_release);
 #if COX_TESTING

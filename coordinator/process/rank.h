@@ -95,6 +95,9 @@ struct cox_rank {
     /* Its process counts in the supervisor's `alive`: it was started or registered, has not left
      * for good, and its death hook has not returned. Under the supervisor's lock. */
     bool awaited;
+    /* When its process was first seen to end, CLOCK_MONOTONIC; 0: never. Written by cox_rank_move
+     * before the stage. */
+    _Atomic uint64_t exiting_ns;
     /* When it was seen to have left, CLOCK_MONOTONIC. Under the supervisor's lock. */
     uint64_t left_ns;
     struct cox_slot_holder holder;

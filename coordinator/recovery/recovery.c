@@ -242,5 +242,6 @@ void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_stat
         .unready = recovery->unready,
     };
     describe(recovery, ret_status->doing, sizeof ret_status->doing);
+    cox_latency_read(&recovery->replacements, &ret_status->replacements);
     pthread_mutex_unlock(&recovery->lock);
 }

@@ -100,6 +100,8 @@ struct cox_recovery_status {
     /* a rank was replaced, and init was not replayed since: restarting a dead rank does not change
      * that */
     bool unready;
+    /* of ranks that were replaced: from their death to the end of the replay of init */
+    struct cox_phase_stats replacements;
 };
 void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_status *ret_status);
 

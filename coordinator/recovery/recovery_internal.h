@@ -8,6 +8,7 @@
 #ifndef COX_COORDINATOR_RECOVERY_INTERNAL_H
 #define COX_COORDINATOR_RECOVERY_INTERNAL_H
 
+#include "coordinator/collector/stats.h"
 #include "recovery.h"
 
 #include <pthread.h>
@@ -102,6 +103,7 @@ struct cox_recovery {
     /* times of the last restart_max + 1 deaths, a ring */
     uint64_t *deaths;
     uint64_t death_count;
+    struct cox_latency replacements;
 };
 
 /* Around a call of the executor: enter releases the lock; leave takes it again and reads the ranks'

@@ -198,9 +198,11 @@ int cox_recovery_replay(struct cox_recovery *recovery, uint64_t deadline_ns, str
     uint64_t now = cox_now_ns();
     for (uint32_t i = 0; i < recovery->rank_count; i++) {
         struct cox_recovery_rank *rank = &recovery->ranks[i];
-        if (rank->replaced)
+        if (rank->replaced) {
+            cox_latency_add(&recovery->replacements, now - rank->died_ns);
             cox_log_write(&recovery->options.log, 5, "%s in %.0f ms", rank->news,
                           (double)(now - rank->died_ns) / (double)COX_NSEC_PER_MSEC);
+        }
         rank->replaced = false;
     }
     return 0;

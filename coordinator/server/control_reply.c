@@ -20,8 +20,8 @@ typedef CoxswainControl__ServingStatus serving_message;
 /* Sets a field and its has_ beside it. */
 #define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
 
-static int phase_fill(phase_message *message, const char *name, const struct cox_phase_stats *stats,
-                      struct cox_arena *arena)
+int cox_control_reply_phase(phase_message *message, const char *name,
+                            const struct cox_phase_stats *stats, struct cox_arena *arena)
 {
     coxswain_control__phase_status__init(message);
     message->name = (char *)(uintptr_t)name;
@@ -74,7 +74,8 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
         SET(message, group_ns, status->group_ns);
         SET(message, group_wait_ns, status->group_wait_ns);
         message->execute = cox_arena_alloc(arena, sizeof *message->execute);
-        if (!message->execute || phase_fill(message->execute, "execute", &status->execute, arena))
+        if (!message->execute ||
+            cox_control_reply_phase(message->execute, "execute", &status->execute, arena))
             return -ENOMEM;
     }
     message->n_channels = COX_TWO_WAY_COUNT;
@@ -105,7 +106,28 @@ static int phases_fill(channel_message *message, const struct cox_channel_stats 
     int r = message->phases && phases ? 0 : -ENOMEM;
     for (uint32_t phase = 0; r == 0 && phase < COX_PHASE_COUNT; phase++) {
         message->phases[phase] = &phases[phase];
-        r = phase_fill(&phases[phase], cox_phase_name(phase), &stats->phases[phase], arena);
+        r = cox_control_reply_phase(&phases[phase], cox_phase_name(phase), &stats->phases[phase],
+                                    arena);
+    }
+    return r;
+}
+
+static int detections_fill(channel_message *message, const struct cox_channel_stats *stats,
+                           struct cox_arena *arena)
+{
+    const struct {
+        const char *name;
+        const struct cox_phase_stats *times;
+    } detections[] = {{"death", &stats->death_detection}, {"hang", &stats->hang_detection}};
+    const size_t count = sizeof detections / sizeof detections[0];
+    message->detections = cox_arena_alloc(arena, count * sizeof *message->detections);
+    phase_message *messages = cox_arena_alloc(arena, count * sizeof *messages);
+    int r = message->detections && messages ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        if (!detections[i].times->count)
+            continue;
+        r = cox_control_reply_phase(&messages[i], detections[i].name, detections[i].times, arena);
+        message->detections[message->n_detections++] = &messages[i];
     }
     return r;
 }
@@ -141,7 +163,8 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     for (uint32_t rank = 0; rank < status->rank_count; rank++)
         if (cox_rank_set_has(&status->channels[id].late, rank))
             message->late_ranks[message->n_late_ranks++] = rank;
-    return phases_fill(message, stats, arena);
+    int r = phases_fill(message, stats, arena);
+    return r ? r : detections_fill(message, stats, arena);
 }
 
 static int channels_fill(status_reply *reply, const struct cox_executor_status *status,

@@ -20,6 +20,7 @@ struct CoxswainControl__LoraRequest;
 struct CoxswainControl__RecoverReply;
 struct CoxswainControl__RecoverRequest;
 struct CoxswainControl__RecoveryStatus;
+struct CoxswainControl__PhaseStatus;
 struct CoxswainControl__StatusReply;
 struct CoxswainControl__WeightsReply;
 struct CoxswainControl__WeightsRequest;
@@ -28,6 +29,9 @@ struct CoxswainControl__WeightsStatus;
 /* Returns 0 or -ENOMEM. */
 int cox_control_reply_status(const struct cox_control_source *source, struct cox_arena *arena,
                              struct CoxswainControl__StatusReply **ret_status);
+/* A histogram. name: static storage. Returns 0 or -ENOMEM. */
+int cox_control_reply_phase(struct CoxswainControl__PhaseStatus *message, const char *name,
+                            const struct cox_phase_stats *stats, struct cox_arena *arena);
 /* The state of recovery; phase.recovery is not NULL. */
 int cox_control_reply_recovery(const struct cox_control_source *source, struct cox_arena *arena,
                                struct CoxswainControl__RecoveryStatus **ret_status);

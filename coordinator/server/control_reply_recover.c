@@ -32,6 +32,12 @@ int cox_control_reply_recovery(const struct cox_control_source *source, struct c
     SET(message, on_death, (uint32_t)status.on_death);
     SET(message, recent_deaths, status.recent_deaths);
     SET(message, restart_max, status.restart_max);
+    if (status.replacements.count) {
+        message->replacements = cox_arena_alloc(arena, sizeof *message->replacements);
+        if (!message->replacements || cox_control_reply_phase(message->replacements, "replacement",
+                                                              &status.replacements, arena))
+            return -ENOMEM;
+    }
     message->doing = status.doing[0] ? cox_arena_strdup(arena, status.doing) : NULL;
     *ret_status = message;
     return status.doing[0] && !message->doing ? -ENOMEM : 0;

@@ -72,8 +72,8 @@ static int keep(const struct cox_engine_group_options *options, const char *metr
     if (r == COX_CLOSED)
         return cox_exit_interrupted(number);
     if (!r && metrics)
-        r = cox_metrics_server_new(metrics, cox_executor_socket(cox_engine_group_executor(group)),
-                                   &server, &error);
+        r = cox_metrics_server_new(
+            metrics, NULL, cox_executor_socket(cox_engine_group_executor(group)), &server, &error);
     if (!r && server && !options->foreground.quiet)
         cox_console_say("metrics at %s", cox_metrics_server_url(server));
     if (!r)

@@ -22,6 +22,7 @@ from harness import (MODEL, SOURCE_DIR, TIMEOUT, check, expect, finish, fresh_na
 
 harness.begin(harness.parser(__doc__))
 LINE = re.compile(r'(coxswain_[a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
+DEADLINE = 3  # of a request, in seconds
 PAIR = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -40,9 +41,9 @@ class Group:
                 self.pids[int(words[1])] = int(words[3])
         self.url = self.await_line("metrics at ")[len("metrics at "):].strip()
 
-    def await_line(self, text):
+    def await_line(self, text, process=None):
         while True:
-            line = self.process.stderr.readline()
+            line = (process or self.process).stderr.readline()
             check(line, "%r was not said" % text)
             if text in line:
                 return line[line.index(text):]
@@ -117,7 +118,7 @@ def documented():
 
 @test
 def test_m18_metrics_count_what_happened():
-    with Group("--on-death", "restart") as group:
+    with Group("--on-death", "restart", "--timeout", str(DEADLINE)) as group:
         before = group.metrics()
         expect(run(["generate", "--name", group.name, "27+58=", "1+2="]), 0)
         after = group.metrics()
@@ -144,6 +145,26 @@ def test_m18_metrics_count_what_happened():
         now = group.metrics()
         check(value(now, "coxswain_rank_deaths_total", rank="1") == 1, "the death was not counted")
         check(value(now, "coxswain_rank_incarnation", rank="1") == 2, "not another incarnation")
+        # How long it took: to find the rank dead that owed a reply, and to replace it; to find one hanging.
+        check(not [key for key in after if key[0].startswith("coxswain_detect")], "found without a fault")
+        check(value(now, "coxswain_replace_seconds_count") == 1, "no replacement")
+        check(0 < value(now, "coxswain_replace_seconds_sum") < TIMEOUT, "a wrong time")
+        wait_until(lambda: group.get("/readyz")[0] == 200, "ready")
+        stopped = status_of(group.name)["ranks"][1]["pid"]
+        for kill, cause in (signal.SIGKILL, "death"), (signal.SIGCONT, "hang"):
+            os.kill(stopped, signal.SIGSTOP)
+            client = start(["generate", "--name", group.name, "--quiet", "1+2="])
+            wait_until(lambda: value(group.metrics(), "coxswain_in_flight", channel="execute") > 0, "a step")
+            if cause == "hang":
+                wait_until(lambda: value(group.metrics(), "coxswain_timeouts_total", channel="execute") > 0, "a deadline")
+            os.kill(stopped, kill)
+            finish(client)
+            wait_until(lambda: group.get("/readyz")[0] == 200, "ready again")
+            found = group.metrics()
+            check(value(found, "coxswain_detect_seconds_count", channel="execute", cause=cause) >= 1, cause)
+            stopped = status_of(group.name)["ranks"][1]["pid"]
+        silent = value(found, "coxswain_detect_seconds_sum", channel="execute", cause="hang")
+        check(silent > 0.5 * DEADLINE, "the rank was silent for %s s" % silent)
         # What each rank tells of its steps: a histogram, of which a part is spent with the other one.
         for rank in "0", "1":
             count = value(after, "coxswain_rank_execute_seconds_count", rank=rank)
@@ -161,8 +182,10 @@ def test_m18_metrics_count_what_happened():
 def test_m18_each_metric_is_in_the_docs():
     with Group("--role", "decode") as group:
         expect(run(["generate", "--name", group.name, "27+58="]), 0)
-        found = {re.sub("(phase|execute)_seconds_(bucket|sum|count)$", r"\1_seconds", key[0])
-                 for key in group.metrics()}
+        status, text = group.get("/metrics")
+        check(status == 200, text)
+        # A histogram may have no sample yet.
+        found = set(re.findall("^# TYPE (coxswain_[a-z_]+) ", text, re.MULTILINE))
         # The last two are of programs that set a note.
         wanted = documented() - {"coxswain_note", "coxswain_note_info"}
         check(found == wanted, "missing in docs/metrics.md: %s; not written: %s" % (found - wanted, wanted - found))
@@ -201,6 +224,31 @@ def test_m18_the_command_prints_the_same_and_prometheus_takes_it():
 
 
 @test
+def test_m18_a_process_beside_the_group_serves_the_same():
+    """Also while the group is gone, and after it has come back."""
+    with Group() as group:
+        beside = start(["metrics", "--name", group.name, "--serve", "0"])
+        own, group.url = group.url, group.await_line("metrics at ", beside)[len("metrics at "):].strip()
+        check(group.url != own, group.url)
+        expect(run(["generate", "--name", group.name, "27+58="]), 0)
+        check(value(group.metrics(), "coxswain_prompts_completed_total") == 1, "another group")
+        check(group.get("/readyz")[0] == 200 and group.get("/healthz")[0] == 200, "not ready")
+        expect(run(["stop", "--name", group.name]), 0)
+        finish(group.process)
+        status, text = group.get("/metrics")
+        check(status == 503 and group.name in text, "%d %s" % (status, text))
+        check(group.get("/healthz")[0] == 200, "it has gone with the group")
+        again = start(["run", "-n", "1", "--name", group.name, "--model", MODEL])
+        check(again.stdout.readline(), "it did not start")
+        check(value(group.metrics(), "coxswain_ranks") == 1, "not the one that came back")
+        expect(run(["stop", "--name", group.name]), 0)
+        finish(again)
+        beside.send_signal(signal.SIGTERM)
+        check(finish(beside).status == 0, "it did not end well")
+        expect(run(["metrics", "--serve", "0", "--json"]), 2, "--json")
+
+
+@test
 def test_s2_ranks_that_disagree_are_an_error_with_words_and_counted():
     folder = tempfile.mkdtemp(prefix=fresh_name("bend"))
     try:
@@ -229,7 +277,7 @@ def test_m18_a_unix_socket_and_addresses_that_are_none():
         check(value(group.metrics(), "coxswain_ranks") == 2, "not two ranks")
         check(os.stat(path).st_mode & 0o777 == 0o600, "others can connect")
         busy = run(["run", "-n", "1", "--model", MODEL, "--metrics", "unix:" + path])
-        expect(busy, 1, "--metrics unix:", "in use")
+        expect(busy, 1, "metrics address unix:", "in use")
         group.process.kill()
         group.process.wait()
     check(os.path.exists(path), "a killed process leaves the file")
@@ -237,7 +285,8 @@ def test_m18_a_unix_socket_and_addresses_that_are_none():
         pass
     check(not os.path.exists(path), "the socket stays")
     for address in "nowhere:1", "127.0.0.1:65536", "127.0.0.1:", ":1", "[::1:9", "unix:", "":
-        expect(run(["run", "-n", "1", "--model", MODEL, "--metrics", address]), 2, "--metrics")
+        expect(run(["run", "-n", "1", "--model", MODEL, "--metrics", address]), 2, "metrics address")
+        expect(run(["metrics", "--serve", address]), 2, "metrics address")
 
 
 @test

@@ -39,7 +39,7 @@ FOLDERS = {
     "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory channel/memory/domain proto coordinator/process",
     "coordinator/executor": "channel/base channel/recorder channel/shm channel/socket channel/handle proto "
                             "coordinator/process coordinator/collector coordinator/recording",
-    "coordinator/recovery": "channel/base coordinator/executor",
+    "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
     "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
