@@ -312,6 +312,9 @@ class Group:
         by for another group. Not with external.
     devices: the device number of each rank; None: its rank.
     spin: whether waits spin for some microseconds before they block, where cores are free.
+    crash_dir: a directory of this user's: what the ranks did becomes a file there when one dies, a
+        request meets its deadline, or a start fails; `coxswain postmortem FILE` tells it. None:
+        that of COXSWAIN_CRASH_DIR, if it is set.
 
     Threads: any. Not in the child of a fork.
     """
@@ -332,6 +335,7 @@ class Group:
         standby: bool = False,
         devices: Sequence[int] | None = None,
         spin: bool = True,
+        crash_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self._process = Process("group")
         self._native: Any = None
@@ -373,6 +377,9 @@ class Group:
         executor.spin = lib.COX_SPIN_AUTO if spin else lib.COX_SPIN_OFF
         executor.external_workers = external
         executor.no_socket = standby
+        if folder := crash_dir or os.environ.get("COXSWAIN_CRASH_DIR"):
+            keep.append(ffi.new("char[]", os.fsencode(folder)))
+            executor.crash_dir = keep[-1]
         # External ranks may take as long as a scheduler needs; 0 is the library's default of 60 s.
         milliseconds = 2**62 if timeout is None else max(1, int(timeout * 1000))
         executor.start_timeout_ms = milliseconds

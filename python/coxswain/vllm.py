@@ -76,6 +76,9 @@ class Options:
     #: with "restart": processes that stand by for an incident: "none"; "warm": they have imported
     #: vLLM; "hot": they have loaded the model, too
     spares: str = "none"
+    #: where `coxswain postmortem` finds what the ranks did before one died; None: that of
+    #: COXSWAIN_CRASH_DIR, if it is set
+    crash_dir: str | None = None
 
     @classmethod
     def of(cls, config: VllmConfig) -> Options:
@@ -114,6 +117,7 @@ class Ranks:
         pickled_config: bytes,
         command: list[str],
         name: str | None,
+        crash_dir: str | None,
         on_rank_death: Callable[[Ranks, int, str], object],
         warm_up: Callable[[Ranks], object] | None = None,
     ) -> None:
@@ -145,6 +149,7 @@ class Ranks:
             on_line=_write_line,
             on_rank_death=lambda rank, text: on_rank_death(self, rank, text),
             standby=warm_up is not None,
+            crash_dir=crash_dir,
         )
 
     def start(self) -> None:
@@ -495,6 +500,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             self._pickled_config,
             self._command,
             name,
+            self._options.crash_dir,
             on_rank_death,
             self._survivor.warm_up if standby and self._survivor else None,
         )

@@ -83,6 +83,7 @@ struct cox_executor_options {
     bool external_workers;
     bool no_socket;
     bool collect;
+    const char *crash_dir;
     uint64_t request_size[];
     uint64_t response_size[];
     const char *runtime_dir;

@@ -276,6 +276,37 @@ def test_a_death_is_told_while_nothing_is_in_flight():
     assert f"rank 1 (pid {pid}) was killed by signal 9" in text
 
 
+@pytest.mark.parametrize("attach", ["named", "sealed"])
+def test_a_death_leaves_a_file_that_tells_what_the_ranks_did(
+    attach, tmp_path, monkeypatch, coxswain_command
+):
+    def told(folder, cause):
+        deadline = time.monotonic() + 20
+        while not (files := list(folder.glob(f"[!.]*.{cause}.crash"))):
+            assert time.monotonic() < deadline, os.listdir(folder)
+            time.sleep(0.01)
+        command = [coxswain_command, "postmortem", files[0]]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+    folder, other = tmp_path / "one", tmp_path / "of the environment"
+    with coxswain.Group(workers.obey, 2, attach=attach, crash_dir=folder) as group:
+        group.call(b"print 1", timeout=30)
+        with pytest.raises(coxswain.RankDied):
+            group.call(b"kill 1", timeout=30)
+        text = told(folder, "death")
+        assert "rank 1" in text and "Under way:" in text and "no reply of: " in text, text
+    assert [path.suffix for path in folder.iterdir()] == [".crash"]
+    monkeypatch.setenv("COXSWAIN_CRASH_DIR", str(other))
+    with coxswain.Group(workers.obey, 2, attach=attach) as group:
+        with pytest.raises(coxswain.TimedOut):
+            group.call(b"stop 1", timeout=0.2)
+        assert "rank 1" in told(other, "timeout")
+        os.kill(group.status().ranks[1].pid, signal.SIGCONT)
+    with pytest.raises(coxswain.Error, match="/proc/none"):
+        with coxswain.Group(workers.obey, 1, crash_dir="/proc/none"):
+            pass
+
+
 def test_status_has_the_fields_of_the_command(coxswain_command):
     with coxswain.Group(workers.shout, 2) as group:
         group.call(b"x", timeout=30)

@@ -185,8 +185,9 @@ def test_idle_ranks_take_no_processor_time(executor):
     assert used() - begin < 6  # of 100 per second: nothing spins; vLLM has threads that wake
 
 
-def test_a_death_while_idle_is_told_at_once(make):
-    """The callback, within 10 ms of the death; the text names rank, pid and signal."""
+def test_a_death_while_idle_is_told_at_once(make, tmp_path, monkeypatch):
+    """The callback, within 10 ms of the death; rank, pid and signal in the text; a crash file."""
+    monkeypatch.setenv("VLLM_COXSWAIN_CRASH_DIR", str(tmp_path / "crashes"))
     gc.collect()
     before = shared_memory()
     executor = make()
@@ -205,6 +206,7 @@ def test_a_death_while_idle_is_told_at_once(make):
         executor.collective_rpc("say", args=(1,))
     assert (caught.value.rank, caught.value.pid, caught.value.signal) == (1, pid, 9)
     assert f"rank 1 (pid {pid}) was killed by signal 9" in str(caught.value)
+    assert [path.suffix for path in (tmp_path / "crashes").glob("[!.]*.death.crash")]
     late = threading.Event()
     executor.register_failure_callback(late.set)
     assert late.is_set()
