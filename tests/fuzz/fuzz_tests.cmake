@@ -3,14 +3,17 @@
 set(fuzz_folder ${CMAKE_CURRENT_LIST_DIR})
 set(fuzz_change_count 100000)
 
-# cox_fuzz_target(name SOURCES other files... LIBS target...)
+# cox_fuzz_target(name [TIER tier] SOURCES other files... LIBS target...)
 function(cox_fuzz_target name)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBS")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIER" "SOURCES;LIBS")
+    if(NOT arg_TIER)
+        set(arg_TIER quick)
+    endif()
     list(TRANSFORM arg_SOURCES PREPEND ${fuzz_folder}/)
     add_executable(replay_${name} ${fuzz_folder}/${name}.c ${fuzz_folder}/replay.c ${arg_SOURCES})
     target_include_directories(replay_${name} PRIVATE ${PROJECT_SOURCE_DIR})
     target_link_libraries(replay_${name} PRIVATE ${arg_LIBS} coxswain_channel coxswain_warnings)
-    cox_command_test(NAME fuzz/${name} LABEL fuzz TIER quick TIMEOUT 60
+    cox_command_test(NAME fuzz/${name} LABEL fuzz TIER ${arg_TIER} TIMEOUT 60
         COMMAND replay_${name} ${fuzz_folder}/corpus/${name} ${fuzz_change_count})
     if(COX_FUZZ)
         add_executable(fuzz_${name} ${fuzz_folder}/${name}.c ${arg_SOURCES})
@@ -38,6 +41,7 @@ cox_fuzz_target(step LIBS coxswain_worker_lib coxswain_proto)
 cox_fuzz_target(safetensors LIBS coxswain_model)
 cox_fuzz_target(config LIBS coxswain_model)
 cox_fuzz_target(tokenizer LIBS coxswain_commands)
+cox_fuzz_target(recording TIER nightly LIBS coxswain_commands coxswain_proto)
 cox_fuzz_target(sizes LIBS coxswain_commands coxswain_worker_lib)
 
 # Writes tests/fuzz/corpus anew: make_corpus tests/fuzz/corpus

@@ -8,6 +8,7 @@
 #include "fuzz.h"
 
 #include "tests/unit/table_request.h"
+#include "channel/recorder/recorder_layout.h"
 #include "channel/socket/fd_entries.h"
 #include "channel/socket/hello.h"
 #include "channel/handle/handle_internal.h"
@@ -17,6 +18,8 @@
 #include "coordinator/server/stream.h"
 #include "memory.h"
 #include "proto/control.pb-c.h"
+#include "proto/executor.pb-c.h"
+#include "proto/recording.pb-c.h"
 #include "proto/wire.h"
 
 #include <sys/stat.h>
@@ -616,6 +619,89 @@ static void handles(void)
     handle("socket", 1 | 2, (struct cox_handle_info){.kind = COX_HANDLE_OTHER, .fd = 2});
 }
 
+/* Of the recording target: a word of recorder 0, the coordinator's, or of rank number - 1. */
+static void put_word(struct bytes *bytes, uint8_t number, uint64_t offset, uint64_t word)
+{
+    const struct {
+        uint8_t recorder, size;
+        uint32_t offset;
+        uint64_t word;
+    } patch = {number, offset < 4096 ? 0 : 0x80, (uint32_t)(offset / 8), word};
+    bytes->data[1]++;
+    put(bytes, &patch, sizeof patch);
+}
+
+/* Step `sequence` of two ranks; the second has not replied. */
+static void put_step(struct bytes *bytes, uint64_t sequence)
+{
+    const uint64_t at = 1000 * sequence, type = (uint64_t)COXSWAIN__EXECUTE_TYPE__MODEL_INFER << 32;
+    const uint64_t own[] = {sequence, type | 63, 3, 0, at, at + 1, at + 2, at + 3};
+    const uint64_t rank[] = {sequence, at + 10,         type | 63, at + 11,
+                             at + 90,  1ULL << 48 | 20, 84,        at + 91};
+    const uint64_t operation[] = {sequence, at + 20, 1ULL << 56, sequence, 1, at + 40, 0, at + 41};
+    for (uint64_t i = 0; i < 8; i++)
+        put_word(bytes, 0, cox_recorder_ring_offset(true, 0) + 128 * sequence + 8 * i, own[i]);
+    for (uint64_t i = 0; i < 8; i++)
+        put_word(bytes, 1, cox_recorder_ring_offset(false, 0) + 64 * sequence + 8 * i, rank[i]);
+    for (uint64_t i = 0; i < 4; i++)
+        put_word(bytes, 2, cox_recorder_ring_offset(false, 0) + 64 * sequence + 8 * i, rank[i]);
+    for (uint64_t i = 0; i < 8; i++)
+        put_word(bytes, 1,
+                 cox_recorder_ring_offset(false, COX_RECORDER_GROUP) + 64 * sequence + 8 * i,
+                 operation[i]);
+}
+
+static void recordings(void)
+{
+    uint32_t pending[] = {1};
+    CoxswainRecording__State state = COXSWAIN_RECORDING__STATE__INIT, *states[] = {&state};
+    CoxswainRecording__Request request = COXSWAIN_RECORDING__REQUEST__INIT,
+                               *requests[] = {&request};
+    CoxswainRecording__Rank ranks[2], *list[] = {&ranks[0], &ranks[1]};
+    CoxswainRecording__Recording recording = COXSWAIN_RECORDING__RECORDING__INIT;
+    state.has_state = state.has_sequence = state.has_age_ns = true;
+    state.state = 2;
+    state.sequence = 2;
+    state.age_ns = 77;
+    for (uint32_t i = 0; i < 2; i++) {
+        coxswain_recording__rank__init(&ranks[i]);
+        ranks[i].has_rank = ranks[i].has_pid = true;
+        ranks[i].rank = i;
+        ranks[i].pid = 4242 + i;
+        ranks[i].liveness = i ? "dead" : "alive";
+        ranks[i].states = states;
+        ranks[i].n_states = 1;
+    }
+    ranks[1].death = "rank 1 (pid 4243) was killed by signal 9 (Killed)";
+    ranks[1].last_lines = "last words";
+    request.has_sequence = request.has_type = request.has_size = true;
+    request.sequence = 2;
+    request.type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    request.asked = request.pending = pending;
+    request.n_asked = request.n_pending = 1;
+    recording.name = "group";
+    recording.cause = "death";
+    recording.text = ranks[1].death;
+    recording.has_rank_count = recording.has_monotonic_ns = recording.has_realtime_ns = true;
+    recording.rank_count = 2;
+    recording.monotonic_ns = recording.realtime_ns = 5000;
+    recording.ranks = list;
+    recording.n_ranks = 2;
+    recording.requests = requests;
+    recording.n_requests = 1;
+    for (unsigned part = 0; part < 2; part++) {
+        struct bytes bytes = {0};
+        put_byte(&bytes, part ? 2 | 1 << 2 : 0); /* the last request */
+        put_byte(&bytes, 0);
+        for (uint64_t sequence = 1; sequence <= 2; sequence++)
+            put_step(&bytes, sequence);
+        const size_t size = protobuf_c_message_get_packed_size(&recording.base);
+        FUZZ_CHECK(bytes.size + size <= sizeof bytes.data);
+        bytes.size += protobuf_c_message_pack(&recording.base, bytes.data + bytes.size);
+        save("recording", part ? "last" : "death", &bytes);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -640,5 +726,6 @@ int main(int argc, char **argv)
     steps();
     responses();
     texts();
+    recordings();
     return 0;
 }
