@@ -7,8 +7,9 @@
  * own: hot_path_await waits; hot_path_mark is called where a part of the count begins or ends, in
  * each process. "hot_path named|sealed RANKS": for system calls. Only the channel waits. Where a
  * part begins or ends, the coordinator calls getppid, reads the clock, and calls getppid again.
- * HOT_PATH_NO_RECORDER: without flight recorders. HOT_PATH_COUNT: a command that the last rank's
- * process executes, before its own. */
+ * HOT_PATH_NO_RECORDER: without flight recorders. HOT_PATH_ROUNDS: so many rounds in place of
+ * ROUNDS; then the time of one is printed. HOT_PATH_COUNT: a command that the last rank's process
+ * executes, before its own. */
 #include <errno.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -42,9 +43,11 @@ __attribute__((noinline)) void hot_path_mark(void)
 
 /* Of each kind of request so many: a mark before the first that is counted, and one behind the
  * last. */
+static uint32_t round_count = ROUNDS;
+
 static bool count_round(uint32_t *rounds)
 {
-    bool marks = *rounds == WARM_UP || *rounds == WARM_UP + ROUNDS;
+    bool marks = *rounds == WARM_UP || *rounds == WARM_UP + round_count;
     if (marks)
         hot_path_mark();
     ++*rounds;
@@ -127,6 +130,7 @@ struct path {
     int (*submit)(struct path *path, uint64_t *ret_sequence);
     /* rounds, of this kind of request */
     uint32_t ended;
+    uint64_t began_ns;
     uint64_t base_sequence;
     int failure;
     struct cox_error err;
@@ -228,7 +232,9 @@ static void path_completed(void *context, const struct cox_completion *completio
     path->base_sequence = completion->sequence;
     if (count_round(&path->ended) && !path->awaits)
         mark_for_strace();
-    if (path->failure == 0 && path->ended <= WARM_UP + ROUNDS) {
+    if (path->ended == WARM_UP)
+        path->began_ns = cox_now_ns();
+    if (path->failure == 0 && path->ended <= WARM_UP + round_count) {
         path->failure = path_next(path);
         if (path->failure == 0)
             return;
@@ -247,11 +253,16 @@ static int run_path(struct path *path, int (*submit)(struct path *, uint64_t *))
         return r;
     while (sem_wait(&path->done) < 0 && errno == EINTR)
         continue;
+    if (path->failure == 0 && round_count != ROUNDS)
+        printf("%s %.0f ns\n", submit == submit_step ? "step" : "opaque",
+               (double)(cox_now_ns() - path->began_ns) / (round_count + 1));
     return path->failure;
 }
 
 int main(int argc, char **argv)
 {
+    const char *rounds = getenv("HOT_PATH_ROUNDS");
+    round_count = rounds ? (uint32_t)atoi(rounds) : ROUNDS;
     if (getenv("COXSWAIN_PREFIX")) {
         become_counted(argv);
         return worker_main(argc, argv);

@@ -3,6 +3,7 @@
 import concurrent.futures
 import gc
 import os
+import pathlib
 import select
 import signal
 import threading
@@ -171,18 +172,21 @@ def test_health(executor):
 
 
 def test_idle_ranks_take_no_processor_time(executor):
+    """But for gloo: each of its 26 threads wakes up 100 times a second, whoever runs the ranks."""
+
     def used():
-        """Of all ranks and this process, in ticks of 1/100 s."""
-        ticks = 0
+        """Of all ranks and this process, in nanoseconds."""
+        total = 0
         for pid in (os.getpid(), *(rank.pid for rank in executor._ranks.group.status().ranks)):
-            with open(f"/proc/{pid}/stat") as file:
-                ticks += sum(map(int, file.read().rsplit(")")[1].split()[11:13]))
-        return ticks
+            for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+                if not (task / "comm").read_text().startswith("gloo"):
+                    total += int((task / "schedstat").read_text().split()[0])
+        return total
 
     executor.collective_rpc("say", args=(1,))
     begin = used()
     threading.Event().wait(2)
-    assert used() - begin < 6  # of 100 per second: nothing spins; vLLM has threads that wake
+    assert used() - begin < 2e7  # 1 % of the time
 
 
 def test_a_death_while_idle_is_told_at_once(make, tmp_path, monkeypatch):
@@ -206,12 +210,14 @@ def test_a_death_while_idle_is_told_at_once(make, tmp_path, monkeypatch):
         executor.collective_rpc("say", args=(1,))
     assert (caught.value.rank, caught.value.pid, caught.value.signal) == (1, pid, 9)
     assert f"rank 1 (pid {pid}) was killed by signal 9" in str(caught.value)
-    assert [path.suffix for path in (tmp_path / "crashes").glob("[!.]*.death.crash")]
     late = threading.Event()
     executor.register_failure_callback(late.set)
     assert late.is_set()
     executor.shutdown()
     executor.shutdown()
+    assert [path.name.split(".")[-2:] for path in (tmp_path / "crashes").iterdir()] == [
+        ["death", "crash"]
+    ]
     print(f"told {1000 * (times[0] - begin):.1f} ms after the kernel's report")
     assert times[0] - begin < 1
     left = {entry for entry in shared_memory() - before if name in entry or "vllm_dist" in entry}
