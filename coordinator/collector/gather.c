@@ -182,7 +182,6 @@ static void gather_count_detection(struct cox_collector *collector, const struct
                                    int status)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
-    const uint64_t now = cox_now_ns();
     uint64_t seen_ns = entry->published_ns, silent_ns = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         const struct cox_rank_result *result = &gathering->results[rank];
@@ -195,7 +194,7 @@ static void gather_count_detection(struct cox_collector *collector, const struct
             silent_ns = result->silent_ns;
     }
     if (status == COX_PEER_DEAD)
-        cox_latency_add(&collector->stats.death_detection, now - seen_ns);
+        cox_latency_add(&collector->stats.death_detection, cox_now_ns() - seen_ns);
     else if (status == COX_TIMEOUT)
         cox_latency_add(&collector->stats.hang_detection, silent_ns);
 }

@@ -145,9 +145,11 @@ static void row_fill(struct row *row, const rank_message *rank, uint64_t now_ns)
     const uint64_t since_ns = before.incarnation == rank->incarnation ? before.when_ns : 0;
     row->steps = rate(before.sequence, row->now.sequence, since_ns, now_ns);
     row->cpu = rate(before.cpu_ns, row->now.cpu_ns, since_ns, now_ns) / 1e9;
+    /* Counted when a step ends, so that a long one may count more than its interval. */
     row->wait = rank->group_ns
                     ? rate(before.group_wait_ns, row->now.group_wait_ns, since_ns, now_ns) / 1e9
                     : -1;
+    row->wait = row->wait > 1 ? 1 : row->wait;
 }
 
 static void group_line(struct group *group, const status_reply *status, uint64_t now_ns)

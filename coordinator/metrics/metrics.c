@@ -169,7 +169,8 @@ static void write_detections(FILE *file, const status_reply *status)
 #define RANK_METRICS(X)                                                                            \
     X(rank->liveness == COX_LIVENESS_ALIVE, "rank_up", "gauge", "1: the rank is alive.")           \
     X(rank->stopped, "rank_stopped", "gauge", "1: stopped by a signal or a debugger.")             \
-    X(rank->incarnation, "rank_incarnation", "gauge", "1 for its first process.")                  \
+    X(rank->incarnation, "rank_incarnation", "gauge",                                              \
+      "1 for its first process; each that is started counts, also one that does not attach.")      \
     X(rank->deaths, "rank_deaths_total", "counter", "Deaths of its processes.")                    \
     X(rank->restarts, "rank_restarts_total", "counter", "Processes that replaced a dead one.")     \
     X((double)rank->cpu_ns / NS_PER_SECOND, "rank_cpu_seconds_total", "counter",                   \

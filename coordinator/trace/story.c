@@ -293,6 +293,10 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
             cox_story_find(&story->ranks[rank].rings[channel], sequence);
         if (!was_asked(own, rank) || !story->ranks[rank].is_known || (!record && !own))
             continue;
+        /* It has replied, so its record was overwritten, or was that of a process which has been
+         * replaced since. */
+        if (!record && own->gathered_ns && own->status == 0)
+            continue;
         phases_of(story, own, record, phases[rank]);
         ranks[count++] = rank;
         ret_path->known += record != NULL;
