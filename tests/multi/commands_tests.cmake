@@ -17,6 +17,9 @@ cox_command_test(NAME multi/prometheus LABEL multi TIER nightly TIMEOUT 300 PROC
 cox_command_test(NAME multi/trace LABEL multi TIER nightly TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/trace_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
+cox_command_test(NAME multi/probes LABEL multi TIER nightly TIMEOUT 300 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/probes_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/metrics LABEL multi TIER quick TIMEOUT 120 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/metrics_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})

@@ -65,7 +65,7 @@ def main():
     problems += [f"{name} is not object__verb" for name in sorted(found) if not NAME.match(name)]
     scripts = sorted((ROOT / "tools").glob("*.bt"))
     for script in scripts:
-        used = set(re.findall(r"usdt:\$1:coxswain:([a-z_]+)", script.read_text()))
+        used = set(re.findall(r"usdt:\$[12]:coxswain:([a-z_]+)", script.read_text()))
         problems += [f"tools/{script.name}: there is no probe {name}" for name in sorted(used - found.keys())]
         if not used:
             problems.append(f"tools/{script.name} uses no probe")
