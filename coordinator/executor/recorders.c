@@ -223,6 +223,15 @@ static void lost_add(struct cox_executor *executor, struct cox_collector *collec
     pthread_mutex_unlock(&recorders->lock);
 }
 
+static int by_sequence(const void *a, const void *b)
+{
+    const CoxswainRecording__Request *const *one = a, *const *other = b;
+    return (*one)->channel != (*other)->channel ? ((*one)->channel > (*other)->channel) * 2 - 1
+           : (*one)->sequence != (*other)->sequence
+               ? ((*one)->sequence > (*other)->sequence) * 2 - 1
+               : 0;
+}
+
 /* What the death of a process has ended already was under way, too. */
 static void lost_put(struct cox_recorders *recorders, recording *message)
 {
@@ -244,6 +253,8 @@ static void lost_put(struct cox_recorders *recorders, recording *message)
     if (message->requests)
         recorders->lost_count = 0;
     pthread_mutex_unlock(&recorders->lock);
+    if (message->requests)
+        qsort(message->requests, message->n_requests, sizeof(void *), by_sequence);
 }
 
 static void requests_put(struct cox_executor *executor, recording *message)

@@ -305,6 +305,22 @@ def test_m18_a_death_is_told_with_the_request_that_it_ended():
 
 
 @test
+def test_m18_a_process_is_not_blamed_for_steps_before_it():
+    """Of a sealed group the records of a dead process go with its memory."""
+    for attach in ATTACH:
+        with group(attach=attach, arguments=("--on-death", "restart")) as one:
+            prompts(one)
+            os.kill(one.pids[1], signal.SIGKILL)
+            wait_until(lambda: one.status()["restarts"] == 1, "a restart")
+            steps = [step for step in summary("--name", one.name)["steps"]
+                     if step["status"] == "ok" and step["type"] == "MODEL_INFER"]
+            check(len(steps) >= 3, "only %d steps" % len(steps))
+            for step in steps:
+                check(step["pending_ranks"] == [], "%s" % step)
+                check(attach == "named" or step["critical_rank"] != 1, "%s" % step)
+
+
+@test
 def test_m18_a_timeout_is_told_with_the_request_that_was_under_way():
     with Crashes() as crashes, group(crashes, arguments=("--timeout", "1")) as one:
         prompts(one)
