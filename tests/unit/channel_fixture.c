@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 static bool own_shm;
@@ -210,7 +211,7 @@ void child_asleep(pid_t pid)
     for (;;) {
         FILE *file = fopen(path, "re");
         assert_non_null(file);
-        bool futex = fgets(text, sizeof text, file) && strncmp(text, "202 ", 4) == 0;
+        bool futex = fgets(text, sizeof text, file) && strtol(text, NULL, 10) == SYS_futex;
         fclose(file);
         if (futex)
             return;
