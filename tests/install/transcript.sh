@@ -109,7 +109,9 @@ END
 
 inside root <<'END'
 say 'dpkg --purge $(dpkg-query -f "\${Package} " -W "*coxswain*")'
-left=$(find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /root -o -path /home -o -path /srv -o -path /var/log \
+# In /tmp are the runtime directories of the users who ran groups, which are empty.
+[ -z "$(find /tmp/coxswain-* ! -type d)" ] || { echo "FAIL: a runtime directory is not empty" >&2; exit 1; }
+left=$(find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /root -o -path /home -o -path /srv -o -path /var/log \
     -o -path /var/lib/systemd/deb-systemd-helper-enabled \) -prune -o -name '*coxswain*' -print)
 [ -z "$left" ] || { echo "FAIL: these are left: $left" >&2; exit 1; }
 END
