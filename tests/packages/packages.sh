@@ -70,6 +70,7 @@ try() {
     inside sh -c 'cd /mnt && apt-get -qy install --no-install-recommends $(cat build/packages/debs)' \
         >>"$work/try.log" 2>&1 || { tail "$work/try.log" >&2; fail "install"; }
     files >"$work/installed"
+    [ -d "$root/run/coxswain" ] || fail "/run/coxswain was not made"
     # The tests of debian/tests, by Debian's own program, as a user.
     inside useradd --create-home someone
     unshare --mount --pid --ipc --fork --kill-child sh -euc '
@@ -93,6 +94,7 @@ try() {
     if diff "$work/before" "$work/after" | grep -q '^> .*cox'; then
         fail "something is left"
     fi
+    [ ! -e "$root/run/coxswain" ] || fail "/run/coxswain is left"
     echo "none of them is left"
 }
 
