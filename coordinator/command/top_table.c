@@ -295,7 +295,8 @@ void cox_top_table_format(struct cox_top_table *table, enum cox_top_column sort,
     for (uint32_t i = 0; i < table->group_count; i++)
         for (uint32_t k = 0; k < table->groups[i].rank_count; k++)
             table->rows[table->row_count++] = &table->groups[i].ranks[k];
-    qsort_r(table->rows, table->row_count, sizeof *table->rows, row_compare, table);
+    if (table->row_count) /* there may be no memory for none */
+        qsort_r(table->rows, table->row_count, sizeof *table->rows, row_compare, table);
     for (uint32_t i = 0; i < table->row_count; i++)
         row_format(table, table->rows[i]);
     snprintf(table->heading, sizeof table->heading,

@@ -153,7 +153,7 @@ static void event_write(struct writer *writer, const struct slice *slice, uint64
     }
     if (begin && slice->has_status) {
         perfetto__protos__debug_annotation__init(&annotations[count]);
-        annotations[count].name = (char[]){"status"};
+        annotations[count].name = (char *)(uintptr_t) "status";
         annotations[count].string_value = (char *)(uintptr_t)cox_status_text(slice->status);
         count++;
     }
