@@ -4,6 +4,7 @@
 Usage: probes_test.py BIN_DIR SOURCE_DIR [TEST...]
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
@@ -44,7 +44,8 @@ def traced(name, group):
                 for _ in range(10):
                     expect(group.generate("--quiet", "27+58=", "3+4="), 0)
                 tracer.send_signal(signal.SIGINT)
-                time.sleep(0.5)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    tracer.wait(1)
         finally:
             tracer.kill()
             tracer.wait()
