@@ -9,6 +9,8 @@
 #include "channel/shm/request.h"
 #include "channel/base/thread.h"
 #include "channel/shm/state.h"
+#include "coordinator/transport/transport.h"
+#include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 #include "report.h"
 
@@ -138,6 +140,27 @@ COX_HOT static uint32_t asked_count(const struct cox_collector *collector,
     return count;
 }
 
+/* Under submit_lock: the frame, or the memory of a large request, is not used again meanwhile. */
+static void collector_transport(struct cox_collector *collector, const struct cox_entry *entry,
+                                size_t length)
+{
+    const uint64_t frame = cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth);
+    size_t capacity;
+    const struct cox_transport_request request = {
+        .channel = collector->channel->id,
+        .type = entry->type,
+        .sequence = entry->sequence,
+        .deadline_ns = entry->deadline_ns,
+        .replies = entry->replies,
+        .asked = &entry->asked,
+        .bytes = entry->block_size
+                     ? collector->request_buffers[frame].block.region.base
+                     : cox_request_frame(collector->channel, entry->sequence, &capacity),
+        .size = entry->block_size ? entry->block_size : length,
+    };
+    collector->transport->publish(collector->transport->context, &request);
+}
+
 COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                                    size_t length)
 {
@@ -164,7 +187,7 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     cox_request_publish(collector->channel, entry->sequence,
                         entry->block_size && entry->type == COX_TYPE_OPAQUE ? COX_TYPE_OPAQUE_BLOCK
                                                                             : entry->type,
-                        length, &entry->asked);
+                        length, collector->forwarded ? &entry->asked_anywhere : &entry->asked);
     collector->claim_rewake_ns = slot->published_ns + COX_SLICE_NS;
     if (collector->ended == collector->published) /* the first in flight */
         collector->rewake_ns = collector->claim_rewake_ns;
@@ -185,7 +208,10 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     bool early = entry->replies && collector->sleep_rank >= 0 &&
                  (entry->deadline_ns < collector->sleep_ns || elsewhere);
     pthread_mutex_unlock(&collector->lock);
-    cox_gate_open(gate, &entry->asked);
+    if (collector->transport)
+        collector_transport(collector, entry, length);
+    else
+        cox_gate_open(gate, &entry->asked);
     if (collector->recorder.records)
         cox_recorder_woken(&collector->recorder, entry->sequence, cox_now_ns());
     COX_PROBE(request__wake, collector->channel->id, entry->sequence, entry->type, 0);
@@ -196,6 +222,94 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     pthread_cond_signal(&collector->work);
     if (early)
         cox_collector_wake(collector);
+}
+
+void cox_collector_begin_after(struct cox_collector *collector, uint64_t sequence)
+{
+    struct cox_layout_channel_state *words =
+        cox_state_channel(collector->channel->control, collector->channel->id);
+    pthread_mutex_lock(&collector->lock);
+    collector->published = collector->ended = collector->begun = collector->finished = sequence;
+    cox_state_set_published(words, sequence);
+    cox_state_set_ended(words, sequence);
+    atomic_store_explicit(&collector->news, sequence, memory_order_relaxed);
+    pthread_mutex_unlock(&collector->lock);
+}
+
+int cox_collector_set_forwarded(struct cox_collector *collector,
+                                void (*forwarded)(void *context,
+                                                  const struct cox_forwarded *forwarded),
+                                void *context)
+{
+    collector->forwarded_replies =
+        calloc(collector->rank_count, sizeof *collector->forwarded_replies);
+    collector->forwarded = forwarded;
+    collector->forwarded_context = context;
+    /* relaxed: before the first request. */
+    atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
+    return collector->forwarded_replies ? 0 : -ENOMEM;
+}
+
+/* A number that asks no rank here. A rank that finds another number in its frame takes the number
+ * for one that is still to come, so it is published like any other. */
+static void collector_publish_none(struct cox_collector *collector, uint64_t sequence)
+{
+    const struct cox_entry none = {
+        .sequence = sequence,
+        .type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER,
+        .operation = cox_operation_find(COXSWAIN__EXECUTE_TYPE__MODEL_INFER),
+        .gather = COX_GATHER_NONE,
+        .submitted_ns = cox_now_ns(),
+    };
+    cox_collector_publish(collector, &none, 0);
+}
+
+int cox_collector_skip(struct cox_collector *collector, uint64_t sequence, struct cox_error *err)
+{
+    static const struct cox_rank_set nobody;
+    const uint64_t depth = collector_geometry(collector)->depth;
+    int r = 0;
+    if (sequence <= collector->published)
+        return cox_fail(err, COX_STALE,
+                        "%s: sequence %" PRIu64 " was passed on before, the last one is %" PRIu64,
+                        cox_channel_name(collector->channel->id), sequence, collector->published);
+    if (sequence - collector->published > depth + 1) {
+        pthread_mutex_lock(&collector->lock);
+        const bool busy = collector->ended != collector->published;
+        pthread_mutex_unlock(&collector->lock);
+        if (busy)
+            return cox_fail(err, COX_FULL, "%s: requests before %" PRIu64 " are in flight",
+                            cox_channel_name(collector->channel->id), sequence);
+        cox_collector_begin_after(collector, sequence - depth - 1);
+    }
+    while (r == 0 && collector->published + 1 < sequence) {
+        uint64_t skipped;
+        r = cox_collector_claim(collector, &nobody, &skipped, err);
+        if (r == 0)
+            collector_publish_none(collector, skipped);
+    }
+    return r;
+}
+
+bool cox_collector_awaits(struct cox_collector *collector, uint32_t rank, uint64_t sequence)
+{
+    pthread_mutex_lock(&collector->lock);
+    const struct cox_entry *entry = collector_entry(collector, sequence);
+    const bool awaits = entry->sequence == sequence && entry->replies &&
+                        cox_rank_set_has(&entry->asked, rank) &&
+                        !cox_rank_set_has(&entry->consumed, rank);
+    pthread_mutex_unlock(&collector->lock);
+    return awaits;
+}
+
+void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t through)
+{
+    struct cox_layout_channel_state *words =
+        cox_state_channel(collector->channel->control, collector->channel->id);
+    pthread_mutex_lock(&collector->lock);
+    if (cox_state_void_through(words) < through)
+        cox_state_set_void(words, through);
+    pthread_mutex_unlock(&collector->lock);
 }
 
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
@@ -461,6 +575,7 @@ void cox_collector_deinit(struct cox_collector *collector)
     free(collector->lent);
     free(collector->kept);
     free(collector->rank_stats);
+    free(collector->forwarded_replies);
     cox_legacy_bridge_deinit(&collector->bridge);
     pthread_cond_destroy(&collector->work);
     pthread_cond_destroy(&collector->ended_cond);

@@ -54,6 +54,9 @@
 #define COX_EXITING_NS (20 * COX_SLICE_NS)
 
 struct cox_operation;
+struct cox_forwarded;
+struct cox_forwarded_reply;
+struct cox_transport;
 
 /* Shared by a group's channels: payloads out of line (channel/memory/large_payload.h). */
 struct cox_blocks_choice {
@@ -87,6 +90,8 @@ struct cox_entry {
     const struct cox_operation *operation;
     enum cox_gather gather;
     struct cox_rank_set asked;
+    /* forwarded: the ranks that its sender asked, here or elsewhere; the record has them */
+    struct cox_rank_set asked_anywhere;
     /* ranks whose replies were taken, or dropped */
     struct cox_rank_set consumed;
     bool replies;
@@ -239,6 +244,14 @@ struct cox_collector {
     struct cox_gathering *lent;
     uint32_t lent_count;
 
+    /* Set before the first request; borrowed. NULL: the ranks are in shared memory. */
+    const struct cox_transport *transport;
+    /* NULL: requests are not forwarded; there is no handler otherwise */
+    void (*forwarded)(void *context, const struct cox_forwarded *forwarded);
+    void *forwarded_context;
+    /* rank_count of them, the gathering thread's */
+    struct cox_forwarded_reply *forwarded_replies;
+
     bool threaded;
     pthread_t thread;
 };
@@ -281,6 +294,20 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
 void cox_collector_release_blocks(struct cox_collector *collector);
 /* Bytes of large requests in use. The lock is held. */
 uint64_t cox_collector_held_bytes(const struct cox_collector *collector);
+/* Before the first request: numbers continue from `sequence` on. */
+void cox_collector_begin_after(struct cox_collector *collector, uint64_t sequence);
+/* Before start: completions are handed over as forwarded replies. Returns 0 or -ENOMEM. */
+int cox_collector_set_forwarded(struct cox_collector *collector,
+                                void (*forwarded)(void *context,
+                                                  const struct cox_forwarded *forwarded),
+                                void *context);
+/* Under submit_lock: so that `sequence` can be claimed next; those between ask no rank. Returns as
+ * claim; COX_STALE: it was claimed before, or a later one was. */
+int cox_collector_skip(struct cox_collector *collector, uint64_t sequence, struct cox_error *err);
+/* True if the rank owes the reply to `sequence`: in flight, or late. Takes the lock. */
+bool cox_collector_awaits(struct cox_collector *collector, uint32_t rank, uint64_t sequence);
+/* Steps up to `through` are cancelled. Takes the lock. */
+void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t through);
 /* Waits until the completion of `sequence`, published for `waiter`, was handed over, and returns
  * its status. COX_TIMEOUT: from deadline_ns on, one handler held up the response thread for a
  * slice; the completion then goes to no caller. */

@@ -9,6 +9,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/recorder/probes.h"
+#include "coordinator/transport/transport.h"
 #include "proto/operation.h"
 #include "reentrancy.h"
 #include "report.h"
@@ -216,11 +217,22 @@ static void gather_fail(struct cox_collector *collector, const struct cox_entry 
         if (result_counts(&gathering->results[rank], cancelled))
             cox_rank_stats_fail(&collector->rank_stats[rank], gathering->results[rank].code);
     gather_count_detection(collector, entry, completion->status);
+    uint64_t through = collector->published;
     pthread_mutex_unlock(&collector->lock);
+    if (step && collector->transport)
+        collector->transport->cancel_steps(collector->transport->context, collector->channel->id,
+                                           through);
     gather_tell_failure(collector, entry, completion, cancelled, odd);
     pthread_mutex_lock(&collector->lock);
     if (step) /* what was published meanwhile */
         cox_state_set_void(words, collector->published);
+    if (step && collector->transport && through < collector->published) {
+        through = collector->published;
+        pthread_mutex_unlock(&collector->lock);
+        collector->transport->cancel_steps(collector->transport->context, collector->channel->id,
+                                           through);
+        pthread_mutex_lock(&collector->lock);
+    }
 }
 
 /* Releases the memory of large requests and replies. Ranks that replied out of line release theirs
@@ -235,6 +247,39 @@ COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_ga
             cox_gate_post(&collector->channel->gate, rank, COX_WAKEUP_REQUEST_CONSUME);
     cox_gathering_let_go(gathering);
     cox_collector_release_blocks(collector);
+}
+
+/* Instead of a handler: the replies as they are. A reply that was refused here has no bytes, and is
+ * a failure of its rank. */
+static void collector_forwarded(struct cox_collector *collector,
+                                const struct cox_gathering *gathering,
+                                const struct cox_completion *completion)
+{
+    struct cox_forwarded_reply *replies = collector->forwarded_replies;
+    struct cox_forwarded forwarded = {.channel = completion->channel,
+                                      .sequence = completion->sequence,
+                                      .type = completion->type,
+                                      .status = completion->status,
+                                      .replies = replies};
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const struct cox_rank_result *result = &completion->ranks[rank];
+        const struct cox_gathering_rank *own = &gathering->ranks[rank];
+        if (result->outcome == COX_OUTCOME_NOT_ASKED)
+            continue;
+        const bool replied =
+            result->outcome == COX_OUTCOME_OK || result->outcome == COX_OUTCOME_ERROR;
+        replies[forwarded.reply_count++] = (struct cox_forwarded_reply){
+            .rank = rank,
+            .replied = replied,
+            .dead = result->outcome == COX_OUTCOME_DEAD,
+            .failed = replied && own->raw_failed,
+            .bytes = replied && completion->status != COX_LATE ? own->raw : NULL,
+            .size = replied && completion->status != COX_LATE ? own->raw_size : 0,
+            .code = result->code,
+            .text = result->text,
+        };
+    }
+    collector->forwarded(collector->forwarded_context, &forwarded);
 }
 
 COX_HOT void cox_collector_hand_over(struct cox_collector *collector, struct cox_entry *entry,
@@ -262,7 +307,9 @@ COX_HOT void cox_collector_hand_over(struct cox_collector *collector, struct cox
               completion->status);
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, collector->owner);
-    if (handler)
+    if (collector->forwarded)
+        collector_forwarded(collector, gathering, completion);
+    else if (handler)
         handler(context, completion);
     cox_reentrancy_exit(&inside);
     uint64_t returned_ns = handler ? cox_now_ns() : completion->completed_ns;

@@ -203,6 +203,9 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
     }
     int r = cox_reply_fetch(channel, rank, sequence, whole, incarnation, copy,
                             gathering->ranks[rank].slot_capacity, &length, &failed, &why);
+    gathering->ranks[rank].raw = r ? NULL : copy;
+    gathering->ranks[rank].raw_size = length;
+    gathering->ranks[rank].raw_failed = failed;
     if (r) {
         gathering_error(gathering, rank, r, why.text);
         return false;
@@ -222,7 +225,8 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
                        uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
 {
     const uint64_t size = own->ref.size;
-    const struct cox_large_payload_origin peer = {.pid = pid,
+    const struct cox_large_payload_origin peer = {.pid = reply_limits->origin ? reply_limits->origin
+                                                                              : pid,
                                                   .socket_path = reply_limits->socket_path};
     if (size > reply_limits->size_max)
         return cox_fail(err, COX_TOO_LARGE,
@@ -261,6 +265,9 @@ int cox_gathering_take_block(struct cox_gathering *gathering,
     const uint64_t size = own->ref.size;
     struct cox_error why = {0};
     int r = block_fetch(own, reply_limits, rank, type, result->pid, &why);
+    own->raw = r ? NULL : own->block;
+    own->raw_size = size;
+    own->raw_failed = false;
     if (r) {
         free(own->block);
         own->block = NULL;

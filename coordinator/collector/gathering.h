@@ -31,6 +31,8 @@
 struct cox_reply_limits {
     /* 0: such replies are refused */
     uint64_t size_max;
+    /* the process whose memory they are in; 0: that of the rank */
+    pid_t origin;
     /* NULL: none */
     const char *socket_path;
 };
@@ -46,6 +48,11 @@ struct cox_gathering {
         /* private copy of such a reply; NULL: none */
         uint8_t *block;
         bool in_block;
+        /* the reply as the rank wrote it; NULL: it was refused */
+        const uint8_t *raw;
+        size_t raw_size;
+        /* its tag said that it is an ExecuteResponse */
+        bool raw_failed;
         /* COX_RANK_TEXT_SIZE bytes; kept apart, so that the fields that each round reads are
          * adjacent */
         char *text;

@@ -17,6 +17,7 @@
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
 #include "channel/shm/windows.h"
+#include "coordinator/transport/transport.h"
 #include "proto/operation.h"
 #include "coordinator/collector/collect.h"
 #include "executor_internal.h"
@@ -190,6 +191,8 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
 static const char *executor_why_late(struct cox_executor *executor, uint32_t rank)
 {
     pid_t pid = cox_rank_pid(&executor->ranks[rank]);
+    if (pid == 0 && executor->options.transport)
+        return "in time: its node has not started it";
     if (pid == 0)
         return "in time: start it by hand (coxswain-worker --socket PATH), or wait longer";
     if (cox_peer_stopped(pid))
@@ -236,6 +239,9 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     struct cox_rank_set checked = {{0}}, reported = {{0}};
     uint32_t rank = 0; /* the first that has not attached */
     int r = 0;
+    for (uint32_t other = 0; other < executor->geometry.rank_count; other++)
+        if (!cox_executor_has_rank(executor, other))
+            cox_rank_set_add(&checked, other);
     pthread_mutex_lock(&collector->lock);
     while (r == 0 && rank < executor->geometry.rank_count) {
         const struct cox_wait_snapshot before = cox_collector_snapshot(collector);
@@ -356,6 +362,17 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
         r = cox_collector_init(&executor->collectors[c], &executor->channels[c], executor,
                                &executor->blocks, &executor->options.log);
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
+        const struct cox_transport *transport = executor->options.transport;
+        executor->collectors[c].transport = transport;
+        if (transport && transport->first_sequence)
+            cox_collector_begin_after(
+                &executor->collectors[c],
+                transport->first_sequence(transport->context, (enum cox_channel_id)c));
+        if (executor->options.forwarded)
+            r = cox_collector_set_forwarded(&executor->collectors[c], executor->options.forwarded,
+                                            executor->options.hook_context);
+    }
     return r ? cox_fail(err, r, "memory for replies: %s", cox_status_text(r)) : 0;
 }
 
@@ -369,7 +386,7 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
     executor->error_channel.context = executor;
     int r = cox_error_channel_start(&executor->error_channel);
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
-        if (cox_executor_is_async((enum cox_channel_id)c))
+        if (cox_executor_is_async((enum cox_channel_id)c) || executor->options.forwarded)
             r = executor->options.collect ? cox_collector_start_collected(&executor->collectors[c])
                                           : cox_collector_start(&executor->collectors[c]);
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
@@ -415,7 +432,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     /* Starting workers by hand takes any time. */
     bool waits = executor->options.external_workers && !executor->options.start_timeout_ms;
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
-    executor->sealed_inherited = executor->geometry.sealed && !executor->options.external_workers &&
+    executor->sealed_inherited = executor->geometry.sealed && !cox_executor_is_external(executor) &&
                                  !executor->control_socket;
     struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
@@ -428,11 +445,14 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .deadline_ns = deadline_ns,
         .control_socket = cox_executor_socket(executor),
         .sealed = executor->geometry.sealed && !executor->sealed_inherited,
-        .external = executor->options.external_workers,
+        .external = cox_executor_is_external(executor),
+        .local_first = executor->options.rank_first,
+        .local_count = executor->options.rank_here,
         .hooks = {.context = executor,
                   .line = executor_on_line,
                   .wake = executor_on_wake,
-                  .death = executor_on_death},
+                  .death = executor_on_death,
+                  .kill = cox_executor_kill_remote},
         .log = executor->options.log,
     };
     int r = executor_launch(executor, &options, err);
@@ -452,6 +472,10 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         executor->collectors[c].records = executor->ranks;
         executor->collectors[c].last_errors = &executor->last_errors;
     }
+    if (executor->options.transport)
+        r = cox_executor_open_transport(executor, err);
+    if (r)
+        return r;
     return executor->geometry.legacy ? cox_executor_run_legacy(executor, err)
                                      : executor_await_attach(executor, deadline_ns, err);
 }
@@ -461,8 +485,25 @@ static int executor_check_options(const struct cox_executor_options *options, ch
                                   struct cox_error *err)
 {
     static _Atomic uint32_t counter; /* distinguishes the groups of one process */
-    if (!options->external_workers && (!options->command || !options->command[0]))
+    if (!options->external_workers && !options->transport &&
+        (!options->command || !options->command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
+    if (options->transport && (options->external_workers || options->legacy_workers ||
+                               options->collect || options->attach == COX_ATTACH_SEALED))
+        return cox_fail(err, COX_INVALID,
+                        "ranks on other nodes are started there: leave out external and legacy "
+                        "workers, collect and sealed attach");
+    if (options->forwarded && (options->collect || options->legacy_workers || options->transport))
+        return cox_fail(err, COX_INVALID,
+                        "an executor that passes requests on has no other requests, and no "
+                        "transport");
+    if (options->rank_here &&
+        (!options->forwarded || options->rank_first >= options->rank_count ||
+         options->rank_here > options->rank_count - options->rank_first))
+        return cox_fail(err, COX_INVALID,
+                        "ranks %" PRIu32 " to %" PRIu32 " are no part of %" PRIu32 " ranks",
+                        options->rank_first, options->rank_first + options->rank_here - 1,
+                        options->rank_count);
     if (options->external_workers && options->legacy_workers)
         return cox_fail(err, COX_INVALID,
                         "legacy workers cannot connect by themselves: let this program start them");
@@ -556,6 +597,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     executor->started_ns = cox_now_ns();
     executor->geometry = geometry;
     executor->control.lock_fd = -1;
+    pthread_mutex_init(&executor->transport_lock, NULL);
     executor->engine_state = COX_ENGINE_INIT;
     cox_fd_bundle_init(&executor->bundle);
     cox_sealed_init(&executor->sealed);
@@ -565,6 +607,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
         cox_fd_bundle_init(&executor->replacements[rank]);
         executor->notify_fds[rank] = -1;
+        executor->remote_ends[rank] = -1;
     }
     pthread_mutex_init(&executor->recover_lock, NULL);
     cox_condition_init(&executor->recover_cond);
@@ -624,7 +667,8 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     };
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (!cox_rank_is_dead(&executor->ranks[rank]) && !cox_executor_sees_left(executor, rank) &&
+        if (cox_executor_has_rank(executor, rank) &&
+            !cox_rank_is_dead(&executor->ranks[rank]) && !cox_executor_sees_left(executor, rank) &&
             !cox_rank_is_detached(&executor->ranks[rank])) {
             cox_rank_set_add(&entry.asked, rank);
             count++;
@@ -700,6 +744,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         cox_supervisor_wait(executor->supervisor, deadline_ns);
     }
     executor_abort(executor);
+    cox_executor_close_transport(executor);
     if (executor->supervisor)
         signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
     cox_error_channel_stop(&executor->error_channel);
@@ -739,6 +784,8 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_init_record_free(executor->init_record);
     cox_large_payload_sender_deinit(&executor->blocks.sender);
     cox_kv_caches_free(executor->kv_caches);
+    free(executor->remote_replies);
+    pthread_mutex_destroy(&executor->transport_lock);
     pthread_mutex_destroy(&executor->memory_lock);
     cox_last_errors_deinit(&executor->last_errors);
     pthread_cond_destroy(&executor->recover_cond);

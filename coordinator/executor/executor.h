@@ -29,6 +29,8 @@ extern "C" {
 #endif
 
 struct cox_executor;
+struct cox_forwarded;
+struct cox_transport;
 struct Coxswain__ExecuteRequest;
 
 /* 0 or NULL means the default, except in required fields. */
@@ -124,6 +126,16 @@ struct cox_executor_options {
      * are files there too, removed when the group stops. Created if it does not exist. NULL: none.
      */
     const char *crash_dir;
+    /* The ranks are reached through it (transport.h): command, devices and attach are not used, and
+     * no worker can connect. Borrowed until free has returned. NULL: through shared memory. */
+    const struct cox_transport *transport;
+    /* The far side of a transport: this machine has the ranks rank_first to rank_first + rank_here -
+     * 1 of the rank_count; rank_here 0: all of them. Requests come by cox_executor_forward, and
+     * `forwarded` gets their replies, with hook_context. There are no other requests and no handlers
+     * then. devices: rank_here of them. NULL: none of this. */
+    void (*forwarded)(void *hook_context, const struct cox_forwarded *forwarded);
+    uint32_t rank_first;
+    uint32_t rank_here;
 };
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
@@ -454,6 +466,10 @@ struct cox_rank_status {
     char last_error[512];
     uint64_t last_error_age_ns;
     struct cox_rank_channel_status channels[COX_TWO_WAY_COUNT];
+    /* the node where it runs (transport.h); "": this machine */
+    char node[32];
+    /* why it may not answer now; "": nothing is known */
+    char trouble[160];
 };
 
 struct cox_executor_status {

@@ -52,6 +52,12 @@ struct cox_executor {
     struct cox_last_errors last_errors;
     struct cox_recorders recorders;
     struct cox_supervisor *supervisor;
+    /* of each rank that a transport reaches: the write end of its end_fd; -1: no process. Under
+     * transport_lock. */
+    int remote_ends[COX_RANK_COUNT_MAX];
+    /* replies that are larger than their slot, by channel, frame and rank; the same lock */
+    struct cox_large_payload *remote_replies;
+    pthread_mutex_t transport_lock;
     /* the supervisor is there, for the control socket's thread */
     _Atomic bool supervised;
     _Atomic bool started;
@@ -151,6 +157,33 @@ int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err
 /* Describes a failure: how the rank ended or that it lives, `what`, and its last lines. */
 int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
                                   const char *what, struct cox_error *err);
+
+/* True if processes become ranks that this program does not start. */
+static inline bool cox_executor_is_external(const struct cox_executor *executor)
+{
+    return executor->options.external_workers || executor->options.transport;
+}
+
+/* False: the rank is on another machine, and another executor has it (options.rank_here). */
+static inline bool cox_executor_has_rank(const struct cox_executor *executor, uint32_t rank)
+{
+    return executor->options.rank_here == 0 ||
+           (rank >= executor->options.rank_first &&
+            rank - executor->options.rank_first < executor->options.rank_here);
+}
+
+/* ---- transport.c ---- */
+
+int cox_executor_open_transport(struct cox_executor *executor, struct cox_error *err);
+void cox_executor_close_transport(struct cox_executor *executor);
+/* As cox_supervise_hooks.kill. */
+void cox_executor_kill_remote(void *context, uint32_t rank);
+
+/* ---- init.c: for forward.c ---- */
+
+/* Before an init of this generation is published: memory for the rank group. */
+int cox_executor_renew_group(struct cox_executor *executor, uint64_t generation,
+                             struct cox_error *err);
 
 /* True for channels whose completions go to a registered handler. */
 static inline bool cox_executor_is_async(enum cox_channel_id channel)

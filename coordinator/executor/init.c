@@ -347,6 +347,15 @@ static int init_renew_group(struct cox_executor *executor, uint64_t *ret_generat
     return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_generation, err);
 }
 
+int cox_executor_renew_group(struct cox_executor *executor, uint64_t generation,
+                             struct cox_error *err)
+{
+    int fd = init_group_fd(executor);
+    /* relaxed: as in init_renew_group. */
+    atomic_store_explicit(&executor->group_generation, generation, memory_order_relaxed);
+    return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, generation, err);
+}
+
 /* Every rank has replied, so all are in this generation or in none. */
 static void init_keep_group(struct cox_executor *executor, uint64_t generation)
 {

@@ -9,6 +9,7 @@
 #include "executor_internal.h"
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/process/launch.h"
+#include "coordinator/transport/transport.h"
 
 /* How long a new process that failed to attach, and was killed, may take to end. */
 #define RESTART_KILL_MS 2000
@@ -40,7 +41,7 @@ static void restart_attach(struct cox_executor *executor, uint32_t rank)
 static int restart_release_slot(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                                 struct cox_error *err)
 {
-    return executor->options.external_workers
+    return cox_executor_is_external(executor)
                ? cox_supervisor_release_slot(executor->supervisor, rank, deadline_ns, err)
                : 0;
 }
@@ -105,6 +106,11 @@ static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
 static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                           struct cox_error *err)
 {
+    if (executor->options.transport) {
+        const struct cox_transport *transport = executor->options.transport;
+        return transport->open(transport->context, rank,
+                               cox_rank_incarnation(&executor->ranks[rank]), err);
+    }
     if (executor->options.external_workers) {
         restart_open_slot(executor, rank);
         return 0;
@@ -135,6 +141,9 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
     if (cox_rank_pid(&executor->ranks[rank]))
         return cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
                                              "but did not attach in time", err);
+    if (executor->options.transport)
+        return cox_fail(err, COX_TIMEOUT, "rank %" PRIu32 ": its node has not started it in time",
+                        rank);
     return cox_fail(
         err, COX_TIMEOUT,
         "rank %" PRIu32
@@ -208,7 +217,7 @@ static void restart_conclude(struct cox_executor *executor, uint32_t rank)
 static int restart_undo(struct cox_executor *executor, uint32_t rank)
 {
     struct cox_supervisor *supervisor = executor->supervisor;
-    const bool external = executor->options.external_workers;
+    const bool external = cox_executor_is_external(executor);
     restart_put_away(executor, rank);
     if (external && cox_supervisor_cancel_slot(supervisor, rank))
         return 0;
@@ -253,7 +262,7 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
     bool left = alive && cox_executor_sees_left(executor, rank);
     if (alive && !left)
         return 0;
-    if (left && !executor->options.external_workers)
+    if (left && !cox_executor_is_external(executor))
         return cox_fail(
             err, COX_STATE,
             "rank %" PRIu32

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "channel/base/peer.h"
+#include "coordinator/transport/transport.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
 
@@ -113,11 +114,16 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         cox_supervisor_dead(supervisor, rank, &how);
         ret_status->signal = how.known ? how.signal : 0;
         ret_status->exit_status = how.known && !how.signal ? how.exit_status : -1;
-    } else {
+    } else if (!executor->options.transport) {
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
         cox_peer_cpu_time(ret_status->serving_pid, &ret_status->cpu_ns);
         cox_peer_resident(ret_status->serving_pid, &ret_status->resident_bytes);
     }
+    const struct cox_transport *transport = executor->options.transport;
+    cox_supervisor_node(supervisor, rank, ret_status->node, sizeof ret_status->node);
+    if (transport && transport->trouble)
+        transport->trouble(transport->context, rank, ret_status->trouble,
+                           sizeof ret_status->trouble);
     rank_troubles(executor, rank, now, ret_status);
     rank_stats(executor, rank, ret_status);
     if (ret_status->liveness == COX_LIVENESS_LEFT)

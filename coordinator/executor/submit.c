@@ -16,6 +16,8 @@
 #include "proto/utf8.h"
 #include "proto/wire.h"
 #include "coordinator/collector/collect.h"
+#include "coordinator/transport/transport.h"
+#include "group_handles.h"
 #include "executor_internal.h"
 #include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
@@ -29,6 +31,8 @@ struct payload {
     const Coxswain__ExecuteRequest *request;
     const void *bytes;
     size_t size;
+    /* the bytes are a message */
+    bool packed;
 };
 
 /* Returns 0; COX_TOO_LARGE; COX_INVALID: a string of the message is no UTF-8. */
@@ -58,7 +62,7 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     const char *name = cox_channel_name(collector->channel->id);
     const size_t size = payload->request ? cox_wire_request_size(payload->request) : payload->size;
     uint64_t size_max = collector->blocks->request_size_max;
-    if (payload->request && size_max > INT32_MAX) /* protobuf's own limit */
+    if ((payload->request || payload->packed) && size_max > INT32_MAX) /* protobuf's own limit */
         size_max = INT32_MAX;
     if (size_max == 0)
         return cox_fail(
@@ -84,7 +88,10 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     Coxswain__ExecuteRequest outer = COXSWAIN__EXECUTE_REQUEST__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
     outer.bulk = &reference;
-    if (payload->request) {
+    if (payload->packed) {
+        outer.has_execute_type = 1;
+        outer.execute_type = entry->type;
+    } else if (payload->request) {
         outer.has_execute_type = payload->request->has_execute_type;
         outer.execute_type = payload->request->execute_type;
         outer.has_deadline_ns = payload->request->has_deadline_ns;
@@ -96,11 +103,27 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     return 0;
 }
 
+/* Under submit_lock, after claim: packs the request into its frame, or out of line, and publishes
+ * it. */
+COX_HOT static int executor_pack(struct cox_collector *collector, const struct payload *payload,
+                                 struct cox_entry *entry, struct cox_error *err)
+{
+    size_t capacity, length;
+    entry->packing_ns = collector->recorder.records ? cox_now_ns() : 0;
+    COX_PROBE(request__pack, collector->channel->id, entry->sequence, entry->type, 0);
+    uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
+    int r = payload_pack(payload, frame, capacity, &length, err);
+    if (r == COX_TOO_LARGE)
+        r = payload_pack_block(collector, payload, entry, frame, capacity, &length, err);
+    if (r == 0)
+        cox_collector_publish(collector, entry, length);
+    return r;
+}
+
 COX_HOT static int executor_publish(struct cox_executor *executor, const struct payload *payload,
                                     struct cox_entry *entry, struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[entry->operation->channel];
-    size_t capacity, length;
     pthread_mutex_lock(&collector->submit_lock);
     entry->block_size = 0;
     int r = 0;
@@ -128,16 +151,8 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
         r = cox_fail(err, COX_STALE,
                      "%s: ranks were started or initialized again since this request was planned",
                      cox_channel_name(collector->channel->id));
-    if (r == 0) {
-        entry->packing_ns = collector->recorder.records ? cox_now_ns() : 0;
-        COX_PROBE(request__pack, collector->channel->id, entry->sequence, entry->type, 0);
-        uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
-        r = payload_pack(payload, frame, capacity, &length, err);
-        if (r == COX_TOO_LARGE)
-            r = payload_pack_block(collector, payload, entry, frame, capacity, &length, err);
-    }
     if (r == 0)
-        cox_collector_publish(collector, entry, length);
+        r = executor_pack(collector, payload, entry, err);
     if (r == 0 && entry->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
         cox_executor_note_sent(executor);
     pthread_mutex_unlock(&collector->submit_lock);
@@ -359,4 +374,97 @@ int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes, s
     const struct payload payload = {.bytes = bytes, .size = size};
     return executor_call(executor, COX_TYPE_OPAQUE, &payload, options, handler, handler_context,
                          err);
+}
+
+/* ---- requests of another machine ---- */
+
+/* An init names the memory of the rank group, and the weights: both are of the machine that sent it.
+ * Here it gets its own. *ret_message is freed by the caller; NULL: the bytes are passed on. */
+static int forward_init(struct cox_executor *executor, const struct cox_transport_request *request,
+                        struct cox_arena *arena, Coxswain__ExecuteRequest **ret_message,
+                        struct cox_error *err)
+{
+    int r = cox_wire_request_unpack(arena, request->bytes, request->size, ret_message);
+    if (r)
+        return cox_fail(err, r, "an init of %zu bytes cannot be read", request->size);
+    Coxswain__ExecuteRequest *message = *ret_message;
+    message->n_group_memory = 0;
+    message->weights = NULL;
+    message->has_weights_version = 0;
+    r = cox_executor_renew_group(executor, message->group_generation, err);
+    if (r == 0)
+        r = cox_group_handles_fill(executor, message, err);
+    return r;
+}
+
+int cox_executor_forward(struct cox_executor *executor, const struct cox_transport_request *request,
+                         struct cox_error *err)
+{
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    const struct cox_operation *operation = cox_operation_find(request->type);
+    if (!executor->options.forwarded)
+        return cox_fail(err, COX_STATE, "the executor was started without options.forwarded");
+    if (!operation || operation->channel != request->channel || request->channel >= COX_TWO_WAY_COUNT)
+        return cox_fail(err, COX_INVALID, "execute type %" PRIu32 " is no request of channel %d",
+                        request->type, (int)request->channel);
+    struct cox_collector *collector = &executor->collectors[operation->channel];
+    struct cox_entry entry = {
+        .type = request->type,
+        .operation = operation,
+        .gather = operation->replies ? COX_GATHER_ALL : COX_GATHER_NONE,
+        .replies = operation->replies,
+        .reports_late = true,
+        .deadline_ns = request->deadline_ns,
+        .submitted_ns = cox_now_ns(),
+        .asked_anywhere = *request->asked,
+    };
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        if (cox_rank_set_has(request->asked, rank) && cox_executor_has_rank(executor, rank)) {
+            cox_rank_set_add(&entry.asked, rank);
+            count++;
+        }
+    if (count == 0)
+        return cox_fail(err, COX_INVALID, "the request asks no rank of this machine");
+    struct payload payload = {.bytes = request->bytes,
+                              .size = request->size,
+                              .packed = request->type != COX_TYPE_OPAQUE};
+    Coxswain__ExecuteRequest *message = NULL;
+    pthread_mutex_lock(&collector->submit_lock);
+    int r = 0;
+    if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
+        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped",
+                     cox_channel_name(collector->channel->id));
+    if (r == 0)
+        r = cox_collector_skip(collector, request->sequence, err);
+    if (r == 0)
+        r = cox_collector_claim(collector, &entry.asked, &entry.sequence, err);
+    if (r == 0)
+        cox_collector_release_blocks(collector);
+    if (r == 0 && request->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT &&
+        !(r = cox_arena_init(&arena, 0, UINT64_C(64) << 20)))
+        r = forward_init(executor, request, &arena, &message, err);
+    if (r == 0 && message)
+        payload = (struct payload){.request = message};
+    if (r == 0)
+        r = executor_pack(collector, &payload, &entry, err);
+    pthread_mutex_unlock(&collector->submit_lock);
+    return r;
+}
+
+void cox_executor_cancel_steps(struct cox_executor *executor, enum cox_channel_id channel,
+                               uint64_t through)
+{
+    cox_collector_cancel_steps(&executor->collectors[channel], through);
+}
+
+uint64_t cox_executor_forwarded_through(struct cox_executor *executor, enum cox_channel_id channel)
+{
+    struct cox_collector *collector = &executor->collectors[channel];
+    pthread_mutex_lock(&collector->lock);
+    const uint64_t through = collector->published;
+    pthread_mutex_unlock(&collector->lock);
+    return through;
 }

@@ -176,7 +176,13 @@ static void child_tell_rest(struct cox_child *child, struct rest rest[2])
 
 int cox_child_kill(struct cox_child *child)
 {
-    if (child->supervisor->external)
+    struct cox_supervisor *s = child->supervisor;
+    if (child->node[0]) {
+        if (s->hooks.kill && !cox_child_is_dead(child))
+            s->hooks.kill(s->hooks.context, child->rank);
+        return 0;
+    }
+    if (s->external)
         return cox_pidfd_signal(child->pidfd, SIGKILL);
     cox_launch_kill_group(cox_rank_pid(child->record), child->pidfd);
     return 0;
@@ -186,7 +192,10 @@ void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t
 {
     char name_text[96];
     bool wrapped = child->adopted.pid != 0;
-    if (wrapped)
+    if (child->node[0])
+        snprintf(name_text, sizeof name_text, "rank %u (node %s, pid %d)", child->rank, child->node,
+                 cox_rank_pid(child->record));
+    else if (wrapped)
         snprintf(name_text, sizeof name_text, "rank %u (pid %d, in its wrapper %d) is %s",
                  child->rank, child->adopted.pid, cox_rank_pid(child->record),
                  dead ? "dead" : "alive");
@@ -198,6 +207,8 @@ void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t
         snprintf(buffer, buffer_size, "rank %u has not attached", child->rank);
     } else if (!dead) {
         snprintf(buffer, buffer_size, "%s%s", name_text, wrapped ? "" : " is alive");
+    } else if (child->node[0] && child->remote_end[0]) {
+        snprintf(buffer, buffer_size, "%s %s", name_text, child->remote_end);
     } else if (child->wrapper_killed && !child->how.known) {
         snprintf(buffer, buffer_size, "%s; how is known only to its wrapper", name_text);
     } else if (child->left_alive) {
@@ -242,7 +253,8 @@ void cox_child_reap(struct cox_child *child)
 {
     struct cox_supervisor *s = child->supervisor;
     siginfo_t info = {0};
-    cox_child_kill(child); /* while the pid is its own: it is not reaped yet */
+    if (!child->node[0])
+        cox_child_kill(child); /* while the pid is its own: it is not reaped yet */
     if (!s->external && !child_try_reap(child, &info))
         return;
     cox_fault_point(COX_FAULT_DEATH_SEEN);
@@ -255,6 +267,8 @@ void cox_child_reap(struct cox_child *child)
         how.signal = info.si_status;
     cox_tsan_has_died();
     pthread_mutex_lock(&s->lock);
+    if (child->node[0])
+        how = child->remote_how;
     child->core_dumped = how.known && info.si_code == CLD_DUMPED;
     if (child->wrapper_killed && how.signal == SIGKILL)
         how = (struct cox_exit){.known = false}; /* this process has killed it */
@@ -293,6 +307,12 @@ void cox_child_polled_fds(struct cox_child *child, int *ret_fd, int *ret_adopted
     pthread_mutex_unlock(&child->supervisor->lock);
 }
 
+bool cox_child_remote_ended(const struct cox_child *child)
+{
+    struct pollfd end = {.fd = child->pidfd, .events = POLLIN};
+    return child->pidfd >= 0 && poll(&end, 1, 0) > 0;
+}
+
 /* With the lock held. */
 static void child_see_end(struct cox_child *child)
 {
@@ -326,7 +346,9 @@ void cox_child_ended(struct cox_child *child)
     /* It was polled without the lock: by now the rank may have been released, or have another
      * process. */
     const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
-    bool ended = !child->supervisor->external || (child->pidfd >= 0 && !cox_peer_alive(&peer));
+    bool ended = child->node[0] ? cox_child_remote_ended(child)
+                                : !child->supervisor->external ||
+                                      (child->pidfd >= 0 && !cox_peer_alive(&peer));
     if (ended) {
         child->ended = true;
         child_see_end(child);

@@ -143,7 +143,8 @@ static bool is_ours(const char *variable)
         "COXSWAIN_PREFIX=",     "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=",
         "COXSWAIN_DEVICE=",     "COXSWAIN_PARENT_PID=", "COXSWAIN_INCARNATION=",
         "COXSWAIN_GENERATION=", "COXSWAIN_FDS=",        "COXSWAIN_SOCKET=",
-        "COXSWAIN_DOOR=",       "COXSWAIN_ATTACH=",     "COXSWAIN_NOTIFY_FD="};
+        "COXSWAIN_DOOR=",       "COXSWAIN_ATTACH=",     "COXSWAIN_NOTIFY_FD=",
+        "COXSWAIN_LOCAL_RANK=", "COXSWAIN_LOCAL_WORLD_SIZE="};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0)
             return true;
@@ -182,14 +183,16 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         .control_socket = options->control_socket ? strdup(options->control_socket) : NULL,
         .sealed = options->sealed,
         .notify_fds = options->notify_fds,
+        .local_first = options->local_first,
+        .local_count = options->local_count ? options->local_count : options->rank_count,
     };
     for (const char *const *argument = options->command; *argument; argument++)
         strings_add(&made.command, "%s", *argument);
     for (char **variable = environ; variable && *variable; variable++)
         if (!is_ours(*variable))
             strings_add(&made.environment, "%s", *variable);
-    for (uint32_t rank = 0; rank < made.rank_count; rank++)
-        made.devices[rank] = options->devices ? options->devices[rank] : (int32_t)rank;
+    for (uint32_t i = 0; i < made.local_count; i++)
+        made.devices[made.local_first + i] = options->devices ? options->devices[i] : (int32_t)i;
     if (!made.prefix || (options->control_socket && !made.control_socket) || made.command.failed ||
         made.environment.failed)
         return cox_fail(err, -ENOMEM, "preparing the workers' command: %s",
@@ -288,6 +291,8 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     strings_add(envp, "COXSWAIN_PREFIX=%s", plan->prefix);
     strings_add(envp, "COXSWAIN_RANK=%u", rank);
     strings_add(envp, "COXSWAIN_WORLD_SIZE=%u", plan->rank_count);
+    strings_add(envp, "COXSWAIN_LOCAL_RANK=%u", rank - plan->local_first);
+    strings_add(envp, "COXSWAIN_LOCAL_WORLD_SIZE=%u", plan->local_count);
     strings_add(envp, "COXSWAIN_DEVICE=%d", device);
     strings_add(envp, "COXSWAIN_PARENT_PID=%d", plan->coordinator);
     strings_add(envp, "COXSWAIN_INCARNATION=%u", incarnation->number);

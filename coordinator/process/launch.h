@@ -46,6 +46,8 @@ struct cox_launch_plan {
     /* without the COXSWAIN_ variables that the launch sets */
     struct cox_strings environment;
     int32_t devices[COX_RANK_COUNT_MAX];
+    /* the ranks of this machine: COXSWAIN_LOCAL_RANK, COXSWAIN_LOCAL_WORLD_SIZE */
+    uint32_t local_first, local_count;
     /* of each rank, borrowed; NULL: none */
     const int *notify_fds;
 };

@@ -3,6 +3,7 @@
 #include "channel/base/thread.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -63,6 +64,8 @@ static int supervisor_new(const struct cox_supervise_options *options,
         return r;
     }
     s->external = options->external;
+    s->local_first = options->local_first;
+    s->local_count = options->local_count ? options->local_count : s->plan.rank_count;
     s->memory_fds = options->memory_fds;
     s->memory_fd_count = options->memory_fd_count;
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
@@ -214,6 +217,8 @@ bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exi
 /* With the lock held. */
 static bool child_has_ended(struct cox_child *child)
 {
+    if (child->node[0])
+        return cox_child_is_dead(child) || cox_child_remote_ended(child);
     const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
     return cox_child_is_dead(child) || (child->pidfd >= 0 && !cox_peer_alive(&peer));
 }
@@ -232,7 +237,7 @@ bool cox_supervisor_exiting(struct cox_supervisor *s, uint32_t rank)
     struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
     /* Also if it is known to be dead by now, since the caller checked that a moment ago. */
-    bool ended = child_has_ended(child), there = child->pidfd >= 0;
+    bool ended = child_has_ended(child), there = child->pidfd >= 0 && !child->node[0];
     pid_t pid = child->adopted.pidfd >= 0 ? child->adopted.pid : cox_rank_pid(child->record);
     pthread_mutex_unlock(&s->lock);
     return ended || (there && cox_peer_exiting(pid));
@@ -334,10 +339,66 @@ int cox_supervisor_register(struct cox_supervisor *s, uint32_t rank, pid_t pid, 
     return r;
 }
 
+int cox_supervisor_register_remote(struct cox_supervisor *s, uint32_t rank, const char *node,
+                                   pid_t pid, int end_fd)
+{
+    COX_ASSERT(s->external);
+    struct cox_child *child = child_of(s, rank);
+    _cox_cleanup_(cox_close_fd) int fd = end_fd;
+    int r = 0;
+    pthread_mutex_lock(&s->lock);
+    if (cox_child_is_dead(child)) {
+        r = COX_STATE; /* as in register */
+    } else if (cox_rank_stage_of(child->record) != COX_STAGE_VACANT) {
+        r = COX_TAKEN;
+    } else {
+        child->pidfd = cox_steal_fd(&fd);
+        snprintf(child->node, sizeof child->node, "%s", node);
+        child->remote_how = (struct cox_exit){0};
+        child->remote_end[0] = '\0';
+        cox_rank_set_pid(child->record, pid);
+        child->ended = child->left_alive = false;
+        cox_child_await(child);
+        cox_rank_move(child->record, COX_STAGE_STARTING);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (r == 0)
+        supervisor_wake(s);
+    return r;
+}
+
+void cox_supervisor_set_remote_end(struct cox_supervisor *s, uint32_t rank,
+                                   const struct cox_exit *how, const char *text)
+{
+    struct cox_child *child = child_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    child->remote_how = *how;
+    snprintf(child->remote_end, sizeof child->remote_end, "%s", text);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void cox_supervisor_add_line(struct cox_supervisor *s, uint32_t rank, const char *text)
+{
+    struct cox_child *child = child_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    cox_last_lines_add(&child->last_lines, text, strlen(text));
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool cox_supervisor_node(struct cox_supervisor *s, uint32_t rank, char *buffer, size_t buffer_size)
+{
+    struct cox_child *child = child_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    snprintf(buffer, buffer_size, "%s", child->node);
+    pthread_mutex_unlock(&s->lock);
+    return buffer[0] != '\0';
+}
+
 /* With the lock held. No process is the rank. */
 static void child_release_slot(struct cox_child *child)
 {
     cox_close_fd(&child->pidfd);
+    child->node[0] = '\0';
     child->record->left_ns = 0;
     cox_rank_set_pid(child->record, 0);
     cox_rank_move(child->record, COX_STAGE_VACANT);
@@ -521,7 +582,9 @@ int cox_supervisor_signal(struct cox_supervisor *s, uint32_t rank, int signal_nu
 {
     struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    int r = cox_child_is_dead(child) ? -ESRCH : cox_pidfd_signal(child->pidfd, signal_number);
+    int r = cox_child_is_dead(child) || child->node[0]
+                ? -ESRCH
+                : cox_pidfd_signal(child->pidfd, signal_number);
     pthread_mutex_unlock(&s->lock);
     return r == -ESRCH ? COX_PEER_DEAD : r;
 }
@@ -550,6 +613,14 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
         const struct cox_peer peer = {.pid = cox_rank_pid(child->record),
                                       .pidfd = child->record->awaited ? child->pidfd : -1};
         bool adopted = cox_peer_alive(&child->adopted), heard = false;
+        if (child->node[0]) {
+            /* It ends when the group's end is told, or at the latest now. */
+            heard = number == SIGKILL && cox_rank_stage_serves(cox_rank_stage_of(child->record)) &&
+                    cox_child_kill(child) == 0;
+            count += heard;
+            pthread_mutex_unlock(&s->lock);
+            continue;
+        }
         if (adopted)
             heard = cox_pidfd_signal(child->adopted.pidfd, number) == 0;
         /* A wrapper ends with its child; a worker that ended with its wrapper would have no time to

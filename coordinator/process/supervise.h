@@ -55,6 +55,9 @@ struct cox_supervise_hooks {
      * Once per started process, unless start failed: then no hook is ever called. Lines can come
      * later still, from processes that the worker left behind with its pipes. */
     void (*death)(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how);
+    /* A process on another machine is to get SIGKILL. Takes no lock of the supervisor; on any thread,
+     * with its lock held. */
+    void (*kill)(void *context, uint32_t rank);
 };
 
 struct cox_supervise_options {
@@ -80,6 +83,10 @@ struct cox_supervise_options {
     uint32_t memory_fd_count;
     /* starts no worker, see cox_supervisor_register; command is not used */
     bool external;
+    /* Starts only these ranks; the others are on other machines. local_count 0: all. devices:
+     * local_count of them. */
+    uint32_t local_first;
+    uint32_t local_count;
     /* rank_count eventfds, which the workers inherit (COXSWAIN_NOTIFY_FD); borrowed until free;
      * NULL: none */
     const int *notify_fds;
@@ -169,6 +176,20 @@ int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t
  */
 int cox_supervisor_register(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                             uint64_t start);
+/* Registers a process on another machine as a rank, with `external`. `end_fd`, which becomes the
+ * supervisor's, is readable when it is dead; set_remote_end says how it ended, before. The process is
+ * not signalled: cox_supervisor_kill calls hooks.kill. Returns as register. */
+int cox_supervisor_register_remote(struct cox_supervisor *supervisor, uint32_t rank,
+                                   const char *node, pid_t pid, int end_fd);
+/* text follows the rank, its node and its pid, as in "was killed by signal 9 (Killed)". */
+void cox_supervisor_set_remote_end(struct cox_supervisor *supervisor, uint32_t rank,
+                                   const struct cox_exit *how, const char *text);
+/* A line that a process on another machine wrote: the last ones are kept. */
+void cox_supervisor_add_line(struct cox_supervisor *supervisor, uint32_t rank, const char *text);
+/* The node of a rank on another machine. Returns false, and "": it is on this one, or no process is
+ * the rank. */
+bool cox_supervisor_node(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
+                         size_t buffer_size);
 /* A registered process has left the group and lives on: it is no longer awaited or signalled.
  * has_served: it was the rank, and its death will be reported; otherwise it never became the rank,
  * which another process may become. Does nothing if its end has begun. */

@@ -48,6 +48,10 @@ struct cox_child {
     bool core_dumped;
     /* of an incarnation before, too */
     struct cox_last_death last_death;
+    /* The rank is on another machine: pidfd is the fd of its end. "": it is not. */
+    char node[32];
+    struct cox_exit remote_how;
+    char remote_end[448];
     /* external: the rank's process before its slot was released */
     pid_t former_pid;
     /* external: former_pid lived when its slot was released */
@@ -85,6 +89,8 @@ struct cox_supervisor {
     atomic_bool ending;
     /* processes are others' children, and come by register */
     bool external;
+    /* the ranks that are started here */
+    uint32_t local_first, local_count;
     /* of the options; start's */
     const int *memory_fds;
     uint32_t memory_fd_count;
@@ -136,6 +142,8 @@ void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t
 bool cox_child_is_dead(struct cox_child *child);
 /* The fds that show its end; -1: none is left. */
 void cox_child_polled_fds(struct cox_child *child, int *ret_fd, int *ret_adopted_fd);
+/* Of a rank on another machine: its end was told. With the lock held, from any thread. */
+bool cox_child_remote_ended(const struct cox_child *child);
 void cox_child_adopted_ended(struct cox_child *child);
 void cox_child_ended(struct cox_child *child);
 /* Both its processes are dead, and it is not reaped. */

@@ -14,7 +14,8 @@ static int launch_all(struct cox_supervisor *s)
     if (s->external)
         return 0;
     int r = 0;
-    for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++) {
+    const uint32_t end = s->local_first + s->local_count;
+    for (uint32_t rank = s->local_first; r == 0 && rank < end; rank++) {
         const struct cox_launch_incarnation first = {
             .number = 1,
             .fds = s->memory_fds ? &s->memory_fds[rank * s->memory_fd_count] : NULL,
@@ -29,11 +30,10 @@ static int launch_all(struct cox_supervisor *s)
 static void launch_undo(struct cox_supervisor *s)
 {
     siginfo_t info;
-    for (uint32_t rank = 0; rank < s->plan.rank_count && cox_rank_pid(s->children[rank].record);
-         rank++)
+    const uint32_t end = s->local_first + s->local_count;
+    for (uint32_t rank = s->local_first; rank < end && cox_rank_pid(s->children[rank].record); rank++)
         cox_launch_kill_group(cox_rank_pid(s->children[rank].record), s->children[rank].pidfd);
-    for (uint32_t rank = 0; rank < s->plan.rank_count && cox_rank_pid(s->children[rank].record);
-         rank++)
+    for (uint32_t rank = s->local_first; rank < end && cox_rank_pid(s->children[rank].record); rank++)
         cox_launch_reap(s->children[rank].pidfd, true, &info);
 }
 

@@ -1,0 +1,163 @@
+/*
+ * transport: a group whose ranks are not processes of this coordinator's machine.
+ *
+ * An executor reaches its ranks through shared memory, or through a transport (options.transport),
+ * which passes on what is published and brings the replies. Everything else is the same: sequence
+ * numbers, gathering, deadlines, deaths, replacement, status. Between the two is the memory that the
+ * executor has in any case: the transport reads a request where it was packed, and writes a reply to
+ * the slot of its rank. libcoxswain-nodes.so (nodes/) is one: ranks on other machines.
+ *
+ *   executor -> transport: struct cox_transport, below. The executor calls its functions.
+ *   transport -> executor: the functions cox_transport_*.
+ *
+ * The far side of a transport has an executor as well, for the ranks of its machine, and passes on
+ * to them what it receives: cox_executor_forward.
+ *
+ * Threads: publish is called with the submit lock of a channel, one request at a time per channel;
+ *   the others on any thread, also at the same time. cox_transport_* on any thread, but for one rank
+ *   on one at a time.
+ * Ownership: the executor borrows the transport from start until free has returned. Bytes and texts
+ *   are lent for the call.
+ * Blocks: nothing but open and stop.
+ */
+#ifndef COX_COORDINATOR_TRANSPORT_H
+#define COX_COORDINATOR_TRANSPORT_H
+
+#include "../../channel/base/base.h"
+
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COX_NODE_NAME_MAX 31
+
+struct cox_executor;
+
+/* A request, as it was published. */
+struct cox_transport_request {
+    enum cox_channel_id channel;
+    /* ExecuteType or COX_TYPE_OPAQUE */
+    uint32_t type;
+    uint64_t sequence;
+    /* absolute, CLOCK_MONOTONIC; COX_DEADLINE_NEVER */
+    uint64_t deadline_ns;
+    /* it has replies */
+    bool replies;
+    const struct cox_rank_set *asked;
+    /* the packed message, or opaque bytes: also those of a request that does not fit a frame */
+    const void *bytes;
+    size_t size;
+};
+
+struct cox_transport {
+    /* sizeof(struct cox_transport) */
+    size_t size;
+    void *context;
+    /* Before the first request: the executor is made, and its ranks may attach. Returns 0 or an
+     * enum cox_status. */
+    int (*start)(void *context, struct cox_executor *executor, struct cox_error *err);
+    /* The number above which the first request of each channel is numbered; called once, before
+     * start. NULL: 0. */
+    uint64_t (*first_sequence)(void *context, enum cox_channel_id channel);
+    /* A process is wanted for the rank, as this incarnation; it attaches (cox_transport_attach). In
+     * start: all of them, with incarnation 1. Returns 0 or an enum cox_status. */
+    int (*open)(void *context, uint32_t rank, uint32_t incarnation, struct cox_error *err);
+    /* SIGKILL for the process of the rank; its death is reported like any other. */
+    void (*kill)(void *context, uint32_t rank);
+    /* A request was published. Copies what it keeps; must not block. */
+    void (*publish)(void *context, const struct cox_transport_request *request);
+    /* Steps up to this number are cancelled. */
+    void (*cancel_steps)(void *context, enum cox_channel_id channel, uint64_t through);
+    /* Why a rank that is alive may not answer now ("node b is suspect: not heard for 412 ms");
+     * returns false if there is nothing to say. For display. */
+    bool (*trouble)(void *context, uint32_t rank, char *buffer, size_t buffer_size);
+    /* The group ends: what was published before was sent. Afterwards no function cox_transport_*
+     * is called. */
+    void (*stop)(void *context);
+};
+
+/* The process of the rank runs, on this node, and serves the present incarnation of the rank. */
+COX_PUBLIC int cox_transport_attach(struct cox_executor *executor, uint32_t rank, const char *node,
+                                    pid_t pid, struct cox_error *err);
+/* The rank is dead. text: how, behind "rank 5 (node b, pid 123) "; signal and exit status as in
+ * struct cox_rank_result, if known. Idempotent. */
+COX_PUBLIC void cox_transport_died(struct cox_executor *executor, uint32_t rank, const char *text,
+                                   bool known, int signal, int exit_status);
+/* The rank has the request. For display, and for the diagnosis of hangs. */
+COX_PUBLIC void cox_transport_taken(struct cox_executor *executor, enum cox_channel_id channel,
+                                    uint32_t rank, uint64_t sequence);
+/* The rank has replied; NULL: too late, and the bytes are not there. failed: as in
+ * struct cox_forwarded. A reply to another request than one that waits for it is dropped, and so is
+ * a second one. Returns 0; COX_STALE: dropped; COX_NO_SPACE: a reply that is larger than its slot. */
+COX_PUBLIC int cox_transport_reply(struct cox_executor *executor, enum cox_channel_id channel,
+                                   uint32_t rank, uint64_t sequence, const void *bytes, size_t size,
+                                   bool failed, struct cox_error *err);
+/* A line that the process of the rank wrote; a fault that it reported outside any reply. */
+COX_PUBLIC void cox_transport_line(struct cox_executor *executor, uint32_t rank, bool is_stderr,
+                                   const char *text);
+COX_PUBLIC void cox_transport_fault(struct cox_executor *executor, int32_t rank, const char *text);
+
+/* ---- the far side ---- */
+
+/* What a rank of this machine has replied, as it wrote it. */
+struct cox_forwarded_reply {
+    uint32_t rank;
+    /* there is a reply; otherwise the rank is dead, or late */
+    bool replied;
+    bool dead;
+    /* the bytes are an ExecuteResponse even to an opaque request: they report a failure */
+    bool failed;
+    const void *bytes;
+    size_t size;
+    /* replied without bytes: a reply that cannot be passed on, and why; or one that came after the
+     * end of the request (COX_LATE) */
+    int32_t code;
+    const char *text;
+};
+
+struct cox_forwarded {
+    enum cox_channel_id channel;
+    /* ExecuteType or COX_TYPE_OPAQUE */
+    uint32_t type;
+    uint64_t sequence;
+    /* what ended it here, as in struct cox_completion. COX_LATE: those that were late before have
+     * replied, or are dead */
+    int status;
+    uint32_t reply_count;
+    const struct cox_forwarded_reply *replies;
+};
+
+/* options.forwarded of the executor. On a response thread; may call forward. */
+typedef void (*cox_forwarded_fn)(void *context, const struct cox_forwarded *forwarded);
+
+/* Passes on a request that was published elsewhere, under its number, to those of its ranks that are
+ * here (options.rank_first). Numbers only grow; those between belong to requests that ask no rank of
+ * this machine. options.forwarded gets the replies, once, and once more if ranks were late. An init
+ * forms the rank group of all ranks here. Only in an executor with options.forwarded, whose other
+ * functions for requests are then not used.
+ * Returns
+ *   0
+ *   COX_FULL: the frame is in use
+ *   COX_LATE: a rank still owes a reply
+ *   COX_STALE: the number, or a later one, was passed on before
+ *   COX_PEER_DEAD: an asked rank of this machine is dead
+ *   COX_CORRUPT: bytes of an init that cannot be read
+ *   as cox_executor_submit
+ */
+COX_PUBLIC int cox_executor_forward(struct cox_executor *executor,
+                                    const struct cox_transport_request *request,
+                                    struct cox_error *err);
+/* Steps up to this number are cancelled: ranks drop them, and stop waiting in them. */
+COX_PUBLIC void cox_executor_cancel_steps(struct cox_executor *executor,
+                                          enum cox_channel_id channel, uint64_t through);
+/* The last number that was passed on. */
+COX_PUBLIC uint64_t cox_executor_forwarded_through(struct cox_executor *executor,
+                                                   enum cox_channel_id channel);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

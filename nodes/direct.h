@@ -1,0 +1,93 @@
+/*
+ * direct: connections between the processes of a cluster, past NATS: what is large, and the rounds of
+ * the rank group. TCP with mutual TLS, by the certificates that NATS uses, too.
+ *
+ * A message has a kind, which is the caller's, and bytes. Messages from one process to another arrive
+ * whole and in order, or the connection ends. Each direction has a connection of its own: the sender
+ * opens it with the first message, and only sends on it.
+ *
+ * Security: TLS 1.2 or later, both sides show a certificate of the same CA, in its time. The name of a
+ *   process is the common name (CN) of its certificate: "node-b" is node b, "lead" the lead. A sender
+ *   checks that the process it reaches has the name that it sends to; a receiver is told the name of
+ *   the certificate, not one that the peer says. Without TLS (insecure_loopback) both addresses must be
+ *   loopback, and the peer says its name.
+ * Threads: any may send; messages to one peer are sent one at a time. One thread accepts, and each
+ *   incoming connection has a thread, which calls on_message.
+ * Ownership: options are copied. The bytes of a message belong to on_message, which frees them.
+ * Blocks: send until the message is handed to the kernel, or the deadline; open and close shortly.
+ * If the process dies: the kernel ends the connections; the peers' next call fails.
+ */
+#ifndef COX_NODES_DIRECT_H
+#define COX_NODES_DIRECT_H
+
+#include <coxswain/coxswain.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+/* The largest message that is accepted. */
+#define COX_DIRECT_SIZE_MAX (UINT64_C(2) << 30)
+/* Longest name of a process. */
+#define COX_DIRECT_NAME_MAX 63
+
+struct cox_direct;
+
+struct cox_direct_options {
+    /* of this process: "node-b", "lead"; must be the certificate's */
+    const char *name;
+    /* PEM files; NULL, all three: insecure_loopback */
+    const char *ca, *certificate, *key;
+    bool insecure_loopback;
+    /* "HOST:PORT" to listen on; port 0: the kernel's choice; NULL: this process does not listen */
+    const char *listen;
+    /* 0: COX_DIRECT_SIZE_MAX; a larger message ends the connection */
+    uint64_t size_max;
+    void *context;
+    /* A message from the process `peer` has arrived. Takes bytes, which free() frees. On the
+     * connection's thread: what it does delays the next message of this peer only. */
+    void (*on_message)(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size);
+    /* An incoming connection of `peer` has ended, or one was refused (peer NULL: its name is not
+     * known); text has the reason. NULL: not called. On the connection's thread. */
+    void (*on_end)(void *context, const char *peer, const char *text);
+};
+
+/* Listens, and starts the thread that accepts. Reads the certificates: a file that is missing, has
+ * expired, does not belong to the key or has another name is told with its path, and with what is
+ * wrong.
+ * Returns
+ *   0
+ *   COX_INVALID: the options, or a certificate
+ *   COX_DENIED: without TLS the address must be loopback
+ *   -errno: the address
+ */
+int cox_direct_open(const struct cox_direct_options *options, struct cox_direct **ret_direct,
+                    struct cox_error *err);
+/* Ends all connections and threads, and frees. Not on a thread of this object. NULL-safe, returns
+ * NULL. */
+struct cox_direct *cox_direct_close(struct cox_direct *direct);
+
+/* The port on which it listens; 0: it does not. */
+uint16_t cox_direct_port(const struct cox_direct *direct);
+
+/* Sends one message, of count parts (at most 8), to the process `peer` at "HOST:PORT". Connects if
+ * there is no connection, or one to another address. A connection that has ended since its last
+ * message is opened again once. Large parts are handed over in calls of 1 MiB.
+ * Returns
+ *   0: the kernel has all of it; whether it arrives shows in what the peer replies
+ *   COX_DENIED: the process there has another name, or no valid certificate
+ *   COX_TIMEOUT: not connected, or not sent, until deadline_ns (CLOCK_MONOTONIC); the connection is
+ *     ended
+ *   COX_TOO_LARGE
+ *   COX_CLOSED: being closed
+ *   -errno: for example -ECONNREFUSED
+ */
+int cox_direct_send(struct cox_direct *direct, const char *peer, const char *address, uint32_t kind,
+                    const struct iovec *parts, int count, uint64_t deadline_ns,
+                    struct cox_error *err);
+/* Ends the connection to a peer and those from it, and makes a send to it that is under way fail:
+ * the peer is dead. */
+void cox_direct_drop(struct cox_direct *direct, const char *peer);
+
+#endif

@@ -1,0 +1,305 @@
+/* Incoming connections; the other half of direct.c. */
+#include "direct_object.h"
+
+#include <string.h>
+#include <sys/socket.h>
+
+#include "channel/base/thread.h"
+#include "direct_address.h"
+
+#define INCOMING_COUNT_MAX 256
+/* For TLS and the names. */
+#define HANDSHAKE_NS (2 * COX_NSEC_PER_SEC)
+/* Until accept is tried again, when fds or memory were short. */
+#define SHORTAGE_NS (100 * COX_NSEC_PER_MSEC)
+
+enum cause {
+    CAUSE_NONE = 0, /* the peer, or the network */
+    CAUSE_REPLACED, /* what had arrived is still delivered */
+    CAUSE_DROPPED,
+    CAUSE_CLOSED,
+};
+
+struct cox_direct_incoming {
+    struct cox_direct *direct;
+    pthread_t thread;
+    struct cox_direct_stream stream;
+    /* for texts */
+    char address[80];
+
+    /* under the lock: */
+    struct cox_direct_incoming *next;
+    /* empty until it is known */
+    char peer[COX_DIRECT_NAME_SIZE];
+    enum cause cause;
+};
+
+static void end_report(struct cox_direct *direct, const char *peer, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void end_report(struct cox_direct *direct, const char *peer, const char *format, ...)
+{
+    if (!direct->on_end)
+        return;
+    char text[sizeof((struct cox_error *)NULL)->text];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    direct->on_end(direct->context, peer, text);
+}
+
+/* The lock is held. The first cause stays, but one that discards messages overrides REPLACED. */
+static void incoming_shut_down(struct cox_direct_incoming *incoming, enum cause cause)
+{
+    if (incoming->cause < cause)
+        incoming->cause = cause;
+    shutdown(incoming->stream.socket.fd, SHUT_RDWR);
+    pthread_cond_broadcast(&incoming->direct->changed);
+}
+
+static enum cause incoming_cause(struct cox_direct_incoming *incoming)
+{
+    pthread_mutex_lock(&incoming->direct->lock);
+    const enum cause cause = incoming->cause;
+    pthread_mutex_unlock(&incoming->direct->lock);
+    return cause;
+}
+
+static bool has_other(const struct cox_direct_incoming *incoming)
+{
+    for (const struct cox_direct_incoming *i = incoming->direct->incoming; i; i = i->next)
+        if (i != incoming && !strcmp(i->peer, incoming->peer))
+            return true;
+    return false;
+}
+
+/* A process has one connection to this one: a second one means that the first is dead, even if
+ * nothing says so. Waits until all of the first is delivered, for the order. */
+static int incoming_register(struct cox_direct_incoming *incoming, const char *peer,
+                             struct cox_error *err)
+{
+    struct cox_direct *direct = incoming->direct;
+    pthread_mutex_lock(&direct->lock);
+    strcpy(incoming->peer, peer);
+    for (struct cox_direct_incoming *i = direct->incoming; i; i = i->next)
+        if (i != incoming && !strcmp(i->peer, peer))
+            incoming_shut_down(i, CAUSE_REPLACED);
+    while (incoming->cause == CAUSE_NONE && has_other(incoming))
+        pthread_cond_wait(&direct->changed, &direct->lock);
+    const enum cause cause = incoming->cause;
+    pthread_mutex_unlock(&direct->lock);
+    return cause == CAUSE_NONE ? 0 : cox_fail(err, COX_CLOSED, "ended before it began");
+}
+
+/* Until the first message: who is it? */
+static int incoming_open(struct cox_direct_incoming *incoming, struct cox_error *err)
+{
+    struct cox_direct *direct = incoming->direct;
+    struct cox_direct_stream *stream = &incoming->stream;
+    const uint64_t deadline_ns = cox_deadline_after_ns(HANDSHAKE_NS);
+    char peer[COX_DIRECT_NAME_SIZE];
+    int r = direct->insecure
+                ? cox_direct_stream_read_name(stream, deadline_ns, peer, err)
+                : cox_direct_stream_secure(stream, &direct->tls, true, deadline_ns, peer, err);
+    if (r == 0)
+        r = incoming_register(incoming, peer, err);
+    if (r)
+        return r;
+    /* Another deadline: messages of an earlier connection may have been delivered meanwhile. */
+    return cox_direct_stream_write_name(stream, direct->name, cox_deadline_after_ns(HANDSHAKE_NS),
+                                        err);
+}
+
+static int incoming_receive(struct cox_direct_incoming *incoming, struct cox_error *err)
+{
+    struct cox_direct *direct = incoming->direct;
+    for (;;) {
+        uint32_t kind = 0;
+        _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
+        size_t size = 0;
+        int r = cox_direct_stream_read_message(&incoming->stream, direct->size_max, &kind, &bytes,
+                                               &size, err);
+        if (r)
+            return r;
+        /* After shutdown(2) the kernel still gives what has arrived. */
+        if (incoming_cause(incoming) > CAUSE_REPLACED)
+            return cox_fail(err, COX_CLOSED, "a message was discarded");
+        direct->on_message(direct->context, incoming->peer, kind, cox_steal_ptr(&bytes), size);
+    }
+}
+
+static void incoming_report(struct cox_direct_incoming *incoming, int r,
+                            const struct cox_error *err)
+{
+    const enum cause cause = incoming_cause(incoming);
+    const char *peer = incoming->peer[0] ? incoming->peer : NULL;
+    const char *name = peer ? peer : "unknown";
+    if (!peer && cause == CAUSE_CLOSED)
+        return;
+    if (cause == CAUSE_CLOSED || cause == CAUSE_DROPPED)
+        end_report(incoming->direct, peer, "the connection from %s (%s) was ended here", name,
+                   incoming->address);
+    else if (cause == CAUSE_REPLACED)
+        end_report(incoming->direct, peer,
+                   "the connection from %s (%s) was replaced by a later one", name,
+                   incoming->address);
+    else
+        end_report(incoming->direct, peer, "the connection from %s (%s) has ended%s: %s", name,
+                   incoming->address,
+                   r == COX_CORRUPT && incoming->stream.socket.ended ? " within a message" : "",
+                   err->text);
+}
+
+/* Joins a thread that does nothing more but join the one before it. */
+static void incoming_join(struct cox_direct_incoming *incoming)
+{
+    if (!incoming)
+        return;
+    pthread_join(incoming->thread, NULL);
+    free(incoming);
+}
+
+/* Nobody finds it any more: then its fd may be closed. Returns the one that ended before. */
+static struct cox_direct_incoming *incoming_leave(struct cox_direct_incoming *incoming)
+{
+    struct cox_direct *direct = incoming->direct;
+    pthread_mutex_lock(&direct->lock);
+    struct cox_direct_incoming **at = &direct->incoming;
+    while (*at != incoming)
+        at = &(*at)->next;
+    *at = incoming->next;
+    direct->incoming_count--;
+    struct cox_direct_incoming *before = direct->ended;
+    direct->ended = incoming;
+    pthread_cond_broadcast(&direct->changed);
+    pthread_mutex_unlock(&direct->lock);
+    return before;
+}
+
+static void *incoming_main(void *argument)
+{
+    struct cox_direct_incoming *incoming = argument;
+    struct cox_error err = {0};
+    /* The thread that accepts holds the lock until all of incoming is written. */
+    (void)incoming_cause(incoming);
+    int r = incoming_open(incoming, &err);
+    if (r == 0)
+        r = incoming_receive(incoming, &err);
+    /* The peer need not wait until on_end has returned. */
+    shutdown(incoming->stream.socket.fd, SHUT_RDWR);
+    incoming_report(incoming, r, &err);
+    /* Each joins the one before: one is left, for the next or for stop. */
+    struct cox_direct_incoming *before = incoming_leave(incoming);
+    cox_direct_stream_end(&incoming->stream);
+    incoming_join(before);
+    return NULL;
+}
+
+/* ---- accepting ---- */
+
+/* Takes fd when it returns 0. */
+static int incoming_start(struct cox_direct *direct, int fd, const char *address)
+{
+    _cox_cleanup_(cox_free_ptr) struct cox_direct_incoming *incoming = calloc(1, sizeof *incoming);
+    if (!incoming)
+        return -ENOMEM;
+    incoming->direct = direct;
+    cox_direct_stream_init(&incoming->stream);
+    incoming->stream.socket.fd = fd;
+    strcpy(incoming->address, address);
+    pthread_mutex_lock(&direct->lock);
+    int r = direct->incoming_count < INCOMING_COUNT_MAX ? 0 : COX_FULL;
+    if (direct->closing)
+        r = COX_CLOSED;
+    if (r == 0)
+        r = cox_thread_start(&incoming->thread, incoming_main, incoming);
+    if (r == 0) {
+        incoming->next = direct->incoming;
+        direct->incoming = incoming;
+        direct->incoming_count++;
+        incoming = NULL;
+    }
+    pthread_mutex_unlock(&direct->lock);
+    return r;
+}
+
+static void connection_accept(struct cox_direct *direct, int *fd, const struct sockaddr *from,
+                              socklen_t size)
+{
+    char address[80];
+    cox_direct_address_format(from, size, address);
+    int r = 0;
+    if (direct->insecure && !cox_direct_address_is_loopback(from))
+        r = COX_DENIED;
+    if (r == 0)
+        r = cox_fd_raise(fd);
+    if (r == 0)
+        r = cox_direct_address_configure(*fd);
+    if (r == 0)
+        r = incoming_start(direct, *fd, address);
+    if (r == 0)
+        *fd = -1;
+    else if (r == COX_FULL)
+        end_report(direct, NULL, "a connection from %s was refused: there are %d already", address,
+                   INCOMING_COUNT_MAX);
+    else if (r != COX_CLOSED)
+        end_report(direct, NULL, "a connection from %s was refused: %s", address,
+                   r == COX_DENIED ? "without TLS it must be from loopback" : cox_status_text(r));
+}
+
+/* Waits a little, or until closing. Returns false when closing. */
+static bool shortage_wait(struct cox_direct *direct)
+{
+    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ns(SHORTAGE_NS));
+    pthread_mutex_lock(&direct->lock);
+    while (!direct->closing &&
+           pthread_cond_timedwait(&direct->changed, &direct->lock, &until) != ETIMEDOUT)
+        continue;
+    const bool closing = direct->closing;
+    pthread_mutex_unlock(&direct->lock);
+    return !closing;
+}
+
+static void *accepting_main(void *argument)
+{
+    struct cox_direct *direct = argument;
+    for (;;) {
+        struct sockaddr_storage from;
+        socklen_t size = sizeof from;
+        _cox_cleanup_(cox_close_fd) int fd = accept4(direct->listen_fd, (struct sockaddr *)&from,
+                                                     &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0)
+            connection_accept(direct, &fd, (struct sockaddr *)&from, size);
+        else if (errno != EINTR && errno != ECONNABORTED && !shortage_wait(direct))
+            return NULL; /* closing has shut the socket down */
+    }
+}
+
+int cox_direct_incoming_start(struct cox_direct *direct)
+{
+    return cox_thread_start(&direct->accepting, accepting_main, direct);
+}
+
+void cox_direct_incoming_stop(struct cox_direct *direct)
+{
+    if (direct->listen_fd >= 0) {
+        shutdown(direct->listen_fd, SHUT_RDWR);
+        pthread_join(direct->accepting, NULL);
+    }
+    pthread_mutex_lock(&direct->lock);
+    for (struct cox_direct_incoming *i = direct->incoming; i; i = i->next)
+        incoming_shut_down(i, CAUSE_CLOSED);
+    while (direct->incoming)
+        pthread_cond_wait(&direct->changed, &direct->lock);
+    struct cox_direct_incoming *ended = direct->ended;
+    direct->ended = NULL;
+    pthread_mutex_unlock(&direct->lock);
+    incoming_join(ended);
+}
+
+void cox_direct_incoming_drop(struct cox_direct *direct, const char *peer)
+{
+    for (struct cox_direct_incoming *i = direct->incoming; i; i = i->next)
+        if (!strcmp(i->peer, peer))
+            incoming_shut_down(i, CAUSE_DROPPED);
+}
