@@ -1,21 +1,26 @@
 /*
- * direct: connections between the processes of a cluster, past NATS: what is large, and the rounds of
- * the rank group. TCP with mutual TLS, by the certificates that NATS uses, too.
+ * direct: connections between the processes of a cluster, past NATS: what is large, and the rounds
+ * of the rank group. TCP with mutual TLS, by the certificates that NATS uses, too.
  *
- * A message has a kind, which is the caller's, and bytes. Messages from one process to another arrive
- * whole and in order, or the connection ends. Each direction has a connection of its own: the sender
- * opens it with the first message, and only sends on it.
+ * A message has a kind, which is the caller's, and bytes. Messages from one process to another
+ * arrive whole and in order, or the connection ends. Each direction has a connection of its own:
+ * the sender opens it with the first message, and only sends on it. It is open once the receiver
+ * has accepted the sender's certificate: a sender that is refused gets an error, not silence.
  *
- * Security: TLS 1.2 or later, both sides show a certificate of the same CA, in its time. The name of a
- *   process is the common name (CN) of its certificate: "node-b" is node b, "lead" the lead. A sender
- *   checks that the process it reaches has the name that it sends to; a receiver is told the name of
- *   the certificate, not one that the peer says. Without TLS (insecure_loopback) both addresses must be
- *   loopback, and the peer says its name.
+ * Security: TLS 1.2 or later, both sides show a certificate of the same CA, in its time. The name
+ *   of a process is the common name (CN) of its certificate: "node-b" is node b, "lead" the lead. A
+ *   sender checks that the process it reaches has the name that it sends to; a receiver is told the
+ *   name of the certificate, not one that the peer says. A certificate with an extended key usage
+ *   needs both clientAuth and serverAuth. Without TLS (insecure_loopback) both addresses must be
+ *   loopback, and each side says its name.
  * Threads: any may send; messages to one peer are sent one at a time. One thread accepts, and each
- *   incoming connection has a thread, which calls on_message.
+ *   incoming connection, of 256 at most, has a thread, which calls on_message.
  * Ownership: options are copied. The bytes of a message belong to on_message, which frees them.
- * Blocks: send until the message is handed to the kernel, or the deadline; open and close shortly.
- * If the process dies: the kernel ends the connections; the peers' next call fails.
+ * Blocks: send until the message is handed to the kernel, or the deadline; close until the
+ *   callbacks that run have returned; open shortly. A HOST that is not a number is looked up by the
+ *   C library, which keeps no deadline and which close and drop do not end: numbers are better.
+ * If the process dies: the kernel ends the connections; the peers' next call fails. If the machine
+ *   dies, or the network, nothing ends them: the caller finds out, and calls drop.
  */
 #ifndef COX_NODES_DIRECT_H
 #define COX_NODES_DIRECT_H
@@ -35,21 +40,27 @@
 struct cox_direct;
 
 struct cox_direct_options {
-    /* of this process: "node-b", "lead"; must be the certificate's */
+    /* of this process: "node-b", "lead"; must be the certificate's. Letters, digits and ".-_" */
     const char *name;
     /* PEM files; NULL, all three: insecure_loopback */
     const char *ca, *certificate, *key;
     bool insecure_loopback;
-    /* "HOST:PORT" to listen on; port 0: the kernel's choice; NULL: this process does not listen */
+    /* "HOST:PORT" or "[IPV6]:PORT" to listen on; port 0: the kernel's choice; NULL: this process
+     * does not listen */
     const char *listen;
-    /* 0: COX_DIRECT_SIZE_MAX; a larger message ends the connection */
+    /* 0: COX_DIRECT_SIZE_MAX; a larger message is not sent, and if it arrives ends the
+     * connection */
     uint64_t size_max;
     void *context;
-    /* A message from the process `peer` has arrived. Takes bytes, which free() frees. On the
-     * connection's thread: what it does delays the next message of this peer only. */
+    /* A message from the process `peer` has arrived. Takes bytes, which free() frees; NULL if size
+     * is 0. On the connection's thread: what it does delays the next message of this peer only. For
+     * one peer it runs once at a time, however many connections it has had. It may send
+     * and drop, not close. */
     void (*on_message)(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size);
-    /* An incoming connection of `peer` has ended, or one was refused (peer NULL: its name is not
-     * known); text has the reason. NULL: not called. On the connection's thread. */
+    /* An incoming connection of `peer` has ended: once for each, after its last on_message. Or one
+     * was refused (peer NULL: its name is not known). text has the reason. This is not the death of
+     * the peer: a later connection of it may be open, and may be what has ended this one. NULL: not
+     * called. On the connection's thread, or the one that accepts; as on_message, not close. */
     void (*on_end)(void *context, const char *peer, const char *text);
 };
 
@@ -64,8 +75,9 @@ struct cox_direct_options {
  */
 int cox_direct_open(const struct cox_direct_options *options, struct cox_direct **ret_direct,
                     struct cox_error *err);
-/* Ends all connections and threads, and frees. Not on a thread of this object. NULL-safe, returns
- * NULL. */
+/* Ends all connections and threads, makes the sends under way fail, and frees. Waits for callbacks
+ * that run. Not on a thread of this object; after it has begun, no other call may begin, except
+ * from those callbacks. NULL-safe, returns NULL. */
 struct cox_direct *cox_direct_close(struct cox_direct *direct);
 
 /* The port on which it listens; 0: it does not. */
@@ -73,21 +85,26 @@ uint16_t cox_direct_port(const struct cox_direct *direct);
 
 /* Sends one message, of count parts (at most 8), to the process `peer` at "HOST:PORT". Connects if
  * there is no connection, or one to another address. A connection that has ended since its last
- * message is opened again once. Large parts are handed over in calls of 1 MiB.
+ * message, or ends in this one, is opened again once; the peer never gets the message twice. Large
+ * parts are handed over in calls of 1 MiB. Never raises SIGPIPE.
  * Returns
  *   0: the kernel has all of it; whether it arrives shows in what the peer replies
- *   COX_DENIED: the process there has another name, or no valid certificate
+ *   COX_DENIED: the process there has another name, no valid certificate, or does not accept this
+ *     one's; or, without TLS, the address is not loopback
  *   COX_TIMEOUT: not connected, or not sent, until deadline_ns (CLOCK_MONOTONIC); the connection is
- *     ended
+ *     ended, unless it was another message that took the time
  *   COX_TOO_LARGE
- *   COX_CLOSED: being closed
- *   -errno: for example -ECONNREFUSED
+ *   COX_CLOSED: the peer was dropped meanwhile, or all is being closed
+ *   COX_INVALID: the name or the address, or the host is unknown
+ *   -errno: -ECONNREFUSED, -ECONNRESET: the peer has ended the connection, and others
  */
 int cox_direct_send(struct cox_direct *direct, const char *peer, const char *address, uint32_t kind,
                     const struct iovec *parts, int count, uint64_t deadline_ns,
                     struct cox_error *err);
-/* Ends the connection to a peer and those from it, and makes a send to it that is under way fail:
- * the peer is dead. */
+/* Ends the connection to a peer and those from it, and makes sends to it that are under way fail:
+ * the peer is dead. Does not block: an on_message that runs, or just begins, is not waited for;
+ * other messages that have arrived are discarded. Not a ban: a later send connects again, and so
+ * may the peer. */
 void cox_direct_drop(struct cox_direct *direct, const char *peer);
 
 #endif

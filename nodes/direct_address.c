@@ -24,7 +24,7 @@ static bool address_split(const char *address, char host[COX_DIRECT_ADDRESS_MAX 
     const char *begin = address, *end = colon;
     if (*begin == '[' && end[-1] == ']')
         begin++, end--;
-    else if (memchr(begin, ':', (size_t)(end - begin)))
+    else if (strcspn(begin, ":[]") != (size_t)(end - begin))
         return false;
     const size_t digits = strspn(colon + 1, "0123456789");
     if (begin >= end || digits < 1 || digits > 5 || colon[1 + digits] ||
@@ -87,8 +87,8 @@ void cox_direct_address_format(const struct sockaddr *address, socklen_t size, c
 
 int cox_direct_address_configure(int fd)
 {
-    /* The end of a message must not wait for an acknowledgment. The kernel sizes the buffers: a size
-     * that is set here would also be the largest. */
+    /* The end of a message must not wait for an acknowledgment. The kernel sizes the buffers: a
+     * size that is set here would also be the largest. */
     return setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int)) ? -errno : 0;
 }
 

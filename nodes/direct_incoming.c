@@ -23,6 +23,8 @@ enum cause {
 struct cox_direct_incoming {
     struct cox_direct *direct;
     pthread_t thread;
+    /* in the order in which they were accepted, and so were opened */
+    uint64_t number;
     struct cox_direct_stream stream;
     /* for texts */
     char address[80];
@@ -65,16 +67,16 @@ static enum cause incoming_cause(struct cox_direct_incoming *incoming)
     return cause;
 }
 
-static bool has_other(const struct cox_direct_incoming *incoming)
+static bool has_earlier(const struct cox_direct_incoming *incoming)
 {
     for (const struct cox_direct_incoming *i = incoming->direct->incoming; i; i = i->next)
-        if (i != incoming && !strcmp(i->peer, incoming->peer))
+        if (i->number < incoming->number && !strcmp(i->peer, incoming->peer))
             return true;
     return false;
 }
 
-/* A process has one connection to this one: a second one means that the first is dead, even if
- * nothing says so. Waits until all of the first is delivered, for the order. */
+/* A process has one connection to this one: a later one means that the earlier is dead, even if
+ * nothing else says so. Waits until all of the earlier one is delivered, for the order. */
 static int incoming_register(struct cox_direct_incoming *incoming, const char *peer,
                              struct cox_error *err)
 {
@@ -83,8 +85,9 @@ static int incoming_register(struct cox_direct_incoming *incoming, const char *p
     strcpy(incoming->peer, peer);
     for (struct cox_direct_incoming *i = direct->incoming; i; i = i->next)
         if (i != incoming && !strcmp(i->peer, peer))
-            incoming_shut_down(i, CAUSE_REPLACED);
-    while (incoming->cause == CAUSE_NONE && has_other(incoming))
+            /* Their handshakes may end in another order. */
+            incoming_shut_down(i->number < incoming->number ? i : incoming, CAUSE_REPLACED);
+    while (incoming->cause == CAUSE_NONE && has_earlier(incoming))
         pthread_cond_wait(&direct->changed, &direct->lock);
     const enum cause cause = incoming->cause;
     pthread_mutex_unlock(&direct->lock);
@@ -214,6 +217,7 @@ static int incoming_start(struct cox_direct *direct, int fd, const char *address
     if (r == 0)
         r = cox_thread_start(&incoming->thread, incoming_main, incoming);
     if (r == 0) {
+        incoming->number = ++direct->accept_count;
         incoming->next = direct->incoming;
         direct->incoming = incoming;
         direct->incoming_count++;

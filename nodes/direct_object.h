@@ -44,6 +44,8 @@ struct cox_direct {
     uint32_t send_count;
     struct cox_direct_incoming *incoming;
     uint32_t incoming_count;
+    /* ever */
+    uint64_t accept_count;
     /* the connection that ended last: its thread has not been joined */
     struct cox_direct_incoming *ended;
 };

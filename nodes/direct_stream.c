@@ -17,11 +17,6 @@
 #define RECORD_SIZE ((size_t)16 << 10)
 /* What a message is first allocated; it grows as it arrives. */
 #define ARRIVAL_SIZE ((size_t)1 << 20)
-/* AES-GCM wants a new key after 2^24.5 records (RFC 8446, 5.5), which OpenSSL leaves to its users.
- * 64 GiB are 2^22 full ones. */
-#ifndef KEY_USED_MAX
-#define KEY_USED_MAX (UINT64_C(64) << 30)
-#endif
 
 void cox_direct_stream_init(struct cox_direct_stream *stream)
 {
@@ -141,7 +136,7 @@ static int write_once(struct cox_direct_stream *stream, const uint8_t *bytes, si
     if (result != 1)
         return tls_outcome(stream, result, ret_events, err);
     stream->key_used += size;
-    if (stream->key_used >= KEY_USED_MAX && SSL_version(stream->ssl) == TLS1_3_VERSION) {
+    if (stream->key_used >= COX_DIRECT_KEY_USED_MAX && SSL_version(stream->ssl) == TLS1_3_VERSION) {
         if (SSL_key_update(stream->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1)
             return cox_fail(err, -EPROTO, "TLS: %s", cox_direct_tls_reason());
         stream->key_used = 0;

@@ -10,8 +10,8 @@
  *            4   u32 kind
  *            8   u64 size
  *           16   u64 reserved, 0
- * The record that the receiver replies costs a flight per connection, and is worth it: with TLS 1.3 a
- * client is done before its certificate is checked.
+ * The record that the receiver replies costs a flight per connection, and is worth it: with TLS 1.3
+ * a client is done before its certificate is checked.
  *
  * Threads: one at a time uses a stream. Another may end what it does with shutdown(2) on its fd.
  * Ownership: a stream owns its fd and its TLS state. It does not move once it is secure.
@@ -25,6 +25,9 @@
 #include "direct_tls.h"
 
 #define COX_DIRECT_NAME_SIZE (COX_DIRECT_NAME_MAX + 1)
+/* Bytes per key of TLS 1.3: AES-GCM needs another after 2^24.5 records (RFC 8446, 5.5), and OpenSSL
+ * leaves this to its users. 64 GiB are 2^22 full records. */
+#define COX_DIRECT_KEY_USED_MAX (UINT64_C(64) << 30)
 
 struct cox_direct_stream {
     struct cox_direct_socket socket;

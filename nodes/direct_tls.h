@@ -12,6 +12,7 @@
 
 #include "direct.h"
 
+#include <openssl/bio.h>
 #include <openssl/types.h>
 
 /* A connected socket as TLS uses it: OpenSSL's own BIO for sockets raises SIGPIPE. */
@@ -53,7 +54,8 @@ SSL *cox_direct_tls_start(const struct cox_direct_tls *tls, struct cox_direct_so
 bool cox_direct_name_is_valid(const char *name);
 /* The one common name of a certificate. False: there is none, more than one, or it is not valid. */
 bool cox_direct_tls_name(const X509 *certificate, char ret_name[COX_DIRECT_NAME_MAX + 1]);
-/* The oldest error in this thread's queue of OpenSSL, in words; empties the queue. Static storage. */
+/* The oldest error in this thread's queue of OpenSSL, in words; empties the queue. Static
+ * storage. */
 const char *cox_direct_tls_reason(void);
 
 #endif

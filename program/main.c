@@ -1,6 +1,7 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
 #include "coordinator/cli/console.h"
 #include "engine/command/engine_command.h"
+#include "nodes/command/node_command.h"
 #include "tables.h"
 
 #include <fcntl.h>
@@ -23,6 +24,7 @@ static const struct {
       &cox_command_recover, &cox_command_stop}},
     {"What a group did:", {&cox_command_trace, &cox_command_postmortem}},
     {"What a running group computes with:", {&cox_command_lora, &cox_command_weights}},
+    {"Several machines:", {&cox_command_node}},
     {"Prefill and decode:",
      {&cox_command_role, &cox_command_link, &cox_command_unlink, &cox_command_link_status,
       &cox_command_pull_kv}},

@@ -216,7 +216,14 @@ static int server_make(struct cox_foreground *foreground,
                        const struct cox_config_entry *config, size_t config_count,
                        struct cox_error *err)
 {
-    const struct cox_executor_options executor = executor_options_make(options, foreground);
+    struct cox_executor_options executor = executor_options_make(options, foreground);
+    int r = options->transport ? options->transport(options->transport_context, foreground,
+                                                    &executor, &executor.transport, err)
+                               : 0;
+    if (r)
+        return r;
+    if (executor.transport)
+        executor.attach = COX_ATTACH_NAMED; /* how workers attach is for their nodes */
     _cox_cleanup_(cox_free_ptr) char *model =
         options->model ? realpath(options->model, NULL) : NULL;
     struct cox_server_options made = COX_SERVER_OPTIONS_INIT;
@@ -234,7 +241,7 @@ static int server_make(struct cox_foreground *foreground,
     made.log = cox_foreground_full_log(foreground);
     made.stop_requested = on_stop_request;
     made.context = foreground;
-    int r = cox_server_new(&made, &server, err);
+    r = cox_server_new(&made, &server, err);
     if (r)
         return r;
     pthread_mutex_lock(&foreground->lock);

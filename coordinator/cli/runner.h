@@ -20,7 +20,7 @@
 
 /* Options without a letter get keys from here on. Keys differ within one command. */
 #define COX_OPTION_KEY(number) (256 + (number))
-#define COX_COMMAND_GROUP_COUNT_MAX 6
+#define COX_COMMAND_GROUP_COUNT_MAX 8
 
 struct cox_option_group {
     /* of --help; NULL: none */

@@ -614,6 +614,10 @@ int cox_executor_start(const struct cox_executor_options *options,
     memcpy(executor->name, name, sizeof name);
     cox_name_objects(executor->objects, name, &geometry);
     executor_choose_blocks(executor);
+    /* Generations of the rank group that an earlier coordinator has begun do not come again. */
+    if (options->transport && options->transport->first_sequence)
+        executor->group_generation = options->transport->first_sequence(
+            options->transport->context, COX_CHANNEL_EXECUTE);
     r = executor_create_memory(executor, err);
     if (r == 0 && options->collect)
         r = executor_create_notify_fds(executor, err);
@@ -673,6 +677,7 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
             cox_rank_set_add(&entry.asked, rank);
             count++;
         }
+    entry.asked_anywhere = entry.asked;
     pthread_mutex_lock(&collector->submit_lock);
     bool said = count == 0;
     size_t capacity, length;

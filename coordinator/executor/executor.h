@@ -136,6 +136,8 @@ struct cox_executor_options {
     void (*forwarded)(void *hook_context, const struct cox_forwarded *forwarded);
     uint32_t rank_first;
     uint32_t rank_here;
+    /* with forwarded: replaces `model` in the configuration of an init; NULL: it stays */
+    const char *forwarded_model;
 };
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
@@ -467,7 +469,7 @@ struct cox_rank_status {
     uint64_t last_error_age_ns;
     struct cox_rank_channel_status channels[COX_TWO_WAY_COUNT];
     /* the node where it runs (transport.h); "": this machine */
-    char node[32];
+    char node[48];
     /* why it may not answer now; "": nothing is known */
     char trouble[160];
 };

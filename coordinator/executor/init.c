@@ -13,6 +13,7 @@
 #include "executor_internal.h"
 #include "group_handles.h"
 #include "coordinator/collector/reentrancy.h"
+#include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
@@ -351,8 +352,11 @@ int cox_executor_renew_group(struct cox_executor *executor, uint64_t generation,
                              struct cox_error *err)
 {
     int fd = init_group_fd(executor);
-    /* relaxed: as in init_renew_group. */
-    atomic_store_explicit(&executor->group_generation, generation, memory_order_relaxed);
+    /* Every rank has replied to the init before, or is dead. relaxed: as in init_renew_group. */
+    const uint64_t before = atomic_exchange_explicit(&executor->group_generation, generation,
+                                                     memory_order_relaxed);
+    if (fd >= 0 && before)
+        cox_windows_keep(fd, &executor->geometry, before);
     return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, generation, err);
 }
 
@@ -489,7 +493,10 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
     int r = init_enter(executor, deadline_ns, err);
     if (r)
         return r;
-    r = init_send(executor, record, false, deadline_ns, &record->summary, err);
+    const struct cox_transport *transport = executor->options.transport;
+    const bool continued = transport && transport->continued && !executor->init_record &&
+                           transport->continued(transport->context);
+    r = init_send(executor, record, continued, deadline_ns, &record->summary, err);
     if (r == 0) {
         *ret_summary = record->summary;
         cox_executor_set_normal(executor, false);

@@ -391,6 +391,9 @@ static int forward_init(struct cox_executor *executor, const struct cox_transpor
     message->n_group_memory = 0;
     message->weights = NULL;
     message->has_weights_version = 0;
+    for (size_t i = 0; executor->options.forwarded_model && i < message->n_config; i++)
+        if (message->config[i]->key && !strcmp(message->config[i]->key, "model"))
+            message->config[i]->value = (char *)(uintptr_t)executor->options.forwarded_model;
     r = cox_executor_renew_group(executor, message->group_generation, err);
     if (r == 0)
         r = cox_group_handles_fill(executor, message, err);
@@ -406,10 +409,12 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
     const struct cox_operation *operation = cox_operation_find(request->type);
     if (!executor->options.forwarded)
         return cox_fail(err, COX_STATE, "the executor was started without options.forwarded");
-    if (!operation || operation->channel != request->channel || request->channel >= COX_TWO_WAY_COUNT)
+    const bool goodbye = request->type == COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE;
+    if (!operation || request->channel >= COX_TWO_WAY_COUNT ||
+        (operation->channel != request->channel && !goodbye))
         return cox_fail(err, COX_INVALID, "execute type %" PRIu32 " is no request of channel %d",
                         request->type, (int)request->channel);
-    struct cox_collector *collector = &executor->collectors[operation->channel];
+    struct cox_collector *collector = &executor->collectors[request->channel];
     struct cox_entry entry = {
         .type = request->type,
         .operation = operation,

@@ -33,34 +33,6 @@ static size_t remote_reply_count(const struct cox_executor *executor)
     return (size_t)COX_TWO_WAY_COUNT * executor->geometry.depth * executor->geometry.rank_count;
 }
 
-int cox_executor_open_transport(struct cox_executor *executor, struct cox_error *err)
-{
-    const struct cox_transport *transport = executor->options.transport;
-    executor->remote_replies =
-        calloc(remote_reply_count(executor), sizeof *executor->remote_replies);
-    if (!executor->remote_replies)
-        return cox_fail(err, -ENOMEM, "no memory for the replies of other nodes");
-    executor->blocks.reply_limits.origin = getpid();
-    int r = transport->start(transport->context, executor, err);
-    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++)
-        r = transport->open(transport->context, rank, 1, err);
-    return r;
-}
-
-void cox_executor_close_transport(struct cox_executor *executor)
-{
-    const struct cox_transport *transport = executor->options.transport;
-    if (!transport || !executor->remote_replies)
-        return;
-    transport->stop(transport->context);
-    /* No process is known any more: the ranks end on their nodes. */
-    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        cox_transport_died(executor, rank, "was left to its node at the end of the group", false, 0,
-                           -1);
-    for (size_t i = 0; i < remote_reply_count(executor); i++)
-        cox_large_payload_drop(&executor->blocks.sender, &executor->remote_replies[i]);
-}
-
 void cox_executor_kill_remote(void *context, uint32_t rank)
 {
     const struct cox_executor *executor = context;
@@ -68,7 +40,7 @@ void cox_executor_kill_remote(void *context, uint32_t rank)
     transport->kill(transport->context, rank);
 }
 
-int cox_transport_attach(struct cox_executor *executor, uint32_t rank, const char *node, pid_t pid,
+static int transport_attach(struct cox_executor *executor, uint32_t rank, const char *node, pid_t pid,
                          struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -100,7 +72,27 @@ int cox_transport_attach(struct cox_executor *executor, uint32_t rank, const cha
              : 0;
 }
 
-void cox_transport_died(struct cox_executor *executor, uint32_t rank, const char *text, bool known,
+static void transport_died(struct cox_executor *executor, uint32_t rank, const char *text, bool known,
+                           int signal, int exit_status);
+
+static void transport_failed(struct cox_executor *executor, uint32_t rank, const char *node,
+                          const char *text)
+{
+    int end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int kept_fd = end_fd < 0 ? -1 : dup(end_fd);
+    pthread_mutex_lock(&executor->transport_lock);
+    if (kept_fd >= 0 && cox_supervisor_register_remote(executor->supervisor, rank, node, 1,
+                                                       cox_steal_fd(&end_fd)) == 0) {
+        cox_close_fd(&executor->remote_ends[rank]);
+        executor->remote_ends[rank] = cox_steal_fd(&kept_fd);
+    }
+    cox_close_fd(&end_fd);
+    cox_close_fd(&kept_fd);
+    pthread_mutex_unlock(&executor->transport_lock);
+    transport_died(executor, rank, text, false, 0, -1);
+}
+
+static void transport_died(struct cox_executor *executor, uint32_t rank, const char *text, bool known,
                         int signal, int exit_status)
 {
     const struct cox_exit how = {.known = known, .signal = signal, .exit_status = exit_status};
@@ -115,7 +107,7 @@ void cox_transport_died(struct cox_executor *executor, uint32_t rank, const char
     pthread_mutex_unlock(&executor->transport_lock);
 }
 
-void cox_transport_taken(struct cox_executor *executor, enum cox_channel_id channel, uint32_t rank,
+static void transport_taken(struct cox_executor *executor, enum cox_channel_id channel, uint32_t rank,
                          uint64_t sequence)
 {
     struct cox_layout_rank_line *line = cox_state_line(&executor->control, rank, channel);
@@ -169,7 +161,7 @@ static size_t reply_refusal(uint32_t rank, int r, const char *text, uint8_t *slo
     return length;
 }
 
-int cox_transport_reply(struct cox_executor *executor, enum cox_channel_id id, uint32_t rank,
+static int transport_reply(struct cox_executor *executor, enum cox_channel_id id, uint32_t rank,
                         uint64_t sequence, const void *bytes, size_t size, bool failed,
                         struct cox_error *err)
 {
@@ -208,7 +200,7 @@ int cox_transport_reply(struct cox_executor *executor, enum cox_channel_id id, u
     return r;
 }
 
-void cox_transport_line(struct cox_executor *executor, uint32_t rank, bool is_stderr,
+static void transport_line(struct cox_executor *executor, uint32_t rank, bool is_stderr,
                         const char *text)
 {
     cox_supervisor_add_line(executor->supervisor, rank, text);
@@ -216,8 +208,46 @@ void cox_transport_line(struct cox_executor *executor, uint32_t rank, bool is_st
         executor->options.line(executor->options.hook_context, rank, is_stderr, text);
 }
 
-void cox_transport_fault(struct cox_executor *executor, int32_t rank, const char *text)
+static void transport_fault(struct cox_executor *executor, int32_t rank, const char *text)
 {
     if (executor->error_channel.report)
         executor->error_channel.report(executor->error_channel.context, rank, text);
+}
+
+static const struct cox_transport_host transport_host = {
+    .attach = transport_attach,
+    .failed = transport_failed,
+    .died = transport_died,
+    .taken = transport_taken,
+    .reply = transport_reply,
+    .line = transport_line,
+    .fault = transport_fault,
+};
+
+int cox_executor_open_transport(struct cox_executor *executor, struct cox_error *err)
+{
+    const struct cox_transport *transport = executor->options.transport;
+    executor->remote_replies =
+        calloc(remote_reply_count(executor), sizeof *executor->remote_replies);
+    if (!executor->remote_replies)
+        return cox_fail(err, -ENOMEM, "no memory for the replies of other nodes");
+    executor->blocks.reply_limits.origin = getpid();
+    int r = transport->start(transport->context, executor, &transport_host, err);
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++)
+        r = transport->open(transport->context, rank, 1, err);
+    return r;
+}
+
+void cox_executor_close_transport(struct cox_executor *executor)
+{
+    const struct cox_transport *transport = executor->options.transport;
+    if (!transport || !executor->remote_replies)
+        return;
+    transport->stop(transport->context);
+    /* No process is known any more: the ranks end on their nodes. */
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        transport_died(executor, rank, "was left to its node at the end of the group", false, 0,
+                           -1);
+    for (size_t i = 0; i < remote_reply_count(executor); i++)
+        cox_large_payload_drop(&executor->blocks.sender, &executor->remote_replies[i]);
 }

@@ -49,7 +49,7 @@ struct cox_child {
     /* of an incarnation before, too */
     struct cox_last_death last_death;
     /* The rank is on another machine: pidfd is the fd of its end. "": it is not. */
-    char node[32];
+    char node[48];
     struct cox_exit remote_how;
     char remote_end[448];
     /* external: the rank's process before its slot was released */

@@ -8,14 +8,14 @@
  * the slot of its rank. libcoxswain-nodes.so (nodes/) is one: ranks on other machines.
  *
  *   executor -> transport: struct cox_transport, below. The executor calls its functions.
- *   transport -> executor: the functions cox_transport_*.
+ *   transport -> executor: struct cox_transport_host.
  *
  * The far side of a transport has an executor as well, for the ranks of its machine, and passes on
  * to them what it receives: cox_executor_forward.
  *
  * Threads: publish is called with the submit lock of a channel, one request at a time per channel;
- *   the others on any thread, also at the same time. cox_transport_* on any thread, but for one rank
- *   on one at a time.
+ *   the others on any thread, also at the same time. Those of the host on any thread, but for one
+ *   rank on one at a time.
  * Ownership: the executor borrows the transport from start until free has returned. Bytes and texts
  *   are lent for the call.
  * Blocks: nothing but open and stop.
@@ -31,7 +31,7 @@
 extern "C" {
 #endif
 
-#define COX_NODE_NAME_MAX 31
+#define COX_NODE_NAME_MAX 47
 
 struct cox_executor;
 
@@ -51,13 +51,44 @@ struct cox_transport_request {
     size_t size;
 };
 
+/* What a transport tells its executor. */
+struct cox_transport_host {
+    /* The process of the rank runs, on this node, and serves the present incarnation of the rank. */
+    int (*attach)(struct cox_executor *executor, uint32_t rank, const char *node, pid_t pid,
+                  struct cox_error *err);
+    /* No process could be started for the rank; text as below. */
+    void (*failed)(struct cox_executor *executor, uint32_t rank, const char *node,
+                   const char *text);
+    /* The rank is dead. text: how, behind "rank 5 (node b, pid 123) "; signal and exit status as in
+     * struct cox_rank_result, if known. Idempotent. */
+    void (*died)(struct cox_executor *executor, uint32_t rank, const char *text, bool known,
+                 int signal, int exit_status);
+    /* The rank has the request. For display, and for the diagnosis of hangs. */
+    void (*taken)(struct cox_executor *executor, enum cox_channel_id channel, uint32_t rank,
+                  uint64_t sequence);
+    /* The rank has replied; NULL: too late, and the bytes are not there. failed: as in struct
+     * cox_forwarded_reply. A reply to another request than one that waits for it is dropped, and so
+     * is a second one. Returns 0; COX_STALE: dropped; COX_NO_SPACE: a reply that is larger than its
+     * slot, of which the rank's failure is told. */
+    int (*reply)(struct cox_executor *executor, enum cox_channel_id channel, uint32_t rank,
+                 uint64_t sequence, const void *bytes, size_t size, bool failed,
+                 struct cox_error *err);
+    /* A line that the process of the rank wrote; a fault that it reported outside any reply. */
+    void (*line)(struct cox_executor *executor, uint32_t rank, bool is_stderr, const char *text);
+    void (*fault)(struct cox_executor *executor, int32_t rank, const char *text);
+};
+
 struct cox_transport {
     /* sizeof(struct cox_transport) */
     size_t size;
     void *context;
-    /* Before the first request: the executor is made, and its ranks may attach. Returns 0 or an
-     * enum cox_status. */
-    int (*start)(void *context, struct cox_executor *executor, struct cox_error *err);
+    /* The ranks were started for an earlier coordinator, and may have loaded what the first init asks
+     * for: it is sent as a replay. NULL: false. */
+    bool (*continued)(void *context);
+    /* Before the first request: the executor is made, and its ranks may attach. The functions of host
+     * may be called until stop has returned. Returns 0 or an enum cox_status. */
+    int (*start)(void *context, struct cox_executor *executor,
+                 const struct cox_transport_host *host, struct cox_error *err);
     /* The number above which the first request of each channel is numbered; called once, before
      * start. NULL: 0. */
     uint64_t (*first_sequence)(void *context, enum cox_channel_id channel);
@@ -73,31 +104,9 @@ struct cox_transport {
     /* Why a rank that is alive may not answer now ("node b is suspect: not heard for 412 ms");
      * returns false if there is nothing to say. For display. */
     bool (*trouble)(void *context, uint32_t rank, char *buffer, size_t buffer_size);
-    /* The group ends: what was published before was sent. Afterwards no function cox_transport_*
-     * is called. */
+    /* The group ends: what was published before is sent. Afterwards no function of host is called. */
     void (*stop)(void *context);
 };
-
-/* The process of the rank runs, on this node, and serves the present incarnation of the rank. */
-COX_PUBLIC int cox_transport_attach(struct cox_executor *executor, uint32_t rank, const char *node,
-                                    pid_t pid, struct cox_error *err);
-/* The rank is dead. text: how, behind "rank 5 (node b, pid 123) "; signal and exit status as in
- * struct cox_rank_result, if known. Idempotent. */
-COX_PUBLIC void cox_transport_died(struct cox_executor *executor, uint32_t rank, const char *text,
-                                   bool known, int signal, int exit_status);
-/* The rank has the request. For display, and for the diagnosis of hangs. */
-COX_PUBLIC void cox_transport_taken(struct cox_executor *executor, enum cox_channel_id channel,
-                                    uint32_t rank, uint64_t sequence);
-/* The rank has replied; NULL: too late, and the bytes are not there. failed: as in
- * struct cox_forwarded. A reply to another request than one that waits for it is dropped, and so is
- * a second one. Returns 0; COX_STALE: dropped; COX_NO_SPACE: a reply that is larger than its slot. */
-COX_PUBLIC int cox_transport_reply(struct cox_executor *executor, enum cox_channel_id channel,
-                                   uint32_t rank, uint64_t sequence, const void *bytes, size_t size,
-                                   bool failed, struct cox_error *err);
-/* A line that the process of the rank wrote; a fault that it reported outside any reply. */
-COX_PUBLIC void cox_transport_line(struct cox_executor *executor, uint32_t rank, bool is_stderr,
-                                   const char *text);
-COX_PUBLIC void cox_transport_fault(struct cox_executor *executor, int32_t rank, const char *text);
 
 /* ---- the far side ---- */
 

@@ -6,6 +6,7 @@
 #include "coordinator/cli/runner.h"
 #include "engine_command.h"
 #include "engine_group.h"
+#include "nodes/command/nodes_options.h"
 
 #include <inttypes.h>
 #include <signal.h>
@@ -102,6 +103,10 @@ struct run_command {
     struct cox_group_choice group;
     struct cox_adapter_choice adapters;
     struct cox_init_choice init;
+    struct cox_nodes_choice nodes;
+    const struct cox_nodes_library *library;
+    /* of --nodes, once it is open */
+    struct cox_nodes *open_nodes;
     enum cox_role role;
     /* the address of --metrics; NULL: none */
     const char *metrics;
@@ -165,6 +170,85 @@ static int choose_external(struct run_command *run, int count, char *const *word
     return options->init ? cox_model_find(&run->group, &options->model, err) : 0;
 }
 
+/* The ranks are started on their nodes, which have the model, too. */
+static int choose_nodes(struct run_command *run, int count, char *const *words,
+                        struct cox_error *err)
+{
+    struct cox_foreground_options *options = &run->options.foreground;
+    uint32_t rank_count;
+    if (count)
+        return cox_fail(err, COX_INVALID,
+                        "--nodes: workers are started by coxswain node: give '%.64s' to it", words[0]);
+    if (options->external || run->group.legacy_workers || run->group.worker || options->no_flags)
+        return cox_fail(err, COX_INVALID,
+                        "--nodes: workers are started by coxswain node: leave out --external, "
+                        "--legacy-workers, --worker and --no-flags");
+    if (!run->group.name)
+        return cox_fail(err, COX_INVALID, "--nodes: --name is missing, by which nodes find the group");
+    int r = cox_nodes_choice_check(&run->nodes, err);
+    if (r == 0)
+        r = cox_nodes_library_open(&run->library, err);
+    if (r == 0)
+        r = run->library->count(run->nodes.nodes, &rank_count, err);
+    if (r == 0 && run->group.rank_count_given && run->group.rank_count != rank_count)
+        r = cox_fail(err, COX_INVALID, "--nodes has %" PRIu32 " ranks, -n says %" PRIu32, rank_count,
+                     run->group.rank_count);
+    if (r == 0)
+        run->group.rank_count = rank_count;
+    if (r == 0 && options->init)
+        r = cox_model_find(&run->group, &options->model, err);
+    return r;
+}
+
+/* Waits for the nodes. */
+static bool nodes_cancelled(void *context)
+{
+    return cox_foreground_signal(context) != 0;
+}
+
+static void nodes_waiting(void *context, const char *text)
+{
+    (void)context;
+    cox_console_say("waiting: %s", text);
+}
+
+static int open_nodes(void *context, struct cox_foreground *foreground,
+                      const struct cox_executor_options *executor,
+                      const struct cox_transport **ret_transport, struct cox_error *err)
+{
+    struct run_command *run = context;
+    struct cox_node_facts facts = {0};
+    struct cox_nodes_options options = {
+        .size = sizeof options,
+        .access = run->nodes.access,
+        .group = run->group.name,
+        .nodes = run->nodes.nodes,
+        .listen = run->nodes.listen,
+        .times = run->nodes.times,
+        .facts = facts.facts,
+        .depth = executor->depth,
+        .sealed = run->group.attach == COX_ATTACH_SEALED,
+        .no_recorder = executor->no_recorder,
+        .start_timeout_ms = executor->start_timeout_ms,
+        .log = cox_foreground_full_log(foreground),
+        .context = foreground,
+        .waiting = nodes_waiting,
+        .cancelled = nodes_cancelled,
+    };
+    memcpy(options.request_size, executor->request_size, sizeof options.request_size);
+    memcpy(options.response_size, executor->response_size, sizeof options.response_size);
+    int r = 0;
+    if (run->options.foreground.model) {
+        r = cox_node_facts_read(run->options.foreground.model, &facts, err);
+        options.fact_count = COX_NODE_FACT_COUNT;
+    }
+    if (r == 0)
+        r = run->library->open(&options, &run->open_nodes, err);
+    if (r == 0)
+        *ret_transport = run->library->transport(run->open_nodes);
+    return r;
+}
+
 static int choose_reference(struct run_command *run, struct cox_error *err)
 {
     struct cox_foreground_options *options = &run->options.foreground;
@@ -191,7 +275,11 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
         return r;
     if (!options->init)
         options->prompts_refusal = NOT_INITIALIZED;
-    if (options->external) {
+    if (run->nodes.nodes) {
+        options->transport = open_nodes;
+        options->transport_context = run;
+        r = choose_nodes(run, count, words, err);
+    } else if (options->external) {
         r = choose_external(run, count, words, err);
     } else if (count) {
         options->command = (const char *const *)words;
@@ -259,6 +347,8 @@ static int run_group(void *choice)
 static void deinit(void *choice)
 {
     struct run_command *run = choice;
+    if (run->open_nodes)
+        run->library->close(run->open_nodes);
     cox_adapter_choice_deinit(&run->adapters);
     cox_init_choice_deinit(&run->init);
 }
@@ -320,7 +410,8 @@ const struct cox_command cox_command_run = {
                {&cox_scheduling_option_group, offsetof(struct run_command, group)},
                {&cox_death_option_group, offsetof(struct run_command, group)},
                {&cox_start_option_group, offsetof(struct run_command, group)},
-               {&cox_layout_option_group, offsetof(struct run_command, group)}},
+               {&cox_layout_option_group, offsetof(struct run_command, group)},
+               {&cox_lead_option_group, offsetof(struct run_command, nodes)}},
     .words = take_command,
     .run = run_group,
     .deinit = deinit,

@@ -10,7 +10,7 @@ compiler=${CC:-cc}
 # name            length kind    expected    model and size
 # kind: all = every state; bits = a bit per state, nearly every, where every state does not fit into memory;
 #       cycles = no endless run, every state; fair = an LTL formula under weak fairness, every state
-# expected: pass, or what spin must complain about: assert, deadlock, cycle
+# expected: pass, or what spin must complain about: assert, deadlock, cycle (of `fair`), endless (a run, of `cycles`)
 runs() {
     cat <<'RUNS'
 depth2_failure           short  bits    pass      gate -DREQUESTS=2 -DDEPTH=2 -DFAILURES=1
@@ -211,6 +211,78 @@ kv_many                  short  all     pass      kv -DTAKES=5 -DCOPIES=3
 -kv_GIVE_FIRST           short  all     assert    kv -DGIVE_FIRST
 -kv_GENERATION           short  all     assert    kv -DGENERATION_FIRST
 -kv_SECOND_CHECK         short  all     assert    kv -DNO_SECOND_CHECK
+node_request             short   all     pass      node_request -DLOSSES=1 -DDUPS=1
+node_request_losses      short   all     pass      node_request -DLOSSES=2 -DDUPS=1
+node_request_late        short   all     pass      node_request -DDEADLINES=1 -DLOSSES=1 -DDUPS=1
+node_request_late2       short   all     pass      node_request -DDEADLINES=2
+node_request_fail        short   all     pass      node_request -DDEADLINES=1 -DFAILURES=1 -DLOSSES=1
+node_request_fail_dup    short   all     pass      node_request -DDUPS=1 -DFAILURES=1
+node_request_hang        short   all     pass      node_request -DHANGS=1 -DLOSSES=1
+node_request_hang_late   short   all     pass      node_request -DHANGS=1 -DDEADLINES=1
+node_request_4           short   all     pass      node_request -DREQUESTS=4 -DLOSSES=1
+node_request_4_late      short   all     pass      node_request -DREQUESTS=4 -DDEADLINES=1
+node_request_cycle       short   cycles  pass      node_request -DLOSSES=1 -DDUPS=1
+node_request_cycle_late  short   cycles  pass      node_request -DDEADLINES=1 -DLOSSES=1
+node_request_cycle_fail  short   cycles  pass      node_request -DFAILURES=1 -DLOSSES=1
+-node_DEDUPE             short   all     assert    node_request -DDUPS=1 -DNO_DEDUPE
+-node_PREVIOUS           short   all     assert    node_request -DNO_PREVIOUS
+-node_RETRY              short   all     deadlock  node_request -DLOSSES=1 -DNO_RETRY
+-node_ASK_ANSWER         short   all     deadlock  node_request -DLOSSES=1 -DNO_ASK_ANSWER
+-node_KEPT               short   cycles  endless   node_request -DLOSSES=1 -DNO_KEPT
+-node_KEEP_DEPTH         short   cycles  endless   node_request -DLOSSES=1 -DKEEP_DEPTH
+-node_DEADLINE           short   all     assert    node_request -DDEADLINES=1 -DNO_DEADLINE_DROP
+-node_LEAD_FIRST         short   all     assert    node_request -DDEADLINES=1 -DLEAD_FIRST
+-node_GIVE_UP            short   all     deadlock  node_request -DHANGS=1 -DNO_GIVE_UP
+-node_GAP                short   all     deadlock  node_request -DDEADLINES=1 -DLOSSES=1 -DNO_GAP
+-node_VOID_FRAME         short   all     deadlock  node_request -DDEADLINES=1 -DLOSSES=1 -DNO_VOID_FRAME
+-node_VOID               short   all     assert    node_request -DDEADLINES=1 -DNO_VOID
+-node_VOID_FAIL          short   all     assert    node_request -DFAILURES=1 -DNO_VOID
+-node_START_AFTER        short   all     assert    node_request -DDEADLINES=1 -DLOSSES=1 -DNO_START_AFTER_ERROR
+-node_START_EARLY        short   all     deadlock  node_request -DDEADLINES=1 -DSTART_EARLY
+rejoin                   short   all     pass      node_rejoin -DLOSSES=1 -DDUPS=1 -DDEATHS=1 -DSILENCES=1
+rejoin_deaths            short   all     pass      node_rejoin -DDUPS=1 -DDEATHS=2
+rejoin_silences          short   all     pass      node_rejoin -DDUPS=2 -DSILENCES=2 -DLOSSES=1
+rejoin_ranks             short   all     pass      node_rejoin -DRANK_LOSSES=1 -DDEATHS=1 -DSILENCES=1 -DDUPS=1 -DLOSSES=1
+rejoin_crash             short   all     pass      node_rejoin -DCRASHES=1 -DDEATHS=1 -DDUPS=1 -DLOSSES=1
+rejoin_second            short   all     pass      node_rejoin -DSECOND -DCRASHES=1 -DDEATHS=1 -DSILENCES=1 -DDUPS=1
+rejoin_cycle             short   cycles  pass      node_rejoin -DLOSSES=1 -DSILENCES=1 -DDEATHS=1
+rejoin_cycle_second      short   cycles  pass      node_rejoin -DSECOND -DCRASHES=1 -DDEATHS=1
+rejoin_cycle_ranks       short   cycles  pass      node_rejoin -DRANK_LOSSES=1 -DDEATHS=1 -DLOSSES=1
+rejoin_answer            short   all     pass      node_rejoin -DDEATHS=1 -DDUPS=2 -DSILENCES=1 -DNO_ANSWER_INCARNATION
+-rejoin_REFUSAL          short   all     assert    node_rejoin -DSECOND -DNO_REFUSAL
+-rejoin_TRY              short   all     assert    node_rejoin -DDUPS=1 -DRANK_LOSSES=1 -DNO_TRY_CHECK
+-rejoin_RESUME           short   all     assert    node_rejoin -DRANK_LOSSES=1 -DRESUME_ALWAYS
+-rejoin_KEEP             short   all     assert    node_rejoin -DRANK_LOSSES=1 -DKEEP_INCARNATION
+-rejoin_START            short   all     assert    node_rejoin -DDEATHS=1 -DNO_START_AT_REJOIN
+-rejoin_FAIL             short   cycles  endless   node_rejoin -DDEATHS=1 -DNO_FAIL_AT_DEATH
+-rejoin_LEAD             short   all     deadlock  node_rejoin -DSECOND -DCRASHES=1 -DNO_LEAD_INCARNATION
+-rejoin_AGENT            short   all     assert    node_rejoin -DDEATHS=1 -DNO_AGENT_INCARNATION
+-rejoin_AGENT_TWO        short   all     assert    node_rejoin -DSECOND -DDEATHS=1 -DNO_AGENT_INCARNATION
+-rejoin_VOID             short   all     assert    node_rejoin -DDEATHS=1 -DNO_VOID_AT_WELCOME
+-rejoin_SILENCE          short   all     deadlock  node_rejoin -DDEATHS=1 -DNO_HELLO_AT_SILENCE
+-rejoin_SEQUENCE         short   all     assert    node_rejoin -DDUPS=1 -DNO_SEQUENCE_CHECK
+takeover                 short   all     pass      node_takeover -DRESUMES=1 -DLOSSES=1 -DDUPS=1
+takeover_kill            short   all     pass      node_takeover -DKILLS=1 -DLOSSES=1 -DDUPS=1
+takeover_silence         short   all     pass      node_takeover -DSILENCES=1 -DLOSSES=1 -DRESUMES=1
+takeover_grace           short   all     pass      node_takeover -DGRACES=1 -DRESUMES=1 -DLOSSES=1
+takeover_cycle           short   cycles  pass      node_takeover -DLOSSES=1 -DRESUMES=1
+takeover_cycle_silence   short   cycles  pass      node_takeover -DSILENCES=1 -DKILLS=1
+takeover_cycle_grace     short   cycles  pass      node_takeover -DGRACES=1 -DRESUMES=1
+takeover_reset           short   all     pass      node_takeover -DRESET -DNO_START_ABOVE -DNO_FREEZE -DRESUMES=1 -DLOSSES=1 -DDUPS=1
+takeover_reset_grace     short   all     pass      node_takeover -DRESET -DNO_START_ABOVE -DNO_FREEZE -DSILENCES=1 -DGRACES=1
+takeover_reset_cycle     short   cycles  pass      node_takeover -DRESET -DNO_START_ABOVE -DNO_FREEZE -DRESUMES=1 -DLOSSES=1
+-takeover_AGENT          short   all     assert    node_takeover -DNO_AGENT_EPOCH
+-takeover_ANSWER         short   all     assert    node_takeover -DNO_ANSWER_EPOCH
+-takeover_BEAT           short   all     deadlock  node_takeover -DNO_BEAT_EPOCH
+-takeover_ABOVE          short   cycles  endless   node_takeover -DNO_START_ABOVE
+-takeover_FREEZE         short   cycles  endless   node_takeover -DNO_FREEZE
+-takeover_TRY            short   all     assert    node_takeover -DRESUMES=1 -DNO_TRY_CHECK
+-takeover_START          short   all     assert    node_takeover -DNO_START_AT_TAKEOVER
+-takeover_VOID           short   all     assert    node_takeover -DNO_VOID_AT_WELCOME
+-takeover_KEEP           short   all     assert    node_takeover -DGRACES=1 -DRESUMES=1 -DKEEP_INCARNATION
+-takeover_FAIL           short   all     deadlock  node_takeover -DNO_FAIL
+-reset_AGENT             short   all     assert    node_takeover -DRESET -DNO_START_ABOVE -DNO_FREEZE -DNO_AGENT_EPOCH
+-reset_ANSWER            short   all     assert    node_takeover -DRESET -DNO_START_ABOVE -DNO_FREEZE -DNO_ANSWER_EPOCH
 kv_two_long              long   all     pass      kv -DREADERS=2 -DTAKES=4
 pool_crash_3             long   bits    pass      pool -DPROCESSES=3 -DCRASHES=1 -DOPS=1
 no_cycle_crash           long   cycles  pass      gate -DREQUESTS=1 -DSLICE -DCRASHES=1
@@ -281,6 +353,7 @@ one() {
     assert) pattern='^pan:.*assertion violated' ;;
     deadlock) pattern='^pan:.*invalid end state' ;;
     cycle) pattern='^pan:.*acceptance cycle' ;;
+    endless) pattern='^pan:.*non-progress cycle' ;;
     esac
     grep -q "$pattern" out || fail "expected '$expected', found another end"
     if grep -q 'max search depth too small\|reached -DMEMLIM\|out of memory\|Interrupted' out; then

@@ -8,3 +8,5 @@ cox_command_test(NAME model/pool LABEL model TIER nightly TIMEOUT 1800 PROCESSOR
     COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 pool)
 cox_command_test(NAME model/kv LABEL model TIER nightly TIMEOUT 600 PROCESSORS 2
     COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 kv)
+cox_command_test(NAME model/node LABEL model TIER nightly TIMEOUT 1800 PROCESSORS 2
+    COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/check.sh short 2 "node_request node_rejoin node_takeover")

@@ -1,0 +1,878 @@
+/*
+ * The agent of one machine: an executor for its ranks, and the link to the lead that it follows.
+ *
+ * Threads: frames come on a thread of libnats, or of a direct connection; one thread keeps the time
+ *   and hands requests to the ranks that did not fit before; one starts, replaces and ends ranks, which
+ *   takes time; one sends what is too large for NATS. `lock` protects the link and the fields below
+ *   it. The executor's forward is called with it held; hooks of the executor take it, and hold none of
+ *   the executor's locks then.
+ */
+#include "nodes.h"
+
+#include "agent_link.h"
+#include "channel/base/options.h"
+#include "channel/base/thread.h"
+#include "channel/base/version.h"
+#include "coordinator/executor/executor.h"
+#include "direct.h"
+#include "lead_link.h"
+#include "proto/executor.pb-c.h"
+#include "proto/operation.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TICK_NS (5 * COX_NSEC_PER_MSEC)
+#define CONNECT_MS 10000
+#define START_TIMEOUT_MS 60000
+#define LARGE_MS 10000
+#define FLUSH_MS 500
+#define HELLO_NS (100 * COX_NSEC_PER_MSEC)
+#define DIRECT_FRAME 1u
+
+struct large {
+    struct large *next;
+    uint8_t *bytes;
+    size_t size;
+};
+
+struct agent {
+    const struct cox_node_agent_options *options;
+    struct cox_cluster *cluster;
+    struct cox_direct *direct;
+    char address[160];
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct cox_agent_link link;
+    char lead_address[128];
+    uint64_t hello_ns;
+    uint64_t cancelled_through[COX_TWO_WAY_COUNT];
+    enum cox_lead_state told;
+    /* what the ranks were started with */
+    uint32_t world, rank_first, rank_count, depth;
+    uint64_t request_size[COX_CHANNEL_COUNT], response_size[COX_CHANNEL_COUNT];
+    bool sealed, no_recorder;
+    /* a lead wants ranks; they are other ones than those that run */
+    bool wanted, renew;
+    /* NULL: no ranks run */
+    struct cox_executor *executor;
+    /* of each rank here: the incarnation that its process stands for with the present lead; 0: none yet */
+    uint32_t claimed[COX_RANK_COUNT_MAX];
+    /* its process is dead, and is not being replaced */
+    bool dead[COX_RANK_COUNT_MAX];
+    uint32_t killed[COX_RANK_COUNT_MAX];
+    struct large *large_first, **large_end;
+    /* why the agent ends; 0 with ending: the group has ended */
+    bool ending;
+    int end_code;
+    char end_text[400];
+    bool threaded, large_threaded, time_threaded;
+    pthread_t thread, large_thread, time_thread;
+};
+
+static void agent_say(const struct agent *agent, const char *text)
+{
+    if (agent->options->state)
+        agent->options->state(agent->options->context, text);
+    else
+        cox_log_write(&agent->options->log, 5, "%s", text);
+}
+
+/* The lock is held. */
+static void agent_end(struct agent *agent, int code, const char *text)
+{
+    if (agent->ending)
+        return;
+    agent->ending = true;
+    agent->end_code = code;
+    snprintf(agent->end_text, sizeof agent->end_text, "%s", text);
+    pthread_cond_broadcast(&agent->changed);
+}
+
+/* ---- sending ---- */
+
+/* The lock is held. */
+static void agent_send(void *context, uint8_t *bytes, size_t size)
+{
+    struct agent *agent = context;
+    if (agent->cluster && size <= cox_cluster_size_max(agent->cluster) / 2) {
+        cox_cluster_send(agent->cluster, NULL, bytes, size);
+        return;
+    }
+    struct large *large = agent->cluster ? calloc(1, sizeof *large) : NULL;
+    if (!large) {
+        free(bytes); /* as if it were lost */
+        return;
+    }
+    *large = (struct large){.bytes = bytes, .size = size};
+    *agent->large_end = large;
+    agent->large_end = &large->next;
+    pthread_cond_broadcast(&agent->changed);
+}
+
+static void *large_main(void *context)
+{
+    struct agent *agent = context;
+    pthread_setname_np(pthread_self(), "cox-node-large");
+    pthread_mutex_lock(&agent->lock);
+    while (!agent->ending) {
+        struct large *large = agent->large_first;
+        if (!large) {
+            pthread_cond_wait(&agent->changed, &agent->lock);
+            continue;
+        }
+        agent->large_first = large->next;
+        if (!agent->large_first)
+            agent->large_end = &agent->large_first;
+        char address[128];
+        snprintf(address, sizeof address, "%s", agent->lead_address);
+        pthread_mutex_unlock(&agent->lock);
+        struct cox_error why = {0};
+        const struct iovec part = {.iov_base = large->bytes, .iov_len = large->size};
+        int r = cox_direct_send(agent->direct, "lead", address, DIRECT_FRAME, &part, 1,
+                                cox_deadline_after_ms(LARGE_MS), &why);
+        if (r)
+            cox_log_write(&agent->options->log, 4, "%zu bytes for the lead at %s: %s", large->size,
+                          address, why.text);
+        free(large->bytes);
+        free(large);
+        pthread_mutex_lock(&agent->lock);
+    }
+    pthread_mutex_unlock(&agent->lock);
+    return NULL;
+}
+
+/* The lock is held. */
+static void send_message(struct agent *agent, enum cox_frame_kind kind,
+                         const ProtobufCMessage *message)
+{
+    const struct cox_frame head = {.kind = kind,
+                                   .epoch = agent->link.epoch,
+                                   .incarnation = agent->link.incarnation,
+                                   .sent_ns = cox_now_ns()};
+    size_t size;
+    uint8_t *bytes = cox_frame_of_message(&head, message, &size);
+    if (bytes)
+        agent_send(agent, bytes, size);
+}
+
+static void hello_send(struct agent *agent)
+{
+    const struct cox_node_agent_options *options = agent->options;
+    CoxNode__Hello hello = COX_NODE__HELLO__INIT;
+    CoxNode__Channel channels[COX_TWO_WAY_COUNT], *channel_pointers[COX_TWO_WAY_COUNT];
+    const uint64_t now_ns = cox_now_ns();
+    char server_id[64] = "";
+    uint64_t client_id = 0;
+    agent->hello_ns = now_ns;
+    CoxNode__Fact *facts = calloc(options->fact_count + 1, sizeof *facts);
+    CoxNode__Fact **pointers = calloc(options->fact_count + 1, sizeof(CoxNode__Fact *));
+    if (!facts || !pointers) {
+        free(facts);
+        free(pointers);
+        return;
+    }
+    cox_cluster_identity(agent->cluster, server_id, &client_id);
+    for (size_t i = 0; i < options->fact_count; i++) {
+        cox_node__fact__init(&facts[i]);
+        facts[i].name = (char *)(uintptr_t)options->facts[i].name;
+        facts[i].value = (char *)(uintptr_t)options->facts[i].value;
+        pointers[i] = &facts[i];
+    }
+    hello.version = (char *)(uintptr_t)COX_VERSION_TEXT;
+    hello.has_protocol = hello.has_agent = hello.has_pid = hello.has_client_id = 1;
+    hello.protocol = COX_FRAME_PROTOCOL;
+    hello.agent = agent->link.agent;
+    hello.pid = (uint32_t)getpid();
+    hello.address = agent->address;
+    hello.server_id = server_id;
+    hello.client_id = client_id;
+    hello.n_facts = options->fact_count;
+    hello.facts = pointers;
+    cox_agent_link_describe(&agent->link, now_ns, &hello, channels, channel_pointers);
+    /* Without ranks nothing goes on. */
+    if (!agent->executor)
+        hello.rank_count = 0;
+    hello.has_world = 1;
+    hello.world = agent->world;
+    send_message(agent, COX_FRAME_HELLO, &hello.base);
+    free(facts);
+    free(pointers);
+}
+
+static void text_send(struct agent *agent, int32_t rank, bool is_stderr, bool is_fault,
+                      const char *text)
+{
+    CoxNode__Text message = COX_NODE__TEXT__INIT;
+    message.has_rank = message.has_is_stderr = message.has_is_fault = 1;
+    message.rank = rank;
+    message.is_stderr = is_stderr;
+    message.is_fault = is_fault;
+    message.text = (char *)(uintptr_t)text;
+    pthread_mutex_lock(&agent->lock);
+    if (agent->link.state == COX_LEAD_FOLLOWING)
+        send_message(agent, COX_FRAME_TEXT, &message.base);
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* ---- hooks of the executor ---- */
+
+static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    struct agent *agent = context;
+    if (agent->options->line)
+        agent->options->line(agent->options->context, rank, is_stderr, text);
+    text_send(agent, (int32_t)rank, is_stderr, false, text);
+}
+
+static void on_fault(void *context, int32_t rank, const char *text)
+{
+    text_send(context, rank, false, true, text);
+}
+
+/* "rank 5 (pid 123) was killed by ...": the lead knows rank and node. */
+static const char *behind_name(const char *text)
+{
+    const char *end = strstr(text, ") ");
+    return end ? end + 2 : text;
+}
+
+/* The lock is held. */
+static void rank_say_dead(struct agent *agent, uint32_t rank, uint32_t pid, const char *text,
+                          bool known, int signal, int exit_status)
+{
+    const uint32_t i = rank - agent->rank_first;
+    struct cox_agent_rank is = {
+        .incarnation = agent->claimed[i] ? agent->claimed[i] : agent->link.wanted[i],
+        .state = COX_NODE__RANK_STATE__DEAD,
+        .pid = pid,
+        .known = known,
+        .signal = signal,
+        .exit_status = exit_status,
+    };
+    snprintf(is.text, sizeof is.text, "%s", text);
+    agent->dead[i] = true;
+    cox_agent_link_set_rank(&agent->link, rank, &is);
+    cox_agent_link_tick(&agent->link, cox_now_ns());
+}
+
+static void on_death(void *context, uint32_t rank, const char *text)
+{
+    struct agent *agent = context;
+    char ignored[8];
+    (void)ignored;
+    pthread_mutex_lock(&agent->lock);
+    struct cox_executor *executor = agent->executor;
+    pthread_mutex_unlock(&agent->lock);
+    struct cox_executor_status status;
+    struct cox_rank_status *ranks = executor ? calloc(COX_RANK_COUNT_MAX, sizeof *ranks) : NULL;
+    int signal = 0, exit_status = -1;
+    uint32_t pid = 0;
+    if (ranks) {
+        cox_executor_status(executor, &status, ranks);
+        signal = ranks[rank].signal;
+        exit_status = ranks[rank].exit_status;
+        pid = (uint32_t)ranks[rank].pid;
+    }
+    free(ranks);
+    agent_say(agent, text);
+    pthread_mutex_lock(&agent->lock);
+    rank_say_dead(agent, rank, pid, behind_name(text), signal || exit_status >= 0, signal,
+                  exit_status);
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* A reply that is no reply: what the lead's executor makes of it is a failure of the rank. */
+static uint8_t *failure_pack(const struct cox_forwarded_reply *reply, size_t *ret_size)
+{
+    Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    response.has_rank = response.has_status = 1;
+    response.rank = (int32_t)reply->rank;
+    response.status = reply->code ? reply->code : COX_REJECTED;
+    response.error_text = (char *)(uintptr_t)(reply->text ? reply->text : "");
+    *ret_size = coxswain__execute_response__get_packed_size(&response);
+    uint8_t *bytes = malloc(*ret_size);
+    if (bytes)
+        coxswain__execute_response__pack(&response, bytes);
+    return bytes;
+}
+
+static void on_forwarded(void *context, const struct cox_forwarded *forwarded)
+{
+    struct agent *agent = context;
+    struct cox_answer answer = {.status = forwarded->status};
+    uint8_t *owned[COX_RANK_COUNT_MAX];
+    uint32_t owned_count = 0;
+    bool done = true;
+    if (forwarded->status == COX_LATE) {
+        pthread_mutex_lock(&agent->lock);
+        cox_agent_link_done(&agent->link, forwarded->channel, forwarded->sequence);
+        cox_agent_link_tick(&agent->link, cox_now_ns());
+        pthread_mutex_unlock(&agent->lock);
+        return;
+    }
+    for (uint32_t i = 0; i < forwarded->reply_count; i++) {
+        const struct cox_forwarded_reply *from = &forwarded->replies[i];
+        struct cox_answer_reply *to = &answer.replies[answer.count++];
+        *to = (struct cox_answer_reply){.rank = from->rank,
+                                        .flags = (from->replied ? COX_ANSWER_REPLIED : 0u) |
+                                                 (from->dead ? COX_ANSWER_DEAD : 0u) |
+                                                 (from->failed ? COX_ANSWER_FAILED : 0u),
+                                        .bytes = from->bytes,
+                                        .size = from->size};
+        if (from->replied && !from->bytes) {
+            uint8_t *bytes = failure_pack(from, &to->size);
+            if (bytes)
+                owned[owned_count++] = bytes;
+            to->bytes = bytes;
+            to->size = bytes ? to->size : 0;
+            to->flags |= COX_ANSWER_FAILED;
+        }
+        done = done && (from->replied || from->dead);
+    }
+    pthread_mutex_lock(&agent->lock);
+    cox_agent_link_answer(&agent->link, forwarded->channel, forwarded->sequence, &answer, done,
+                          cox_now_ns());
+    pthread_mutex_unlock(&agent->lock);
+    while (owned_count > 0)
+        free(owned[--owned_count]);
+}
+
+/* ---- requests ---- */
+
+/* The ranks refuse the request: says so for each that was asked. */
+static void run_refused(struct agent *agent, const struct cox_frame *frame, int r,
+                        const struct cox_error *why)
+{
+    struct cox_answer answer = {.status = r};
+    uint8_t *bytes[COX_RANK_COUNT_MAX];
+    for (uint32_t i = 0; i < agent->rank_count; i++) {
+        const uint32_t rank = agent->rank_first + i;
+        if (!cox_rank_set_has(&frame->asked, rank))
+            continue;
+        struct cox_answer_reply *reply = &answer.replies[answer.count];
+        const struct cox_forwarded_reply failed = {.rank = rank, .code = r, .text = why->text};
+        *reply = (struct cox_answer_reply){.rank = rank, .flags = COX_ANSWER_DEAD};
+        bytes[answer.count] = NULL;
+        if (r != COX_PEER_DEAD) {
+            reply->flags = COX_ANSWER_REPLIED | COX_ANSWER_FAILED;
+            bytes[answer.count] = failure_pack(&failed, &reply->size);
+            reply->bytes = bytes[answer.count];
+            reply->size = reply->bytes ? reply->size : 0;
+        }
+        answer.count++;
+    }
+    cox_agent_link_answer(&agent->link, frame->channel, frame->sequence, &answer, true,
+                          cox_now_ns());
+    for (uint32_t i = 0; i < answer.count; i++)
+        free(bytes[i]);
+}
+
+/* Hands requests to the ranks as long as there is room. The lock is held. */
+static void run_requests(struct agent *agent)
+{
+    struct cox_agent_link *link = &agent->link;
+    if (!agent->executor)
+        return;
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_frame frame;
+        struct cox_transport_request request;
+        while (cox_agent_link_next(link, c, cox_now_ns(), &frame, &request.deadline_ns)) {
+            struct cox_error why = {0};
+            request.channel = (enum cox_channel_id)c;
+            request.type = frame.type;
+            request.sequence = frame.sequence;
+            request.asked = &frame.asked;
+            request.bytes = frame.payload;
+            request.size = frame.size;
+            if (frame.type == COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE) {
+                /* The ranks are ended as those of any executor are. */
+                cox_agent_link_taken(link, c, frame.sequence, true);
+                agent->renew = true;
+                agent->wanted = false;
+                pthread_cond_broadcast(&agent->changed);
+                continue;
+            }
+            request.replies = true;
+            int r = cox_executor_forward(agent->executor, &request, &why);
+            if (r == COX_FULL || r == COX_LATE)
+                break;
+            const struct cox_operation *operation = cox_operation_find(frame.type);
+            const bool no_reply = r == 0 && operation && !operation->replies;
+            cox_agent_link_taken(link, c, frame.sequence, no_reply);
+            if (r)
+                run_refused(agent, &frame, r, &why);
+        }
+        if (link->channels[c].void_through > agent->cancelled_through[c]) {
+            agent->cancelled_through[c] = link->channels[c].void_through;
+            cox_executor_cancel_steps(agent->executor, (enum cox_channel_id)c,
+                                      agent->cancelled_through[c]);
+        }
+    }
+}
+
+/* ---- ranks ---- */
+
+/* Compares what the lead wants with what runs. Returns a rank that needs another process, -1: none.
+ * The lock is held. */
+static int32_t ranks_compare(struct agent *agent)
+{
+    struct cox_agent_link *link = &agent->link;
+    int32_t needs = -1;
+    if (!agent->executor || link->state != COX_LEAD_FOLLOWING)
+        return -1;
+    for (uint32_t i = 0; i < agent->rank_count; i++) {
+        const uint32_t rank = agent->rank_first + i, wanted = link->wanted[i];
+        if (link->killed[i] && link->killed[i] == agent->claimed[i] &&
+            agent->killed[i] != link->killed[i]) {
+            agent->killed[i] = link->killed[i];
+            cox_executor_kill(agent->executor, rank, NULL);
+        }
+        if (!wanted || agent->claimed[i] == wanted)
+            continue;
+        if (!agent->dead[i] && !agent->claimed[i]) {
+            agent->claimed[i] = wanted;
+            const struct cox_agent_rank is = {
+                .incarnation = wanted,
+                .state = COX_NODE__RANK_STATE__UP,
+                .pid = (uint32_t)cox_executor_pid(agent->executor, rank),
+            };
+            cox_agent_link_set_rank(link, rank, &is);
+        } else if (!agent->dead[i]) {
+            /* The lead has given it up, and it lives. */
+            if (agent->killed[i] != agent->claimed[i]) {
+                agent->killed[i] = agent->claimed[i];
+                cox_executor_kill(agent->executor, rank, NULL);
+            }
+        } else if (needs < 0) {
+            needs = (int32_t)rank;
+        }
+    }
+    return needs;
+}
+
+static void start_ranks(struct agent *agent)
+{
+    const struct cox_node_agent_options *from = agent->options;
+    char name[COX_NAME_SIZE_MAX + 1];
+    struct cox_executor_options options = COX_EXECUTOR_OPTIONS_INIT;
+    struct cox_executor *executor = NULL;
+    struct cox_error why = {0};
+    pthread_mutex_lock(&agent->lock);
+    snprintf(name, sizeof name, "%.30s.%s", from->group, from->node);
+    options.name = name;
+    options.rank_count = agent->world;
+    options.rank_first = agent->rank_first;
+    options.rank_here = agent->rank_count;
+    options.command = from->command;
+    options.no_flags = true;
+    options.forwarded_model = from->model;
+    options.depth = agent->depth;
+    options.attach = agent->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
+    options.no_recorder = agent->no_recorder;
+    memcpy(options.request_size, agent->request_size, sizeof options.request_size);
+    memcpy(options.response_size, agent->response_size, sizeof options.response_size);
+    options.runtime_dir = from->runtime_dir;
+    options.crash_dir = agent->no_recorder ? NULL : from->crash_dir;
+    options.start_timeout_ms = from->start_timeout_ms ? from->start_timeout_ms : START_TIMEOUT_MS;
+    options.log = from->log;
+    options.hook_context = agent;
+    options.line = on_line;
+    options.fault = on_fault;
+    options.death = on_death;
+    options.forwarded = on_forwarded;
+    pthread_mutex_unlock(&agent->lock);
+    int r = cox_executor_start(&options, &executor, &why);
+    pthread_mutex_lock(&agent->lock);
+    if (r) {
+        /* The lead's start fails with this text; the agent waits for the next. */
+        agent->wanted = false;
+        for (uint32_t i = 0; i < agent->rank_count; i++) {
+            agent->claimed[i] = agent->link.wanted[i] ? agent->link.wanted[i] : 1;
+            rank_say_dead(agent, agent->rank_first + i, 0, why.text, false, 0, -1);
+            agent->claimed[i] = 0;
+        }
+        memset(agent->dead, 0, sizeof agent->dead);
+    } else {
+        agent->executor = executor;
+        memset(agent->claimed, 0, sizeof agent->claimed);
+        memset(agent->dead, 0, sizeof agent->dead);
+        memset(agent->killed, 0, sizeof agent->killed);
+        memset(agent->cancelled_through, 0, sizeof agent->cancelled_through);
+        ranks_compare(agent);
+        cox_agent_link_tick(&agent->link, cox_now_ns());
+        run_requests(agent);
+    }
+    pthread_mutex_unlock(&agent->lock);
+    if (r)
+        agent_say(agent, why.text);
+}
+
+static void stop_ranks(struct agent *agent)
+{
+    pthread_mutex_lock(&agent->lock);
+    struct cox_executor *executor = agent->executor;
+    agent->executor = NULL;
+    pthread_mutex_unlock(&agent->lock);
+    if (!executor)
+        return;
+    cox_executor_stop(executor);
+    pthread_mutex_lock(&agent->lock);
+    for (uint32_t i = 0; i < agent->rank_count; i++)
+        if (!agent->dead[i])
+            rank_say_dead(agent, agent->rank_first + i, 0, "has ended with its group", true, 0, 0);
+    pthread_mutex_unlock(&agent->lock);
+    cox_executor_free(executor);
+}
+
+static void restart_rank(struct agent *agent, uint32_t rank)
+{
+    const uint32_t i = rank - agent->rank_first;
+    struct cox_error why = {0};
+    const uint64_t timeout_ms = agent->options->start_timeout_ms ? agent->options->start_timeout_ms
+                                                                 : START_TIMEOUT_MS;
+    int r = cox_executor_restart(agent->executor, rank, cox_deadline_after_ms(timeout_ms), &why);
+    pthread_mutex_lock(&agent->lock);
+    if (r == 0) {
+        agent->dead[i] = false;
+        agent->claimed[i] = 0;
+        ranks_compare(agent);
+    } else {
+        agent->claimed[i] = agent->link.wanted[i];
+        rank_say_dead(agent, rank, 0, why.text, false, 0, -1);
+        /* The next attempt is the lead's. */
+    }
+    cox_agent_link_tick(&agent->link, cox_now_ns());
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* Starts, replaces and ends ranks. */
+static void *agent_main(void *context)
+{
+    struct agent *agent = context;
+    pthread_setname_np(pthread_self(), "cox-node-ranks");
+    pthread_mutex_lock(&agent->lock);
+    while (!agent->ending) {
+        const int32_t needs = ranks_compare(agent);
+        const bool renew = agent->renew, start = agent->wanted && !agent->executor;
+        agent->renew = false;
+        pthread_mutex_unlock(&agent->lock);
+        if (renew)
+            stop_ranks(agent);
+        else if (start)
+            start_ranks(agent);
+        else if (needs >= 0)
+            restart_rank(agent, (uint32_t)needs);
+        pthread_mutex_lock(&agent->lock);
+        if (!renew && !start && needs < 0 && !agent->ending)
+            pthread_cond_wait(&agent->changed, &agent->lock);
+    }
+    pthread_mutex_unlock(&agent->lock);
+    return NULL;
+}
+
+/* ---- frames ---- */
+
+static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
+{
+    if (welcome->agent != agent->link.agent)
+        return;
+    if (welcome->refusal) {
+        agent_end(agent, welcome->final ? COX_INVALID : COX_TAKEN, welcome->refusal);
+        return;
+    }
+    if (welcome->rank_count == 0 || welcome->world > COX_RANK_COUNT_MAX ||
+        welcome->rank_first >= welcome->world ||
+        welcome->rank_count > welcome->world - welcome->rank_first || welcome->depth == 0 ||
+        welcome->depth > COX_NODE_DEPTH_MAX || welcome->n_request_size != COX_CHANNEL_COUNT ||
+        welcome->n_response_size != COX_CHANNEL_COUNT ||
+        cox_agent_link_follow(&agent->link, welcome, cox_now_ns()))
+        return;
+    const size_t sizes = sizeof agent->request_size;
+    const bool same = agent->executor && agent->world == welcome->world &&
+                      agent->rank_first == welcome->rank_first &&
+                      agent->rank_count == welcome->rank_count && agent->depth == welcome->depth &&
+                      agent->sealed == welcome->sealed &&
+                      agent->no_recorder == welcome->no_recorder &&
+                      !memcmp(agent->request_size, welcome->request_size, sizes) &&
+                      !memcmp(agent->response_size, welcome->response_size, sizes);
+    agent->renew = agent->executor && !same;
+    agent->wanted = true;
+    agent->world = welcome->world;
+    agent->rank_first = welcome->rank_first;
+    agent->rank_count = welcome->rank_count;
+    agent->depth = welcome->depth;
+    agent->sealed = welcome->sealed;
+    agent->no_recorder = welcome->no_recorder;
+    memcpy(agent->request_size, welcome->request_size, sizes);
+    memcpy(agent->response_size, welcome->response_size, sizes);
+    /* Ranks that live may be taken over, and stand for nothing yet. */
+    memset(agent->claimed, 0, sizeof agent->claimed);
+    memset(agent->killed, 0, sizeof agent->killed);
+    for (uint32_t i = 0; i < agent->rank_count; i++)
+        agent->link.ranks[i] = (struct cox_agent_rank){0};
+    /* What they do for the lead before is over. */
+    if (same) {
+        const uint64_t through =
+            cox_executor_forwarded_through(agent->executor, COX_CHANNEL_EXECUTE);
+        cox_executor_cancel_steps(agent->executor, COX_CHANNEL_EXECUTE, through);
+    }
+    pthread_cond_broadcast(&agent->changed);
+}
+
+static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
+{
+    struct cox_frame frame;
+    struct cox_error why = {0};
+    const uint64_t now_ns = cox_now_ns();
+    int r = cox_frame_unpack(bytes, size, &frame, &why);
+    pthread_mutex_lock(&agent->lock);
+    if (r == 0 && frame.kind == COX_FRAME_SEEK) {
+        CoxNode__Seek *seek = cox_node__seek__unpack(NULL, frame.size, frame.payload);
+        if (seek && seek->address)
+            snprintf(agent->lead_address, sizeof agent->lead_address, "%s", seek->address);
+        if (seek && seek->epoch >= agent->link.epoch)
+            hello_send(agent);
+        cox_node__seek__free_unpacked(seek, NULL);
+    } else if (r == 0 && frame.kind == COX_FRAME_WELCOME) {
+        CoxNode__Welcome *welcome = cox_node__welcome__unpack(NULL, frame.size, frame.payload);
+        if (welcome)
+            welcome_take(agent, welcome);
+        cox_node__welcome__free_unpacked(welcome, NULL);
+    } else if (r == 0) {
+        r = cox_agent_link_receive(&agent->link, &frame, now_ns, &why);
+        /* The lead takes another agent for this node, or does not know that this one follows it no
+         * more. */
+        if (r == COX_STALE && agent->link.state == COX_LEAD_FREE &&
+            now_ns - agent->hello_ns >= HELLO_NS)
+            hello_send(agent);
+        run_requests(agent);
+        if (agent->link.finishing)
+            agent_end(agent, 0, "the group has ended");
+        if (frame.kind == COX_FRAME_LEAD_BEAT)
+            pthread_cond_broadcast(&agent->changed);
+        if (agent->link.changed)
+            cox_agent_link_tick(&agent->link, now_ns);
+    }
+    pthread_mutex_unlock(&agent->lock);
+    if (r && r != COX_STALE)
+        cox_log_write(&agent->options->log, 4, "from the lead: %s", why.text);
+}
+
+static void on_frame(void *context, const char *node, const uint8_t *bytes, size_t size)
+{
+    (void)node;
+    frame_take(context, bytes, size);
+}
+
+static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
+{
+    if (kind == DIRECT_FRAME && strcmp(peer, "lead") == 0)
+        frame_take(context, bytes, size);
+    free(bytes);
+}
+
+static void on_connection(void *context, bool connected, const char *text)
+{
+    struct agent *agent = context;
+    cox_log_write(&agent->options->log, connected ? 5 : 4, "the cluster: %s%s",
+                  connected ? "connected again to " : "connection lost: ", text);
+    pthread_mutex_lock(&agent->lock);
+    if (connected && agent->cluster) {
+        cox_cluster_identity(agent->cluster, agent->link.server_id, &agent->link.client_id);
+        agent->link.changed = true;
+        cox_agent_link_tick(&agent->link, cox_now_ns());
+    }
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* ---- time ---- */
+
+/* The lock is held. */
+static void tell_state(struct agent *agent)
+{
+    const enum cox_lead_state state = agent->link.state;
+    char text[200];
+    if (state == agent->told)
+        return;
+    if (state == COX_LEAD_FOLLOWING)
+        snprintf(text, sizeof text, "node %s follows its lead: ranks %" PRIu32 " to %" PRIu32
+                                    " of %" PRIu32,
+                 agent->options->node, agent->rank_first,
+                 agent->rank_first + agent->rank_count - 1, agent->world);
+    else if (state == COX_LEAD_LOST)
+        snprintf(text, sizeof text,
+                 "node %s: the lead has not been heard for %" PRIu64
+                 " ms; the ranks wait %.0f s for it, or another",
+                 agent->options->node, agent->link.times.dead_ms,
+                 (double)agent->link.times.lead_grace_ms / 1e3);
+    else
+        snprintf(text, sizeof text, "node %s: no lead has come: the ranks end", agent->options->node);
+    agent->told = state;
+    agent_say(agent, text);
+    /* What waits for ranks of other nodes need not wait. */
+    if (state == COX_LEAD_LOST && agent->executor)
+        cox_executor_cancel_steps(
+            agent->executor, COX_CHANNEL_EXECUTE,
+            cox_executor_forwarded_through(agent->executor, COX_CHANNEL_EXECUTE));
+    if (state == COX_LEAD_OVER)
+        agent_end(agent, COX_PEER_DEAD, text);
+}
+
+static void *time_main(void *context)
+{
+    struct agent *agent = context;
+    pthread_setname_np(pthread_self(), "cox-node-time");
+    for (;;) {
+        nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
+        pthread_mutex_lock(&agent->lock);
+        if (!agent->ending) {
+            cox_agent_link_tick(&agent->link, cox_now_ns());
+            run_requests(agent);
+            tell_state(agent);
+        }
+        const bool ending = agent->ending;
+        pthread_mutex_unlock(&agent->lock);
+        if (ending)
+            return NULL;
+    }
+}
+
+/* ---- run ---- */
+
+static int direct_open(struct agent *agent, struct cox_error *err)
+{
+    const struct cox_node_agent_options *options = agent->options;
+    char host[128], listen[160], name[COX_NODE_NAME_MAX + 8];
+    if (options->listen) {
+        const char *colon = strrchr(options->listen, ':');
+        if (!colon)
+            return cox_fail(err, COX_INVALID, "--listen '%s' is no HOST:PORT", options->listen);
+        snprintf(listen, sizeof listen, "%s", options->listen);
+        snprintf(host, sizeof host, "%.*s", (int)(colon - options->listen), options->listen);
+    } else {
+        if (!cox_cluster_local_address(agent->cluster, host, sizeof host))
+            snprintf(host, sizeof host, "127.0.0.1");
+        snprintf(listen, sizeof listen, "%s:0", host);
+    }
+    snprintf(name, sizeof name, "node-%s", options->node);
+    const struct cox_direct_options direct = {
+        .name = name,
+        .ca = options->access.ca,
+        .certificate = options->access.certificate,
+        .key = options->access.key,
+        .insecure_loopback = options->access.insecure_loopback,
+        .listen = listen,
+        .context = agent,
+        .on_message = on_direct,
+    };
+    int r = cox_direct_open(&direct, &agent->direct, err);
+    if (r == 0)
+        snprintf(agent->address, sizeof agent->address, "%s:%u", host,
+                 cox_direct_port(agent->direct));
+    return r;
+}
+
+static void agent_close(struct agent *agent)
+{
+    pthread_mutex_lock(&agent->lock);
+    agent_end(agent, 0, "");
+    pthread_mutex_unlock(&agent->lock);
+    if (agent->time_threaded)
+        pthread_join(agent->time_thread, NULL);
+    if (agent->threaded)
+        pthread_join(agent->thread, NULL);
+    if (agent->large_threaded)
+        pthread_join(agent->large_thread, NULL);
+    stop_ranks(agent);
+    if (agent->cluster) {
+        pthread_mutex_lock(&agent->lock);
+        cox_agent_link_leave(&agent->link, agent->end_text, cox_now_ns());
+        pthread_mutex_unlock(&agent->lock);
+        cox_cluster_flush(agent->cluster, cox_deadline_after_ms(FLUSH_MS));
+    }
+    cox_cluster_close(agent->cluster);
+    cox_direct_close(agent->direct);
+    while (agent->large_first) {
+        struct large *large = agent->large_first;
+        agent->large_first = large->next;
+        free(large->bytes);
+        free(large);
+    }
+    cox_agent_link_deinit(&agent->link);
+    pthread_cond_destroy(&agent->changed);
+    pthread_mutex_destroy(&agent->lock);
+}
+
+int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_error *err)
+{
+    struct agent *agent = calloc(1, sizeof *agent);
+    uint64_t id = 0;
+    if (!agent)
+        return cox_fail(err, -ENOMEM, "no memory for the agent");
+    agent->options = options;
+    agent->large_end = &agent->large_first;
+    pthread_mutex_init(&agent->lock, NULL);
+    cox_condition_init(&agent->changed);
+    if (getrandom(&id, sizeof id, 0) != (ssize_t)sizeof id)
+        id = cox_now_ns() ^ (uint64_t)getpid() << 40;
+    cox_agent_link_init(&agent->link, id | 1);
+    agent->link.context = agent;
+    agent->link.send = agent_send;
+    const struct cox_cluster_options cluster = {
+        .access = options->access,
+        .group = options->group,
+        .node = options->node,
+        .timeout_ms = CONNECT_MS,
+        .log = options->log,
+        .context = agent,
+        .on_frame = on_frame,
+        .on_connection = on_connection,
+    };
+    struct cox_cluster *made = NULL;
+    int r = cox_cluster_open(&cluster, &made, err);
+    pthread_mutex_lock(&agent->lock);
+    agent->cluster = made;
+    if (made)
+        cox_cluster_identity(made, agent->link.server_id, &agent->link.client_id);
+    pthread_mutex_unlock(&agent->lock);
+    if (r == 0)
+        r = direct_open(agent, err);
+    if (r == 0)
+        r = cox_thread_start(&agent->thread, agent_main, agent);
+    agent->threaded = agent->direct && r == 0;
+    if (r == 0)
+        r = cox_thread_start(&agent->large_thread, large_main, agent);
+    agent->large_threaded = agent->threaded && r == 0;
+    if (r == 0)
+        r = cox_thread_start(&agent->time_thread, time_main, agent);
+    agent->time_threaded = agent->large_threaded && r == 0;
+    if (r == 0) {
+        char text[200];
+        snprintf(text, sizeof text, "node %s of the group '%s' waits for its lead", options->node,
+                 options->group);
+        agent_say(agent, text);
+    }
+    bool ending = r != 0;
+    while (!ending) {
+        nanosleep(&(struct timespec){.tv_nsec = 50 * COX_NSEC_PER_MSEC}, NULL);
+        pthread_mutex_lock(&agent->lock);
+        if (options->cancelled && options->cancelled(options->context))
+            agent_end(agent, 0, "has been stopped");
+        ending = agent->ending;
+        pthread_mutex_unlock(&agent->lock);
+    }
+    if (r == 0 && agent->end_code)
+        r = cox_fail(err, agent->end_code, "%s", agent->end_text);
+    agent_close(agent);
+    free(agent);
+    return r;
+}

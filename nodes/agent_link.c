@@ -1,0 +1,385 @@
+#include "agent_link.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lead_link.h"
+
+/* The period over which the smallest difference of the clocks is kept. */
+#define OFFSET_PERIOD_NS (5 * COX_NSEC_PER_SEC)
+
+static struct cox_agent_request *request_of(struct cox_agent_link *link, uint32_t channel,
+                                            uint64_t sequence)
+{
+    return &link->channels[channel].requests[sequence % link->depth];
+}
+
+static void request_clear(struct cox_agent_request *request)
+{
+    free(request->frame);
+    free(request->answer);
+    *request = (struct cox_agent_request){0};
+}
+
+static void link_forget(struct cox_agent_link *link)
+{
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t i = 0; i < COX_NODE_DEPTH_MAX; i++)
+            request_clear(&link->channels[c].requests[i]);
+}
+
+void cox_agent_link_init(struct cox_agent_link *link, uint64_t agent)
+{
+    memset(link, 0, sizeof *link);
+    link->times = (struct cox_node_times)COX_NODE_TIMES_DEFAULT;
+    link->agent = agent;
+    link->depth = 1;
+}
+
+void cox_agent_link_deinit(struct cox_agent_link *link)
+{
+    link_forget(link);
+}
+
+int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *welcome,
+                          uint64_t now_ns)
+{
+    if (link->state == COX_LEAD_OVER || welcome->epoch < link->epoch ||
+        (welcome->epoch == link->epoch && welcome->incarnation <= link->incarnation))
+        return COX_STALE;
+    link_forget(link);
+    link->epoch = welcome->epoch;
+    link->incarnation = welcome->incarnation;
+    link->rank_first = welcome->rank_first;
+    link->rank_count = welcome->rank_count;
+    link->depth = welcome->depth;
+    link->times.beat_ms = welcome->beat_ms ? welcome->beat_ms : link->times.beat_ms;
+    link->times.dead_ms = welcome->dead_ms ? welcome->dead_ms : link->times.dead_ms;
+    link->times.suspect_ms = welcome->suspect_ms ? welcome->suspect_ms : link->times.suspect_ms;
+    link->times.lead_grace_ms =
+        welcome->has_lead_grace_ms ? welcome->lead_grace_ms : link->times.lead_grace_ms;
+    memset(link->wanted, 0, sizeof link->wanted);
+    memset(link->killed, 0, sizeof link->killed);
+    link->finishing = false;
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        const uint64_t after = c < welcome->n_start_after ? welcome->start_after[c] : 0;
+        link->channels[c].taken = link->channels[c].done = after;
+        link->channels[c].void_through = 0;
+    }
+    link->state = COX_LEAD_FOLLOWING;
+    link->heard_ns = now_ns;
+    link->beat_ns = 0;
+    link->changed = true;
+    link->offset_since_ns = 0;
+    return 0;
+}
+
+static void link_measure_offset(struct cox_agent_link *link, uint64_t sent_ns, uint64_t now_ns)
+{
+    const int64_t offset = (int64_t)(now_ns - sent_ns);
+    if (!link->offset_since_ns) {
+        link->offset_ns = link->offset_before_ns = offset;
+        link->offset_since_ns = now_ns;
+    } else if (now_ns - link->offset_since_ns >= OFFSET_PERIOD_NS) {
+        link->offset_before_ns = link->offset_ns;
+        link->offset_ns = offset;
+        link->offset_since_ns = now_ns;
+    } else if (offset < link->offset_ns) {
+        link->offset_ns = offset;
+    }
+}
+
+static void link_advance(struct cox_agent_channel *channel, uint32_t depth)
+{
+    while (channel->done < channel->taken) {
+        const struct cox_agent_request *request = &channel->requests[(channel->done + 1) % depth];
+        /* A number that is not in the ring asked no rank here, or is older than the ring. */
+        if (request->sequence == channel->done + 1 && !request->done)
+            return;
+        channel->done++;
+    }
+}
+
+static void answer_send(struct cox_agent_link *link, const struct cox_agent_request *request)
+{
+    uint8_t *copy = malloc(request->answer_size);
+    if (!copy)
+        return; /* as if it were lost */
+    memcpy(copy, request->answer, request->answer_size);
+    link->send(link->context, copy, request->answer_size);
+}
+
+static int receive_request(struct cox_agent_link *link, const struct cox_frame *frame)
+{
+    struct cox_agent_channel *channel = &link->channels[frame->channel];
+    struct cox_agent_request *request = request_of(link, frame->channel, frame->sequence);
+    if (channel->void_through < frame->void_through)
+        channel->void_through = frame->void_through;
+    if (frame->sequence <= channel->taken) {
+        link->repeated++;
+        if (request->sequence == frame->sequence && request->answer)
+            answer_send(link, request);
+        else
+            link->changed = true; /* the beat says that it is there */
+        return COX_STALE;
+    }
+    if (request->sequence == frame->sequence)
+        return COX_STALE; /* it waits already */
+    if (request->sequence > frame->sequence)
+        return COX_STALE;
+    if (frame->previous != channel->taken) {
+        link->gaps++;
+        link->changed = true; /* the lead sends again what is missing */
+    }
+    request_clear(request);
+    request->size = COX_FRAME_HEAD_SIZE + frame->size;
+    request->frame = malloc(request->size);
+    if (!request->frame)
+        return -ENOMEM; /* as if it were lost */
+    cox_frame_pack_head(frame, request->frame);
+    if (frame->size)
+        memcpy(request->frame + COX_FRAME_HEAD_SIZE, frame->payload, frame->size);
+    request->sequence = frame->sequence;
+    return 0;
+}
+
+static int receive_beat(struct cox_agent_link *link, const struct cox_frame *frame, uint64_t now_ns,
+                        struct cox_error *err)
+{
+    CoxNode__LeadBeat *beat = cox_node__lead_beat__unpack(NULL, frame->size, frame->payload);
+    if (!beat)
+        return cox_fail(err, COX_CORRUPT, "a beat of %zu bytes that cannot be read", frame->size);
+    for (size_t c = 0; c < beat->n_channels && c < COX_TWO_WAY_COUNT; c++)
+        if (link->channels[c].void_through < beat->channels[c]->through)
+            link->channels[c].void_through = beat->channels[c]->through;
+    for (size_t i = 0; i < beat->n_wanted && i < link->rank_count; i++)
+        link->wanted[i] = beat->wanted[i];
+    for (size_t i = 0; i < beat->n_killed && i < link->rank_count; i++)
+        link->killed[i] = beat->killed[i];
+    link->finishing = link->finishing || beat->finishing;
+    link->echo_ns = beat->sent_ns;
+    link->echoed_ns = now_ns;
+    cox_node__lead_beat__free_unpacked(beat, NULL);
+    return 0;
+}
+
+int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
+                           uint64_t now_ns, struct cox_error *err)
+{
+    if ((link->state != COX_LEAD_FOLLOWING && link->state != COX_LEAD_LOST) ||
+        frame->epoch != link->epoch || frame->incarnation != link->incarnation) {
+        link->stale++;
+        return COX_STALE;
+    }
+    link->heard_ns = now_ns;
+    link_measure_offset(link, frame->sent_ns, now_ns);
+    if (link->state == COX_LEAD_LOST) {
+        link->state = COX_LEAD_FOLLOWING;
+        link->changed = true;
+    }
+    return frame->kind == COX_FRAME_REQUEST     ? receive_request(link, frame)
+           : frame->kind == COX_FRAME_LEAD_BEAT ? receive_beat(link, frame, now_ns, err)
+                                                : COX_CORRUPT;
+}
+
+static uint64_t here_ns(const struct cox_agent_link *link, uint64_t lead_ns)
+{
+    const int64_t offset =
+        link->offset_ns < link->offset_before_ns ? link->offset_ns : link->offset_before_ns;
+    return lead_ns == COX_DEADLINE_NEVER ? lead_ns : lead_ns + (uint64_t)offset;
+}
+
+bool cox_agent_link_next(struct cox_agent_link *link, uint32_t c, uint64_t now_ns,
+                         struct cox_frame *ret_frame, uint64_t *ret_deadline_ns)
+{
+    struct cox_agent_channel *channel = &link->channels[c];
+    if (link->state != COX_LEAD_FOLLOWING)
+        return false;
+    for (;;) {
+        struct cox_agent_request *next = NULL;
+        for (uint32_t i = 0; i < link->depth && !next; i++) {
+            struct cox_agent_request *request = &channel->requests[i];
+            if (!request->frame || request->sequence <= channel->taken)
+                continue;
+            cox_frame_unpack(request->frame, request->size, ret_frame, NULL); /* it was packed here */
+            if (ret_frame->previous == channel->taken)
+                next = request;
+        }
+        if (!next)
+            return false;
+        *ret_deadline_ns = here_ns(link, ret_frame->deadline_ns);
+        if (*ret_deadline_ns > now_ns)
+            return true;
+        const struct cox_answer late = {.status = COX_TIMEOUT};
+        link->expired++;
+        const uint64_t sequence = next->sequence;
+        cox_agent_link_taken(link, c, sequence, false);
+        cox_agent_link_answer(link, c, sequence, &late, true, now_ns);
+    }
+}
+
+void cox_agent_link_taken(struct cox_agent_link *link, uint32_t c, uint64_t sequence, bool no_reply)
+{
+    struct cox_agent_channel *channel = &link->channels[c];
+    struct cox_agent_request *request = request_of(link, c, sequence);
+    if (request->sequence != sequence)
+        return;
+    free(request->frame);
+    request->frame = NULL;
+    request->taken = true;
+    channel->taken = sequence;
+    link->run++;
+    if (no_reply) {
+        request->done = request->answered = true;
+        link->changed = true;
+    }
+    link_advance(channel, link->depth);
+}
+
+void cox_agent_link_answer(struct cox_agent_link *link, uint32_t c, uint64_t sequence,
+                           const struct cox_answer *answer, bool done, uint64_t now_ns)
+{
+    struct cox_agent_request *request = request_of(link, c, sequence);
+    if (request->sequence != sequence || !request->taken || request->answered)
+        return; /* of a lead that is not followed any more */
+    const struct cox_frame head = {.kind = COX_FRAME_ANSWER,
+                                   .channel = c,
+                                   .epoch = link->epoch,
+                                   .incarnation = link->incarnation,
+                                   .sequence = sequence,
+                                   .sent_ns = now_ns,
+                                   .size = cox_answer_size(answer)};
+    request->answer_size = COX_FRAME_HEAD_SIZE + head.size;
+    request->answer = malloc(request->answer_size);
+    COX_ASSERT(request->answer);
+    cox_frame_pack_head(&head, request->answer);
+    cox_answer_pack(answer, request->answer + COX_FRAME_HEAD_SIZE);
+    request->answered = true;
+    request->done = done;
+    link_advance(&link->channels[c], link->depth);
+    if (link->state == COX_LEAD_FOLLOWING)
+        answer_send(link, request);
+}
+
+void cox_agent_link_done(struct cox_agent_link *link, uint32_t c, uint64_t sequence)
+{
+    struct cox_agent_request *request = request_of(link, c, sequence);
+    if (request->sequence != sequence || !request->answered)
+        return;
+    request->done = true;
+    link->changed = true;
+    link_advance(&link->channels[c], link->depth);
+}
+
+void cox_agent_link_set_rank(struct cox_agent_link *link, uint32_t rank,
+                             const struct cox_agent_rank *is)
+{
+    link->ranks[rank - link->rank_first] = *is;
+    link->changed = true;
+}
+
+static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t now_ns)
+{
+    CoxNode__AgentBeat beat = COX_NODE__AGENT_BEAT__INIT;
+    CoxNode__Channel channels[COX_TWO_WAY_COUNT], *channel_pointers[COX_TWO_WAY_COUNT];
+    CoxNode__Rank ranks[COX_RANK_COUNT_MAX], *rank_pointers[COX_RANK_COUNT_MAX];
+    uint64_t answered[COX_TWO_WAY_COUNT][COX_NODE_DEPTH_MAX];
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        const struct cox_agent_channel *channel = &link->channels[c];
+        cox_node__channel__init(&channels[c]);
+        channels[c].has_through = channels[c].has_done = 1;
+        channels[c].through = channel->taken;
+        channels[c].done = channel->done;
+        channels[c].answered = answered[c];
+        for (uint32_t i = 0; i < link->depth; i++)
+            if (channel->requests[i].answered && channel->requests[i].sequence > channel->done)
+                answered[c][channels[c].n_answered++] = channel->requests[i].sequence;
+        channel_pointers[c] = &channels[c];
+    }
+    for (uint32_t i = 0; i < link->rank_count; i++) {
+        const struct cox_agent_rank *rank = &link->ranks[i];
+        cox_node__rank__init(&ranks[i]);
+        ranks[i].has_incarnation = ranks[i].has_state = ranks[i].has_pid = 1;
+        ranks[i].incarnation = rank->incarnation;
+        ranks[i].state = rank->state;
+        ranks[i].pid = rank->pid;
+        if (rank->state == COX_NODE__RANK_STATE__DEAD) {
+            ranks[i].text = (char *)(uintptr_t)rank->text;
+            ranks[i].has_known = ranks[i].has_signal = ranks[i].has_exit_status = 1;
+            ranks[i].known = rank->known;
+            ranks[i].signal = rank->signal;
+            ranks[i].exit_status = rank->exit_status;
+        }
+        rank_pointers[i] = &ranks[i];
+    }
+    beat.n_channels = COX_TWO_WAY_COUNT;
+    beat.channels = channel_pointers;
+    beat.n_ranks = link->rank_count;
+    beat.ranks = rank_pointers;
+    beat.has_echo_ns = beat.has_held_ns = link->echo_ns != 0;
+    beat.echo_ns = link->echo_ns;
+    beat.held_ns = now_ns - link->echoed_ns;
+    beat.has_agent = 1;
+    beat.agent = link->agent;
+    beat.server_id = link->server_id;
+    beat.has_client_id = 1;
+    beat.client_id = link->client_id;
+    beat.has_leaving = beat.leaving = leaving != NULL;
+    beat.leaving_text = (char *)(uintptr_t)leaving;
+    const struct cox_frame head = {.kind = COX_FRAME_AGENT_BEAT,
+                                   .epoch = link->epoch,
+                                   .incarnation = link->incarnation,
+                                   .sent_ns = now_ns};
+    size_t size;
+    uint8_t *bytes = cox_frame_of_message(&head, &beat.base, &size);
+    if (!bytes)
+        return;
+    link->beat_ns = now_ns;
+    link->changed = false;
+    link->send(link->context, bytes, size);
+}
+
+void cox_agent_link_tick(struct cox_agent_link *link, uint64_t now_ns)
+{
+    if (link->state == COX_LEAD_FOLLOWING &&
+        now_ns - link->heard_ns >= link->times.dead_ms * COX_NSEC_PER_MSEC) {
+        link->state = COX_LEAD_LOST;
+        link->lost_ns = now_ns;
+    }
+    if (link->state == COX_LEAD_LOST &&
+        now_ns - link->lost_ns >= link->times.lead_grace_ms * COX_NSEC_PER_MSEC)
+        link->state = COX_LEAD_OVER;
+    /* Also to a lead that is lost: it may hear, and answers then. */
+    if ((link->state == COX_LEAD_FOLLOWING || link->state == COX_LEAD_LOST) &&
+        (link->changed || now_ns - link->beat_ns >= link->times.beat_ms * COX_NSEC_PER_MSEC))
+        link_beat(link, NULL, now_ns);
+}
+
+void cox_agent_link_leave(struct cox_agent_link *link, const char *text, uint64_t now_ns)
+{
+    if (link->state == COX_LEAD_FOLLOWING || link->state == COX_LEAD_LOST)
+        link_beat(link, text, now_ns);
+    link->state = COX_LEAD_OVER;
+}
+
+void cox_agent_link_describe(const struct cox_agent_link *link, uint64_t now_ns,
+                             CoxNode__Hello *message, CoxNode__Channel *channels,
+                             CoxNode__Channel **pointers)
+{
+    message->has_epoch = message->has_silent_ms = 1;
+    message->epoch = link->epoch;
+    message->silent_ms = link->epoch ? (now_ns - link->heard_ns) / COX_NSEC_PER_MSEC : 0;
+    message->has_rank_first = message->has_rank_count = 1;
+    message->rank_first = link->rank_first;
+    message->rank_count = link->rank_count;
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        cox_node__channel__init(&channels[c]);
+        channels[c].has_through = 1;
+        channels[c].through = link->channels[c].taken;
+        pointers[c] = &channels[c];
+    }
+    message->n_channels = COX_TWO_WAY_COUNT;
+    message->channels = pointers;
+}

@@ -1,0 +1,129 @@
+/*
+ * agent_link: the lead, as the agent of a node sees it: which lead it follows, which requests came and
+ * which were answered.
+ *
+ *   FREE --welcome--> FOLLOWING --silence--> LOST --frame of it--> FOLLOWING
+ *     ^                                       '-- no lead until lead_grace --> OVER
+ *     a welcome of a greater epoch, or a new incarnation: FOLLOWING, from any state but OVER
+ *
+ * The rules, each of which the model in tests/model/nodes checks:
+ *   - a request counts only with the epoch and the incarnation that the agent was admitted with; a
+ *     lead with a smaller epoch than one that was followed is not followed;
+ *   - requests run in their order: one whose `previous` is not the last that was taken waits, and the
+ *     lead is told at once what is there;
+ *   - a request that was taken is never run again: if it is answered, the answer is sent again;
+ *   - a request whose deadline has passed is not run, and is answered so;
+ *   - answers are kept until their frame is needed again.
+ *
+ * Like lead_link.h it does no input or output and has no clock. Times of the lead are translated by
+ * the smallest difference between the clocks that a frame has shown in the last seconds, so that the
+ * time on the way counts.
+ *
+ * Threads: one at a time, under the caller's lock.
+ */
+#ifndef COX_NODES_AGENT_LINK_H
+#define COX_NODES_AGENT_LINK_H
+
+#include "frame.h"
+#include "nodes/node.pb-c.h"
+
+enum cox_lead_state {
+    COX_LEAD_FREE = 0,
+    COX_LEAD_FOLLOWING,
+    COX_LEAD_LOST,
+    COX_LEAD_OVER,
+};
+
+struct cox_agent_request {
+    /* 0: none */
+    uint64_t sequence;
+    /* a frame that waits for its turn, head and payload; NULL: it was taken */
+    uint8_t *frame;
+    size_t size;
+    bool taken;
+    /* the answer, a frame; NULL: not yet, or it has none */
+    uint8_t *answer;
+    size_t answer_size;
+    bool answered;
+    /* all its ranks have replied, or are dead */
+    bool done;
+};
+
+struct cox_agent_channel {
+    /* the last request that was taken, and up to where all are done */
+    uint64_t taken, done;
+    uint64_t void_through;
+    struct cox_agent_request requests[COX_NODE_DEPTH_MAX];
+};
+
+struct cox_agent_rank {
+    uint32_t incarnation;
+    CoxNode__RankState state;
+    uint32_t pid;
+    char text[448];
+    bool known;
+    int signal, exit_status;
+};
+
+struct cox_agent_link {
+    struct cox_node_times times;
+    enum cox_lead_state state;
+    uint64_t agent;
+    uint64_t epoch, incarnation;
+    uint32_t rank_first, rank_count, depth;
+    uint64_t heard_ns, beat_ns, lost_ns;
+    bool changed;
+    /* what the lead wants */
+    uint32_t wanted[COX_RANK_COUNT_MAX], killed[COX_RANK_COUNT_MAX];
+    bool finishing;
+    struct cox_agent_channel channels[COX_TWO_WAY_COUNT];
+    struct cox_agent_rank ranks[COX_RANK_COUNT_MAX];
+    /* this clock minus the lead's: the smallest of this period and of the one before */
+    int64_t offset_ns, offset_before_ns;
+    uint64_t offset_since_ns;
+    uint64_t echo_ns, echoed_ns;
+    /* of its connection, for beats; the caller's */
+    char server_id[64];
+    uint64_t client_id;
+    /* counts */
+    uint64_t run, repeated, expired, stale, gaps;
+    void *context;
+    /* A frame for the lead. Takes bytes (free). */
+    void (*send)(void *context, uint8_t *bytes, size_t size);
+};
+
+void cox_agent_link_init(struct cox_agent_link *link, uint64_t agent);
+void cox_agent_link_deinit(struct cox_agent_link *link);
+/* A welcome for this agent. Returns 0: it is followed, from now on; COX_STALE: a greater epoch was
+ * followed before. */
+int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *welcome,
+                          uint64_t now_ns);
+/* A REQUEST or LEAD_BEAT. Returns 0; COX_STALE: dropped; COX_CORRUPT. Afterwards the caller runs what
+ * cox_agent_link_next returns, and looks at wanted, killed, finishing and void_through. */
+int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
+                           uint64_t now_ns, struct cox_error *err);
+/* The next request of the channel to be run; returns false: there is none. Lent until taken.
+ * *ret_deadline_ns: on this clock. One whose deadline has passed is answered, and skipped. */
+bool cox_agent_link_next(struct cox_agent_link *link, uint32_t channel, uint64_t now_ns,
+                         struct cox_frame *ret_frame, uint64_t *ret_deadline_ns);
+/* The request that next has returned was handed to the ranks, or was refused by them (then it is
+ * answered next). no_reply: it has no answer. */
+void cox_agent_link_taken(struct cox_agent_link *link, uint32_t channel, uint64_t sequence,
+                          bool no_reply);
+/* done: no rank owes a reply any more. */
+void cox_agent_link_answer(struct cox_agent_link *link, uint32_t channel, uint64_t sequence,
+                           const struct cox_answer *answer, bool done, uint64_t now_ns);
+/* Ranks that were late have replied. */
+void cox_agent_link_done(struct cox_agent_link *link, uint32_t channel, uint64_t sequence);
+void cox_agent_link_set_rank(struct cox_agent_link *link, uint32_t rank,
+                             const struct cox_agent_rank *is);
+/* Beats; a lead that is lost; a grace that is over. */
+void cox_agent_link_tick(struct cox_agent_link *link, uint64_t now_ns);
+/* The agent ends: tells its lead. */
+void cox_agent_link_leave(struct cox_agent_link *link, const char *text, uint64_t now_ns);
+/* For Hello: fills message, whose channels point into channels. */
+void cox_agent_link_describe(const struct cox_agent_link *link, uint64_t now_ns,
+                             CoxNode__Hello *message, CoxNode__Channel *channels,
+                             CoxNode__Channel **pointers);
+
+#endif

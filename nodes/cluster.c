@@ -1,0 +1,509 @@
+#include "cluster.h"
+
+#include "channel/base/thread.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <nats/nats.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PING_MS 100
+#define PINGS_MAX 2
+#define RECONNECT_MS 50
+/* One attempt to connect; a server that is stopped does not hold up the others longer. */
+#define ATTEMPT_MS 500
+#define CHECK_MS 2000
+/* What the server must have: at most these, at least this. */
+#define SERVER_PING_MS_MAX 250
+#define SERVER_WRITE_DEADLINE_MS_MAX 2000
+#define SERVER_PAYLOAD_MIN (256u << 10)
+/* What the certificate of a server is for, whatever its host: a node's certificate is none of a server. */
+#define SERVER_NAME "coxswain-nats"
+/* Frames that wait to be sent; more are dropped, oldest first. */
+#define QUEUE_COUNT_MAX 4096
+
+struct outgoing {
+    struct outgoing *next;
+    char node[COX_NODE_NAME_MAX + 1];
+    size_t size;
+    uint8_t *bytes;
+};
+
+struct cox_cluster {
+    char group[COX_NAME_SIZE_MAX + 1];
+    /* "": the lead */
+    char node[COX_NODE_NAME_MAX + 1];
+    bool insecure;
+    struct cox_cluster_options hooks;
+    natsConnection *connection;
+    natsSubscription *frames, *gone;
+    size_t size_max;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct outgoing *first, **end;
+    uint32_t count;
+    bool sending, stopping;
+    bool threaded;
+    pthread_t thread;
+    /* the last refusal that the server told: a subject, for example */
+    char refused[256];
+};
+
+int cox_cluster_name_check(const char *what, const char *name, struct cox_error *err)
+{
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    const size_t length = strlen(name), good = strspn(name, allowed);
+    if (length == 0 || length > COX_NODE_NAME_MAX)
+        return cox_fail(err, COX_INVALID, "the name of a %s has %zu characters: 1 to %d are allowed",
+                        what, length, COX_NODE_NAME_MAX);
+    return good == length ? 0
+                          : cox_fail(err, COX_INVALID,
+                                     "the name '%s' of a %s has a '%c': letters, digits, '-' and '_' "
+                                     "are allowed, since it is a part of NATS subjects",
+                                     name, what, name[good]);
+}
+
+/* ---- sending ---- */
+
+static void outgoing_free(struct outgoing *outgoing)
+{
+    if (outgoing)
+        free(outgoing->bytes);
+    free(outgoing);
+}
+
+static void *cluster_main(void *context)
+{
+    struct cox_cluster *cluster = context;
+    char subject[256];
+    pthread_setname_np(pthread_self(), "cox-nats-send");
+    pthread_mutex_lock(&cluster->lock);
+    while (!cluster->stopping || cluster->first) {
+        struct outgoing *outgoing = cluster->first;
+        if (!outgoing) {
+            cluster->sending = false;
+            pthread_cond_broadcast(&cluster->changed);
+            pthread_cond_wait(&cluster->changed, &cluster->lock);
+            continue;
+        }
+        cluster->sending = true;
+        cluster->first = outgoing->next;
+        cluster->count--;
+        if (!cluster->first)
+            cluster->end = &cluster->first;
+        pthread_mutex_unlock(&cluster->lock);
+        if (cluster->node[0])
+            snprintf(subject, sizeof subject, "cox.%s.from.%s", cluster->group, cluster->node);
+        else
+            snprintf(subject, sizeof subject, "cox.%s.to.%s", cluster->group, outgoing->node);
+        /* Without a connection it is lost, and asked for again. */
+        natsConnection_Publish(cluster->connection, subject, outgoing->bytes, (int)outgoing->size);
+        outgoing_free(outgoing);
+        pthread_mutex_lock(&cluster->lock);
+    }
+    cluster->sending = false;
+    pthread_cond_broadcast(&cluster->changed);
+    pthread_mutex_unlock(&cluster->lock);
+    return NULL;
+}
+
+void cox_cluster_send(struct cox_cluster *cluster, const char *node, uint8_t *bytes, size_t size)
+{
+    struct outgoing *outgoing = calloc(1, sizeof *outgoing), *dropped = NULL;
+    if (!outgoing) {
+        free(bytes);
+        return;
+    }
+    if (node)
+        snprintf(outgoing->node, sizeof outgoing->node, "%s", node);
+    outgoing->bytes = bytes;
+    outgoing->size = size;
+    pthread_mutex_lock(&cluster->lock);
+    *cluster->end = outgoing;
+    cluster->end = &outgoing->next;
+    const bool wakes = !cluster->sending;
+    if (++cluster->count > QUEUE_COUNT_MAX) {
+        dropped = cluster->first;
+        cluster->first = dropped->next;
+        cluster->count--;
+    }
+    pthread_mutex_unlock(&cluster->lock);
+    if (wakes)
+        pthread_cond_broadcast(&cluster->changed);
+    outgoing_free(dropped);
+}
+
+void cox_cluster_flush(struct cox_cluster *cluster, uint64_t deadline_ns)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    pthread_mutex_lock(&cluster->lock);
+    while ((cluster->first || cluster->sending) && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&cluster->changed, &cluster->lock, &until);
+    pthread_mutex_unlock(&cluster->lock);
+    const uint64_t now_ns = cox_now_ns();
+    if (now_ns < deadline_ns)
+        natsConnection_FlushTimeout(cluster->connection,
+                                    1 + (int64_t)((deadline_ns - now_ns) / COX_NSEC_PER_MSEC));
+}
+
+/* ---- what libnats calls ---- */
+
+static void on_frame(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
+                     void *context)
+{
+    (void)connection, (void)subscription;
+    struct cox_cluster *cluster = context;
+    const char *subject = natsMsg_GetSubject(message);
+    const char *from = strrchr(subject, '.');
+    cluster->hooks.on_frame(cluster->hooks.context, cluster->node[0] || !from ? NULL : from + 1,
+                            (const uint8_t *)natsMsg_GetData(message),
+                            (size_t)natsMsg_GetDataLength(message));
+    natsMsg_Destroy(message);
+}
+
+/* {"server": {"id": ...}, "client": {"id": ...}, "reason": ...} */
+static void on_gone(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
+                    void *context)
+{
+    (void)connection, (void)subscription;
+    struct cox_cluster *cluster = context;
+    json_t *root = json_loadb(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message), 0,
+                              NULL);
+    const char *server = json_string_value(json_object_get(json_object_get(root, "server"), "id"));
+    const json_t *client = json_object_get(json_object_get(root, "client"), "id");
+    const char *reason = json_string_value(json_object_get(root, "reason"));
+    if (server && json_is_integer(client) && cluster->hooks.on_gone)
+        cluster->hooks.on_gone(cluster->hooks.context, server,
+                               (uint64_t)json_integer_value(client), reason ? reason : "");
+    json_decref(root);
+    natsMsg_Destroy(message);
+}
+
+static void on_disconnected(natsConnection *connection, void *context)
+{
+    struct cox_cluster *cluster = context;
+    const char *text = NULL;
+    natsConnection_GetLastError(connection, &text);
+    pthread_mutex_lock(&cluster->lock);
+    const bool stopping = cluster->stopping;
+    pthread_mutex_unlock(&cluster->lock);
+    if (cluster->hooks.on_connection && !stopping)
+        cluster->hooks.on_connection(cluster->hooks.context, false, text && *text ? text : "ended");
+}
+
+static void on_reconnected(natsConnection *connection, void *context)
+{
+    struct cox_cluster *cluster = context;
+    char url[256] = "";
+    natsConnection_GetConnectedUrl(connection, url, sizeof url);
+    if (cluster->hooks.on_connection)
+        cluster->hooks.on_connection(cluster->hooks.context, true, url);
+}
+
+static void on_error(natsConnection *connection, natsSubscription *subscription, natsStatus status,
+                     void *context)
+{
+    (void)subscription;
+    struct cox_cluster *cluster = context;
+    const char *text = NULL;
+    natsConnection_GetLastError(connection, &text);
+    pthread_mutex_lock(&cluster->lock);
+    snprintf(cluster->refused, sizeof cluster->refused, "%s",
+             text && *text ? text : natsStatus_GetText(status));
+    pthread_mutex_unlock(&cluster->lock);
+    cox_log_write(&cluster->hooks.log, 4, "NATS: %s", text && *text ? text : natsStatus_GetText(status));
+}
+
+/* ---- open ---- */
+
+static int options_fill(struct cox_cluster *cluster, natsOptions *options,
+                        const struct cox_cluster_access *ways, struct cox_error *err)
+{
+    char list[1024], *urls[16], *rest = NULL;
+    int count = 0;
+    if (snprintf(list, sizeof list, "%s", ways->url) >= (int)sizeof list)
+        return cox_fail(err, COX_INVALID, "the list of servers is too long");
+    for (char *url = strtok_r(list, ",", &rest); url; url = strtok_r(NULL, ",", &rest)) {
+        if (count == 16)
+            return cox_fail(err, COX_INVALID, "at most 16 servers can be named");
+        if (strncmp(url, "tls://", 6) != 0 && !ways->insecure_loopback)
+            return cox_fail(err, COX_INVALID,
+                            "'%s' is no tls://HOST:PORT; without TLS the cluster works on loopback "
+                            "addresses only, with --insecure-loopback",
+                            url);
+        if (ways->insecure_loopback && !strstr(url, "//127.") && !strstr(url, "//[::1]") &&
+            !strstr(url, "//localhost"))
+            return cox_fail(err, COX_DENIED,
+                            "--insecure-loopback: '%s' is no loopback address (nats://127.0.0.1:PORT)",
+                            url);
+        urls[count++] = url;
+    }
+    natsStatus s = natsOptions_SetServers(options, (const char **)urls, count);
+    if (s == NATS_OK && !ways->insecure_loopback) {
+        const char *paths[] = {ways->ca, ways->certificate, ways->key};
+        static const char *const names[] = {"ca", "cert", "key"};
+        for (int i = 0; i < 3; i++)
+            if (!paths[i])
+                return cox_fail(err, COX_INVALID,
+                                "--%s FILE is missing: the cluster needs a certificate "
+                                "(coxswain-certificates makes them)",
+                                names[i]);
+            else if (access(paths[i], R_OK) < 0)
+                return cox_fail(err, COX_INVALID, "--%s %s: %s", names[i], paths[i],
+                                cox_status_text(-errno));
+        s = natsOptions_SetSecure(options, true);
+        if (s == NATS_OK)
+            s = natsOptions_LoadCATrustedCertificates(options, ways->ca);
+        if (s == NATS_OK)
+            s = natsOptions_LoadCertificatesChain(options, ways->certificate, ways->key);
+        if (s != NATS_OK)
+            return cox_fail(err, COX_INVALID,
+                            "the certificates %s, %s and the key %s cannot be used: %s", ways->ca,
+                            ways->certificate, ways->key, nats_GetLastError(NULL));
+    }
+    if (s == NATS_OK)
+        s = natsOptions_SetPingInterval(options, PING_MS);
+    if (s == NATS_OK)
+        s = natsOptions_SetMaxPingsOut(options, PINGS_MAX);
+    if (s == NATS_OK)
+        s = natsOptions_SetReconnectBufSize(options, 0);
+    if (s == NATS_OK)
+        s = natsOptions_SetReconnectWait(options, RECONNECT_MS);
+    if (s == NATS_OK)
+        s = natsOptions_SetReconnectJitter(options, 10, 10);
+    if (s == NATS_OK)
+        s = natsOptions_SetMaxReconnect(options, -1);
+    if (s == NATS_OK)
+        s = natsOptions_SetTimeout(options, ATTEMPT_MS);
+    if (s == NATS_OK && !ways->insecure_loopback)
+        s = natsOptions_SetExpectedHostname(options, SERVER_NAME);
+    if (s == NATS_OK) {
+        char inbox[COX_NODE_NAME_MAX + 16];
+        snprintf(inbox, sizeof inbox, "_INBOX.%s%s", cluster->node[0] ? "node-" : "lead",
+                 cluster->node);
+        s = natsOptions_SetCustomInboxPrefix(options, inbox);
+    }
+    if (s == NATS_OK)
+        s = natsOptions_SetSendAsap(options, true);
+    if (s == NATS_OK)
+        s = natsOptions_SetNoEcho(options, true);
+    if (s == NATS_OK)
+        s = natsOptions_SetDisconnectedCB(options, on_disconnected, cluster);
+    if (s == NATS_OK)
+        s = natsOptions_SetReconnectedCB(options, on_reconnected, cluster);
+    if (s == NATS_OK)
+        s = natsOptions_SetErrorHandler(options, on_error, cluster);
+    return s == NATS_OK ? 0
+                        : cox_fail(err, COX_INVALID, "the options of the NATS connection: %s",
+                                   natsStatus_GetText(s));
+}
+
+static int cluster_connect(struct cox_cluster *cluster, natsOptions *options,
+                           const struct cox_cluster_options *from, struct cox_error *err)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(from->timeout_ms);
+    natsStatus s;
+    const char *text;
+    for (;;) {
+        s = natsConnection_Connect(&cluster->connection, options);
+        if (s == NATS_OK)
+            return 0;
+        text = nats_GetLastError(NULL);
+        if (s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR ||
+            s == NATS_NOT_PERMITTED || cox_now_ns() >= deadline_ns)
+            break;
+        usleep(RECONNECT_MS * 1000);
+    }
+    const bool denied = s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR;
+    return cox_fail(err, denied ? COX_DENIED : COX_TIMEOUT,
+                    denied ? "the cluster %s refuses this process: %s: %s%s%s (is the certificate of "
+                             "its CA, in its time, and its node in the server's configuration?)"
+                           : "no server of the cluster %s answers: %s: %s%s%s",
+                    from->access.url, natsStatus_GetText(s), text ? text : "",
+                    from->access.certificate ? ", certificate " : "",
+                    from->access.certificate ? from->access.certificate : "");
+}
+
+static int check_value(const json_t *data, const char *name, json_int_t unit, json_int_t min,
+                       json_int_t max, const char *should, struct cox_error *err)
+{
+    const json_t *value = json_object_get(data, name);
+    const json_int_t number = json_integer_value(value) / unit;
+    if (!json_is_integer(value))
+        return cox_fail(err, COX_UNSUPPORTED, "the server does not say its %s", name);
+    return number >= min && number <= max
+               ? 0
+               : cox_fail(err, COX_UNSUPPORTED,
+                          "the server is configured otherwise: %s is %" JSON_INTEGER_FORMAT
+                          ", it should be %s (coxswain-nats.conf)",
+                          name, number, should);
+}
+
+/* Asks the server for its settings: with others, a dead node would be seen late or never. */
+static int cluster_check(struct cox_cluster *cluster, struct cox_error *err)
+{
+    char id[64] = "", subject[160], inbox[160];
+    natsSubscription *replies = NULL;
+    natsMsg *reply = NULL;
+    natsConnection_GetConnectedServerId(cluster->connection, id, sizeof id);
+    snprintf(subject, sizeof subject, "$SYS.REQ.SERVER.%s.VARZ", id);
+    snprintf(inbox, sizeof inbox, "_INBOX.%s%s.%jd", cluster->node[0] ? "node-" : "lead",
+             cluster->node, (intmax_t)getpid());
+    natsStatus s = natsConnection_SubscribeSync(&replies, cluster->connection, inbox);
+    if (s == NATS_OK)
+        s = natsConnection_PublishRequest(cluster->connection, subject, inbox, NULL, 0);
+    if (s == NATS_OK)
+        s = natsSubscription_NextMsg(&reply, replies, CHECK_MS);
+    natsSubscription_Destroy(replies);
+    if (s != NATS_OK)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the server does not tell its settings (%s: %s): its configuration lacks the "
+                        "import of $SYS.REQ.SERVER.*.VARZ (coxswain-nats.conf)",
+                        subject, natsStatus_GetText(s));
+    json_t *root =
+        json_loadb(natsMsg_GetData(reply), (size_t)natsMsg_GetDataLength(reply), 0, NULL);
+    const json_t *data = json_object_get(root, "data");
+    int r = data ? 0 : cox_fail(err, COX_CORRUPT, "the server's settings cannot be read");
+    if (r == 0)
+        r = check_value(data, "ping_interval", 1000000, 1, SERVER_PING_MS_MAX,
+                        "\"100ms\", at most 250", err);
+    if (r == 0)
+        r = check_value(data, "ping_max", 1, 1, 3, "2", err);
+    if (r == 0)
+        r = check_value(data, "write_deadline", 1000000, 1, SERVER_WRITE_DEADLINE_MS_MAX,
+                        "\"1s\", at most 2000 ms", err);
+    if (r == 0)
+        r = check_value(data, "max_payload", 1, SERVER_PAYLOAD_MIN, INT32_MAX, "1MB", err);
+    if (r == 0 && !json_is_true(json_object_get(data, "tls_verify")))
+        r = cox_fail(err, COX_UNSUPPORTED,
+                     "the server asks its clients for no certificate: set tls { verify_and_map: true "
+                     "} (coxswain-nats.conf)");
+    json_decref(root);
+    natsMsg_Destroy(reply);
+    return r;
+}
+
+static int cluster_subscribe(struct cox_cluster *cluster, struct cox_error *err)
+{
+    char subject[256];
+    natsStatus s;
+    if (cluster->node[0])
+        snprintf(subject, sizeof subject, "cox.%s.to.%s", cluster->group, cluster->node);
+    else
+        snprintf(subject, sizeof subject, "cox.%s.from.*", cluster->group);
+    s = natsConnection_Subscribe(&cluster->frames, cluster->connection, subject, on_frame, cluster);
+    if (s == NATS_OK && cluster->hooks.on_gone && !cluster->insecure)
+        s = natsConnection_Subscribe(&cluster->gone, cluster->connection,
+                                     "$SYS.ACCOUNT.COX.DISCONNECT", on_gone, cluster);
+    if (s == NATS_OK)
+        s = natsConnection_FlushTimeout(cluster->connection, CHECK_MS);
+    if (s != NATS_OK)
+        return cox_fail(err, COX_TIMEOUT, "subscribing to %s: %s", subject, natsStatus_GetText(s));
+    char refused[256];
+    usleep(1000); /* a refusal comes beside the flush */
+    pthread_mutex_lock(&cluster->lock);
+    memcpy(refused, cluster->refused, sizeof refused);
+    pthread_mutex_unlock(&cluster->lock);
+    return refused[0] ? cox_fail(err, COX_DENIED,
+                                 "the server does not allow this certificate to be %s%s: %s",
+                                 cluster->node[0] ? "node " : "the lead", cluster->node, refused)
+                      : 0;
+}
+
+int cox_cluster_open(const struct cox_cluster_options *options, struct cox_cluster **ret_cluster,
+                     struct cox_error *err)
+{
+    int r = cox_cluster_name_check("group", options->group, err);
+    if (r == 0 && options->node)
+        r = cox_cluster_name_check("node", options->node, err);
+    if (r)
+        return r;
+    struct cox_cluster *cluster = calloc(1, sizeof *cluster);
+    natsOptions *nats = NULL;
+    if (!cluster || natsOptions_Create(&nats) != NATS_OK) {
+        free(cluster);
+        return cox_fail(err, -ENOMEM, "no memory for a NATS connection");
+    }
+    snprintf(cluster->group, sizeof cluster->group, "%s", options->group);
+    if (options->node)
+        snprintf(cluster->node, sizeof cluster->node, "%s", options->node);
+    cluster->insecure = options->access.insecure_loopback;
+    cluster->hooks = *options;
+    cluster->hooks.access = (struct cox_cluster_access){0};
+    cluster->hooks.group = cluster->hooks.node = NULL;
+    cluster->end = &cluster->first;
+    pthread_mutex_init(&cluster->lock, NULL);
+    cox_condition_init(&cluster->changed);
+    r = options_fill(cluster, nats, &options->access, err);
+    if (r == 0)
+        r = cluster_connect(cluster, nats, options, err);
+    natsOptions_Destroy(nats);
+    if (r == 0 && !cluster->insecure)
+        r = cluster_check(cluster, err);
+    if (r == 0)
+        cluster->size_max = (size_t)natsConnection_GetMaxPayload(cluster->connection);
+    if (r == 0)
+        r = cox_thread_start(&cluster->thread, cluster_main, cluster);
+    cluster->threaded = r == 0;
+    if (r == 0)
+        r = cluster_subscribe(cluster, err);
+    if (r) {
+        cox_cluster_close(cluster);
+        return r;
+    }
+    *ret_cluster = cluster;
+    return 0;
+}
+
+struct cox_cluster *cox_cluster_close(struct cox_cluster *cluster)
+{
+    if (!cluster)
+        return NULL;
+    pthread_mutex_lock(&cluster->lock);
+    cluster->stopping = true;
+    pthread_cond_broadcast(&cluster->changed);
+    pthread_mutex_unlock(&cluster->lock);
+    if (cluster->threaded)
+        pthread_join(cluster->thread, NULL);
+    natsSubscription_Destroy(cluster->frames);
+    natsSubscription_Destroy(cluster->gone);
+    natsConnection_Destroy(cluster->connection);
+    while (cluster->first) {
+        struct outgoing *outgoing = cluster->first;
+        cluster->first = outgoing->next;
+        outgoing_free(outgoing);
+    }
+    pthread_cond_destroy(&cluster->changed);
+    pthread_mutex_destroy(&cluster->lock);
+    free(cluster);
+    return NULL;
+}
+
+bool cox_cluster_identity(struct cox_cluster *cluster, char server_id[64], uint64_t *ret_client_id)
+{
+    return natsConnection_Status(cluster->connection) == NATS_CONN_STATUS_CONNECTED &&
+           natsConnection_GetConnectedServerId(cluster->connection, server_id, 64) == NATS_OK &&
+           natsConnection_GetClientID(cluster->connection, ret_client_id) == NATS_OK;
+}
+
+size_t cox_cluster_size_max(const struct cox_cluster *cluster)
+{
+    return cluster->size_max;
+}
+
+bool cox_cluster_local_address(struct cox_cluster *cluster, char *buffer, size_t buffer_size)
+{
+    char *address = NULL;
+    int port;
+    if (natsConnection_GetLocalIPAndPort(cluster->connection, &address, &port) != NATS_OK)
+        return false;
+    const int length = snprintf(buffer, buffer_size, strchr(address, ':') ? "[%s]" : "%s", address);
+    free(address);
+    return length > 0 && length < (int)buffer_size;
+}

@@ -1,0 +1,158 @@
+#include "frame.h"
+
+#include <endian.h>
+#include <inttypes.h>
+#include <string.h>
+
+#define MAGIC 0x314e5843u /* "CXN1" */
+#define ANSWER_HEAD_SIZE 8
+#define REPLY_HEAD_SIZE 12
+
+static void put32(uint8_t *at, uint32_t value)
+{
+    value = htole32(value);
+    memcpy(at, &value, sizeof value);
+}
+
+static void put64(uint8_t *at, uint64_t value)
+{
+    value = htole64(value);
+    memcpy(at, &value, sizeof value);
+}
+
+static uint32_t get32(const uint8_t *at)
+{
+    uint32_t value;
+    memcpy(&value, at, sizeof value);
+    return le32toh(value);
+}
+
+static uint64_t get64(const uint8_t *at)
+{
+    uint64_t value;
+    memcpy(&value, at, sizeof value);
+    return le64toh(value);
+}
+
+const char *cox_frame_kind_name(enum cox_frame_kind kind)
+{
+    static const char *const names[COX_FRAME_KIND_COUNT] = {
+        [COX_FRAME_SEEK] = "SEEK",       [COX_FRAME_WELCOME] = "WELCOME",
+        [COX_FRAME_REQUEST] = "REQUEST", [COX_FRAME_LEAD_BEAT] = "LEAD_BEAT",
+        [COX_FRAME_HELLO] = "HELLO",     [COX_FRAME_ANSWER] = "ANSWER",
+        [COX_FRAME_TEXT] = "TEXT",       [COX_FRAME_AGENT_BEAT] = "AGENT_BEAT",
+    };
+    return (unsigned)kind < COX_FRAME_KIND_COUNT && names[kind] ? names[kind] : "unknown";
+}
+
+void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_HEAD_SIZE])
+{
+    memset(head, 0, COX_FRAME_HEAD_SIZE);
+    put32(head, MAGIC);
+    head[4] = (uint8_t)frame->kind;
+    head[5] = (uint8_t)frame->channel;
+    put32(head + 8, frame->type);
+    put32(head + 12, (uint32_t)frame->size);
+    put64(head + 16, frame->epoch);
+    put64(head + 24, frame->incarnation);
+    put64(head + 32, frame->sequence);
+    put64(head + 40, frame->previous);
+    put64(head + 48, frame->deadline_ns);
+    put64(head + 56, frame->sent_ns);
+    put64(head + 64, frame->asked.words[0]);
+    put64(head + 72, frame->asked.words[1]);
+    put64(head + 80, frame->void_through);
+}
+
+int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_frame,
+                     struct cox_error *err)
+{
+    if (size < COX_FRAME_HEAD_SIZE)
+        return cox_fail(err, COX_CORRUPT, "a frame of %zu bytes: its head has %d", size,
+                        COX_FRAME_HEAD_SIZE);
+    if (get32(bytes) != MAGIC)
+        return cox_fail(err, COX_CORRUPT, "a frame begins with %08" PRIx32 ", expected %08x",
+                        get32(bytes), MAGIC);
+    if (bytes[4] == 0 || bytes[4] >= COX_FRAME_KIND_COUNT)
+        return cox_fail(err, COX_CORRUPT, "a frame of kind %u", bytes[4]);
+    if (bytes[5] >= COX_TWO_WAY_COUNT)
+        return cox_fail(err, COX_CORRUPT, "a frame of channel %u", bytes[5]);
+    if (get32(bytes + 12) != size - COX_FRAME_HEAD_SIZE)
+        return cox_fail(err, COX_CORRUPT,
+                        "a frame of %zu bytes says that its payload has %" PRIu32, size,
+                        get32(bytes + 12));
+    *ret_frame = (struct cox_frame){
+        .kind = (enum cox_frame_kind)bytes[4],
+        .channel = bytes[5],
+        .type = get32(bytes + 8),
+        .epoch = get64(bytes + 16),
+        .incarnation = get64(bytes + 24),
+        .sequence = get64(bytes + 32),
+        .previous = get64(bytes + 40),
+        .deadline_ns = get64(bytes + 48),
+        .sent_ns = get64(bytes + 56),
+        .asked = {{get64(bytes + 64), get64(bytes + 72)}},
+        .void_through = get64(bytes + 80),
+        .payload = bytes + COX_FRAME_HEAD_SIZE,
+        .size = size - COX_FRAME_HEAD_SIZE,
+    };
+    return 0;
+}
+
+size_t cox_answer_size(const struct cox_answer *answer)
+{
+    size_t size = ANSWER_HEAD_SIZE;
+    for (uint32_t i = 0; i < answer->count; i++)
+        size += REPLY_HEAD_SIZE + answer->replies[i].size;
+    return size;
+}
+
+void cox_answer_pack(const struct cox_answer *answer, uint8_t *buffer)
+{
+    put32(buffer, (uint32_t)answer->status);
+    put32(buffer + 4, answer->count);
+    buffer += ANSWER_HEAD_SIZE;
+    for (uint32_t i = 0; i < answer->count; i++) {
+        const struct cox_answer_reply *reply = &answer->replies[i];
+        put32(buffer, reply->rank);
+        put32(buffer + 4, reply->flags);
+        put32(buffer + 8, (uint32_t)reply->size);
+        if (reply->size)
+            memcpy(buffer + REPLY_HEAD_SIZE, reply->bytes, reply->size);
+        buffer += REPLY_HEAD_SIZE + reply->size;
+    }
+}
+
+int cox_answer_unpack(const uint8_t *bytes, size_t size, uint32_t rank_first, uint32_t rank_end,
+                      struct cox_answer *ret_answer, struct cox_error *err)
+{
+    struct cox_rank_set seen = {{0}};
+    if (size < ANSWER_HEAD_SIZE)
+        return cox_fail(err, COX_CORRUPT, "an answer of %zu bytes", size);
+    ret_answer->status = (int32_t)get32(bytes);
+    ret_answer->count = get32(bytes + 4);
+    bytes += ANSWER_HEAD_SIZE;
+    size -= ANSWER_HEAD_SIZE;
+    if (ret_answer->count > rank_end - rank_first)
+        return cox_fail(err, COX_CORRUPT, "an answer with %" PRIu32 " replies of %" PRIu32 " ranks",
+                        ret_answer->count, rank_end - rank_first);
+    for (uint32_t i = 0; i < ret_answer->count; i++) {
+        struct cox_answer_reply *reply = &ret_answer->replies[i];
+        if (size < REPLY_HEAD_SIZE)
+            return cox_fail(err, COX_CORRUPT, "an answer that is cut off");
+        *reply = (struct cox_answer_reply){
+            .rank = get32(bytes), .flags = get32(bytes + 4), .size = get32(bytes + 8)};
+        if (reply->size > size - REPLY_HEAD_SIZE)
+            return cox_fail(err, COX_CORRUPT, "an answer that is cut off");
+        if (reply->rank < rank_first || reply->rank >= rank_end ||
+            cox_rank_set_has(&seen, reply->rank))
+            return cox_fail(err, COX_CORRUPT,
+                            "an answer for rank %" PRIu32 ", which is not the node's, or twice",
+                            reply->rank);
+        cox_rank_set_add(&seen, reply->rank);
+        reply->bytes = bytes + REPLY_HEAD_SIZE;
+        bytes += REPLY_HEAD_SIZE + reply->size;
+        size -= REPLY_HEAD_SIZE + reply->size;
+    }
+    return size ? cox_fail(err, COX_CORRUPT, "an answer with %zu bytes too many", size) : 0;
+}

@@ -1,0 +1,103 @@
+/*
+ * frame: what travels between a lead and the agents of its nodes, over NATS or a direct connection.
+ *
+ * A frame is a head of 96 bytes, little-endian, and a payload:
+ *
+ *   0   u32  magic "CXN1"
+ *   4   u8   kind
+ *   5   u8   channel
+ *   6   u16  0
+ *   8   u32  type of the request: ExecuteType or COX_TYPE_OPAQUE
+ *   12  u32  bytes of the payload
+ *   16  u64  epoch: the lead's; a greater one is a later lead
+ *   24  u64  incarnation of the node, as this lead has admitted it
+ *   32  u64  sequence
+ *   40  u64  previous: the sequence before it on this channel that went to this node
+ *   48  u64  deadline, CLOCK_MONOTONIC of the lead; ~0: none
+ *   56  u64  sent, CLOCK_MONOTONIC of the sender
+ *   64  u64  asked ranks, 0 to 63
+ *   72  u64  asked ranks, 64 to 127
+ *   80  u64  steps up to this sequence are cancelled
+ *   88  u64  0
+ *
+ * The payload of REQUEST is that of the request; of ANSWER, the replies (below); of the others, a
+ * message of node.proto.
+ *
+ * Bytes: frames are input. unpack checks everything but what protobuf checks.
+ * Threads: plain values.
+ */
+#ifndef COX_NODES_FRAME_H
+#define COX_NODES_FRAME_H
+
+#include "nodes_common.h"
+
+#define COX_FRAME_PROTOCOL 1u
+#define COX_FRAME_HEAD_SIZE 96
+
+enum cox_frame_kind {
+    /* lead -> node */
+    COX_FRAME_SEEK = 1,
+    COX_FRAME_WELCOME,
+    COX_FRAME_REQUEST,
+    COX_FRAME_LEAD_BEAT,
+    /* node -> lead */
+    COX_FRAME_HELLO,
+    COX_FRAME_ANSWER,
+    COX_FRAME_AGENT_BEAT,
+    COX_FRAME_TEXT,
+    COX_FRAME_KIND_COUNT
+};
+
+struct cox_frame {
+    enum cox_frame_kind kind;
+    uint32_t channel;
+    uint32_t type;
+    uint64_t epoch;
+    uint64_t incarnation;
+    uint64_t sequence;
+    uint64_t previous;
+    uint64_t deadline_ns;
+    uint64_t sent_ns;
+    uint64_t void_through;
+    struct cox_rank_set asked;
+    /* lent */
+    const uint8_t *payload;
+    size_t size;
+};
+
+/* Writes the head; the payload follows it. */
+void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_HEAD_SIZE]);
+/* payload points into bytes. Returns 0; COX_CORRUPT: err says what is wrong. */
+int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_frame,
+                     struct cox_error *err);
+const char *cox_frame_kind_name(enum cox_frame_kind kind);
+
+/* The payload of an ANSWER: u32 status, u32 count, and for each reply u32 rank, u32 flags, u32 size
+ * and the bytes. */
+enum cox_answer_flags {
+    COX_ANSWER_REPLIED = 1, /* otherwise the rank is dead or late */
+    COX_ANSWER_DEAD = 2,
+    COX_ANSWER_FAILED = 4, /* the bytes are an ExecuteResponse even to an opaque request */
+};
+
+struct cox_answer_reply {
+    uint32_t rank;
+    uint32_t flags;
+    const uint8_t *bytes;
+    size_t size;
+};
+
+struct cox_answer {
+    int32_t status;
+    uint32_t count;
+    struct cox_answer_reply replies[COX_RANK_COUNT_MAX];
+};
+
+size_t cox_answer_size(const struct cox_answer *answer);
+/* buffer has cox_answer_size bytes. */
+void cox_answer_pack(const struct cox_answer *answer, uint8_t *buffer);
+/* Checks sizes, ranks (below rank_end, each once) and flags. Returns 0; COX_CORRUPT. */
+int cox_answer_unpack(const uint8_t *bytes, size_t size, uint32_t rank_first, uint32_t rank_end,
+                      struct cox_answer *ret_answer, struct cox_error *err);
+
+#endif

@@ -1,0 +1,941 @@
+/*
+ * The lead: a transport whose ranks are on nodes. It joins the links of the nodes (lead_link.h) to the
+ * cluster, to direct connections, and to the executor.
+ *
+ * Threads: frames come on a thread of libnats, or of a direct connection; a thread of this file keeps
+ *   the time; a second one sends what is too large for NATS. `lock` protects the links. Events are
+ *   handled without it, in their order, under `delivery`: the executor's functions are called there.
+ *   So the order of locks is delivery, the executor's, lock.
+ */
+#include "nodes.h"
+
+#include "channel/base/options.h"
+#include "channel/base/thread.h"
+#include "channel/base/version.h"
+#include "direct.h"
+#include "lead_link.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TICK_NS (10 * COX_NSEC_PER_MSEC)
+#define START_TIMEOUT_MS 60000
+#define CONNECT_MS 10000
+/* A large frame must be handed over by then; it is asked for again otherwise. */
+#define LARGE_MS 10000
+/* The end of the group, and what was published before it, must be with the server by then. */
+#define FLUSH_MS 500
+/* Direct messages: a frame. */
+#define DIRECT_FRAME 1u
+
+/* What a node said that is not admitted. */
+struct hello {
+    /* 0: none */
+    uint64_t agent;
+    uint64_t heard_ns;
+    uint64_t epoch, silent_ms;
+    bool has_ranks;
+    char address[128];
+    char server_id[64];
+    uint64_t client_id;
+    uint32_t pid;
+    uint64_t through[COX_TWO_WAY_COUNT];
+    size_t fact_count;
+    char **facts; /* name, value, ... */
+    /* why it was refused; "": it was not */
+    char refusal[320];
+};
+
+struct large {
+    struct large *next;
+    uint32_t node;
+    uint8_t *bytes;
+    size_t size;
+};
+
+struct cox_nodes {
+    struct cox_nodes_options options;
+    char group[COX_NAME_SIZE_MAX + 1];
+    char **facts; /* name, value or NULL, ... */
+    size_t fact_count;
+    uint32_t node_count;
+    uint32_t world;
+    uint64_t epoch;
+    bool continued;
+    uint64_t first_sequence[COX_TWO_WAY_COUNT];
+    struct cox_cluster *cluster;
+    struct cox_direct *direct;
+    char address[160];
+    struct cox_transport transport;
+
+    pthread_mutex_t delivery;
+    /* under delivery; NULL: not started, or stopped */
+    struct cox_executor *executor;
+    const struct cox_transport_host *host;
+
+    pthread_mutex_t lock;
+    struct cox_lead_link *links;
+    struct hello *hellos;
+    struct cox_lead_events events;
+    CoxNode__Peer *peers;
+    CoxNode__Peer **peer_pointers;
+    size_t peer_count;
+    /* nodes are admitted when they come */
+    bool started, stopping;
+    uint64_t seek_ns;
+    /* the thread of large frames */
+    pthread_cond_t changed;
+    struct large *large_first, **large_end;
+    bool threaded, large_threaded;
+    pthread_t thread, large_thread;
+};
+
+/* ---- sending ---- */
+
+static void send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size)
+{
+    if (!nodes->cluster) { /* while it is opened */
+        free(bytes);
+        return;
+    }
+    if (size <= cox_cluster_size_max(nodes->cluster) / 2) {
+        cox_cluster_send(nodes->cluster, nodes->links[node].node, bytes, size);
+        return;
+    }
+    struct large *large = calloc(1, sizeof *large);
+    if (!large) {
+        free(bytes); /* as if it were lost */
+        return;
+    }
+    *large = (struct large){.node = node, .bytes = bytes, .size = size};
+    *nodes->large_end = large;
+    nodes->large_end = &large->next;
+    pthread_cond_broadcast(&nodes->changed);
+}
+
+/* Of a link; the lock is held. */
+static void on_send(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size)
+{
+    send_to(context, link->index, bytes, size);
+}
+
+static void *large_main(void *context)
+{
+    struct cox_nodes *nodes = context;
+    pthread_setname_np(pthread_self(), "cox-nodes-large");
+    pthread_mutex_lock(&nodes->lock);
+    while (!nodes->stopping) {
+        struct large *large = nodes->large_first;
+        if (!large) {
+            pthread_cond_wait(&nodes->changed, &nodes->lock);
+            continue;
+        }
+        nodes->large_first = large->next;
+        if (!nodes->large_first)
+            nodes->large_end = &nodes->large_first;
+        char peer[COX_NODE_NAME_MAX + 8], address[128];
+        snprintf(peer, sizeof peer, "node-%s", nodes->links[large->node].node);
+        snprintf(address, sizeof address, "%s", nodes->links[large->node].address);
+        pthread_mutex_unlock(&nodes->lock);
+        struct cox_error why = {0};
+        const struct iovec part = {.iov_base = large->bytes, .iov_len = large->size};
+        int r = address[0] ? cox_direct_send(nodes->direct, peer, address, DIRECT_FRAME, &part, 1,
+                                             cox_deadline_after_ms(LARGE_MS), &why)
+                           : 0;
+        if (r)
+            cox_log_write(&nodes->options.log, 4, "%zu bytes for %s at %s: %s", large->size, peer,
+                          address, why.text);
+        free(large->bytes);
+        free(large);
+        pthread_mutex_lock(&nodes->lock);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    return NULL;
+}
+
+static void send_message(struct cox_nodes *nodes, uint32_t node, enum cox_frame_kind kind,
+                         const ProtobufCMessage *message)
+{
+    const struct cox_frame head = {.kind = kind,
+                                   .epoch = nodes->epoch,
+                                   .incarnation = nodes->links[node].incarnation,
+                                   .sent_ns = cox_now_ns()};
+    size_t size;
+    uint8_t *bytes = cox_frame_of_message(&head, message, &size);
+    if (bytes)
+        send_to(nodes, node, bytes, size);
+}
+
+/* ---- events ---- */
+
+static void event_handle(struct cox_nodes *nodes, const struct cox_lead_event *event)
+{
+    const struct cox_lead_link *link = &nodes->links[event->node];
+    struct cox_executor *executor = nodes->executor;
+    struct cox_error why = {0};
+    switch (event->kind) {
+    case COX_LEAD_REPLY: {
+        int r = nodes->host->reply(executor, (enum cox_channel_id)event->channel, event->rank,
+                                    event->sequence, event->bytes, event->size, event->failed, &why);
+        if (r && r != COX_STALE)
+            cox_log_write(&nodes->options.log, 4, "rank %" PRIu32 " on node %s: %s", event->rank,
+                          link->node, why.text);
+        break;
+    }
+    case COX_LEAD_TAKEN:
+        for (uint32_t i = 0; i < link->rank_count; i++)
+            nodes->host->taken(executor, (enum cox_channel_id)event->channel,
+                                link->rank_first + i, event->sequence);
+        break;
+    case COX_LEAD_RANK_UP:
+        if (nodes->host->attach(executor, event->rank, link->node, (pid_t)event->pid, &why))
+            cox_log_write(&nodes->options.log, 4, "%s", why.text);
+        break;
+    case COX_LEAD_RANK_DIED:
+        if (event->sequence)
+            nodes->host->failed(executor, event->rank, link->node, event->text);
+        else
+            nodes->host->died(executor, event->rank, event->text, event->known, event->signal,
+                               event->exit_status);
+        break;
+    case COX_LEAD_NODE_STATE:
+        cox_log_write(&nodes->options.log, event->state == COX_NODE_ALIVE ? 5 : 4, "%s",
+                      event->text);
+        break;
+    }
+}
+
+static void pump(struct cox_nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->delivery);
+    for (;;) {
+        pthread_mutex_lock(&nodes->lock);
+        struct cox_lead_event *event =
+            nodes->executor || nodes->stopping ? cox_lead_events_take(&nodes->events) : NULL;
+        pthread_mutex_unlock(&nodes->lock);
+        if (!event)
+            break;
+        if (nodes->executor)
+            event_handle(nodes, event);
+        cox_lead_event_free(event);
+    }
+    pthread_mutex_unlock(&nodes->delivery);
+}
+
+/* ---- hello ---- */
+
+static void hello_clear(struct hello *hello)
+{
+    for (size_t i = 0; i < 2 * hello->fact_count; i++)
+        free(hello->facts[i]);
+    free(hello->facts);
+    *hello = (struct hello){0};
+}
+
+static const char *fact_of(char *const *facts, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(facts[2 * i], name) == 0)
+            return facts[2 * i + 1];
+    return NULL;
+}
+
+static bool fact_differs(const char *mine, const char *theirs)
+{
+    return mine && theirs && strcmp(mine, theirs) != 0;
+}
+
+/* Compares the node with the lead, and with the nodes that are there. Returns false: refusal says
+ * what differs. */
+static bool facts_agree(const struct cox_nodes *nodes, uint32_t node, char *refusal, size_t size)
+{
+    const struct hello *hello = &nodes->hellos[node];
+    for (size_t i = 0; i < hello->fact_count; i++) {
+        const char *name = hello->facts[2 * i], *theirs = hello->facts[2 * i + 1];
+        const char *ours = fact_of(nodes->facts, nodes->fact_count, name);
+        if (fact_differs(ours, theirs)) {
+            snprintf(refusal, size, "node %s has another %s than the lead: '%s', the lead has '%s'",
+                     nodes->links[node].node, name, theirs, ours);
+            return false;
+        }
+        for (uint32_t other = 0; other < node; other++) {
+            const char *there =
+                fact_of(nodes->hellos[other].facts, nodes->hellos[other].fact_count, name);
+            if (fact_differs(there, theirs)) {
+                snprintf(refusal, size, "node %s has another %s than node %s: '%s', there '%s'",
+                         nodes->links[node].node, name, nodes->links[other].node, theirs, there);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static void refuse(struct cox_nodes *nodes, uint32_t node, uint64_t agent, bool final,
+                   const char *text)
+{
+    CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
+    welcome.has_epoch = welcome.has_agent = welcome.has_final = 1;
+    welcome.epoch = nodes->epoch;
+    welcome.agent = agent;
+    welcome.final = final;
+    welcome.refusal = (char *)(uintptr_t)text;
+    send_message(nodes, node, COX_FRAME_WELCOME, &welcome.base);
+}
+
+static void peers_fill(struct cox_nodes *nodes)
+{
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        CoxNode__Peer *peer = &nodes->peers[i];
+        const struct cox_lead_link *link = &nodes->links[i];
+        cox_node__peer__init(peer);
+        peer->node = (char *)(uintptr_t)link->node;
+        peer->address = (char *)(uintptr_t)link->address;
+        peer->has_rank_first = peer->has_rank_count = peer->has_incarnation = 1;
+        peer->rank_first = link->rank_first;
+        peer->rank_count = link->rank_count;
+        peer->incarnation = link->state == COX_NODE_ABSENT ? 0 : link->incarnation;
+        nodes->peer_pointers[i] = peer;
+    }
+    nodes->peer_count = nodes->node_count;
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        nodes->links[i].peers = nodes->peer_pointers;
+        nodes->links[i].peer_count = nodes->peer_count;
+        nodes->links[i].changed = true;
+    }
+}
+
+static void admit(struct cox_nodes *nodes, uint32_t node)
+{
+    const struct cox_nodes_options *options = &nodes->options;
+    struct hello *hello = &nodes->hellos[node];
+    struct cox_lead_link *link = &nodes->links[node];
+    snprintf(link->address, sizeof link->address, "%s", hello->address);
+    snprintf(link->server_id, sizeof link->server_id, "%s", hello->server_id);
+    link->client_id = hello->client_id;
+    cox_lead_link_admit(link, hello->agent, cox_now_ns());
+    peers_fill(nodes);
+    CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
+    uint64_t start_after[COX_TWO_WAY_COUNT];
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        start_after[c] = link->channels[c].published;
+    welcome.has_epoch = welcome.has_agent = welcome.has_incarnation = 1;
+    welcome.epoch = nodes->epoch;
+    welcome.agent = hello->agent;
+    welcome.incarnation = link->incarnation;
+    welcome.has_rank_first = welcome.has_rank_count = welcome.has_world = welcome.has_depth = 1;
+    welcome.rank_first = link->rank_first;
+    welcome.rank_count = link->rank_count;
+    welcome.world = nodes->world;
+    welcome.depth = options->depth;
+    welcome.n_request_size = welcome.n_response_size = COX_CHANNEL_COUNT;
+    welcome.request_size = (uint64_t *)(uintptr_t)options->request_size;
+    welcome.response_size = (uint64_t *)(uintptr_t)options->response_size;
+    welcome.has_sealed = welcome.has_no_recorder = 1;
+    welcome.sealed = options->sealed;
+    welcome.no_recorder = options->no_recorder;
+    welcome.n_start_after = COX_TWO_WAY_COUNT;
+    welcome.start_after = start_after;
+    welcome.has_lead_grace_ms = welcome.has_beat_ms = welcome.has_suspect_ms = 1;
+    welcome.has_dead_ms = 1;
+    welcome.lead_grace_ms = options->times.lead_grace_ms;
+    welcome.beat_ms = options->times.beat_ms;
+    welcome.suspect_ms = options->times.suspect_ms;
+    welcome.dead_ms = options->times.dead_ms;
+    welcome.n_peers = nodes->peer_count;
+    welcome.peers = nodes->peer_pointers;
+    send_message(nodes, node, COX_FRAME_WELCOME, &welcome.base);
+}
+
+static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message)
+{
+    struct hello *hello = &nodes->hellos[node];
+    const struct cox_lead_link *link = &nodes->links[node];
+    const uint64_t now_ns = cox_now_ns();
+    const uint64_t dead_ns = nodes->options.times.dead_ms * COX_NSEC_PER_MSEC;
+    char text[320];
+    bool there = link->state != COX_NODE_ABSENT && link->agent != message->agent;
+    there = there || (hello->agent && hello->agent != message->agent &&
+                      now_ns - hello->heard_ns < dead_ns && link->state == COX_NODE_ABSENT);
+    if (there) {
+        snprintf(text, sizeof text,
+                 "node %s of the group '%s' is another agent (process %" PRIu32
+                 " there), which lives: give each machine a name of its own",
+                 link->node, nodes->group, hello->pid);
+        refuse(nodes, node, message->agent, true, text);
+        return COX_TAKEN;
+    }
+    if (link->state != COX_NODE_ABSENT)
+        return 0; /* it is admitted already */
+    hello_clear(hello);
+    hello->agent = message->agent;
+    hello->heard_ns = now_ns;
+    hello->epoch = message->epoch;
+    hello->silent_ms = message->silent_ms;
+    hello->has_ranks = message->rank_count > 0;
+    hello->pid = message->pid;
+    hello->client_id = message->client_id;
+    snprintf(hello->address, sizeof hello->address, "%s", message->address ? message->address : "");
+    snprintf(hello->server_id, sizeof hello->server_id, "%s",
+             message->server_id ? message->server_id : "");
+    for (size_t c = 0; c < message->n_channels && c < COX_TWO_WAY_COUNT; c++)
+        hello->through[c] = message->channels[c]->through;
+    hello->facts = calloc(2 * message->n_facts + 1, sizeof *hello->facts);
+    for (size_t i = 0; hello->facts && i < message->n_facts; i++) {
+        const CoxNode__Fact *fact = message->facts[i];
+        hello->facts[2 * i] = strdup(fact->name ? fact->name : "");
+        hello->facts[2 * i + 1] = strdup(fact->value ? fact->value : "");
+        hello->fact_count = i + 1;
+    }
+    if (message->protocol != COX_FRAME_PROTOCOL)
+        snprintf(hello->refusal, sizeof hello->refusal,
+                 "node %s has Coxswain %.40s, whose protocol between nodes is %" PRIu32
+                 "; the lead has %s with %u: install the same version",
+                 link->node, message->version ? message->version : "?", message->protocol,
+                 COX_VERSION_TEXT, COX_FRAME_PROTOCOL);
+    else
+        facts_agree(nodes, node, hello->refusal, sizeof hello->refusal);
+    if (hello->refusal[0]) {
+        refuse(nodes, node, hello->agent, true, hello->refusal);
+        return COX_INVALID;
+    }
+    if (hello->epoch && hello->epoch != nodes->epoch && hello->silent_ms < nodes->options.times.dead_ms)
+        return COX_TAKEN; /* its lead lives; seen again soon */
+    if (nodes->started && !nodes->stopping)
+        admit(nodes, node);
+    return 0;
+}
+
+static void frame_take(struct cox_nodes *nodes, const char *name, const uint8_t *bytes, size_t size)
+{
+    struct cox_frame frame;
+    struct cox_error why = {0};
+    uint32_t node = 0;
+    while (node < nodes->node_count && strcmp(nodes->links[node].node, name) != 0)
+        node++;
+    if (node == nodes->node_count)
+        return; /* of another group, or a node that the group does not have */
+    int r = cox_frame_unpack(bytes, size, &frame, &why);
+    pthread_mutex_lock(&nodes->lock);
+    if (r == 0 && frame.kind == COX_FRAME_HELLO) {
+        CoxNode__Hello *hello = cox_node__hello__unpack(NULL, frame.size, frame.payload);
+        if (hello)
+            hello_take(nodes, node, hello);
+        else
+            r = cox_fail(&why, COX_CORRUPT, "a hello that cannot be read");
+        cox_node__hello__free_unpacked(hello, NULL);
+    } else if (r == 0) {
+        r = cox_lead_link_receive(&nodes->links[node], &frame, cox_now_ns(), &why);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+    if (r == 0 && frame.kind == COX_FRAME_TEXT) {
+        CoxNode__Text *text = cox_node__text__unpack(NULL, frame.size, frame.payload);
+        const struct cox_lead_link *link = &nodes->links[node];
+        const bool known = text && text->rank >= (int32_t)link->rank_first &&
+                           text->rank < (int32_t)(link->rank_first + link->rank_count);
+        pthread_mutex_lock(&nodes->delivery);
+        if (nodes->executor && text && text->text && text->is_fault)
+            nodes->host->fault(nodes->executor, known ? text->rank : -1, text->text);
+        else if (nodes->executor && text && text->text && known)
+            nodes->host->line(nodes->executor, (uint32_t)text->rank, text->is_stderr, text->text);
+        pthread_mutex_unlock(&nodes->delivery);
+        cox_node__text__free_unpacked(text, NULL);
+    }
+    if (r && r != COX_STALE)
+        cox_log_write(&nodes->options.log, 4, "from node %s: %s", name, why.text);
+    pump(nodes);
+}
+
+static void on_frame(void *context, const char *node, const uint8_t *bytes, size_t size)
+{
+    frame_take(context, node, bytes, size);
+}
+
+static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
+{
+    if (kind == DIRECT_FRAME && strncmp(peer, "node-", 5) == 0)
+        frame_take(context, peer + 5, bytes, size);
+    free(bytes);
+}
+
+static void on_gone(void *context, const char *server_id, uint64_t client_id, const char *reason)
+{
+    struct cox_nodes *nodes = context;
+    char text[160];
+    snprintf(text, sizeof text, "is gone: its connection has ended, says the NATS server (%.60s)",
+             reason);
+    pthread_mutex_lock(&nodes->lock);
+    for (uint32_t i = 0; i < nodes->node_count; i++)
+        if (nodes->links[i].state != COX_NODE_ABSENT && nodes->links[i].client_id == client_id &&
+            strcmp(nodes->links[i].server_id, server_id) == 0)
+            cox_lead_link_die(&nodes->links[i], text);
+    pthread_mutex_unlock(&nodes->lock);
+    pump(nodes);
+}
+
+static void on_connection(void *context, bool connected, const char *text)
+{
+    const struct cox_nodes *nodes = context;
+    cox_log_write(&nodes->options.log, connected ? 5 : 4, "the cluster: %s%s",
+                  connected ? "connected again to " : "connection lost: ", text);
+}
+
+/* ---- time ---- */
+
+static void seek(struct cox_nodes *nodes, uint64_t now_ns)
+{
+    CoxNode__Seek message = COX_NODE__SEEK__INIT;
+    if (now_ns - nodes->seek_ns < nodes->options.times.beat_ms * COX_NSEC_PER_MSEC)
+        return;
+    nodes->seek_ns = now_ns;
+    message.has_epoch = 1;
+    message.epoch = nodes->epoch;
+    message.address = nodes->address;
+    for (uint32_t i = 0; i < nodes->node_count; i++)
+        if (nodes->links[i].state == COX_NODE_ABSENT)
+            send_message(nodes, i, COX_FRAME_SEEK, &message.base);
+}
+
+static void *nodes_main(void *context)
+{
+    struct cox_nodes *nodes = context;
+    pthread_setname_np(pthread_self(), "cox-nodes");
+    for (;;) {
+        nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
+        const uint64_t now_ns = cox_now_ns();
+        pthread_mutex_lock(&nodes->lock);
+        const bool stopping = nodes->stopping;
+        if (!stopping) {
+            seek(nodes, now_ns);
+            for (uint32_t i = 0; i < nodes->node_count; i++)
+                cox_lead_link_tick(&nodes->links[i], now_ns);
+        }
+        pthread_mutex_unlock(&nodes->lock);
+        if (stopping)
+            return NULL;
+        pump(nodes);
+    }
+}
+
+/* ---- the transport ---- */
+
+static uint32_t node_of(const struct cox_nodes *nodes, uint32_t rank)
+{
+    uint32_t node = 0;
+    while (rank >= nodes->links[node].rank_first + nodes->links[node].rank_count)
+        node++;
+    return node;
+}
+
+static int transport_start(void *context, struct cox_executor *executor,
+                           const struct cox_transport_host *host, struct cox_error *err)
+{
+    struct cox_nodes *nodes = context;
+    (void)err;
+    pthread_mutex_lock(&nodes->delivery);
+    nodes->executor = executor;
+    nodes->host = host;
+    pthread_mutex_unlock(&nodes->delivery);
+    pthread_mutex_lock(&nodes->lock);
+    nodes->started = true;
+    for (uint32_t i = 0; i < nodes->node_count; i++)
+        if (nodes->links[i].state == COX_NODE_ABSENT && nodes->hellos[i].agent &&
+            !nodes->hellos[i].refusal[0])
+            admit(nodes, i);
+    pthread_mutex_unlock(&nodes->lock);
+    return 0;
+}
+
+static uint64_t transport_first_sequence(void *context, enum cox_channel_id channel)
+{
+    const struct cox_nodes *nodes = context;
+    return channel < COX_TWO_WAY_COUNT ? nodes->first_sequence[channel] : 0;
+}
+
+static bool transport_continued(void *context)
+{
+    const struct cox_nodes *nodes = context;
+    return nodes->continued;
+}
+
+static int transport_open(void *context, uint32_t rank, uint32_t incarnation, struct cox_error *err)
+{
+    struct cox_nodes *nodes = context;
+    (void)err;
+    pthread_mutex_lock(&nodes->lock);
+    cox_lead_link_want(&nodes->links[node_of(nodes, rank)], rank, incarnation);
+    pthread_mutex_unlock(&nodes->lock);
+    return 0;
+}
+
+static void transport_kill(void *context, uint32_t rank)
+{
+    struct cox_nodes *nodes = context;
+    pthread_mutex_lock(&nodes->lock);
+    cox_lead_link_kill(&nodes->links[node_of(nodes, rank)], rank);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+static void transport_publish(void *context, const struct cox_transport_request *request)
+{
+    struct cox_nodes *nodes = context;
+    const uint64_t now_ns = cox_now_ns();
+    pthread_mutex_lock(&nodes->lock);
+    for (uint32_t i = 0; i < nodes->node_count; i++)
+        cox_lead_link_publish(&nodes->links[i], request, now_ns);
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+static void transport_cancel_steps(void *context, enum cox_channel_id channel, uint64_t through)
+{
+    struct cox_nodes *nodes = context;
+    const uint64_t now_ns = cox_now_ns();
+    pthread_mutex_lock(&nodes->lock);
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        cox_lead_link_cancel(&nodes->links[i], channel, through);
+        cox_lead_link_tick(&nodes->links[i], now_ns); /* ranks wait in the step: not at the next beat */
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+static bool transport_trouble(void *context, uint32_t rank, char *buffer, size_t buffer_size)
+{
+    struct cox_nodes *nodes = context;
+    pthread_mutex_lock(&nodes->lock);
+    const bool said = cox_lead_link_trouble(&nodes->links[node_of(nodes, rank)], cox_now_ns(),
+                                            buffer, buffer_size);
+    pthread_mutex_unlock(&nodes->lock);
+    return said;
+}
+
+static void transport_stop(void *context)
+{
+    struct cox_nodes *nodes = context;
+    pthread_mutex_lock(&nodes->delivery);
+    nodes->executor = NULL;
+    pthread_mutex_unlock(&nodes->delivery);
+    pthread_mutex_lock(&nodes->lock);
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        nodes->links[i].finishing = nodes->links[i].changed = true;
+        cox_lead_link_tick(&nodes->links[i], cox_now_ns());
+    }
+    nodes->stopping = true;
+    pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+    cox_cluster_flush(nodes->cluster, cox_deadline_after_ms(FLUSH_MS));
+}
+
+/* ---- open ---- */
+
+/* Calls add for each "NAME:COUNT". */
+static int nodes_parse(const char *text, struct cox_nodes *nodes, uint32_t *ret_world,
+                       struct cox_error *err)
+{
+    char list[4096], *rest = NULL;
+    uint32_t count = 0, world = 0;
+    if (snprintf(list, sizeof list, "%s", text) >= (int)sizeof list)
+        return cox_fail(err, COX_INVALID, "--nodes: the list is too long");
+    for (char *item = strtok_r(list, ",", &rest); item; item = strtok_r(NULL, ",", &rest)) {
+        char *colon = strchr(item, ':'), *end = NULL;
+        unsigned long ranks = colon ? strtoul(colon + 1, &end, 10) : 0;
+        if (!colon || *end || ranks < 1 || ranks > COX_RANK_COUNT_MAX)
+            return cox_fail(err, COX_INVALID,
+                            "--nodes: '%.60s' is no NAME:RANKS, as in a:4,b:4 (1 to %d ranks)", item,
+                            COX_RANK_COUNT_MAX);
+        *colon = '\0';
+        int r = cox_cluster_name_check("node", item, err);
+        if (r)
+            return r;
+        if (count == COX_NODE_COUNT_MAX || world + ranks > COX_RANK_COUNT_MAX)
+            return cox_fail(err, COX_INVALID, "--nodes: at most %d nodes and %d ranks",
+                            COX_NODE_COUNT_MAX, COX_RANK_COUNT_MAX);
+        for (uint32_t i = 0; nodes && i < count; i++)
+            if (strcmp(nodes->links[i].node, item) == 0)
+                return cox_fail(err, COX_INVALID, "--nodes: node %s is named twice", item);
+        if (nodes)
+            cox_lead_link_init(&nodes->links[count], item, world, (uint32_t)ranks, 0,
+                               nodes->options.depth);
+        world += (uint32_t)ranks;
+        count++;
+    }
+    if (count == 0)
+        return cox_fail(err, COX_INVALID, "--nodes: no node is named, as in a:4,b:4");
+    *ret_world = world;
+    if (nodes)
+        nodes->node_count = count;
+    return 0;
+}
+
+int cox_nodes_count(const char *nodes, uint32_t *ret_rank_count, struct cox_error *err)
+{
+    return nodes_parse(nodes, NULL, ret_rank_count, err);
+}
+
+static int direct_open(struct cox_nodes *nodes, struct cox_error *err)
+{
+    const struct cox_nodes_options *options = &nodes->options;
+    char host[128], listen[160];
+    if (options->listen) {
+        snprintf(listen, sizeof listen, "%s", options->listen);
+        snprintf(host, sizeof host, "%.*s", (int)(strrchr(listen, ':') - listen), listen);
+    } else {
+        if (!cox_cluster_local_address(nodes->cluster, host, sizeof host))
+            snprintf(host, sizeof host, "127.0.0.1");
+        snprintf(listen, sizeof listen, "%s:0", host);
+    }
+    const struct cox_direct_options direct = {
+        .name = "lead",
+        .ca = options->access.ca,
+        .certificate = options->access.certificate,
+        .key = options->access.key,
+        .insecure_loopback = options->access.insecure_loopback,
+        .listen = listen,
+        .context = nodes,
+        .on_message = on_direct,
+    };
+    int r = cox_direct_open(&direct, &nodes->direct, err);
+    if (r == 0)
+        snprintf(nodes->address, sizeof nodes->address, "%s:%u", host,
+                 cox_direct_port(nodes->direct));
+    return r;
+}
+
+/* A node that is not there yet, or refused; -1: none. */
+static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, int *ret_code)
+{
+    int32_t missing = -1;
+    *ret_code = COX_TIMEOUT;
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        const struct hello *hello = &nodes->hellos[i];
+        const bool fresh = hello->agent && cox_now_ns() - hello->heard_ns <
+                                               nodes->options.times.dead_ms * COX_NSEC_PER_MSEC;
+        if (hello->refusal[0]) {
+            snprintf(text, size, "%s", hello->refusal);
+            *ret_code = COX_INVALID;
+            return (int32_t)i;
+        }
+        const bool follows = fresh && hello->epoch && hello->epoch != nodes->epoch &&
+                             hello->silent_ms < nodes->options.times.dead_ms;
+        if ((!fresh || follows) && missing < 0) {
+            missing = (int32_t)i;
+            *ret_code = follows ? COX_TAKEN : COX_TIMEOUT;
+            if (follows)
+                snprintf(text, size,
+                         "node %s follows another lead of the group '%s', heard %" PRIu64
+                         " ms ago: stop that one",
+                         nodes->links[i].node, nodes->group, hello->silent_ms);
+            else
+                snprintf(text, size,
+                         "node %s has not come: run there: coxswain node --name %s --node %s "
+                         "--cluster %s ...",
+                         nodes->links[i].node, nodes->group, nodes->links[i].node,
+                         nodes->options.access.url);
+        }
+    }
+    return missing;
+}
+
+static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
+{
+    const struct cox_nodes_options *options = &nodes->options;
+    const uint64_t deadline_ns = cox_deadline_after_ms(
+        options->start_timeout_ms ? options->start_timeout_ms : START_TIMEOUT_MS);
+    int32_t told = -1;
+    for (;;) {
+        char text[400];
+        int code;
+        pthread_mutex_lock(&nodes->lock);
+        const int32_t missing = missing_node(nodes, text, sizeof text, &code);
+        pthread_mutex_unlock(&nodes->lock);
+        if (missing < 0)
+            return 0;
+        if (code == COX_INVALID || cox_now_ns() >= deadline_ns)
+            return cox_fail(err, code, "%s", text);
+        if (options->cancelled && options->cancelled(options->context))
+            return cox_fail(err, COX_CLOSED, "cancelled while nodes were awaited");
+        if (missing != told && options->waiting)
+            options->waiting(options->context, text);
+        told = missing;
+        nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
+    }
+}
+
+/* Where the requests of an earlier lead ended. */
+static void take_over(struct cox_nodes *nodes)
+{
+    pthread_mutex_lock(&nodes->lock);
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        const struct hello *hello = &nodes->hellos[i];
+        nodes->continued = nodes->continued || hello->has_ranks;
+        if (hello->epoch >= nodes->epoch)
+            nodes->epoch = hello->epoch + 1;
+        for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+            if (hello->through[c] > nodes->first_sequence[c])
+                nodes->first_sequence[c] = hello->through[c];
+    }
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        nodes->links[i].epoch = nodes->epoch;
+        for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+            nodes->links[i].channels[c].published = nodes->first_sequence[c];
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
+static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes **ret_nodes,
+                     struct cox_error *err)
+{
+    struct cox_nodes *nodes = calloc(1, sizeof *nodes);
+    if (!nodes)
+        return cox_fail(err, -ENOMEM, "no memory for the nodes");
+    *ret_nodes = nodes;
+    nodes->options = *options;
+    const struct cox_node_times defaults = COX_NODE_TIMES_DEFAULT;
+    struct cox_node_times *times = &nodes->options.times;
+    times->beat_ms = times->beat_ms ? times->beat_ms : defaults.beat_ms;
+    times->suspect_ms = times->suspect_ms ? times->suspect_ms : defaults.suspect_ms;
+    times->dead_ms = times->dead_ms ? times->dead_ms : defaults.dead_ms;
+    times->again_ms = times->again_ms ? times->again_ms : defaults.again_ms;
+    times->lead_grace_ms = times->lead_grace_ms ? times->lead_grace_ms : defaults.lead_grace_ms;
+    nodes->options.depth = options->depth ? options->depth : 4;
+    pthread_mutex_init(&nodes->delivery, NULL);
+    pthread_mutex_init(&nodes->lock, NULL);
+    cox_condition_init(&nodes->changed);
+    nodes->large_end = &nodes->large_first;
+    cox_lead_events_init(&nodes->events);
+    nodes->links = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->links);
+    nodes->hellos = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->hellos);
+    nodes->peers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peers);
+    nodes->peer_pointers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peer_pointers);
+    nodes->facts = calloc(2 * options->fact_count + 1, sizeof *nodes->facts);
+    if (!nodes->links || !nodes->hellos || !nodes->peers || !nodes->peer_pointers || !nodes->facts)
+        return cox_fail(err, -ENOMEM, "no memory for the nodes");
+    for (size_t i = 0; i < options->fact_count; i++) {
+        nodes->facts[2 * i] = strdup(options->facts[i].name);
+        nodes->facts[2 * i + 1] = options->facts[i].value ? strdup(options->facts[i].value) : NULL;
+        nodes->fact_count = i + 1;
+    }
+    snprintf(nodes->group, sizeof nodes->group, "%s", options->group);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    nodes->epoch = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
+    if (times->suspect_ms < 2 * times->beat_ms || times->dead_ms <= times->suspect_ms)
+        return cox_fail(err, COX_INVALID,
+                        "beats of %" PRIu64 " ms, suspect after %" PRIu64 " ms, dead after %" PRIu64
+                        " ms: suspect needs two beats at least, and dead must be later",
+                        times->beat_ms, times->suspect_ms, times->dead_ms);
+    int r = nodes_parse(options->nodes, nodes, &nodes->world, err);
+    for (uint32_t i = 0; r == 0 && i < nodes->node_count; i++) {
+        struct cox_lead_link *link = &nodes->links[i];
+        link->index = i;
+        link->world = nodes->world;
+        link->times = times;
+        link->epoch = nodes->epoch;
+        link->context = nodes;
+        link->send = on_send;
+        link->events = &nodes->events;
+    }
+    nodes->transport = (struct cox_transport){
+        .size = sizeof nodes->transport,
+        .context = nodes,
+        .continued = transport_continued,
+        .start = transport_start,
+        .first_sequence = transport_first_sequence,
+        .open = transport_open,
+        .kill = transport_kill,
+        .publish = transport_publish,
+        .cancel_steps = transport_cancel_steps,
+        .trouble = transport_trouble,
+        .stop = transport_stop,
+    };
+    return r;
+}
+
+int cox_nodes_open(const struct cox_nodes_options *options, struct cox_nodes **ret_nodes,
+                   struct cox_error *err)
+{
+    struct cox_nodes *nodes = NULL;
+    int r = nodes_new(options, &nodes, err);
+    const struct cox_cluster_options cluster = {
+        .access = options->access,
+        .group = options->group,
+        .timeout_ms = CONNECT_MS,
+        .log = options->log,
+        .context = nodes,
+        .on_frame = on_frame,
+        .on_gone = on_gone,
+        .on_connection = on_connection,
+    };
+    if (r == 0)
+        r = cox_cluster_open(&cluster, &nodes->cluster, err);
+    if (r == 0)
+        r = direct_open(nodes, err);
+    if (r == 0)
+        r = cox_thread_start(&nodes->thread, nodes_main, nodes);
+    if (nodes)
+        nodes->threaded = nodes->direct && r == 0;
+    if (r == 0)
+        r = cox_thread_start(&nodes->large_thread, large_main, nodes);
+    if (nodes)
+        nodes->large_threaded = nodes->threaded && r == 0;
+    if (r == 0)
+        r = await_nodes(nodes, err);
+    if (r) {
+        cox_nodes_close(nodes);
+        return r;
+    }
+    take_over(nodes);
+    *ret_nodes = nodes;
+    return 0;
+}
+
+const struct cox_transport *cox_nodes_transport(struct cox_nodes *nodes)
+{
+    return &nodes->transport;
+}
+
+struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
+{
+    if (!nodes)
+        return NULL;
+    pthread_mutex_lock(&nodes->lock);
+    nodes->stopping = true;
+    pthread_cond_broadcast(&nodes->changed);
+    pthread_mutex_unlock(&nodes->lock);
+    if (nodes->threaded)
+        pthread_join(nodes->thread, NULL);
+    if (nodes->large_threaded)
+        pthread_join(nodes->large_thread, NULL);
+    cox_cluster_close(nodes->cluster);
+    cox_direct_close(nodes->direct);
+    struct cox_lead_event *event;
+    while ((event = cox_lead_events_take(&nodes->events)))
+        cox_lead_event_free(event);
+    while (nodes->large_first) {
+        struct large *large = nodes->large_first;
+        nodes->large_first = large->next;
+        free(large->bytes);
+        free(large);
+    }
+    for (uint32_t i = 0; nodes->links && i < nodes->node_count; i++) {
+        cox_lead_link_deinit(&nodes->links[i]);
+        hello_clear(&nodes->hellos[i]);
+    }
+    for (size_t i = 0; i < 2 * nodes->fact_count; i++)
+        free(nodes->facts[i]);
+    free(nodes->facts);
+    free(nodes->links);
+    free(nodes->hellos);
+    free(nodes->peers);
+    free(nodes->peer_pointers);
+    pthread_cond_destroy(&nodes->changed);
+    pthread_mutex_destroy(&nodes->lock);
+    pthread_mutex_destroy(&nodes->delivery);
+    free(nodes);
+    return NULL;
+}

@@ -1,0 +1,513 @@
+#include "lead_link.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- events ---- */
+
+void cox_lead_events_init(struct cox_lead_events *events)
+{
+    events->first = NULL;
+    events->end = &events->first;
+}
+
+struct cox_lead_event *cox_lead_events_take(struct cox_lead_events *events)
+{
+    struct cox_lead_event *event = events->first;
+    if (event) {
+        events->first = event->next;
+        if (!events->first)
+            events->end = &events->first;
+    }
+    return event;
+}
+
+void cox_lead_event_free(struct cox_lead_event *event)
+{
+    if (event)
+        free(event->owned);
+    free(event);
+}
+
+/* Without memory for an event the lead cannot go on. */
+static struct cox_lead_event *event_add(struct cox_lead_link *link, enum cox_lead_event_kind kind)
+{
+    struct cox_lead_event *event = calloc(1, sizeof *event);
+    COX_ASSERT(event);
+    event->kind = kind;
+    event->node = link->index;
+    *link->events->end = event;
+    link->events->end = &event->next;
+    return event;
+}
+
+/* ---- frames ---- */
+
+uint8_t *cox_frame_of_message(const struct cox_frame *head, const ProtobufCMessage *message,
+                              size_t *ret_size)
+{
+    struct cox_frame frame = *head;
+    frame.size = protobuf_c_message_get_packed_size(message);
+    *ret_size = COX_FRAME_HEAD_SIZE + frame.size;
+    uint8_t *bytes = malloc(*ret_size);
+    if (bytes) {
+        cox_frame_pack_head(&frame, bytes);
+        protobuf_c_message_pack(message, bytes + COX_FRAME_HEAD_SIZE);
+    }
+    return bytes;
+}
+
+static struct cox_lead_request *request_of(struct cox_lead_link *link, uint32_t channel,
+                                           uint64_t sequence)
+{
+    return &link->channels[channel].requests[sequence % link->depth];
+}
+
+static void request_clear(struct cox_lead_request *request)
+{
+    free(request->frame);
+    free(request->answer);
+    *request = (struct cox_lead_request){0};
+}
+
+/* Sends a copy: the request may be asked for again. */
+static void request_send(struct cox_lead_link *link, struct cox_lead_request *request,
+                         uint64_t now_ns)
+{
+    uint8_t *copy = malloc(request->size);
+    if (!copy)
+        return; /* as if it were lost: it is sent again */
+    memcpy(copy, request->frame, request->size);
+    request->sent_ns = now_ns;
+    link->asked_again += request->sent_count > 0;
+    request->sent_count++;
+    link->sent++;
+    link->send(link->context, link, copy, request->size);
+}
+
+/* ---- life ---- */
+
+void cox_lead_link_init(struct cox_lead_link *link, const char *node, uint32_t rank_first,
+                        uint32_t rank_count, uint32_t world, uint32_t depth)
+{
+    memset(link, 0, sizeof *link);
+    snprintf(link->node, sizeof link->node, "%s", node);
+    link->rank_first = rank_first;
+    link->rank_count = rank_count;
+    link->world = world;
+    link->depth = depth;
+}
+
+static void link_forget(struct cox_lead_link *link)
+{
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t i = 0; i < COX_NODE_DEPTH_MAX; i++)
+            request_clear(&link->channels[c].requests[i]);
+}
+
+void cox_lead_link_deinit(struct cox_lead_link *link)
+{
+    link_forget(link);
+}
+
+static void link_set_state(struct cox_lead_link *link, enum cox_node_state state, const char *text)
+{
+    struct cox_lead_event *event = event_add(link, COX_LEAD_NODE_STATE);
+    link->state = state;
+    event->state = state;
+    snprintf(event->text, sizeof event->text, "node %s %s", link->node, text);
+}
+
+void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t now_ns)
+{
+    link_forget(link);
+    link->incarnation++;
+    link->agent = agent;
+    link->heard_ns = now_ns;
+    link->beat_ns = 0;
+    link->changed = true;
+    link->reason[0] = '\0';
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_lead_channel *channel = &link->channels[c];
+        channel->last_sent = channel->delivered = channel->published;
+    }
+    link_set_state(link, COX_NODE_ALIVE, "is there");
+}
+
+void cox_lead_link_die(struct cox_lead_link *link, const char *text)
+{
+    if (link->state == COX_NODE_ABSENT)
+        return;
+    link->deaths++;
+    link_forget(link);
+    snprintf(link->reason, sizeof link->reason, "%s", text);
+    for (uint32_t i = 0; i < link->rank_count; i++) {
+        if (!link->ranks[i].attached)
+            continue;
+        link->ranks[i].attached = 0;
+        struct cox_lead_event *event = event_add(link, COX_LEAD_RANK_DIED);
+        event->rank = link->rank_first + i;
+        event->exit_status = -1;
+        snprintf(event->text, sizeof event->text, "is lost: node %s %s", link->node, text);
+    }
+    char state_text[256];
+    snprintf(state_text, sizeof state_text, "is dead: it %s", text);
+    link_set_state(link, COX_NODE_ABSENT, state_text);
+}
+
+/* ---- what the executor wants ---- */
+
+void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
+                           uint64_t now_ns)
+{
+    struct cox_lead_channel *channel = &link->channels[request->channel];
+    struct cox_rank_set owed = {{0}};
+    bool asked = false;
+    channel->published = request->sequence;
+    for (uint32_t i = 0; i < link->rank_count; i++)
+        if (cox_rank_set_has(request->asked, link->rank_first + i)) {
+            cox_rank_set_add(&owed, link->rank_first + i);
+            asked = true;
+        }
+    if (!asked || link->state == COX_NODE_ABSENT)
+        return;
+    struct cox_lead_request *own = request_of(link, request->channel, request->sequence);
+    request_clear(own);
+    const struct cox_frame frame = {
+        .kind = COX_FRAME_REQUEST,
+        .channel = request->channel,
+        .type = request->type,
+        .epoch = link->epoch,
+        .incarnation = link->incarnation,
+        .sequence = request->sequence,
+        .previous = channel->last_sent,
+        .deadline_ns = request->deadline_ns,
+        .sent_ns = now_ns,
+        .void_through = channel->void_through,
+        .asked = *request->asked,
+        .size = request->size,
+    };
+    own->size = COX_FRAME_HEAD_SIZE + request->size;
+    own->frame = malloc(own->size);
+    COX_ASSERT(own->frame);
+    cox_frame_pack_head(&frame, own->frame);
+    if (request->size)
+        memcpy(own->frame + COX_FRAME_HEAD_SIZE, request->bytes, request->size);
+    own->sequence = request->sequence;
+    own->replies = request->replies;
+    own->owed = owed;
+    channel->last_sent = request->sequence;
+    if (link->state == COX_NODE_ALIVE)
+        request_send(link, own, now_ns);
+}
+
+void cox_lead_link_cancel(struct cox_lead_link *link, uint32_t channel, uint64_t through)
+{
+    if (link->channels[channel].void_through >= through)
+        return;
+    link->channels[channel].void_through = through;
+    link->changed = true;
+}
+
+static struct cox_lead_rank *rank_of(struct cox_lead_link *link, uint32_t rank)
+{
+    return &link->ranks[rank - link->rank_first];
+}
+
+void cox_lead_link_want(struct cox_lead_link *link, uint32_t rank, uint32_t incarnation)
+{
+    rank_of(link, rank)->wanted = incarnation;
+    link->changed = true;
+}
+
+void cox_lead_link_kill(struct cox_lead_link *link, uint32_t rank)
+{
+    rank_of(link, rank)->killed = rank_of(link, rank)->attached;
+    link->changed = true;
+}
+
+/* ---- what the node says ---- */
+
+static void deliver_reply(struct cox_lead_link *link, uint32_t channel,
+                          struct cox_lead_request *request, uint32_t rank,
+                          const struct cox_answer_reply *reply, uint8_t *owned)
+{
+    struct cox_lead_event *event = event_add(link, COX_LEAD_REPLY);
+    event->channel = channel;
+    event->sequence = request->sequence;
+    event->rank = rank;
+    event->owned = owned;
+    if (reply) {
+        event->bytes = reply->bytes;
+        event->size = reply->size;
+        event->failed = reply->flags & COX_ANSWER_FAILED;
+    }
+    request->owed.words[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
+}
+
+/* The answer of a request, whose turn it is. */
+static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
+                           struct cox_lead_request *request)
+{
+    struct cox_answer answer;
+    uint8_t *bytes = request->answer;
+    bool used = false;
+    request->answer = NULL;
+    cox_answer_unpack(bytes, request->answer_size, link->rank_first,
+                      link->rank_first + link->rank_count, &answer, NULL); /* it was checked */
+    uint32_t last = answer.count;
+    for (uint32_t i = 0; i < answer.count; i++)
+        if (answer.replies[i].flags & COX_ANSWER_REPLIED &&
+            cox_rank_set_has(&request->owed, answer.replies[i].rank))
+            last = i;
+    for (uint32_t i = 0; i < answer.count && last < answer.count; i++) {
+        const struct cox_answer_reply *reply = &answer.replies[i];
+        if (!(reply->flags & COX_ANSWER_REPLIED) || !cox_rank_set_has(&request->owed, reply->rank))
+            continue;
+        /* Events are handled in this order: the last one frees the bytes of all. */
+        deliver_reply(link, channel, request, reply->rank, reply, i == last ? bytes : NULL);
+        used = true;
+    }
+    if (!used)
+        free(bytes);
+    request->answered = true;
+    free(request->frame);
+    request->frame = NULL;
+}
+
+/* Passes on the answers whose turn it is. */
+static void deliver_ready(struct cox_lead_link *link, uint32_t c)
+{
+    struct cox_lead_channel *channel = &link->channels[c];
+    while (channel->delivered < channel->last_sent) {
+        const uint64_t next = channel->delivered + 1;
+        struct cox_lead_request *request = request_of(link, c, next);
+        if (request->sequence == next && request->replies && !request->answered) {
+            if (!request->answer)
+                return;
+            deliver_answer(link, c, request);
+        }
+        channel->delivered = next;
+    }
+}
+
+static int receive_answer(struct cox_lead_link *link, const struct cox_frame *frame,
+                          struct cox_error *err)
+{
+    struct cox_answer answer;
+    struct cox_lead_request *request = request_of(link, frame->channel, frame->sequence);
+    int r = cox_answer_unpack(frame->payload, frame->size, link->rank_first,
+                              link->rank_first + link->rank_count, &answer, err);
+    if (r)
+        return r;
+    if (request->sequence != frame->sequence || request->answer || request->answered ||
+        !request->sequence) {
+        link->stale++;
+        return COX_STALE;
+    }
+    request->acknowledged = true;
+    request->answer = malloc(frame->size);
+    COX_ASSERT(request->answer);
+    memcpy(request->answer, frame->payload, frame->size);
+    request->answer_size = frame->size;
+    deliver_ready(link, frame->channel);
+    return 0;
+}
+
+static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNode__Channel *said,
+                            uint64_t now_ns)
+{
+    struct cox_lead_channel *channel = &link->channels[c];
+    for (uint32_t i = 0; i < link->depth; i++) {
+        struct cox_lead_request *request = &channel->requests[i];
+        if (!request->sequence)
+            continue;
+        if (request->sequence <= said->through && !request->acknowledged) {
+            request->acknowledged = true;
+            struct cox_lead_event *event = event_add(link, COX_LEAD_TAKEN);
+            event->channel = c;
+            event->sequence = request->sequence;
+            if (!request->replies) {
+                free(request->frame);
+                request->frame = NULL;
+            }
+        }
+        bool answered = request->sequence <= said->done;
+        for (size_t k = 0; k < said->n_answered; k++)
+            answered = answered || said->answered[k] == request->sequence;
+        /* The answer was lost. */
+        if (answered && request->replies && !request->answered && !request->answer &&
+            request->frame && now_ns - request->sent_ns >= link->times->again_ms * COX_NSEC_PER_MSEC)
+            request_send(link, request, now_ns);
+        /* Ranks that were late have replied. */
+        if (request->answered && request->sequence <= said->done)
+            for (uint32_t k = 0; k < link->rank_count; k++)
+                if (cox_rank_set_has(&request->owed, link->rank_first + k))
+                    deliver_reply(link, c, request, link->rank_first + k, NULL, NULL);
+    }
+    deliver_ready(link, c);
+}
+
+static void receive_rank(struct cox_lead_link *link, uint32_t i, const CoxNode__Rank *said)
+{
+    struct cox_lead_rank *rank = &link->ranks[i];
+    if (said->state == COX_NODE__RANK_STATE__UP && said->incarnation == rank->wanted &&
+        rank->attached != rank->wanted && rank->wanted) {
+        rank->attached = rank->wanted;
+        struct cox_lead_event *event = event_add(link, COX_LEAD_RANK_UP);
+        event->rank = link->rank_first + i;
+        event->pid = said->pid;
+    }
+    if (said->state == COX_NODE__RANK_STATE__DEAD && said->incarnation == rank->wanted &&
+        rank->wanted) {
+        struct cox_lead_event *event = event_add(link, COX_LEAD_RANK_DIED);
+        event->rank = link->rank_first + i;
+        event->pid = said->pid;
+        event->sequence = rank->attached != rank->wanted; /* it never attached */
+        event->known = said->known;
+        event->signal = said->signal;
+        event->exit_status = said->exit_status;
+        snprintf(event->text, sizeof event->text, "%s", said->text ? said->text : "is dead");
+        rank->attached = 0;
+        rank->wanted = 0;
+    }
+}
+
+static int receive_beat(struct cox_lead_link *link, const struct cox_frame *frame, uint64_t now_ns,
+                        struct cox_error *err)
+{
+    CoxNode__AgentBeat *beat = cox_node__agent_beat__unpack(NULL, frame->size, frame->payload);
+    if (!beat)
+        return cox_fail(err, COX_CORRUPT, "a beat of %zu bytes that cannot be read", frame->size);
+    if (beat->agent != link->agent) {
+        cox_node__agent_beat__free_unpacked(beat, NULL);
+        link->stale++;
+        return COX_STALE;
+    }
+    if (beat->server_id && strcmp(beat->server_id, link->server_id) != 0)
+        snprintf(link->server_id, sizeof link->server_id, "%s", beat->server_id);
+    link->client_id = beat->client_id;
+    for (size_t c = 0; c < beat->n_channels && c < COX_TWO_WAY_COUNT; c++)
+        receive_channel(link, (uint32_t)c, beat->channels[c], now_ns);
+    for (size_t i = 0; i < beat->n_ranks && i < link->rank_count; i++)
+        receive_rank(link, (uint32_t)i, beat->ranks[i]);
+    if (beat->leaving)
+        cox_lead_link_die(link, beat->leaving_text ? beat->leaving_text : "has left");
+    cox_node__agent_beat__free_unpacked(beat, NULL);
+    return 0;
+}
+
+int cox_lead_link_receive(struct cox_lead_link *link, const struct cox_frame *frame,
+                          uint64_t now_ns, struct cox_error *err)
+{
+    if (link->state == COX_NODE_ABSENT || frame->epoch != link->epoch ||
+        frame->incarnation != link->incarnation) {
+        link->stale++;
+        return COX_STALE;
+    }
+    link->heard_ns = now_ns;
+    if (link->state == COX_NODE_SUSPECT) {
+        link_set_state(link, COX_NODE_ALIVE, "answers again");
+        /* What was held back, or may be lost. */
+        for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+            for (uint64_t sequence = link->channels[c].delivered + 1;
+                 sequence <= link->channels[c].last_sent; sequence++) {
+                struct cox_lead_request *request = request_of(link, c, sequence);
+                if (request->sequence == sequence && request->frame && !request->acknowledged &&
+                    !request->sent_ns)
+                    request_send(link, request, now_ns);
+            }
+    }
+    return frame->kind == COX_FRAME_ANSWER       ? receive_answer(link, frame, err)
+           : frame->kind == COX_FRAME_AGENT_BEAT ? receive_beat(link, frame, now_ns, err)
+                                                 : 0;
+}
+
+/* ---- time ---- */
+
+static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
+{
+    CoxNode__LeadBeat beat = COX_NODE__LEAD_BEAT__INIT;
+    CoxNode__Channel channels[COX_TWO_WAY_COUNT];
+    CoxNode__Channel *pointers[COX_TWO_WAY_COUNT];
+    uint32_t wanted[COX_RANK_COUNT_MAX], killed[COX_RANK_COUNT_MAX];
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        cox_node__channel__init(&channels[c]);
+        channels[c].has_through = 1;
+        channels[c].through = link->channels[c].void_through;
+        pointers[c] = &channels[c];
+    }
+    for (uint32_t i = 0; i < link->rank_count; i++) {
+        wanted[i] = link->ranks[i].wanted;
+        killed[i] = link->ranks[i].killed;
+    }
+    beat.n_channels = COX_TWO_WAY_COUNT;
+    beat.channels = pointers;
+    beat.n_wanted = beat.n_killed = link->rank_count;
+    beat.wanted = wanted;
+    beat.killed = killed;
+    beat.has_finishing = beat.finishing = link->finishing;
+    beat.has_sent_ns = 1;
+    beat.sent_ns = now_ns;
+    beat.n_peers = link->peer_count;
+    beat.peers = (CoxNode__Peer **)(uintptr_t)link->peers;
+    const struct cox_frame head = {.kind = COX_FRAME_LEAD_BEAT,
+                                   .epoch = link->epoch,
+                                   .incarnation = link->incarnation,
+                                   .sent_ns = now_ns};
+    size_t size;
+    uint8_t *bytes = cox_frame_of_message(&head, &beat.base, &size);
+    if (!bytes)
+        return;
+    link->beat_ns = now_ns;
+    link->changed = false;
+    link->send(link->context, link, bytes, size);
+}
+
+void cox_lead_link_tick(struct cox_lead_link *link, uint64_t now_ns)
+{
+    if (link->state == COX_NODE_ABSENT)
+        return;
+    const uint64_t silent_ns = now_ns > link->heard_ns ? now_ns - link->heard_ns : 0;
+    char text[96];
+    if (silent_ns >= link->times->dead_ms * COX_NSEC_PER_MSEC) {
+        snprintf(text, sizeof text, "has not been heard for %" PRIu64 " ms",
+                 silent_ns / COX_NSEC_PER_MSEC);
+        cox_lead_link_die(link, text);
+        return;
+    }
+    if (silent_ns >= link->times->suspect_ms * COX_NSEC_PER_MSEC && link->state == COX_NODE_ALIVE) {
+        snprintf(text, sizeof text, "is suspect: not heard for %" PRIu64 " ms",
+                 silent_ns / COX_NSEC_PER_MSEC);
+        link->suspicions++;
+        link_set_state(link, COX_NODE_SUSPECT, text);
+    }
+    if (link->changed || now_ns - link->beat_ns >= link->times->beat_ms * COX_NSEC_PER_MSEC)
+        link_beat(link, now_ns);
+    if (link->state != COX_NODE_ALIVE)
+        return;
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint64_t sequence = link->channels[c].delivered + 1;
+             sequence <= link->channels[c].last_sent; sequence++) {
+            struct cox_lead_request *request = request_of(link, c, sequence);
+            if (request->sequence == sequence && request->frame && !request->acknowledged &&
+                now_ns - request->sent_ns >= link->times->again_ms * COX_NSEC_PER_MSEC)
+                request_send(link, request, now_ns);
+        }
+}
+
+bool cox_lead_link_trouble(const struct cox_lead_link *link, uint64_t now_ns, char *buffer,
+                           size_t buffer_size)
+{
+    if (link->state == COX_NODE_ALIVE)
+        return false;
+    if (link->state == COX_NODE_SUSPECT)
+        snprintf(buffer, buffer_size, "node %s is suspect: not heard for %" PRIu64 " ms", link->node,
+                 (now_ns - link->heard_ns) / COX_NSEC_PER_MSEC);
+    else
+        snprintf(buffer, buffer_size, "node %s %s", link->node,
+                 link->reason[0] ? link->reason : "has not come");
+    return true;
+}

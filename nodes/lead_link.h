@@ -1,0 +1,174 @@
+/*
+ * lead_link: one node, as the lead sees it: whether it is there, what was sent to it, and what it owes.
+ *
+ *   ABSENT --hello--> ALIVE <--silence, frame--> SUSPECT --silence--> ABSENT
+ *                       '------------- its connection ended ------------^
+ *
+ * The rules, each of which the model in tests/model/nodes checks:
+ *   - a frame counts only with the epoch of this lead and the present incarnation of the node; each
+ *     admission is a new incarnation;
+ *   - a request that the node has not acknowledged after again_ms is sent again: by a beat, which
+ *     says up to which request the node has them all, or by its answer;
+ *   - an answer that a beat speaks of and that did not come is asked for again, by the request;
+ *   - answers are passed on in the order of their requests, once;
+ *   - to a suspect node nothing is sent but beats;
+ *   - a dead node owes nothing: its ranks are dead, and what comes from it is dropped.
+ *
+ * It does no input or output and has no clock: the caller says what came and what time it is, sends
+ * what comes out, and handles the events. So the same code runs in the lead, in tests, and in the
+ * simulation (tests/nodes).
+ *
+ * Threads: one at a time per link, under the caller's lock.
+ * Ownership: the link owns copies of requests until they are answered. Frames and events that come
+ *   out are the caller's.
+ */
+#ifndef COX_NODES_LEAD_LINK_H
+#define COX_NODES_LEAD_LINK_H
+
+#include "frame.h"
+#include "nodes/node.pb-c.h"
+
+enum cox_node_state {
+    COX_NODE_ABSENT = 0,
+    COX_NODE_ALIVE,
+    COX_NODE_SUSPECT,
+};
+
+struct cox_lead_request {
+    /* 0: none */
+    uint64_t sequence;
+    /* head and payload; NULL: answered, not needed any more */
+    uint8_t *frame;
+    size_t size;
+    /* 0: not yet, since the node was suspect */
+    uint64_t sent_ns;
+    uint32_t sent_count;
+    bool replies;
+    bool acknowledged;
+    /* its answer, held until those before it are there; NULL: it has not come */
+    uint8_t *answer;
+    size_t answer_size;
+    bool answered;
+    /* asked ranks of the node that owe a reply */
+    struct cox_rank_set owed;
+};
+
+struct cox_lead_channel {
+    /* of all requests of the group, and of those to this node */
+    uint64_t published, last_sent;
+    /* answers up to here were passed on */
+    uint64_t delivered;
+    uint64_t void_through;
+    struct cox_lead_request requests[COX_NODE_DEPTH_MAX];
+};
+
+enum cox_lead_event_kind {
+    /* a rank has replied; bytes NULL: late */
+    COX_LEAD_REPLY,
+    /* the node has the requests up to `sequence` */
+    COX_LEAD_TAKEN,
+    COX_LEAD_RANK_UP,
+    COX_LEAD_RANK_DIED,
+    /* the state of the node has changed: text */
+    COX_LEAD_NODE_STATE,
+};
+
+struct cox_lead_event {
+    struct cox_lead_event *next;
+    enum cox_lead_event_kind kind;
+    uint32_t node;
+    uint32_t rank;
+    uint32_t channel;
+    uint64_t sequence;
+    /* REPLY: into owned, or NULL */
+    const uint8_t *bytes;
+    size_t size;
+    bool failed;
+    /* what free() frees with the event; NULL: nothing */
+    uint8_t *owned;
+    enum cox_node_state state;
+    uint32_t pid;
+    bool known;
+    int signal, exit_status;
+    char text[448];
+};
+
+struct cox_lead_events {
+    struct cox_lead_event *first, **end;
+};
+
+struct cox_lead_rank {
+    /* the incarnation that the executor wants; 0: none */
+    uint32_t wanted;
+    /* the incarnation that is attached to the executor; 0: none */
+    uint32_t attached;
+    uint32_t killed;
+};
+
+struct cox_lead_link {
+    const struct cox_node_times *times;
+    /* place among the nodes of the group */
+    uint32_t index;
+    char node[COX_NODE_NAME_MAX + 1];
+    uint32_t rank_first, rank_count, world, depth;
+    uint64_t epoch;
+    enum cox_node_state state;
+    /* counts admissions, from 1 */
+    uint64_t incarnation;
+    /* the agent that is admitted */
+    uint64_t agent;
+    char server_id[64];
+    uint64_t client_id;
+    char address[128];
+    uint64_t heard_ns;
+    uint64_t beat_ns;
+    /* a beat is due at once */
+    bool changed;
+    bool finishing;
+    /* why it is absent, in words; "": it was never there */
+    char reason[192];
+    struct cox_lead_channel channels[COX_TWO_WAY_COUNT];
+    struct cox_lead_rank ranks[COX_RANK_COUNT_MAX];
+    /* peers, for beats; the caller's */
+    CoxNode__Peer *const *peers;
+    size_t peer_count;
+    /* counts, for metrics */
+    uint64_t sent, asked_again, stale, deaths, suspicions;
+    void *context;
+    /* A frame for the node. Takes bytes (free). */
+    void (*send)(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size);
+    struct cox_lead_events *events;
+};
+
+void cox_lead_link_init(struct cox_lead_link *link, const char *node, uint32_t rank_first,
+                        uint32_t rank_count, uint32_t world, uint32_t depth);
+void cox_lead_link_deinit(struct cox_lead_link *link);
+/* The node is admitted: a new incarnation, whose requests begin after what was published so far. */
+void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t now_ns);
+/* A request of the group was published, whether or not it asks ranks of the node. */
+void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
+                           uint64_t now_ns);
+void cox_lead_link_cancel(struct cox_lead_link *link, uint32_t channel, uint64_t through);
+void cox_lead_link_want(struct cox_lead_link *link, uint32_t rank, uint32_t incarnation);
+void cox_lead_link_kill(struct cox_lead_link *link, uint32_t rank);
+/* A frame of the admitted node: ANSWER or AGENT_BEAT. Returns 0; COX_STALE: dropped, since it is of
+ * another epoch or incarnation; COX_CORRUPT. */
+int cox_lead_link_receive(struct cox_lead_link *link, const struct cox_frame *frame,
+                          uint64_t now_ns, struct cox_error *err);
+/* Beats, requests that are sent again, suspicion and death. */
+void cox_lead_link_tick(struct cox_lead_link *link, uint64_t now_ns);
+/* The node is dead: text follows its name, as in "has not been heard for 812 ms". */
+void cox_lead_link_die(struct cox_lead_link *link, const char *text);
+/* "b is suspect: not heard for 412 ms"; false: nothing to say. */
+bool cox_lead_link_trouble(const struct cox_lead_link *link, uint64_t now_ns, char *buffer,
+                           size_t buffer_size);
+
+void cox_lead_events_init(struct cox_lead_events *events);
+struct cox_lead_event *cox_lead_events_take(struct cox_lead_events *events);
+void cox_lead_event_free(struct cox_lead_event *event);
+
+/* Packs a message of node.proto into a frame, which the caller frees; NULL: no memory. */
+uint8_t *cox_frame_of_message(const struct cox_frame *head, const ProtobufCMessage *message,
+                              size_t *ret_size);
+
+#endif

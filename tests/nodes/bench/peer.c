@@ -1,0 +1,418 @@
+#include "peer.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include "tests/bench/measure.h"
+
+#define NSEC_PER_SEC 1e9
+#define NSEC_PER_MSEC UINT64_C(1000000)
+#define STEPS_MAX ((size_t)1 << 20)
+#define PROCESSES_MAX 32
+#define SIZE_MAX_ALLOWED ((size_t)1 << 30)
+
+static const char usage_text[] =
+    "usage: %s lead|node [OPTION...]\n"
+    "  --nodes A,B,...   addresses of the nodes\n"
+    "  --lead A          address of the lead\n"
+    "  --server A        address of the server, where the transport has one\n"
+    "  --index I         node: which of the addresses is its own (0)\n"
+    "  --folder DIR      keys and certificates\n"
+    "  --variant WORD    a way of the transport's own\n"
+    "  --mode MODE       full: steps back to back; paced: one each period; bulk (full)\n"
+    "  --period-us N     paced: the period (10000)\n"
+    "  --ms N            lead: how long it measures (1000)\n"
+    "  --request N, --reply N      bytes to and from each node (1280, 1024)\n"
+    "  --bulk N, --chunk N         bytes that are acknowledged, of one call (67108864, 1048576)\n"
+    "  --node-pids P,Q,..., --server-pids P,...   lead: processes whose CPU time it reports\n";
+
+struct processes {
+    clockid_t clocks[PROCESSES_MAX];
+    size_t count;
+};
+
+struct measured {
+    struct peer_options options;
+    /* 0: back to back */
+    uint64_t period_ns, duration_ns;
+    struct processes nodes, servers;
+};
+
+/* Of everything that is counted beside the samples. */
+struct usage {
+    uint64_t lead_ns, nodes_ns, servers_ns, wire_bytes;
+};
+
+int peer_fail(const char *what, const char *why)
+{
+    fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what, why);
+    return -EIO;
+}
+
+int peer_fail_errno(const char *what, int error)
+{
+    peer_fail(what, strerror(error));
+    return -error;
+}
+
+void peer_path(const struct peer_options *options, bool lead, const char *end, char *ret_path,
+               size_t size)
+{
+    if (lead)
+        snprintf(ret_path, size, "%s/lead%s", options->folder, end);
+    else
+        snprintf(ret_path, size, "%s/node-%" PRIu32 "%s", options->folder, options->index, end);
+}
+
+bool peer_reply(const struct peer_options *options, const void *request, size_t size,
+                uint8_t *ret_reply)
+{
+    const uint64_t index = options->index;
+    if (size != options->request_size)
+        return false;
+    memcpy(ret_reply, request, sizeof index);
+    memcpy(ret_reply + sizeof index, &index, sizeof index);
+    return true;
+}
+
+int peer_replies_take(struct peer_replies *replies, const void *reply, size_t size)
+{
+    uint64_t header[2];
+    if (size != replies->options->reply_size)
+        return -EBADMSG;
+    memcpy(header, reply, sizeof header);
+    if (header[0] != replies->step || header[1] >= replies->options->node_count ||
+        replies->arrived[header[1]])
+        return -EBADMSG;
+    replies->arrived[header[1]] = true;
+    replies->left--;
+    return 0;
+}
+
+/* ---- what is counted ---- */
+
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec now;
+    if (clock_gettime(clock, &now) < 0)
+        return 0;
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t processes_ns(const struct processes *processes)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < processes->count; i++)
+        sum += clock_ns(processes->clocks[i]);
+    return sum;
+}
+
+/* Both directions of every interface of this network namespace but the loopback. */
+static uint64_t wire_bytes(void)
+{
+    FILE *file = fopen("/proc/self/net/dev", "re");
+    char line[512];
+    uint64_t sum = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        char name[32];
+        uint64_t received, sent;
+        if (sscanf(line, " %31[^:]: %" SCNu64 " %*u %*u %*u %*u %*u %*u %*u %" SCNu64, name,
+                   &received, &sent) == 3 &&
+            strcmp(name, "lo") != 0)
+            sum += received + sent;
+    }
+    if (file)
+        fclose(file);
+    return sum;
+}
+
+static struct usage usage_now(const struct measured *measured)
+{
+    return (struct usage){.lead_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID),
+                          .nodes_ns = processes_ns(&measured->nodes),
+                          .servers_ns = processes_ns(&measured->servers),
+                          .wire_bytes = wire_bytes()};
+}
+
+/* ---- the lead ---- */
+
+struct run {
+    const struct peer_ops *ops;
+    void *lead;
+    /* owned: the request or a chunk of bulk */
+    uint8_t *bytes;
+    /* owned */
+    uint64_t *samples_ns;
+    /* of all phases, so that no late reply passes for one of this step */
+    uint64_t step;
+};
+
+static int run_step(struct run *run, const struct peer_options *options)
+{
+    const uint64_t step = ++run->step;
+    struct peer_replies replies = {.options = options, .step = step, .left = options->node_count};
+    memcpy(run->bytes, &step, sizeof step);
+    if (options->bulk)
+        return run->ops->bulk(run->lead, run->bytes);
+    int r = run->ops->step(run->lead, run->bytes, &replies);
+    return r ? peer_fail_errno("a step", -r) : 0;
+}
+
+/* Takes at least one sample. */
+static int run_for(struct run *run, const struct measured *measured, uint64_t duration_ns,
+                   size_t *ret_count)
+{
+    const uint64_t start_ns = measure_now_ns();
+    uint64_t now_ns = start_ns, due_ns = start_ns;
+    size_t count = 0;
+    do {
+        if (measured->period_ns > 0) {
+            measure_sleep_until(due_ns);
+            now_ns = measure_now_ns();
+            /* A step that took longer than its period delays the next ones. */
+            due_ns = (due_ns > now_ns ? due_ns : now_ns) + measured->period_ns;
+        }
+        int r = run_step(run, &measured->options);
+        if (r)
+            return r;
+        const uint64_t end_ns = measure_now_ns();
+        run->samples_ns[count++] = end_ns - now_ns;
+        now_ns = end_ns;
+    } while (now_ns - start_ns < duration_ns && count < STEPS_MAX);
+    *ret_count = count;
+    return 0;
+}
+
+static void print_bulk(const struct measured *measured, const struct run *run, size_t count,
+                       const struct usage *used)
+{
+    const double gigabytes = (double)measured->options.bulk_size / 1e9;
+    printf("\"gb_s\": %.3f, \"cpu_s_gb\": %.3f, \"bulk_bytes\": %zu, \"chunk_bytes\": %zu, ",
+           gigabytes / ((double)run->samples_ns[count / 2] / NSEC_PER_SEC),
+           (double)(used->lead_ns + used->nodes_ns) / NSEC_PER_SEC / gigabytes / (double)count,
+           measured->options.bulk_size, measured->options.chunk_size);
+}
+
+static void print_result(const struct measured *measured, const struct run *run, size_t count,
+                         double seconds, const struct usage *used)
+{
+    const struct peer_options *options = &measured->options;
+    const double steps = (double)count, us = 1e3 * steps;
+    printf("{\"transport\": \"%s%s%s\", \"nodes\": %" PRIu32 ", \"mode\": \"%s\", ",
+           run->ops->transport, options->variant[0] ? "-" : "", options->variant,
+           options->node_count,
+           options->bulk         ? "bulk"
+           : measured->period_ns ? "paced"
+                                 : "full");
+    if (options->bulk)
+        print_bulk(measured, run, count, used);
+    else
+        printf("\"request_bytes\": %zu, \"reply_bytes\": %zu, ", options->request_size,
+               options->reply_size);
+    printf("\"steps\": %zu, \"p50_us\": %.1f, \"p99_us\": %.1f, \"steps_s\": %.1f, ", count,
+           (double)run->samples_ns[count / 2] / 1e3,
+           (double)run->samples_ns[count * 99 / 100] / 1e3, steps / seconds);
+    printf("\"lead_us\": %.1f, \"nodes_us\": %.1f, \"server_us\": %.1f, \"wire_bytes\": %.0f}\n",
+           (double)used->lead_ns / us, (double)used->nodes_ns / us, (double)used->servers_ns / us,
+           (double)used->wire_bytes / steps);
+}
+
+static int run_measured(struct run *run, const struct measured *measured)
+{
+    size_t count;
+    int r = run_for(run, measured, measured->duration_ns / 10, &count);
+    if (r)
+        return r;
+    const struct usage before = usage_now(measured);
+    const uint64_t start_ns = measure_now_ns();
+    r = run_for(run, measured, measured->duration_ns, &count);
+    if (r)
+        return r;
+    const double seconds = (double)(measure_now_ns() - start_ns) / NSEC_PER_SEC;
+    const struct usage after = usage_now(measured);
+    const struct usage used = {.lead_ns = after.lead_ns - before.lead_ns,
+                               .nodes_ns = after.nodes_ns - before.nodes_ns,
+                               .servers_ns = after.servers_ns - before.servers_ns,
+                               .wire_bytes = after.wire_bytes - before.wire_bytes};
+    measure_sort(run->samples_ns, count);
+    print_result(measured, run, count, seconds, &used);
+    return 0;
+}
+
+static int lead_main(const struct measured *measured, const struct peer_ops *ops)
+{
+    const struct peer_options *options = &measured->options;
+    struct run run = {.ops = ops};
+    if (options->bulk ? !ops->bulk : !ops->step)
+        return peer_fail(ops->transport, "does not measure this mode");
+    run.bytes = calloc(1, options->bulk ? options->chunk_size : options->request_size);
+    run.samples_ns = malloc(STEPS_MAX * sizeof *run.samples_ns);
+    int r = run.bytes && run.samples_ns ? ops->start(options, &run.lead)
+                                        : peer_fail_errno("samples", ENOMEM);
+    if (r == 0) {
+        r = run_measured(&run, measured);
+        ops->stop(run.lead);
+    }
+    free(run.samples_ns);
+    free(run.bytes);
+    return r;
+}
+
+/* ---- options ---- */
+
+static bool parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_value)
+{
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (errno || end == text || *end || text[0] == '-' || value < min || value > max)
+        return false;
+    *ret_value = value;
+    return true;
+}
+
+static bool parse_size(const char *text, size_t min, size_t *ret_size)
+{
+    uint64_t value;
+    if (!parse_number(text, min, SIZE_MAX_ALLOWED, &value))
+        return false;
+    *ret_size = (size_t)value;
+    return true;
+}
+
+/* Writes ends of strings into the list. */
+static bool parse_nodes(char *list, struct peer_options *options)
+{
+    char *rest = list;
+    for (char *address; (address = strsep(&rest, ","));) {
+        if (options->node_count == PEER_NODES_MAX || !*address)
+            return false;
+        options->nodes[options->node_count++] = address;
+    }
+    return true;
+}
+
+static bool parse_processes(char *list, struct processes *processes)
+{
+    char *rest = list;
+    for (char *text; (text = strsep(&rest, ","));) {
+        uint64_t pid;
+        if (processes->count == PROCESSES_MAX || !parse_number(text, 1, INT32_MAX, &pid) ||
+            clock_getcpuclockid((pid_t)pid, &processes->clocks[processes->count]) != 0)
+            return false;
+        processes->count++;
+    }
+    return true;
+}
+
+static bool parse_mode(const char *mode, struct measured *measured)
+{
+    measured->options.bulk = strcmp(mode, "bulk") == 0;
+    if (strcmp(mode, "paced") != 0)
+        measured->period_ns = 0;
+    return measured->options.bulk || strcmp(mode, "paced") == 0 || strcmp(mode, "full") == 0;
+}
+
+static bool parse_option(int option, char *value, struct measured *measured, const char **mode)
+{
+    struct peer_options *options = &measured->options;
+    uint64_t number;
+    switch (option) {
+    case 'n':
+        return parse_nodes(value, options);
+    case 'l':
+        options->lead = value;
+        return true;
+    case 's':
+        options->server = value;
+        return true;
+    case 'f':
+        options->folder = value;
+        return true;
+    case 'v':
+        options->variant = value;
+        return true;
+    case 'm':
+        *mode = value;
+        return true;
+    case 'i':
+        if (!parse_number(value, 0, PEER_NODES_MAX - 1, &number))
+            return false;
+        options->index = (uint32_t)number;
+        return true;
+    case 'p':
+        if (!parse_number(value, 1, 10000000, &number))
+            return false;
+        measured->period_ns = number * 1000;
+        return true;
+    case 't':
+        if (!parse_number(value, 1, 3600000, &number))
+            return false;
+        measured->duration_ns = number * NSEC_PER_MSEC;
+        return true;
+    case 'q':
+        return parse_size(value, PEER_HEADER_SIZE, &options->request_size);
+    case 'r':
+        return parse_size(value, PEER_HEADER_SIZE, &options->reply_size);
+    case 'b':
+        return parse_size(value, PEER_HEADER_SIZE, &options->bulk_size);
+    case 'c':
+        return parse_size(value, PEER_HEADER_SIZE, &options->chunk_size);
+    case 'N':
+        return parse_processes(value, &measured->nodes);
+    case 'S':
+        return parse_processes(value, &measured->servers);
+    default:
+        return false;
+    }
+}
+
+static bool parse_options(int argc, char **argv, struct measured *measured)
+{
+    static const struct option table[] = {
+        {"nodes", required_argument, NULL, 'n'},       {"lead", required_argument, NULL, 'l'},
+        {"server", required_argument, NULL, 's'},      {"index", required_argument, NULL, 'i'},
+        {"folder", required_argument, NULL, 'f'},      {"variant", required_argument, NULL, 'v'},
+        {"mode", required_argument, NULL, 'm'},        {"period-us", required_argument, NULL, 'p'},
+        {"ms", required_argument, NULL, 't'},          {"request", required_argument, NULL, 'q'},
+        {"reply", required_argument, NULL, 'r'},       {"bulk", required_argument, NULL, 'b'},
+        {"chunk", required_argument, NULL, 'c'},       {"node-pids", required_argument, NULL, 'N'},
+        {"server-pids", required_argument, NULL, 'S'}, {NULL, 0, NULL, 0}};
+    const char *mode = "full";
+    for (int option; (option = getopt_long(argc, argv, "", table, NULL)) != -1;)
+        if (!parse_option(option, optarg, measured, &mode))
+            return false;
+    return optind == argc && parse_mode(mode, measured) && measured->options.node_count > 0 &&
+           measured->options.index < measured->options.node_count;
+}
+
+int peer_main(int argc, char **argv, const struct peer_ops *ops)
+{
+    struct measured measured = {.options = {.lead = "127.0.0.1",
+                                            .server = "127.0.0.1",
+                                            .folder = ".",
+                                            .variant = "",
+                                            .request_size = 1280,
+                                            .reply_size = 1024,
+                                            .bulk_size = (size_t)64 << 20,
+                                            .chunk_size = (size_t)1 << 20},
+                                .period_ns = 10 * NSEC_PER_MSEC,
+                                .duration_ns = 1000 * NSEC_PER_MSEC};
+    const bool lead = argc > 1 && strcmp(argv[1], "lead") == 0;
+    if (argc < 2 || (!lead && strcmp(argv[1], "node") != 0) ||
+        !parse_options(argc - 1, argv + 1, &measured)) {
+        fprintf(stderr, usage_text, argv[0]);
+        return 2;
+    }
+    /* The driver may be killed; and a write to a peer that is gone is an error, not the end. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    signal(SIGPIPE, SIG_IGN);
+    return (lead ? lead_main(&measured, ops) : ops->node(&measured.options)) ? 1 : 0;
+}
