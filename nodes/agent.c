@@ -15,6 +15,7 @@
 #include "channel/base/version.h"
 #include "coordinator/executor/executor.h"
 #include "direct.h"
+#include "group_relay.h"
 #include "lead_link.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
@@ -47,6 +48,7 @@ struct agent {
     const struct cox_node_agent_options *options;
     struct cox_cluster *cluster;
     struct cox_direct *direct;
+    struct cox_group_relay *relay;
     char address[160];
 
     pthread_mutex_t lock;
@@ -376,6 +378,22 @@ static void run_refused(struct agent *agent, const struct cox_frame *frame, int 
         free(bytes[i]);
 }
 
+/* The ranks form their group, of which others are on other machines. The lock is held. */
+static void relay_begin(struct agent *agent)
+{
+    struct cox_group_mirror_options options = {.rank_count = agent->world,
+                                               .rank_first = agent->rank_first,
+                                               .rank_here = agent->rank_count};
+    struct cox_error why = {0};
+    if (agent->rank_count == agent->world ||
+        cox_executor_group_window(agent->executor, &options.fd, &options.fd_offset,
+                                  &options.generation, &options.value_size))
+        return;
+    cox_group_relay_set_peers(agent->relay, agent->link.peers, agent->link.peer_count);
+    if (cox_group_relay_begin(agent->relay, &options, &why))
+        cox_log_write(&agent->options->log, 3, "%s", why.text);
+}
+
 /* Hands requests to the ranks as long as there is room. The lock is held. */
 static void run_requests(struct agent *agent)
 {
@@ -407,6 +425,8 @@ static void run_requests(struct agent *agent)
                 break;
             const struct cox_operation *operation = cox_operation_find(frame.type);
             const bool no_reply = r == 0 && operation && !operation->replies;
+            if (r == 0 && frame.type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
+                relay_begin(agent);
             cox_agent_link_taken(link, c, frame.sequence, no_reply);
             if (r)
                 run_refused(agent, &frame, r, &why);
@@ -597,7 +617,12 @@ static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
         cox_agent_link_follow(&agent->link, welcome, cox_now_ns()))
         return;
     const size_t sizes = sizeof agent->request_size;
-    const bool same = agent->executor && agent->world == welcome->world &&
+    bool behind = false;
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT && agent->executor; c++)
+        behind = behind || cox_executor_forwarded_through(agent->executor, (enum cox_channel_id)c) >
+                               agent->link.channels[c].taken;
+    /* Numbers do not come again: ranks that have seen later ones are started anew. */
+    const bool same = agent->executor && !behind && agent->world == welcome->world &&
                       agent->rank_first == welcome->rank_first &&
                       agent->rank_count == welcome->rank_count && agent->depth == welcome->depth &&
                       agent->sealed == welcome->sealed &&
@@ -657,8 +682,10 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
         run_requests(agent);
         if (agent->link.finishing)
             agent_end(agent, 0, "the group has ended");
-        if (frame.kind == COX_FRAME_LEAD_BEAT)
+        if (frame.kind == COX_FRAME_LEAD_BEAT) {
+            cox_group_relay_set_peers(agent->relay, agent->link.peers, agent->link.peer_count);
             pthread_cond_broadcast(&agent->changed);
+        }
         if (agent->link.changed)
             cox_agent_link_tick(&agent->link, now_ns);
     }
@@ -675,8 +702,13 @@ static void on_frame(void *context, const char *node, const uint8_t *bytes, size
 
 static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
 {
+    struct agent *agent = context;
+    if (kind == COX_DIRECT_GROUP && strncmp(peer, "node-", 5) == 0) {
+        cox_group_relay_take(agent->relay, peer + 5, bytes, size);
+        return;
+    }
     if (kind == DIRECT_FRAME && strcmp(peer, "lead") == 0)
-        frame_take(context, bytes, size);
+        frame_take(agent, bytes, size);
     free(bytes);
 }
 
@@ -776,6 +808,8 @@ static int direct_open(struct agent *agent, struct cox_error *err)
     };
     int r = cox_direct_open(&direct, &agent->direct, err);
     if (r == 0)
+        r = cox_group_relay_new(agent->direct, options->node, &options->log, &agent->relay, err);
+    if (r == 0)
         snprintf(agent->address, sizeof agent->address, "%s:%u", host,
                  cox_direct_port(agent->direct));
     return r;
@@ -801,6 +835,7 @@ static void agent_close(struct agent *agent)
     }
     cox_cluster_close(agent->cluster);
     cox_direct_close(agent->direct);
+    cox_group_relay_free(agent->relay);
     while (agent->large_first) {
         struct large *large = agent->large_first;
         agent->large_first = large->next;

@@ -43,6 +43,20 @@ void cox_agent_link_deinit(struct cox_agent_link *link)
     link_forget(link);
 }
 
+static void take_peers(struct cox_agent_link *link, CoxNode__Peer *const *peers, size_t count)
+{
+    link->peer_count = 0;
+    for (size_t i = 0; i < count && i < COX_NODE_COUNT_MAX; i++) {
+        struct cox_agent_peer *peer = &link->peers[link->peer_count++];
+        memset(peer, 0, sizeof *peer);
+        snprintf(peer->node, sizeof peer->node, "%s", peers[i]->node ? peers[i]->node : "");
+        snprintf(peer->address, sizeof peer->address, "%s",
+                 peers[i]->address ? peers[i]->address : "");
+        peer->rank_first = peers[i]->rank_first;
+        peer->rank_count = peers[i]->rank_count;
+    }
+}
+
 int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *welcome,
                           uint64_t now_ns)
 {
@@ -68,6 +82,7 @@ int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *w
         link->channels[c].taken = link->channels[c].done = after;
         link->channels[c].void_through = 0;
     }
+    take_peers(link, welcome->peers, welcome->n_peers);
     link->state = COX_LEAD_FOLLOWING;
     link->heard_ns = now_ns;
     link->beat_ns = 0;
@@ -159,6 +174,7 @@ static int receive_beat(struct cox_agent_link *link, const struct cox_frame *fra
     for (size_t i = 0; i < beat->n_killed && i < link->rank_count; i++)
         link->killed[i] = beat->killed[i];
     link->finishing = link->finishing || beat->finishing;
+    take_peers(link, beat->peers, beat->n_peers);
     link->echo_ns = beat->sent_ns;
     link->echoed_ns = now_ns;
     cox_node__lead_beat__free_unpacked(beat, NULL);

@@ -65,7 +65,16 @@ struct cox_agent_rank {
     int signal, exit_status;
 };
 
+/* A node of the group, as the lead says; this one, too. */
+struct cox_agent_peer {
+    char node[COX_NODE_NAME_MAX + 1];
+    char address[128];
+    uint32_t rank_first, rank_count;
+};
+
 struct cox_agent_link {
+    struct cox_agent_peer peers[COX_NODE_COUNT_MAX];
+    uint32_t peer_count;
     struct cox_node_times times;
     enum cox_lead_state state;
     uint64_t agent;

@@ -31,6 +31,7 @@
 #define LARGE_MS 10000
 /* The end of the group, and what was published before it, must be with the server by then. */
 #define FLUSH_MS 500
+#define SEQUENCE_MARGIN 65536
 /* Direct messages: a frame. */
 #define DIRECT_FRAME 1u
 
@@ -779,6 +780,9 @@ static void take_over(struct cox_nodes *nodes)
             if (hello->through[c] > nodes->first_sequence[c])
                 nodes->first_sequence[c] = hello->through[c];
     }
+    /* A lead that was not quite lost may have sent some more since. */
+    for (int c = 0; c < COX_TWO_WAY_COUNT && nodes->continued; c++)
+        nodes->first_sequence[c] += SEQUENCE_MARGIN;
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         nodes->links[i].epoch = nodes->epoch;
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++)

@@ -52,6 +52,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
         .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
         .sealed = layout->header.flags & COX_LAYOUT_SEALED,
         .recorder = layout->header.flags & COX_LAYOUT_RECORDER,
+        .mirrored = layout->header.flags & COX_LAYOUT_MIRRORED,
         .spin_ns = layout->header.spin_ns,
         .serial = layout->header.serial,
     };
@@ -107,7 +108,8 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     header->coordinator_pid = (uint32_t)getpid();
     header->flags = (geometry->legacy ? (uint32_t)COX_LAYOUT_LEGACY : 0) |
                     (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0) |
-                    (geometry->recorder ? (uint32_t)COX_LAYOUT_RECORDER : 0);
+                    (geometry->recorder ? (uint32_t)COX_LAYOUT_RECORDER : 0) |
+                    (geometry->mirrored ? (uint32_t)COX_LAYOUT_MIRRORED : 0);
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
     if (r)
         return r;

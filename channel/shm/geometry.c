@@ -17,6 +17,9 @@
  * values per rank for the group and each of its subgroups. */
 #define GROUP_BASE (8 * KIB)
 #define GROUP_PER_RANK (28 * KIB)
+#define GROUP_VALUE_SIZE 4096u
+/* Between machines a round takes longer: larger values, and fewer rounds. */
+#define GROUP_MIRRORED_VALUE_SIZE 65536u
 /* The parts of a sealed group: words and values of one rank, and hints, of which each rank has a
  * line per subgroup. */
 #define GROUP_WORDS (2 * KIB)
@@ -119,6 +122,7 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
         .sealed = choice->sealed,
         .spin_ns = choice->legacy ? 0 : choice->spin_ns,
         .recorder = !choice->legacy && !choice->no_recorder,
+        .mirrored = choice->mirrored,
     };
     geometry.depth = choice->depth ? choice->depth : choice->legacy ? 1 : COX_DEPTH_DEFAULT;
     /* Checked before any product is computed. */
@@ -242,7 +246,14 @@ uint64_t cox_geometry_group_size(const struct cox_geometry *geometry)
 {
     if (geometry->legacy || geometry->sealed)
         return 0;
-    return machine_page_up(GROUP_BASE + GROUP_PER_RANK * geometry->rank_count);
+    const uint64_t more =
+        2 * (uint64_t)(cox_geometry_group_value_size(geometry) - GROUP_VALUE_SIZE);
+    return machine_page_up(GROUP_BASE + (GROUP_PER_RANK + more) * geometry->rank_count);
+}
+
+uint32_t cox_geometry_group_value_size(const struct cox_geometry *geometry)
+{
+    return geometry->mirrored && !geometry->sealed ? GROUP_MIRRORED_VALUE_SIZE : GROUP_VALUE_SIZE;
 }
 
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry)

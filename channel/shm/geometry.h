@@ -37,6 +37,8 @@ struct cox_geometry_choice {
     uint32_t spin_ns;
     /* no flight recorders of ranks (recorder.h) */
     bool no_recorder;
+    /* ranks of the group are on other machines */
+    bool mirrored;
 };
 
 struct cox_geometry {
@@ -49,6 +51,8 @@ struct cox_geometry {
     uint32_t serial;
     /* the memory of ranks ends with their flight recorders */
     bool recorder;
+    /* ranks of the group are on other machines (worker/group/group_mirror.h) */
+    bool mirrored;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
 };
 
@@ -84,6 +88,8 @@ uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry);
  * at which the hints of the rank group begin. */
 uint64_t cox_geometry_group_words_size(void);
 uint64_t cox_geometry_group_payload_size(void);
+/* The largest value of a rank that the memory has room for. */
+uint32_t cox_geometry_group_value_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_hints_offset(void);
 /* In a named group the memory of the rank group is a ring of windows, one for each time that the

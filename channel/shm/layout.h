@@ -66,6 +66,7 @@ struct cox_layout_channel {
 enum cox_layout_flags {
     COX_LAYOUT_LEGACY = 1,   /* legacy ranks may be in this group: depth 1, tokens count */
     COX_LAYOUT_SEALED = 2,   /* this is the request memory of a sealed group */
+    COX_LAYOUT_MIRRORED = 8, /* ranks of the rank group are on other machines */
     COX_LAYOUT_RECORDER = 4, /* each rank has a flight recorder; older programs ignore it */
 };
 

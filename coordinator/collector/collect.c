@@ -150,7 +150,7 @@ static void collector_transport(struct cox_collector *collector, const struct co
         .channel = collector->channel->id,
         .type = entry->type,
         .sequence = entry->sequence,
-        .deadline_ns = entry->deadline_ns,
+        .deadline_ns = entry->replies ? entry->deadline_ns : COX_DEADLINE_NEVER,
         .replies = entry->replies,
         .asked = &entry->asked,
         .bytes = entry->block_size

@@ -537,6 +537,7 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         .legacy = options->legacy_workers,
         .sealed = options->attach == COX_ATTACH_SEALED,
         .no_recorder = options->no_recorder,
+        .mirrored = options->rank_here && options->rank_here < options->rank_count,
         /* A rank has one active channel thread at a time, and so has the coordinator. */
         .spin_ns = cox_spin_budget_ns(options->spin, options->rank_count + 1),
     };

@@ -116,7 +116,10 @@ static void transport_taken(struct cox_executor *executor, enum cox_channel_id c
         cox_state_set_taken(line, sequence);
         /* The node has its own copy of the frame. */
         cox_state_set_returned(line, sequence);
-        cox_state_set_rank(line, COX_RANK_RUNNING, sequence, cox_now_ns());
+        const bool awaits = cox_collector_awaits(&executor->collectors[channel], rank, sequence);
+        cox_state_set_rank(line, awaits ? COX_RANK_RUNNING : COX_RANK_IDLE, sequence, cox_now_ns());
+        if (!awaits && cox_state_done(line) < sequence)
+            cox_state_set_done(line, sequence);
     }
     pthread_mutex_unlock(&executor->transport_lock);
 }

@@ -161,6 +161,12 @@ COX_PUBLIC int cox_executor_forward(struct cox_executor *executor,
 /* Steps up to this number are cancelled: ranks drop them, and stop waiting in them. */
 COX_PUBLIC void cox_executor_cancel_steps(struct cox_executor *executor,
                                           enum cox_channel_id channel, uint64_t through);
+/* The memory of the rank group that the last init has formed: the fd stays the executor's. For a
+ * mirror of the ranks of other machines (worker/group/group_mirror.h). Returns 0; COX_UNSUPPORTED:
+ * each rank has memory of its own (sealed attach), or there was no init. */
+COX_PUBLIC int cox_executor_group_window(const struct cox_executor *executor, int *ret_fd,
+                                         uint64_t *ret_offset, uint64_t *ret_generation,
+                                         uint32_t *ret_value_size);
 /* The last number that was passed on. */
 COX_PUBLIC uint64_t cox_executor_forwarded_through(struct cox_executor *executor,
                                                    enum cox_channel_id channel);

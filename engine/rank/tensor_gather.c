@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
@@ -37,6 +38,10 @@ struct cox_tensor_gather {
     struct cox_tensor_gather_times times;
     /* buffers by rank; only this rank's are mapped for writing */
     struct cox_region *ranks;
+    /* Ranks are on several machines: slices travel as values of the group, in pieces of part_size
+     * bytes, and all buffers are private. NULL: they are shared memory. */
+    uint8_t *parts;
+    size_t part_size;
 };
 
 /* Values that the ranks must agree on; each sends its own to the others. */
@@ -59,6 +64,44 @@ uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *gather)
 static float *buffer_of(const struct cox_tensor_gather *gather, uint32_t rank, uint32_t buffer)
 {
     return (float *)gather->ranks[rank].base + buffer * gather->buffer_length;
+}
+
+static int map_private(struct cox_region *region, size_t size)
+{
+    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        return -errno;
+    *region = (struct cox_region){.base = base, .size = size};
+    return 0;
+}
+
+/* In place of shared memory. */
+static int make_private(struct cox_tensor_gather *gather, struct cox_error *err)
+{
+    gather->part_size = cox_group_value_size(gather->group);
+    gather->parts = malloc(gather->rank_count * gather->part_size);
+    int r = gather->parts ? 0 : -ENOMEM;
+    for (uint32_t rank = 0; r == 0 && rank < gather->rank_count; rank++)
+        r = map_private(&gather->ranks[rank], cox_tensor_gather_size(gather));
+    return r ? cox_fail(err, r, "memory for the gather of slices: %s", cox_status_text(r)) : 0;
+}
+
+/* Copies the buffer of every other machine's ranks, and of those here, which is as fast. */
+static int gather_parts(struct cox_tensor_gather *gather, uint32_t buffer, size_t size,
+                        struct cox_error *err)
+{
+    int r = 0;
+    for (size_t done = 0, part; r == 0 && done < size; done += part) {
+        part = size - done < gather->part_size ? size - done : gather->part_size;
+        r = cox_group_gather(gather->group,
+                             (const uint8_t *)buffer_of(gather, gather->rank, buffer) + done, part,
+                             gather->parts, gather->deadline_ns, err);
+        for (uint32_t rank = 0; r == 0 && rank < gather->rank_count; rank++)
+            if (rank != gather->rank)
+                memcpy((uint8_t *)buffer_of(gather, rank, buffer) + done,
+                       gather->parts + rank * part, part);
+    }
+    return r;
 }
 
 /* Creates the memory of this rank and maps it for writing, before the seal that denies that to
@@ -164,10 +207,11 @@ int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t 
     gather->ranks = calloc(gather->rank_count, sizeof gather->ranks[0]);
     if (!gather->ranks)
         return cox_fail(err, -ENOMEM, "no memory for the gather of slices");
-    r = make_memory(gather, &fd, err);
+    const bool mirrored = cox_group_is_mirrored(group);
+    r = mirrored ? make_private(gather, err) : make_memory(gather, &fd, err);
     if (r == 0)
         r = compare_facts(gather, deadline_ns, err);
-    if (r == 0)
+    if (r == 0 && !mirrored)
         r = map_ranks(gather, fd, deadline_ns, err);
     if (r)
         return cox_fail(err, r, "the ranks could not share memory: %s", cox_status_text(r));
@@ -183,6 +227,7 @@ struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *gathe
         for (uint32_t rank = 0; rank < gather->rank_count; rank++)
             cox_region_detach(&gather->ranks[rank]);
     free(gather->ranks);
+    free(gather->parts);
     free(gather);
     return NULL;
 }
@@ -225,7 +270,9 @@ int cox_tensor_gather_all(struct cox_tensor_gather *gather, const float *slices,
                slices + (first + slice) * stride, slice_length * sizeof(float));
     cox_fault_point(COX_FAULT_EXCHANGE_WRITTEN);
     arrived_ns = cox_now_ns();
-    r = cox_group_barrier(gather->group, gather->deadline_ns, err);
+    r = gather->parts
+            ? gather_parts(gather, buffer, slice_count * slice_length * sizeof(float), err)
+            : cox_group_barrier(gather->group, gather->deadline_ns, err);
     if (r)
         return cox_fail(err, r, "the gather of slices: %s", cox_status_text(r));
     for (uint32_t rank = 0; rank < gather->rank_count; rank++)

@@ -213,7 +213,7 @@ kv_many                  short  all     pass      kv -DTAKES=5 -DCOPIES=3
 -kv_SECOND_CHECK         short  all     assert    kv -DNO_SECOND_CHECK
 node_request             short   all     pass      node_request -DLOSSES=1 -DDUPS=1
 node_request_losses      short   all     pass      node_request -DLOSSES=2 -DDUPS=1
-node_request_late        short   all     pass      node_request -DDEADLINES=1 -DLOSSES=1 -DDUPS=1
+node_request_late        short   all     pass      node_request -DDEADLINES=1 -DLOSSES=1
 node_request_late2       short   all     pass      node_request -DDEADLINES=2
 node_request_fail        short   all     pass      node_request -DDEADLINES=1 -DFAILURES=1 -DLOSSES=1
 node_request_fail_dup    short   all     pass      node_request -DDUPS=1 -DFAILURES=1
@@ -234,7 +234,7 @@ node_request_cycle_fail  short   cycles  pass      node_request -DFAILURES=1 -DL
 -node_LEAD_FIRST         short   all     assert    node_request -DDEADLINES=1 -DLEAD_FIRST
 -node_GIVE_UP            short   all     deadlock  node_request -DHANGS=1 -DNO_GIVE_UP
 -node_GAP                short   all     deadlock  node_request -DDEADLINES=1 -DLOSSES=1 -DNO_GAP
--node_VOID_FRAME         short   all     deadlock  node_request -DDEADLINES=1 -DLOSSES=1 -DNO_VOID_FRAME
+-node_VOID_FRAME         short   cycles  endless   node_request -DDEADLINES=1 -DLOSSES=1 -DNO_VOID_FRAME
 -node_VOID               short   all     assert    node_request -DDEADLINES=1 -DNO_VOID
 -node_VOID_FAIL          short   all     assert    node_request -DFAILURES=1 -DNO_VOID
 -node_START_AFTER        short   all     assert    node_request -DDEADLINES=1 -DLOSSES=1 -DNO_START_AFTER_ERROR
@@ -244,7 +244,7 @@ rejoin_deaths            short   all     pass      node_rejoin -DDUPS=1 -DDEATHS
 rejoin_silences          short   all     pass      node_rejoin -DDUPS=2 -DSILENCES=2 -DLOSSES=1
 rejoin_ranks             short   all     pass      node_rejoin -DRANK_LOSSES=1 -DDEATHS=1 -DSILENCES=1 -DDUPS=1 -DLOSSES=1
 rejoin_crash             short   all     pass      node_rejoin -DCRASHES=1 -DDEATHS=1 -DDUPS=1 -DLOSSES=1
-rejoin_second            short   all     pass      node_rejoin -DSECOND -DCRASHES=1 -DDEATHS=1 -DSILENCES=1 -DDUPS=1
+rejoin_second            short   all     pass      node_rejoin -DSECOND -DCRASHES=1 -DDEATHS=1 -DDUPS=1
 rejoin_cycle             short   cycles  pass      node_rejoin -DLOSSES=1 -DSILENCES=1 -DDEATHS=1
 rejoin_cycle_second      short   cycles  pass      node_rejoin -DSECOND -DCRASHES=1 -DDEATHS=1
 rejoin_cycle_ranks       short   cycles  pass      node_rejoin -DRANK_LOSSES=1 -DDEATHS=1 -DLOSSES=1
@@ -283,6 +283,8 @@ takeover_reset_cycle     short   cycles  pass      node_takeover -DRESET -DNO_ST
 -takeover_FAIL           short   all     deadlock  node_takeover -DNO_FAIL
 -reset_AGENT             short   all     assert    node_takeover -DRESET -DNO_START_ABOVE -DNO_FREEZE -DNO_AGENT_EPOCH
 -reset_ANSWER            short   all     assert    node_takeover -DRESET -DNO_START_ABOVE -DNO_FREEZE -DNO_ANSWER_EPOCH
+node_request_late_dup    long    all     pass      node_request -DDEADLINES=1 -DLOSSES=1 -DDUPS=1
+rejoin_second_silence    long    all     pass      node_rejoin -DSECOND -DCRASHES=1 -DDEATHS=1 -DSILENCES=1 -DDUPS=1
 kv_two_long              long   all     pass      kv -DREADERS=2 -DTAKES=4
 pool_crash_3             long   bits    pass      pool -DPROCESSES=3 -DCRASHES=1 -DOPS=1
 no_cycle_crash           long   cycles  pass      gate -DREQUESTS=1 -DSLICE -DCRASHES=1

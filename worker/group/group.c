@@ -87,6 +87,7 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     whole->base.cancelled = options->cancelled;
     whole->base.context = options->context;
     whole->base.recorder = cox_recorder_ref(options->recorder);
+    whole->base.mirrored = options->mirrored;
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
         whole->base.peers[rank] = (struct cox_peer)COX_PEER_NONE;
         whole->group.ranks[rank] = (uint8_t)rank;
@@ -192,6 +193,11 @@ uint32_t cox_group_value_size(const struct cox_group *group)
     return group->base->value_size;
 }
 
+bool cox_group_is_mirrored(const struct cox_group *group)
+{
+    return group->base->mirrored;
+}
+
 /* ---- epochs ---- */
 
 static void part_align(struct cox_group *group, uint64_t epoch)
@@ -210,6 +216,7 @@ static void part_align(struct cox_group *group, uint64_t epoch)
      * check in epoch_verify. */
     atomic_store_explicit(&part->arrived, word, memory_order_seq_cst);
     (void)atomic_load_explicit(&part->arrived, memory_order_seq_cst);
+    cox_group_tell_mirror(group->base);
     cox_fault_point(COX_FAULT_GROUP_ALIGNED);
     struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(group);
     if (wakeup)
@@ -316,6 +323,7 @@ static void subgroup_say(struct cox_group *subgroup)
     atomic_store_explicit(&part->arrived, word, memory_order_relaxed);
     atomic_store_explicit(&part->members_hash, subgroup->members_hash, memory_order_relaxed);
     atomic_store_explicit(&part->name_hash, subgroup->name_hash, memory_order_release);
+    cox_group_tell_mirror(subgroup->base);
     cox_fault_point(COX_FAULT_GROUP_FORMED);
     /* A member that waits for its wakeup blocks there. */
     cox_group_wake(subgroup->base->wakeup);

@@ -92,6 +92,8 @@ struct cox_group_options {
     /* Records operations, as cox_init_request_group gives it; NULL: nothing does. The group keeps a
      * reference. */
     struct cox_recorder *recorder;
+    /* Ranks are on several machines, as cox_init_request_group says it (group_mirror.h). */
+    bool mirrored;
 };
 #define COX_GROUP_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_group_options)
 
@@ -123,9 +125,10 @@ COX_PUBLIC struct cox_group *cox_group_leave(struct cox_group *group);
 /* This rank, and the number of ranks: of the group, or of the subgroup. */
 COX_PUBLIC uint32_t cox_group_rank(const struct cox_group *group);
 COX_PUBLIC uint32_t cox_group_rank_count(const struct cox_group *group);
-#ifdef COX_INTERNAL
-uint32_t cox_group_value_size(const struct cox_group *group);
-#endif
+/* The largest value of one rank in bytes. */
+COX_PUBLIC uint32_t cox_group_value_size(const struct cox_group *group);
+/* Ranks of other machines take part: their fds are of no use here. */
+COX_PUBLIC bool cox_group_is_mirrored(const struct cox_group *group);
 
 /* Starts this epoch, from 1 to 2^40 - 2; a new group is in epoch 0. The same epoch again changes
  * nothing. Does not wait. Also aligns the subgroups of this rank.

@@ -205,6 +205,7 @@ static void identity_say(struct cox_group_base *base, enum cox_group_state state
     /* release: partner is cox_group_holder_of. */
     atomic_store_explicit(&identity->holder, cox_group_holder(state, base->pid, base->start),
                           memory_order_release);
+    cox_group_tell_mirror(base);
     cox_fault_point(COX_FAULT_GROUP_SAID);
 }
 

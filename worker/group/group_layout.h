@@ -67,7 +67,9 @@ struct cox_group_layout_wakeup {
     _Atomic uint64_t counted;
     /* of the group only, and only under a name */
     struct cox_group_layout_made made;
-    uint8_t padding[COX_GROUP_LINE_SIZE - 48];
+    /* of the group only: the futex of a mirror (group_mirror.h), and whether it blocks */
+    _Atomic uint32_t mirror, mirror_sleeps;
+    uint8_t padding[COX_GROUP_LINE_SIZE - 56];
 };
 
 /* Set by a thread that blocks, cleared by one that wakes: a wake without it skips the system call.

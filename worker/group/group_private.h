@@ -8,6 +8,7 @@
  *   group_round.c        one round, of which every operation consists; barrier and gather
  *   group_fd_exchange.c  exchange of fds by handles
  *   group_sockets.c      exchange of fds by sockets
+ *   group_mirror.c       ranks of other machines
  *
  * Threads: one thread at a time operates in the group, and one in each subgroup; abort is called on
  *   any thread. Fields that several threads use are atomic.
@@ -22,6 +23,7 @@
 #include "channel/handle/handle.h"
 #include "channel/base/peer.h"
 #include "channel/shm/region.h"
+#include "channel/base/futex.h"
 #include "channel/base/spin.h"
 
 #include <sys/stat.h>
@@ -72,6 +74,8 @@ struct cox_group_base {
     int no_system;
     bool (*cancelled)(void *context);
     void *context;
+    /* Ranks of other machines: a mirror is woken after each change. */
+    bool mirrored;
     /* NULL: operations are not recorded */
     struct cox_recorder *recorder;
     /* A peer without a pidfd that is not in by_start died before this rank could open it. */
@@ -185,6 +189,16 @@ static inline uint64_t cox_group_present(const struct cox_group_base *base)
 {
     /* relaxed: partner is align, on the thread that operates. For abort any value is right. */
     return atomic_load_explicit(&base->present, memory_order_relaxed);
+}
+
+/* A word of this rank has changed. seq_cst, both: see cox_group_mirror_wait. */
+static inline void cox_group_tell_mirror(const struct cox_group_base *base)
+{
+    if (!base->mirrored)
+        return;
+    atomic_fetch_add_explicit(&base->wakeup->mirror, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&base->wakeup->mirror_sleeps, memory_order_seq_cst))
+        cox_futex_wake(&base->wakeup->mirror);
 }
 
 static inline struct cox_group_layout_part *cox_group_own_part(const struct cox_group *group)

@@ -208,6 +208,7 @@ static void part_arrive(struct cox_group *group, enum cox_group_operation operat
     /* release: what this rank wrote before, here and anywhere; partner is the acquire in
      * member_read. */
     atomic_store_explicit(&part->arrived, word, memory_order_release);
+    cox_group_tell_mirror(group->base);
     cox_fault_point(COX_FAULT_GROUP_ARRIVED);
 }
 
@@ -226,6 +227,7 @@ static void part_say_gone(struct cox_group *group)
         gone = atomic_load_explicit(&group->gone, memory_order_seq_cst);
         atomic_store_explicit(&part->aborted, gone, memory_order_seq_cst);
     } while (atomic_load_explicit(&group->gone, memory_order_seq_cst) != gone);
+    cox_group_tell_mirror(group->base);
     cox_fault_point(COX_FAULT_GROUP_ABORTED);
 }
 

@@ -52,6 +52,11 @@ void cox_init_request_group(const struct cox_init_request *request,
     options->spin_ns = worker->control.geometry.spin_ns;
     if (options->size >= offsetof(struct cox_group_options, recorder) + sizeof options->recorder)
         options->recorder = worker->recorder;
+    if (options->size >= offsetof(struct cox_group_options, mirrored) + sizeof options->mirrored &&
+        worker->control.geometry.mirrored) {
+        options->mirrored = true;
+        options->value_size = cox_geometry_group_value_size(&worker->control.geometry);
+    }
 }
 
 int cox_init_request_weights(const struct cox_init_request *request,

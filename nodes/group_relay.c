@@ -1,0 +1,226 @@
+#include "group_relay.h"
+
+#include "channel/base/thread.h"
+
+#include <endian.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How long the thread blocks before it looks whether the generation is over. */
+#define LOOK_NS (50 * COX_NSEC_PER_MSEC)
+#define SEND_MS 1000
+/* Messages kept for generations to come. */
+#define EARLY_MAX 4096
+
+struct early {
+    struct early *next;
+    char node[COX_NODE_NAME_MAX + 1];
+    uint64_t generation;
+    uint8_t *bytes;
+    size_t size;
+};
+
+struct cox_group_relay {
+    struct cox_direct *direct;
+    char node[COX_NODE_NAME_MAX + 1];
+    struct cox_log log;
+
+    /* the mirror, for apply; and the fields below */
+    pthread_mutex_t lock;
+    struct cox_agent_peer peers[COX_NODE_COUNT_MAX];
+    uint32_t peer_count;
+    struct cox_group_mirror *mirror;
+    uint64_t generation;
+    struct early *first, **end;
+    uint32_t early_count;
+
+    /* collect's thread; ends with its generation */
+    bool threaded;
+    _Atomic bool over;
+    pthread_t thread;
+};
+
+static void early_free(struct early *early)
+{
+    free(early->bytes);
+    free(early);
+}
+
+static void relay_send(struct cox_group_relay *relay, const uint8_t *bytes, size_t size)
+{
+    struct cox_agent_peer peers[COX_NODE_COUNT_MAX];
+    pthread_mutex_lock(&relay->lock);
+    const uint32_t count = relay->peer_count;
+    memcpy(peers, relay->peers, count * sizeof *peers);
+    pthread_mutex_unlock(&relay->lock);
+    uint64_t head = htole64(relay->generation);
+    const struct iovec parts[] = {{.iov_base = &head, .iov_len = sizeof head},
+                                  {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size}};
+    for (uint32_t i = 0; i < count; i++) {
+        struct cox_error why = {0};
+        char name[COX_NODE_NAME_MAX + 8];
+        snprintf(name, sizeof name, "node-%s", peers[i].node);
+        if (!peers[i].address[0] || atomic_load(&relay->over))
+            continue;
+        int r = cox_direct_send(relay->direct, name, peers[i].address, COX_DIRECT_GROUP, parts, 2,
+                                cox_deadline_after_ms(SEND_MS), &why);
+        /* The node is dead, or soon is: the lead cancels what waits for its ranks. */
+        if (r && !atomic_load(&relay->over))
+            cox_log_write(&relay->log, 5, "the rank group: %s at %s: %s", name, peers[i].address,
+                          why.text);
+    }
+}
+
+static void *relay_main(void *context)
+{
+    struct cox_group_relay *relay = context;
+    pthread_setname_np(pthread_self(), "cox-node-group");
+    uint8_t *buffer = malloc(cox_group_mirror_size_max(relay->mirror));
+    COX_ASSERT(buffer);
+    while (!atomic_load(&relay->over)) {
+        const size_t size = cox_group_mirror_collect(relay->mirror, buffer);
+        if (size)
+            relay_send(relay, buffer, size);
+        else
+            cox_group_mirror_wait(relay->mirror, cox_deadline_after_ns(LOOK_NS));
+    }
+    free(buffer);
+    return NULL;
+}
+
+static void relay_end(struct cox_group_relay *relay)
+{
+    atomic_store(&relay->over, true);
+    if (relay->threaded)
+        pthread_join(relay->thread, NULL);
+    relay->threaded = false;
+    pthread_mutex_lock(&relay->lock);
+    relay->mirror = cox_group_mirror_close(relay->mirror);
+    pthread_mutex_unlock(&relay->lock);
+}
+
+int cox_group_relay_new(struct cox_direct *direct, const char *node, const struct cox_log *log,
+                        struct cox_group_relay **ret_relay, struct cox_error *err)
+{
+    struct cox_group_relay *relay = calloc(1, sizeof *relay);
+    if (!relay)
+        return cox_fail(err, -ENOMEM, "no memory for the rank group");
+    relay->direct = direct;
+    relay->log = *log;
+    snprintf(relay->node, sizeof relay->node, "%s", node);
+    pthread_mutex_init(&relay->lock, NULL);
+    relay->end = &relay->first;
+    *ret_relay = relay;
+    return 0;
+}
+
+struct cox_group_relay *cox_group_relay_free(struct cox_group_relay *relay)
+{
+    if (!relay)
+        return NULL;
+    relay_end(relay);
+    while (relay->first) {
+        struct early *early = relay->first;
+        relay->first = early->next;
+        early_free(early);
+    }
+    pthread_mutex_destroy(&relay->lock);
+    free(relay);
+    return NULL;
+}
+
+void cox_group_relay_set_peers(struct cox_group_relay *relay, const struct cox_agent_peer *peers,
+                               uint32_t count)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->peer_count = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(peers[i].node, relay->node) != 0)
+            relay->peers[relay->peer_count++] = peers[i];
+    pthread_mutex_unlock(&relay->lock);
+}
+
+/* The lock is held. */
+static void relay_apply(struct cox_group_relay *relay, const char *node, const uint8_t *bytes,
+                        size_t size)
+{
+    struct cox_error why = {0};
+    for (uint32_t i = 0; i < relay->peer_count; i++) {
+        const struct cox_agent_peer *peer = &relay->peers[i];
+        if (strcmp(peer->node, node) != 0)
+            continue;
+        if (cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, bytes, size,
+                                   &why))
+            cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", node, why.text);
+        return;
+    }
+}
+
+int cox_group_relay_begin(struct cox_group_relay *relay,
+                          const struct cox_group_mirror_options *options, struct cox_error *err)
+{
+    struct cox_group_mirror *mirror = NULL;
+    relay_end(relay);
+    int r = cox_group_mirror_open(options, &mirror, err);
+    if (r)
+        return r;
+    pthread_mutex_lock(&relay->lock);
+    relay->mirror = mirror;
+    relay->generation = options->generation;
+    struct early **at = &relay->first;
+    while (*at) {
+        struct early *early = *at;
+        if (early->generation > relay->generation) {
+            at = &early->next;
+            continue;
+        }
+        if (early->generation == relay->generation)
+            relay_apply(relay, early->node, early->bytes, early->size);
+        *at = early->next;
+        relay->early_count--;
+        early_free(early);
+    }
+    relay->end = at;
+    pthread_mutex_unlock(&relay->lock);
+    atomic_store(&relay->over, false);
+    r = cox_thread_start(&relay->thread, relay_main, relay);
+    relay->threaded = r == 0;
+    return r ? cox_fail(err, r, "the thread of the rank group: %s", cox_status_text(r)) : 0;
+}
+
+void cox_group_relay_take(struct cox_group_relay *relay, const char *node, uint8_t *bytes,
+                          size_t size)
+{
+    uint64_t generation;
+    if (size < sizeof generation) {
+        free(bytes);
+        return;
+    }
+    memcpy(&generation, bytes, sizeof generation);
+    generation = le64toh(generation);
+    pthread_mutex_lock(&relay->lock);
+    if (relay->mirror && generation == relay->generation) {
+        relay_apply(relay, node, bytes + sizeof generation, size - sizeof generation);
+    } else if (generation > relay->generation && relay->early_count < EARLY_MAX) {
+        struct early *early = calloc(1, sizeof *early);
+        if (early) {
+            early->generation = generation;
+            early->size = size - sizeof generation;
+            early->bytes = malloc(early->size ? early->size : 1);
+            snprintf(early->node, sizeof early->node, "%s", node);
+        }
+        if (early && early->bytes) {
+            memcpy(early->bytes, bytes + sizeof generation, early->size);
+            *relay->end = early;
+            relay->end = &early->next;
+            relay->early_count++;
+        } else {
+            free(early);
+        }
+    }
+    pthread_mutex_unlock(&relay->lock);
+    free(bytes);
+}
