@@ -384,11 +384,17 @@ static void relay_begin(struct agent *agent)
     struct cox_group_mirror_options options = {.rank_count = agent->world,
                                                .rank_first = agent->rank_first,
                                                .rank_here = agent->rank_count};
+    struct cox_group_window window;
     struct cox_error why = {0};
-    if (agent->rank_count == agent->world ||
-        cox_executor_group_window(agent->executor, &options.fd, &options.fd_offset,
-                                  &options.generation, &options.value_size))
+    if (cox_executor_group_window(agent->executor, &window))
         return;
+    options.fd = window.fd;
+    options.fd_offset = window.offset;
+    options.generation = window.generation;
+    options.value_size = window.value_size;
+    options.words = window.words;
+    options.values = window.values;
+    options.wakeups = window.wakeups;
     cox_group_relay_set_peers(agent->relay, agent->link.peers, agent->link.peer_count);
     if (cox_group_relay_begin(agent->relay, &options, &why))
         cox_log_write(&agent->options->log, 3, "%s", why.text);
@@ -420,6 +426,8 @@ static void run_requests(struct agent *agent)
                 continue;
             }
             request.replies = true;
+            if (frame.type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
+                cox_group_relay_pause(agent->relay); /* its memory may be renewed */
             int r = cox_executor_forward(agent->executor, &request, &why);
             if (r == COX_FULL || r == COX_LATE)
                 break;
@@ -544,6 +552,7 @@ static void stop_ranks(struct agent *agent)
     pthread_mutex_unlock(&agent->lock);
     if (!executor)
         return;
+    cox_group_relay_pause(agent->relay);
     cox_executor_stop(executor);
     pthread_mutex_lock(&agent->lock);
     for (uint32_t i = 0; i < agent->rank_count; i++)

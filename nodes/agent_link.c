@@ -47,6 +47,8 @@ static void take_peers(struct cox_agent_link *link, CoxNode__Peer *const *peers,
 {
     link->peer_count = 0;
     for (size_t i = 0; i < count && i < COX_NODE_COUNT_MAX; i++) {
+        if (!peers[i]->incarnation)
+            continue; /* it is not there */
         struct cox_agent_peer *peer = &link->peers[link->peer_count++];
         memset(peer, 0, sizeof *peer);
         snprintf(peer->node, sizeof peer->node, "%s", peers[i]->node ? peers[i]->node : "");

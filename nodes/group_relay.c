@@ -11,7 +11,7 @@
 
 /* How long the thread blocks before it looks whether the generation is over. */
 #define LOOK_NS (50 * COX_NSEC_PER_MSEC)
-#define SEND_MS 1000
+#define SEND_MS 250
 /* Messages kept for generations to come. */
 #define EARLY_MAX 4096
 
@@ -91,9 +91,11 @@ static void *relay_main(void *context)
     return NULL;
 }
 
-static void relay_end(struct cox_group_relay *relay)
+void cox_group_relay_pause(struct cox_group_relay *relay)
 {
     atomic_store(&relay->over, true);
+    if (relay->threaded)
+        cox_group_mirror_wake(relay->mirror);
     if (relay->threaded)
         pthread_join(relay->thread, NULL);
     relay->threaded = false;
@@ -121,7 +123,7 @@ struct cox_group_relay *cox_group_relay_free(struct cox_group_relay *relay)
 {
     if (!relay)
         return NULL;
-    relay_end(relay);
+    cox_group_relay_pause(relay);
     while (relay->first) {
         struct early *early = relay->first;
         relay->first = early->next;
@@ -163,7 +165,7 @@ int cox_group_relay_begin(struct cox_group_relay *relay,
                           const struct cox_group_mirror_options *options, struct cox_error *err)
 {
     struct cox_group_mirror *mirror = NULL;
-    relay_end(relay);
+    cox_group_relay_pause(relay);
     int r = cox_group_mirror_open(options, &mirror, err);
     if (r)
         return r;

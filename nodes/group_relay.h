@@ -34,6 +34,8 @@ void cox_group_relay_set_peers(struct cox_group_relay *relay, const struct cox_a
 /* From now on this generation. Returns as cox_group_mirror_open. */
 int cox_group_relay_begin(struct cox_group_relay *relay,
                           const struct cox_group_mirror_options *options, struct cox_error *err);
+/* The generation is over, or its memory about to be: nothing of it is used from here on, until begin. */
+void cox_group_relay_pause(struct cox_group_relay *relay);
 /* A message of another machine, "b". Takes bytes (free). */
 void cox_group_relay_take(struct cox_group_relay *relay, const char *node, uint8_t *bytes,
                           size_t size);

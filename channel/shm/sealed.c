@@ -12,12 +12,7 @@
 #include "channel/base/futex.h"
 #include "state.h"
 
-#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
-/* For memory with one writer, which has it mapped. */
-#define SEALS_OWNED (SEALS_SIZE | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
 static const char *const group_labels[COX_SEALED_GROUP_FD_COUNT] = {"cox_group",
                                                                     "cox_payload_group"};
@@ -189,7 +184,7 @@ static int check_seals(int fd, unsigned seals, const char *what, struct cox_erro
 int cox_sealed_check_group(int fd, uint64_t size, const char *label, struct cox_error *err)
 {
     struct stat st;
-    int r = check_seals(fd, SEALS_OWNED, label, err);
+    int r = check_seals(fd, COX_SEALED_OWNED, label, err);
     if (r)
         return r;
     if (fstat(fd, &st) < 0)
@@ -211,7 +206,7 @@ static int attach_group(struct cox_sealed *sealed, const int fds[COX_SEALED_FD_C
         r = cox_region_attach_fd(&sealed->group[i], fds[COX_SEALED_GROUP + i], group_labels[i],
                                  group_size(i), COX_REGION_WRITE, err);
     for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
-        if (fcntl(fds[COX_SEALED_GROUP + i], F_ADD_SEALS, (int)SEALS_OWNED) < 0)
+        if (fcntl(fds[COX_SEALED_GROUP + i], F_ADD_SEALS, (int)COX_SEALED_OWNED) < 0)
             r = cox_fail(err, -errno, "memory '%s': seals: %s", group_labels[i],
                          cox_status_text(-errno));
     cox_fault_point(COX_FAULT_MEMORY_SEALED);

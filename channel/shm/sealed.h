@@ -43,6 +43,12 @@ enum cox_sealed_fd {
 };
 /* Of the memory of the rank group: its words, and its values. */
 #define COX_SEALED_GROUP_FD_COUNT 2
+/* The seals of memory with one writer, which has it mapped. */
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define COX_SEALED_OWNED                                                                           \
+    ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL))
 
 struct cox_sealed {
     struct cox_region wake;

@@ -774,6 +774,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     COX_ASSERT(!cox_reentrancy_inside(executor));
     cox_executor_stop(executor);
     executor->group_handles = cox_group_handles_free(executor->group_handles);
+    executor->mirror_memory = cox_mirror_memory_free(executor->mirror_memory);
     cox_executor_close_socket(executor); /* its hooks use the supervisor */
     executor->supervisor = cox_supervisor_free(executor->supervisor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)

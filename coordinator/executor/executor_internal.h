@@ -11,6 +11,7 @@
 #include "executor.h"
 #include "coordinator/collector/error_channel.h"
 #include "operations.h"
+#include "mirror_memory.h"
 #include "recorders.h"
 
 struct cox_executor {
@@ -108,6 +109,8 @@ struct cox_executor {
     _Atomic uint64_t group_generation;
     /* belongs to the thread in init; see group_handles.h */
     struct cox_group_handles *group_handles;
+    /* NULL: there was no init in a sealed group whose other ranks are elsewhere */
+    struct cox_mirror_memory *mirror_memory;
 };
 
 /* ---- init.c, recover.c ---- */

@@ -348,16 +348,6 @@ static int init_renew_group(struct cox_executor *executor, uint64_t *ret_generat
     return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_generation, err);
 }
 
-int cox_executor_group_window(const struct cox_executor *executor, int *ret_fd, uint64_t *ret_offset,
-                              uint64_t *ret_generation, uint32_t *ret_value_size)
-{
-    *ret_fd = init_group_fd(executor);
-    *ret_generation = atomic_load_explicit(&executor->group_generation, memory_order_relaxed);
-    *ret_offset = cox_geometry_group_offset(&executor->geometry, *ret_generation);
-    *ret_value_size = cox_geometry_group_value_size(&executor->geometry);
-    return *ret_fd < 0 || *ret_generation == 0 ? COX_UNSUPPORTED : 0;
-}
-
 int cox_executor_renew_group(struct cox_executor *executor, uint64_t generation,
                              struct cox_error *err)
 {

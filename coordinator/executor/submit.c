@@ -396,6 +396,8 @@ static int forward_init(struct cox_executor *executor, const struct cox_transpor
             message->config[i]->value = (char *)(uintptr_t)executor->options.forwarded_model;
     r = cox_executor_renew_group(executor, message->group_generation, err);
     if (r == 0)
+        r = cox_mirror_memory_take(executor, err);
+    if (r == 0)
         r = cox_group_handles_fill(executor, message, err);
     return r;
 }

@@ -182,7 +182,12 @@ static int transport_reply(struct cox_executor *executor, enum cox_channel_id id
     uint8_t *slot = cox_reply_slot(channel, rank, sequence, false, &capacity);
     if (bytes && size <= capacity) {
         memcpy(slot, bytes, size);
-    } else if (bytes) {
+    } else if (!bytes) {
+        /* The request may be in flight here still. */
+        length = reply_refusal(rank, COX_ABORTED,
+                               "its node had ended the request before it replied", slot, capacity);
+        failed = true;
+    } else {
         struct cox_error why = {0};
         r = reply_out_of_line(executor, id, rank, sequence, bytes, size, slot, capacity, &length,
                               &why);

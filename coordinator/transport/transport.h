@@ -161,12 +161,22 @@ COX_PUBLIC int cox_executor_forward(struct cox_executor *executor,
 /* Steps up to this number are cancelled: ranks drop them, and stop waiting in them. */
 COX_PUBLIC void cox_executor_cancel_steps(struct cox_executor *executor,
                                           enum cox_channel_id channel, uint64_t through);
-/* The memory of the rank group that the last init has formed: the fd stays the executor's. For a
- * mirror of the ranks of other machines (worker/group/group_mirror.h). Returns 0; COX_UNSUPPORTED:
- * each rank has memory of its own (sealed attach), or there was no init. */
-COX_PUBLIC int cox_executor_group_window(const struct cox_executor *executor, int *ret_fd,
-                                         uint64_t *ret_offset, uint64_t *ret_generation,
-                                         uint32_t *ret_value_size);
+/* The memory of the rank group that the last init has formed, for a mirror of the ranks of other
+ * machines (worker/group/group_mirror.h). */
+struct cox_group_window {
+    uint64_t generation;
+    uint32_t value_size;
+    /* named attach: one object; -1: each rank has its own */
+    int fd;
+    uint64_t offset;
+    /* sealed attach: of each rank, those of other machines writable; and the wakeups */
+    void *words[COX_RANK_COUNT_MAX], *values[COX_RANK_COUNT_MAX];
+    void *wakeups;
+};
+/* The fd and the memory stay the executor's, until the next init. Returns 0; COX_UNSUPPORTED: there
+ * was no init, or all ranks are here. */
+COX_PUBLIC int cox_executor_group_window(const struct cox_executor *executor,
+                                         struct cox_group_window *ret_window);
 /* The last number that was passed on. */
 COX_PUBLIC uint64_t cox_executor_forwarded_through(struct cox_executor *executor,
                                                    enum cox_channel_id channel);

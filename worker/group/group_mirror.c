@@ -30,11 +30,11 @@ struct part_seen {
 
 struct cox_group_mirror {
     struct cox_group_mirror_options options;
+    /* named form only */
     struct cox_region region;
-    struct cox_group_layout *layout;
-    struct cox_group_layout_wakeup *wakeups;
+    struct cox_group_layout_rank *ranks[COX_RANK_COUNT_MAX];
+    struct cox_group_layout_wakeup *wakeup, *wakeups;
     uint8_t *values[COX_RANK_COUNT_MAX];
-    uint64_t value_stride;
     pid_t pid;
     uint64_t start;
     /* what was collected last, of ranks here; of collect's thread */
@@ -63,6 +63,70 @@ static size_t padded(size_t size)
     return (size + 7) & ~(size_t)7;
 }
 
+/* One object. */
+static int mirror_map(struct cox_group_mirror *mirror, struct cox_error *err)
+{
+    const struct cox_group_mirror_options *options = &mirror->options;
+    int r = cox_region_map_part(&mirror->region, options->fd, options->fd_offset,
+                                cox_group_memory_size(options->rank_count, options->value_size),
+                                COX_REGION_WRITE, "the group's memory", err);
+    if (r)
+        return r;
+    uint8_t *bytes = mirror->region.base;
+    struct cox_group_layout *layout = mirror->region.base;
+    mirror->wakeup = &layout->wakeup;
+    mirror->wakeups =
+        (struct cox_group_layout_wakeup *)(void *)(bytes +
+                                                   cox_group_wakeups_offset(options->rank_count));
+    for (uint32_t rank = 0; rank < options->rank_count; rank++) {
+        mirror->ranks[rank] = &layout->ranks[rank];
+        mirror->values[rank] = bytes + cox_group_values_offset(options->rank_count) +
+                               rank * cox_group_values_stride(options->value_size);
+    }
+    return 0;
+}
+
+/* As a rank does before it joins a generation (words_reset of group_memory.c), for a rank of another
+ * machine. */
+static void rank_reset(struct cox_group_layout_rank *rank)
+{
+    atomic_store_explicit(&rank->identity.holder, 0, memory_order_seq_cst);
+    (void)atomic_load_explicit(&rank->identity.holder, memory_order_seq_cst);
+    for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT; slot++) {
+        struct cox_group_layout_part *part = &rank->parts[slot];
+        const uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
+        atomic_store_explicit(&part->mirror, ~mirror, memory_order_seq_cst);
+        (void)atomic_load_explicit(&part->mirror, memory_order_seq_cst);
+        atomic_store_explicit(&part->name_hash, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->members_hash, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->aborted, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->because, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->what[0], 0, memory_order_relaxed);
+        atomic_store_explicit(&part->what[1], 0, memory_order_relaxed);
+    }
+}
+
+static bool is_here(const struct cox_group_mirror *mirror, uint32_t rank)
+{
+    return rank >= mirror->options.rank_first &&
+           rank - mirror->options.rank_first < mirror->options.rank_here;
+}
+
+/* An object for each rank, which stays over generations. */
+static void mirror_place(struct cox_group_mirror *mirror)
+{
+    const struct cox_group_mirror_options *options = &mirror->options;
+    mirror->wakeup = options->wakeups;
+    mirror->wakeups = mirror->wakeup + 1;
+    for (uint32_t rank = 0; rank < options->rank_count; rank++) {
+        mirror->ranks[rank] = options->words[rank];
+        mirror->values[rank] = options->values[rank];
+        if (!is_here(mirror, rank))
+            rank_reset(mirror->ranks[rank]);
+    }
+}
+
 int cox_group_mirror_open(const struct cox_group_mirror_options *options,
                           struct cox_group_mirror **ret_mirror, struct cox_error *err)
 {
@@ -78,23 +142,14 @@ int cox_group_mirror_open(const struct cox_group_mirror_options *options,
     mirror->options = *options;
     mirror->pid = getpid();
     int r = cox_peer_start_time(mirror->pid, &mirror->start);
-    if (r == 0)
-        r = cox_region_map_part(&mirror->region, options->fd, options->fd_offset,
-                                cox_group_memory_size(options->rank_count, options->value_size),
-                                COX_REGION_WRITE, "the group's memory", err);
+    if (r == 0 && options->fd >= 0)
+        r = mirror_map(mirror, err);
+    else if (r == 0)
+        mirror_place(mirror);
     if (r) {
         free(mirror);
         return r;
     }
-    uint8_t *bytes = mirror->region.base;
-    mirror->layout = mirror->region.base;
-    mirror->wakeups =
-        (struct cox_group_layout_wakeup *)(void *)(bytes +
-                                                   cox_group_wakeups_offset(options->rank_count));
-    mirror->value_stride = cox_group_values_stride(options->value_size);
-    for (uint32_t rank = 0; rank < options->rank_count; rank++)
-        mirror->values[rank] = bytes + cox_group_values_offset(options->rank_count) +
-                               rank * mirror->value_stride;
     *ret_mirror = mirror;
     return 0;
 }
@@ -153,13 +208,21 @@ size_t cox_group_mirror_size_max(const struct cox_group_mirror *mirror)
 
 /* ---- collect ---- */
 
+/* False: what the rank's memory says is of the generation before (the sealed form). */
+static bool rank_is_in(const struct cox_group_mirror *mirror, uint32_t rank)
+{
+    return atomic_load_explicit(&mirror->ranks[rank]->identity.generation, memory_order_relaxed) ==
+           mirror->options.generation;
+}
+
 static void collect_identity(struct cox_group_mirror *mirror, uint32_t rank, uint8_t **at)
 {
-    const struct cox_group_layout_identity *identity = &mirror->layout->ranks[rank].identity;
+    const struct cox_group_layout_identity *identity = &mirror->ranks[rank]->identity;
     /* acquire: the fields beside it; partner is identity_say. */
     const uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire);
     if (holder == mirror->seen[rank].holder ||
-        cox_group_holder_state(holder) == COX_GROUP_CLAIMED)
+        cox_group_holder_state(holder) == COX_GROUP_CLAIMED ||
+        !rank_is_in(mirror, rank))
         return;
     mirror->seen[rank].holder = holder;
     put(at, (uint64_t)ENTRY_IDENTITY | (uint64_t)rank << 8);
@@ -173,7 +236,7 @@ static void collect_identity(struct cox_group_mirror *mirror, uint32_t rank, uin
 static void collect_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_t slot,
                          uint8_t **at)
 {
-    const struct cox_group_layout_part *part = &mirror->layout->ranks[rank].parts[slot];
+    const struct cox_group_layout_part *part = &mirror->ranks[rank]->parts[slot];
     struct part_seen *seen = &mirror->seen[rank].parts[slot];
     /* acquire, all: partners are part_arrive, part_say_gone and subgroup_say. */
     const struct part_seen now = {
@@ -222,7 +285,7 @@ size_t cox_group_mirror_collect(struct cox_group_mirror *mirror, uint8_t *buffer
 
 void cox_group_mirror_wait(struct cox_group_mirror *mirror, uint64_t deadline_ns)
 {
-    struct cox_group_layout_wakeup *wakeup = &mirror->layout->wakeup;
+    struct cox_group_layout_wakeup *wakeup = mirror->wakeup;
     const uint32_t seen = atomic_load_explicit(&wakeup->mirror, memory_order_seq_cst);
     /* seq_cst, both sides: this thread stores that it sleeps and then looks at the ranks' words; a rank
      * changes its words and then looks whether the mirror sleeps. Partner: cox_group_tell_mirror. */
@@ -230,7 +293,7 @@ void cox_group_mirror_wait(struct cox_group_mirror *mirror, uint64_t deadline_ns
     bool news = false;
     const uint32_t end = mirror->options.rank_first + mirror->options.rank_here;
     for (uint32_t rank = mirror->options.rank_first; rank < end && !news; rank++) {
-        const struct cox_group_layout_rank *own = &mirror->layout->ranks[rank];
+        const struct cox_group_layout_rank *own = mirror->ranks[rank];
         const uint64_t holder = atomic_load_explicit(&own->identity.holder, memory_order_seq_cst);
         news = holder != mirror->seen[rank].holder &&
                cox_group_holder_state(holder) != COX_GROUP_CLAIMED;
@@ -245,11 +308,17 @@ void cox_group_mirror_wait(struct cox_group_mirror *mirror, uint64_t deadline_ns
     atomic_store_explicit(&wakeup->mirror_sleeps, 0, memory_order_relaxed);
 }
 
+void cox_group_mirror_wake(struct cox_group_mirror *mirror)
+{
+    atomic_fetch_add_explicit(&mirror->wakeup->mirror, 1, memory_order_seq_cst);
+    cox_futex_wake(&mirror->wakeup->mirror);
+}
+
 /* ---- apply ---- */
 
 static void apply_identity(struct cox_group_mirror *mirror, uint32_t rank, const uint8_t *words)
 {
-    struct cox_group_layout_identity *identity = &mirror->layout->ranks[rank].identity;
+    struct cox_group_layout_identity *identity = &mirror->ranks[rank]->identity;
     const uint64_t said = get(words, 2);
     atomic_store_explicit(&identity->generation, get(words, 1), memory_order_relaxed);
     atomic_store_explicit(&identity->said_count, (uint32_t)(said >> 32), memory_order_relaxed);
@@ -260,13 +329,13 @@ static void apply_identity(struct cox_group_mirror *mirror, uint32_t rank, const
         &identity->holder,
         cox_group_holder((enum cox_group_state)get(words, 0), mirror->pid, mirror->start),
         memory_order_release);
-    cox_group_wake(&mirror->layout->wakeup);
+    cox_group_wake(mirror->wakeup);
 }
 
 static void apply_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_t slot,
                        const uint8_t *words, const uint8_t *value, uint32_t size)
 {
-    struct cox_group_layout_part *part = &mirror->layout->ranks[rank].parts[slot];
+    struct cox_group_layout_part *part = &mirror->ranks[rank]->parts[slot];
     const uint64_t generation = mirror->options.generation;
     const uint64_t arrived = get(words, 0), aborted = get(words, 1), name_hash = get(words, 4);
     const uint64_t before = atomic_load_explicit(&part->arrived, memory_order_relaxed);
@@ -295,7 +364,7 @@ static void apply_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_t 
     atomic_store_explicit(&part->aborted, aborted, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_ARRIVED);
     if (gone || formed || aligned)
-        cox_group_wake(&mirror->layout->wakeup);
+        cox_group_wake(mirror->wakeup);
 }
 
 int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first, uint32_t rank_count,
@@ -311,8 +380,7 @@ int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first,
             sizeof head;
         if ((kind != ENTRY_IDENTITY && kind != ENTRY_PART) || rank < rank_first ||
             rank >= rank_first + rank_count || rank >= mirror->options.rank_count ||
-            (rank >= mirror->options.rank_first &&
-             rank < mirror->options.rank_first + mirror->options.rank_here))
+            is_here(mirror, rank))
             return cox_fail(err, COX_CORRUPT,
                             "what another machine says of rank %" PRIu32 " is not its to say", rank);
         if (slot >= COX_GROUP_PART_COUNT ||
@@ -330,7 +398,7 @@ int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first,
     }
     /* Ranks that were counted wait for the last one to wake them, which may be elsewhere. */
     if (arrived) {
-        cox_group_wake(&mirror->layout->wakeup);
+        cox_group_wake(mirror->wakeup);
         for (uint32_t i = 0; i < mirror->options.rank_count * COX_SUBGROUP_COUNT_MAX; i++)
             if (atomic_load_explicit(&mirror->wakeups[i].word, memory_order_relaxed) &
                 COX_GROUP_WAKEUP_SLEEPS)

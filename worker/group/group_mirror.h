@@ -34,9 +34,12 @@ extern "C" {
 struct cox_group_mirror;
 
 struct cox_group_mirror_options {
-    /* memory of the group, as for cox_group_join */
+    /* Memory of the group, as for cox_group_join; -1: each rank has its own: */
     int fd;
     uint64_t fd_offset;
+    /* its words and values, those of ranks here read-only; and the wakeups. Borrowed until close. */
+    void *const *words, *const *values;
+    void *wakeups;
     uint32_t rank_count;
     uint32_t value_size;
     uint64_t generation;
@@ -58,6 +61,8 @@ size_t cox_group_mirror_size_max(const struct cox_group_mirror *mirror);
 size_t cox_group_mirror_collect(struct cox_group_mirror *mirror, uint8_t *buffer);
 /* Waits until a rank of this machine has changed something, or deadline_ns. May return early. */
 void cox_group_mirror_wait(struct cox_group_mirror *mirror, uint64_t deadline_ns);
+/* Ends a wait. From any thread. */
+void cox_group_mirror_wake(struct cox_group_mirror *mirror);
 /* Writes what a mirror of another machine has collected, whose ranks are rank_first to rank_first +
  * rank_count - 1. Returns 0; COX_CORRUPT: nothing of it was written from the bad place on. */
 int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first, uint32_t rank_count,
