@@ -40,6 +40,8 @@ struct cox_group_relay {
     /* collect's thread; ends with its generation */
     bool threaded;
     _Atomic bool over;
+    /* a machine has come that may not have what was sent before */
+    _Atomic bool resend;
     pthread_t thread;
 };
 
@@ -81,6 +83,8 @@ static void *relay_main(void *context)
     uint8_t *buffer = malloc(cox_group_mirror_size_max(relay->mirror));
     COX_ASSERT(buffer);
     while (!atomic_load(&relay->over)) {
+        if (atomic_exchange(&relay->resend, false))
+            cox_group_mirror_forget(relay->mirror);
         const size_t size = cox_group_mirror_collect(relay->mirror, buffer);
         if (size)
             relay_send(relay, buffer, size);
@@ -134,31 +138,59 @@ struct cox_group_relay *cox_group_relay_free(struct cox_group_relay *relay)
     return NULL;
 }
 
+static const struct cox_agent_peer *peer_find(const struct cox_group_relay *relay, const char *node)
+{
+    for (uint32_t i = 0; i < relay->peer_count; i++)
+        if (strcmp(relay->peers[i].node, node) == 0)
+            return &relay->peers[i];
+    return NULL;
+}
+
+/* What is kept: applies what is of this generation and of a known machine. The lock is held. */
+static void relay_catch_up(struct cox_group_relay *relay)
+{
+    struct early **at = &relay->first;
+    while (*at) {
+        struct early *early = *at;
+        const struct cox_agent_peer *peer = peer_find(relay, early->node);
+        struct cox_error why = {0};
+        if (early->generation > relay->generation ||
+            (early->generation == relay->generation && (!peer || !relay->mirror))) {
+            at = &early->next;
+            continue;
+        }
+        if (early->generation == relay->generation &&
+            cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, early->bytes,
+                                   early->size, &why))
+            cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", early->node, why.text);
+        *at = early->next;
+        relay->early_count--;
+        early_free(early);
+    }
+    relay->end = at;
+}
+
 void cox_group_relay_set_peers(struct cox_group_relay *relay, const struct cox_agent_peer *peers,
                                uint32_t count)
 {
+    bool news = false;
     pthread_mutex_lock(&relay->lock);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cox_agent_peer *known = peer_find(relay, peers[i].node);
+        news = news || (strcmp(peers[i].node, relay->node) != 0 &&
+                        (!known || strcmp(known->address, peers[i].address) != 0));
+    }
     relay->peer_count = 0;
     for (uint32_t i = 0; i < count; i++)
         if (strcmp(peers[i].node, relay->node) != 0)
             relay->peers[relay->peer_count++] = peers[i];
-    pthread_mutex_unlock(&relay->lock);
-}
-
-/* The lock is held. */
-static void relay_apply(struct cox_group_relay *relay, const char *node, const uint8_t *bytes,
-                        size_t size)
-{
-    struct cox_error why = {0};
-    for (uint32_t i = 0; i < relay->peer_count; i++) {
-        const struct cox_agent_peer *peer = &relay->peers[i];
-        if (strcmp(peer->node, node) != 0)
-            continue;
-        if (cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, bytes, size,
-                                   &why))
-            cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", node, why.text);
-        return;
+    if (news) {
+        relay_catch_up(relay);
+        atomic_store(&relay->resend, true);
+        if (relay->mirror)
+            cox_group_mirror_wake(relay->mirror);
     }
+    pthread_mutex_unlock(&relay->lock);
 }
 
 int cox_group_relay_begin(struct cox_group_relay *relay,
@@ -172,20 +204,7 @@ int cox_group_relay_begin(struct cox_group_relay *relay,
     pthread_mutex_lock(&relay->lock);
     relay->mirror = mirror;
     relay->generation = options->generation;
-    struct early **at = &relay->first;
-    while (*at) {
-        struct early *early = *at;
-        if (early->generation > relay->generation) {
-            at = &early->next;
-            continue;
-        }
-        if (early->generation == relay->generation)
-            relay_apply(relay, early->node, early->bytes, early->size);
-        *at = early->next;
-        relay->early_count--;
-        early_free(early);
-    }
-    relay->end = at;
+    relay_catch_up(relay);
     pthread_mutex_unlock(&relay->lock);
     atomic_store(&relay->over, false);
     r = cox_thread_start(&relay->thread, relay_main, relay);
@@ -193,36 +212,48 @@ int cox_group_relay_begin(struct cox_group_relay *relay,
     return r ? cox_fail(err, r, "the thread of the rank group: %s", cox_status_text(r)) : 0;
 }
 
+/* The lock is held. Takes no ownership of bytes. */
+static void relay_keep(struct cox_group_relay *relay, const char *node, uint64_t generation,
+                       const uint8_t *bytes, size_t size)
+{
+    struct early *early = relay->early_count < EARLY_MAX ? calloc(1, sizeof *early) : NULL;
+    if (!early)
+        return;
+    early->generation = generation;
+    early->size = size;
+    early->bytes = malloc(size ? size : 1);
+    snprintf(early->node, sizeof early->node, "%s", node);
+    if (!early->bytes) {
+        free(early);
+        return;
+    }
+    memcpy(early->bytes, bytes, size);
+    *relay->end = early;
+    relay->end = &early->next;
+    relay->early_count++;
+}
+
 void cox_group_relay_take(struct cox_group_relay *relay, const char *node, uint8_t *bytes,
                           size_t size)
 {
     uint64_t generation;
-    if (size < sizeof generation) {
-        free(bytes);
-        return;
-    }
-    memcpy(&generation, bytes, sizeof generation);
-    generation = le64toh(generation);
-    pthread_mutex_lock(&relay->lock);
-    if (relay->mirror && generation == relay->generation) {
-        relay_apply(relay, node, bytes + sizeof generation, size - sizeof generation);
-    } else if (generation > relay->generation && relay->early_count < EARLY_MAX) {
-        struct early *early = calloc(1, sizeof *early);
-        if (early) {
-            early->generation = generation;
-            early->size = size - sizeof generation;
-            early->bytes = malloc(early->size ? early->size : 1);
-            snprintf(early->node, sizeof early->node, "%s", node);
+    struct cox_error why = {0};
+    if (size >= sizeof generation) {
+        memcpy(&generation, bytes, sizeof generation);
+        generation = le64toh(generation);
+        const uint8_t *rest = bytes + sizeof generation;
+        size -= sizeof generation;
+        pthread_mutex_lock(&relay->lock);
+        const struct cox_agent_peer *peer = peer_find(relay, node);
+        const bool present = relay->mirror && generation == relay->generation;
+        if (present && peer) {
+            if (cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, rest, size,
+                                       &why))
+                cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", node, why.text);
+        } else if (present || generation > relay->generation) {
+            relay_keep(relay, node, generation, rest, size);
         }
-        if (early && early->bytes) {
-            memcpy(early->bytes, bytes + sizeof generation, early->size);
-            *relay->end = early;
-            relay->end = &early->next;
-            relay->early_count++;
-        } else {
-            free(early);
-        }
+        pthread_mutex_unlock(&relay->lock);
     }
-    pthread_mutex_unlock(&relay->lock);
     free(bytes);
 }

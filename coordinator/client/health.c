@@ -35,6 +35,8 @@ static void check_rank(const CoxswainControl__RankStatus *rank, char text[COX_HE
         add(text,
             "rank %" PRIu32 " (pid %" PRId64 ") is stopped by a signal (kill -CONT %" PRId64 ")",
             rank->rank, rank->serving_pid, rank->serving_pid);
+    else if (rank->trouble)
+        add(text, "rank %" PRIu32 ": %.160s", rank->rank, rank->trouble);
 }
 
 static bool is_state(const CoxswainControl__StatusReply *status, enum cox_engine_state state)

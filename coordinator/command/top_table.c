@@ -118,6 +118,8 @@ static const char *state_of(const rank_message *rank)
                                                      : cox_rank_liveness_name(rank->liveness);
     if (rank->stopped)
         return "stopped";
+    if (rank->trouble)
+        return "suspect";
     return channel && channel->has_state ? cox_rank_state_name(channel->state) : "alive";
 }
 

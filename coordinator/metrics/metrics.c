@@ -169,6 +169,8 @@ static void write_detections(FILE *file, const status_reply *status)
 #define RANK_METRICS(X)                                                                            \
     X(rank->liveness == COX_LIVENESS_ALIVE, "rank_up", "gauge", "1: the rank is alive.")           \
     X(rank->stopped, "rank_stopped", "gauge", "1: stopped by a signal or a debugger.")             \
+    X(rank->trouble != NULL, "rank_suspect", "gauge",                                              \
+      "1: its node has not been heard for a while, and is not given up yet.")                      \
     X(rank->incarnation, "rank_incarnation", "gauge",                                              \
       "1 for its first process; each that is started counts, also one that does not attach.")      \
     X(rank->deaths, "rank_deaths_total", "counter", "Deaths of its processes.")                    \
@@ -226,6 +228,13 @@ static void write_ranks(FILE *file, const status_reply *status)
     RANK_METRICS(WRITE)
 #undef WRITE
     write_rank_channels(file, status);
+    begin(file, "rank_node_info", "gauge", "1: the node where the rank runs, in a group of several.");
+    for (size_t i = 0; i < status->n_ranks; i++)
+        if (status->ranks[i]->node) {
+            fprintf(file, "coxswain_rank_node_info{rank=\"%" PRIu32 "\"", status->ranks[i]->rank);
+            label(file, ",", "node", status->ranks[i]->node);
+            fputs("} 1\n", file);
+        }
     begin(file, "rank_execute_seconds", "histogram",
           "Time of a step in the rank, as it reports it; of opaque requests there is none.");
     for (size_t i = 0; i < status->n_ranks; i++) {

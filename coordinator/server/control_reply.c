@@ -53,6 +53,10 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
         SET(message, cpu_ns, status->cpu_ns);
     if (status->resident_bytes)
         SET(message, resident_bytes, status->resident_bytes);
+    if (status->node[0])
+        message->node = cox_arena_strdup(arena, status->node);
+    if (status->liveness != COX_LIVENESS_DEAD && status->trouble[0])
+        message->trouble = cox_arena_strdup(arena, status->trouble);
     message->death = status->death[0] ? cox_arena_strdup(arena, status->death) : NULL;
     if (status->liveness == COX_LIVENESS_DEAD) {
         SET(message, signal, status->signal);

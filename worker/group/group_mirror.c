@@ -308,6 +308,11 @@ void cox_group_mirror_wait(struct cox_group_mirror *mirror, uint64_t deadline_ns
     atomic_store_explicit(&wakeup->mirror_sleeps, 0, memory_order_relaxed);
 }
 
+void cox_group_mirror_forget(struct cox_group_mirror *mirror)
+{
+    memset(mirror->seen, 0, sizeof mirror->seen);
+}
+
 void cox_group_mirror_wake(struct cox_group_mirror *mirror)
 {
     atomic_fetch_add_explicit(&mirror->wakeup->mirror, 1, memory_order_seq_cst);

@@ -61,6 +61,8 @@ size_t cox_group_mirror_size_max(const struct cox_group_mirror *mirror);
 size_t cox_group_mirror_collect(struct cox_group_mirror *mirror, uint8_t *buffer);
 /* Waits until a rank of this machine has changed something, or deadline_ns. May return early. */
 void cox_group_mirror_wait(struct cox_group_mirror *mirror, uint64_t deadline_ns);
+/* The next collect copies everything, changed or not. On collect's thread. */
+void cox_group_mirror_forget(struct cox_group_mirror *mirror);
 /* Ends a wait. From any thread. */
 void cox_group_mirror_wake(struct cox_group_mirror *mirror);
 /* Writes what a mirror of another machine has collected, whose ranks are rank_first to rank_first +

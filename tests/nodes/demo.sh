@@ -1,0 +1,36 @@
+#!/bin/sh
+# demo.sh BUILD_DIR: two machines, in network namespaces, with a real NATS server and certificates:
+# prompts are completed by ranks on both; then one machine's agent is killed, and the error names it.
+# Root only; takes some seconds. Exit status 0: all of it happened.
+set -eu
+
+[ $# -eq 1 ] || { echo "usage: sh tests/nodes/demo.sh BUILD_DIR" >&2; exit 2; }
+[ "$(id -u)" -eq 0 ] || { echo "demo.sh: network namespaces need root" >&2; exit 77; }
+command -v nats-server >/dev/null || { echo "demo.sh: needs nats-server (Debian: nats-server)" >&2; exit 77; }
+. "$(dirname "$0")/cluster.sh"
+
+trap cluster_down EXIT
+trap 'exit 1' HUP INT TERM
+
+cluster_up "$1" 2
+cluster_node a
+cluster_node b
+agent_b=$net_pid
+cluster_lead a:4,b:4
+cluster_ready
+echo "8 ranks on two machines:"
+cluster_run status --name big | grep '^rank'
+
+answer=$(cluster_run generate --name big "27+58=" 2>/dev/null)
+echo "they answer: $answer"
+[ "$answer" = "27+58=85" ]
+
+kill -9 "$agent_b"
+echo "the agent of node b is killed:"
+dead() { ! kill -0 "$cluster_lead_pid" 2>/dev/null; }
+cluster_await 10 dead
+tail -n 3 "$cluster_dir/lead.log"
+grep -q 'node b' "$cluster_dir/lead.log"
+left() { ! pgrep -f -- "--node [ab] --cluster $cluster_url" >/dev/null; }
+cluster_await 40 left || { echo "an agent is left"; exit 1; }
+echo "demo: two nodes have answered, and the one that was killed was named"
