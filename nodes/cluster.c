@@ -54,21 +54,6 @@ struct cox_cluster {
     char refused[256];
 };
 
-int cox_cluster_name_check(const char *what, const char *name, struct cox_error *err)
-{
-    static const char allowed[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
-    const size_t length = strlen(name), good = strspn(name, allowed);
-    if (length == 0 || length > COX_NODE_NAME_MAX)
-        return cox_fail(err, COX_INVALID, "the name of a %s has %zu characters: 1 to %d are allowed",
-                        what, length, COX_NODE_NAME_MAX);
-    return good == length ? 0
-                          : cox_fail(err, COX_INVALID,
-                                     "the name '%s' of a %s has a '%c': letters, digits, '-' and '_' "
-                                     "are allowed, since it is a part of NATS subjects",
-                                     name, what, name[good]);
-}
-
 /* ---- sending ---- */
 
 static void outgoing_free(struct outgoing *outgoing)
@@ -419,9 +404,9 @@ static int cluster_subscribe(struct cox_cluster *cluster, struct cox_error *err)
 int cox_cluster_open(const struct cox_cluster_options *options, struct cox_cluster **ret_cluster,
                      struct cox_error *err)
 {
-    int r = cox_cluster_name_check("group", options->group, err);
+    int r = cox_node_name_check("group", options->group, err);
     if (r == 0 && options->node)
-        r = cox_cluster_name_check("node", options->node, err);
+        r = cox_node_name_check("node", options->node, err);
     if (r)
         return r;
     struct cox_cluster *cluster = calloc(1, sizeof *cluster);

@@ -22,17 +22,6 @@
 
 struct cox_cluster;
 
-/* How a process reaches the cluster, and shows who it is. */
-struct cox_cluster_access {
-    /* "tls://HOST:PORT", several with commas */
-    const char *url;
-    /* PEM files */
-    const char *ca, *certificate, *key;
-    /* Without TLS and certificates, for trying things on one machine: all addresses must be
-     * loopback. */
-    bool insecure_loopback;
-};
-
 struct cox_cluster_options {
     struct cox_cluster_access access;
     const char *group;
@@ -48,10 +37,6 @@ struct cox_cluster_options {
     /* The connection is there, or not any more. */
     void (*on_connection)(void *context, bool connected, const char *text);
 };
-
-/* "b", of "node-b"; checks names of nodes and groups, which are parts of subjects: letters, digits, '-'
- * and '_'. Returns 0 or COX_INVALID. */
-int cox_cluster_name_check(const char *what, const char *name, struct cox_error *err);
 
 /* Connects, checks the server and subscribes.
  * Returns

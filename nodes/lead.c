@@ -62,6 +62,8 @@ struct large {
 
 struct cox_nodes {
     struct cox_nodes_options options;
+    struct cox_node_times times;
+    char url[1024];
     char group[COX_NAME_SIZE_MAX + 1];
     char **facts; /* name, value or NULL, ... */
     size_t fact_count;
@@ -69,6 +71,7 @@ struct cox_nodes {
     uint32_t world;
     uint64_t epoch;
     bool continued;
+    bool sealed;
     uint64_t first_sequence[COX_TWO_WAY_COUNT];
     struct cox_cluster *cluster;
     struct cox_direct *direct;
@@ -339,16 +342,16 @@ static void admit(struct cox_nodes *nodes, uint32_t node)
     welcome.request_size = (uint64_t *)(uintptr_t)options->request_size;
     welcome.response_size = (uint64_t *)(uintptr_t)options->response_size;
     welcome.has_sealed = welcome.has_no_recorder = 1;
-    welcome.sealed = options->sealed;
+    welcome.sealed = nodes->sealed;
     welcome.no_recorder = options->no_recorder;
     welcome.n_start_after = COX_TWO_WAY_COUNT;
     welcome.start_after = start_after;
     welcome.has_lead_grace_ms = welcome.has_beat_ms = welcome.has_suspect_ms = 1;
     welcome.has_dead_ms = 1;
-    welcome.lead_grace_ms = options->times.lead_grace_ms;
-    welcome.beat_ms = options->times.beat_ms;
-    welcome.suspect_ms = options->times.suspect_ms;
-    welcome.dead_ms = options->times.dead_ms;
+    welcome.lead_grace_ms = nodes->times.lead_grace_ms;
+    welcome.beat_ms = nodes->times.beat_ms;
+    welcome.suspect_ms = nodes->times.suspect_ms;
+    welcome.dead_ms = nodes->times.dead_ms;
     welcome.n_peers = nodes->peer_count;
     welcome.peers = nodes->peer_pointers;
     send_message(nodes, node, COX_FRAME_WELCOME, &welcome.base);
@@ -359,7 +362,7 @@ static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hel
     struct hello *hello = &nodes->hellos[node];
     const struct cox_lead_link *link = &nodes->links[node];
     const uint64_t now_ns = cox_now_ns();
-    const uint64_t dead_ns = nodes->options.times.dead_ms * COX_NSEC_PER_MSEC;
+    const uint64_t dead_ns = nodes->times.dead_ms * COX_NSEC_PER_MSEC;
     char text[320];
     bool there = link->state != COX_NODE_ABSENT && link->agent != message->agent;
     there = there || (hello->agent && hello->agent != message->agent &&
@@ -406,7 +409,7 @@ static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hel
         refuse(nodes, node, hello->agent, true, hello->refusal);
         return COX_INVALID;
     }
-    if (hello->epoch && hello->epoch != nodes->epoch && hello->silent_ms < nodes->options.times.dead_ms)
+    if (hello->epoch && hello->epoch != nodes->epoch && hello->silent_ms < nodes->times.dead_ms)
         return COX_TAKEN; /* its lead lives; seen again soon */
     if (nodes->started && !nodes->stopping)
         admit(nodes, node);
@@ -492,7 +495,7 @@ static void on_connection(void *context, bool connected, const char *text)
 static void seek(struct cox_nodes *nodes, uint64_t now_ns)
 {
     CoxNode__Seek message = COX_NODE__SEEK__INIT;
-    if (now_ns - nodes->seek_ns < nodes->options.times.beat_ms * COX_NSEC_PER_MSEC)
+    if (now_ns - nodes->seek_ns < nodes->times.beat_ms * COX_NSEC_PER_MSEC)
         return;
     nodes->seek_ns = now_ns;
     message.has_epoch = 1;
@@ -634,53 +637,9 @@ static void transport_stop(void *context)
 
 /* ---- open ---- */
 
-/* Calls add for each "NAME:COUNT". */
-static int nodes_parse(const char *text, struct cox_nodes *nodes, uint32_t *ret_world,
-                       struct cox_error *err)
-{
-    char list[4096], *rest = NULL;
-    uint32_t count = 0, world = 0;
-    if (snprintf(list, sizeof list, "%s", text) >= (int)sizeof list)
-        return cox_fail(err, COX_INVALID, "--nodes: the list is too long");
-    for (char *item = strtok_r(list, ",", &rest); item; item = strtok_r(NULL, ",", &rest)) {
-        char *colon = strchr(item, ':'), *end = NULL;
-        unsigned long ranks = colon ? strtoul(colon + 1, &end, 10) : 0;
-        if (!colon || *end || ranks < 1 || ranks > COX_RANK_COUNT_MAX)
-            return cox_fail(err, COX_INVALID,
-                            "--nodes: '%.60s' is no NAME:RANKS, as in a:4,b:4 (1 to %d ranks)", item,
-                            COX_RANK_COUNT_MAX);
-        *colon = '\0';
-        int r = cox_cluster_name_check("node", item, err);
-        if (r)
-            return r;
-        if (count == COX_NODE_COUNT_MAX || world + ranks > COX_RANK_COUNT_MAX)
-            return cox_fail(err, COX_INVALID, "--nodes: at most %d nodes and %d ranks",
-                            COX_NODE_COUNT_MAX, COX_RANK_COUNT_MAX);
-        for (uint32_t i = 0; nodes && i < count; i++)
-            if (strcmp(nodes->links[i].node, item) == 0)
-                return cox_fail(err, COX_INVALID, "--nodes: node %s is named twice", item);
-        if (nodes)
-            cox_lead_link_init(&nodes->links[count], item, world, (uint32_t)ranks, 0,
-                               nodes->options.depth);
-        world += (uint32_t)ranks;
-        count++;
-    }
-    if (count == 0)
-        return cox_fail(err, COX_INVALID, "--nodes: no node is named, as in a:4,b:4");
-    *ret_world = world;
-    if (nodes)
-        nodes->node_count = count;
-    return 0;
-}
-
-int cox_nodes_count(const char *nodes, uint32_t *ret_rank_count, struct cox_error *err)
-{
-    return nodes_parse(nodes, NULL, ret_rank_count, err);
-}
-
 static int direct_open(struct cox_nodes *nodes, struct cox_error *err)
 {
-    const struct cox_nodes_options *options = &nodes->options;
+    const struct cox_executor_nodes *options = nodes->options.nodes;
     char host[128], listen[160];
     if (options->listen) {
         snprintf(listen, sizeof listen, "%s", options->listen);
@@ -715,14 +674,14 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         const struct hello *hello = &nodes->hellos[i];
         const bool fresh = hello->agent && cox_now_ns() - hello->heard_ns <
-                                               nodes->options.times.dead_ms * COX_NSEC_PER_MSEC;
+                                               nodes->times.dead_ms * COX_NSEC_PER_MSEC;
         if (hello->refusal[0]) {
             snprintf(text, size, "%s", hello->refusal);
             *ret_code = COX_INVALID;
             return (int32_t)i;
         }
         const bool follows = fresh && hello->epoch && hello->epoch != nodes->epoch &&
-                             hello->silent_ms < nodes->options.times.dead_ms;
+                             hello->silent_ms < nodes->times.dead_ms;
         if ((!fresh || follows) && missing < 0) {
             missing = (int32_t)i;
             *ret_code = follows ? COX_TAKEN : COX_TIMEOUT;
@@ -734,9 +693,9 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
             else
                 snprintf(text, size,
                          "node %s has not come: run there: coxswain node --name %s --node %s "
-                         "--cluster %s ...",
+                         "--cluster %.120s ...",
                          nodes->links[i].node, nodes->group, nodes->links[i].node,
-                         nodes->options.access.url);
+                         nodes->url);
         }
     }
     return missing;
@@ -760,8 +719,8 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
             return cox_fail(err, code, "%s", text);
         if (options->cancelled && options->cancelled(options->context))
             return cox_fail(err, COX_CLOSED, "cancelled while nodes were awaited");
-        if (missing != told && options->waiting)
-            options->waiting(options->context, text);
+        if (missing != told)
+            cox_log_write(&options->log, 4, "waiting: %s", text);
         told = missing;
         nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
     }
@@ -800,7 +759,10 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     *ret_nodes = nodes;
     nodes->options = *options;
     const struct cox_node_times defaults = COX_NODE_TIMES_DEFAULT;
-    struct cox_node_times *times = &nodes->options.times;
+    struct cox_node_times *times = &nodes->times;
+    *times = options->nodes->times;
+    nodes->sealed = options->nodes->attach == COX_ATTACH_SEALED;
+    snprintf(nodes->url, sizeof nodes->url, "%s", options->nodes->access.url ? options->nodes->access.url : "");
     times->beat_ms = times->beat_ms ? times->beat_ms : defaults.beat_ms;
     times->suspect_ms = times->suspect_ms ? times->suspect_ms : defaults.suspect_ms;
     times->dead_ms = times->dead_ms ? times->dead_ms : defaults.dead_ms;
@@ -816,12 +778,12 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     nodes->hellos = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->hellos);
     nodes->peers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peers);
     nodes->peer_pointers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peer_pointers);
-    nodes->facts = calloc(2 * options->fact_count + 1, sizeof *nodes->facts);
+    nodes->facts = calloc(2 * options->nodes->fact_count + 1, sizeof *nodes->facts);
     if (!nodes->links || !nodes->hellos || !nodes->peers || !nodes->peer_pointers || !nodes->facts)
         return cox_fail(err, -ENOMEM, "no memory for the nodes");
-    for (size_t i = 0; i < options->fact_count; i++) {
-        nodes->facts[2 * i] = strdup(options->facts[i].name);
-        nodes->facts[2 * i + 1] = options->facts[i].value ? strdup(options->facts[i].value) : NULL;
+    for (size_t i = 0; i < options->nodes->fact_count; i++) {
+        nodes->facts[2 * i] = strdup(options->nodes->facts[i].name);
+        nodes->facts[2 * i + 1] = options->nodes->facts[i].value ? strdup(options->nodes->facts[i].value) : NULL;
         nodes->fact_count = i + 1;
     }
     snprintf(nodes->group, sizeof nodes->group, "%s", options->group);
@@ -833,11 +795,13 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
                         "beats of %" PRIu64 " ms, suspect after %" PRIu64 " ms, dead after %" PRIu64
                         " ms: suspect needs two beats at least, and dead must be later",
                         times->beat_ms, times->suspect_ms, times->dead_ms);
-    int r = nodes_parse(options->nodes, nodes, &nodes->world, err);
+    struct cox_node_place places[COX_NODE_COUNT_MAX];
+    int r = cox_nodes_parse(options->nodes->nodes, places, &nodes->node_count, &nodes->world, err);
     for (uint32_t i = 0; r == 0 && i < nodes->node_count; i++) {
         struct cox_lead_link *link = &nodes->links[i];
+        cox_lead_link_init(link, places[i].name, places[i].rank_first, places[i].rank_count,
+                           nodes->world, nodes->options.depth);
         link->index = i;
-        link->world = nodes->world;
         link->times = times;
         link->epoch = nodes->epoch;
         link->context = nodes;
@@ -866,7 +830,7 @@ int cox_nodes_open(const struct cox_nodes_options *options, struct cox_nodes **r
     struct cox_nodes *nodes = NULL;
     int r = nodes_new(options, &nodes, err);
     const struct cox_cluster_options cluster = {
-        .access = options->access,
+        .access = options->nodes->access,
         .group = options->group,
         .timeout_ms = CONNECT_MS,
         .log = options->log,

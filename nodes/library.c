@@ -6,7 +6,6 @@
 const COX_PUBLIC struct cox_nodes_library cox_nodes_library = {
     .version = COX_NODES_LIBRARY_VERSION,
     .release = COX_VERSION_TEXT,
-    .count = cox_nodes_count,
     .open = cox_nodes_open,
     .transport = cox_nodes_transport,
     .close = cox_nodes_close,

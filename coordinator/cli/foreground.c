@@ -189,7 +189,8 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
         .spin = group->spin,
         .legacy_workers = group->legacy_workers,
         .keep_names = group->keep_names,
-        .attach = group->attach,
+        .nodes = from->nodes,
+        .attach = from->nodes ? COX_ATTACH_NAMED : group->attach,
         .huge_pages = group->huge_pages,
         .no_large_payloads = group->no_large_payloads,
         .no_recorder = group->no_recorder,
@@ -216,14 +217,7 @@ static int server_make(struct cox_foreground *foreground,
                        const struct cox_config_entry *config, size_t config_count,
                        struct cox_error *err)
 {
-    struct cox_executor_options executor = executor_options_make(options, foreground);
-    int r = options->transport ? options->transport(options->transport_context, foreground,
-                                                    &executor, &executor.transport, err)
-                               : 0;
-    if (r)
-        return r;
-    if (executor.transport)
-        executor.attach = COX_ATTACH_NAMED; /* how workers attach is for their nodes */
+    const struct cox_executor_options executor = executor_options_make(options, foreground);
     _cox_cleanup_(cox_free_ptr) char *model =
         options->model ? realpath(options->model, NULL) : NULL;
     struct cox_server_options made = COX_SERVER_OPTIONS_INIT;
@@ -241,7 +235,7 @@ static int server_make(struct cox_foreground *foreground,
     made.log = cox_foreground_full_log(foreground);
     made.stop_requested = on_stop_request;
     made.context = foreground;
-    r = cox_server_new(&made, &server, err);
+    int r = cox_server_new(&made, &server, err);
     if (r)
         return r;
     pthread_mutex_lock(&foreground->lock);

@@ -51,12 +51,8 @@ struct cox_foreground_options {
     /* why clients' prompts are refused; static storage */
     const char *prompts_refusal;
     const struct cox_server_hooks *hooks;
-    /* Opens the transport of a group whose ranks are elsewhere, when the executor's options are known.
-     * NULL: the group is on this machine. */
-    int (*transport)(void *context, struct cox_foreground *foreground,
-                     const struct cox_executor_options *executor,
-                     const struct cox_transport **ret_transport, struct cox_error *err);
-    void *transport_context;
+    /* the ranks are on these; NULL: on this machine */
+    const struct cox_executor_nodes *nodes;
 };
 
 /* Blocks the signals, starts the thread that takes them, and the console. Returns 0; -ENOMEM;

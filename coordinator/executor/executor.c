@@ -17,7 +17,7 @@
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
 #include "channel/shm/windows.h"
-#include "coordinator/transport/transport.h"
+#include "coordinator/transport/nodes_library.h"
 #include "proto/operation.h"
 #include "coordinator/collector/collect.h"
 #include "executor_internal.h"
@@ -480,20 +480,38 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
                                      : executor_await_attach(executor, deadline_ns, err);
 }
 
-static int executor_check_options(const struct cox_executor_options *options, char *name,
+/* Sets options->rank_count, which nodes give. */
+static int executor_check_options(struct cox_executor_options *options, char *name,
                                   size_t name_size, struct cox_geometry *geometry,
                                   struct cox_error *err)
 {
     static _Atomic uint32_t counter; /* distinguishes the groups of one process */
-    if (!options->external_workers && !options->transport &&
+    if (options->nodes) {
+        uint32_t node_count, rank_count;
+        int r = cox_nodes_parse(options->nodes->nodes ? options->nodes->nodes : "", NULL, &node_count,
+                                &rank_count, err);
+        if (r)
+            return r;
+        if (options->rank_count && options->rank_count != rank_count)
+            return cox_fail(err, COX_INVALID,
+                            "the nodes have %" PRIu32 " ranks, the group is to have %" PRIu32,
+                            rank_count, options->rank_count);
+        if (options->transport || !options->name)
+            return cox_fail(err, COX_INVALID,
+                            options->transport ? "a group with nodes has the transport of its nodes"
+                                               : "a group with nodes needs a name, by which they find it");
+        options->rank_count = rank_count;
+    }
+    const bool elsewhere = options->nodes || options->transport;
+    if (!options->external_workers && !elsewhere &&
         (!options->command || !options->command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
-    if (options->transport && (options->external_workers || options->legacy_workers ||
+    if (elsewhere && (options->external_workers || options->legacy_workers ||
                                options->collect || options->attach == COX_ATTACH_SEALED))
         return cox_fail(err, COX_INVALID,
                         "ranks on other nodes are started there: leave out external and legacy "
                         "workers, collect and sealed attach");
-    if (options->forwarded && (options->collect || options->legacy_workers || options->transport))
+    if (options->forwarded && (options->collect || options->legacy_workers || elsewhere))
         return cox_fail(err, COX_INVALID,
                         "an executor that passes requests on has no other requests, and no "
                         "transport");
@@ -578,6 +596,37 @@ static void executor_choose_blocks(struct cox_executor *executor)
         options->reply_size_max ? options->reply_size_max : REPLY_SIZE_MAX;
 }
 
+/* Waits for the nodes, before anything is made. */
+static int executor_open_nodes(struct cox_executor *executor, struct cox_error *err)
+{
+    struct cox_executor_options *options = &executor->options;
+    struct cox_executor_nodes known;
+    if (!options->nodes)
+        return 0;
+    int r = cox_options_copy(&known, sizeof known, options->nodes, "cox_executor_nodes", err);
+    if (r)
+        return r;
+    struct cox_nodes_options made = {
+        .nodes = &known,
+        .group = executor->name,
+        .depth = options->depth,
+        .no_recorder = options->no_recorder,
+        .start_timeout_ms = options->start_timeout_ms,
+        .log = options->log,
+        .context = options->hook_context,
+        .cancelled = options->cancelled,
+    };
+    memcpy(made.request_size, options->request_size, sizeof made.request_size);
+    memcpy(made.response_size, options->response_size, sizeof made.response_size);
+    r = cox_nodes_library_open(&executor->nodes_library, err);
+    if (r == 0)
+        r = executor->nodes_library->open(&made, &executor->nodes, err);
+    if (r == 0)
+        options->transport = executor->nodes_library->transport(executor->nodes);
+    options->nodes = NULL; /* borrowed by start alone */
+    return r;
+}
+
 int cox_executor_start(const struct cox_executor_options *options,
                        struct cox_executor **ret_executor, struct cox_error *err)
 {
@@ -588,7 +637,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     if (r)
         return r;
     options = &known;
-    r = executor_check_options(options, name, sizeof name, &geometry, err);
+    r = executor_check_options(&known, name, sizeof name, &geometry, err);
     if (r)
         return r;
     struct cox_executor *executor = calloc(1, sizeof *executor);
@@ -615,6 +664,12 @@ int cox_executor_start(const struct cox_executor_options *options,
     memcpy(executor->name, name, sizeof name);
     cox_name_objects(executor->objects, name, &geometry);
     executor_choose_blocks(executor);
+    r = executor_open_nodes(executor, err);
+    if (r) {
+        cox_executor_free(executor);
+        return r;
+    }
+    options = &executor->options;
     /* Generations of the rank group that an earlier coordinator has begun do not come again. */
     if (options->transport && options->transport->first_sequence)
         executor->group_generation = options->transport->first_sequence(
@@ -791,6 +846,8 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_init_record_free(executor->init_record);
     cox_large_payload_sender_deinit(&executor->blocks.sender);
     cox_kv_caches_free(executor->kv_caches);
+    if (executor->nodes)
+        executor->nodes_library->close(executor->nodes);
     free(executor->remote_replies);
     pthread_mutex_destroy(&executor->transport_lock);
     pthread_mutex_destroy(&executor->memory_lock);

@@ -29,6 +29,7 @@ extern "C" {
 #endif
 
 struct cox_executor;
+struct cox_executor_nodes;
 struct cox_forwarded;
 struct cox_transport;
 struct Coxswain__ExecuteRequest;
@@ -126,8 +127,12 @@ struct cox_executor_options {
      * are files there too, removed when the group stops. Created if it does not exist. NULL: none.
      */
     const char *crash_dir;
-    /* The ranks are reached through it (transport.h): command, devices and attach are not used, and
-     * no worker can connect. Borrowed until free has returned. NULL: through shared memory. */
+    /* The ranks are on several machines (nodes.h): command, devices and attach are not used, and no
+     * worker can connect here. rank_count may be 0. Borrowed until start has returned. NULL: on this
+     * machine. */
+    const struct cox_executor_nodes *nodes;
+    /* The same with a transport of one's own (transport.h). Borrowed until free has returned. NULL:
+     * through shared memory. */
     const struct cox_transport *transport;
     /* The far side of a transport: this machine has the ranks rank_first to rank_first + rank_here -
      * 1 of the rank_count; rank_here 0: all of them. Requests come by cox_executor_forward, and

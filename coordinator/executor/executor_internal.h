@@ -53,6 +53,9 @@ struct cox_executor {
     struct cox_last_errors last_errors;
     struct cox_recorders recorders;
     struct cox_supervisor *supervisor;
+    /* options.nodes; NULL: none */
+    struct cox_nodes *nodes;
+    const struct cox_nodes_library *nodes_library;
     /* of each rank that a transport reaches: the write end of its end_fd; -1: no process. Under
      * transport_lock. */
     int remote_ends[COX_RANK_COUNT_MAX];

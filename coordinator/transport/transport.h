@@ -31,8 +31,6 @@
 extern "C" {
 #endif
 
-#define COX_NODE_NAME_MAX 47
-
 struct cox_executor;
 
 /* A request, as it was published. */

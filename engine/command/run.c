@@ -104,9 +104,8 @@ struct run_command {
     struct cox_adapter_choice adapters;
     struct cox_init_choice init;
     struct cox_nodes_choice nodes;
-    const struct cox_nodes_library *library;
-    /* of --nodes, once it is open */
-    struct cox_nodes *open_nodes;
+    struct cox_node_facts facts;
+    struct cox_executor_nodes executor_nodes;
     enum cox_role role;
     /* the address of --metrics; NULL: none */
     const char *metrics;
@@ -175,7 +174,7 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
                         struct cox_error *err)
 {
     struct cox_foreground_options *options = &run->options.foreground;
-    uint32_t rank_count;
+    uint32_t rank_count, node_count;
     if (count)
         return cox_fail(err, COX_INVALID,
                         "--nodes: workers are started by coxswain node: give '%.64s' to it", words[0]);
@@ -187,9 +186,7 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
         return cox_fail(err, COX_INVALID, "--nodes: --name is missing, by which nodes find the group");
     int r = cox_nodes_choice_check(&run->nodes, err);
     if (r == 0)
-        r = cox_nodes_library_open(&run->library, err);
-    if (r == 0)
-        r = run->library->count(run->nodes.nodes, &rank_count, err);
+        r = cox_nodes_parse(run->nodes.nodes, NULL, &node_count, &rank_count, err);
     if (r == 0 && run->group.rank_count_given && run->group.rank_count != rank_count)
         r = cox_fail(err, COX_INVALID, "--nodes has %" PRIu32 " ranks, -n says %" PRIu32, rank_count,
                      run->group.rank_count);
@@ -197,55 +194,19 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
         run->group.rank_count = rank_count;
     if (r == 0 && options->init)
         r = cox_model_find(&run->group, &options->model, err);
-    return r;
-}
-
-/* Waits for the nodes. */
-static bool nodes_cancelled(void *context)
-{
-    return cox_foreground_signal(context) != 0;
-}
-
-static void nodes_waiting(void *context, const char *text)
-{
-    (void)context;
-    cox_console_say("waiting: %s", text);
-}
-
-static int open_nodes(void *context, struct cox_foreground *foreground,
-                      const struct cox_executor_options *executor,
-                      const struct cox_transport **ret_transport, struct cox_error *err)
-{
-    struct run_command *run = context;
-    struct cox_node_facts facts = {0};
-    struct cox_nodes_options options = {
-        .size = sizeof options,
-        .access = run->nodes.access,
-        .group = run->group.name,
+    if (r == 0 && options->model)
+        r = cox_node_facts_read(options->model, &run->facts, err);
+    run->executor_nodes = (struct cox_executor_nodes){
+        .size = sizeof run->executor_nodes,
         .nodes = run->nodes.nodes,
+        .access = run->nodes.access,
         .listen = run->nodes.listen,
         .times = run->nodes.times,
-        .facts = facts.facts,
-        .depth = executor->depth,
-        .sealed = run->group.attach == COX_ATTACH_SEALED,
-        .no_recorder = executor->no_recorder,
-        .start_timeout_ms = executor->start_timeout_ms,
-        .log = cox_foreground_full_log(foreground),
-        .context = foreground,
-        .waiting = nodes_waiting,
-        .cancelled = nodes_cancelled,
+        .facts = run->facts.facts,
+        .fact_count = options->model ? COX_NODE_FACT_COUNT : 0,
+        .attach = run->group.attach,
     };
-    memcpy(options.request_size, executor->request_size, sizeof options.request_size);
-    memcpy(options.response_size, executor->response_size, sizeof options.response_size);
-    int r = 0;
-    if (run->options.foreground.model) {
-        r = cox_node_facts_read(run->options.foreground.model, &facts, err);
-        options.fact_count = COX_NODE_FACT_COUNT;
-    }
-    if (r == 0)
-        r = run->library->open(&options, &run->open_nodes, err);
-    if (r == 0)
-        *ret_transport = run->library->transport(run->open_nodes);
+    options->nodes = &run->executor_nodes;
     return r;
 }
 
@@ -276,8 +237,6 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
     if (!options->init)
         options->prompts_refusal = NOT_INITIALIZED;
     if (run->nodes.nodes) {
-        options->transport = open_nodes;
-        options->transport_context = run;
         r = choose_nodes(run, count, words, err);
     } else if (options->external) {
         r = choose_external(run, count, words, err);
@@ -347,8 +306,6 @@ static int run_group(void *choice)
 static void deinit(void *choice)
 {
     struct run_command *run = choice;
-    if (run->open_nodes)
-        run->library->close(run->open_nodes);
     cox_adapter_choice_deinit(&run->adapters);
     cox_init_choice_deinit(&run->init);
 }

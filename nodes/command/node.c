@@ -134,7 +134,6 @@ static int run(void *choice)
         return cox_exit_with(&error);
     cox_console_start();
     const struct cox_node_agent_options options = {
-        .size = sizeof options,
         .access = node->nodes.access,
         .group = node->group.name,
         .node = node->node,

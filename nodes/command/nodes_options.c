@@ -1,19 +1,15 @@
 #include "nodes_options.h"
 
 #include "channel/base/hash.h"
-#include "channel/base/version.h"
 #include "coordinator/cli/group_options.h"
 #include "engine/model/digest.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#define LIBRARY "libcoxswain-nodes.so.1"
 
 enum {
     OPTION_NODES = COX_OPTION_KEY(0x2000),
@@ -133,42 +129,6 @@ int cox_nodes_choice_check(const struct cox_nodes_choice *choice, struct cox_err
                         !access->ca            ? "ca"
                         : !access->certificate ? "cert"
                                                : "key");
-    return 0;
-}
-
-int cox_nodes_library_open(const struct cox_nodes_library **ret_library, struct cox_error *err)
-{
-    char path[PATH_MAX + 32], why[512] = "";
-    ssize_t size = readlink("/proc/self/exe", path, PATH_MAX - 1);
-    void *handle = NULL;
-    if (size > 0) {
-        path[size] = '\0';
-        char *slash = strrchr(path, '/');
-        snprintf(slash, sizeof path - (size_t)(slash - path), "/../lib/" LIBRARY);
-        if (access(path, F_OK) == 0) {
-            handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-            if (!handle)
-                snprintf(why, sizeof why, "%s", dlerror());
-        }
-    }
-    if (!handle && !why[0]) {
-        handle = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
-        if (!handle)
-            snprintf(why, sizeof why, "%s", dlerror());
-    }
-    if (!handle)
-        return cox_fail(err, COX_UNSUPPORTED,
-                        "groups over several machines need " LIBRARY
-                        " (Debian: coxswain-nodes, or a build with libnats-dev): %s",
-                        why);
-    const struct cox_nodes_library *library = dlsym(handle, "cox_nodes_library");
-    if (!library || library->version != COX_NODES_LIBRARY_VERSION ||
-        strcmp(library->release, COX_VERSION_TEXT) != 0)
-        return cox_fail(err, COX_UNSUPPORTED,
-                        LIBRARY " is of Coxswain %s, this program of " COX_VERSION_TEXT
-                                ": install the same release",
-                        library ? library->release : "another release");
-    *ret_library = library;
     return 0;
 }
 

@@ -1,8 +1,5 @@
 /*
- * nodes_options: options of commands for groups over several machines, and the library that has them.
- *
- * libcoxswain-nodes.so.1 is opened when a command needs it: beside this program (../lib), or where the
- * dynamic linker looks. A machine that has no such groups needs neither it nor libnats.
+ * nodes_options: options of commands for groups over several machines.
  *
  * Threads: the main thread.
  * Ownership: texts are those of the command line.
@@ -11,7 +8,7 @@
 #define COX_NODES_OPTIONS_H
 
 #include "coordinator/cli/runner.h"
-#include "nodes/nodes.h"
+#include "coordinator/transport/nodes_library.h"
 
 struct cox_nodes_choice {
     /* --nodes; NULL: the group is on this machine */
@@ -28,10 +25,6 @@ extern const struct cox_option_group cox_agent_option_group;
 
 /* Whether what the cluster needs was given. Returns 0 or COX_INVALID. */
 int cox_nodes_choice_check(const struct cox_nodes_choice *choice, struct cox_error *err);
-/* Opens the library, once. Returns 0; COX_UNSUPPORTED: it, or what it needs, is not installed, or it is
- * of another release; err says which package has it. */
-int cox_nodes_library_open(const struct cox_nodes_library **ret_library, struct cox_error *err);
-
 /* What must be the same everywhere, of a model's folder: its digest, and that of its tokenizer. Returns
  * 0; as cox_model_digest_folder. */
 #define COX_NODE_FACT_COUNT 2
