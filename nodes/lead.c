@@ -693,7 +693,7 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
             else
                 snprintf(text, size,
                          "node %s has not come: run there: coxswain node --name %s --node %s "
-                         "--cluster %.120s ...",
+                         "--cluster %.100s ...",
                          nodes->links[i].node, nodes->group, nodes->links[i].node,
                          nodes->url);
         }
@@ -708,7 +708,7 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
         options->start_timeout_ms ? options->start_timeout_ms : START_TIMEOUT_MS);
     int32_t told = -1;
     for (;;) {
-        char text[400];
+        char text[512];
         int code;
         pthread_mutex_lock(&nodes->lock);
         const int32_t missing = missing_node(nodes, text, sizeof text, &code);
