@@ -324,6 +324,7 @@ static void admit(struct cox_nodes *nodes, uint32_t node)
     snprintf(link->server_id, sizeof link->server_id, "%s", hello->server_id);
     link->client_id = hello->client_id;
     cox_lead_link_admit(link, hello->agent, cox_now_ns());
+    hello->heard_ns = 0; /* from here on its beats say whether it lives */
     peers_fill(nodes);
     CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
     uint64_t start_after[COX_TWO_WAY_COUNT];

@@ -14,15 +14,19 @@
 /* What of a rank follows in a message. */
 #define ENTRY_IDENTITY 1u
 #define ENTRY_PART 2u
+#define ENTRY_VALUE 3u
 
 /* A message is a sequence of entries of 64-bit words, little-endian:
  *   {kind:8, rank:8, slot:8, value bytes:32}
  *   identity: holder state, generation, {said_count:32, said_size:32}, said_dead
  *   part: arrived, aborted, what[0], what[1], name_hash, members_hash, because, and the value, padded
+ *   value: index, and the value, padded: of the round before the part that follows, which was not copied
+ *     then, because the rank was at the next one already
  * The process of a rank means nothing on another machine: there the mirror's own stands for it. */
 #define HEAD_WORDS 1
 #define IDENTITY_WORDS 4
 #define PART_WORDS 7
+#define VALUE_WORDS 1
 
 struct part_seen {
     uint64_t arrived, aborted, name_hash;
@@ -199,11 +203,10 @@ size_t cox_group_mirror_size_max(const struct cox_group_mirror *mirror)
 {
     const size_t values =
         mirror->options.value_size + (size_t)COX_SUBGROUP_COUNT_MAX * COX_SUBGROUP_SLOT_SIZE;
-    return mirror->options.rank_here *
-           ((size_t)(HEAD_WORDS + IDENTITY_WORDS +
-                     COX_GROUP_PART_COUNT * (HEAD_WORDS + PART_WORDS + 1)) *
-                sizeof(uint64_t) +
-            padded(values) + COX_GROUP_PART_COUNT * sizeof(uint64_t));
+    const size_t words =
+        HEAD_WORDS + IDENTITY_WORDS +
+        COX_GROUP_PART_COUNT * (2 * (HEAD_WORDS + 1) + PART_WORDS + VALUE_WORDS);
+    return mirror->options.rank_here * (words * sizeof(uint64_t) + 2 * padded(values));
 }
 
 /* ---- collect ---- */
@@ -256,6 +259,22 @@ static void collect_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_
     const uint32_t size = now.arrived != seen->arrived && what >> 40 == index
                               ? value_size(mirror, slot, what)
                               : 0;
+    /* Ranks elsewhere may be in the round before still: they need its value. It was not copied if the
+     * rank has arrived twice since. */
+    const uint32_t before = (index - 1) & COX_GROUP_INDEX_MASK;
+    const uint64_t what_before =
+        atomic_load_explicit(&part->what[before & 1], memory_order_relaxed);
+    const uint32_t size_before = seen->arrived != now.arrived && seen->arrived + 1 != now.arrived &&
+                                         what_before >> 40 == before
+                                     ? value_size(mirror, slot, what_before)
+                                     : 0;
+    if (size_before) {
+        put(at, (uint64_t)ENTRY_VALUE | (uint64_t)rank << 8 | (uint64_t)slot << 16 |
+                    (uint64_t)size_before << 32);
+        put(at, before);
+        memcpy(*at, value_of(mirror, rank, slot, before), size_before);
+        *at += padded(size_before);
+    }
     *seen = now;
     put(at, (uint64_t)ENTRY_PART | (uint64_t)rank << 8 | (uint64_t)slot << 16 |
                 (uint64_t)size << 32);
@@ -381,9 +400,11 @@ int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first,
         const uint32_t kind = (uint8_t)head, rank = (uint8_t)(head >> 8);
         const uint32_t slot = (uint8_t)(head >> 16), value = (uint32_t)(head >> 32);
         const size_t fixed =
-            (size_t)(HEAD_WORDS + (kind == ENTRY_IDENTITY ? IDENTITY_WORDS : PART_WORDS)) *
+            (size_t)(HEAD_WORDS + (kind == ENTRY_IDENTITY ? IDENTITY_WORDS
+                                   : kind == ENTRY_PART   ? PART_WORDS
+                                                          : VALUE_WORDS)) *
             sizeof head;
-        if ((kind != ENTRY_IDENTITY && kind != ENTRY_PART) || rank < rank_first ||
+        if (kind < ENTRY_IDENTITY || kind > ENTRY_VALUE || rank < rank_first ||
             rank >= rank_first + rank_count || rank >= mirror->options.rank_count ||
             is_here(mirror, rank))
             return cox_fail(err, COX_CORRUPT,
@@ -395,8 +416,10 @@ int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first,
                                               " is cut off", rank);
         if (kind == ENTRY_IDENTITY)
             apply_identity(mirror, rank, bytes + sizeof head);
-        else
+        else if (kind == ENTRY_PART)
             apply_part(mirror, rank, slot, bytes + sizeof head, bytes + fixed, value);
+        else
+            memcpy(value_of(mirror, rank, slot, (uint32_t)get(bytes, 1)), bytes + fixed, value);
         arrived = arrived || kind == ENTRY_PART;
         bytes += fixed + padded(value);
         size -= fixed + padded(value);

@@ -8,8 +8,9 @@
  * they are on one machine; values arrive as they were given.
  *
  * What is copied is state, not events: of each rank the last arrival of each part with its value, what
- * it aborted, and its identity. Nothing is lost when two changes are copied as one, because a rank
- * cannot arrive at the next round but one before all mirrors have seen it at this one.
+ * it aborted, and its identity. When two arrivals are copied as one, the value of the first is copied,
+ * too: ranks elsewhere may be in that round still. There are never three, because a rank cannot arrive
+ * at the next round but one before all ranks elsewhere have seen it at this one.
  *
  * A rank is told of a mirror by options.mirrored: then it wakes the mirror after each change. Fds are
  * not exchanged between machines: a handle of another machine is refused when it is opened.
