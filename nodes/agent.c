@@ -56,7 +56,7 @@ struct agent {
     struct cox_agent_link link;
     char lead_address[128];
     uint64_t hello_ns;
-    uint64_t cancelled_through[COX_TWO_WAY_COUNT];
+    uint64_t cancelled_through[COX_TWO_WAY_COUNT], ended_through[COX_TWO_WAY_COUNT];
     enum cox_lead_state told;
     /* what the ranks were started with */
     uint32_t world, rank_first, rank_count, depth;
@@ -439,6 +439,11 @@ static void run_requests(struct agent *agent)
             if (r)
                 run_refused(agent, &frame, r, &why);
         }
+        if (link->channels[c].ended > agent->ended_through[c]) {
+            agent->ended_through[c] = link->channels[c].ended;
+            cox_executor_end_forwarded(agent->executor, (enum cox_channel_id)c,
+                                       agent->ended_through[c]);
+        }
         if (link->channels[c].void_through > agent->cancelled_through[c]) {
             agent->cancelled_through[c] = link->channels[c].void_through;
             cox_executor_cancel_steps(agent->executor, (enum cox_channel_id)c,
@@ -535,6 +540,7 @@ static void start_ranks(struct agent *agent)
         memset(agent->dead, 0, sizeof agent->dead);
         memset(agent->killed, 0, sizeof agent->killed);
         memset(agent->cancelled_through, 0, sizeof agent->cancelled_through);
+        memset(agent->ended_through, 0, sizeof agent->ended_through);
         ranks_compare(agent);
         cox_agent_link_tick(&agent->link, cox_now_ns());
         run_requests(agent);
@@ -658,6 +664,8 @@ static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
         const uint64_t through =
             cox_executor_forwarded_through(agent->executor, COX_CHANNEL_EXECUTE);
         cox_executor_cancel_steps(agent->executor, COX_CHANNEL_EXECUTE, through);
+        for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+            cox_executor_end_forwarded(agent->executor, (enum cox_channel_id)c, UINT64_MAX);
     }
     pthread_cond_broadcast(&agent->changed);
 }

@@ -82,7 +82,7 @@ int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *w
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         const uint64_t after = c < welcome->n_start_after ? welcome->start_after[c] : 0;
         link->channels[c].taken = link->channels[c].done = after;
-        link->channels[c].void_through = 0;
+        link->channels[c].void_through = link->channels[c].ended = 0;
     }
     take_peers(link, welcome->peers, welcome->n_peers);
     link->state = COX_LEAD_FOLLOWING;
@@ -168,9 +168,12 @@ static int receive_beat(struct cox_agent_link *link, const struct cox_frame *fra
     CoxNode__LeadBeat *beat = cox_node__lead_beat__unpack(NULL, frame->size, frame->payload);
     if (!beat)
         return cox_fail(err, COX_CORRUPT, "a beat of %zu bytes that cannot be read", frame->size);
-    for (size_t c = 0; c < beat->n_channels && c < COX_TWO_WAY_COUNT; c++)
+    for (size_t c = 0; c < beat->n_channels && c < COX_TWO_WAY_COUNT; c++) {
         if (link->channels[c].void_through < beat->channels[c]->through)
             link->channels[c].void_through = beat->channels[c]->through;
+        if (link->channels[c].ended < beat->channels[c]->done)
+            link->channels[c].ended = beat->channels[c]->done;
+    }
     for (size_t i = 0; i < beat->n_wanted && i < link->rank_count; i++)
         link->wanted[i] = beat->wanted[i];
     for (size_t i = 0; i < beat->n_killed && i < link->rank_count; i++)

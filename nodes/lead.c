@@ -27,6 +27,7 @@
 #define TICK_NS (10 * COX_NSEC_PER_MSEC)
 #define START_TIMEOUT_MS 60000
 #define CONNECT_MS 10000
+#define TELL_MS 1000
 /* A large frame must be handed over by then; it is asked for again otherwise. */
 #define LARGE_MS 10000
 /* The end of the group, and what was published before it, must be with the server by then. */
@@ -609,6 +610,18 @@ static void transport_cancel_steps(void *context, enum cox_channel_id channel, u
     pthread_mutex_unlock(&nodes->lock);
 }
 
+static void transport_ended(void *context, enum cox_channel_id channel, uint64_t through)
+{
+    struct cox_nodes *nodes = context;
+    const uint64_t now_ns = cox_now_ns();
+    pthread_mutex_lock(&nodes->lock);
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        cox_lead_link_end(&nodes->links[i], channel, through);
+        cox_lead_link_tick(&nodes->links[i], now_ns);
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
 static bool transport_trouble(void *context, uint32_t rank, char *buffer, size_t buffer_size)
 {
     struct cox_nodes *nodes = context;
@@ -707,6 +720,8 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
     const struct cox_nodes_options *options = &nodes->options;
     const uint64_t deadline_ns = cox_deadline_after_ms(
         options->start_timeout_ms ? options->start_timeout_ms : START_TIMEOUT_MS);
+    /* Those that are there say so at once. */
+    const uint64_t tell_ns = cox_deadline_after_ms(TELL_MS);
     int32_t told = -1;
     for (;;) {
         char text[512];
@@ -720,9 +735,10 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
             return cox_fail(err, code, "%s", text);
         if (options->cancelled && options->cancelled(options->context))
             return cox_fail(err, COX_CLOSED, "cancelled while nodes were awaited");
-        if (missing != told)
+        if (missing != told && cox_now_ns() >= tell_ns)
             cox_log_write(&options->log, 4, "waiting: %s", text);
-        told = missing;
+        if (cox_now_ns() >= tell_ns)
+            told = missing;
         nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
     }
 }
@@ -819,6 +835,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
         .kill = transport_kill,
         .publish = transport_publish,
         .cancel_steps = transport_cancel_steps,
+        .ended = transport_ended,
         .trouble = transport_trouble,
         .stop = transport_stop,
     };

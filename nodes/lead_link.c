@@ -144,9 +144,12 @@ void cox_lead_link_die(struct cox_lead_link *link, const char *text)
     link_forget(link);
     snprintf(link->reason, sizeof link->reason, "%s", text);
     for (uint32_t i = 0; i < link->rank_count; i++) {
-        if (!link->ranks[i].attached)
+        const bool attached = link->ranks[i].attached != 0;
+        /* Processes of it that come back are wanted when the executor opens the rank again. */
+        if (attached)
+            link->ranks[i] = (struct cox_lead_rank){0};
+        if (!attached)
             continue;
-        link->ranks[i].attached = 0;
         struct cox_lead_event *event = event_add(link, COX_LEAD_RANK_DIED);
         event->rank = link->rank_first + i;
         event->exit_status = -1;
@@ -208,6 +211,14 @@ void cox_lead_link_cancel(struct cox_lead_link *link, uint32_t channel, uint64_t
     if (link->channels[channel].void_through >= through)
         return;
     link->channels[channel].void_through = through;
+    link->changed = true;
+}
+
+void cox_lead_link_end(struct cox_lead_link *link, uint32_t channel, uint64_t through)
+{
+    if (link->channels[channel].ended >= through)
+        return;
+    link->channels[channel].ended = through;
     link->changed = true;
 }
 
@@ -435,8 +446,9 @@ static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
     uint32_t wanted[COX_RANK_COUNT_MAX], killed[COX_RANK_COUNT_MAX];
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         cox_node__channel__init(&channels[c]);
-        channels[c].has_through = 1;
+        channels[c].has_through = channels[c].has_done = 1;
         channels[c].through = link->channels[c].void_through;
+        channels[c].done = link->channels[c].ended;
         pointers[c] = &channels[c];
     }
     for (uint32_t i = 0; i < link->rank_count; i++) {

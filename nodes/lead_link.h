@@ -59,6 +59,8 @@ struct cox_lead_channel {
     /* answers up to here were passed on */
     uint64_t delivered;
     uint64_t void_through;
+    /* requests up to here have ended, one of them without the replies of all ranks */
+    uint64_t ended;
     struct cox_lead_request requests[COX_NODE_DEPTH_MAX];
 };
 
@@ -149,6 +151,8 @@ void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t no
 void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
                            uint64_t now_ns);
 void cox_lead_link_cancel(struct cox_lead_link *link, uint32_t channel, uint64_t through);
+/* Requests up to this number have ended: ranks that still run one may stop. */
+void cox_lead_link_end(struct cox_lead_link *link, uint32_t channel, uint64_t through);
 void cox_lead_link_want(struct cox_lead_link *link, uint32_t rank, uint32_t incarnation);
 void cox_lead_link_kill(struct cox_lead_link *link, uint32_t rank);
 /* A frame of the admitted node: ANSWER or AGENT_BEAT. Returns 0; COX_STALE: dropped, since it is of

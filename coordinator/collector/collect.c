@@ -302,6 +302,24 @@ bool cox_collector_awaits(struct cox_collector *collector, uint32_t rank, uint64
     return awaits;
 }
 
+void cox_collector_end_through(struct cox_collector *collector, uint64_t through)
+{
+    const uint64_t now_ns = cox_now_ns();
+    bool any = false;
+    pthread_mutex_lock(&collector->lock);
+    for (uint64_t sequence = collector->ended + 1;
+         sequence <= collector->published && sequence <= through; sequence++) {
+        struct cox_entry *entry = collector_entry(collector, sequence);
+        if (entry->sequence != sequence || entry->ended || entry->deadline_ns <= now_ns)
+            continue;
+        entry->deadline_ns = now_ns;
+        any = true;
+    }
+    pthread_mutex_unlock(&collector->lock);
+    if (any)
+        cox_collector_wake(collector);
+}
+
 void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t through)
 {
     struct cox_layout_channel_state *words =

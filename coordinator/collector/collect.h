@@ -306,6 +306,8 @@ int cox_collector_set_forwarded(struct cox_collector *collector,
 int cox_collector_skip(struct cox_collector *collector, uint64_t sequence, struct cox_error *err);
 /* True if the rank owes the reply to `sequence`: in flight, or late. Takes the lock. */
 bool cox_collector_awaits(struct cox_collector *collector, uint32_t rank, uint64_t sequence);
+/* Requests up to `through` that are in flight end with COX_TIMEOUT. Takes the lock. */
+void cox_collector_end_through(struct cox_collector *collector, uint64_t through);
 /* Steps up to `through` are cancelled. Takes the lock. */
 void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t through);
 /* Waits until the completion of `sequence`, published for `waiter`, was handed over, and returns

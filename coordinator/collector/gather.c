@@ -364,6 +364,9 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
         gather_fail(collector, entry, &completion, &odd);
     entry->ended = true;
     cox_collector_advance(collector);
+    if (completion.status && collector->transport)
+        collector->transport->ended(collector->transport->context, collector->channel->id,
+                                    collector->ended);
     cox_stats_end(&collector->stats, completion.status, &gathering->taken);
     if (completion.status && entry->reports_late)
         cox_collector_watch_late(collector, entry);

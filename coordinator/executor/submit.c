@@ -461,6 +461,12 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
     return r;
 }
 
+void cox_executor_end_forwarded(struct cox_executor *executor, enum cox_channel_id channel,
+                                uint64_t through)
+{
+    cox_collector_end_through(&executor->collectors[channel], through);
+}
+
 void cox_executor_cancel_steps(struct cox_executor *executor, enum cox_channel_id channel,
                                uint64_t through)
 {

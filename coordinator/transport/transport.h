@@ -99,6 +99,9 @@ struct cox_transport {
     void (*publish)(void *context, const struct cox_transport_request *request);
     /* Steps up to this number are cancelled. */
     void (*cancel_steps)(void *context, enum cox_channel_id channel, uint64_t through);
+    /* Requests up to this number have ended, one of them without the replies of all ranks: those that
+     * still run one may stop. Called with a lock of the channel. */
+    void (*ended)(void *context, enum cox_channel_id channel, uint64_t through);
     /* Why a rank that is alive may not answer now ("node b is suspect: not heard for 412 ms");
      * returns false if there is nothing to say. For display. */
     bool (*trouble)(void *context, uint32_t rank, char *buffer, size_t buffer_size);
@@ -156,6 +159,10 @@ typedef void (*cox_forwarded_fn)(void *context, const struct cox_forwarded *forw
 COX_PUBLIC int cox_executor_forward(struct cox_executor *executor,
                                     const struct cox_transport_request *request,
                                     struct cox_error *err);
+/* Requests up to this number have ended where they came from: those that are in flight here end with
+ * COX_TIMEOUT, so that ranks may stop. */
+COX_PUBLIC void cox_executor_end_forwarded(struct cox_executor *executor,
+                                           enum cox_channel_id channel, uint64_t through);
 /* Steps up to this number are cancelled: ranks drop them, and stop waiting in them. */
 COX_PUBLIC void cox_executor_cancel_steps(struct cox_executor *executor,
                                           enum cox_channel_id channel, uint64_t through);
