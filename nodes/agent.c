@@ -13,9 +13,11 @@
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "channel/base/version.h"
+#include "channel/socket/control_socket.h"
 #include "coordinator/executor/executor.h"
 #include "direct.h"
 #include "group_relay.h"
+#include "image.h"
 #include "lead_link.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
@@ -71,6 +73,7 @@ struct agent {
     /* its process is dead, and is not being replaced */
     bool dead[COX_RANK_COUNT_MAX];
     uint32_t killed[COX_RANK_COUNT_MAX];
+    struct cox_images images;
     struct large *large_first, **large_end;
     /* why the agent ends; 0 with ending: the group has ended */
     bool ending;
@@ -199,6 +202,11 @@ static void hello_send(struct agent *agent)
     hello.client_id = client_id;
     hello.n_facts = options->fact_count;
     hello.facts = pointers;
+    uint64_t digests[COX_IMAGE_COUNT_MAX];
+    for (uint32_t i = 0; i < agent->images.count; i++)
+        digests[i] = agent->images.images[i].digest;
+    hello.n_images = agent->images.count;
+    hello.images = digests;
     cox_agent_link_describe(&agent->link, now_ns, &hello, channels, channel_pointers);
     /* Without ranks nothing goes on. */
     if (!agent->executor)
@@ -426,6 +434,7 @@ static void run_requests(struct agent *agent)
                 continue;
             }
             request.replies = true;
+            cox_images_translate(&agent->images, (uint8_t *)(uintptr_t)frame.payload, frame.size);
             if (frame.type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
                 cox_group_relay_pause(agent->relay); /* its memory may be renewed */
             int r = cox_executor_forward(agent->executor, &request, &why);
@@ -717,6 +726,41 @@ static void on_frame(void *context, const char *node, const uint8_t *bytes, size
     frame_take(context, bytes, size);
 }
 
+static void image_take(struct agent *agent, const uint8_t *bytes, size_t size)
+{
+    struct cox_error why = {0};
+    struct cox_image image = {.fd = -1};
+    char socket[COX_SOCKET_PATH_SIZE] = "";
+    int r = cox_image_read(&image, bytes, size, &why);
+    pthread_mutex_lock(&agent->lock);
+    const char *path = agent->executor ? cox_executor_socket(agent->executor) : NULL;
+    if (path)
+        snprintf(socket, sizeof socket, "%s", path);
+    if (r == 0 && image.fd < 0)
+        image.fd = cox_images_find(&agent->images, image.digest, image.size);
+    pthread_mutex_unlock(&agent->lock);
+    if (r == 0 && image.fd < 0)
+        r = cox_fail(&why, COX_NOT_FOUND, "those of digest %016" PRIx64 " are not here",
+                     image.digest);
+    if (r == 0)
+        r = cox_image_export(&image, socket[0] ? socket : NULL, &why);
+    if (r) {
+        cox_image_close(&image);
+        cox_log_write(&agent->options->log, 3, "weights from the lead: %s", why.text);
+        return;
+    }
+    pthread_mutex_lock(&agent->lock);
+    cox_images_add(&agent->images, &image);
+    pthread_mutex_unlock(&agent->lock);
+}
+
+static void image_drop(struct agent *agent, const uint8_t *handle)
+{
+    pthread_mutex_lock(&agent->lock);
+    cox_images_drop(&agent->images, handle);
+    pthread_mutex_unlock(&agent->lock);
+}
+
 static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
 {
     struct agent *agent = context;
@@ -724,8 +768,13 @@ static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *b
         cox_group_relay_take(agent->relay, peer + 5, bytes, size);
         return;
     }
-    if (kind == DIRECT_FRAME && strcmp(peer, "lead") == 0)
+    if (strcmp(peer, "lead") == 0 && kind == DIRECT_FRAME)
         frame_take(agent, bytes, size);
+    else if (strcmp(peer, "lead") == 0 && kind == COX_DIRECT_IMAGE)
+        image_take(agent, bytes, size);
+    else if (strcmp(peer, "lead") == 0 && kind == COX_DIRECT_DROP_IMAGE &&
+             size == sizeof(struct cox_handle))
+        image_drop(agent, bytes);
     free(bytes);
 }
 
@@ -859,6 +908,7 @@ static void agent_close(struct agent *agent)
         free(large->bytes);
         free(large);
     }
+    cox_images_clear(&agent->images);
     cox_agent_link_deinit(&agent->link);
     pthread_cond_destroy(&agent->changed);
     pthread_mutex_destroy(&agent->lock);

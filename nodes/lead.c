@@ -13,13 +13,16 @@
 #include "channel/base/thread.h"
 #include "channel/base/version.h"
 #include "direct.h"
+#include "image.h"
 #include "lead_link.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,6 +33,8 @@
 #define TELL_MS 1000
 /* A large frame must be handed over by then; it is asked for again otherwise. */
 #define LARGE_MS 10000
+/* Slower connections are given up. */
+#define LARGE_BYTES_PER_MS 10000
 /* The end of the group, and what was published before it, must be with the server by then. */
 #define FLUSH_MS 500
 #define SEQUENCE_MARGIN 65536
@@ -48,17 +53,24 @@ struct hello {
     uint64_t client_id;
     uint32_t pid;
     uint64_t through[COX_TWO_WAY_COUNT];
+    uint64_t images[COX_IMAGE_COUNT_MAX];
+    uint32_t image_count;
     size_t fact_count;
     char **facts; /* name, value, ... */
     /* why it was refused; "": it was not */
     char refusal[320];
 };
 
+/* What goes by a direct connection, in this order. */
 struct large {
     struct large *next;
     uint32_t node;
+    uint32_t kind;
     uint8_t *bytes;
     size_t size;
+    /* of an image that is to follow bytes; -1: nothing follows */
+    int fd;
+    uint64_t fd_size;
 };
 
 struct cox_nodes {
@@ -88,6 +100,7 @@ struct cox_nodes {
     struct cox_lead_link *links;
     struct hello *hellos;
     struct cox_lead_events events;
+    struct cox_images images;
     CoxNode__Peer *peers;
     CoxNode__Peer **peer_pointers;
     size_t peer_count;
@@ -103,31 +116,73 @@ struct cox_nodes {
 
 /* ---- sending ---- */
 
+/* Takes bytes and fd. The lock is held. */
+static void send_large(struct cox_nodes *nodes, uint32_t node, uint32_t kind, uint8_t *bytes,
+                       size_t size, int fd, uint64_t fd_size)
+{
+    struct large *large = calloc(1, sizeof *large);
+    if (!large) {
+        free(bytes); /* as if it were lost */
+        cox_close_fd(&fd);
+        return;
+    }
+    *large = (struct large){.node = node,
+                            .kind = kind,
+                            .bytes = bytes,
+                            .size = size,
+                            .fd = fd,
+                            .fd_size = fd_size};
+    *nodes->large_end = large;
+    nodes->large_end = &large->next;
+    pthread_cond_broadcast(&nodes->changed);
+}
+
+static void large_free(struct large *large)
+{
+    free(large->bytes);
+    cox_close_fd(&large->fd);
+    free(large);
+}
+
 static void send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size)
 {
     if (!nodes->cluster) { /* while it is opened */
         free(bytes);
         return;
     }
-    if (size <= cox_cluster_size_max(nodes->cluster) / 2) {
+    /* A request that names an image follows it. */
+    const bool follows = nodes->images.count && bytes[4] == COX_FRAME_REQUEST &&
+                         cox_images_named(&nodes->images, bytes, size);
+    if (!follows && size <= cox_cluster_size_max(nodes->cluster) / 2)
         cox_cluster_send(nodes->cluster, nodes->links[node].node, bytes, size);
-        return;
-    }
-    struct large *large = calloc(1, sizeof *large);
-    if (!large) {
-        free(bytes); /* as if it were lost */
-        return;
-    }
-    *large = (struct large){.node = node, .bytes = bytes, .size = size};
-    *nodes->large_end = large;
-    nodes->large_end = &large->next;
-    pthread_cond_broadcast(&nodes->changed);
+    else
+        send_large(nodes, node, DIRECT_FRAME, bytes, size, -1, 0);
 }
 
 /* Of a link; the lock is held. */
 static void on_send(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size)
 {
     send_to(context, link->index, bytes, size);
+}
+
+static int large_send(struct cox_nodes *nodes, const struct large *large, const char *peer,
+                      const char *address, struct cox_error *err)
+{
+    struct iovec parts[2] = {{.iov_base = large->bytes, .iov_len = large->size}};
+    void *base = MAP_FAILED;
+    if (large->fd >= 0) {
+        base = mmap(NULL, large->fd_size, PROT_READ, MAP_SHARED, large->fd, 0);
+        if (base == MAP_FAILED)
+            return cox_fail(err, -errno, "mapping an image: %s", cox_status_text(-errno));
+        parts[1] = (struct iovec){.iov_base = base, .iov_len = large->fd_size};
+    }
+    const uint64_t deadline_ns = cox_deadline_after_ms(
+        LARGE_MS + (large->size + large->fd_size) / LARGE_BYTES_PER_MS);
+    int r = cox_direct_send(nodes->direct, peer, address, large->kind, parts,
+                            base == MAP_FAILED ? 1 : 2, deadline_ns, err);
+    if (base != MAP_FAILED)
+        munmap(base, large->fd_size);
+    return r;
 }
 
 static void *large_main(void *context)
@@ -149,15 +204,11 @@ static void *large_main(void *context)
         snprintf(address, sizeof address, "%s", nodes->links[large->node].address);
         pthread_mutex_unlock(&nodes->lock);
         struct cox_error why = {0};
-        const struct iovec part = {.iov_base = large->bytes, .iov_len = large->size};
-        int r = address[0] ? cox_direct_send(nodes->direct, peer, address, DIRECT_FRAME, &part, 1,
-                                             cox_deadline_after_ms(LARGE_MS), &why)
-                           : 0;
+        int r = address[0] ? large_send(nodes, large, peer, address, &why) : 0;
         if (r)
-            cox_log_write(&nodes->options.log, 4, "%zu bytes for %s at %s: %s", large->size, peer,
-                          address, why.text);
-        free(large->bytes);
-        free(large);
+            cox_log_write(&nodes->options.log, 4, "%" PRIu64 " bytes for %s at %s: %s",
+                          large->size + large->fd_size, peer, address, why.text);
+        large_free(large);
         pthread_mutex_lock(&nodes->lock);
     }
     pthread_mutex_unlock(&nodes->lock);
@@ -316,6 +367,21 @@ static void peers_fill(struct cox_nodes *nodes)
     }
 }
 
+/* Without its bytes, if the node has said that it has them. The lock is held. */
+static void image_send(struct cox_nodes *nodes, uint32_t node, const struct cox_image *image)
+{
+    const struct hello *hello = &nodes->hellos[node];
+    uint8_t *head = malloc(COX_IMAGE_HEAD_SIZE);
+    bool there = false;
+    if (!head)
+        return;
+    cox_image_pack_head(image, head);
+    for (uint32_t i = 0; i < hello->image_count; i++)
+        there = there || hello->images[i] == image->digest;
+    send_large(nodes, node, COX_DIRECT_IMAGE, head, COX_IMAGE_HEAD_SIZE,
+               there ? -1 : fcntl(image->fd, F_DUPFD_CLOEXEC, 3), there ? 0 : image->size);
+}
+
 static void admit(struct cox_nodes *nodes, uint32_t node)
 {
     const struct cox_nodes_options *options = &nodes->options;
@@ -327,6 +393,8 @@ static void admit(struct cox_nodes *nodes, uint32_t node)
     cox_lead_link_admit(link, hello->agent, cox_now_ns());
     hello->heard_ns = 0; /* from here on its beats say whether it lives */
     peers_fill(nodes);
+    for (uint32_t i = 0; i < nodes->images.count; i++)
+        image_send(nodes, node, &nodes->images.images[i]);
     CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
     uint64_t start_after[COX_TWO_WAY_COUNT];
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
@@ -392,6 +460,8 @@ static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hel
              message->server_id ? message->server_id : "");
     for (size_t c = 0; c < message->n_channels && c < COX_TWO_WAY_COUNT; c++)
         hello->through[c] = message->channels[c]->through;
+    for (size_t i = 0; i < message->n_images && i < COX_IMAGE_COUNT_MAX; i++)
+        hello->images[hello->image_count++] = message->images[i];
     hello->facts = calloc(2 * message->n_facts + 1, sizeof *hello->facts);
     for (size_t i = 0; hello->facts && i < message->n_facts; i++) {
         const CoxNode__Fact *fact = message->facts[i];
@@ -622,6 +692,53 @@ static void transport_ended(void *context, enum cox_channel_id channel, uint64_t
     pthread_mutex_unlock(&nodes->lock);
 }
 
+static int transport_share(void *context, const void *handle, int fd, uint64_t size, uint64_t digest,
+                           struct cox_error *err)
+{
+    struct cox_nodes *nodes = context;
+    struct cox_image image = {.fd = fcntl(fd, F_DUPFD_CLOEXEC, 3), .size = size, .digest = digest};
+    if (image.fd < 0)
+        return cox_fail(err, -errno, "dup: %s", cox_status_text(-errno));
+    memcpy(image.handle.bytes, handle, sizeof image.handle.bytes);
+    pthread_mutex_lock(&nodes->lock);
+    const bool room = nodes->images.count < COX_IMAGE_COUNT_MAX;
+    if (room)
+        nodes->images.images[nodes->images.count++] = image;
+    for (uint32_t i = 0; room && i < nodes->node_count; i++)
+        if (nodes->links[i].state != COX_NODE_ABSENT)
+            image_send(nodes, i, &image);
+    pthread_mutex_unlock(&nodes->lock);
+    if (!room)
+        cox_close_fd(&image.fd);
+    return room ? 0
+                : cox_fail(err, COX_FULL, "%d images are shared with the nodes already",
+                           COX_IMAGE_COUNT_MAX);
+}
+
+static void transport_unshare(void *context, const void *handle)
+{
+    struct cox_nodes *nodes = context;
+    pthread_mutex_lock(&nodes->lock);
+    for (uint32_t i = 0; i < nodes->images.count; i++) {
+        struct cox_image *image = &nodes->images.images[i];
+        if (memcmp(&image->handle, handle, sizeof image->handle) != 0)
+            continue;
+        for (uint32_t node = 0; node < nodes->node_count; node++) {
+            uint8_t *bytes = malloc(sizeof image->handle);
+            if (bytes)
+                memcpy(bytes, handle, sizeof image->handle);
+            if (bytes && nodes->links[node].state != COX_NODE_ABSENT)
+                send_large(nodes, node, COX_DIRECT_DROP_IMAGE, bytes, sizeof image->handle, -1, 0);
+            else
+                free(bytes);
+        }
+        cox_close_fd(&image->fd);
+        *image = nodes->images.images[--nodes->images.count];
+        break;
+    }
+    pthread_mutex_unlock(&nodes->lock);
+}
+
 static bool transport_trouble(void *context, uint32_t rank, char *buffer, size_t buffer_size)
 {
     struct cox_nodes *nodes = context;
@@ -836,6 +953,8 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
         .publish = transport_publish,
         .cancel_steps = transport_cancel_steps,
         .ended = transport_ended,
+        .share = transport_share,
+        .unshare = transport_unshare,
         .trouble = transport_trouble,
         .stop = transport_stop,
     };
@@ -905,9 +1024,9 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     while (nodes->large_first) {
         struct large *large = nodes->large_first;
         nodes->large_first = large->next;
-        free(large->bytes);
-        free(large);
+        large_free(large);
     }
+    cox_images_clear(&nodes->images);
     for (uint32_t i = 0; nodes->links && i < nodes->node_count; i++) {
         cox_lead_link_deinit(&nodes->links[i]);
         hello_clear(&nodes->hellos[i]);

@@ -88,6 +88,15 @@ COX_PUBLIC void cox_executor_announce_weights(
     void (*announce)(void *context, struct cox_weights_announcement *ret_announcement),
     void *context);
 
+/* Memory that an announcement names: ranks on other nodes (nodes.h) get a copy. Does nothing in a group
+ * on one machine. fd: size bytes, sealed; it stays the caller's. digest: of the content. Returns 0; -errno.
+ */
+COX_PUBLIC int cox_executor_share(struct cox_executor *executor, const struct cox_handle *handle,
+                                  int fd, uint64_t size, uint64_t digest, struct cox_error *err);
+/* It is announced no more. NULL-safe for executor. */
+COX_PUBLIC void cox_executor_unshare(struct cox_executor *executor,
+                                     const struct cox_handle *handle);
+
 /* After a rank was replaced: sends the last init that succeeded to every rank again, unchanged but
  * marked as a replay. The ranks form a new rank group; ranks that have completed this init before
  * keep what they loaded. Legacy workers get it as a plain init. The call waits until no step is in

@@ -389,8 +389,6 @@ static int forward_init(struct cox_executor *executor, const struct cox_transpor
         return cox_fail(err, r, "an init of %zu bytes cannot be read", request->size);
     Coxswain__ExecuteRequest *message = *ret_message;
     message->n_group_memory = 0;
-    message->weights = NULL;
-    message->has_weights_version = 0;
     for (size_t i = 0; executor->options.forwarded_model && i < message->n_config; i++)
         if (message->config[i]->key && !strcmp(message->config[i]->key, "model"))
             message->config[i]->value = (char *)(uintptr_t)executor->options.forwarded_model;

@@ -11,6 +11,7 @@
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
+#include "operations.h"
 #include "proto/executor.pb-c.h"
 #include "proto/large_payload_ref.h"
 
@@ -31,6 +32,24 @@ static struct cox_large_payload *remote_reply(struct cox_executor *executor,
 static size_t remote_reply_count(const struct cox_executor *executor)
 {
     return (size_t)COX_TWO_WAY_COUNT * executor->geometry.depth * executor->geometry.rank_count;
+}
+
+int cox_executor_share(struct cox_executor *executor, const struct cox_handle *handle, int fd,
+                       uint64_t size, uint64_t digest, struct cox_error *err)
+{
+    const struct cox_transport *transport = executor->options.transport;
+    if (!transport)
+        return 0;
+    if (!transport->share)
+        return cox_fail(err, COX_UNSUPPORTED, "the transport shares no memory");
+    return transport->share(transport->context, handle, fd, size, digest, err);
+}
+
+void cox_executor_unshare(struct cox_executor *executor, const struct cox_handle *handle)
+{
+    const struct cox_transport *transport = executor ? executor->options.transport : NULL;
+    if (transport && transport->unshare)
+        transport->unshare(transport->context, handle);
 }
 
 void cox_executor_kill_remote(void *context, uint32_t rank)

@@ -102,6 +102,14 @@ struct cox_transport {
     /* Requests up to this number have ended, one of them without the replies of all ranks: those that
      * still run one may stop. Called with a lock of the channel. */
     void (*ended)(void *context, enum cox_channel_id channel, uint64_t through);
+    /* Requests will name this memory by its handle (struct cox_handle): ranks elsewhere get a copy of
+     * it before the first of them, under a handle of their own in its place. fd: an image (region.h),
+     * size bytes, which stays the caller's. digest: of the content; memory with the same one is not
+     * sent again. NULL: not supported. Returns 0 or an enum cox_status. */
+    int (*share)(void *context, const void *handle, int fd, uint64_t size, uint64_t digest,
+                 struct cox_error *err);
+    /* No request names it any more. */
+    void (*unshare)(void *context, const void *handle);
     /* Why a rank that is alive may not answer now ("node b is suspect: not heard for 412 ms");
      * returns false if there is nothing to say. For display. */
     bool (*trouble)(void *context, uint32_t rank, char *buffer, size_t buffer_size);

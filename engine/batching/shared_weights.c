@@ -106,8 +106,8 @@ static int version_load(const struct cox_shared_weights *weights,
     return 0;
 }
 
-static int version_export_at(struct version *version, const char *control_socket,
-                             struct cox_error *err)
+static int version_export_at(const struct cox_shared_weights *weights, struct version *version,
+                             const char *control_socket, struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
                                                  .socket_path = control_socket};
@@ -115,6 +115,9 @@ static int version_export_at(struct version *version, const char *control_socket
     int r = cox_exporter_new(&options, &exporter, err);
     if (!r)
         r = cox_exporter_export(exporter, version->fd, 0, 0, &version->handle, err);
+    if (!r)
+        r = cox_executor_share(weights->executor, &version->handle, version->fd, weights->size,
+                               version->digest, err);
     if (r) {
         cox_exporter_free(exporter);
         return r;
@@ -132,17 +135,20 @@ static int version_export(const struct cox_shared_weights *weights, struct versi
 {
     const char *control_socket = cox_executor_socket(weights->executor);
     struct cox_error why = {0};
-    int r = control_socket ? version_export_at(version, control_socket, &why) : COX_NOT_FOUND;
+    int r = control_socket ? version_export_at(weights, version, control_socket, &why)
+                           : COX_NOT_FOUND;
     if (r && r != -EMFILE && r != -ENFILE) {
         why = (struct cox_error){0};
-        r = version_export_at(version, NULL, &why);
+        r = version_export_at(weights, version, NULL, &why);
     }
     return r ? cox_fail(err, r, "publishing the model's weights: %s", why.text) : 0;
 }
 
 /* Called without the lock, because it connects to the control socket. */
-static void version_drop(struct version *version)
+static void version_drop(const struct cox_shared_weights *weights, struct version *version)
 {
+    if (version->exporter)
+        cox_executor_unshare(weights->executor, &version->handle);
     if (version->exporter)
         cox_exporter_put(version->exporter, &version->handle);
     version->exporter = cox_exporter_free(version->exporter);
@@ -193,8 +199,9 @@ struct cox_shared_weights *cox_shared_weights_free(struct cox_shared_weights *we
 {
     if (!weights)
         return NULL;
-    version_drop(&weights->next);
-    version_drop(&weights->present);
+    weights->executor = NULL; /* it has ended */
+    version_drop(weights, &weights->next);
+    version_drop(weights, &weights->present);
     pthread_cond_destroy(&weights->change);
     pthread_mutex_destroy(&weights->wake_lock);
     pthread_mutex_destroy(&weights->lock);
@@ -334,7 +341,7 @@ int cox_shared_weights_replace(struct cox_shared_weights *weights, const char *d
         return r;
     r = replace_load(weights, directory, &version, err);
     if (r) {
-        version_drop(&version);
+        version_drop(weights, &version);
     } else {
         const uint64_t number = next_publish(weights, &version);
         wake_call(weights);
@@ -388,7 +395,7 @@ static void retire_and_unlock(struct cox_shared_weights *weights, struct version
 {
     weights->retiring++;
     pthread_mutex_unlock(&weights->lock);
-    version_drop(former);
+    version_drop(weights, former);
     cox_fault_point(COX_FAULT_WEIGHTS_RETIRED);
     pthread_mutex_lock(&weights->lock);
     weights->retiring--;

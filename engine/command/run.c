@@ -207,6 +207,7 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
         .attach = run->group.attach,
     };
     options->nodes = &run->executor_nodes;
+    run->options.share_weights = options->init;
     return r;
 }
 
