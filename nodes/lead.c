@@ -106,6 +106,8 @@ struct cox_nodes {
     size_t peer_count;
     /* nodes are admitted when they come */
     bool started, stopping;
+    /* since when this process has no connection; 0: it has one */
+    uint64_t cut_off_ns;
     uint64_t seek_ns;
     /* the thread of large frames */
     pthread_cond_t changed;
@@ -557,7 +559,10 @@ static void on_gone(void *context, const char *server_id, uint64_t client_id, co
 
 static void on_connection(void *context, bool connected, const char *text)
 {
-    const struct cox_nodes *nodes = context;
+    struct cox_nodes *nodes = context;
+    pthread_mutex_lock(&nodes->lock);
+    nodes->cut_off_ns = connected ? 0 : cox_now_ns();
+    pthread_mutex_unlock(&nodes->lock);
     cox_log_write(&nodes->options.log, connected ? 5 : 4, "the cluster: %s%s",
                   connected ? "connected again to " : "connection lost: ", text);
 }
@@ -578,6 +583,19 @@ static void seek(struct cox_nodes *nodes, uint64_t now_ns)
             send_message(nodes, i, COX_FRAME_SEEK, &message.base);
 }
 
+/* While this process hears nothing, silence says nothing of the nodes: they are suspect, and not dead,
+ * until agents give up this lead. The lock is held. */
+static void excuse_silence(struct cox_nodes *nodes, uint64_t now_ns)
+{
+    const uint64_t suspect_ns = nodes->times.suspect_ms * COX_NSEC_PER_MSEC;
+    if (!nodes->cut_off_ns ||
+        now_ns - nodes->cut_off_ns > nodes->times.lead_grace_ms * COX_NSEC_PER_MSEC)
+        return;
+    for (uint32_t i = 0; i < nodes->node_count; i++)
+        if (now_ns - nodes->links[i].heard_ns > suspect_ns)
+            nodes->links[i].heard_ns = now_ns - suspect_ns;
+}
+
 static void *nodes_main(void *context)
 {
     struct cox_nodes *nodes = context;
@@ -589,6 +607,7 @@ static void *nodes_main(void *context)
         const bool stopping = nodes->stopping;
         if (!stopping) {
             seek(nodes, now_ns);
+            excuse_silence(nodes, now_ns);
             for (uint32_t i = 0; i < nodes->node_count; i++)
                 cox_lead_link_tick(&nodes->links[i], now_ns);
         }

@@ -507,7 +507,7 @@ static int executor_check_options(struct cox_executor_options *options, char *na
         (!options->command || !options->command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
     if (elsewhere && (options->external_workers || options->legacy_workers ||
-                               options->collect || options->attach == COX_ATTACH_SEALED))
+                               options->attach == COX_ATTACH_SEALED))
         return cox_fail(err, COX_INVALID,
                         "ranks on other nodes are started there: leave out external and legacy "
                         "workers, collect and sealed attach");

@@ -224,6 +224,13 @@ static int transport_reply(struct cox_executor *executor, enum cox_channel_id id
     cox_state_set_done(line, sequence);
     pthread_mutex_unlock(&executor->transport_lock);
     cox_gate_reply(&channel->gate, rank, sequence, failed);
+    /* As a rank does that has an eventfd. */
+    if (executor->notify_fds[rank] >= 0 &&
+        cox_state_notifies(cox_state_channel(&executor->control, id))) {
+        const uint64_t one = 1;
+        ssize_t written = write(executor->notify_fds[rank], &one, sizeof one);
+        (void)written; /* a full counter is as readable as one */
+    }
     return r;
 }
 
