@@ -102,6 +102,19 @@ static void agent_end(struct agent *agent, int code, const char *text)
     pthread_cond_broadcast(&agent->changed);
 }
 
+/* The group is over for this machine. The lock is held. */
+static void group_end(struct agent *agent, int code, const char *text)
+{
+    if (!agent->options->stay) {
+        agent_end(agent, code, text);
+        return;
+    }
+    cox_agent_link_release(&agent->link);
+    agent->wanted = false;
+    agent->renew = agent->executor != NULL;
+    pthread_cond_broadcast(&agent->changed);
+}
+
 /* ---- sending ---- */
 
 /* The lock is held. */
@@ -563,6 +576,7 @@ static void stop_ranks(struct agent *agent)
 {
     pthread_mutex_lock(&agent->lock);
     struct cox_executor *executor = agent->executor;
+    const uint64_t epoch = agent->link.epoch, incarnation = agent->link.incarnation;
     agent->executor = NULL;
     pthread_mutex_unlock(&agent->lock);
     if (!executor)
@@ -570,7 +584,10 @@ static void stop_ranks(struct agent *agent)
     cox_group_relay_pause(agent->relay);
     cox_executor_stop(executor);
     pthread_mutex_lock(&agent->lock);
-    for (uint32_t i = 0; i < agent->rank_count; i++)
+    /* Unless another lead has come meanwhile, whose ranks these are not. */
+    const bool same = agent->link.epoch == epoch && agent->link.incarnation == incarnation &&
+                      agent->link.state == COX_LEAD_FOLLOWING;
+    for (uint32_t i = 0; i < agent->rank_count && same; i++)
         if (!agent->dead[i])
             rank_say_dead(agent, agent->rank_first + i, 0, "has ended with its group", true, 0, 0);
     pthread_mutex_unlock(&agent->lock);
@@ -707,7 +724,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
             hello_send(agent);
         run_requests(agent);
         if (agent->link.finishing)
-            agent_end(agent, 0, "the group has ended");
+            group_end(agent, 0, "the group has ended");
         if (frame.kind == COX_FRAME_LEAD_BEAT) {
             cox_group_relay_set_peers(agent->relay, agent->link.peers, agent->link.peer_count);
             pthread_cond_broadcast(&agent->changed);
@@ -812,8 +829,11 @@ static void tell_state(struct agent *agent)
                  " ms; the ranks wait %.0f s for it, or another",
                  agent->options->node, agent->link.times.dead_ms,
                  (double)agent->link.times.lead_grace_ms / 1e3);
-    else
+    else if (state == COX_LEAD_OVER)
         snprintf(text, sizeof text, "node %s: no lead has come: the ranks end", agent->options->node);
+    else
+        snprintf(text, sizeof text, "node %s of the group '%s' waits for its lead",
+                 agent->options->node, agent->options->group);
     agent->told = state;
     agent_say(agent, text);
     /* What waits for ranks of other nodes need not wait. */
@@ -822,7 +842,7 @@ static void tell_state(struct agent *agent)
             agent->executor, COX_CHANNEL_EXECUTE,
             cox_executor_forwarded_through(agent->executor, COX_CHANNEL_EXECUTE));
     if (state == COX_LEAD_OVER)
-        agent_end(agent, COX_PEER_DEAD, text);
+        group_end(agent, COX_PEER_DEAD, text);
 }
 
 static void *time_main(void *context)

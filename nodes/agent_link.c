@@ -378,6 +378,14 @@ void cox_agent_link_tick(struct cox_agent_link *link, uint64_t now_ns)
         link_beat(link, NULL, now_ns);
 }
 
+void cox_agent_link_release(struct cox_agent_link *link)
+{
+    link_forget(link);
+    link->state = COX_LEAD_FREE;
+    link->finishing = false;
+    memset(link->ranks, 0, sizeof link->ranks);
+}
+
 void cox_agent_link_leave(struct cox_agent_link *link, const char *text, uint64_t now_ns)
 {
     if (link->state == COX_LEAD_FOLLOWING || link->state == COX_LEAD_LOST)

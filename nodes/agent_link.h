@@ -130,6 +130,8 @@ void cox_agent_link_set_rank(struct cox_agent_link *link, uint32_t rank,
                              const struct cox_agent_rank *is);
 /* Beats; a lead that is lost; a grace that is over. */
 void cox_agent_link_tick(struct cox_agent_link *link, uint64_t now_ns);
+/* The lead is followed no more, and another one may come. */
+void cox_agent_link_release(struct cox_agent_link *link);
 /* The agent ends: tells its lead. */
 void cox_agent_link_leave(struct cox_agent_link *link, const char *text, uint64_t now_ns);
 /* For Hello: fills message, whose channels point into channels. */

@@ -510,7 +510,7 @@ static int executor_check_options(struct cox_executor_options *options, char *na
                                options->attach == COX_ATTACH_SEALED))
         return cox_fail(err, COX_INVALID,
                         "ranks on other nodes are started there: leave out external and legacy "
-                        "workers, collect and sealed attach");
+                        "workers and sealed attach");
     if (options->forwarded && (options->collect || options->legacy_workers || elsewhere))
         return cox_fail(err, COX_INVALID,
                         "an executor that passes requests on has no other requests, and no "

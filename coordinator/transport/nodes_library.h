@@ -42,6 +42,8 @@ struct cox_node_agent_options {
     size_t fact_count;
     /* argv of every worker */
     const char *const *command;
+    /* when the group has ended, or its lead is lost for good: waits for another lead */
+    bool stay;
     /* replaces `model` in the configuration of an init: its folder on this machine; NULL: it stays */
     const char *model;
     /* as in struct cox_executor_options */

@@ -18,6 +18,7 @@ enum {
     OPTION_WORKER,
     OPTION_CRASH_DIR,
     OPTION_QUIET,
+    OPTION_STAY,
 };
 
 struct node_command {
@@ -28,6 +29,7 @@ struct node_command {
     /* the model of the reference worker; NULL: the workers are a command of the user's */
     const char *model;
     bool quiet;
+    bool stay;
     _Atomic int signal_number;
 };
 
@@ -49,6 +51,9 @@ static int take_option(void *choice, int key, const char *value, struct cox_erro
         return 0;
     case OPTION_CRASH_DIR:
         node->group.crash_dir = value;
+        return 0;
+    case OPTION_STAY:
+        node->stay = true;
         return 0;
     default: /* OPTION_QUIET */
         node->quiet = true;
@@ -142,6 +147,7 @@ static int run(void *choice)
         .fact_count = node->model ? COX_NODE_FACT_COUNT : 0,
         .command = node->command,
         .model = node->model,
+        .stay = node->stay,
         .crash_dir = cox_group_choice_crash_dir(&node->group),
         .log = {.fn = on_log},
         .context = node,
@@ -169,6 +175,8 @@ static const struct argp_option options[] = {
     {"worker", OPTION_WORKER, "PATH", 0, "worker program (default: coxswain-worker)", 0},
     {"crash-dir", OPTION_CRASH_DIR, "DIR", 0,
      "what the ranks of this machine did when something failed (see coxswain run)", 0},
+    {"stay", OPTION_STAY, NULL, 0,
+     "when the group has ended, or its lead is lost for good, wait for another lead", 0},
     {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
     {0},
 };

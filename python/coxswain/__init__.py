@@ -52,7 +52,7 @@ from ._errors import (
     Unsupported,
     VersionMismatch,
 )
-from ._group import Future, Group
+from ._group import Cluster, Future, Group
 from ._handles import Exporter, Handle, Import, Importer
 from ._kv import KvBlocks, KvLayout, KvPool, KvTransfer, KvView
 from ._memory import Block, Message, Pool, PoolStats, Publisher, Queue, QueueSet, Subscriber
@@ -86,6 +86,7 @@ __all__ = [
     "Busy",
     "ChannelStatus",
     "Closed",
+    "Cluster",
     "Corrupt",
     "Deadlock",
     "Denied",

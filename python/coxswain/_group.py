@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -283,6 +284,56 @@ class _Events(threading.Thread):
             _log.log(levels.get(level, logging.INFO), "%s", text)
 
 
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The NATS servers by which a group over several machines is held together, and who this process
+    is to them (docs/nodes.md)."""
+
+    #: "tls://HOST:PORT", several with commas
+    url: str
+    #: PEM files that coxswain-certificates makes: ca.pem, lead.pem and lead-key.pem
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    #: no TLS and no certificates: for trying nodes on one machine, by loopback addresses only
+    insecure_loopback: bool = False
+    #: "HOST:PORT" where nodes connect; None: the address from which the cluster is reached
+    listen: str | None = None
+    #: seconds; None: 0.3, 0.8 and 30
+    suspect_after: float | None = None
+    dead_after: float | None = None
+    lead_grace: float | None = None
+
+    def _native(self, nodes: str, attach: int, keep: list[Any]) -> Any:
+        made = ffi.new("struct cox_executor_nodes *")
+        made.size = ffi.sizeof("struct cox_executor_nodes")
+
+        def text(value: str | None) -> Any:
+            if value is None:
+                return ffi.NULL
+            keep.append(ffi.new("char[]", os.fsencode(value)))
+            return keep[-1]
+
+        made.nodes = text(nodes)
+        made.access.url = text(self.url)
+        made.access.ca = text(self.ca)
+        made.access.certificate = text(self.certificate)
+        made.access.key = text(self.key)
+        made.access.insecure_loopback = self.insecure_loopback
+        made.listen = text(self.listen)
+        made.times.suspect_ms = int((self.suspect_after or 0) * 1000)
+        made.times.dead_ms = int((self.dead_after or 0) * 1000)
+        made.times.lead_grace_ms = int((self.lead_grace or 0) * 1000)
+        made.attach = attach
+        return made
+
+
+def _rank_count(nodes: str) -> int:
+    err, nodes_found, ranks = new_error(), ffi.new("uint32_t *"), ffi.new("uint32_t *")
+    check(lib.cox_nodes_parse(nodes.encode(), ffi.NULL, nodes_found, ranks, err), err)
+    return int(ranks[0])
+
+
 class Group:
     """N ranks, started and driven by this process.
 
@@ -316,6 +367,10 @@ class Group:
         request meets its deadline, or a start fails; `coxswain postmortem FILE` tells it. None:
         that of COXSWAIN_CRASH_DIR, if it is set.
 
+    nodes: "a:4,b:4": the ranks are on these machines, where `coxswain node --name NAME --node a ...
+        -- COMMAND` runs; program is None then, and name is needed. ranks may be left out.
+    cluster: with nodes: how they are reached.
+
     Threads: any. Not in the child of a fork.
     """
 
@@ -336,16 +391,24 @@ class Group:
         devices: Sequence[int] | None = None,
         spin: bool = True,
         crash_dir: str | os.PathLike[str] | None = None,
+        nodes: str | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self._process = Process("group")
         self._native: Any = None
         self._executor: Any = None
         self._state: Literal["new", "running", "stopped"] = "new"
+        if (nodes is None) != (cluster is None):
+            raise Invalid("nodes and cluster go together")
+        if nodes is not None:
+            if program is not None or external or name is None:
+                raise Invalid("with nodes a group needs a name, and its ranks are started there")
+            ranks = _rank_count(nodes)
         if not 1 <= ranks <= lib.COX_RANK_COUNT_MAX:
             raise Invalid(f"ranks is {ranks}; it may be 1 to {lib.COX_RANK_COUNT_MAX}")
         if not 1 <= depth <= 32:
             raise Invalid(f"depth is {depth}; it may be 1 to 32")
-        if (program is None) != external:
+        if (program is None) != (external or nodes is not None):
             raise Invalid("a group needs a program for its ranks, or external=True and none")
         if devices is not None and len(devices) != ranks:
             raise Invalid(f"devices has {len(devices)} numbers for {ranks} ranks")
@@ -373,7 +436,11 @@ class Group:
             keep.append(ffi.new("int32_t[]", list(devices)))
             executor.devices = keep[-1]
         executor.depth = depth
-        executor.attach = _choice("attach", attach, _ATTACHES)
+        if nodes is not None and cluster is not None:
+            keep.append(cluster._native(nodes, _choice("attach", attach, _ATTACHES), keep))
+            executor.nodes = keep[-1]
+        else:
+            executor.attach = _choice("attach", attach, _ATTACHES)
         executor.spin = lib.COX_SPIN_AUTO if spin else lib.COX_SPIN_OFF
         executor.external_workers = external
         executor.no_socket = standby

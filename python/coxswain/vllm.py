@@ -41,7 +41,7 @@ from . import (
     vllm_worker,
 )
 from ._errors import Closed, Error, Full, Invalid, Late, RankDied, RankError, Unsupported
-from ._group import Future as GroupFuture, Group
+from ._group import Cluster, Future as GroupFuture, Group
 
 # Below vLLM's own logger, which has the handlers.
 logger = init_logger("vllm.coxswain")
@@ -76,6 +76,17 @@ class Options:
     #: with "restart": processes that stand by for an incident: "none"; "warm": they have imported
     #: vLLM; "hot": they have loaded the model, too
     spares: str = "none"
+    #: "a:2,b:2": the ranks are on these machines, where
+    #: `coxswain node --name NAME --node a --stay ... -- python3 -m coxswain.vllm_worker` runs
+    nodes: str | None = None
+    #: with nodes: the NATS servers, and this process's certificate (coxswain.Cluster)
+    cluster: str | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    insecure_loopback: bool = False
+    #: with nodes: the address of rank 0's machine, where the ranks find each other
+    master: str | None = None
     #: where `coxswain postmortem` finds what the ranks did before one died; None: that of
     #: COXSWAIN_CRASH_DIR, if it is set
     crash_dir: str | None = None
@@ -105,7 +116,24 @@ class Options:
         if options.spares != "none" and options.on_death != "restart":
             raise Invalid(f"spares {options.spares!r} goes together with on_death 'restart' only")
         options.incidents, options.window = int(options.incidents), float(options.window)
+        options.insecure_loopback = options.insecure_loopback in (True, "1", "true")
+        if options.nodes and not (options.name and options.cluster and options.master):
+            raise Invalid("with nodes the group needs a name, a cluster and a master")
+        if options.nodes and options.spares != "none":
+            raise Invalid("nodes have no spare ranks: leave out spares")
         return options
+
+    def machines(self) -> Cluster | None:
+        """How the ranks' machines are reached; None: they are on this one."""
+        if not self.nodes:
+            return None
+        return Cluster(
+            str(self.cluster),
+            ca=self.ca,
+            certificate=self.certificate,
+            key=self.key,
+            insecure_loopback=self.insecure_loopback,
+        )
 
 
 class Ranks:
@@ -119,12 +147,15 @@ class Ranks:
         name: str | None,
         crash_dir: str | None,
         on_rank_death: Callable[[Ranks, int, str], object],
+        options: Options,
         warm_up: Callable[[Ranks], object] | None = None,
     ) -> None:
         """warm_up: of spare ranks, which have no name yet."""
         self.world_size = config.parallel_config.world_size
         self._config = config
         self._pickled_config = pickled_config
+        self._options = options
+        self._environments = _environments(config) if options.nodes else None
         #: of the group; None: not started yet
         self.name = name
         self._warm_up = warm_up
@@ -140,8 +171,10 @@ class Ranks:
         # Two calls for each step in flight, and some for calls from elsewhere.
         depth = min(32, 2 * _batches_in_flight(config) + 2)
         self.group = Group(
-            command,
+            None if options.nodes else command,
             self.world_size,
+            nodes=options.nodes,
+            cluster=options.machines(),
             attach="sealed",  # nothing has a name that could outlive a killed engine
             name=name,
             depth=depth,
@@ -158,14 +191,18 @@ class Ranks:
         self._set_priority()
         if not self._warm_up:
             self._told(self.group.name)
-        self.group.call(self._pickled_config, timeout=None, gather="none")
+        # Nothing of vLLM is in it: the environment counts before vLLM is imported.
+        first = vllm_worker.pickled((self._environments, self._pickled_config))
+        self.group.call(first, timeout=None, gather="none")
 
     def load(self) -> None:
         """Loads the model in each process."""
         tensor_parallel_size = self._config.parallel_config.tensor_parallel_size
         stem = f"/dev/shm/{self._stem}"
         start = vllm_worker.Start(
-            distributed_init_method=_distributed_init_method(f"{stem}_store"),
+            distributed_init_method=_distributed_init_method(
+                f"{stem}_store", self._options.master if self._options.nodes else None
+            ),
             lock_path=stem,
             drivers=[rank % tensor_parallel_size == 0 for rank in range(self.world_size)],
         )
@@ -292,8 +329,13 @@ def _batches_in_flight(config: VllmConfig) -> int:
     return int(found)
 
 
-def _distributed_init_method(path: str) -> str:
-    """Where the ranks of this start find each other. path: of a file that may be made for it."""
+def _distributed_init_method(path: str, master: str | None) -> str:
+    """Where the ranks of this start find each other. path: of a file that may be made for it; master:
+    the address of rank 0's machine, None: they are all on this one."""
+    if master:
+        # A port that is free on this machine, as likely as not on that one: rank 0 says if it is not.
+        network = interface.find("vllm.utils:network_utils")
+        return str(network.get_distributed_init_method(master, network.get_open_port()))
     file_store, needs_tcp = interface.optional("file_store"), interface.optional("needs_tcp_store")
     if file_store is not None and not (needs_tcp and needs_tcp()):
         return f"file://{path}"
@@ -502,6 +544,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             name,
             self._options.crash_dir,
             on_rank_death,
+            self._options,
             self._survivor.warm_up if standby and self._survivor else None,
         )
 

@@ -1,6 +1,6 @@
 """The program of a rank of vLLM: it loads the model, then runs what coxswain.vllm.Executor calls.
 
-The first request is a pickled VllmConfig, for which the rank imports vLLM; the second one is a
+The first request has the rank's environment and a pickled VllmConfig, for which it imports vLLM; the second one is a
 Start, for which it loads the model. Nothing here imports vLLM before the rank has attached, so that
 a group starts at once.
 """
@@ -116,7 +116,8 @@ class Rank:
         arguments: list[dict[str, Any]] = [{} for _ in start.drivers]
         arguments[rank] = {
             "vllm_config": config,
-            "local_rank": rank,
+            # of several machines: the number on this one
+            "local_rank": int(os.environ.get("COXSWAIN_LOCAL_RANK", rank)),
             "rank": rank,
             "distributed_init_method": start.distributed_init_method,
             "is_driver_worker": start.drivers[rank],
@@ -239,9 +240,12 @@ def main() -> None:
             request = worker.next()
             assert request is not None
             try:
-                given = pickle.loads(request.data)  # imports vLLM, the first time
+                given = pickle.loads(request.data)
                 if rank is None:
-                    rank = Rank(worker.rank, given)
+                    environments, config = given
+                    if environments:
+                        os.environ.update(environments[worker.rank])
+                    rank = Rank(worker.rank, pickle.loads(config))  # imports vLLM
                     reply = None
                 else:
                     reply = rank.load(given)
@@ -269,3 +273,7 @@ def main() -> None:
         sys.stderr.flush()
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -69,6 +69,41 @@ uint64_t cox_now_ns(void);
 #define COX_OUTCOME_DEAD ...
 #define COX_OUTCOME_LATE ...
 
+struct cox_cluster_access {
+    const char *url;
+    const char *ca;
+    const char *certificate;
+    const char *key;
+    bool insecure_loopback;
+    ...;
+};
+struct cox_node_times {
+    uint64_t suspect_ms;
+    uint64_t dead_ms;
+    uint64_t lead_grace_ms;
+    ...;
+};
+struct cox_node_fact {
+    const char *name;
+    const char *value;
+    ...;
+};
+struct cox_executor_nodes {
+    size_t size;
+    const char *nodes;
+    struct cox_cluster_access access;
+    const char *listen;
+    struct cox_node_times times;
+    const struct cox_node_fact *facts;
+    size_t fact_count;
+    int attach;
+    ...;
+};
+
+struct cox_node_place;
+int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places,
+                    uint32_t *ret_node_count, uint32_t *ret_rank_count, struct cox_error *err);
+
 struct cox_executor;
 struct cox_executor_options {
     size_t size;
@@ -84,6 +119,7 @@ struct cox_executor_options {
     bool no_socket;
     bool collect;
     const char *crash_dir;
+    const struct cox_executor_nodes *nodes;
     uint64_t request_size[];
     uint64_t response_size[];
     const char *runtime_dir;

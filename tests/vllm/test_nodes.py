@@ -1,0 +1,124 @@
+"""vLLM whose ranks are on two machines: network namespaces with gloo on their link."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import NAME, PATIENCE, ROOT, environment, run_engines, wait_until
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("nats-server"),
+    reason="network namespaces need root; and nats-server is needed",
+)
+
+
+class Machines:
+    """Two machines, each with an agent of one rank."""
+
+    def __init__(self, ranks, path=""):
+        build = os.path.dirname(os.environ["COX_BIN_DIR"])
+        hold = ["sh", str(ROOT / "tests" / "nodes" / "hold.sh"), build, "2"]
+        self.holder = subprocess.Popen(hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.holder.stdout and self.holder.stdin
+        self.prefix, self.url, self.certificates, self.address = self.holder.stdout.readline().split()
+        self.name = f"vllm_nodes_{os.getpid()}"
+        self.environment = environment(
+            ranks,
+            path,
+            GLOO_SOCKET_IFNAME="eth0",
+            VLLM_COXSWAIN_NAME=self.name,
+            VLLM_COXSWAIN_NODES="a:1,b:1",
+            VLLM_COXSWAIN_CLUSTER=self.url,
+            VLLM_COXSWAIN_CA=f"{self.certificates}/ca.pem",
+            VLLM_COXSWAIN_CERTIFICATE=f"{self.certificates}/lead.pem",
+            VLLM_COXSWAIN_KEY=f"{self.certificates}/lead-key.pem",
+            VLLM_COXSWAIN_MASTER=self.address,
+            VLLM_HOST_IP=self.address,
+            LD_LIBRARY_PATH=os.path.join(build, "lib"),
+        )
+        self.agents = {}
+        for node in "ab":
+            self.agent(node)
+
+    def on(self, node, command, **more):
+        """Runs a command on a machine."""
+        inside = ["nsenter", f"--net=/run/netns/{self.prefix}-{node}", "--", *command]
+        return subprocess.Popen(inside, env={**self.environment, **more})
+
+    def agent(self, node):
+        address = ".".join([*self.address.split(".")[:3], str(1 + "ab".index(node))])
+        command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "node", "--stay"]
+        command += ["--name", self.name, "--node", node, "--cluster", self.url]
+        command += ["--ca", f"{self.certificates}/ca.pem"]
+        command += ["--cert", f"{self.certificates}/node-{node}.pem"]
+        command += ["--key", f"{self.certificates}/node-{node}-key.pem"]
+        command += ["--", sys.executable, "-m", "coxswain.vllm_worker"]
+        self.agents[node] = self.on(node, command, VLLM_HOST_IP=address)
+
+    def close(self):
+        for agent in self.agents.values():
+            agent.terminate()
+        for agent in self.agents.values():
+            agent.wait(30)
+        self.holder.stdin.close()
+        self.holder.wait(30)
+
+
+@pytest.fixture
+def machines():
+    found = Machines(2)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+def test_tokens_are_those_of_one_machine(models, machines, tmp_path, tp, pp):
+    runs = [{"model": "random", "tp": tp, "pp": pp, "backend": NAME}]
+    (usual,) = run_engines(models, 2, runs=runs)
+    result = tmp_path / "result"
+    job = json.dumps({"models": models, "runs": runs})
+    engine = machines.on(
+        "a", [sys.executable, str(ROOT / "tests" / "vllm" / "engines.py"), job, str(result)]
+    )
+    assert engine.wait(PATIENCE) == 0
+    assert json.loads(result.read_text()) == [usual]
+
+
+def test_a_dead_machine_is_named(models, machines, tmp_path):
+    """Within a second, in what the engine's caller gets."""
+    script = tmp_path / "engine.py"
+    script.write_text(
+        f"""
+import os, sys, time
+from vllm import LLM, SamplingParams
+from coxswain.vllm import Executor
+llm = LLM({os.path.join(models, "random")!r}, distributed_executor_backend=Executor,
+          tensor_parallel_size=2, max_model_len=64, dtype="float32", enforce_eager=True)
+open({str(tmp_path / "ready")!r}, "w").close()
+while True:
+    llm.generate(["1+1="], SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
+"""
+    )
+    log = tmp_path / "log"
+    with open(log, "w") as file:
+        engine = subprocess.Popen(
+            ["nsenter", f"--net=/run/netns/{machines.prefix}-a", "--", sys.executable, str(script)],
+            env=machines.environment,
+            stdout=file,
+            stderr=file,
+        )
+    try:
+        wait_until(lambda: (tmp_path / "ready").exists() or engine.poll() is not None, log.read_text)
+        assert engine.poll() is None, log.read_text()[-5000:]
+        time.sleep(1)
+        machines.agents["b"].kill()
+        killed = time.monotonic()
+        wait_until(lambda: "node b" in log.read_text(), log.read_text, 10)
+        assert time.monotonic() - killed < 1 or os.environ.get("VLLM_TEST_SLOW")
+        engine.wait(PATIENCE)
+    finally:
+        engine.kill()
