@@ -18,6 +18,7 @@
 #include "direct.h"
 #include "group_relay.h"
 #include "image.h"
+#include "kv_relay.h"
 #include "lead_link.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
@@ -51,6 +52,7 @@ struct agent {
     struct cox_cluster *cluster;
     struct cox_direct *direct;
     struct cox_group_relay *relay;
+    struct cox_kv_relay *kv;
     char address[160];
 
     pthread_mutex_t lock;
@@ -79,8 +81,8 @@ struct agent {
     bool ending;
     int end_code;
     char end_text[400];
-    bool threaded, large_threaded, time_threaded;
-    pthread_t thread, large_thread, time_thread;
+    bool threaded, large_threaded, time_threaded, kv_threaded;
+    pthread_t thread, large_thread, time_thread, kv_thread;
 };
 
 static void agent_say(const struct agent *agent, const char *text)
@@ -421,46 +423,102 @@ static void relay_begin(struct agent *agent)
         cox_log_write(&agent->options->log, 3, "%s", why.text);
 }
 
+/* Times of the lead become times here, and KV blocks of other machines those that stand for them. Other
+ * requests are passed on as they are. Returns the bytes, which the caller frees; NULL: they stay. */
+static uint8_t *request_rewrite(struct agent *agent, const struct cox_frame *frame, size_t *ret_size,
+                                int *ret_status, struct cox_error *err)
+{
+    if (frame->type != COXSWAIN__EXECUTE_TYPE__PD_LINK &&
+        frame->type != COXSWAIN__EXECUTE_TYPE__KV_TRANSFER &&
+        frame->type != COXSWAIN__EXECUTE_TYPE__LORA_OPERATION)
+        return NULL;
+    const struct cox_agent_link *link = &agent->link;
+    Coxswain__ExecuteRequest *message =
+        coxswain__execute_request__unpack(NULL, frame->size, frame->payload);
+    if (!message)
+        return NULL; /* the ranks say so */
+    if (message->has_deadline_ns && message->deadline_ns)
+        message->deadline_ns = cox_agent_link_here(link, message->deadline_ns);
+    if (message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST)
+        *ret_status = cox_kv_relay_link(agent->kv, message->pd_link_request, agent->rank_first,
+                                        agent->rank_count, cox_executor_socket(agent->executor),
+                                        err);
+    if (message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST)
+        for (size_t i = 0; i < message->pull_kv_request->n_pull_kv_infos; i++) {
+            Coxswain__PullKVRequest__PullKVInfo *info = message->pull_kv_request->pull_kv_infos[i];
+            if (info->deadline_ns)
+                info->deadline_ns = cox_agent_link_here(link, info->deadline_ns);
+            if (info->lease_ns)
+                info->lease_ns = cox_agent_link_here(link, info->lease_ns);
+        }
+    *ret_size = coxswain__execute_request__get_packed_size(message);
+    uint8_t *bytes = malloc(*ret_size + 1);
+    if (bytes)
+        coxswain__execute_request__pack(message, bytes);
+    coxswain__execute_request__free_unpacked(message, NULL);
+    return bytes;
+}
+
+/* Hands one request to the ranks. Returns false: there is no room now. The lock is held. */
+static bool run_request(struct agent *agent, const struct cox_frame *frame, uint64_t deadline_ns)
+{
+    struct cox_error why = {0};
+    const struct cox_operation *operation = cox_operation_find(frame->type);
+    struct cox_transport_request request = {
+        .channel = (enum cox_channel_id)frame->channel,
+        .type = frame->type,
+        .sequence = frame->sequence,
+        .deadline_ns = deadline_ns,
+        .asked = &frame->asked,
+        .bytes = frame->payload,
+        .size = frame->size,
+        .replies = true,
+    };
+    int r = 0;
+    if (frame->type == COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE) {
+        /* The ranks are ended as those of any executor are. */
+        cox_agent_link_taken(&agent->link, frame->channel, frame->sequence, true);
+        agent->renew = true;
+        agent->wanted = false;
+        pthread_cond_broadcast(&agent->changed);
+        return true;
+    }
+    cox_images_translate(&agent->images, (uint8_t *)(uintptr_t)frame->payload, frame->size);
+    uint8_t *rewritten = request_rewrite(agent, frame, &request.size, &r, &why);
+    if (rewritten)
+        request.bytes = rewritten;
+    else
+        request.size = frame->size;
+    if (frame->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
+        cox_group_relay_pause(agent->relay); /* its memory may be renewed */
+    if (r == 0)
+        r = cox_executor_forward(agent->executor, &request, &why);
+    free(rewritten);
+    if (r == COX_FULL || r == COX_LATE)
+        return false;
+    if (r == 0 && frame->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
+        relay_begin(agent);
+    cox_agent_link_taken(&agent->link, frame->channel, frame->sequence,
+                         r == 0 && operation && !operation->replies);
+    if (r)
+        run_refused(agent, frame, r, &why);
+    return true;
+}
+
 /* Hands requests to the ranks as long as there is room. The lock is held. */
 static void run_requests(struct agent *agent)
 {
     struct cox_agent_link *link = &agent->link;
+    struct cox_frame frame;
+    uint64_t deadline_ns;
     if (!agent->executor)
         return;
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        struct cox_frame frame;
-        struct cox_transport_request request;
-        while (cox_agent_link_next(link, c, cox_now_ns(), &frame, &request.deadline_ns)) {
-            struct cox_error why = {0};
-            request.channel = (enum cox_channel_id)c;
-            request.type = frame.type;
-            request.sequence = frame.sequence;
-            request.asked = &frame.asked;
-            request.bytes = frame.payload;
-            request.size = frame.size;
-            if (frame.type == COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE) {
-                /* The ranks are ended as those of any executor are. */
-                cox_agent_link_taken(link, c, frame.sequence, true);
-                agent->renew = true;
-                agent->wanted = false;
-                pthread_cond_broadcast(&agent->changed);
-                continue;
-            }
-            request.replies = true;
-            cox_images_translate(&agent->images, (uint8_t *)(uintptr_t)frame.payload, frame.size);
-            if (frame.type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
-                cox_group_relay_pause(agent->relay); /* its memory may be renewed */
-            int r = cox_executor_forward(agent->executor, &request, &why);
-            if (r == COX_FULL || r == COX_LATE)
-                break;
-            const struct cox_operation *operation = cox_operation_find(frame.type);
-            const bool no_reply = r == 0 && operation && !operation->replies;
-            if (r == 0 && frame.type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
-                relay_begin(agent);
-            cox_agent_link_taken(link, c, frame.sequence, no_reply);
-            if (r)
-                run_refused(agent, &frame, r, &why);
-        }
+        /* Pulls wait for blocks of other machines: a thread of their own runs them. */
+        while (c != COX_CHANNEL_TRANSFER &&
+               cox_agent_link_next(link, c, cox_now_ns(), &frame, &deadline_ns) &&
+               run_request(agent, &frame, deadline_ns))
+            ;
         if (link->channels[c].ended > agent->ended_through[c]) {
             agent->ended_through[c] = link->channels[c].ended;
             cox_executor_end_forwarded(agent->executor, (enum cox_channel_id)c,
@@ -472,6 +530,48 @@ static void run_requests(struct agent *agent)
                                       agent->cancelled_through[c]);
         }
     }
+    if (cox_agent_link_next(link, COX_CHANNEL_TRANSFER, cox_now_ns(), &frame, &deadline_ns))
+        pthread_cond_broadcast(&agent->changed);
+}
+
+/* Fetches what a request of the transfer channel pulls. The lock is held, and released meanwhile. */
+static void pull_fetch(struct agent *agent, const struct cox_frame *frame, uint64_t deadline_ns)
+{
+    Coxswain__ExecuteRequest *message =
+        coxswain__execute_request__unpack(NULL, frame->size, frame->payload);
+    const uint32_t first = agent->rank_first, count = agent->rank_count;
+    pthread_mutex_unlock(&agent->lock);
+    if (message && message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST)
+        cox_kv_relay_pull(agent->kv, message->pull_kv_request, first, count, deadline_ns);
+    coxswain__execute_request__free_unpacked(message, NULL);
+    pthread_mutex_lock(&agent->lock);
+}
+
+static void *kv_main(void *context)
+{
+    struct agent *agent = context;
+    pthread_setname_np(pthread_self(), "cox-node-kv");
+    pthread_mutex_lock(&agent->lock);
+    while (!agent->ending) {
+        struct cox_frame frame;
+        uint64_t deadline_ns, sequence;
+        bool room = false;
+        if (agent->executor && cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(),
+                                                   &frame, &deadline_ns)) {
+            sequence = frame.sequence;
+            pull_fetch(agent, &frame, deadline_ns);
+            /* Meanwhile the lead may have been lost, and the frame with it. */
+            room = !agent->ending && agent->executor &&
+                   cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(), &frame,
+                                       &deadline_ns) &&
+                   frame.sequence == sequence && run_request(agent, &frame, deadline_ns);
+        }
+        const struct timespec until = cox_deadline_timespec(cox_deadline_after_ns(TICK_NS));
+        if (!room && !agent->ending)
+            pthread_cond_timedwait(&agent->changed, &agent->lock, &until);
+    }
+    pthread_mutex_unlock(&agent->lock);
+    return NULL;
 }
 
 /* ---- ranks ---- */
@@ -781,6 +881,10 @@ static void image_drop(struct agent *agent, const uint8_t *handle)
 static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
 {
     struct agent *agent = context;
+    if ((kind == COX_DIRECT_FETCH || kind == COX_DIRECT_BLOCKS) && strncmp(peer, "node-", 5) == 0) {
+        cox_kv_relay_take(agent->kv, peer, kind, bytes, size);
+        return;
+    }
     if (kind == COX_DIRECT_GROUP && strncmp(peer, "node-", 5) == 0) {
         cox_group_relay_take(agent->relay, peer + 5, bytes, size);
         return;
@@ -866,6 +970,18 @@ static void *time_main(void *context)
 
 /* ---- run ---- */
 
+/* Whether a process is a rank of this machine. */
+static bool is_rank(void *context, pid_t pid)
+{
+    struct agent *agent = context;
+    bool found = false;
+    pthread_mutex_lock(&agent->lock);
+    for (uint32_t i = 0; agent->executor && i < agent->rank_count; i++)
+        found = found || cox_executor_pid(agent->executor, agent->rank_first + i) == pid;
+    pthread_mutex_unlock(&agent->lock);
+    return found;
+}
+
 static int direct_open(struct agent *agent, struct cox_error *err)
 {
     const struct cox_node_agent_options *options = agent->options;
@@ -898,6 +1014,9 @@ static int direct_open(struct agent *agent, struct cox_error *err)
     if (r == 0)
         snprintf(agent->address, sizeof agent->address, "%s:%u", host,
                  cox_direct_port(agent->direct));
+    if (r == 0)
+        r = cox_kv_relay_new(agent->direct, agent->address, &options->log, is_rank, agent, &agent->kv,
+                             err);
     return r;
 }
 
@@ -912,6 +1031,8 @@ static void agent_close(struct agent *agent)
         pthread_join(agent->thread, NULL);
     if (agent->large_threaded)
         pthread_join(agent->large_thread, NULL);
+    if (agent->kv_threaded)
+        pthread_join(agent->kv_thread, NULL);
     stop_ranks(agent);
     if (agent->cluster) {
         pthread_mutex_lock(&agent->lock);
@@ -922,6 +1043,7 @@ static void agent_close(struct agent *agent)
     cox_cluster_close(agent->cluster);
     cox_direct_close(agent->direct);
     cox_group_relay_free(agent->relay);
+    cox_kv_relay_free(agent->kv);
     while (agent->large_first) {
         struct large *large = agent->large_first;
         agent->large_first = large->next;
@@ -977,6 +1099,9 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
     if (r == 0)
         r = cox_thread_start(&agent->time_thread, time_main, agent);
     agent->time_threaded = agent->large_threaded && r == 0;
+    if (r == 0)
+        r = cox_thread_start(&agent->kv_thread, kv_main, agent);
+    agent->kv_threaded = agent->time_threaded && r == 0;
     if (r == 0) {
         char text[200];
         snprintf(text, sizeof text, "node %s of the group '%s' waits for its lead", options->node,

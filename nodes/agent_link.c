@@ -205,7 +205,7 @@ int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *
                                                 : COX_CORRUPT;
 }
 
-static uint64_t here_ns(const struct cox_agent_link *link, uint64_t lead_ns)
+uint64_t cox_agent_link_here(const struct cox_agent_link *link, uint64_t lead_ns)
 {
     const int64_t offset =
         link->offset_ns < link->offset_before_ns ? link->offset_ns : link->offset_before_ns;
@@ -230,7 +230,7 @@ bool cox_agent_link_next(struct cox_agent_link *link, uint32_t c, uint64_t now_n
         }
         if (!next)
             return false;
-        *ret_deadline_ns = here_ns(link, ret_frame->deadline_ns);
+        *ret_deadline_ns = cox_agent_link_here(link, ret_frame->deadline_ns);
         if (*ret_deadline_ns > now_ns)
             return true;
         const struct cox_answer late = {.status = COX_TIMEOUT};

@@ -117,6 +117,8 @@ int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *
  * *ret_deadline_ns: on this clock. One whose deadline has passed is answered, and skipped. */
 bool cox_agent_link_next(struct cox_agent_link *link, uint32_t channel, uint64_t now_ns,
                          struct cox_frame *ret_frame, uint64_t *ret_deadline_ns);
+/* A time of the lead, on this clock. */
+uint64_t cox_agent_link_here(const struct cox_agent_link *link, uint64_t lead_ns);
 /* The request that next has returned was handed to the ranks, or was refused by them (then it is
  * answered next). no_reply: it has no answer. */
 void cox_agent_link_taken(struct cox_agent_link *link, uint32_t channel, uint64_t sequence,

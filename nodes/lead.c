@@ -711,6 +711,18 @@ static void transport_ended(void *context, enum cox_channel_id channel, uint64_t
     pthread_mutex_unlock(&nodes->lock);
 }
 
+static bool transport_place(void *context, uint32_t rank, char *node, size_t node_size,
+                            char *address, size_t address_size)
+{
+    struct cox_nodes *nodes = context;
+    pthread_mutex_lock(&nodes->lock);
+    const struct cox_lead_link *link = &nodes->links[node_of(nodes, rank)];
+    snprintf(node, node_size, "%s", link->node);
+    snprintf(address, address_size, "%s", link->address);
+    pthread_mutex_unlock(&nodes->lock);
+    return address[0] != '\0';
+}
+
 static int transport_share(void *context, const void *handle, int fd, uint64_t size, uint64_t digest,
                            struct cox_error *err)
 {
@@ -972,6 +984,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
         .publish = transport_publish,
         .cancel_steps = transport_cancel_steps,
         .ended = transport_ended,
+        .place = transport_place,
         .share = transport_share,
         .unshare = transport_unshare,
         .trouble = transport_trouble,

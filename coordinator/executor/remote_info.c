@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "coordinator/transport/nodes.h"
+#include "coordinator/transport/transport.h"
 #include "executor_internal.h"
 #include "proto/executor.pb-c.h"
 
@@ -125,6 +127,22 @@ static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
     return 0;
 }
 
+/* Says on which machine a rank is that is not on this one. */
+static int pool_place(const struct cox_executor *executor, uint32_t rank, KvPool *pool,
+                      struct cox_error *err)
+{
+    const struct cox_transport *transport = executor->options.transport;
+    char node[COX_NODE_NAME_MAX + 1], address[128];
+    if (!transport || !transport->place ||
+        !transport->place(transport->context, rank, node, sizeof node, address, sizeof address))
+        return 0;
+    pool->node = strdup(node);
+    pool->address = strdup(address);
+    return pool->node && pool->address
+               ? 0
+               : cox_fail(err, -ENOMEM, "no memory for the group's KV caches");
+}
+
 int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes, size_t *ret_size,
                              struct cox_error *err)
 {
@@ -146,6 +164,8 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
         r = cox_fail(err, -ENOMEM, "no memory for the group's KV caches");
     pthread_mutex_unlock(&executor->recover_lock);
     info.n_kv_pools = executor->geometry.rank_count;
+    for (uint32_t rank = 0; !r && rank < executor->geometry.rank_count; rank++)
+        r = pool_place(executor, rank, pools[rank], err);
     if (!r) {
         size_t size = coxswain__remote_info__get_packed_size(&info);
         uint8_t *bytes = malloc(size + 1);

@@ -110,6 +110,10 @@ struct cox_transport {
                  struct cox_error *err);
     /* No request names it any more. */
     void (*unshare)(void *context, const void *handle);
+    /* Where a rank is: its node, and "HOST:PORT" of the agent there, for other groups. Returns false if
+     * that is not known. NULL: never. */
+    bool (*place)(void *context, uint32_t rank, char *node, size_t node_size, char *address,
+                  size_t address_size);
     /* Why a rank that is alive may not answer now ("node b is suspect: not heard for 412 ms");
      * returns false if there is nothing to say. For display. */
     bool (*trouble)(void *context, uint32_t rank, char *buffer, size_t buffer_size);

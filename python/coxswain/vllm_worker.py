@@ -113,13 +113,19 @@ class Rank:
                 process_kind="worker",
                 process_name=f"Worker_{rank}",
             )
+        # of several machines: the number on this one
+        local_rank = int(os.environ.get("COXSWAIN_LOCAL_RANK", rank))
+        method = start.distributed_init_method
+        if int(os.environ.get("COXSWAIN_LOCAL_WORLD_SIZE", len(start.drivers))) < len(start.drivers):
+            # vLLM's CPU worker takes ranks with the same one for ranks that share memory. torch
+            # passes over what it does not know here.
+            method += f"?machine={rank - local_rank}"
         arguments: list[dict[str, Any]] = [{} for _ in start.drivers]
         arguments[rank] = {
             "vllm_config": config,
-            # of several machines: the number on this one
-            "local_rank": int(os.environ.get("COXSWAIN_LOCAL_RANK", rank)),
+            "local_rank": local_rank,
             "rank": rank,
-            "distributed_init_method": start.distributed_init_method,
+            "distributed_init_method": method,
             "is_driver_worker": start.drivers[rank],
             "shared_worker_lock": _lock(start.lock_path),
         }

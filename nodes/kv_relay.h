@@ -1,0 +1,46 @@
+/*
+ * kv_relay: pulls of KV blocks from a group whose ranks are on another machine.
+ *
+ * A rank copies blocks out of the memory of another group's rank, which a link names by a handle. For a
+ * rank of another machine the agent keeps KV blocks of its own in its place: the link gets their handle.
+ * Before a pull is passed on, the agent fetches its blocks from the other agent, by a direct connection,
+ * and puts them there under their generation; the rank then pulls as it does on one machine. The other
+ * agent copies them as a rank would, and says of each whether it still belongs to that generation: one
+ * that does not is unused here, so that the pull finds it stale.
+ *
+ * A process may fetch from the ranks of an agent only: the handle must be of one of them.
+ *
+ * Threads: link, pull and ranks under no lock; link and pull on one thread at a time; take on any.
+ * Blocks: pull, until the blocks are there, or deadline_ns.
+ */
+#ifndef COX_NODES_KV_RELAY_H
+#define COX_NODES_KV_RELAY_H
+
+#include "direct.h"
+#include "nodes_common.h"
+#include "proto/executor.pb-c.h"
+
+#define COX_DIRECT_FETCH 5u
+#define COX_DIRECT_BLOCKS 6u
+
+struct cox_kv_relay;
+
+/* address: "HOST:PORT" of direct. is_rank: whether a process is a rank of this agent; called on the
+ * connection's thread. */
+int cox_kv_relay_new(struct cox_direct *direct, const char *address, const struct cox_log *log,
+                     bool (*is_rank)(void *context, pid_t pid), void *context,
+                     struct cox_kv_relay **ret_relay, struct cox_error *err);
+struct cox_kv_relay *cox_kv_relay_free(struct cox_kv_relay *relay); /* NULL-safe */
+/* Puts own blocks in the place of those of other machines, for these ranks. The request then points
+ * into the relay, until the next link. Returns 0; COX_NO_SPACE: no memory for them; COX_INVALID. */
+int cox_kv_relay_link(struct cox_kv_relay *relay, Coxswain__PDLinkRequest *request,
+                      uint32_t rank_first, uint32_t rank_count, const char *control_socket,
+                      struct cox_error *err);
+/* Fetches what the pulls of a request will copy. What cannot be had is unused, and logged. */
+void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
+                       uint32_t rank_first, uint32_t rank_count, uint64_t deadline_ns);
+/* A direct message of these kinds, of the process `peer`. Takes bytes (free). */
+void cox_kv_relay_take(struct cox_kv_relay *relay, const char *peer, uint32_t kind, uint8_t *bytes,
+                       size_t size);
+
+#endif
