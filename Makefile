@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 # Nothing is installed unasked: tools/packages only says what is missing. `make packages` installs it.
 export COXSWAIN_PACKAGES = check
 
-.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm format-check format docs install uninstall clean
+.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm bench-nodes format-check format docs install uninstall clean
 
 all:
 	@sh tools/compile release
@@ -22,7 +22,7 @@ help:
 	@echo 'make fuzz       libFuzzer on every parser of foreign bytes'
 	@echo 'make bench      measures everything (docs/bench.md); bench-ranks, bench-deadlines,'
 	@echo '                bench-deaths, bench-replace, bench-pull, bench-python,'
-	@echo '                bench-vllm: a part'
+	@echo '                bench-vllm, bench-nodes (as root): a part'
 	@echo 'make format     formats the sources; format-check only looks'
 	@echo 'make docs       builds the site of docs/'
 	@echo 'make clean      removes build/'
@@ -90,6 +90,13 @@ bench-vllm:
 	@sh tools/vllm
 	@sh tools/compile bench coxswain_python coxswain-worker
 	PYTHONPATH=build/bench/python build/venv-vllm/bin/python tests/bench/vllm_figures.py --json docs/bench-vllm.json
+
+# Transports between machines, which are network namespaces: as root. NODES_OPTIONS: of tests/nodes/bench/run.py.
+bench-nodes:
+	@sh tools/packages nodes bench || echo 'peers that are missing are not measured' >&2
+	@cmake --preset bench -D COX_BUILD_BENCH_NODES=ON
+	@sh tools/compile bench nodes-bench
+	sh tests/nodes/bench/run.sh --folder build/bench/bin $(NODES_OPTIONS)
 
 format-check:
 	@sh tools/packages format

@@ -33,7 +33,9 @@ set(public_headers
     coordinator/server/hooks.h
     coordinator/server/kv_reference.h
     coordinator/server/prompt_hooks.h
-    coordinator/server/server.h)
+    coordinator/server/server.h
+    coordinator/transport/nodes.h
+    coordinator/transport/transport.h)
 
 foreach(header IN LISTS public_headers)
     cmake_path(GET header PARENT_PATH folder)
@@ -73,6 +75,16 @@ install(TARGETS coxswain_shared coxswain_static coxswain_proto_shared coxswain_p
     EXPORT coxswain_targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+# Groups over several machines. Nothing is linked with that library, which programs open: it is installed without the
+# name for the linker. The script looks for its template in ../share.
+if(COX_NODES)
+    install(TARGETS coxswain_nodes
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
+    install(PROGRAMS packaging/nats/coxswain-certificates DESTINATION ${CMAKE_INSTALL_BINDIR})
+    install(FILES packaging/nats/coxswain-nats.conf DESTINATION ${CMAKE_INSTALL_DATADIR}/coxswain/nats)
+    list(APPEND release_commands coxswain-certificates) # as tests/install/install_tests.cmake lists bin/
+endif()
 
 install(DIRECTORY models/sums DESTINATION ${CMAKE_INSTALL_DATADIR}/coxswain/models)
 

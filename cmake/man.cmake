@@ -15,10 +15,15 @@ if(COX_BUILD_MAN AND NOT COX_SANITIZE AND EXISTS ${COX_PYTHON})
             ${PROJECT_SOURCE_DIR} ${man_programs}
         COMMAND ${CMAKE_COMMAND} -E touch ${man_folder}/stamp
         DEPENDS ${man_script} ${PROJECT_SOURCE_DIR}/docs/man/coxswain.1.in ${man_headers} ${man_programs}
+            ${PROJECT_SOURCE_DIR}/packaging/nats/coxswain-certificates
         COMMENT "Writing the man pages"
         VERBATIM)
     add_custom_target(man ALL DEPENDS ${man_folder}/stamp)
-    install(DIRECTORY ${man_folder}/ DESTINATION ${CMAKE_INSTALL_MANDIR} FILES_MATCHING PATTERN "*.[13]")
+    set(man_without "")
+    if(NOT COX_NODES)
+        set(man_without PATTERN coxswain-certificates.1 EXCLUDE)
+    endif()
+    install(DIRECTORY ${man_folder}/ DESTINATION ${CMAKE_INSTALL_MANDIR} FILES_MATCHING PATTERN "*.[13]" ${man_without})
 elseif(COX_BUILD_MAN AND NOT COX_SANITIZE)
     message(STATUS "Without man pages: no ${COX_PYTHON}")
 endif()

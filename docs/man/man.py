@@ -2,7 +2,8 @@
 
 Usage: man.py OUT VERSION DATE HEADERS [COXSWAIN COXSWAIN_WORKER]
 
-OUT gets man1 and man3. HEADERS is the root of the sources. Without the programs only man3 is written.
+OUT gets man1 and man3. HEADERS is the root of the sources. Without the programs man1 has only the page of
+coxswain-certificates, a script.
 docs/man/coxswain.1.in has what no table says. A comment of a header is a text of paragraphs; lines that are
 indented in it are items, "CODE: text" or "word  text", or, where they are neither, stay as they are.
 """
@@ -39,7 +40,10 @@ PAGES = (
     ("cox_server_hooks", "coordinator/server/hooks.h", "coxswain.h"),
     ("cox_kv_reference", "coordinator/server/kv_reference.h", "coxswain.h"),
     ("cox_prompt_hooks", "coordinator/server/prompt_hooks.h", "coxswain.h"),
+    ("cox_nodes", "coordinator/transport/nodes.h", "coxswain.h"),
+    ("cox_transport", "coordinator/transport/transport.h", "coxswain.h"),
 )
+SCRIPT = "packaging/nats/coxswain-certificates"
 # The name of one item in a comment, as in "COX_CLOSED: the group ends".
 ITEM = re.compile(r"(-?[A-Za-z0-9_.+*<>/ ,\[\]|$=-]{1,60}?):(?:\s+(.*))?$")
 # A list of two columns.
@@ -336,6 +340,29 @@ def worker_page(words, common):
     return out + [".SH SEE ALSO", *see_also([("coxswain", 1), ("coxswain-run", 1)])]
 
 
+def script_page(source, common):
+    """Of a shell script: the comment on top, which is also its --help."""
+    comment = re.match(r"#!.*\n((?:#.*\n)+)", source)[1]
+    words = re.sub(r"^# ?", "", comment, flags=re.M)
+    summary, synopsis, *paragraphs = words.rstrip("\n").split("\n\n")
+    out = head("coxswain-certificates", 1, *common, "Coxswain")
+    summary = " ".join(summary.split()).rstrip(":")
+    out += [".SH NAME", "coxswain\\-certificates \\- " + text(summary[0].lower() + summary[1:]),
+            ".SH SYNOPSIS", ".nf", *(code(line[2:]) for line in synopsis.split("\n")), ".fi", ".SH DESCRIPTION"]
+    for paragraph in paragraphs:
+        if paragraph.startswith("  --"):
+            out += [".SH OPTIONS"]
+            for item in re.split(r"\n(?=  --)", paragraph):
+                tag, *meaning = re.split(r"\s{2,}", item.strip())
+                out += [".TP", "\\fB%s\\fR" % code(tag), *(wrapped(" ".join(meaning)) or ["Prints this text."])]
+            out += [".SH NOTES"]
+        elif paragraph.startswith("Exit status: "):
+            out += [".SH EXIT STATUS", *wrapped(paragraph.partition(" status: ")[2])]
+        else:
+            out += prose_roff(paragraph)
+    return out + [".SH SEE ALSO", *see_also([("coxswain-node", 1), ("coxswain-run", 1)])]
+
+
 def overview_page(commands, words, common):
     with open(os.path.join(HERE, "coxswain.1.in")) as file:
         out = "\n".join(head("coxswain", 1, *common, "Coxswain")) + "\n" + file.read()
@@ -368,6 +395,8 @@ def main(out, version, date, root, coxswain=None, worker=None):
             if function not in taken:
                 write(out, 3, function, [".so man3/%s.3" % name])
                 taken.add(function)
+    with open(os.path.join(root, SCRIPT)) as file:
+        write(out, 1, "coxswain-certificates", script_page(file.read(), common))
     if not coxswain:
         return
     commands = json.loads(output(coxswain, "__tables"))

@@ -31,6 +31,10 @@ build() {
     [ -z "$left" ] || fail "the build leaves files that git does not ignore: $left"
     env PATH=$path lintian --allow-root --fail-on error,warning --suppress-tags bogus-mail-host \
         --tag-display-limit 0 "$work"/*.changes || fail "lintian"
+    for deb in "$work"/*.deb; do
+        case $deb in *coxswain-nodes_* | *-dbgsym_*) continue ;; esac
+        ! dpkg-deb -f "$deb" Depends | grep -E 'libnats|libssl' || fail "${deb##*/} needs what coxswain-nodes alone may need"
+    done
     ls -l "$work"/*.deb
 }
 
@@ -56,17 +60,34 @@ inside() {
     ' sh "$root" "$@"
 }
 
+# Before coxswain-nodes is installed, what concerns several machines says so, and the rest works.
+without_nodes() {
+    grep -v coxswain-nodes_ "$work/debs" >"$work/debs_without"
+    inside sh -c 'cd /mnt && apt-get -qy install --no-install-recommends $(cat build/packages/debs_without)' \
+        >>"$work/try.log" 2>&1 || { tail "$work/try.log" >&2; fail "install without coxswain-nodes"; }
+    inside coxswain node --help >>"$work/try.log" || fail "coxswain node --help without coxswain-nodes"
+    answer=$(inside coxswain generate --quiet "27+58=") && [ "$answer" = "27+58=85" ] ||
+        fail "coxswain generate without coxswain-nodes"
+    if inside coxswain run --name missing --nodes a:1 --cluster nats://127.0.0.1:4222 --insecure-loopback \
+        2>"$work/missing"; then
+        fail "coxswain run --nodes works without coxswain-nodes"
+    fi
+    grep 'Debian: coxswain-nodes' "$work/missing" || fail "coxswain run --nodes says: $(cat "$work/missing")"
+}
+
 try() {
     ls "$work"/coxswain_*.deb >/dev/null || fail "no packages in $work: build them first"
     sh tools/root "$root"
     inside apt-get -q update >"$work/try.log" 2>&1 || { tail "$work/try.log" >&2; exit 77; }
     # What the tests need beside the packages is there before and after.
     inside apt-get -qy install --no-install-recommends systemd apt-utils build-essential cmake pkg-config python3 \
-        python3-cffi-backend libprotobuf-c-dev libopenblas0 libjansson4 libmicrohttpd12 libncurses6 >>"$work/try.log" 2>&1
+        python3-cffi-backend libprotobuf-c-dev libopenblas0 libjansson4 libmicrohttpd12 libncurses6 libnats3.4 nats-server \
+        openssl >>"$work/try.log" 2>&1
     files >"$work/before"
     for deb in "$work"/*.deb; do
         case $deb in *-dbgsym_*) ;; *) echo "./build/packages/${deb##*/}" ;; esac
     done >"$work/debs"
+    without_nodes
     inside sh -c 'cd /mnt && apt-get -qy install --no-install-recommends $(cat build/packages/debs)' \
         >>"$work/try.log" 2>&1 || { tail "$work/try.log" >&2; fail "install"; }
     files >"$work/installed"

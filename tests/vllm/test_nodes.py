@@ -93,14 +93,15 @@ def test_a_dead_machine_is_named(models, machines, tmp_path):
     script = tmp_path / "engine.py"
     script.write_text(
         f"""
-import os, sys, time
+import os
 from vllm import LLM, SamplingParams
 from coxswain.vllm import Executor
-llm = LLM({os.path.join(models, "random")!r}, distributed_executor_backend=Executor,
-          tensor_parallel_size=2, max_model_len=64, dtype="float32", enforce_eager=True)
-open({str(tmp_path / "ready")!r}, "w").close()
-while True:
-    llm.generate(["1+1="], SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
+if __name__ == "__main__":  # the engine's process imports this file again
+    llm = LLM({os.path.join(models, "random")!r}, distributed_executor_backend=Executor,
+              tensor_parallel_size=2, max_model_len=64, dtype="float32", enforce_eager=True)
+    open({str(tmp_path / "ready")!r}, "w").close()
+    while True:
+        llm.generate(["1+1="], SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)
 """
     )
     log = tmp_path / "log"

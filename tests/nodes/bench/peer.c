@@ -214,7 +214,8 @@ static void print_result(const struct measured *measured, const struct run *run,
     if (options->bulk)
         print_bulk(measured, run, count, used);
     else
-        printf("\"request_bytes\": %zu, \"reply_bytes\": %zu, ", options->request_size,
+        printf("\"request_bytes\": %zu, \"reply_bytes\": %zu, ",
+               run->ops->request_size ? run->ops->request_size(run->lead) : options->request_size,
                options->reply_size);
     printf("\"steps\": %zu, \"p50_us\": %.1f, \"p99_us\": %.1f, \"steps_s\": %.1f, ", count,
            (double)run->samples_ns[count / 2] / 1e3,
@@ -246,7 +247,17 @@ static int run_measured(struct run *run, const struct measured *measured)
     return 0;
 }
 
-static int lead_main(const struct measured *measured, const struct peer_ops *ops)
+/* Adds the processes that only the transport knows. */
+static void add_processes(struct measured *measured, const struct run *run)
+{
+    pid_t pids[PEER_NODES_MAX];
+    struct processes *nodes = &measured->nodes;
+    const uint32_t count = run->ops->processes ? run->ops->processes(run->lead, pids) : 0;
+    for (uint32_t i = 0; i < count && nodes->count < PROCESSES_MAX; i++)
+        nodes->count += clock_getcpuclockid(pids[i], &nodes->clocks[nodes->count]) == 0;
+}
+
+static int lead_main(struct measured *measured, const struct peer_ops *ops)
 {
     const struct peer_options *options = &measured->options;
     struct run run = {.ops = ops};
@@ -257,7 +268,9 @@ static int lead_main(const struct measured *measured, const struct peer_ops *ops
     int r = run.bytes && run.samples_ns ? ops->start(options, &run.lead)
                                         : peer_fail_errno("samples", ENOMEM);
     if (r == 0) {
+        add_processes(measured, &run);
         r = run_measured(&run, measured);
+        fflush(stdout); /* nodes may end first, and then the driver ends this process */
         ops->stop(run.lead);
     }
     free(run.samples_ns);

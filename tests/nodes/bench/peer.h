@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define PEER_NODES_MAX 16
 /* A step's number, then the node's index. */
@@ -58,6 +59,11 @@ struct peer_ops {
     int (*step)(void *lead, const uint8_t *request, struct peer_replies *replies);
     /* Sends bulk_size bytes to node 0; returns 0 once it acknowledged them. NULL: no bulk. */
     int (*bulk)(void *lead, const uint8_t *chunk);
+    /* Processes of nodes that the driver does not know, for their CPU time; returns how many. NULL:
+     * none. */
+    uint32_t (*processes)(void *lead, pid_t ret_pids[PEER_NODES_MAX]);
+    /* What a request of a transport that makes its own has had on average. NULL: as the options. */
+    size_t (*request_size)(void *lead);
     void (*stop)(void *lead);
     /* Serves requests or, where options->bulk is set, bulk. Returns 0 when the lead is gone. */
     int (*node)(const struct peer_options *options);
