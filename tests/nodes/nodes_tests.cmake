@@ -1,0 +1,28 @@
+# Groups over several machines, which are network namespaces here; where those cannot be made, possible.sh skips the test.
+if(COX_NODES)
+    set(nodes_here ${CMAKE_CURRENT_LIST_DIR})
+    set(where_possible sh ${nodes_here}/possible.sh)
+
+    # What libcoxswain-nodes.so does not export is compiled once more.
+    file(GLOB direct_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/nodes/direct*.c)
+    cox_test_program(test_nodes_direct SOURCES direct_test.c ${direct_sources}
+        LIBS coxswain_node_links coxswain_channel PkgConfig::OPENSSL Threads::Threads)
+    target_include_directories(test_nodes_direct PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    cox_command_test(NAME nodes/direct LABEL nodes TIER all TIMEOUT 120
+        COMMAND test_nodes_direct)
+
+    cox_test_program(test_nodes_permissions SOURCES permissions_test.c LIBS PkgConfig::NATS)
+    cox_command_test(NAME nodes/permissions LABEL nodes TIER all TIMEOUT 120
+        COMMAND ${where_possible} sh ${nodes_here}/permissions.sh $<TARGET_FILE:test_nodes_permissions>)
+
+    if(COX_BUILD_COMMANDS)
+        cox_command_test(NAME nodes/demo LABEL nodes TIER all TIMEOUT 120 PROCESSORS 2
+            COMMAND ${where_possible} sh ${nodes_here}/demo.sh ${PROJECT_BINARY_DIR})
+    endif()
+endif()
+
+# Also of a build that has no such library.
+if(COX_BUILD_COMMANDS)
+    cox_command_test(NAME nodes/without_library LABEL nodes TIER all TIMEOUT 60
+        COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/without_library.sh ${PROJECT_BINARY_DIR})
+endif()
