@@ -9,17 +9,17 @@
  */
 #include "nodes.h"
 
-#include "agent_link.h"
+#include "nodes/link/agent_link.h"
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "channel/base/version.h"
 #include "channel/socket/control_socket.h"
 #include "coordinator/executor/executor.h"
-#include "direct.h"
+#include "nodes/direct/direct.h"
 #include "group_relay.h"
 #include "image.h"
 #include "kv_relay.h"
-#include "lead_link.h"
+#include "nodes/link/lead_link.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 

@@ -16,7 +16,7 @@
 #ifndef COX_NODES_KV_RELAY_H
 #define COX_NODES_KV_RELAY_H
 
-#include "direct.h"
+#include "nodes/direct/direct.h"
 #include "nodes_common.h"
 #include "proto/executor.pb-c.h"
 

@@ -12,9 +12,9 @@
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "channel/base/version.h"
-#include "direct.h"
+#include "nodes/direct/direct.h"
 #include "image.h"
-#include "lead_link.h"
+#include "nodes/link/lead_link.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

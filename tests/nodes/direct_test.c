@@ -1,4 +1,4 @@
-#include "nodes/direct.h"
+#include "nodes/direct/direct.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -22,7 +22,7 @@
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 
-#include "nodes/direct_object.h"
+#include "nodes/direct/direct_object.h"
 
 #define PATIENCE_MS 30000
 #define MIB ((size_t)1 << 20)

@@ -4,7 +4,7 @@ if(COX_NODES)
     set(where_possible sh ${nodes_here}/possible.sh)
 
     # What libcoxswain-nodes.so does not export is compiled once more.
-    file(GLOB direct_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/nodes/direct*.c)
+    file(GLOB direct_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/nodes/direct/*.c)
     cox_test_program(test_nodes_direct SOURCES direct_test.c ${direct_sources}
         LIBS coxswain_node_links coxswain_channel PkgConfig::OPENSSL Threads::Threads)
     target_include_directories(test_nodes_direct PRIVATE ${PROJECT_SOURCE_DIR}/include)

@@ -29,7 +29,7 @@
 #ifndef COX_NODES_FRAME_H
 #define COX_NODES_FRAME_H
 
-#include "nodes_common.h"
+#include "nodes/nodes_common.h"
 
 #define COX_FRAME_PROTOCOL 1u
 #define COX_FRAME_HEAD_SIZE 96
