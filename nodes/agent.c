@@ -425,8 +425,8 @@ static void relay_begin(struct agent *agent)
 
 /* Times of the lead become times here, and KV blocks of other machines those that stand for them. Other
  * requests are passed on as they are. Returns the bytes, which the caller frees; NULL: they stay. */
-static uint8_t *request_rewrite(struct agent *agent, const struct cox_frame *frame, size_t *ret_size,
-                                int *ret_status, struct cox_error *err)
+static uint8_t *request_rewrite(struct agent *agent, const struct cox_frame *frame,
+                                size_t *ret_size, int *ret_status, struct cox_error *err)
 {
     if (frame->type != COXSWAIN__EXECUTE_TYPE__PD_LINK &&
         frame->type != COXSWAIN__EXECUTE_TYPE__KV_TRANSFER &&
@@ -440,9 +440,9 @@ static uint8_t *request_rewrite(struct agent *agent, const struct cox_frame *fra
     if (message->has_deadline_ns && message->deadline_ns)
         message->deadline_ns = cox_agent_link_here(link, message->deadline_ns);
     if (message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST)
-        *ret_status = cox_kv_relay_link(agent->kv, message->pd_link_request, agent->rank_first,
-                                        agent->rank_count, cox_executor_socket(agent->executor),
-                                        err);
+        *ret_status =
+            cox_kv_relay_link(agent->kv, message->pd_link_request, agent->rank_first,
+                              agent->rank_count, cox_executor_socket(agent->executor), err);
     if (message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST)
         for (size_t i = 0; i < message->pull_kv_request->n_pull_kv_infos; i++) {
             Coxswain__PullKVRequest__PullKVInfo *info = message->pull_kv_request->pull_kv_infos[i];
@@ -698,8 +698,8 @@ static void restart_rank(struct agent *agent, uint32_t rank)
 {
     const uint32_t i = rank - agent->rank_first;
     struct cox_error why = {0};
-    const uint64_t timeout_ms = agent->options->start_timeout_ms ? agent->options->start_timeout_ms
-                                                                 : START_TIMEOUT_MS;
+    const uint64_t timeout_ms =
+        agent->options->start_timeout_ms ? agent->options->start_timeout_ms : START_TIMEOUT_MS;
     int r = cox_executor_restart(agent->executor, rank, cox_deadline_after_ms(timeout_ms), &why);
     pthread_mutex_lock(&agent->lock);
     if (r == 0) {
@@ -923,10 +923,10 @@ static void tell_state(struct agent *agent)
     if (state == agent->told)
         return;
     if (state == COX_LEAD_FOLLOWING)
-        snprintf(text, sizeof text, "node %s follows its lead: ranks %" PRIu32 " to %" PRIu32
-                                    " of %" PRIu32,
-                 agent->options->node, agent->rank_first,
-                 agent->rank_first + agent->rank_count - 1, agent->world);
+        snprintf(text, sizeof text,
+                 "node %s follows its lead: ranks %" PRIu32 " to %" PRIu32 " of %" PRIu32,
+                 agent->options->node, agent->rank_first, agent->rank_first + agent->rank_count - 1,
+                 agent->world);
     else if (state == COX_LEAD_LOST)
         snprintf(text, sizeof text,
                  "node %s: the lead has not been heard for %" PRIu64
@@ -934,7 +934,8 @@ static void tell_state(struct agent *agent)
                  agent->options->node, agent->link.times.dead_ms,
                  (double)agent->link.times.lead_grace_ms / 1e3);
     else if (state == COX_LEAD_OVER)
-        snprintf(text, sizeof text, "node %s: no lead has come: the ranks end", agent->options->node);
+        snprintf(text, sizeof text, "node %s: no lead has come: the ranks end",
+                 agent->options->node);
     else
         snprintf(text, sizeof text, "node %s of the group '%s' waits for its lead",
                  agent->options->node, agent->options->group);
@@ -1015,8 +1016,8 @@ static int direct_open(struct agent *agent, struct cox_error *err)
         snprintf(agent->address, sizeof agent->address, "%s:%u", host,
                  cox_direct_port(agent->direct));
     if (r == 0)
-        r = cox_kv_relay_new(agent->direct, agent->address, &options->log, is_rank, agent, &agent->kv,
-                             err);
+        r = cox_kv_relay_new(agent->direct, agent->address, &options->log, is_rank, agent,
+                             &agent->kv, err);
     return r;
 }
 

@@ -158,14 +158,14 @@ static void on_gone(natsConnection *connection, natsSubscription *subscription, 
 {
     (void)connection, (void)subscription;
     struct cox_cluster *cluster = context;
-    json_t *root = json_loadb(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message), 0,
-                              NULL);
+    json_t *root =
+        json_loadb(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message), 0, NULL);
     const char *server = json_string_value(json_object_get(json_object_get(root, "server"), "id"));
     const json_t *client = json_object_get(json_object_get(root, "client"), "id");
     const char *reason = json_string_value(json_object_get(root, "reason"));
     if (server && json_is_integer(client) && cluster->hooks.on_gone)
-        cluster->hooks.on_gone(cluster->hooks.context, server,
-                               (uint64_t)json_integer_value(client), reason ? reason : "");
+        cluster->hooks.on_gone(cluster->hooks.context, server, (uint64_t)json_integer_value(client),
+                               reason ? reason : "");
     json_decref(root);
     natsMsg_Destroy(message);
 }
@@ -202,7 +202,8 @@ static void on_error(natsConnection *connection, natsSubscription *subscription,
     snprintf(cluster->refused, sizeof cluster->refused, "%s",
              text && *text ? text : natsStatus_GetText(status));
     pthread_mutex_unlock(&cluster->lock);
-    cox_log_write(&cluster->hooks.log, 4, "NATS: %s", text && *text ? text : natsStatus_GetText(status));
+    cox_log_write(&cluster->hooks.log, 4, "NATS: %s",
+                  text && *text ? text : natsStatus_GetText(status));
 }
 
 /* ---- open ---- */
@@ -224,9 +225,9 @@ static int options_fill(struct cox_cluster *cluster, natsOptions *options,
                             url);
         if (ways->insecure_loopback && !strstr(url, "//127.") && !strstr(url, "//[::1]") &&
             !strstr(url, "//localhost"))
-            return cox_fail(err, COX_DENIED,
-                            "--insecure-loopback: '%s' is no loopback address (nats://127.0.0.1:PORT)",
-                            url);
+            return cox_fail(
+                err, COX_DENIED,
+                "--insecure-loopback: '%s' is no loopback address (nats://127.0.0.1:PORT)", url);
         urls[count++] = url;
     }
     natsStatus s = natsOptions_SetServers(options, (const char **)urls, count);
@@ -300,16 +301,17 @@ static int cluster_connect(struct cox_cluster *cluster, natsOptions *options,
         if (s == NATS_OK)
             return 0;
         text = nats_GetLastError(NULL);
-        if (s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR ||
-            s == NATS_NOT_PERMITTED || cox_now_ns() >= deadline_ns)
+        if (s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR || s == NATS_NOT_PERMITTED ||
+            cox_now_ns() >= deadline_ns)
             break;
         usleep(RECONNECT_MS * 1000);
     }
     const bool denied = s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR;
     return cox_fail(err, denied ? COX_DENIED : COX_TIMEOUT,
-                    denied ? "the cluster %s refuses this process: %s: %s%s%s (is the certificate of "
-                             "its CA, in its time, and its node in the server's configuration?)"
-                           : "no server of the cluster %s answers: %s: %s%s%s",
+                    denied
+                        ? "the cluster %s refuses this process: %s: %s%s%s (is the certificate of "
+                          "its CA, in its time, and its node in the server's configuration?)"
+                        : "no server of the cluster %s answers: %s: %s%s%s",
                     from->access.url, natsStatus_GetText(s), text ? text : "",
                     from->access.certificate ? ", certificate " : "",
                     from->access.certificate ? from->access.certificate : "");
@@ -347,10 +349,11 @@ static int cluster_check(struct cox_cluster *cluster, struct cox_error *err)
         s = natsSubscription_NextMsg(&reply, replies, CHECK_MS);
     natsSubscription_Destroy(replies);
     if (s != NATS_OK)
-        return cox_fail(err, COX_UNSUPPORTED,
-                        "the server does not tell its settings (%s: %s): its configuration lacks the "
-                        "import of $SYS.REQ.SERVER.*.VARZ (coxswain-nats.conf)",
-                        subject, natsStatus_GetText(s));
+        return cox_fail(
+            err, COX_UNSUPPORTED,
+            "the server does not tell its settings (%s: %s): its configuration lacks the "
+            "import of $SYS.REQ.SERVER.*.VARZ (coxswain-nats.conf)",
+            subject, natsStatus_GetText(s));
     json_t *root =
         json_loadb(natsMsg_GetData(reply), (size_t)natsMsg_GetDataLength(reply), 0, NULL);
     const json_t *data = json_object_get(root, "data");
@@ -366,9 +369,10 @@ static int cluster_check(struct cox_cluster *cluster, struct cox_error *err)
     if (r == 0)
         r = check_value(data, "max_payload", 1, SERVER_PAYLOAD_MIN, INT32_MAX, "1MB", err);
     if (r == 0 && !json_is_true(json_object_get(data, "tls_verify")))
-        r = cox_fail(err, COX_UNSUPPORTED,
-                     "the server asks its clients for no certificate: set tls { verify_and_map: true "
-                     "} (coxswain-nats.conf)");
+        r = cox_fail(
+            err, COX_UNSUPPORTED,
+            "the server asks its clients for no certificate: set tls { verify_and_map: true "
+            "} (coxswain-nats.conf)");
     json_decref(root);
     natsMsg_Destroy(reply);
     return r;

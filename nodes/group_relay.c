@@ -162,7 +162,8 @@ static void relay_catch_up(struct cox_group_relay *relay)
         if (early->generation == relay->generation &&
             cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, early->bytes,
                                    early->size, &why))
-            cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", early->node, why.text);
+            cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", early->node,
+                          why.text);
         *at = early->next;
         relay->early_count--;
         early_free(early);
@@ -247,8 +248,8 @@ void cox_group_relay_take(struct cox_group_relay *relay, const char *node, uint8
         const struct cox_agent_peer *peer = peer_find(relay, node);
         const bool present = relay->mirror && generation == relay->generation;
         if (present && peer) {
-            if (cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, rest, size,
-                                       &why))
+            if (cox_group_mirror_apply(relay->mirror, peer->rank_first, peer->rank_count, rest,
+                                       size, &why))
                 cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", node, why.text);
         } else if (present || generation > relay->generation) {
             relay_keep(relay, node, generation, rest, size);

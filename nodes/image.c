@@ -66,8 +66,8 @@ int cox_image_read(struct cox_image *ret_image, const uint8_t *bytes, size_t siz
     bytes += COX_IMAGE_HEAD_SIZE;
     size -= COX_IMAGE_HEAD_SIZE;
     if (size && size != image.size)
-        return cox_fail(err, COX_CORRUPT, "an image of %" PRIu64 " bytes comes with %zu", image.size,
-                        size);
+        return cox_fail(err, COX_CORRUPT, "an image of %" PRIu64 " bytes comes with %zu",
+                        image.size, size);
     int r = size ? image_fill(&image, bytes, err) : 0;
     if (r)
         cox_image_close(&image);

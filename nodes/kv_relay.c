@@ -273,8 +273,8 @@ static int reply_use(struct source *source, const uint32_t *numbers, uint32_t co
             continue;
         if (size < source->block_size)
             return COX_CORRUPT;
-        memcpy((uint8_t *)cox_kv_blocks_memory(source->blocks) + numbers[i] * source->block_size, at,
-               source->block_size);
+        memcpy((uint8_t *)cox_kv_blocks_memory(source->blocks) + numbers[i] * source->block_size,
+               at, source->block_size);
         cox_kv_blocks_give(source->blocks, numbers[i],
                            generation == COX_KV_UNUSED ? 1 : generation);
         at += source->block_size;
@@ -345,10 +345,10 @@ void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest
             struct source *source =
                 source_find(relay, info->cluster_id ? info->cluster_id : "", rank);
             struct cox_error why = {0};
-            if (source && source_fetch(relay, source, numbers, count,
-                                       info->has_src_sequence ? (uint64_t)info->src_sequence
-                                                              : COX_KV_UNUSED,
-                                       deadline_ns, &why))
+            if (source &&
+                source_fetch(relay, source, numbers, count,
+                             info->has_src_sequence ? (uint64_t)info->src_sequence : COX_KV_UNUSED,
+                             deadline_ns, &why))
                 cox_log_write(&relay->log, 4, "a pull from the group '%s', rank %" PRIu32 ": %s",
                               source->cluster, rank, why.text);
         }

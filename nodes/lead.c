@@ -128,12 +128,8 @@ static void send_large(struct cox_nodes *nodes, uint32_t node, uint32_t kind, ui
         cox_close_fd(&fd);
         return;
     }
-    *large = (struct large){.node = node,
-                            .kind = kind,
-                            .bytes = bytes,
-                            .size = size,
-                            .fd = fd,
-                            .fd_size = fd_size};
+    *large = (struct large){
+        .node = node, .kind = kind, .bytes = bytes, .size = size, .fd = fd, .fd_size = fd_size};
     *nodes->large_end = large;
     nodes->large_end = &large->next;
     pthread_cond_broadcast(&nodes->changed);
@@ -178,8 +174,8 @@ static int large_send(struct cox_nodes *nodes, const struct large *large, const 
             return cox_fail(err, -errno, "mapping an image: %s", cox_status_text(-errno));
         parts[1] = (struct iovec){.iov_base = base, .iov_len = large->fd_size};
     }
-    const uint64_t deadline_ns = cox_deadline_after_ms(
-        LARGE_MS + (large->size + large->fd_size) / LARGE_BYTES_PER_MS);
+    const uint64_t deadline_ns =
+        cox_deadline_after_ms(LARGE_MS + (large->size + large->fd_size) / LARGE_BYTES_PER_MS);
     int r = cox_direct_send(nodes->direct, peer, address, large->kind, parts,
                             base == MAP_FAILED ? 1 : 2, deadline_ns, err);
     if (base != MAP_FAILED)
@@ -240,7 +236,7 @@ static void event_handle(struct cox_nodes *nodes, const struct cox_lead_event *e
     switch (event->kind) {
     case COX_LEAD_REPLY: {
         int r = nodes->host->reply(executor, (enum cox_channel_id)event->channel, event->rank,
-                                    event->sequence, event->bytes, event->size, event->failed, &why);
+                                   event->sequence, event->bytes, event->size, event->failed, &why);
         if (r && r != COX_STALE)
             cox_log_write(&nodes->options.log, 4, "rank %" PRIu32 " on node %s: %s", event->rank,
                           link->node, why.text);
@@ -248,8 +244,8 @@ static void event_handle(struct cox_nodes *nodes, const struct cox_lead_event *e
     }
     case COX_LEAD_TAKEN:
         for (uint32_t i = 0; i < link->rank_count; i++)
-            nodes->host->taken(executor, (enum cox_channel_id)event->channel,
-                                link->rank_first + i, event->sequence);
+            nodes->host->taken(executor, (enum cox_channel_id)event->channel, link->rank_first + i,
+                               event->sequence);
         break;
     case COX_LEAD_RANK_UP:
         if (nodes->host->attach(executor, event->rank, link->node, (pid_t)event->pid, &why))
@@ -260,7 +256,7 @@ static void event_handle(struct cox_nodes *nodes, const struct cox_lead_event *e
             nodes->host->failed(executor, event->rank, link->node, event->text);
         else
             nodes->host->died(executor, event->rank, event->text, event->known, event->signal,
-                               event->exit_status);
+                              event->exit_status);
         break;
     case COX_LEAD_NODE_STATE:
         cox_log_write(&nodes->options.log, event->state == COX_NODE_ALIVE ? 5 : 4, "%s",
@@ -694,7 +690,8 @@ static void transport_cancel_steps(void *context, enum cox_channel_id channel, u
     pthread_mutex_lock(&nodes->lock);
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         cox_lead_link_cancel(&nodes->links[i], channel, through);
-        cox_lead_link_tick(&nodes->links[i], now_ns); /* ranks wait in the step: not at the next beat */
+        cox_lead_link_tick(&nodes->links[i],
+                           now_ns); /* ranks wait in the step: not at the next beat */
     }
     pthread_mutex_unlock(&nodes->lock);
 }
@@ -723,8 +720,8 @@ static bool transport_place(void *context, uint32_t rank, char *node, size_t nod
     return address[0] != '\0';
 }
 
-static int transport_share(void *context, const void *handle, int fd, uint64_t size, uint64_t digest,
-                           struct cox_error *err)
+static int transport_share(void *context, const void *handle, int fd, uint64_t size,
+                           uint64_t digest, struct cox_error *err)
 {
     struct cox_nodes *nodes = context;
     struct cox_image image = {.fd = fcntl(fd, F_DUPFD_CLOEXEC, 3), .size = size, .digest = digest};
@@ -856,8 +853,7 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
                 snprintf(text, size,
                          "node %s has not come: run there: coxswain node --name %s --node %s "
                          "--cluster %.100s ...",
-                         nodes->links[i].node, nodes->group, nodes->links[i].node,
-                         nodes->url);
+                         nodes->links[i].node, nodes->group, nodes->links[i].node, nodes->url);
         }
     }
     return missing;
@@ -927,7 +923,8 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     struct cox_node_times *times = &nodes->times;
     *times = options->nodes->times;
     nodes->sealed = options->nodes->attach == COX_ATTACH_SEALED;
-    snprintf(nodes->url, sizeof nodes->url, "%s", options->nodes->access.url ? options->nodes->access.url : "");
+    snprintf(nodes->url, sizeof nodes->url, "%s",
+             options->nodes->access.url ? options->nodes->access.url : "");
     times->beat_ms = times->beat_ms ? times->beat_ms : defaults.beat_ms;
     times->suspect_ms = times->suspect_ms ? times->suspect_ms : defaults.suspect_ms;
     times->dead_ms = times->dead_ms ? times->dead_ms : defaults.dead_ms;
@@ -948,7 +945,8 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
         return cox_fail(err, -ENOMEM, "no memory for the nodes");
     for (size_t i = 0; i < options->nodes->fact_count; i++) {
         nodes->facts[2 * i] = strdup(options->nodes->facts[i].name);
-        nodes->facts[2 * i + 1] = options->nodes->facts[i].value ? strdup(options->nodes->facts[i].value) : NULL;
+        nodes->facts[2 * i + 1] =
+            options->nodes->facts[i].value ? strdup(options->nodes->facts[i].value) : NULL;
         nodes->fact_count = i + 1;
     }
     snprintf(nodes->group, sizeof nodes->group, "%s", options->group);

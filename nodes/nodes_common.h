@@ -15,8 +15,7 @@
 
 #define COX_NODE_TIMES_DEFAULT                                                                     \
     {                                                                                              \
-        .beat_ms = 100, .suspect_ms = 300, .dead_ms = 800, .again_ms = 150,                        \
-        .lead_grace_ms = 30000                                                                     \
+        .beat_ms = 100, .suspect_ms = 300, .dead_ms = 800, .again_ms = 150, .lead_grace_ms = 30000 \
     }
 
 #endif

@@ -144,7 +144,8 @@ COX_HOT static uint32_t asked_count(const struct cox_collector *collector,
 static void collector_transport(struct cox_collector *collector, const struct cox_entry *entry,
                                 size_t length)
 {
-    const uint64_t frame = cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth);
+    const uint64_t frame =
+        cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth);
     size_t capacity;
     const struct cox_transport_request request = {
         .channel = collector->channel->id,

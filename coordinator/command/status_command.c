@@ -311,9 +311,9 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
         snprintf(serving, sizeof serving, " (serving %" PRId64 ")", rank->serving_pid);
     snprintf(text, sizeof text,
              "rank %" PRIu32 "%s pid %" PRId64 "%.40s incarnation %" PRIu32 " %s%s%s%.120s",
-             rank->rank, node, rank->pid, serving, rank->incarnation, cox_rank_liveness_name(rank->liveness),
-             rank->stopped ? ", stopped by a signal" : "", rank->trouble ? ", " : "",
-             text_or(rank->trouble, ""));
+             rank->rank, node, rank->pid, serving, rank->incarnation,
+             cox_rank_liveness_name(rank->liveness), rank->stopped ? ", stopped by a signal" : "",
+             rank->trouble ? ", " : "", text_or(rank->trouble, ""));
     print_part(&lines, "", text);
     for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
         /* Unused channels are left out. */

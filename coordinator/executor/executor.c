@@ -488,8 +488,8 @@ static int executor_check_options(struct cox_executor_options *options, char *na
     static _Atomic uint32_t counter; /* distinguishes the groups of one process */
     if (options->nodes) {
         uint32_t node_count, rank_count;
-        int r = cox_nodes_parse(options->nodes->nodes ? options->nodes->nodes : "", NULL, &node_count,
-                                &rank_count, err);
+        int r = cox_nodes_parse(options->nodes->nodes ? options->nodes->nodes : "", NULL,
+                                &node_count, &rank_count, err);
         if (r)
             return r;
         if (options->rank_count && options->rank_count != rank_count)
@@ -498,16 +498,16 @@ static int executor_check_options(struct cox_executor_options *options, char *na
                             rank_count, options->rank_count);
         if (options->transport || !options->name)
             return cox_fail(err, COX_INVALID,
-                            options->transport ? "a group with nodes has the transport of its nodes"
-                                               : "a group with nodes needs a name, by which they find it");
+                            options->transport
+                                ? "a group with nodes has the transport of its nodes"
+                                : "a group with nodes needs a name, by which they find it");
         options->rank_count = rank_count;
     }
     const bool elsewhere = options->nodes || options->transport;
-    if (!options->external_workers && !elsewhere &&
-        (!options->command || !options->command[0]))
+    if (!options->external_workers && !elsewhere && (!options->command || !options->command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
     if (elsewhere && (options->external_workers || options->legacy_workers ||
-                               options->attach == COX_ATTACH_SEALED))
+                      options->attach == COX_ATTACH_SEALED))
         return cox_fail(err, COX_INVALID,
                         "ranks on other nodes are started there: leave out external and legacy "
                         "workers and sealed attach");
@@ -515,13 +515,11 @@ static int executor_check_options(struct cox_executor_options *options, char *na
         return cox_fail(err, COX_INVALID,
                         "an executor that passes requests on has no other requests, and no "
                         "transport");
-    if (options->rank_here &&
-        (!options->forwarded || options->rank_first >= options->rank_count ||
-         options->rank_here > options->rank_count - options->rank_first))
-        return cox_fail(err, COX_INVALID,
-                        "ranks %" PRIu32 " to %" PRIu32 " are no part of %" PRIu32 " ranks",
-                        options->rank_first, options->rank_first + options->rank_here - 1,
-                        options->rank_count);
+    if (options->rank_here && (!options->forwarded || options->rank_first >= options->rank_count ||
+                               options->rank_here > options->rank_count - options->rank_first))
+        return cox_fail(
+            err, COX_INVALID, "ranks %" PRIu32 " to %" PRIu32 " are no part of %" PRIu32 " ranks",
+            options->rank_first, options->rank_first + options->rank_here - 1, options->rank_count);
     if (options->external_workers && options->legacy_workers)
         return cox_fail(err, COX_INVALID,
                         "legacy workers cannot connect by themselves: let this program start them");
@@ -672,8 +670,8 @@ int cox_executor_start(const struct cox_executor_options *options,
     options = &executor->options;
     /* Generations of the rank group that an earlier coordinator has begun do not come again. */
     if (options->transport && options->transport->first_sequence)
-        executor->group_generation = options->transport->first_sequence(
-            options->transport->context, COX_CHANNEL_EXECUTE);
+        executor->group_generation =
+            options->transport->first_sequence(options->transport->context, COX_CHANNEL_EXECUTE);
     r = executor_create_memory(executor, err);
     if (r == 0 && options->collect)
         r = executor_create_notify_fds(executor, err);
@@ -727,8 +725,8 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     };
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (cox_executor_has_rank(executor, rank) &&
-            !cox_rank_is_dead(&executor->ranks[rank]) && !cox_executor_sees_left(executor, rank) &&
+        if (cox_executor_has_rank(executor, rank) && !cox_rank_is_dead(&executor->ranks[rank]) &&
+            !cox_executor_sees_left(executor, rank) &&
             !cox_rank_is_detached(&executor->ranks[rank])) {
             cox_rank_set_add(&entry.asked, rank);
             count++;

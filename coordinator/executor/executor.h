@@ -128,16 +128,16 @@ struct cox_executor_options {
      */
     const char *crash_dir;
     /* The ranks are on several machines (nodes.h): command, devices and attach are not used, and no
-     * worker can connect here. rank_count may be 0. Borrowed until start has returned. NULL: on this
-     * machine. */
+     * worker can connect here. rank_count may be 0. Borrowed until start has returned. NULL: on
+     * this machine. */
     const struct cox_executor_nodes *nodes;
     /* The same with a transport of one's own (transport.h). Borrowed until free has returned. NULL:
      * through shared memory. */
     const struct cox_transport *transport;
-    /* The far side of a transport: this machine has the ranks rank_first to rank_first + rank_here -
-     * 1 of the rank_count; rank_here 0: all of them. Requests come by cox_executor_forward, and
-     * `forwarded` gets their replies, with hook_context. There are no other requests and no handlers
-     * then. devices: rank_here of them. NULL: none of this. */
+    /* The far side of a transport: this machine has the ranks rank_first to rank_first + rank_here
+     * - 1 of the rank_count; rank_here 0: all of them. Requests come by cox_executor_forward, and
+     * `forwarded` gets their replies, with hook_context. There are no other requests and no
+     * handlers then. devices: rank_here of them. NULL: none of this. */
     void (*forwarded)(void *hook_context, const struct cox_forwarded *forwarded);
     uint32_t rank_first;
     uint32_t rank_here;

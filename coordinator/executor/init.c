@@ -353,8 +353,8 @@ int cox_executor_renew_group(struct cox_executor *executor, uint64_t generation,
 {
     int fd = init_group_fd(executor);
     /* Every rank has replied to the init before, or is dead. relaxed: as in init_renew_group. */
-    const uint64_t before = atomic_exchange_explicit(&executor->group_generation, generation,
-                                                     memory_order_relaxed);
+    const uint64_t before =
+        atomic_exchange_explicit(&executor->group_generation, generation, memory_order_relaxed);
     if (fd >= 0 && before)
         cox_windows_keep(fd, &executor->geometry, before);
     return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, generation, err);

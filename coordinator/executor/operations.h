@@ -88,8 +88,9 @@ COX_PUBLIC void cox_executor_announce_weights(
     void (*announce)(void *context, struct cox_weights_announcement *ret_announcement),
     void *context);
 
-/* Memory that an announcement names: ranks on other nodes (nodes.h) get a copy. Does nothing in a group
- * on one machine. fd: size bytes, sealed; it stays the caller's. digest: of the content. Returns 0; -errno.
+/* Memory that an announcement names: ranks on other nodes (nodes.h) get a copy. Does nothing in a
+ * group on one machine. fd: size bytes, sealed; it stays the caller's. digest: of the content.
+ * Returns 0; -errno.
  */
 COX_PUBLIC int cox_executor_share(struct cox_executor *executor, const struct cox_handle *handle,
                                   int fd, uint64_t size, uint64_t digest, struct cox_error *err);

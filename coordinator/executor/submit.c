@@ -378,8 +378,8 @@ int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes, s
 
 /* ---- requests of another machine ---- */
 
-/* An init names the memory of the rank group, and the weights: both are of the machine that sent it.
- * Here it gets its own. *ret_message is freed by the caller; NULL: the bytes are passed on. */
+/* An init names the memory of the rank group, and the weights: both are of the machine that sent
+ * it. Here it gets its own. *ret_message is freed by the caller; NULL: the bytes are passed on. */
 static int forward_init(struct cox_executor *executor, const struct cox_transport_request *request,
                         struct cox_arena *arena, Coxswain__ExecuteRequest **ret_message,
                         struct cox_error *err)
@@ -433,9 +433,8 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
         }
     if (count == 0)
         return cox_fail(err, COX_INVALID, "the request asks no rank of this machine");
-    struct payload payload = {.bytes = request->bytes,
-                              .size = request->size,
-                              .packed = request->type != COX_TYPE_OPAQUE};
+    struct payload payload = {
+        .bytes = request->bytes, .size = request->size, .packed = request->type != COX_TYPE_OPAQUE};
     Coxswain__ExecuteRequest *message = NULL;
     pthread_mutex_lock(&collector->submit_lock);
     int r = 0;

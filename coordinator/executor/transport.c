@@ -59,8 +59,8 @@ void cox_executor_kill_remote(void *context, uint32_t rank)
     transport->kill(transport->context, rank);
 }
 
-static int transport_attach(struct cox_executor *executor, uint32_t rank, const char *node, pid_t pid,
-                         struct cox_error *err)
+static int transport_attach(struct cox_executor *executor, uint32_t rank, const char *node,
+                            pid_t pid, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     _cox_cleanup_(cox_close_fd) int kept_fd = end_fd < 0 ? -1 : dup(end_fd);
@@ -91,11 +91,11 @@ static int transport_attach(struct cox_executor *executor, uint32_t rank, const 
              : 0;
 }
 
-static void transport_died(struct cox_executor *executor, uint32_t rank, const char *text, bool known,
-                           int signal, int exit_status);
+static void transport_died(struct cox_executor *executor, uint32_t rank, const char *text,
+                           bool known, int signal, int exit_status);
 
 static void transport_failed(struct cox_executor *executor, uint32_t rank, const char *node,
-                          const char *text)
+                             const char *text)
 {
     int end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int kept_fd = end_fd < 0 ? -1 : dup(end_fd);
@@ -111,8 +111,8 @@ static void transport_failed(struct cox_executor *executor, uint32_t rank, const
     transport_died(executor, rank, text, false, 0, -1);
 }
 
-static void transport_died(struct cox_executor *executor, uint32_t rank, const char *text, bool known,
-                        int signal, int exit_status)
+static void transport_died(struct cox_executor *executor, uint32_t rank, const char *text,
+                           bool known, int signal, int exit_status)
 {
     const struct cox_exit how = {.known = known, .signal = signal, .exit_status = exit_status};
     const uint64_t one = 1;
@@ -126,8 +126,8 @@ static void transport_died(struct cox_executor *executor, uint32_t rank, const c
     pthread_mutex_unlock(&executor->transport_lock);
 }
 
-static void transport_taken(struct cox_executor *executor, enum cox_channel_id channel, uint32_t rank,
-                         uint64_t sequence)
+static void transport_taken(struct cox_executor *executor, enum cox_channel_id channel,
+                            uint32_t rank, uint64_t sequence)
 {
     struct cox_layout_rank_line *line = cox_state_line(&executor->control, rank, channel);
     pthread_mutex_lock(&executor->transport_lock);
@@ -184,8 +184,8 @@ static size_t reply_refusal(uint32_t rank, int r, const char *text, uint8_t *slo
 }
 
 static int transport_reply(struct cox_executor *executor, enum cox_channel_id id, uint32_t rank,
-                        uint64_t sequence, const void *bytes, size_t size, bool failed,
-                        struct cox_error *err)
+                           uint64_t sequence, const void *bytes, size_t size, bool failed,
+                           struct cox_error *err)
 {
     struct cox_channel *channel = &executor->channels[id];
     struct cox_layout_rank_line *line = cox_state_line(&executor->control, rank, id);
@@ -235,7 +235,7 @@ static int transport_reply(struct cox_executor *executor, enum cox_channel_id id
 }
 
 static void transport_line(struct cox_executor *executor, uint32_t rank, bool is_stderr,
-                        const char *text)
+                           const char *text)
 {
     cox_supervisor_add_line(executor->supervisor, rank, text);
     if (executor->options.line)
@@ -281,7 +281,7 @@ void cox_executor_close_transport(struct cox_executor *executor)
     /* No process is known any more: the ranks end on their nodes. */
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         transport_died(executor, rank, "was left to its node at the end of the group", false, 0,
-                           -1);
+                       -1);
     for (size_t i = 0; i < remote_reply_count(executor); i++)
         cox_large_payload_drop(&executor->blocks.sender, &executor->remote_replies[i]);
 }

@@ -228,7 +228,8 @@ static void write_ranks(FILE *file, const status_reply *status)
     RANK_METRICS(WRITE)
 #undef WRITE
     write_rank_channels(file, status);
-    begin(file, "rank_node_info", "gauge", "1: the node where the rank runs, in a group of several.");
+    begin(file, "rank_node_info", "gauge",
+          "1: the node where the rank runs, in a group of several.");
     for (size_t i = 0; i < status->n_ranks; i++)
         if (status->ranks[i]->node) {
             fprintf(file, "coxswain_rank_node_info{rank=\"%" PRIu32 "\"", status->ranks[i]->rank);

@@ -139,12 +139,13 @@ static int exec_failed(const char *command, const char *program, uint32_t rank, 
 
 static bool is_ours(const char *variable)
 {
-    static const char *const names[] = {
-        "COXSWAIN_PREFIX=",     "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=",
-        "COXSWAIN_DEVICE=",     "COXSWAIN_PARENT_PID=", "COXSWAIN_INCARNATION=",
-        "COXSWAIN_GENERATION=", "COXSWAIN_FDS=",        "COXSWAIN_SOCKET=",
-        "COXSWAIN_DOOR=",       "COXSWAIN_ATTACH=",     "COXSWAIN_NOTIFY_FD=",
-        "COXSWAIN_LOCAL_RANK=", "COXSWAIN_LOCAL_WORLD_SIZE="};
+    static const char *const names[] = {"COXSWAIN_PREFIX=",     "COXSWAIN_RANK=",
+                                        "COXSWAIN_WORLD_SIZE=", "COXSWAIN_DEVICE=",
+                                        "COXSWAIN_PARENT_PID=", "COXSWAIN_INCARNATION=",
+                                        "COXSWAIN_GENERATION=", "COXSWAIN_FDS=",
+                                        "COXSWAIN_SOCKET=",     "COXSWAIN_DOOR=",
+                                        "COXSWAIN_ATTACH=",     "COXSWAIN_NOTIFY_FD=",
+                                        "COXSWAIN_LOCAL_RANK=", "COXSWAIN_LOCAL_WORLD_SIZE="};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0)
             return true;

@@ -55,8 +55,8 @@ struct cox_supervise_hooks {
      * Once per started process, unless start failed: then no hook is ever called. Lines can come
      * later still, from processes that the worker left behind with its pipes. */
     void (*death)(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how);
-    /* A process on another machine is to get SIGKILL. Takes no lock of the supervisor; on any thread,
-     * with its lock held. */
+    /* A process on another machine is to get SIGKILL. Takes no lock of the supervisor; on any
+     * thread, with its lock held. */
     void (*kill)(void *context, uint32_t rank);
 };
 
@@ -177,8 +177,8 @@ int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t
 int cox_supervisor_register(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                             uint64_t start);
 /* Registers a process on another machine as a rank, with `external`. `end_fd`, which becomes the
- * supervisor's, is readable when it is dead; set_remote_end says how it ended, before. The process is
- * not signalled: cox_supervisor_kill calls hooks.kill. Returns as register. */
+ * supervisor's, is readable when it is dead; set_remote_end says how it ended, before. The process
+ * is not signalled: cox_supervisor_kill calls hooks.kill. Returns as register. */
 int cox_supervisor_register_remote(struct cox_supervisor *supervisor, uint32_t rank,
                                    const char *node, pid_t pid, int end_fd);
 /* text follows the rank, its node and its pid, as in "was killed by signal 9 (Killed)". */

@@ -31,9 +31,11 @@ static void launch_undo(struct cox_supervisor *s)
 {
     siginfo_t info;
     const uint32_t end = s->local_first + s->local_count;
-    for (uint32_t rank = s->local_first; rank < end && cox_rank_pid(s->children[rank].record); rank++)
+    for (uint32_t rank = s->local_first; rank < end && cox_rank_pid(s->children[rank].record);
+         rank++)
         cox_launch_kill_group(cox_rank_pid(s->children[rank].record), s->children[rank].pidfd);
-    for (uint32_t rank = s->local_first; rank < end && cox_rank_pid(s->children[rank].record); rank++)
+    for (uint32_t rank = s->local_first; rank < end && cox_rank_pid(s->children[rank].record);
+         rank++)
         cox_launch_reap(s->children[rank].pidfd, true, &info);
 }
 

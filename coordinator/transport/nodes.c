@@ -23,10 +23,11 @@ int cox_node_name_check(const char *what, const char *name, struct cox_error *er
                         "the name of a %s has %zu characters: 1 to %d are allowed", what, length,
                         COX_NODE_NAME_MAX);
     if (good < length)
-        return cox_fail(err, COX_INVALID,
-                        "the name '%s' of a %s has a '%c': letters, digits, '-' and '_' are allowed, "
-                        "since it is a part of NATS subjects",
-                        name, what, name[good]);
+        return cox_fail(
+            err, COX_INVALID,
+            "the name '%s' of a %s has a '%c': letters, digits, '-' and '_' are allowed, "
+            "since it is a part of NATS subjects",
+            name, what, name[good]);
     return 0;
 }
 

@@ -1,10 +1,10 @@
 /*
  * nodes: a group over several machines, for options.nodes of the executor (executor.h).
  *
- * The coordinator of such a group is its lead. On each machine an agent (`coxswain node`) starts and
- * serves the ranks of that machine. They meet at a NATS server, with certificates; large payloads and
- * the sums of the ranks go by direct connections. libcoxswain-nodes.so has all that; the executor opens
- * it when options.nodes is set, and no other group needs it.
+ * The coordinator of such a group is its lead. On each machine an agent (`coxswain node`) starts
+ * and serves the ranks of that machine. They meet at a NATS server, with certificates; large
+ * payloads and the sums of the ranks go by direct connections. libcoxswain-nodes.so has all that;
+ * the executor opens it when options.nodes is set, and no other group needs it.
  *
  * Threads, ownership, blocking: as options of the executor; start waits until every node has come.
  */
@@ -46,8 +46,8 @@ struct cox_node_times {
     uint64_t lead_grace_ms;
 };
 
-/* A value that must be the same on the lead and on every node: a difference is refused at the start,
- * in words. value NULL: the lead has none, and nodes are compared with each other. */
+/* A value that must be the same on the lead and on every node: a difference is refused at the
+ * start, in words. value NULL: the lead has none, and nodes are compared with each other. */
 struct cox_node_fact {
     const char *name;
     const char *value;
@@ -59,7 +59,8 @@ struct cox_executor_nodes {
     /* required: "a:4,b:4": ranks 0 to 3 are on node a, 4 to 7 on b */
     const char *nodes;
     struct cox_cluster_access access;
-    /* "HOST:PORT" where nodes connect; NULL: the address from which the cluster is reached, any port */
+    /* "HOST:PORT" where nodes connect; NULL: the address from which the cluster is reached, any
+     * port */
     const char *listen;
     struct cox_node_times times;
     const struct cox_node_fact *facts;

@@ -1,6 +1,6 @@
 /*
- * nodes_library: what libcoxswain-nodes.so gives to the program that opens it. Private to Coxswain: both
- * sides are of one release, which is checked.
+ * nodes_library: what libcoxswain-nodes.so gives to the program that opens it. Private to Coxswain:
+ * both sides are of one release, which is checked.
  *
  * Threads: open, close and agent_run on one thread each. The transport's functions: transport.h.
  * Ownership: options are copied, unless they say otherwise.
@@ -44,7 +44,8 @@ struct cox_node_agent_options {
     const char *const *command;
     /* when the group has ended, or its lead is lost for good: waits for another lead */
     bool stay;
-    /* replaces `model` in the configuration of an init: its folder on this machine; NULL: it stays */
+    /* replaces `model` in the configuration of an init: its folder on this machine; NULL: it stays
+     * */
     const char *model;
     /* as in struct cox_executor_options */
     const char *runtime_dir;
@@ -54,7 +55,8 @@ struct cox_node_agent_options {
     void *context;
     /* A line that a rank of this machine wrote. NULL: not told. */
     void (*line)(void *context, uint32_t rank, bool is_stderr, const char *text);
-    /* The agent listens to the cluster; later: follows a lead, has lost it, and so on. NULL: logged. */
+    /* The agent listens to the cluster; later: follows a lead, has lost it, and so on. NULL:
+     * logged. */
     void (*state)(void *context, const char *text);
     /* Asked every 50 ms; true ends the agent. */
     bool (*cancelled)(void *context);
@@ -93,9 +95,9 @@ struct cox_nodes_library {
     int (*agent_run)(const struct cox_node_agent_options *options, struct cox_error *err);
 };
 
-/* Opens libcoxswain-nodes.so.1, once: beside this program (../lib), beside this library, or where the
- * dynamic linker looks. Returns 0; COX_UNSUPPORTED: it, or what it needs, is not installed, or it is of
- * another release; err says which package has it. */
+/* Opens libcoxswain-nodes.so.1, once: beside this program (../lib), beside this library, or where
+ * the dynamic linker looks. Returns 0; COX_UNSUPPORTED: it, or what it needs, is not installed, or
+ * it is of another release; err says which package has it. */
 int cox_nodes_library_open(const struct cox_nodes_library **ret_library, struct cox_error *err);
 
 #endif

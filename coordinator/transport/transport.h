@@ -3,9 +3,9 @@
  *
  * An executor reaches its ranks through shared memory, or through a transport (options.transport),
  * which passes on what is published and brings the replies. Everything else is the same: sequence
- * numbers, gathering, deadlines, deaths, replacement, status. Between the two is the memory that the
- * executor has in any case: the transport reads a request where it was packed, and writes a reply to
- * the slot of its rank. libcoxswain-nodes.so (nodes/) is one: ranks on other machines.
+ * numbers, gathering, deadlines, deaths, replacement, status. Between the two is the memory that
+ * the executor has in any case: the transport reads a request where it was packed, and writes a
+ * reply to the slot of its rank. libcoxswain-nodes.so (nodes/) is one: ranks on other machines.
  *
  *   executor -> transport: struct cox_transport, below. The executor calls its functions.
  *   transport -> executor: struct cox_transport_host.
@@ -51,7 +51,8 @@ struct cox_transport_request {
 
 /* What a transport tells its executor. */
 struct cox_transport_host {
-    /* The process of the rank runs, on this node, and serves the present incarnation of the rank. */
+    /* The process of the rank runs, on this node, and serves the present incarnation of the rank.
+     * */
     int (*attach)(struct cox_executor *executor, uint32_t rank, const char *node, pid_t pid,
                   struct cox_error *err);
     /* No process could be started for the rank; text as below. */
@@ -80,11 +81,11 @@ struct cox_transport {
     /* sizeof(struct cox_transport) */
     size_t size;
     void *context;
-    /* The ranks were started for an earlier coordinator, and may have loaded what the first init asks
-     * for: it is sent as a replay. NULL: false. */
+    /* The ranks were started for an earlier coordinator, and may have loaded what the first init
+     * asks for: it is sent as a replay. NULL: false. */
     bool (*continued)(void *context);
-    /* Before the first request: the executor is made, and its ranks may attach. The functions of host
-     * may be called until stop has returned. Returns 0 or an enum cox_status. */
+    /* Before the first request: the executor is made, and its ranks may attach. The functions of
+     * host may be called until stop has returned. Returns 0 or an enum cox_status. */
     int (*start)(void *context, struct cox_executor *executor,
                  const struct cox_transport_host *host, struct cox_error *err);
     /* The number above which the first request of each channel is numbered; called once, before
@@ -99,25 +100,26 @@ struct cox_transport {
     void (*publish)(void *context, const struct cox_transport_request *request);
     /* Steps up to this number are cancelled. */
     void (*cancel_steps)(void *context, enum cox_channel_id channel, uint64_t through);
-    /* Requests up to this number have ended, one of them without the replies of all ranks: those that
-     * still run one may stop. Called with a lock of the channel. */
+    /* Requests up to this number have ended, one of them without the replies of all ranks: those
+     * that still run one may stop. Called with a lock of the channel. */
     void (*ended)(void *context, enum cox_channel_id channel, uint64_t through);
-    /* Requests will name this memory by its handle (struct cox_handle): ranks elsewhere get a copy of
-     * it before the first of them, under a handle of their own in its place. fd: an image (region.h),
-     * size bytes, which stays the caller's. digest: of the content; memory with the same one is not
-     * sent again. NULL: not supported. Returns 0 or an enum cox_status. */
+    /* Requests will name this memory by its handle (struct cox_handle): ranks elsewhere get a copy
+     * of it before the first of them, under a handle of their own in its place. fd: an image
+     * (region.h), size bytes, which stays the caller's. digest: of the content; memory with the
+     * same one is not sent again. NULL: not supported. Returns 0 or an enum cox_status. */
     int (*share)(void *context, const void *handle, int fd, uint64_t size, uint64_t digest,
                  struct cox_error *err);
     /* No request names it any more. */
     void (*unshare)(void *context, const void *handle);
-    /* Where a rank is: its node, and "HOST:PORT" of the agent there, for other groups. Returns false if
-     * that is not known. NULL: never. */
+    /* Where a rank is: its node, and "HOST:PORT" of the agent there, for other groups. Returns
+     * false if that is not known. NULL: never. */
     bool (*place)(void *context, uint32_t rank, char *node, size_t node_size, char *address,
                   size_t address_size);
     /* Why a rank that is alive may not answer now ("node b is suspect: not heard for 412 ms");
      * returns false if there is nothing to say. For display. */
     bool (*trouble)(void *context, uint32_t rank, char *buffer, size_t buffer_size);
-    /* The group ends: what was published before is sent. Afterwards no function of host is called. */
+    /* The group ends: what was published before is sent. Afterwards no function of host is called.
+     * */
     void (*stop)(void *context);
 };
 
@@ -154,12 +156,11 @@ struct cox_forwarded {
 /* options.forwarded of the executor. On a response thread; may call forward. */
 typedef void (*cox_forwarded_fn)(void *context, const struct cox_forwarded *forwarded);
 
-/* Passes on a request that was published elsewhere, under its number, to those of its ranks that are
- * here (options.rank_first). Numbers only grow; those between belong to requests that ask no rank of
- * this machine. options.forwarded gets the replies, once, and once more if ranks were late. An init
- * forms the rank group of all ranks here. Only in an executor with options.forwarded, whose other
- * functions for requests are then not used.
- * Returns
+/* Passes on a request that was published elsewhere, under its number, to those of its ranks that
+ * are here (options.rank_first). Numbers only grow; those between belong to requests that ask no
+ * rank of this machine. options.forwarded gets the replies, once, and once more if ranks were late.
+ * An init forms the rank group of all ranks here. Only in an executor with options.forwarded, whose
+ * other functions for requests are then not used. Returns
  *   0
  *   COX_FULL: the frame is in use
  *   COX_LATE: a rank still owes a reply
@@ -171,8 +172,8 @@ typedef void (*cox_forwarded_fn)(void *context, const struct cox_forwarded *forw
 COX_PUBLIC int cox_executor_forward(struct cox_executor *executor,
                                     const struct cox_transport_request *request,
                                     struct cox_error *err);
-/* Requests up to this number have ended where they came from: those that are in flight here end with
- * COX_TIMEOUT, so that ranks may stop. */
+/* Requests up to this number have ended where they came from: those that are in flight here end
+ * with COX_TIMEOUT, so that ranks may stop. */
 COX_PUBLIC void cox_executor_end_forwarded(struct cox_executor *executor,
                                            enum cox_channel_id channel, uint64_t through);
 /* Steps up to this number are cancelled: ranks drop them, and stop waiting in them. */

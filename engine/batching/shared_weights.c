@@ -135,8 +135,8 @@ static int version_export(const struct cox_shared_weights *weights, struct versi
 {
     const char *control_socket = cox_executor_socket(weights->executor);
     struct cox_error why = {0};
-    int r = control_socket ? version_export_at(weights, version, control_socket, &why)
-                           : COX_NOT_FOUND;
+    int r =
+        control_socket ? version_export_at(weights, version, control_socket, &why) : COX_NOT_FOUND;
     if (r && r != -EMFILE && r != -ENFILE) {
         why = (struct cox_error){0};
         r = version_export_at(weights, version, NULL, &why);

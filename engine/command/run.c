@@ -177,19 +177,21 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
     uint32_t rank_count, node_count;
     if (count)
         return cox_fail(err, COX_INVALID,
-                        "--nodes: workers are started by coxswain node: give '%.64s' to it", words[0]);
+                        "--nodes: workers are started by coxswain node: give '%.64s' to it",
+                        words[0]);
     if (options->external || run->group.legacy_workers || run->group.worker || options->no_flags)
         return cox_fail(err, COX_INVALID,
                         "--nodes: workers are started by coxswain node: leave out --external, "
                         "--legacy-workers, --worker and --no-flags");
     if (!run->group.name)
-        return cox_fail(err, COX_INVALID, "--nodes: --name is missing, by which nodes find the group");
+        return cox_fail(err, COX_INVALID,
+                        "--nodes: --name is missing, by which nodes find the group");
     int r = cox_nodes_choice_check(&run->nodes, err);
     if (r == 0)
         r = cox_nodes_parse(run->nodes.nodes, NULL, &node_count, &rank_count, err);
     if (r == 0 && run->group.rank_count_given && run->group.rank_count != rank_count)
-        r = cox_fail(err, COX_INVALID, "--nodes has %" PRIu32 " ranks, -n says %" PRIu32, rank_count,
-                     run->group.rank_count);
+        r = cox_fail(err, COX_INVALID, "--nodes has %" PRIu32 " ranks, -n says %" PRIu32,
+                     rank_count, run->group.rank_count);
     if (r == 0)
         run->group.rank_count = rank_count;
     if (r == 0 && options->init)

@@ -68,7 +68,8 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
     if (!node->group.name)
         return cox_fail(err, COX_INVALID, "--name is missing: the name of the group");
     if (!node->node)
-        return cox_fail(err, COX_INVALID, "--node is missing: the name of this machine in the group");
+        return cox_fail(err, COX_INVALID,
+                        "--node is missing: the name of this machine in the group");
     int r = cox_nodes_choice_check(&node->nodes, err);
     if (r)
         return r;
@@ -186,20 +187,20 @@ const struct cox_command cox_command_node = {
     .name = "node",
     .summary = "run the ranks of this machine for a group over several",
     .arguments = "[-- COMMAND [ARGUMENT]...]",
-    .text = "Waits for the lead of a group (coxswain run --nodes), starts the ranks that the lead "
-            "gives to this machine, and serves it until the group ends. The two meet at a NATS "
-            "server.\n"
-            "A worker process that dies is reported to the lead and replaced at its order. When the "
-            "lead is lost the ranks stay, with what they have loaded, for the lead's --lead-grace: a "
-            "lead that comes back under the same name takes them over. Exit status 3: none came.",
+    .text =
+        "Waits for the lead of a group (coxswain run --nodes), starts the ranks that the lead "
+        "gives to this machine, and serves it until the group ends. The two meet at a NATS "
+        "server.\n"
+        "A worker process that dies is reported to the lead and replaced at its order. When the "
+        "lead is lost the ranks stay, with what they have loaded, for the lead's --lead-grace: a "
+        "lead that comes back under the same name takes them over. Exit status 3: none came.",
     .examples = "  coxswain node --name big --node b --cluster tls://a:4222 \\\n"
                 "      --ca ca.pem --cert node-b.pem --key node-b-key.pem\n"
                 "  coxswain node --name big --node b --cluster nats://127.0.0.1:4222 \\\n"
                 "      --insecure-loopback\n",
     .choice_size = sizeof(struct node_command),
     .init = init,
-    .groups = {{&node_options, 0},
-               {&cox_agent_option_group, offsetof(struct node_command, nodes)}},
+    .groups = {{&node_options, 0}, {&cox_agent_option_group, offsetof(struct node_command, nodes)}},
     .words = take_command,
     .run = run,
 };

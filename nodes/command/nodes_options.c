@@ -57,9 +57,9 @@ static int take(void *context, int key, const char *value, struct cox_error *err
         return 0;
     case OPTION_LISTEN:
         choice->listen = value;
-        return strrchr(value, ':') ? 0
-                                   : cox_fail(err, COX_INVALID, "--listen '%.60s' is no HOST:PORT",
-                                              value);
+        return strrchr(value, ':')
+                   ? 0
+                   : cox_fail(err, COX_INVALID, "--listen '%.60s' is no HOST:PORT", value);
     case OPTION_LEAD_GRACE:
         return take_time("--lead-grace", value, &choice->times.lead_grace_ms, err);
     case OPTION_SUSPECT:
@@ -69,21 +69,28 @@ static int take(void *context, int key, const char *value, struct cox_error *err
     }
 }
 
-#define ACCESS_OPTIONS                                                                             \
-    {"cluster", OPTION_CLUSTER, "URL[,URL]", 0,                                                    \
-     "the NATS servers, as in tls://nats1:4222,tls://nats2:4222", 0},                              \
+#define ACCESS_OPTIONS                                                                              \
+    {"cluster",                                                                                     \
+     OPTION_CLUSTER,                                                                                \
+     "URL[,URL]",                                                                                   \
+     0,                                                                                             \
+     "the NATS servers, as in tls://nats1:4222,tls://nats2:4222",                                   \
+     0},                                                                                            \
         {"ca", OPTION_CA, "FILE", 0, "certificate of the cluster's CA (coxswain-certificates)", 0}, \
         {"cert", OPTION_CERT, "FILE", 0, "certificate of this process: lead.pem, or node-NAME.pem", \
-         0},                                                                                       \
-        {"key", OPTION_KEY, "FILE", 0, "its key", 0},                                              \
-        {"insecure-loopback", OPTION_INSECURE, NULL, 0,                                            \
+         0},                                                                                        \
+        {"key", OPTION_KEY, "FILE", 0, "its key", 0},                                               \
+        {"insecure-loopback",                                                                       \
+         OPTION_INSECURE,                                                                           \
+         NULL,                                                                                      \
+         0,                                                                                         \
          "no TLS and no certificates: for trying nodes on one machine, by loopback addresses only", \
-         0},                                                                                       \
-    {                                                                                              \
-        "listen", OPTION_LISTEN, "HOST:PORT", 0,                                                   \
-            "where other processes of the group connect for what is large (default: the address "  \
-            "from which the cluster is reached, any port)",                                        \
-            0                                                                                      \
+         0},                                                                                        \
+    {                                                                                               \
+        "listen", OPTION_LISTEN, "HOST:PORT", 0,                                                    \
+            "where other processes of the group connect for what is large (default: the address "   \
+            "from which the cluster is reached, any port)",                                         \
+            0                                                                                       \
     }
 
 static const struct argp_option lead_options[] = {
@@ -118,9 +125,10 @@ int cox_nodes_choice_check(const struct cox_nodes_choice *choice, struct cox_err
                         "--cluster is missing: the NATS server, as in tls://HOST:4222");
     if (access->insecure_loopback)
         return access->ca || access->certificate || access->key
-                   ? cox_fail(err, COX_INVALID,
-                              "--insecure-loopback uses no certificates: leave out --ca, --cert and "
-                              "--key")
+                   ? cox_fail(
+                         err, COX_INVALID,
+                         "--insecure-loopback uses no certificates: leave out --ca, --cert and "
+                         "--key")
                    : 0;
     if (!access->ca || !access->certificate || !access->key)
         return cox_fail(err, COX_INVALID,

@@ -224,7 +224,8 @@ bool cox_agent_link_next(struct cox_agent_link *link, uint32_t c, uint64_t now_n
             struct cox_agent_request *request = &channel->requests[i];
             if (!request->frame || request->sequence <= channel->taken)
                 continue;
-            cox_frame_unpack(request->frame, request->size, ret_frame, NULL); /* it was packed here */
+            cox_frame_unpack(request->frame, request->size, ret_frame,
+                             NULL); /* it was packed here */
             if (ret_frame->previous == channel->taken)
                 next = request;
         }

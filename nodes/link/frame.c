@@ -78,9 +78,8 @@ int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_fr
     if (bytes[5] >= COX_TWO_WAY_COUNT)
         return cox_fail(err, COX_CORRUPT, "a frame of channel %u", bytes[5]);
     if (get32(bytes + 12) != size - COX_FRAME_HEAD_SIZE)
-        return cox_fail(err, COX_CORRUPT,
-                        "a frame of %zu bytes says that its payload has %" PRIu32, size,
-                        get32(bytes + 12));
+        return cox_fail(err, COX_CORRUPT, "a frame of %zu bytes says that its payload has %" PRIu32,
+                        size, get32(bytes + 12));
     *ret_frame = (struct cox_frame){
         .kind = (enum cox_frame_kind)bytes[4],
         .channel = bytes[5],

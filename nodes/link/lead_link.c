@@ -350,7 +350,8 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
             answered = answered || said->answered[k] == request->sequence;
         /* The answer was lost. */
         if (answered && request->replies && !request->answered && !request->answer &&
-            request->frame && now_ns - request->sent_ns >= link->times->again_ms * COX_NSEC_PER_MSEC)
+            request->frame &&
+            now_ns - request->sent_ns >= link->times->again_ms * COX_NSEC_PER_MSEC)
             request_send(link, request, now_ns);
         /* Ranks that were late have replied. */
         if (request->answered && request->sequence <= said->done)
@@ -516,8 +517,8 @@ bool cox_lead_link_trouble(const struct cox_lead_link *link, uint64_t now_ns, ch
     if (link->state == COX_NODE_ALIVE)
         return false;
     if (link->state == COX_NODE_SUSPECT)
-        snprintf(buffer, buffer_size, "node %s is suspect: not heard for %" PRIu64 " ms", link->node,
-                 (now_ns - link->heard_ns) / COX_NSEC_PER_MSEC);
+        snprintf(buffer, buffer_size, "node %s is suspect: not heard for %" PRIu64 " ms",
+                 link->node, (now_ns - link->heard_ns) / COX_NSEC_PER_MSEC);
     else
         snprintf(buffer, buffer_size, "node %s %s", link->node,
                  link->reason[0] ? link->reason : "has not come");

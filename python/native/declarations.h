@@ -101,8 +101,8 @@ struct cox_executor_nodes {
 };
 
 struct cox_node_place;
-int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places,
-                    uint32_t *ret_node_count, uint32_t *ret_rank_count, struct cox_error *err);
+int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places, uint32_t *ret_node_count,
+                    uint32_t *ret_rank_count, struct cox_error *err);
 
 struct cox_executor;
 struct cox_executor_options {

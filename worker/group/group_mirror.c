@@ -19,8 +19,9 @@
 /* A message is a sequence of entries of 64-bit words, little-endian:
  *   {kind:8, rank:8, slot:8, value bytes:32}
  *   identity: holder state, generation, {said_count:32, said_size:32}, said_dead
- *   part: arrived, aborted, what[0], what[1], name_hash, members_hash, because, and the value, padded
- *   value: index, and the value, padded: of the round before the part that follows, which was not copied
+ *   part: arrived, aborted, what[0], what[1], name_hash, members_hash, because, and the value,
+ *   padded value: index, and the value, padded: of the round before the part that follows, which
+ *   was not copied
  *     then, because the rank was at the next one already
  * The process of a rank means nothing on another machine: there the mirror's own stands for it. */
 #define HEAD_WORDS 1
@@ -79,9 +80,8 @@ static int mirror_map(struct cox_group_mirror *mirror, struct cox_error *err)
     uint8_t *bytes = mirror->region.base;
     struct cox_group_layout *layout = mirror->region.base;
     mirror->wakeup = &layout->wakeup;
-    mirror->wakeups =
-        (struct cox_group_layout_wakeup *)(void *)(bytes +
-                                                   cox_group_wakeups_offset(options->rank_count));
+    mirror->wakeups = (struct cox_group_layout_wakeup *)(void *)(bytes + cox_group_wakeups_offset(
+                                                                             options->rank_count));
     for (uint32_t rank = 0; rank < options->rank_count; rank++) {
         mirror->ranks[rank] = &layout->ranks[rank];
         mirror->values[rank] = bytes + cox_group_values_offset(options->rank_count) +
@@ -90,8 +90,8 @@ static int mirror_map(struct cox_group_mirror *mirror, struct cox_error *err)
     return 0;
 }
 
-/* As a rank does before it joins a generation (words_reset of group_memory.c), for a rank of another
- * machine. */
+/* As a rank does before it joins a generation (words_reset of group_memory.c), for a rank of
+ * another machine. */
 static void rank_reset(struct cox_group_layout_rank *rank)
 {
     atomic_store_explicit(&rank->identity.holder, 0, memory_order_seq_cst);
@@ -137,9 +137,9 @@ int cox_group_mirror_open(const struct cox_group_mirror_options *options,
     if (options->rank_count == 0 || options->rank_count > COX_RANK_COUNT_MAX ||
         options->rank_first >= options->rank_count || options->rank_here == 0 ||
         options->rank_here > options->rank_count - options->rank_first)
-        return cox_fail(err, COX_INVALID, "a mirror of ranks %" PRIu32 " to %" PRIu32 " of %" PRIu32,
-                        options->rank_first, options->rank_first + options->rank_here - 1,
-                        options->rank_count);
+        return cox_fail(
+            err, COX_INVALID, "a mirror of ranks %" PRIu32 " to %" PRIu32 " of %" PRIu32,
+            options->rank_first, options->rank_first + options->rank_here - 1, options->rank_count);
     struct cox_group_mirror *mirror = calloc(1, sizeof *mirror);
     if (!mirror)
         return cox_fail(err, -ENOMEM, "no memory for a mirror of the rank group");
@@ -169,13 +169,11 @@ struct cox_group_mirror *cox_group_mirror_close(struct cox_group_mirror *mirror)
 static uint8_t *value_of(const struct cox_group_mirror *mirror, uint32_t rank, uint32_t slot,
                          uint32_t index)
 {
-    const uint64_t rounded =
-        cox_group_round_up(mirror->options.value_size, COX_GROUP_LINE_SIZE);
+    const uint64_t rounded = cox_group_round_up(mirror->options.value_size, COX_GROUP_LINE_SIZE);
     const uint32_t parity = index & 1;
     return mirror->values[rank] +
            (slot == 0 ? parity * rounded
-                      : 2 * rounded +
-                            (2 * (slot - 1) + parity) * (uint64_t)COX_SUBGROUP_SLOT_SIZE);
+                      : 2 * rounded + (2 * (slot - 1) + parity) * (uint64_t)COX_SUBGROUP_SLOT_SIZE);
 }
 
 static uint32_t value_size_max(const struct cox_group_mirror *mirror, uint32_t slot)
@@ -203,9 +201,8 @@ size_t cox_group_mirror_size_max(const struct cox_group_mirror *mirror)
 {
     const size_t values =
         mirror->options.value_size + (size_t)COX_SUBGROUP_COUNT_MAX * COX_SUBGROUP_SLOT_SIZE;
-    const size_t words =
-        HEAD_WORDS + IDENTITY_WORDS +
-        COX_GROUP_PART_COUNT * (2 * (HEAD_WORDS + 1) + PART_WORDS + VALUE_WORDS);
+    const size_t words = HEAD_WORDS + IDENTITY_WORDS +
+                         COX_GROUP_PART_COUNT * (2 * (HEAD_WORDS + 1) + PART_WORDS + VALUE_WORDS);
     return mirror->options.rank_here * (words * sizeof(uint64_t) + 2 * padded(values));
 }
 
@@ -224,8 +221,7 @@ static void collect_identity(struct cox_group_mirror *mirror, uint32_t rank, uin
     /* acquire: the fields beside it; partner is identity_say. */
     const uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire);
     if (holder == mirror->seen[rank].holder ||
-        cox_group_holder_state(holder) == COX_GROUP_CLAIMED ||
-        !rank_is_in(mirror, rank))
+        cox_group_holder_state(holder) == COX_GROUP_CLAIMED || !rank_is_in(mirror, rank))
         return;
     mirror->seen[rank].holder = holder;
     put(at, (uint64_t)ENTRY_IDENTITY | (uint64_t)rank << 8);
@@ -254,13 +250,11 @@ static void collect_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_
                            cox_group_mirror(mirror->options.generation, now.arrived))
         return;
     const uint32_t index = (uint32_t)now.arrived & COX_GROUP_INDEX_MASK;
-    const uint64_t what =
-        atomic_load_explicit(&part->what[index & 1], memory_order_relaxed);
-    const uint32_t size = now.arrived != seen->arrived && what >> 40 == index
-                              ? value_size(mirror, slot, what)
-                              : 0;
-    /* Ranks elsewhere may be in the round before still: they need its value. It was not copied if the
-     * rank has arrived twice since. */
+    const uint64_t what = atomic_load_explicit(&part->what[index & 1], memory_order_relaxed);
+    const uint32_t size =
+        now.arrived != seen->arrived && what >> 40 == index ? value_size(mirror, slot, what) : 0;
+    /* Ranks elsewhere may be in the round before still: they need its value. It was not copied if
+     * the rank has arrived twice since. */
     const uint32_t before = (index - 1) & COX_GROUP_INDEX_MASK;
     const uint64_t what_before =
         atomic_load_explicit(&part->what[before & 1], memory_order_relaxed);
@@ -276,8 +270,8 @@ static void collect_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_
         *at += padded(size_before);
     }
     *seen = now;
-    put(at, (uint64_t)ENTRY_PART | (uint64_t)rank << 8 | (uint64_t)slot << 16 |
-                (uint64_t)size << 32);
+    put(at,
+        (uint64_t)ENTRY_PART | (uint64_t)rank << 8 | (uint64_t)slot << 16 | (uint64_t)size << 32);
     put(at, now.arrived);
     put(at, now.aborted);
     put(at, atomic_load_explicit(&part->what[0], memory_order_relaxed));
@@ -306,8 +300,9 @@ void cox_group_mirror_wait(struct cox_group_mirror *mirror, uint64_t deadline_ns
 {
     struct cox_group_layout_wakeup *wakeup = mirror->wakeup;
     const uint32_t seen = atomic_load_explicit(&wakeup->mirror, memory_order_seq_cst);
-    /* seq_cst, both sides: this thread stores that it sleeps and then looks at the ranks' words; a rank
-     * changes its words and then looks whether the mirror sleeps. Partner: cox_group_tell_mirror. */
+    /* seq_cst, both sides: this thread stores that it sleeps and then looks at the ranks' words; a
+     * rank changes its words and then looks whether the mirror sleeps. Partner:
+     * cox_group_tell_mirror. */
     atomic_store_explicit(&wakeup->mirror_sleeps, 1, memory_order_seq_cst);
     bool news = false;
     const uint32_t end = mirror->options.rank_first + mirror->options.rank_here;
@@ -391,29 +386,30 @@ static void apply_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_t 
         cox_group_wake(mirror->wakeup);
 }
 
-int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first, uint32_t rank_count,
-                           const uint8_t *bytes, size_t size, struct cox_error *err)
+int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first,
+                           uint32_t rank_count, const uint8_t *bytes, size_t size,
+                           struct cox_error *err)
 {
     bool arrived = false;
     while (size >= sizeof(uint64_t)) {
         const uint64_t head = get(bytes, 0);
         const uint32_t kind = (uint8_t)head, rank = (uint8_t)(head >> 8);
         const uint32_t slot = (uint8_t)(head >> 16), value = (uint32_t)(head >> 32);
-        const size_t fixed =
-            (size_t)(HEAD_WORDS + (kind == ENTRY_IDENTITY ? IDENTITY_WORDS
-                                   : kind == ENTRY_PART   ? PART_WORDS
-                                                          : VALUE_WORDS)) *
-            sizeof head;
+        const size_t fixed = (size_t)(HEAD_WORDS + (kind == ENTRY_IDENTITY ? IDENTITY_WORDS
+                                                    : kind == ENTRY_PART   ? PART_WORDS
+                                                                           : VALUE_WORDS)) *
+                             sizeof head;
         if (kind < ENTRY_IDENTITY || kind > ENTRY_VALUE || rank < rank_first ||
             rank >= rank_first + rank_count || rank >= mirror->options.rank_count ||
             is_here(mirror, rank))
             return cox_fail(err, COX_CORRUPT,
-                            "what another machine says of rank %" PRIu32 " is not its to say", rank);
+                            "what another machine says of rank %" PRIu32 " is not its to say",
+                            rank);
         if (slot >= COX_GROUP_PART_COUNT ||
             value > value_size_max(mirror, slot < COX_GROUP_PART_COUNT ? slot : 1) ||
             size < fixed + padded(value))
-            return cox_fail(err, COX_CORRUPT, "what another machine says of rank %" PRIu32
-                                              " is cut off", rank);
+            return cox_fail(err, COX_CORRUPT,
+                            "what another machine says of rank %" PRIu32 " is cut off", rank);
         if (kind == ENTRY_IDENTITY)
             apply_identity(mirror, rank, bytes + sizeof head);
         else if (kind == ENTRY_PART)
