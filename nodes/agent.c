@@ -33,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TICK_NS (5 * COX_NSEC_PER_MSEC)
+#define TICK_NS (20 * COX_NSEC_PER_MSEC)
 #define CONNECT_MS 10000
 #define START_TIMEOUT_MS 60000
 #define LARGE_MS 10000
@@ -77,6 +77,8 @@ struct agent {
     uint32_t killed[COX_RANK_COUNT_MAX];
     struct cox_images images;
     struct large *large_first, **large_end;
+    /* all that frames of the lead need is there */
+    bool opened;
     /* why the agent ends; 0 with ending: the group has ended */
     bool ending;
     int end_code;
@@ -157,14 +159,17 @@ static void *large_main(void *context)
         pthread_mutex_unlock(&agent->lock);
         struct cox_error why = {0};
         const struct iovec part = {.iov_base = large->bytes, .iov_len = large->size};
-        int r = cox_direct_send(agent->direct, "lead", address, DIRECT_FRAME, &part, 1,
-                                cox_deadline_after_ms(LARGE_MS), &why);
+        int r = cox_direct_send(
+            agent->direct, "lead", address, DIRECT_FRAME, &part, 1,
+            cox_now_ns() + LARGE_MS * COX_NSEC_PER_MSEC + cox_frame_transfer_ns(large->size), &why);
         if (r)
             cox_log_write(&agent->options->log, 4, "%zu bytes for the lead at %s: %s", large->size,
                           address, why.text);
         free(large->bytes);
         free(large);
         pthread_mutex_lock(&agent->lock);
+        if (r)
+            cox_agent_link_lost(&agent->link);
     }
     pthread_mutex_unlock(&agent->lock);
     return NULL;
@@ -803,6 +808,10 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
     const uint64_t now_ns = cox_now_ns();
     int r = cox_frame_unpack(bytes, size, &frame, &why);
     pthread_mutex_lock(&agent->lock);
+    if (!agent->opened) {
+        pthread_mutex_unlock(&agent->lock);
+        return; /* the lead says it again */
+    }
     if (r == 0 && frame.kind == COX_FRAME_SEEK) {
         CoxNode__Seek *seek = cox_node__seek__unpack(NULL, frame.size, frame.payload);
         if (seek && seek->address)
@@ -1108,6 +1117,9 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
         snprintf(text, sizeof text, "node %s of the group '%s' waits for its lead", options->node,
                  options->group);
         agent_say(agent, text);
+        pthread_mutex_lock(&agent->lock);
+        agent->opened = true;
+        pthread_mutex_unlock(&agent->lock);
     }
     bool ending = r != 0;
     while (!ending) {

@@ -18,7 +18,7 @@
 #ifndef COX_NODES_CLUSTER_H
 #define COX_NODES_CLUSTER_H
 
-#include "nodes_common.h"
+#include "nodes/link/nodes_common.h"
 
 struct cox_cluster;
 

@@ -16,7 +16,7 @@
 #define COX_NODES_IMAGE_H
 
 #include "channel/handle/handle.h"
-#include "nodes_common.h"
+#include "nodes/link/nodes_common.h"
 
 #define COX_DIRECT_IMAGE 3u
 #define COX_DIRECT_DROP_IMAGE 4u

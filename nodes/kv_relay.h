@@ -17,7 +17,7 @@
 #define COX_NODES_KV_RELAY_H
 
 #include "nodes/direct/direct.h"
-#include "nodes_common.h"
+#include "nodes/link/nodes_common.h"
 #include "proto/executor.pb-c.h"
 
 #define COX_DIRECT_FETCH 5u

@@ -27,14 +27,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TICK_NS (10 * COX_NSEC_PER_MSEC)
+#define TICK_NS (20 * COX_NSEC_PER_MSEC)
 #define START_TIMEOUT_MS 60000
 #define CONNECT_MS 10000
 #define TELL_MS 1000
 /* A large frame must be handed over by then; it is asked for again otherwise. */
 #define LARGE_MS 10000
-/* Slower connections are given up. */
-#define LARGE_BYTES_PER_MS 10000
 /* The end of the group, and what was published before it, must be with the server by then. */
 #define FLUSH_MS 500
 #define SEQUENCE_MARGIN 65536
@@ -73,6 +71,14 @@ struct large {
     uint64_t fd_size;
 };
 
+/* Whether an agent whose connection to the server has ended is there: its address is tried. A process
+ * that has died refuses; silence says nothing. */
+struct probe {
+    /* -1: none is under way */
+    int fd;
+    char reason[160];
+};
+
 struct cox_nodes {
     struct cox_nodes_options options;
     struct cox_node_times times;
@@ -99,6 +105,7 @@ struct cox_nodes {
     pthread_mutex_t lock;
     struct cox_lead_link *links;
     struct hello *hellos;
+    struct probe *probes;
     struct cox_lead_events events;
     struct cox_images images;
     CoxNode__Peer *peers;
@@ -174,8 +181,8 @@ static int large_send(struct cox_nodes *nodes, const struct large *large, const 
             return cox_fail(err, -errno, "mapping an image: %s", cox_status_text(-errno));
         parts[1] = (struct iovec){.iov_base = base, .iov_len = large->fd_size};
     }
-    const uint64_t deadline_ns =
-        cox_deadline_after_ms(LARGE_MS + (large->size + large->fd_size) / LARGE_BYTES_PER_MS);
+    const uint64_t deadline_ns = cox_now_ns() + LARGE_MS * COX_NSEC_PER_MSEC +
+                                 cox_frame_transfer_ns(large->size + large->fd_size);
     int r = cox_direct_send(nodes->direct, peer, address, large->kind, parts,
                             base == MAP_FAILED ? 1 : 2, deadline_ns, err);
     if (base != MAP_FAILED)
@@ -206,8 +213,11 @@ static void *large_main(void *context)
         if (r)
             cox_log_write(&nodes->options.log, 4, "%" PRIu64 " bytes for %s at %s: %s",
                           large->size + large->fd_size, peer, address, why.text);
+        const uint32_t node = large->node;
         large_free(large);
         pthread_mutex_lock(&nodes->lock);
+        if (r)
+            cox_lead_link_lost(&nodes->links[node], cox_now_ns());
     }
     pthread_mutex_unlock(&nodes->lock);
     return NULL;
@@ -538,17 +548,55 @@ static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *b
     free(bytes);
 }
 
+/* ---- agents whose connection has ended ---- */
+
+static void probe_end(struct probe *probe)
+{
+    cox_close_fd(&probe->fd);
+    probe->fd = -1;
+}
+
+/* The lock is held. r: what is known of the probe. */
+static void probe_take(struct cox_nodes *nodes, uint32_t node, int r)
+{
+    const bool suspect = nodes->links[node].state == COX_NODE_SUSPECT;
+    if (r == -ECONNREFUSED && suspect)
+        cox_lead_link_die(&nodes->links[node], nodes->probes[node].reason);
+    if (r != -EINPROGRESS || !suspect)
+        probe_end(&nodes->probes[node]);
+}
+
+static void probe_start(struct cox_nodes *nodes, uint32_t node, const char *reason)
+{
+    struct probe *probe = &nodes->probes[node];
+    probe_end(probe);
+    snprintf(probe->reason, sizeof probe->reason, "%s", reason);
+    const int r = cox_direct_probe(nodes->links[node].address);
+    probe->fd = r < 0 ? -1 : r;
+    probe_take(nodes, node, r < 0 ? r : -EINPROGRESS);
+}
+
+static void probe_tick(struct cox_nodes *nodes, uint32_t node)
+{
+    if (nodes->probes[node].fd >= 0)
+        probe_take(nodes, node, cox_direct_probe_result(nodes->probes[node].fd));
+}
+
 static void on_gone(void *context, const char *server_id, uint64_t client_id, const char *reason)
 {
     struct cox_nodes *nodes = context;
-    char text[160];
+    char text[160], suspect[192];
     snprintf(text, sizeof text, "is gone: its connection has ended, says the NATS server (%.60s)",
              reason);
+    snprintf(suspect, sizeof suspect,
+             "is suspect: its connection has ended, says the NATS server (%.60s)", reason);
     pthread_mutex_lock(&nodes->lock);
     for (uint32_t i = 0; i < nodes->node_count; i++)
         if (nodes->links[i].state != COX_NODE_ABSENT && nodes->links[i].client_id == client_id &&
-            strcmp(nodes->links[i].server_id, server_id) == 0)
-            cox_lead_link_die(&nodes->links[i], text);
+            strcmp(nodes->links[i].server_id, server_id) == 0) {
+            cox_lead_link_suspect(&nodes->links[i], suspect);
+            probe_start(nodes, i, text);
+        }
     pthread_mutex_unlock(&nodes->lock);
     pump(nodes);
 }
@@ -604,8 +652,10 @@ static void *nodes_main(void *context)
         if (!stopping) {
             seek(nodes, now_ns);
             excuse_silence(nodes, now_ns);
-            for (uint32_t i = 0; i < nodes->node_count; i++)
+            for (uint32_t i = 0; i < nodes->node_count; i++) {
                 cox_lead_link_tick(&nodes->links[i], now_ns);
+                probe_tick(nodes, i);
+            }
         }
         pthread_mutex_unlock(&nodes->lock);
         if (stopping)
@@ -938,10 +988,14 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     cox_lead_events_init(&nodes->events);
     nodes->links = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->links);
     nodes->hellos = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->hellos);
+    nodes->probes = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->probes);
+    for (uint32_t i = 0; nodes->probes && i < COX_NODE_COUNT_MAX; i++)
+        nodes->probes[i].fd = -1;
     nodes->peers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peers);
     nodes->peer_pointers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peer_pointers);
     nodes->facts = calloc(2 * options->nodes->fact_count + 1, sizeof *nodes->facts);
-    if (!nodes->links || !nodes->hellos || !nodes->peers || !nodes->peer_pointers || !nodes->facts)
+    if (!nodes->links || !nodes->hellos || !nodes->probes || !nodes->peers ||
+        !nodes->peer_pointers || !nodes->facts)
         return cox_fail(err, -ENOMEM, "no memory for the nodes");
     for (size_t i = 0; i < options->nodes->fact_count; i++) {
         nodes->facts[2 * i] = strdup(options->nodes->facts[i].name);
@@ -1060,12 +1114,14 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     for (uint32_t i = 0; nodes->links && i < nodes->node_count; i++) {
         cox_lead_link_deinit(&nodes->links[i]);
         hello_clear(&nodes->hellos[i]);
+        probe_end(&nodes->probes[i]);
     }
     for (size_t i = 0; i < 2 * nodes->fact_count; i++)
         free(nodes->facts[i]);
     free(nodes->facts);
     free(nodes->links);
     free(nodes->hellos);
+    free(nodes->probes);
     free(nodes->peers);
     free(nodes->peer_pointers);
     pthread_cond_destroy(&nodes->changed);

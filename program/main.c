@@ -1,7 +1,6 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
 #include "coordinator/cli/console.h"
 #include "engine/command/engine_command.h"
-#include "nodes/command/node_command.h"
 #include "tables.h"
 
 #include <fcntl.h>

@@ -69,7 +69,8 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_rank_is_dead(&collector->records[rank]);
         /* /proc is read only for timeouts, so that the report of a death is not delayed. */
-        bool stopped = alive && status != COX_PEER_DEAD && cox_peer_stopped(result->pid);
+        bool stopped = alive && status != COX_PEER_DEAD && !collector->transport &&
+                       cox_peer_stopped(result->pid);
         snprintf(text, COX_RANK_TEXT_SIZE,
                  "rank %" PRIu32 " (pid %jd) had not replied: %s, silent for %.3f s, %s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,

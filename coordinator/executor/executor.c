@@ -195,7 +195,7 @@ static const char *executor_why_late(struct cox_executor *executor, uint32_t ran
         return "in time: its node has not started it";
     if (pid == 0)
         return "in time: start it by hand (coxswain-worker --socket PATH), or wait longer";
-    if (cox_peer_stopped(pid))
+    if (!executor->options.transport && cox_peer_stopped(pid))
         return "but did not attach in time: it is stopped by a signal";
     return executor->options.external_workers
                ? "but did not attach in time"
@@ -889,6 +889,12 @@ pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank)
 {
     COX_ASSERT(rank < executor->geometry.rank_count);
     return cox_rank_pid(&executor->ranks[rank]);
+}
+
+bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffer,
+                       size_t buffer_size)
+{
+    return cox_supervisor_node(executor->supervisor, rank, buffer, buffer_size);
 }
 
 size_t cox_executor_request_size_max(const struct cox_executor *executor,

@@ -247,6 +247,12 @@ COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
 /* The process that was started for the rank; with a wrapper (sh -c, numactl) that of the wrapper.
  */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
+#ifdef COX_INTERNAL
+/* The node where a rank is, or was last. Returns false, and "": it is on this machine, or has not
+ * been started. */
+bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffer,
+                       size_t buffer_size);
+#endif
 
 /* Registers the handler of an asynchronous channel (execute or transfer).
  * Returns

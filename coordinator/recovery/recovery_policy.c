@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Ranks of one node that die within this time count as one death. */
+#define NODE_DEATH_NS COX_NSEC_PER_SEC
+
 /* ---- back-off and limit ---- */
 
 static void backoff_try(struct cox_backoff *backoff)
@@ -68,11 +71,30 @@ static bool is_attended(const struct cox_recovery *recovery)
     return attended;
 }
 
+/* Whether another rank of the same node has died just now: a node that dies is one death. */
+static bool is_of_dead_node(struct cox_recovery *recovery, const struct cox_recovery_rank *rank)
+{
+    char node[48], other[48];
+    const uint64_t now = cox_now_ns();
+    const uint32_t own = (uint32_t)(rank - recovery->ranks);
+    if (!cox_executor_node(recovery->executor, own, node, sizeof node))
+        return false;
+    for (uint32_t i = 0; i < recovery->rank_count; i++)
+        if (i != own && recovery->ranks[i].dead &&
+            now - recovery->ranks[i].died_ns < NODE_DEATH_NS &&
+            cox_executor_node(recovery->executor, i, other, sizeof other) &&
+            strcmp(node, other) == 0)
+            return true;
+    return false;
+}
+
 void cox_recovery_died(struct cox_recovery *recovery, struct cox_recovery_rank *rank,
                        const char *text)
 {
-    /* If all are replaced together, ranks that die of each other count as one death. */
-    bool counts = !rank->expected && !(recovery->whole && cox_recovery_first_dead(recovery));
+    /* If all are replaced together, ranks that die of each other count as one death. So do the
+     * ranks of a node. */
+    bool counts = !rank->expected && !(recovery->whole && cox_recovery_first_dead(recovery)) &&
+                  !is_of_dead_node(recovery, rank);
     rank->dead = true;
     rank->died_ns = cox_now_ns();
     snprintf(rank->death, sizeof rank->death, "%s", text);

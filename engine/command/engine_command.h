@@ -9,5 +9,6 @@
 extern const struct cox_command cox_command_run;
 extern const struct cox_command cox_command_generate;
 extern const struct cox_command cox_command_eval;
+extern const struct cox_command cox_command_node;
 
 #endif

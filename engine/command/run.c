@@ -6,7 +6,7 @@
 #include "coordinator/cli/runner.h"
 #include "engine_command.h"
 #include "engine_group.h"
-#include "nodes/command/nodes_options.h"
+#include "nodes_options.h"
 
 #include <inttypes.h>
 #include <signal.h>

@@ -107,4 +107,12 @@ int cox_direct_send(struct cox_direct *direct, const char *peer, const char *add
  * may the peer. */
 void cox_direct_drop(struct cox_direct *direct, const char *peer);
 
+/* Begins to connect to "HOST:PORT", HOST a number, only to see whether a process listens there. Does
+ * not block. Returns the fd, which the caller closes; -ECONNREFUSED: none does, as below; another
+ * -errno: it cannot be tried. */
+int cox_direct_probe(const char *address);
+/* Of that fd. Returns 0: a process listens; -EINPROGRESS: not known yet; -ECONNREFUSED: the machine
+ * is there and the process is not; another -errno, which says nothing of the process. */
+int cox_direct_probe_result(int fd);
+
 #endif

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <string.h>
 
 /* More than the connections that may be open: a cluster that starts opens them all at once. */
@@ -145,4 +146,32 @@ int cox_direct_address_listen(const struct addrinfo *list, int *ret_fd, uint16_t
     for (const struct addrinfo *a = list; r && a; a = a->ai_next)
         r = listen_at(a, ret_fd, ret_port);
     return r;
+}
+
+int cox_direct_probe(const char *address)
+{
+    char host[COX_DIRECT_ADDRESS_MAX + 1];
+    const char *port;
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                                   .ai_flags = AI_NUMERICSERV | AI_NUMERICHOST};
+    _cox_cleanup_(list_free) struct addrinfo *list = NULL;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    if (!address_split(address, host, &port) || getaddrinfo(host, port, &hints, &list))
+        return -EINVAL;
+    const int r = cox_direct_address_socket(list, &fd);
+    if (r)
+        return r;
+    if (connect(fd, list->ai_addr, list->ai_addrlen) && errno != EINPROGRESS)
+        return -errno; /* on the same machine the answer is there at once */
+    return cox_steal_fd(&fd);
+}
+
+int cox_direct_probe_result(int fd)
+{
+    struct pollfd ready = {.fd = fd, .events = POLLOUT};
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (poll(&ready, 1, 0) <= 0)
+        return -EINPROGRESS;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) ? -errno : -error;
 }

@@ -119,16 +119,19 @@ static void link_advance(struct cox_agent_channel *channel, uint32_t depth)
     }
 }
 
-static void answer_send(struct cox_agent_link *link, const struct cox_agent_request *request)
+static void answer_send(struct cox_agent_link *link, struct cox_agent_request *request,
+                        uint64_t now_ns)
 {
     uint8_t *copy = malloc(request->answer_size);
     if (!copy)
         return; /* as if it were lost */
     memcpy(copy, request->answer, request->answer_size);
+    request->again_ns = now_ns + cox_frame_transfer_ns(request->answer_size);
     link->send(link->context, copy, request->answer_size);
 }
 
-static int receive_request(struct cox_agent_link *link, const struct cox_frame *frame)
+static int receive_request(struct cox_agent_link *link, const struct cox_frame *frame,
+                           uint64_t now_ns)
 {
     struct cox_agent_channel *channel = &link->channels[frame->channel];
     struct cox_agent_request *request = request_of(link, frame->channel, frame->sequence);
@@ -136,10 +139,10 @@ static int receive_request(struct cox_agent_link *link, const struct cox_frame *
         channel->void_through = frame->void_through;
     if (frame->sequence <= channel->taken) {
         link->repeated++;
-        if (request->sequence == frame->sequence && request->answer)
-            answer_send(link, request);
-        else
+        if (request->sequence != frame->sequence || !request->answer)
             link->changed = true; /* the beat says that it is there */
+        else if (now_ns >= request->again_ns)
+            answer_send(link, request, now_ns);
         return COX_STALE;
     }
     if (request->sequence == frame->sequence)
@@ -200,7 +203,7 @@ int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *
         link->state = COX_LEAD_FOLLOWING;
         link->changed = true;
     }
-    return frame->kind == COX_FRAME_REQUEST     ? receive_request(link, frame)
+    return frame->kind == COX_FRAME_REQUEST     ? receive_request(link, frame, now_ns)
            : frame->kind == COX_FRAME_LEAD_BEAT ? receive_beat(link, frame, now_ns, err)
                                                 : COX_CORRUPT;
 }
@@ -260,6 +263,13 @@ void cox_agent_link_taken(struct cox_agent_link *link, uint32_t c, uint64_t sequ
     link_advance(channel, link->depth);
 }
 
+void cox_agent_link_lost(struct cox_agent_link *link)
+{
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t i = 0; i < link->depth; i++)
+            link->channels[c].requests[i].again_ns = 0;
+}
+
 void cox_agent_link_answer(struct cox_agent_link *link, uint32_t c, uint64_t sequence,
                            const struct cox_answer *answer, bool done, uint64_t now_ns)
 {
@@ -282,7 +292,7 @@ void cox_agent_link_answer(struct cox_agent_link *link, uint32_t c, uint64_t seq
     request->done = done;
     link_advance(&link->channels[c], link->depth);
     if (link->state == COX_LEAD_FOLLOWING)
-        answer_send(link, request);
+        answer_send(link, request, now_ns);
 }
 
 void cox_agent_link_done(struct cox_agent_link *link, uint32_t c, uint64_t sequence)

@@ -44,6 +44,8 @@ struct cox_agent_request {
     /* the answer, a frame; NULL: not yet, or it has none */
     uint8_t *answer;
     size_t answer_size;
+    /* it may be on its way as long */
+    uint64_t again_ns;
     bool answered;
     /* all its ranks have replied, or are dead */
     bool done;
@@ -124,6 +126,8 @@ uint64_t cox_agent_link_here(const struct cox_agent_link *link, uint64_t lead_ns
 void cox_agent_link_taken(struct cox_agent_link *link, uint32_t channel, uint64_t sequence,
                           bool no_reply);
 /* done: no rank owes a reply any more. */
+/* Answers that were sent may not have come: they are sent when the lead asks again. */
+void cox_agent_link_lost(struct cox_agent_link *link);
 void cox_agent_link_answer(struct cox_agent_link *link, uint32_t channel, uint64_t sequence,
                            const struct cox_answer *answer, bool done, uint64_t now_ns);
 /* Ranks that were late have replied. */

@@ -29,7 +29,7 @@
 #ifndef COX_NODES_FRAME_H
 #define COX_NODES_FRAME_H
 
-#include "nodes/nodes_common.h"
+#include "nodes_common.h"
 
 #define COX_FRAME_PROTOCOL 1u
 #define COX_FRAME_HEAD_SIZE 96
@@ -70,6 +70,11 @@ void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_H
 /* payload points into bytes. Returns 0; COX_CORRUPT: err says what is wrong. */
 int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_frame,
                      struct cox_error *err);
+/* How long a frame of that size may be on its way: slower connections are given up. */
+static inline uint64_t cox_frame_transfer_ns(size_t size)
+{
+    return size * 100; /* 10 MB/s */
+}
 const char *cox_frame_kind_name(enum cox_frame_kind kind);
 
 /* The payload of an ANSWER: u32 status, u32 count, and for each reply u32 rank, u32 flags, u32 size

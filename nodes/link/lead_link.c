@@ -81,6 +81,8 @@ static void request_send(struct cox_lead_link *link, struct cox_lead_request *re
         return; /* as if it were lost: it is sent again */
     memcpy(copy, request->frame, request->size);
     request->sent_ns = now_ns;
+    request->again_ns =
+        now_ns + link->times->again_ms * COX_NSEC_PER_MSEC + cox_frame_transfer_ns(request->size);
     link->asked_again += request->sent_count > 0;
     request->sent_count++;
     link->sent++;
@@ -134,6 +136,25 @@ void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t no
         channel->last_sent = channel->delivered = channel->published;
     }
     link_set_state(link, COX_NODE_ALIVE, "is there");
+}
+
+void cox_lead_link_lost(struct cox_lead_link *link, uint64_t now_ns)
+{
+    const uint64_t again_ns = now_ns + link->times->again_ms * COX_NSEC_PER_MSEC;
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t i = 0; i < link->depth; i++) {
+            struct cox_lead_request *request = &link->channels[c].requests[i];
+            if (request->again_ns > again_ns && !request->acknowledged)
+                request->again_ns = again_ns;
+        }
+}
+
+void cox_lead_link_suspect(struct cox_lead_link *link, const char *text)
+{
+    if (link->state != COX_NODE_ALIVE)
+        return;
+    link->suspicions++;
+    link_set_state(link, COX_NODE_SUSPECT, text);
 }
 
 void cox_lead_link_die(struct cox_lead_link *link, const char *text)
@@ -350,8 +371,7 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
             answered = answered || said->answered[k] == request->sequence;
         /* The answer was lost. */
         if (answered && request->replies && !request->answered && !request->answer &&
-            request->frame &&
-            now_ns - request->sent_ns >= link->times->again_ms * COX_NSEC_PER_MSEC)
+            request->frame && now_ns >= request->again_ns)
             request_send(link, request, now_ns);
         /* Ranks that were late have replied. */
         if (request->answered && request->sequence <= said->done)
@@ -491,11 +511,10 @@ void cox_lead_link_tick(struct cox_lead_link *link, uint64_t now_ns)
         cox_lead_link_die(link, text);
         return;
     }
-    if (silent_ns >= link->times->suspect_ms * COX_NSEC_PER_MSEC && link->state == COX_NODE_ALIVE) {
+    if (silent_ns >= link->times->suspect_ms * COX_NSEC_PER_MSEC) {
         snprintf(text, sizeof text, "is suspect: not heard for %" PRIu64 " ms",
                  silent_ns / COX_NSEC_PER_MSEC);
-        link->suspicions++;
-        link_set_state(link, COX_NODE_SUSPECT, text);
+        cox_lead_link_suspect(link, text);
     }
     if (link->changed || now_ns - link->beat_ns >= link->times->beat_ms * COX_NSEC_PER_MSEC)
         link_beat(link, now_ns);
@@ -506,7 +525,7 @@ void cox_lead_link_tick(struct cox_lead_link *link, uint64_t now_ns)
              sequence <= link->channels[c].last_sent; sequence++) {
             struct cox_lead_request *request = request_of(link, c, sequence);
             if (request->sequence == sequence && request->frame && !request->acknowledged &&
-                now_ns - request->sent_ns >= link->times->again_ms * COX_NSEC_PER_MSEC)
+                now_ns >= request->again_ns)
                 request_send(link, request, now_ns);
         }
 }

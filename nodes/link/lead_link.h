@@ -42,6 +42,8 @@ struct cox_lead_request {
     size_t size;
     /* 0: not yet, since the node was suspect */
     uint64_t sent_ns;
+    /* not before: it may be on its way as long */
+    uint64_t again_ns;
     uint32_t sent_count;
     bool replies;
     bool acknowledged;
@@ -161,6 +163,10 @@ int cox_lead_link_receive(struct cox_lead_link *link, const struct cox_frame *fr
                           uint64_t now_ns, struct cox_error *err);
 /* Beats, requests that are sent again, suspicion and death. */
 void cox_lead_link_tick(struct cox_lead_link *link, uint64_t now_ns);
+/* What was sent to the node may not have come: requests that it has not acknowledged are sent again. */
+void cox_lead_link_lost(struct cox_lead_link *link, uint64_t now_ns);
+/* Something says that the node may be dead: it is suspect at once, until it is heard. text: as in die. */
+void cox_lead_link_suspect(struct cox_lead_link *link, const char *text);
 /* The node is dead: text follows its name, as in "has not been heard for 812 ms". */
 void cox_lead_link_die(struct cox_lead_link *link, const char *text);
 /* "b is suspect: not heard for 412 ms"; false: nothing to say. */

@@ -8,6 +8,7 @@ if(COX_NODES)
     cox_test_program(test_nodes_direct SOURCES direct_test.c ${direct_sources}
         LIBS coxswain_node_links coxswain_channel PkgConfig::OPENSSL Threads::Threads)
     target_include_directories(test_nodes_direct PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    add_dependencies(test_nodes_direct coxswain_messages) # which generates a header
     cox_command_test(NAME nodes/direct LABEL nodes TIER all TIMEOUT 120
         COMMAND test_nodes_direct)
 

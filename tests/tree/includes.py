@@ -35,10 +35,12 @@ FOLDERS = {
     "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
     "worker/loop": "channel/base channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
     "coordinator/process": "channel/base",
+    "coordinator/transport": "channel/base channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
-    "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory channel/memory/domain proto coordinator/process",
+    "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory channel/memory/domain proto coordinator/process "
+                             "coordinator/transport",
     "coordinator/executor": "channel/base channel/recorder channel/shm channel/socket channel/handle proto "
-                            "coordinator/process coordinator/collector coordinator/recording",
+                            "coordinator/transport coordinator/process coordinator/collector coordinator/recording",
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
@@ -52,14 +54,18 @@ FOLDERS = {
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
                            "coordinator/executor coordinator/recovery coordinator/server coordinator/client "
                            "coordinator/cli coordinator/metrics coordinator/recording coordinator/trace",
+    "nodes/link": "channel/base channel/shm coordinator/transport",
+    "nodes/direct": "channel/base channel/socket",
+    "nodes": "channel/base channel/shm channel/socket channel/handle channel/memory/pool proto worker/group "
+             "coordinator/executor nodes/link nodes/direct",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/shm channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
                    "engine/model engine/compute",
     "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/executor coordinator/server "
                        "engine/model",
-    "engine/command": "channel/shm coordinator/server coordinator/client coordinator/service coordinator/cli "
-                      "coordinator/metrics engine/model engine/batching",
+    "engine/command": "channel/base channel/shm coordinator/server coordinator/client coordinator/service coordinator/cli "
+                      "coordinator/metrics coordinator/transport engine/model engine/batching",
     "program": "coordinator/client coordinator/cli engine/command",
 }
 
@@ -69,6 +75,7 @@ LAYERS = {
     "proto": "channel",
     "worker": "channel proto",
     "coordinator": "channel proto",
+    "nodes": "channel proto worker coordinator",
     "engine": "channel proto worker coordinator",
     "program": "coordinator engine",
 }
@@ -90,8 +97,10 @@ UNITS = {
     "worker/loop": ["lending pause serve_internal take worker worker_internal"],
     "coordinator/process": ["launch supervise supervise_internal"],
     "coordinator/collector": ["collect collect_internal gathering report"],
-    "coordinator/executor": ["executor executor_internal group_handles operations recorders"],
+    "coordinator/executor": ["executor executor_internal group_handles mirror_memory operations recorders"],
     "coordinator/recovery": ["recovery recovery_internal"],
+    "coordinator/transport": ["nodes nodes_library"],
+    "nodes/direct": ["direct direct_address direct_object direct_stream direct_tls"],
     "engine/model": ["checkpoint digest safetensors"],
     "engine/compute": ["cache cache_private"],
     "engine/batching": ["pull_message transfers"],

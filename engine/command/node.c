@@ -3,7 +3,6 @@
 #include "coordinator/cli/console.h"
 #include "coordinator/cli/group_options.h"
 #include "coordinator/cli/signals.h"
-#include "node_command.h"
 #include "nodes_options.h"
 
 #include <inttypes.h>

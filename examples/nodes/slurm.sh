@@ -1,0 +1,66 @@
+#!/bin/sh
+# Completes a file of prompts on all nodes of a Slurm job:
+#
+#   sbatch --nodes=2 --ntasks-per-node=1 slurm.sh PROMPTS [MODEL]
+#
+# One NATS server, on the job's first node; one agent on each node. Certificates are made for the job, in a folder that
+# all nodes see and no other user can read, and are removed with it. RANKS: of each node, default 4. Answers go to the
+# job's output.
+#SBATCH --job-name=coxswain
+set -eu
+
+prompts=$1
+model=${2:-}
+ranks=${RANKS:-4}
+group=job$SLURM_JOB_ID
+server=$(hostname -s)
+PATH=$PATH:/usr/sbin
+
+dir=$(mktemp -d "$SLURM_SUBMIT_DIR/coxswain.XXXXXX") # mode 0700
+pids=
+end() {
+    # shellcheck disable=SC2086
+    [ -z "$pids" ] || kill $pids 2>/dev/null || true
+    wait
+    rm -rf "$dir"
+}
+trap end EXIT
+trap 'exit 1' HUP INT TERM
+
+list=
+set --
+for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+    list=$list${list:+,}$node:$ranks
+    set -- "$@" --node "$node"
+done
+coxswain-certificates "$dir" --server "$server" --days 30 "$@"
+
+nats-server -c "$dir/coxswain-nats.conf" --log "$dir/nats.log" &
+pids=$!
+
+# access CERTIFICATE: how a process reaches the cluster.
+access() {
+    echo "--name $group --cluster tls://$server:4222 --ca $dir/ca.pem --cert $dir/$1.pem --key $dir/$1-key.pem"
+}
+
+# shellcheck disable=SC2016,SC2086
+srun --ntasks-per-node=1 --kill-on-bad-exit=0 sh -c '
+    # /run/user of a batch job may not be there.
+    COXSWAIN_RUNTIME_DIR=$(mktemp -d) && export COXSWAIN_RUNTIME_DIR
+    exec coxswain node --node "$SLURMD_NODENAME" "$@" --cert "$0/node-$SLURMD_NODENAME.pem" \
+        --key "$0/node-$SLURMD_NODENAME-key.pem"' \
+    "$dir" --name "$group" --cluster "tls://$server:4222" --ca "$dir/ca.pem" ${model:+--model "$model"} &
+pids="$pids $!"
+
+COXSWAIN_RUNTIME_DIR=$(mktemp -d) && export COXSWAIN_RUNTIME_DIR
+# shellcheck disable=SC2046
+coxswain run --nodes "$list" --on-death restart --restart-max 100 ${model:+--model "$model"} $(access lead) >"$dir/ready" &
+lead=$!
+pids="$pids $lead"
+until grep -qs '^name ' "$dir/ready"; do
+    kill -0 "$lead" # its log says why
+    sleep 1
+done
+
+coxswain generate --name "$group" --file "$prompts"
+coxswain stop --name "$group"
