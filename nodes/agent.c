@@ -68,6 +68,9 @@ struct agent {
     bool sealed, no_recorder;
     /* a lead wants ranks; they are other ones than those that run */
     bool wanted, renew;
+    /* They could not be started, as these incarnations: tried again for a later one. */
+    bool not_started;
+    uint32_t start_failed[COX_RANK_COUNT_MAX];
     /* NULL: no ranks run */
     struct cox_executor *executor;
     /* of each rank here: the incarnation that its process stands for with the present lead; 0: none yet */
@@ -231,6 +234,9 @@ static void hello_send(struct agent *agent)
     /* Without ranks nothing goes on. */
     if (!agent->executor)
         hello.rank_count = 0;
+    struct cox_group_window window;
+    hello.has_generation = agent->executor && !cox_executor_group_window(agent->executor, &window);
+    hello.generation = hello.has_generation ? window.generation : 0;
     hello.has_world = 1;
     hello.world = agent->world;
     send_message(agent, COX_FRAME_HELLO, &hello.base);
@@ -653,12 +659,13 @@ static void start_ranks(struct agent *agent)
     int r = cox_executor_start(&options, &executor, &why);
     pthread_mutex_lock(&agent->lock);
     if (r) {
-        /* The lead's start fails with this text; the agent waits for the next. */
+        /* The lead's start, or replacement, fails with this text; it may want another one. */
         agent->wanted = false;
+        agent->not_started = true;
         for (uint32_t i = 0; i < agent->rank_count; i++) {
-            agent->claimed[i] = agent->link.wanted[i] ? agent->link.wanted[i] : 1;
-            rank_say_dead(agent, agent->rank_first + i, 0, why.text, false, 0, -1);
-            agent->claimed[i] = 0;
+            agent->start_failed[i] = agent->link.wanted[i];
+            if (agent->link.wanted[i])
+                rank_say_dead(agent, agent->rank_first + i, 0, why.text, false, 0, -1);
         }
         memset(agent->dead, 0, sizeof agent->dead);
     } else {
@@ -720,6 +727,18 @@ static void restart_rank(struct agent *agent, uint32_t rank)
     pthread_mutex_unlock(&agent->lock);
 }
 
+/* Ranks that could not be started are tried again when the lead wants another incarnation. */
+static void start_again(struct agent *agent)
+{
+    if (agent->executor || agent->wanted || !agent->not_started ||
+        agent->link.state != COX_LEAD_FOLLOWING)
+        return;
+    for (uint32_t i = 0; i < agent->rank_count; i++)
+        agent->wanted = agent->wanted || agent->link.wanted[i] > agent->start_failed[i];
+    if (agent->wanted)
+        agent->not_started = false;
+}
+
 /* Starts, replaces and ends ranks. */
 static void *agent_main(void *context)
 {
@@ -728,6 +747,7 @@ static void *agent_main(void *context)
     pthread_mutex_lock(&agent->lock);
     while (!agent->ending) {
         const int32_t needs = ranks_compare(agent);
+        start_again(agent);
         const bool renew = agent->renew, start = agent->wanted && !agent->executor;
         agent->renew = false;
         pthread_mutex_unlock(&agent->lock);
@@ -776,6 +796,7 @@ static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
                       !memcmp(agent->request_size, welcome->request_size, sizes) &&
                       !memcmp(agent->response_size, welcome->response_size, sizes);
     agent->renew = agent->executor && !same;
+    agent->not_started = false;
     agent->wanted = true;
     agent->world = welcome->world;
     agent->rank_first = welcome->rank_first;
@@ -1092,7 +1113,15 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
         .on_connection = on_connection,
     };
     struct cox_cluster *made = NULL;
-    int r = cox_cluster_open(&cluster, &made, err);
+    char name[COX_NODE_NAME_MAX + 8];
+    snprintf(name, sizeof name, "node-%s", options->node);
+    /* A server that does not accept it says nothing that can be told. */
+    int r = options->access.insecure_loopback
+                ? 0
+                : cox_direct_check_certificate(options->access.ca, options->access.certificate,
+                                               options->access.key, name, err);
+    if (r == 0)
+        r = cox_cluster_open(&cluster, &made, err);
     pthread_mutex_lock(&agent->lock);
     agent->cluster = made;
     if (made)

@@ -64,7 +64,7 @@ static void relay_send(struct cox_group_relay *relay, const uint8_t *bytes, size
     for (uint32_t i = 0; i < count; i++) {
         struct cox_error why = {0};
         char name[COX_NODE_NAME_MAX + 8];
-        snprintf(name, sizeof name, "node-%s", peers[i].node);
+        snprintf(name, sizeof name, "node-%.*s", COX_NODE_NAME_MAX, peers[i].node);
         if (!peers[i].address[0] || atomic_load(&relay->over))
             continue;
         int r = cox_direct_send(relay->direct, name, peers[i].address, COX_DIRECT_GROUP, parts, 2,
@@ -180,6 +180,18 @@ void cox_group_relay_set_peers(struct cox_group_relay *relay, const struct cox_a
         const struct cox_agent_peer *known = peer_find(relay, peers[i].node);
         news = news || (strcmp(peers[i].node, relay->node) != 0 &&
                         (!known || strcmp(known->address, peers[i].address) != 0));
+    }
+    /* A connection to a node that was away is slow to find out that it is back: a new one is fast. */
+    for (uint32_t i = 0; i < relay->peer_count; i++) {
+        uint32_t at = 0;
+        char name[COX_NODE_NAME_MAX + 8];
+        while (at < count && (strcmp(relay->peers[i].node, peers[at].node) != 0 ||
+                              relay->peers[i].incarnation != peers[at].incarnation))
+            at++;
+        snprintf(name, sizeof name, "node-%.*s", COX_NODE_NAME_MAX, relay->peers[i].node);
+        if (at == count)
+            cox_direct_drop(relay->direct, name);
+        news = news || at == count;
     }
     relay->peer_count = 0;
     for (uint32_t i = 0; i < count; i++)

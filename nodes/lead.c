@@ -44,6 +44,8 @@ struct hello {
     /* 0: none */
     uint64_t agent;
     uint64_t heard_ns;
+    /* another agent of this name, and when it came; 0: none */
+    uint64_t rival, rival_ns;
     uint64_t epoch, silent_ms;
     bool has_ranks;
     char address[128];
@@ -51,6 +53,7 @@ struct hello {
     uint64_t client_id;
     uint32_t pid;
     uint64_t through[COX_TWO_WAY_COUNT];
+    uint64_t generation;
     uint64_t images[COX_IMAGE_COUNT_MAX];
     uint32_t image_count;
     size_t fact_count;
@@ -269,6 +272,11 @@ static void event_handle(struct cox_nodes *nodes, const struct cox_lead_event *e
                               event->exit_status);
         break;
     case COX_LEAD_NODE_STATE:
+        if (event->state == COX_NODE_ABSENT) {
+            char peer[COX_NODE_NAME_MAX + 8];
+            snprintf(peer, sizeof peer, "node-%s", link->node);
+            cox_direct_drop(nodes->direct, peer);
+        }
         cox_log_write(&nodes->options.log, event->state == COX_NODE_ALIVE ? 5 : 4, "%s",
                       event->text);
         break;
@@ -435,17 +443,44 @@ static void admit(struct cox_nodes *nodes, uint32_t node)
     send_message(nodes, node, COX_FRAME_WELCOME, &welcome.base);
 }
 
-static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message)
+enum rivalry { NO_RIVAL, RIVAL_WAITS, RIVAL_REPLACES, RIVAL_IS_SECOND };
+
+/* Of two agents of one name the second is refused if the first is heard after it has come. A new
+ * agent on a machine whose old one has just died is no second one. */
+static enum rivalry hello_compare(struct cox_nodes *nodes, uint32_t node, uint64_t agent,
+                                  uint64_t now_ns)
 {
     struct hello *hello = &nodes->hellos[node];
     const struct cox_lead_link *link = &nodes->links[node];
+    const bool absent = link->state == COX_NODE_ABSENT;
+    const uint64_t known = absent ? hello->agent : link->agent;
+    const uint64_t heard_ns = absent ? hello->heard_ns : link->heard_ns;
+    if (!known || known == agent)
+        return NO_RIVAL;
+    if (hello->rival != agent) {
+        hello->rival = agent;
+        hello->rival_ns = now_ns;
+    }
+    if (heard_ns > hello->rival_ns)
+        return RIVAL_IS_SECOND;
+    return now_ns - heard_ns >= nodes->times.suspect_ms * COX_NSEC_PER_MSEC ? RIVAL_REPLACES
+                                                                            : RIVAL_WAITS;
+}
+
+static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message)
+{
+    struct hello *hello = &nodes->hellos[node];
+    struct cox_lead_link *link = &nodes->links[node];
     const uint64_t now_ns = cox_now_ns();
-    const uint64_t dead_ns = nodes->times.dead_ms * COX_NSEC_PER_MSEC;
     char text[320];
-    bool there = link->state != COX_NODE_ABSENT && link->agent != message->agent;
-    there = there || (hello->agent && hello->agent != message->agent &&
-                      now_ns - hello->heard_ns < dead_ns && link->state == COX_NODE_ABSENT);
-    if (there) {
+    if (!message->address || !message->address[0])
+        return COX_STALE; /* it says it again when it has one */
+    const enum rivalry rivalry = hello_compare(nodes, node, message->agent, now_ns);
+    if (rivalry == RIVAL_WAITS)
+        return COX_TAKEN; /* it says hello again */
+    if (rivalry == RIVAL_REPLACES && link->state != COX_NODE_ABSENT)
+        cox_lead_link_die(link, "is gone: another agent has come in its place");
+    if (rivalry == RIVAL_IS_SECOND) {
         snprintf(text, sizeof text,
                  "node %s of the group '%s' is another agent (process %" PRIu32
                  " there), which lives: give each machine a name of its own",
@@ -462,6 +497,7 @@ static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hel
     hello->silent_ms = message->silent_ms;
     hello->has_ranks = message->rank_count > 0;
     hello->pid = message->pid;
+    hello->generation = message->generation;
     hello->client_id = message->client_id;
     snprintf(hello->address, sizeof hello->address, "%s", message->address ? message->address : "");
     snprintf(hello->server_id, sizeof hello->server_id, "%s",
@@ -937,6 +973,16 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
     }
 }
 
+static bool window_is_used(const struct cox_nodes *nodes, uint64_t generation)
+{
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        const uint64_t has = nodes->hellos[i].generation;
+        if (has && has % COX_GROUP_WINDOW_COUNT == generation % COX_GROUP_WINDOW_COUNT)
+            return true;
+    }
+    return false;
+}
+
 /* Where the requests of an earlier lead ended. */
 static void take_over(struct cox_nodes *nodes)
 {
@@ -953,6 +999,10 @@ static void take_over(struct cox_nodes *nodes)
     /* A lead that was not quite lost may have sent some more since. */
     for (int c = 0; c < COX_TWO_WAY_COUNT && nodes->continued; c++)
         nodes->first_sequence[c] += SEQUENCE_MARGIN;
+    /* The next generation of the rank group, which follows it, is in no window that ranks leave. */
+    while (nodes->continued &&
+           window_is_used(nodes, nodes->first_sequence[COX_CHANNEL_EXECUTE] + 1))
+        nodes->first_sequence[COX_CHANNEL_EXECUTE]++;
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         nodes->links[i].epoch = nodes->epoch;
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
@@ -1060,6 +1110,10 @@ int cox_nodes_open(const struct cox_nodes_options *options, struct cox_nodes **r
         .on_gone = on_gone,
         .on_connection = on_connection,
     };
+    const struct cox_cluster_access *access = &options->nodes->access;
+    /* A server that does not accept it says nothing that can be told. */
+    if (r == 0 && !access->insecure_loopback)
+        r = cox_direct_check_certificate(access->ca, access->certificate, access->key, "lead", err);
     if (r == 0)
         r = cox_cluster_open(&cluster, &nodes->cluster, err);
     if (r == 0)

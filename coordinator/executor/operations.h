@@ -90,7 +90,10 @@ COX_PUBLIC void cox_executor_announce_weights(
 
 /* Memory that an announcement names: ranks on other nodes (nodes.h) get a copy. Does nothing in a
  * group on one machine. fd: size bytes, sealed; it stays the caller's. digest: of the content.
- * Returns 0; -errno.
+ * Returns
+ *   0
+ *   COX_UNSUPPORTED: the transport shares no memory
+ *   -errno
  */
 COX_PUBLIC int cox_executor_share(struct cox_executor *executor, const struct cox_handle *handle,
                                   int fd, uint64_t size, uint64_t digest, struct cox_error *err);

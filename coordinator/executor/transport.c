@@ -126,6 +126,21 @@ static void transport_died(struct cox_executor *executor, uint32_t rank, const c
     pthread_mutex_unlock(&executor->transport_lock);
 }
 
+/* A request without a reply is done once it was taken, and all before it are done. transport_lock
+ * is held. */
+static void remote_advance(struct cox_executor *executor, enum cox_channel_id channel,
+                           uint32_t rank, struct cox_layout_rank_line *line)
+{
+    const uint64_t taken = cox_state_taken(line), depth = executor->geometry.depth;
+    const uint64_t before = cox_state_done(line);
+    /* Of those that are longer ago none is awaited. */
+    uint64_t done = taken > before + depth ? taken - depth : before;
+    while (done < taken && !cox_collector_awaits(&executor->collectors[channel], rank, done + 1))
+        done++;
+    if (done > before)
+        cox_state_set_done(line, done);
+}
+
 static void transport_taken(struct cox_executor *executor, enum cox_channel_id channel,
                             uint32_t rank, uint64_t sequence)
 {
@@ -137,8 +152,7 @@ static void transport_taken(struct cox_executor *executor, enum cox_channel_id c
         cox_state_set_returned(line, sequence);
         const bool awaits = cox_collector_awaits(&executor->collectors[channel], rank, sequence);
         cox_state_set_rank(line, awaits ? COX_RANK_RUNNING : COX_RANK_IDLE, sequence, cox_now_ns());
-        if (!awaits && cox_state_done(line) < sequence)
-            cox_state_set_done(line, sequence);
+        remote_advance(executor, channel, rank, line);
     }
     pthread_mutex_unlock(&executor->transport_lock);
 }
@@ -217,11 +231,14 @@ static int transport_reply(struct cox_executor *executor, enum cox_channel_id id
         }
     }
     cox_state_set_incarnation(line, executor->control.instance, incarnation);
-    cox_state_set_taken(line, sequence);
-    cox_state_set_returned(line, sequence);
+    if (cox_state_taken(line) < sequence) {
+        cox_state_set_taken(line, sequence);
+        cox_state_set_returned(line, sequence);
+    }
     cox_reply_commit(channel, rank, sequence, length, failed);
     cox_state_set_rank(line, COX_RANK_IDLE, sequence, cox_now_ns());
     cox_state_set_done(line, sequence);
+    remote_advance(executor, id, rank, line);
     pthread_mutex_unlock(&executor->transport_lock);
     cox_gate_reply(&channel->gate, rank, sequence, failed);
     /* As a rank does that has an eventfd. */

@@ -67,8 +67,12 @@ struct cox_transport_host {
                   uint64_t sequence);
     /* The rank has replied; NULL: too late, and the bytes are not there. failed: as in struct
      * cox_forwarded_reply. A reply to another request than one that waits for it is dropped, and so
-     * is a second one. Returns 0; COX_STALE: dropped; COX_NO_SPACE: a reply that is larger than its
-     * slot, of which the rank's failure is told. */
+     * is a second one.
+     * Returns
+     *   0
+     *   COX_STALE: dropped
+     *   COX_NO_SPACE: a reply that is larger than its slot, of which the rank's failure is told
+     */
     int (*reply)(struct cox_executor *executor, enum cox_channel_id channel, uint32_t rank,
                  uint64_t sequence, const void *bytes, size_t size, bool failed,
                  struct cox_error *err);
@@ -191,8 +195,11 @@ struct cox_group_window {
     void *words[COX_RANK_COUNT_MAX], *values[COX_RANK_COUNT_MAX];
     void *wakeups;
 };
-/* The fd and the memory stay the executor's, until the next init. Returns 0; COX_UNSUPPORTED: there
- * was no init, or all ranks are here. */
+/* The fd and the memory stay the executor's, until the next init.
+ * Returns
+ *   0
+ *   COX_UNSUPPORTED: there was no init, or all ranks are here
+ */
 COX_PUBLIC int cox_executor_group_window(const struct cox_executor *executor,
                                          struct cox_group_window *ret_window);
 /* The last number that was passed on. */

@@ -18,15 +18,16 @@ struct cox_nodes_choice {
     struct cox_node_times times;
 };
 
-/* --cluster, --ca, --cert, --key, --insecure-loopback, --listen; of the lead also --nodes, --lead-grace,
+/* --cluster, --ca, --cert, --key, --insecure-loopback, --listen; of the lead also --nodes,
+ * --lead-grace,
  * --suspect-after and --dead-after. Of a struct cox_nodes_choice. */
 extern const struct cox_option_group cox_lead_option_group;
 extern const struct cox_option_group cox_agent_option_group;
 
 /* Whether what the cluster needs was given. Returns 0 or COX_INVALID. */
 int cox_nodes_choice_check(const struct cox_nodes_choice *choice, struct cox_error *err);
-/* What must be the same everywhere, of a model's folder: its digest, and that of its tokenizer. Returns
- * 0; as cox_model_digest_folder. */
+/* What must be the same everywhere, of a model's folder: its digest, and that of its tokenizer.
+ * Returns 0; as cox_model_digest_folder. */
 #define COX_NODE_FACT_COUNT 2
 struct cox_node_facts {
     struct cox_node_fact facts[COX_NODE_FACT_COUNT];

@@ -325,6 +325,15 @@ static void direct_close(struct cox_direct **direct)
     cox_direct_close(*direct);
 }
 
+int cox_direct_check_certificate(const char *ca, const char *certificate, const char *key,
+                                 const char *name, struct cox_error *err)
+{
+    struct cox_direct_tls tls = {0};
+    int r = cox_direct_tls_open(ca, certificate, key, name, &tls, err);
+    cox_direct_tls_close(&tls);
+    return r;
+}
+
 int cox_direct_open(const struct cox_direct_options *options, struct cox_direct **ret_direct,
                     struct cox_error *err)
 {

@@ -75,6 +75,10 @@ struct cox_direct_options {
  */
 int cox_direct_open(const struct cox_direct_options *options, struct cox_direct **ret_direct,
                     struct cox_error *err);
+/* Whether a process of that name could show this certificate: what cox_direct_open checks.
+ * Returns 0 or COX_INVALID. */
+int cox_direct_check_certificate(const char *ca, const char *certificate, const char *key,
+                                 const char *name, struct cox_error *err);
 /* Ends all connections and threads, makes the sends under way fail, and frees. Waits for callbacks
  * that run. Not on a thread of this object; after it has begun, no other call may begin, except
  * from those callbacks. NULL-safe, returns NULL. */

@@ -56,6 +56,7 @@ static void take_peers(struct cox_agent_link *link, CoxNode__Peer *const *peers,
                  peers[i]->address ? peers[i]->address : "");
         peer->rank_first = peers[i]->rank_first;
         peer->rank_count = peers[i]->rank_count;
+        peer->incarnation = peers[i]->incarnation;
     }
 }
 

@@ -74,6 +74,7 @@ struct cox_agent_peer {
     char node[COX_NODE_NAME_MAX + 1];
     char address[128];
     uint32_t rank_first, rank_count;
+    uint64_t incarnation;
 };
 
 struct cox_agent_link {
