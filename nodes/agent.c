@@ -9,16 +9,17 @@
  */
 #include "nodes.h"
 
-#include "nodes/link/agent_link.h"
 #include "channel/base/options.h"
+#include "channel/base/peer.h"
 #include "channel/base/thread.h"
 #include "channel/base/version.h"
 #include "channel/socket/control_socket.h"
 #include "coordinator/executor/executor.h"
-#include "nodes/direct/direct.h"
 #include "group_relay.h"
 #include "image.h"
 #include "kv_relay.h"
+#include "nodes/direct/direct.h"
+#include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
@@ -38,6 +39,8 @@
 #define START_TIMEOUT_MS 60000
 #define LARGE_MS 10000
 #define FLUSH_MS 500
+/* How often it is looked whether ranks are stopped. */
+#define LOOK_NS (250 * COX_NSEC_PER_MSEC)
 #define HELLO_NS (100 * COX_NSEC_PER_MSEC)
 #define DIRECT_FRAME 1u
 
@@ -657,6 +660,8 @@ static void start_ranks(struct agent *agent)
     options.forwarded = on_forwarded;
     pthread_mutex_unlock(&agent->lock);
     int r = cox_executor_start(&options, &executor, &why);
+    char text[sizeof why.text + 32];
+    snprintf(text, sizeof text, "could not be started: %s", why.text);
     pthread_mutex_lock(&agent->lock);
     if (r) {
         /* The lead's start, or replacement, fails with this text; it may want another one. */
@@ -665,7 +670,7 @@ static void start_ranks(struct agent *agent)
         for (uint32_t i = 0; i < agent->rank_count; i++) {
             agent->start_failed[i] = agent->link.wanted[i];
             if (agent->link.wanted[i])
-                rank_say_dead(agent, agent->rank_first + i, 0, why.text, false, 0, -1);
+                rank_say_dead(agent, agent->rank_first + i, 0, text, false, 0, -1);
         }
         memset(agent->dead, 0, sizeof agent->dead);
     } else {
@@ -980,14 +985,32 @@ static void tell_state(struct agent *agent)
         group_end(agent, COX_PEER_DEAD, text);
 }
 
+/* Whether ranks are stopped by a signal. The lock is held. */
+static void look_for_stopped(struct agent *agent)
+{
+    for (uint32_t i = 0; agent->executor && i < agent->rank_count; i++) {
+        struct cox_agent_rank *rank = &agent->link.ranks[i];
+        const bool stopped =
+            rank->state == COX_NODE__RANK_STATE__UP &&
+            cox_peer_stopped(cox_executor_pid(agent->executor, agent->rank_first + i));
+        agent->link.changed = agent->link.changed || stopped != rank->stopped;
+        rank->stopped = stopped;
+    }
+}
+
 static void *time_main(void *context)
 {
     struct agent *agent = context;
+    uint64_t looked_ns = 0;
     pthread_setname_np(pthread_self(), "cox-node-time");
     for (;;) {
         nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
         pthread_mutex_lock(&agent->lock);
         if (!agent->ending) {
+            if (cox_now_ns() - looked_ns >= LOOK_NS) {
+                looked_ns = cox_now_ns();
+                look_for_stopped(agent);
+            }
             cox_agent_link_tick(&agent->link, cox_now_ns());
             run_requests(agent);
             tell_state(agent);

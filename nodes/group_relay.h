@@ -14,8 +14,8 @@
 #ifndef COX_NODES_GROUP_RELAY_H
 #define COX_NODES_GROUP_RELAY_H
 
-#include "nodes/link/agent_link.h"
 #include "nodes/direct/direct.h"
+#include "nodes/link/agent_link.h"
 #include "worker/group/group_mirror.h"
 
 /* Direct messages of a relay. */

@@ -12,8 +12,8 @@
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "channel/base/version.h"
-#include "nodes/direct/direct.h"
 #include "image.h"
+#include "nodes/direct/direct.h"
 #include "nodes/link/lead_link.h"
 
 #include <fcntl.h>
@@ -863,6 +863,16 @@ static bool transport_trouble(void *context, uint32_t rank, char *buffer, size_t
     return said;
 }
 
+static bool transport_stopped(void *context, uint32_t rank)
+{
+    struct cox_nodes *nodes = context;
+    pthread_mutex_lock(&nodes->lock);
+    const struct cox_lead_link *link = &nodes->links[node_of(nodes, rank)];
+    const bool stopped = link->ranks[rank - link->rank_first].stopped;
+    pthread_mutex_unlock(&nodes->lock);
+    return stopped;
+}
+
 static void transport_stop(void *context)
 {
     struct cox_nodes *nodes = context;
@@ -1090,6 +1100,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
         .share = transport_share,
         .unshare = transport_unshare,
         .trouble = transport_trouble,
+        .stopped = transport_stopped,
         .stop = transport_stop,
     };
     return r;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "channel/base/peer.h"
+#include "coordinator/transport/transport.h"
 #include "channel/shm/state.h"
 #include "proto/operation.h"
 #include "proto/executor.pb-c.h"
@@ -47,6 +48,14 @@ void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *bu
         append(buffer, buffer_size, "; its last lines: %s", lines);
 }
 
+static bool rank_stopped(const struct cox_collector *collector, uint32_t rank, pid_t pid)
+{
+    const struct cox_transport *transport = collector->transport;
+    if (!transport)
+        return cox_peer_stopped(pid);
+    return transport->stopped && transport->stopped(transport->context, rank);
+}
+
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
                      int status, struct cox_gathering *gathering)
 {
@@ -69,8 +78,8 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_rank_is_dead(&collector->records[rank]);
         /* /proc is read only for timeouts, so that the report of a death is not delayed. */
-        bool stopped = alive && status != COX_PEER_DEAD && !collector->transport &&
-                       cox_peer_stopped(result->pid);
+        bool stopped =
+            alive && status != COX_PEER_DEAD && rank_stopped(collector, rank, result->pid);
         snprintf(text, COX_RANK_TEXT_SIZE,
                  "rank %" PRIu32 " (pid %jd) had not replied: %s, silent for %.3f s, %s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,

@@ -120,6 +120,8 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         cox_peer_resident(ret_status->serving_pid, &ret_status->resident_bytes);
     }
     const struct cox_transport *transport = executor->options.transport;
+    if (transport && transport->stopped && ret_status->liveness != COX_LIVENESS_DEAD)
+        ret_status->stopped = transport->stopped(transport->context, rank);
     cox_executor_node(executor, rank, ret_status->node, sizeof ret_status->node);
     if (transport && transport->trouble)
         transport->trouble(transport->context, rank, ret_status->trouble,

@@ -122,6 +122,9 @@ struct cox_transport {
     /* Why a rank that is alive may not answer now ("node b is suspect: not heard for 412 ms");
      * returns false if there is nothing to say. For display. */
     bool (*trouble)(void *context, uint32_t rank, char *buffer, size_t buffer_size);
+    /* The process of the rank is stopped by a signal. Called with locks of the channel. NULL: not
+     * known. */
+    bool (*stopped)(void *context, uint32_t rank);
     /* The group ends: what was published before is sent. Afterwards no function of host is called.
      * */
     void (*stop)(void *context);

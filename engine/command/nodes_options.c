@@ -69,29 +69,22 @@ static int take(void *context, int key, const char *value, struct cox_error *err
     }
 }
 
-#define ACCESS_OPTIONS                                                                              \
-    {"cluster",                                                                                     \
-     OPTION_CLUSTER,                                                                                \
-     "URL[,URL]",                                                                                   \
-     0,                                                                                             \
-     "the NATS servers, as in tls://nats1:4222,tls://nats2:4222",                                   \
-     0},                                                                                            \
-        {"ca", OPTION_CA, "FILE", 0, "certificate of the cluster's CA (coxswain-certificates)", 0}, \
-        {"cert", OPTION_CERT, "FILE", 0, "certificate of this process: lead.pem, or node-NAME.pem", \
-         0},                                                                                        \
-        {"key", OPTION_KEY, "FILE", 0, "its key", 0},                                               \
-        {"insecure-loopback",                                                                       \
-         OPTION_INSECURE,                                                                           \
-         NULL,                                                                                      \
-         0,                                                                                         \
-         "no TLS and no certificates: for trying nodes on one machine, by loopback addresses only", \
-         0},                                                                                        \
-    {                                                                                               \
-        "listen", OPTION_LISTEN, "HOST:PORT", 0,                                                    \
-            "where other processes of the group connect for what is large (default: the address "   \
-            "from which the cluster is reached, any port)",                                         \
-            0                                                                                       \
-    }
+/* clang-format off */
+#define ACCESS_OPTIONS                                                                             \
+    {"cluster", OPTION_CLUSTER, "URL[,URL]", 0,                                                    \
+     "the NATS servers, as in tls://nats1:4222,tls://nats2:4222", 0},                              \
+    {"ca", OPTION_CA, "FILE", 0, "certificate of the cluster's CA (coxswain-certificates)", 0},    \
+    {"cert", OPTION_CERT, "FILE", 0,                                                               \
+     "certificate of this process: lead.pem, or node-NAME.pem", 0},                                \
+    {"key", OPTION_KEY, "FILE", 0, "its key", 0},                                                  \
+    {"insecure-loopback", OPTION_INSECURE, NULL, 0,                                                \
+     "no TLS and no certificates: for trying nodes on one machine, by loopback addresses only",    \
+     0},                                                                                           \
+    {"listen", OPTION_LISTEN, "HOST:PORT", 0,                                                      \
+     "where other processes of the group connect for what is large (default: the address from "    \
+     "which the cluster is reached, any port)",                                                    \
+     0}
+/* clang-format on */
 
 static const struct argp_option lead_options[] = {
     {"nodes", OPTION_NODES, "NAME:RANKS[,...]", 0,

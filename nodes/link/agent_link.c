@@ -338,6 +338,7 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
         ranks[i].incarnation = rank->incarnation;
         ranks[i].state = rank->state;
         ranks[i].pid = rank->pid;
+        ranks[i].has_stopped = ranks[i].stopped = rank->stopped;
         if (rank->state == COX_NODE__RANK_STATE__DEAD) {
             ranks[i].text = (char *)(uintptr_t)rank->text;
             ranks[i].has_known = ranks[i].has_signal = ranks[i].has_exit_status = 1;

@@ -67,6 +67,7 @@ struct cox_agent_rank {
     char text[448];
     bool known;
     int signal, exit_status;
+    bool stopped;
 };
 
 /* A node of the group, as the lead says; this one, too. */

@@ -385,6 +385,7 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
 static void receive_rank(struct cox_lead_link *link, uint32_t i, const CoxNode__Rank *said)
 {
     struct cox_lead_rank *rank = &link->ranks[i];
+    rank->stopped = said->state == COX_NODE__RANK_STATE__UP && said->stopped;
     if (said->state == COX_NODE__RANK_STATE__UP && said->incarnation == rank->wanted &&
         rank->attached != rank->wanted && rank->wanted) {
         rank->attached = rank->wanted;

@@ -107,6 +107,8 @@ struct cox_lead_rank {
     /* the incarnation that is attached to the executor; 0: none */
     uint32_t attached;
     uint32_t killed;
+    /* its process is stopped by a signal */
+    bool stopped;
 };
 
 struct cox_lead_link {

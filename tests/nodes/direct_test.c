@@ -903,7 +903,8 @@ static void certificates_that_are_not_valid_are_refused(void **state)
 struct raw_server {
     int fd;
     uint16_t port;
-    SSL_CTX *context; /* NULL: says nothing that makes sense */
+    /* NULL: says nothing that makes sense */
+    SSL_CTX *context;
     pthread_t thread;
 };
 

@@ -302,7 +302,7 @@ def worker_stop(trial: Trial) -> None:
     pid = signal_rank(trial, signal.SIGSTOP)
     named = status_names(trial, LAST_RANK)
     trial.await_named(THE_RANK, trial.lead)
-    if trial.result.named_ms is None and named:
+    if named and (trial.result.named_ms is None or named[0] < trial.result.named_ms):
         trial.result.named_ms, trial.result.said = named
     trial.heal()
     os.kill(pid, signal.SIGCONT)
@@ -436,7 +436,7 @@ def agent_on_full(folder: str | None) -> Case:
         machine.fill(folder or str(machine.run))
         trial.fault()
         agent = trial.group.agent_start("b")
-        trial.await_named(re.compile(r"[Nn]o space|full|ENOSPC"), trial.lead, agent, seconds=1.5)
+        trial.await_named(re.compile(r"[Nn]o space|full|ENOSPC|0 are free"), trial.lead, agent, seconds=1.5)
         trial.result.named_wanted = folder is not None  # sockets need no bytes
         machine.empty()
         trial.heal()
