@@ -352,9 +352,13 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
                             uint64_t now_ns)
 {
     struct cox_lead_channel *channel = &link->channels[c];
-    for (uint32_t i = 0; i < link->depth; i++) {
-        struct cox_lead_request *request = &channel->requests[i];
-        if (!request->sequence)
+    const uint64_t first =
+        channel->last_sent > link->depth ? channel->last_sent - link->depth + 1 : 1;
+    /* In their order, in which a rank replies, too: its reply to one says that those before are
+     * there. */
+    for (uint64_t sequence = first; sequence <= channel->last_sent; sequence++) {
+        struct cox_lead_request *request = request_of(link, c, sequence);
+        if (request->sequence != sequence)
             continue;
         if (request->sequence <= said->through && !request->acknowledged) {
             request->acknowledged = true;
