@@ -93,7 +93,7 @@ bench-vllm:
 
 # Transports between machines, which are network namespaces: as root. NODES_OPTIONS: of tests/nodes/bench/run.py.
 bench-nodes:
-	@sh tools/packages nodes bench || echo 'peers that are missing are not measured' >&2
+	@sh tools/packages test bench || echo 'peers that are missing are not measured' >&2
 	@cmake --preset bench -D COX_BUILD_BENCH_NODES=ON
 	@sh tools/compile bench nodes-bench
 	sh tests/nodes/bench/run.sh --folder build/bench/bin $(NODES_OPTIONS)

@@ -32,7 +32,6 @@ ELSEWHERE = {
     "B40": "`install/symbols`: the library calls nothing that ends a process or prints",
     "B41": "tests/multi, tests/fault and tests/legacy run real processes",
     "H27": "`install/pkg_config`, `install/find_package`: `examples/domain.c`, built against the installed library alone",
-    "M19": "not built yet",
     "P9": "what a dead reader had pinned is released: nobody pins a block of a KV cache any more. Its memory has one "
           "writer, the owner (channel/memory/pool/kv_blocks.h); a dead reader leaves nothing, and the blocks of a dead owner live "
           "with who has them. Pins, and the dead ones' rows, are those of pools",

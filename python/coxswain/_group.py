@@ -286,8 +286,8 @@ class _Events(threading.Thread):
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The NATS servers by which a group over several machines is held together, and who this process
-    is to them (docs/nodes.md)."""
+    """The NATS servers by which a group over several machines is held together, and who this
+    process is to them (docs/nodes.md)."""
 
     #: "tls://HOST:PORT", several with commas
     url: str

@@ -330,10 +330,10 @@ def _batches_in_flight(config: VllmConfig) -> int:
 
 
 def _distributed_init_method(path: str, master: str | None) -> str:
-    """Where the ranks of this start find each other. path: of a file that may be made for it; master:
-    the address of rank 0's machine, None: they are all on this one."""
+    """Where the ranks of this start find each other. path: of a file that may be made for it;
+    master: the address of rank 0's machine, None: they are all on this one."""
     if master:
-        # A port that is free on this machine, as likely as not on that one: rank 0 says if it is not.
+        # A port that is free on this machine, as likely as not on that one: else rank 0 says so.
         network = interface.find("vllm.utils:network_utils")
         return str(network.get_distributed_init_method(master, network.get_open_port()))
     file_store, needs_tcp = interface.optional("file_store"), interface.optional("needs_tcp_store")

@@ -1,8 +1,8 @@
 """The program of a rank of vLLM: it loads the model, then runs what coxswain.vllm.Executor calls.
 
-The first request has the rank's environment and a pickled VllmConfig, for which it imports vLLM; the second one is a
-Start, for which it loads the model. Nothing here imports vLLM before the rank has attached, so that
-a group starts at once.
+The first request has the rank's environment and a pickled VllmConfig, for which it imports vLLM;
+the second one is a Start, for which it loads the model. Nothing here imports vLLM before the rank
+has attached, so that a group starts at once.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Rank:
         # of several machines: the number on this one
         local_rank = int(os.environ.get("COXSWAIN_LOCAL_RANK", rank))
         method = start.distributed_init_method
-        if int(os.environ.get("COXSWAIN_LOCAL_WORLD_SIZE", len(start.drivers))) < len(start.drivers):
+        world = len(start.drivers)
+        if int(os.environ.get("COXSWAIN_LOCAL_WORLD_SIZE", world)) < world:
             # vLLM's CPU worker takes ranks with the same one for ranks that share memory. torch
             # passes over what it does not know here.
             method += f"?machine={rank - local_rank}"

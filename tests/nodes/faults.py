@@ -436,7 +436,9 @@ def agent_on_full(folder: str | None) -> Case:
         machine.fill(folder or str(machine.run))
         trial.fault()
         agent = trial.group.agent_start("b")
-        trial.await_named(re.compile(r"[Nn]o space|full|ENOSPC|0 are free"), trial.lead, agent, seconds=1.5)
+        trial.await_named(
+            re.compile(r"[Nn]o space|full|ENOSPC|0 are free"), trial.lead, agent, seconds=1.5
+        )
         trial.result.named_wanted = folder is not None  # sockets need no bytes
         machine.empty()
         trial.heal()

@@ -19,6 +19,12 @@ if(COX_NODES)
     if(COX_BUILD_COMMANDS)
         cox_command_test(NAME nodes/demo LABEL nodes TIER all TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/demo.sh ${PROJECT_BINARY_DIR})
+        cox_command_test(NAME nodes/texts LABEL nodes TIER nightly TIMEOUT 300 PROCESSORS 2
+            COMMAND ${where_possible} sh ${nodes_here}/texts.sh ${PROJECT_BINARY_DIR})
+        cox_command_test(NAME nodes/faults LABEL nodes TIER nightly TIMEOUT 900 PROCESSORS 2
+            COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/faults.py ${PROJECT_BINARY_DIR})
+        cox_command_test(NAME nodes/soak LABEL nodes TIER nightly TIMEOUT 2400 PROCESSORS 2
+            COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/soak.py ${PROJECT_BINARY_DIR} --minutes 30)
     endif()
 endif()
 

@@ -2,7 +2,7 @@
 # Runs a test where a cluster of machines can be made on this one: sh tests/nodes/possible.sh COMMAND...
 #
 # Exit status: the command's; 77, with the reason, where one of these is missing: root, the programs of the packages'
-# group nodes (tools/packages.txt), network namespaces with bridges and pairs of interfaces.
+# group test (tools/packages.txt), network namespaces with bridges and pairs of interfaces.
 set -eu
 
 skip() {
@@ -14,7 +14,7 @@ skip() {
 [ "$(id -u)" -eq 0 ] || skip "network namespaces are root's"
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 for program in nats-server openssl ip ss nsenter ebtables pgrep; do
-    command -v "$program" >/dev/null || skip "no $program; sh tools/packages nodes installs it"
+    command -v "$program" >/dev/null || skip "no $program; sh tools/packages test installs it"
 done
 
 probe=cox-$$-probe

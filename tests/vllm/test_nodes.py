@@ -22,9 +22,13 @@ class Machines:
     def __init__(self, ranks, path=""):
         build = os.path.dirname(os.environ["COX_BIN_DIR"])
         hold = ["sh", str(ROOT / "tests" / "nodes" / "hold.sh"), build, "2"]
-        self.holder = subprocess.Popen(hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.holder = subprocess.Popen(
+            hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.holder.stdout and self.holder.stdin
-        self.prefix, self.url, self.certificates, self.address = self.holder.stdout.readline().split()
+        self.prefix, self.url, self.certificates, self.address = (
+            self.holder.stdout.readline().split()
+        )
         self.name = f"vllm_nodes_{os.getpid()}"
         self.environment = environment(
             ranks,
@@ -76,7 +80,7 @@ def machines():
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
-def test_tokens_are_those_of_one_machine(models, machines, tmp_path, tp, pp):
+def test_m19_tokens_are_those_of_one_machine(models, machines, tmp_path, tp, pp):
     runs = [{"model": "random", "tp": tp, "pp": pp, "backend": NAME}]
     (usual,) = run_engines(models, 2, runs=runs)
     result = tmp_path / "result"
@@ -88,7 +92,7 @@ def test_tokens_are_those_of_one_machine(models, machines, tmp_path, tp, pp):
     assert json.loads(result.read_text()) == [usual]
 
 
-def test_a_dead_machine_is_named(models, machines, tmp_path):
+def test_m19_a_dead_machine_is_named(models, machines, tmp_path):
     """Within a second, in what the engine's caller gets."""
     script = tmp_path / "engine.py"
     script.write_text(
@@ -113,7 +117,9 @@ if __name__ == "__main__":  # the engine's process imports this file again
             stderr=file,
         )
     try:
-        wait_until(lambda: (tmp_path / "ready").exists() or engine.poll() is not None, log.read_text)
+        wait_until(
+            lambda: (tmp_path / "ready").exists() or engine.poll() is not None, log.read_text
+        )
         assert engine.poll() is None, log.read_text()[-5000:]
         time.sleep(1)
         machines.agents["b"].kill()

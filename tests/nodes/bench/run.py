@@ -34,21 +34,59 @@ SUBJECTS = [
     Subject("tcp", "nodes-bench-tcp", "", ("full", "paced", "bulk"), False, ""),
     Subject("tls", "nodes-bench-tls", "", ("bulk",), False, "libssl-dev"),
     Subject("zmq", "nodes-bench-zmq", "", ("full", "paced"), False, "libzmq3-dev"),
-    Subject("grpc", "nodes-bench-grpc", "", ("full", "paced"), False,
-            "libgrpc++-dev protobuf-compiler-grpc"),
+    Subject(
+        "grpc",
+        "nodes-bench-grpc",
+        "",
+        ("full", "paced"),
+        False,
+        "libgrpc++-dev protobuf-compiler-grpc",
+    ),
     Subject("nats", "nodes-bench-nats", "", ("full", "paced"), True, "libnats-dev nats-server"),
-    Subject("nats-flusher", "nodes-bench-nats", "flusher", ("full", "paced"), True,
-            "libnats-dev nats-server"),
-    Subject("coxswain", "nodes-bench-coxswain", "", ("full", "paced", "bulk"), True,
-            "libnats-dev libssl-dev libjansson-dev nats-server"),
-    Subject("coxswain-collect", "nodes-bench-coxswain", "collect", ("full", "paced"), True,
-            "libnats-dev libssl-dev libjansson-dev nats-server"),
-    Subject("coxswain-step", "nodes-bench-coxswain", "step", ("full", "paced"), True,
-            "libnats-dev libssl-dev libjansson-dev nats-server"),
+    Subject(
+        "nats-flusher",
+        "nodes-bench-nats",
+        "flusher",
+        ("full", "paced"),
+        True,
+        "libnats-dev nats-server",
+    ),
+    Subject(
+        "coxswain",
+        "nodes-bench-coxswain",
+        "",
+        ("full", "paced", "bulk"),
+        True,
+        "libnats-dev libssl-dev libjansson-dev nats-server",
+    ),
+    Subject(
+        "coxswain-collect",
+        "nodes-bench-coxswain",
+        "collect",
+        ("full", "paced"),
+        True,
+        "libnats-dev libssl-dev libjansson-dev nats-server",
+    ),
+    Subject(
+        "coxswain-step",
+        "nodes-bench-coxswain",
+        "step",
+        ("full", "paced"),
+        True,
+        "libnats-dev libssl-dev libjansson-dev nats-server",
+    ),
 ]
-LABELS = {"tcp": "raw TCP", "tls": "raw TLS 1.3", "zmq": "ZeroMQ CURVE", "grpc": "gRPC mTLS",
-          "nats": "NATS mTLS", "nats-flusher": "NATS mTLS, no SendAsap", "coxswain": "Coxswain",
-          "coxswain-collect": "Coxswain, collected", "coxswain-step": "Coxswain, 16 sequences"}
+LABELS = {
+    "tcp": "raw TCP",
+    "tls": "raw TLS 1.3",
+    "zmq": "ZeroMQ CURVE",
+    "grpc": "gRPC mTLS",
+    "nats": "NATS mTLS",
+    "nats-flusher": "NATS mTLS, no SendAsap",
+    "coxswain": "Coxswain",
+    "coxswain-collect": "Coxswain, collected",
+    "coxswain-step": "Coxswain, 16 sequences",
+}
 
 
 def numbers(text):
@@ -60,23 +98,42 @@ def options():
     parser.add_argument("--folder", type=pathlib.Path, required=True, help="of the programs")
     parser.add_argument("--network", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--subnet", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--subjects", default=",".join(s.name for s in SUBJECTS), metavar="LIST",
-                        help="of %(default)s (all)")
-    parser.add_argument("--modes", default="full,paced,bulk", metavar="LIST",
-                        help="of %(default)s (all)")
-    parser.add_argument("--nodes", type=numbers, default=[1, 2, 4, 8], metavar="LIST",
-                        help="numbers of nodes, up to %d (1,2,4,8)" % NODES_MAX)
+    parser.add_argument(
+        "--subjects",
+        default=",".join(s.name for s in SUBJECTS),
+        metavar="LIST",
+        help="of %(default)s (all)",
+    )
+    parser.add_argument(
+        "--modes", default="full,paced,bulk", metavar="LIST", help="of %(default)s (all)"
+    )
+    parser.add_argument(
+        "--nodes",
+        type=numbers,
+        default=[1, 2, 4, 8],
+        metavar="LIST",
+        help="numbers of nodes, up to %d (1,2,4,8)" % NODES_MAX,
+    )
     parser.add_argument("--request", default=1280, type=int, help="bytes to a node (%(default)s)")
     parser.add_argument("--reply", default=1024, type=int, help="bytes back (%(default)s)")
     parser.add_argument("--rounds", default=5, type=int, help="(%(default)s)")
-    parser.add_argument("--ms", default=1000, type=int,
-                        help="of a cell; paced ones take twice as long (%(default)s)")
-    parser.add_argument("--quick", action="store_true",
-                        help="one short round in under a minute; the figures mean little")
+    parser.add_argument(
+        "--ms",
+        default=1000,
+        type=int,
+        help="of a cell; paced ones take twice as long (%(default)s)",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one short round in under a minute; the figures mean little",
+    )
     parser.add_argument("--json", type=pathlib.Path, help="also writes every line to this file")
     chosen = parser.parse_args()
-    for given, known in ((chosen.subjects, [subject.name for subject in SUBJECTS]),
-                         (chosen.modes, ["full", "paced", "bulk"])):
+    for given, known in (
+        (chosen.subjects, [subject.name for subject in SUBJECTS]),
+        (chosen.modes, ["full", "paced", "bulk"]),
+    ):
         for word in given.split(","):
             if word not in known:
                 parser.error("what is '%s'? There are %s" % (word, ", ".join(known)))
@@ -110,10 +167,15 @@ class Network:
     def __init__(self, chosen, keys):
         self.chosen, self.keys = chosen, keys
         self.lead, self.server, *self.nodes = (
-            "%s.%d" % (chosen.subnet, i + 1) for i in range(len(MACHINES)))
-        made = subprocess.run([CERTIFICATES, keys, "--server", self.server, "--days", "2"] +
-                              [word for i in range(NODES_MAX) for word in ("--node", str(i))],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            "%s.%d" % (chosen.subnet, i + 1) for i in range(len(MACHINES))
+        )
+        made = subprocess.run(
+            [CERTIFICATES, keys, "--server", self.server, "--days", "2"]
+            + [word for i in range(NODES_MAX) for word in ("--node", str(i))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
         if made.returncode:
             sys.exit("coxswain-certificates: " + made.stdout.decode())
         zmq = chosen.folder / "nodes-bench-zmq"
@@ -129,9 +191,22 @@ class Network:
         """Starts the processes of a cell and lists them, the lead last."""
         chosen = self.chosen
         program = chosen.folder.resolve() / subject.program
-        common = ["--lead", self.lead, "--server", self.server, "--folder", self.keys,
-                  "--nodes", ",".join(self.nodes[:count]), "--mode", mode,
-                  "--request", chosen.request, "--reply", chosen.reply]
+        common = [
+            "--lead",
+            self.lead,
+            "--server",
+            self.server,
+            "--folder",
+            self.keys,
+            "--nodes",
+            ",".join(self.nodes[:count]),
+            "--mode",
+            mode,
+            "--request",
+            chosen.request,
+            "--reply",
+            chosen.reply,
+        ]
         if subject.variant:
             common += ["--variant", subject.variant]
         if subject.server:
@@ -143,8 +218,15 @@ class Network:
             node = self.spawn(2 + i, [program, "node", *common, "--index", i], stderr=errors)
             processes.append(node)
             pids.append(str(node.pid))
-        command = [program, "lead", *common, "--node-pids", ",".join(pids),
-                   "--ms", chosen.ms * (2 if mode == "paced" else 1)]
+        command = [
+            program,
+            "lead",
+            *common,
+            "--node-pids",
+            ",".join(pids),
+            "--ms",
+            chosen.ms * (2 if mode == "paced" else 1),
+        ]
         processes.append(self.spawn(0, command, stdout=subprocess.PIPE, stderr=errors))
 
     def measure(self, subject, mode, count):
@@ -201,8 +283,9 @@ def measure_all(network, subjects):
                     line = network.measure(subject, mode, count)
                 except RuntimeError as error:
                     line = None
-                    print("%s, %d nodes, %s: %s" % (subject.name, count, mode, error),
-                          file=sys.stderr)
+                    print(
+                        "%s, %d nodes, %s: %s" % (subject.name, count, mode, error), file=sys.stderr
+                    )
                 found[subject.name, mode, count].append(line)
     return found
 
@@ -213,8 +296,9 @@ def median(lines, figure):
 
 
 def ratio(lines, base, figure):
-    pairs = [figure(a) / figure(b) for a, b in zip(lines, base, strict=False)
-             if a and b and figure(b)]
+    pairs = [
+        figure(a) / figure(b) for a, b in zip(lines, base, strict=False) if a and b and figure(b)
+    ]
     return statistics.median(pairs) if pairs else None
 
 
@@ -230,8 +314,10 @@ def print_table(title, subjects, columns, cell):
     print("\n" + title)
     print("%-24s" % "" + "".join("%18s" % column for column in columns))
     for name in subjects:
-        print("%-24s" % LABELS.get(name, name) +
-              "".join("%18s" % cell(name, column) for column in columns))
+        print(
+            "%-24s" % LABELS.get(name, name)
+            + "".join("%18s" % cell(name, column) for column in columns)
+        )
 
 
 def print_steps(found, mode, subjects, counts):
@@ -242,33 +328,55 @@ def print_steps(found, mode, subjects, counts):
         print_table(title, subjects, ["K=%d" % count for count in counts], cell)
 
     def with_ratio(form, figure):
-        return lambda name, k: (text(form, median(lines(name, k), figure)) + "%7s" %
-                                text("%.2f", ratio(lines(name, k), lines(BASELINE, k), figure)))
+        return lambda name, k: (
+            text(form, median(lines(name, k), figure))
+            + "%7s" % text("%.2f", ratio(lines(name, k), lines(BASELINE, k), figure))
+        )
 
     how = "back to back" if mode == "full" else "one step every 10 ms"
-    table("%s: p50/p99 of a step, us" % how,
-          lambda name, k: text("%.0f/%.0f", median(lines(name, k), itemgetter("p50_us")),
-                               median(lines(name, k), itemgetter("p99_us"))))
-    table("%s: p50 beside that of %s" % (how, LABELS[BASELINE]),
-          lambda name, k: text("%.2f", ratio(lines(name, k), lines(BASELINE, k),
-                                             itemgetter("p50_us"))))
+    table(
+        "%s: p50/p99 of a step, us" % how,
+        lambda name, k: text(
+            "%.0f/%.0f",
+            median(lines(name, k), itemgetter("p50_us")),
+            median(lines(name, k), itemgetter("p99_us")),
+        ),
+    )
+    table(
+        "%s: p50 beside that of %s" % (how, LABELS[BASELINE]),
+        lambda name, k: text(
+            "%.2f", ratio(lines(name, k), lines(BASELINE, k), itemgetter("p50_us"))
+        ),
+    )
     if mode == "full":
-        table("%s: steps a second, and beside %s" % (how, LABELS[BASELINE]),
-              with_ratio("%.0f", itemgetter("steps_s")))
+        table(
+            "%s: steps a second, and beside %s" % (how, LABELS[BASELINE]),
+            with_ratio("%.0f", itemgetter("steps_s")),
+        )
     table("%s: CPU us a step, and beside %s" % (how, LABELS[BASELINE]), with_ratio("%.0f", cpu_us))
-    table("%s: CPU us a step of lead + nodes + server" % how,
-          lambda name, k: text("%.0f+%.0f+%.0f", *(median(lines(name, k), itemgetter(side))
-                                                   for side in SIDES)))
-    table("%s: bytes a step on the lead's wire, both ways" % how,
-          lambda name, k: text("%.0f", median(lines(name, k), itemgetter("wire_bytes"))))
+    table(
+        "%s: CPU us a step of lead + nodes + server" % how,
+        lambda name, k: text(
+            "%.0f+%.0f+%.0f", *(median(lines(name, k), itemgetter(side)) for side in SIDES)
+        ),
+    )
+    table(
+        "%s: bytes a step on the lead's wire, both ways" % how,
+        lambda name, k: text("%.0f", median(lines(name, k), itemgetter("wire_bytes"))),
+    )
 
 
 def print_bulk(found, subjects):
     def cell(name, column):
         return text("%.2f", median(found[name, "bulk", 1], itemgetter(column)))
-    print_table("bulk, 64 MiB to one node, acknowledged, in calls of 1 MiB (Coxswain: one request): "
-                "GB/s, CPU s/GB of both",
-                subjects, ["gb_s", "cpu_s_gb"], cell)
+
+    print_table(
+        "bulk, 64 MiB to one node, acknowledged, in calls of 1 MiB (Coxswain: one request): "
+        "GB/s, CPU s/GB of both",
+        subjects,
+        ["gb_s", "cpu_s_gb"],
+        cell,
+    )
 
 
 def main():
@@ -285,8 +393,10 @@ def main():
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-nodes-") as keys:
         found = measure_all(Network(chosen, pathlib.Path(keys)), subjects)
-    print("%d bytes to each of K nodes, %d back from each; medians of %d rounds; %.0f s" %
-          (chosen.request, chosen.reply, chosen.rounds, time.monotonic() - start))
+    print(
+        "%d bytes to each of K nodes, %d back from each; medians of %d rounds; %.0f s"
+        % (chosen.request, chosen.reply, chosen.rounds, time.monotonic() - start)
+    )
     for mode in chosen.modes.split(","):
         names = [subject.name for subject in subjects if mode in subject.modes]
         if mode == "bulk":
