@@ -975,7 +975,8 @@ static void tell_state(struct agent *agent)
         snprintf(text, sizeof text, "node %s of the group '%s' waits for its lead",
                  agent->options->node, agent->options->group);
     agent->told = state;
-    agent_say(agent, text);
+    if (state != COX_LEAD_OVER || agent->options->stay)
+        agent_say(agent, text); /* otherwise it is what the agent ends with */
     /* What waits for ranks of other nodes need not wait. */
     if (state == COX_LEAD_LOST && agent->executor)
         cox_executor_cancel_steps(

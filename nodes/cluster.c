@@ -174,12 +174,16 @@ static void on_disconnected(natsConnection *connection, void *context)
 {
     struct cox_cluster *cluster = context;
     const char *text = NULL;
-    natsConnection_GetLastError(connection, &text);
+    const natsStatus s = natsConnection_GetLastError(connection, &text);
+    if (s == NATS_STALE_CONNECTION)
+        text = "the server does not answer";
     pthread_mutex_lock(&cluster->lock);
     const bool stopping = cluster->stopping;
     pthread_mutex_unlock(&cluster->lock);
     if (cluster->hooks.on_connection && !stopping)
-        cluster->hooks.on_connection(cluster->hooks.context, false, text && *text ? text : "ended");
+        cluster->hooks.on_connection(cluster->hooks.context, false,
+                                     text && *text ? text
+                                                   : "the server has ended it, or does not answer");
 }
 
 static void on_reconnected(natsConnection *connection, void *context)

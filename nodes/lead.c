@@ -332,15 +332,20 @@ static bool facts_agree(const struct cox_nodes *nodes, uint32_t node, char *refu
         const char *name = hello->facts[2 * i], *theirs = hello->facts[2 * i + 1];
         const char *ours = fact_of(nodes->facts, nodes->fact_count, name);
         if (fact_differs(ours, theirs)) {
-            snprintf(refusal, size, "node %s has another %s than the lead: '%s', the lead has '%s'",
-                     nodes->links[node].node, name, theirs, ours);
+            snprintf(
+                refusal, size,
+                "node %s has another %s than the lead: '%s', the lead has '%s': give all machines the "
+                "same",
+                nodes->links[node].node, name, theirs, ours);
             return false;
         }
         for (uint32_t other = 0; other < node; other++) {
             const char *there =
                 fact_of(nodes->hellos[other].facts, nodes->hellos[other].fact_count, name);
             if (fact_differs(there, theirs)) {
-                snprintf(refusal, size, "node %s has another %s than node %s: '%s', there '%s'",
+                snprintf(refusal, size,
+                         "node %s has another %s than node %s: '%s', there '%s': give all machines "
+                         "the same",
                          nodes->links[node].node, name, nodes->links[other].node, theirs, there);
                 return false;
             }

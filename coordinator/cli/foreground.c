@@ -47,18 +47,11 @@ static void on_fault(void *context, int32_t rank, const char *text)
         cox_console_log(4, "rank %" PRId32 " reports: %s", rank, text);
 }
 
-/* A recovery is no warning. */
-static void on_server_log(void *context, int level, const char *text)
-{
-    const struct cox_foreground *foreground = context;
-    if (level <= 4 || !foreground->quiet)
-        cox_console_log(level, "%s", text);
-}
-
+/* Of the server and the executor. A recovery is no warning. */
 static void on_log(void *context, int level, const char *text)
 {
-    (void)context;
-    if (level <= 4)
+    const struct cox_foreground *foreground = context;
+    if (level <= 4 || (foreground && !foreground->quiet))
         cox_console_log(level, "%s", text);
 }
 
@@ -78,7 +71,7 @@ struct cox_log cox_foreground_log(void)
 
 struct cox_log cox_foreground_full_log(struct cox_foreground *foreground)
 {
-    return (struct cox_log){.fn = on_server_log, .context = foreground};
+    return (struct cox_log){.fn = on_log, .context = foreground};
 }
 
 /* ---- the end is asked for ---- */
@@ -201,7 +194,7 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
         .external_workers = from->external,
         .need_socket = from->need_socket,
         .start_timeout_ms = group->start_timeout_ms,
-        .log = cox_foreground_log(),
+        .log = cox_foreground_full_log(foreground),
         .hook_context = foreground,
         .line = on_line,
         .fault = on_fault,

@@ -72,7 +72,7 @@ void cox_foreground_freep(struct cox_foreground **foreground); /* for _cox_clean
 #define COX_FOREGROUND_FDS_OF_WEIGHTS 9
 uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights);
 
-/* Prints warnings and errors on standard error; the server's log prints recoveries, too, unless
+/* Prints warnings and errors on standard error; the full log prints recoveries, too, unless
  * quiet.
  */
 struct cox_log cox_foreground_log(void);
