@@ -48,6 +48,8 @@ struct cox_cluster {
     struct outgoing *first, **end;
     uint32_t count;
     bool sending, stopping;
+    /* the connection and subscriptions that may still call this object */
+    uint32_t callers;
     bool threaded;
     pthread_t thread;
     /* the last refusal that the server told: a subject, for example */
@@ -195,6 +197,30 @@ static void on_reconnected(natsConnection *connection, void *context)
         cluster->hooks.on_connection(cluster->hooks.context, true, url);
 }
 
+static void callers_add(struct cox_cluster *cluster)
+{
+    pthread_mutex_lock(&cluster->lock);
+    cluster->callers++;
+    pthread_mutex_unlock(&cluster->lock);
+}
+
+/* A subscription that has ended: its last message was handled. */
+static void on_ended(void *context)
+{
+    struct cox_cluster *cluster = context;
+    pthread_mutex_lock(&cluster->lock);
+    cluster->callers -= cluster->callers > 0;
+    pthread_cond_broadcast(&cluster->changed);
+    pthread_mutex_unlock(&cluster->lock);
+}
+
+/* The last callback of a connection. */
+static void on_closed(natsConnection *connection, void *context)
+{
+    (void)connection;
+    on_ended(context);
+}
+
 static void on_error(natsConnection *connection, natsSubscription *subscription, natsStatus status,
                      void *context)
 {
@@ -289,6 +315,8 @@ static int options_fill(struct cox_cluster *cluster, natsOptions *options,
         s = natsOptions_SetReconnectedCB(options, on_reconnected, cluster);
     if (s == NATS_OK)
         s = natsOptions_SetErrorHandler(options, on_error, cluster);
+    if (s == NATS_OK)
+        s = natsOptions_SetClosedCB(options, on_closed, cluster);
     return s == NATS_OK ? 0
                         : cox_fail(err, COX_INVALID, "the options of the NATS connection: %s",
                                    natsStatus_GetText(s));
@@ -300,6 +328,7 @@ static int cluster_connect(struct cox_cluster *cluster, natsOptions *options,
     const uint64_t deadline_ns = cox_deadline_after_ms(from->timeout_ms);
     natsStatus s;
     const char *text;
+    callers_add(cluster);
     for (;;) {
         s = natsConnection_Connect(&cluster->connection, options);
         if (s == NATS_OK)
@@ -310,6 +339,7 @@ static int cluster_connect(struct cox_cluster *cluster, natsOptions *options,
             break;
         usleep(RECONNECT_MS * 1000);
     }
+    on_ended(cluster);
     const bool denied = s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR;
     return cox_fail(err, denied ? COX_DENIED : COX_TIMEOUT,
                     denied
@@ -382,6 +412,20 @@ static int cluster_check(struct cox_cluster *cluster, struct cox_error *err)
     return r;
 }
 
+static natsStatus cluster_subscribe_to(struct cox_cluster *cluster, const char *subject,
+                                       natsMsgHandler handler, natsSubscription **ret_subscription)
+{
+    natsStatus s =
+        natsConnection_Subscribe(ret_subscription, cluster->connection, subject, handler, cluster);
+    if (s != NATS_OK)
+        return s;
+    callers_add(cluster);
+    s = natsSubscription_SetOnCompleteCB(*ret_subscription, on_ended, cluster);
+    if (s != NATS_OK)
+        on_ended(cluster);
+    return s;
+}
+
 static int cluster_subscribe(struct cox_cluster *cluster, struct cox_error *err)
 {
     char subject[256];
@@ -390,10 +434,9 @@ static int cluster_subscribe(struct cox_cluster *cluster, struct cox_error *err)
         snprintf(subject, sizeof subject, "cox.%s.to.%s", cluster->group, cluster->node);
     else
         snprintf(subject, sizeof subject, "cox.%s.from.*", cluster->group);
-    s = natsConnection_Subscribe(&cluster->frames, cluster->connection, subject, on_frame, cluster);
+    s = cluster_subscribe_to(cluster, subject, on_frame, &cluster->frames);
     if (s == NATS_OK && cluster->hooks.on_gone && !cluster->insecure)
-        s = natsConnection_Subscribe(&cluster->gone, cluster->connection,
-                                     "$SYS.ACCOUNT.COX.DISCONNECT", on_gone, cluster);
+        s = cluster_subscribe_to(cluster, "$SYS.ACCOUNT.COX.DISCONNECT", on_gone, &cluster->gone);
     if (s == NATS_OK)
         s = natsConnection_FlushTimeout(cluster->connection, CHECK_MS);
     if (s != NATS_OK)
@@ -466,6 +509,12 @@ struct cox_cluster *cox_cluster_close(struct cox_cluster *cluster)
         pthread_join(cluster->thread, NULL);
     natsSubscription_Destroy(cluster->frames);
     natsSubscription_Destroy(cluster->gone);
+    natsConnection_Close(cluster->connection);
+    /* Threads of libnats call until then. */
+    pthread_mutex_lock(&cluster->lock);
+    while (cluster->callers)
+        pthread_cond_wait(&cluster->changed, &cluster->lock);
+    pthread_mutex_unlock(&cluster->lock);
     natsConnection_Destroy(cluster->connection);
     while (cluster->first) {
         struct outgoing *outgoing = cluster->first;
