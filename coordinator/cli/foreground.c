@@ -51,7 +51,7 @@ static void on_fault(void *context, int32_t rank, const char *text)
 static void on_log(void *context, int level, const char *text)
 {
     const struct cox_foreground *foreground = context;
-    if (level <= 4 || (foreground && !foreground->quiet))
+    if (level <= 4 || (level == 5 && foreground && !foreground->quiet))
         cox_console_log(level, "%s", text);
 }
 

@@ -2,6 +2,7 @@
  * shared memory: it attaches, takes requests, and replies. */
 #include "coordinator/transport/transport.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,7 +64,7 @@ static int transport_attach(struct cox_executor *executor, uint32_t rank, const 
                             pid_t pid, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    _cox_cleanup_(cox_close_fd) int kept_fd = end_fd < 0 ? -1 : dup(end_fd);
+    _cox_cleanup_(cox_close_fd) int kept_fd = end_fd < 0 ? -1 : fcntl(end_fd, F_DUPFD_CLOEXEC, 3);
     if (rank >= executor->geometry.rank_count)
         return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32, rank);
     if (kept_fd < 0)
@@ -98,7 +99,7 @@ static void transport_failed(struct cox_executor *executor, uint32_t rank, const
                              const char *text)
 {
     int end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int kept_fd = end_fd < 0 ? -1 : dup(end_fd);
+    int kept_fd = end_fd < 0 ? -1 : fcntl(end_fd, F_DUPFD_CLOEXEC, 3);
     pthread_mutex_lock(&executor->transport_lock);
     if (kept_fd >= 0 && cox_supervisor_register_remote(executor->supervisor, rank, node, 1,
                                                        cox_steal_fd(&end_fd)) == 0) {

@@ -84,6 +84,7 @@ int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *w
         const uint64_t after = c < welcome->n_start_after ? welcome->start_after[c] : 0;
         link->channels[c].taken = link->channels[c].done = after;
         link->channels[c].void_through = link->channels[c].ended = 0;
+        link->channels[c].gone = 0;
     }
     take_peers(link, welcome->peers, welcome->n_peers);
     link->state = COX_LEAD_FOLLOWING;
@@ -111,13 +112,15 @@ static void link_measure_offset(struct cox_agent_link *link, uint64_t sent_ns, u
 
 static void link_advance(struct cox_agent_channel *channel, uint32_t depth)
 {
-    while (channel->done < channel->taken) {
-        const struct cox_agent_request *request = &channel->requests[(channel->done + 1) % depth];
-        /* A number that is not in the ring asked no rank here, or is older than the ring. */
-        if (request->sequence == channel->done + 1 && !request->done)
-            return;
-        channel->done++;
+    /* The first that is not done. A number that is not in the ring asked no rank here, or is older
+     * than the ring. */
+    uint64_t end = channel->taken;
+    for (uint32_t i = 0; i < depth; i++) {
+        const struct cox_agent_request *request = &channel->requests[i];
+        if (request->sequence > channel->done && request->sequence <= end && !request->done)
+            end = request->sequence - 1;
     }
+    channel->done = end;
 }
 
 static void answer_send(struct cox_agent_link *link, struct cox_agent_request *request,
@@ -138,6 +141,8 @@ static int receive_request(struct cox_agent_link *link, const struct cox_frame *
     struct cox_agent_request *request = request_of(link, frame->channel, frame->sequence);
     if (channel->void_through < frame->void_through)
         channel->void_through = frame->void_through;
+    if (channel->gone < frame->gone)
+        channel->gone = frame->gone;
     if (frame->sequence <= channel->taken) {
         link->repeated++;
         if (request->sequence != frame->sequence || !request->answer)
@@ -224,16 +229,17 @@ bool cox_agent_link_next(struct cox_agent_link *link, uint32_t c, uint64_t now_n
         return false;
     for (;;) {
         struct cox_agent_request *next = NULL;
-        for (uint32_t i = 0; i < link->depth && !next; i++) {
+        for (uint32_t i = 0; i < link->depth; i++) {
             struct cox_agent_request *request = &channel->requests[i];
-            if (!request->frame || request->sequence <= channel->taken)
-                continue;
-            cox_frame_unpack(request->frame, request->size, ret_frame,
-                             NULL); /* it was packed here */
-            if (ret_frame->previous == channel->taken)
+            if (request->frame && request->sequence > channel->taken &&
+                (!next || request->sequence < next->sequence))
                 next = request;
         }
         if (!next)
+            return false;
+        cox_frame_unpack(next->frame, next->size, ret_frame, NULL); /* it was packed here */
+        /* What does not come any more is not waited for. */
+        if (ret_frame->previous != channel->taken && ret_frame->previous > channel->gone)
             return false;
         *ret_deadline_ns = cox_agent_link_here(link, ret_frame->deadline_ns);
         if (*ret_deadline_ns > now_ns)

@@ -55,6 +55,8 @@ struct cox_agent_channel {
     /* the last request that was taken, and up to where all are done */
     uint64_t taken, done;
     uint64_t void_through;
+    /* requests up to here do not come any more */
+    uint64_t gone;
     /* as the lead says: requests up to here have ended */
     uint64_t ended;
     struct cox_agent_request requests[COX_NODE_DEPTH_MAX];

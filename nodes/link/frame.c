@@ -62,6 +62,7 @@ void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_H
     put64(head + 64, frame->asked.words[0]);
     put64(head + 72, frame->asked.words[1]);
     put64(head + 80, frame->void_through);
+    put64(head + 88, frame->gone);
 }
 
 int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_frame,
@@ -92,6 +93,7 @@ int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_fr
         .sent_ns = get64(bytes + 56),
         .asked = {{get64(bytes + 64), get64(bytes + 72)}},
         .void_through = get64(bytes + 80),
+        .gone = get64(bytes + 88),
         .payload = bytes + COX_FRAME_HEAD_SIZE,
         .size = size - COX_FRAME_HEAD_SIZE,
     };
@@ -148,6 +150,8 @@ int cox_answer_unpack(const uint8_t *bytes, size_t size, uint32_t rank_first, ui
             return cox_fail(err, COX_CORRUPT,
                             "an answer for rank %" PRIu32 ", which is not the node's, or twice",
                             reply->rank);
+        if (reply->flags & ~(uint32_t)COX_ANSWER_FLAGS)
+            return cox_fail(err, COX_CORRUPT, "an answer with flags %" PRIx32, reply->flags);
         cox_rank_set_add(&seen, reply->rank);
         reply->bytes = bytes + REPLY_HEAD_SIZE;
         bytes += REPLY_HEAD_SIZE + reply->size;

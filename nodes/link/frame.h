@@ -18,7 +18,7 @@
  *   64  u64  asked ranks, 0 to 63
  *   72  u64  asked ranks, 64 to 127
  *   80  u64  steps up to this sequence are cancelled
- *   88  u64  0
+ *   88  u64  requests up to this sequence are not sent any more: the node waits for none of them
  *
  * The payload of REQUEST is that of the request; of ANSWER, the replies (below); of the others, a
  * message of node.proto.
@@ -59,6 +59,7 @@ struct cox_frame {
     uint64_t deadline_ns;
     uint64_t sent_ns;
     uint64_t void_through;
+    uint64_t gone;
     struct cox_rank_set asked;
     /* lent */
     const uint8_t *payload;
@@ -83,6 +84,7 @@ enum cox_answer_flags {
     COX_ANSWER_REPLIED = 1, /* otherwise the rank is dead or late */
     COX_ANSWER_DEAD = 2,
     COX_ANSWER_FAILED = 4, /* the bytes are an ExecuteResponse even to an opaque request */
+    COX_ANSWER_FLAGS = 7,
 };
 
 struct cox_answer_reply {

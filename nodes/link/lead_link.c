@@ -89,6 +89,31 @@ static void request_send(struct cox_lead_link *link, struct cox_lead_request *re
     link->send(link->context, link, copy, request->size);
 }
 
+/* The request with the smallest number behind `sequence`; NULL: none. Not by counting numbers: the
+ * ring has old ones where later requests asked no rank of the node. */
+static struct cox_lead_request *request_next(struct cox_lead_channel *channel, uint32_t depth,
+                                             uint64_t sequence)
+{
+    struct cox_lead_request *next = NULL;
+    for (uint32_t i = 0; i < depth; i++) {
+        struct cox_lead_request *request = &channel->requests[i];
+        if (request->sequence > sequence && (!next || request->sequence < next->sequence))
+            next = request;
+    }
+    return next;
+}
+
+/* The next one that the node has not acknowledged. Not from `delivered` on: one without replies may
+ * be behind that. */
+static struct cox_lead_request *request_open(struct cox_lead_link *link, uint32_t c,
+                                             uint64_t sequence)
+{
+    struct cox_lead_request *request = request_next(&link->channels[c], link->depth, sequence);
+    while (request && (!request->frame || request->acknowledged))
+        request = request_next(&link->channels[c], link->depth, request->sequence);
+    return request;
+}
+
 /* ---- life ---- */
 
 void cox_lead_link_init(struct cox_lead_link *link, const char *node, uint32_t rank_first,
@@ -183,6 +208,17 @@ void cox_lead_link_die(struct cox_lead_link *link, const char *text)
 
 /* ---- what the executor wants ---- */
 
+/* The executor has ended the requests up to this number, whose ranks are dead, and uses the frame
+ * of the last one again. They are not sent any more, and the node does not wait for them. */
+static void channel_give_up(const struct cox_lead_link *link, struct cox_lead_channel *channel,
+                            uint64_t through)
+{
+    for (uint32_t i = 0; i < link->depth; i++)
+        if (channel->requests[i].sequence <= through)
+            request_clear(&channel->requests[i]);
+    channel->gone = through;
+}
+
 void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transport_request *request,
                            uint64_t now_ns)
 {
@@ -198,6 +234,8 @@ void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transpor
     if (!asked || link->state == COX_NODE_ABSENT)
         return;
     struct cox_lead_request *own = request_of(link, request->channel, request->sequence);
+    if (own->frame && !own->acknowledged)
+        channel_give_up(link, channel, own->sequence);
     request_clear(own);
     const struct cox_frame frame = {
         .kind = COX_FRAME_REQUEST,
@@ -210,6 +248,7 @@ void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transpor
         .deadline_ns = request->deadline_ns,
         .sent_ns = now_ns,
         .void_through = channel->void_through,
+        .gone = channel->gone,
         .asked = *request->asked,
         .size = request->size,
     };
@@ -352,14 +391,10 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
                             uint64_t now_ns)
 {
     struct cox_lead_channel *channel = &link->channels[c];
-    const uint64_t first =
-        channel->last_sent > link->depth ? channel->last_sent - link->depth + 1 : 1;
     /* In their order, in which a rank replies, too: its reply to one says that those before are
      * there. */
-    for (uint64_t sequence = first; sequence <= channel->last_sent; sequence++) {
-        struct cox_lead_request *request = request_of(link, c, sequence);
-        if (request->sequence != sequence)
-            continue;
+    for (struct cox_lead_request *request = request_next(channel, link->depth, 0); request;
+         request = request_next(channel, link->depth, request->sequence)) {
         if (request->sequence <= said->through && !request->acknowledged) {
             request->acknowledged = true;
             struct cox_lead_event *event = event_add(link, COX_LEAD_TAKEN);
@@ -412,17 +447,9 @@ static void receive_rank(struct cox_lead_link *link, uint32_t i, const CoxNode__
     }
 }
 
-static int receive_beat(struct cox_lead_link *link, const struct cox_frame *frame, uint64_t now_ns,
-                        struct cox_error *err)
+static void receive_beat(struct cox_lead_link *link, const CoxNode__AgentBeat *beat,
+                         uint64_t now_ns)
 {
-    CoxNode__AgentBeat *beat = cox_node__agent_beat__unpack(NULL, frame->size, frame->payload);
-    if (!beat)
-        return cox_fail(err, COX_CORRUPT, "a beat of %zu bytes that cannot be read", frame->size);
-    if (beat->agent != link->agent) {
-        cox_node__agent_beat__free_unpacked(beat, NULL);
-        link->stale++;
-        return COX_STALE;
-    }
     if (beat->server_id && strcmp(beat->server_id, link->server_id) != 0)
         snprintf(link->server_id, sizeof link->server_id, "%s", beat->server_id);
     link->client_id = beat->client_id;
@@ -432,8 +459,6 @@ static int receive_beat(struct cox_lead_link *link, const struct cox_frame *fram
         receive_rank(link, (uint32_t)i, beat->ranks[i]);
     if (beat->leaving)
         cox_lead_link_die(link, beat->leaving_text ? beat->leaving_text : "has left");
-    cox_node__agent_beat__free_unpacked(beat, NULL);
-    return 0;
 }
 
 int cox_lead_link_receive(struct cox_lead_link *link, const struct cox_frame *frame,
@@ -444,22 +469,33 @@ int cox_lead_link_receive(struct cox_lead_link *link, const struct cox_frame *fr
         link->stale++;
         return COX_STALE;
     }
+    CoxNode__AgentBeat *beat = NULL;
+    if (frame->kind == COX_FRAME_AGENT_BEAT) {
+        beat = cox_node__agent_beat__unpack(NULL, frame->size, frame->payload);
+        if (!beat)
+            return cox_fail(err, COX_CORRUPT, "a beat of %zu bytes that cannot be read",
+                            frame->size);
+        /* Another agent of the same name does not keep this one alive. */
+        if (beat->agent != link->agent) {
+            cox_node__agent_beat__free_unpacked(beat, NULL);
+            link->stale++;
+            return COX_STALE;
+        }
+    }
     link->heard_ns = now_ns;
     if (link->state == COX_NODE_SUSPECT) {
         link_set_state(link, COX_NODE_ALIVE, "answers again");
         /* What was held back, or may be lost. */
         for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
-            for (uint64_t sequence = link->channels[c].delivered + 1;
-                 sequence <= link->channels[c].last_sent; sequence++) {
-                struct cox_lead_request *request = request_of(link, c, sequence);
-                if (request->sequence == sequence && request->frame && !request->acknowledged &&
-                    !request->sent_ns)
+            for (struct cox_lead_request *request = request_open(link, c, 0); request;
+                 request = request_open(link, c, request->sequence))
+                if (!request->sent_ns)
                     request_send(link, request, now_ns);
-            }
     }
-    return frame->kind == COX_FRAME_ANSWER       ? receive_answer(link, frame, err)
-           : frame->kind == COX_FRAME_AGENT_BEAT ? receive_beat(link, frame, now_ns, err)
-                                                 : 0;
+    if (beat)
+        receive_beat(link, beat, now_ns);
+    cox_node__agent_beat__free_unpacked(beat, NULL);
+    return frame->kind == COX_FRAME_ANSWER ? receive_answer(link, frame, err) : 0;
 }
 
 /* ---- time ---- */
@@ -526,13 +562,10 @@ void cox_lead_link_tick(struct cox_lead_link *link, uint64_t now_ns)
     if (link->state != COX_NODE_ALIVE)
         return;
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
-        for (uint64_t sequence = link->channels[c].delivered + 1;
-             sequence <= link->channels[c].last_sent; sequence++) {
-            struct cox_lead_request *request = request_of(link, c, sequence);
-            if (request->sequence == sequence && request->frame && !request->acknowledged &&
-                now_ns >= request->again_ns)
+        for (struct cox_lead_request *request = request_open(link, c, 0); request;
+             request = request_open(link, c, request->sequence))
+            if (now_ns >= request->again_ns)
                 request_send(link, request, now_ns);
-        }
 }
 
 bool cox_lead_link_trouble(const struct cox_lead_link *link, uint64_t now_ns, char *buffer,

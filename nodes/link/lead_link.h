@@ -61,6 +61,8 @@ struct cox_lead_channel {
     /* answers up to here were passed on */
     uint64_t delivered;
     uint64_t void_through;
+    /* requests up to here were given up before the node had them */
+    uint64_t gone;
     /* requests up to here have ended, one of them without the replies of all ranks */
     uint64_t ended;
     struct cox_lead_request requests[COX_NODE_DEPTH_MAX];

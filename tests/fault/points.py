@@ -23,6 +23,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CALLERS = object()
+# It is not of this group's processes: an agent writes it, which is the coordinator here, and whose death ends the ranks.
+MIRROR = "what ranks of another machine have said"
 # The structs of shared memory.
 LAYOUTS = ("channel/shm/layout.h", "channel/memory/pool/kv_blocks_layout.h", "channel/memory/pool/pool_layout.h",
            "channel/memory/queue/queue_layout.h",
@@ -146,6 +148,26 @@ EXEMPT = {
     ("worker/group/group_peer.c", "cox_group_known_pid_is_dead", "kill("): "asks",
     ("worker/group/group_fd_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
     ("worker/group/group_fd_exchange.c", "fds_take", "fd_take("): CALLERS,
+    ("worker/group/group_mirror.c", "rank_reset", "atomic holder"): MIRROR,
+    ("worker/group/group_mirror.c", "rank_reset", "atomic mirror"): MIRROR,
+    ("worker/group/group_mirror.c", "rank_reset", "atomic name_hash"): MIRROR,
+    ("worker/group/group_mirror.c", "rank_reset", "atomic members_hash"): MIRROR,
+    ("worker/group/group_mirror.c", "rank_reset", "atomic aborted"): MIRROR,
+    ("worker/group/group_mirror.c", "rank_reset", "atomic because"): MIRROR,
+    ("worker/group/group_mirror.c", "rank_reset", "atomic arrived"): MIRROR,
+    ("worker/group/group_mirror.c", "rank_reset", "atomic what"): MIRROR,
+    ("worker/group/group_mirror.c", "cox_group_mirror_wake", "atomic mirror"): MIRROR,
+    ("worker/group/group_mirror.c", "apply_identity", "atomic generation"): MIRROR,
+    ("worker/group/group_mirror.c", "apply_identity", "atomic said_count"): MIRROR,
+    ("worker/group/group_mirror.c", "apply_identity", "atomic said_size"): MIRROR,
+    ("worker/group/group_mirror.c", "apply_identity", "atomic said_dead"): MIRROR,
+    ("worker/group/group_mirror.c", "apply_identity", "atomic holder"): MIRROR,
+    ("worker/group/group_private.h", "cox_group_tell_mirror", "atomic mirror"): CALLERS,
+    ("coordinator/collector/collect.c", "cox_collector_begin_after", "atomic news"): "before the first request",
+    ("coordinator/executor/transport.c", "cox_executor_kill_remote", "kill("): "a function of the transport, of that name",
+    ("coordinator/executor/transport.c", "reply_out_of_line", "cox_wire_response_pack("): CALLERS,
+    ("coordinator/executor/transport.c", "reply_refusal", "cox_wire_response_pack("): CALLERS,
+    ("coordinator/process/child.c", "cox_child_kill", "kill("): "a hook of that name: the transport's",
     ("coordinator/process/child.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
         "what others see of it is the end of a process, which the matrix has at every step",
 }

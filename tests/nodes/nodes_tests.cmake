@@ -33,3 +33,14 @@ if(COX_BUILD_COMMANDS)
     cox_command_test(NAME nodes/without_library LABEL nodes TIER all TIMEOUT 60
         COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/without_library.sh ${PROJECT_BINARY_DIR})
 endif()
+
+# The protocol needs neither libnats nor a network.
+cox_test_program(test_nodes_link SOURCES link_test.c LIBS coxswain_node_links coxswain_channel)
+cox_command_test(NAME nodes/link LABEL nodes TIER all TIMEOUT 120
+    COMMAND test_nodes_link)
+cox_test_program(test_nodes_mirror SOURCES mirror_test.c LIBS coxswain_testlib)
+cox_command_test(NAME nodes/mirror LABEL nodes TIER all TIMEOUT 120 PROCESSORS 2
+    COMMAND test_nodes_mirror)
+add_executable(nodes_simulate ${CMAKE_CURRENT_LIST_DIR}/simulate.c)
+target_include_directories(nodes_simulate PRIVATE ${PROJECT_SOURCE_DIR})
+target_link_libraries(nodes_simulate PRIVATE coxswain_node_links coxswain_channel coxswain_warnings)

@@ -167,7 +167,8 @@ static void check_flipped(const struct cox_control *own, size_t offset)
         return;
     }
     if (memcmp(&other.geometry, &own->geometry, sizeof other.geometry) != 0) {
-        bool changed = false;
+        /* Then the group's own memory is too small, or too large for what its ranks say of it. */
+        bool changed = other.geometry.mirrored != own->geometry.mirrored;
         assert_int_equal(other.geometry.rank_count, own->geometry.rank_count);
         assert_int_equal(other.geometry.depth, own->geometry.depth);
         assert_int_equal(other.geometry.legacy, own->geometry.legacy);

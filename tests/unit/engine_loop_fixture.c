@@ -417,6 +417,18 @@ void cox_executor_announce_weights(
     executor->announce_context = context;
 }
 
+int cox_executor_share(struct cox_executor *executor, const struct cox_handle *handle, int fd,
+                       uint64_t size, uint64_t digest, struct cox_error *err)
+{
+    (void)executor, (void)handle, (void)fd, (void)size, (void)digest, (void)err;
+    return 0;
+}
+
+void cox_executor_unshare(struct cox_executor *executor, const struct cox_handle *handle)
+{
+    (void)executor, (void)handle;
+}
+
 const char *cox_executor_socket(const struct cox_executor *executor)
 {
     (void)executor;

@@ -33,6 +33,12 @@ struct part_seen {
     uint64_t arrived, aborted, name_hash;
 };
 
+struct rank_seen {
+    uint64_t holder;
+    uint32_t said_dead;
+    struct part_seen parts[COX_GROUP_PART_COUNT];
+};
+
 struct cox_group_mirror {
     struct cox_group_mirror_options options;
     /* named form only */
@@ -43,10 +49,7 @@ struct cox_group_mirror {
     pid_t pid;
     uint64_t start;
     /* what was collected last, of ranks here; of collect's thread */
-    struct {
-        uint64_t holder;
-        struct part_seen parts[COX_GROUP_PART_COUNT];
-    } seen[COX_RANK_COUNT_MAX];
+    struct rank_seen seen[COX_RANK_COUNT_MAX];
 };
 
 static void put(uint8_t **at, uint64_t word)
@@ -201,7 +204,7 @@ size_t cox_group_mirror_size_max(const struct cox_group_mirror *mirror)
 {
     const size_t values =
         mirror->options.value_size + (size_t)COX_SUBGROUP_COUNT_MAX * COX_SUBGROUP_SLOT_SIZE;
-    const size_t words = HEAD_WORDS + IDENTITY_WORDS +
+    const size_t words = 2 * (HEAD_WORDS + IDENTITY_WORDS) +
                          COX_GROUP_PART_COUNT * (2 * (HEAD_WORDS + 1) + PART_WORDS + VALUE_WORDS);
     return mirror->options.rank_here * (words * sizeof(uint64_t) + 2 * padded(values));
 }
@@ -215,21 +218,22 @@ static bool rank_is_in(const struct cox_group_mirror *mirror, uint32_t rank)
            mirror->options.generation;
 }
 
-static void collect_identity(struct cox_group_mirror *mirror, uint32_t rank, uint8_t **at)
+static void collect_identity(struct cox_group_mirror *mirror, uint32_t rank, uint64_t holder,
+                             uint32_t said_dead, uint8_t **at)
 {
     const struct cox_group_layout_identity *identity = &mirror->ranks[rank]->identity;
-    /* acquire: the fields beside it; partner is identity_say. */
-    const uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire);
-    if (holder == mirror->seen[rank].holder ||
-        cox_group_holder_state(holder) == COX_GROUP_CLAIMED || !rank_is_in(mirror, rank))
+    if ((holder == mirror->seen[rank].holder && said_dead == mirror->seen[rank].said_dead) ||
+        holder == 0 || cox_group_holder_state(holder) == COX_GROUP_CLAIMED ||
+        !rank_is_in(mirror, rank))
         return;
     mirror->seen[rank].holder = holder;
+    mirror->seen[rank].said_dead = said_dead;
     put(at, (uint64_t)ENTRY_IDENTITY | (uint64_t)rank << 8);
     put(at, (uint64_t)cox_group_holder_state(holder));
     put(at, atomic_load_explicit(&identity->generation, memory_order_relaxed));
     put(at, (uint64_t)atomic_load_explicit(&identity->said_count, memory_order_relaxed) << 32 |
                 atomic_load_explicit(&identity->said_size, memory_order_relaxed));
-    put(at, atomic_load_explicit(&identity->said_dead, memory_order_relaxed));
+    put(at, said_dead);
 }
 
 static void collect_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_t slot,
@@ -262,14 +266,14 @@ static void collect_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_
                                          what_before >> 40 == before
                                      ? value_size(mirror, slot, what_before)
                                      : 0;
+    uint8_t *const start = *at;
     if (size_before) {
         put(at, (uint64_t)ENTRY_VALUE | (uint64_t)rank << 8 | (uint64_t)slot << 16 |
                     (uint64_t)size_before << 32);
-        put(at, before);
+        put(at, cox_group_arrived(now.arrived >> COX_GROUP_INDEX_BITS, before));
         memcpy(*at, value_of(mirror, rank, slot, before), size_before);
         *at += padded(size_before);
     }
-    *seen = now;
     put(at,
         (uint64_t)ENTRY_PART | (uint64_t)rank << 8 | (uint64_t)slot << 16 | (uint64_t)size << 32);
     put(at, now.arrived);
@@ -282,6 +286,39 @@ static void collect_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_
     if (size)
         memcpy(*at, value_of(mirror, rank, slot, index), size);
     *at += padded(size);
+    /* The rank may have given up this epoch, and have begun to write a value of the next one: then
+     * the next call copies that. seq_cst: partner is part_align, as in epoch_verify. */
+    if ((size || size_before) &&
+        atomic_load_explicit(&part->arrived, memory_order_seq_cst) >> COX_GROUP_INDEX_BITS !=
+            now.arrived >> COX_GROUP_INDEX_BITS)
+        *at = start;
+    else
+        *seen = now;
+}
+
+/* The others must see what a rank did in the order in which it did it. Its state is read first and
+ * written last: before it left, it has arrived at all that it took part in. Whose death it reports
+ * is written first, and read again at the end: before it aborted because of it, it said so. */
+static void collect_rank(struct cox_group_mirror *mirror, uint32_t rank, uint8_t **at)
+{
+    const struct cox_group_layout_identity *identity = &mirror->ranks[rank]->identity;
+    uint8_t *const start = *at;
+    /* acquire, all: the fields beside it, and its arrivals; partner is identity_say. */
+    const uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire);
+    uint32_t said_dead = atomic_load_explicit(&identity->said_dead, memory_order_acquire);
+    for (uint32_t again = 0; again < 2; again++) {
+        const struct rank_seen before = mirror->seen[rank];
+        collect_identity(mirror, rank, before.holder, said_dead, at);
+        for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT; slot++)
+            collect_part(mirror, rank, slot, at);
+        const uint32_t now = atomic_load_explicit(&identity->said_dead, memory_order_acquire);
+        if (now == said_dead || again)
+            break; /* it says so once */
+        said_dead = now;
+        mirror->seen[rank] = before;
+        *at = start;
+    }
+    collect_identity(mirror, rank, holder, said_dead, at);
 }
 
 size_t cox_group_mirror_collect(struct cox_group_mirror *mirror, uint8_t *buffer)
@@ -289,9 +326,7 @@ size_t cox_group_mirror_collect(struct cox_group_mirror *mirror, uint8_t *buffer
     uint8_t *at = buffer;
     const uint32_t end = mirror->options.rank_first + mirror->options.rank_here;
     for (uint32_t rank = mirror->options.rank_first; rank < end; rank++) {
-        collect_identity(mirror, rank, &at);
-        for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT; slot++)
-            collect_part(mirror, rank, slot, &at);
+        collect_rank(mirror, rank, &at);
     }
     return (size_t)(at - buffer);
 }
@@ -351,24 +386,31 @@ static void apply_identity(struct cox_group_mirror *mirror, uint32_t rank, const
     cox_group_wake(mirror->wakeup);
 }
 
+/* As part_align: the word of a new epoch is there before its first value. Returns true if it is
+ * new. */
+static bool apply_epoch(const struct cox_group_mirror *mirror, struct cox_group_layout_part *part,
+                        uint64_t arrived)
+{
+    const uint64_t before = atomic_load_explicit(&part->arrived, memory_order_relaxed);
+    if (arrived >> COX_GROUP_INDEX_BITS == before >> COX_GROUP_INDEX_BITS)
+        return false;
+    const uint64_t first = cox_group_arrived(arrived >> COX_GROUP_INDEX_BITS, 0);
+    atomic_store_explicit(&part->mirror, cox_group_mirror(mirror->options.generation, first),
+                          memory_order_relaxed);
+    atomic_store_explicit(&part->arrived, first, memory_order_seq_cst);
+    (void)atomic_load_explicit(&part->arrived, memory_order_seq_cst);
+    return true;
+}
+
 static void apply_part(struct cox_group_mirror *mirror, uint32_t rank, uint32_t slot,
                        const uint8_t *words, const uint8_t *value, uint32_t size)
 {
     struct cox_group_layout_part *part = &mirror->ranks[rank]->parts[slot];
     const uint64_t generation = mirror->options.generation;
     const uint64_t arrived = get(words, 0), aborted = get(words, 1), name_hash = get(words, 4);
-    const uint64_t before = atomic_load_explicit(&part->arrived, memory_order_relaxed);
     const bool gone = aborted != atomic_load_explicit(&part->aborted, memory_order_relaxed);
     const bool formed = name_hash != atomic_load_explicit(&part->name_hash, memory_order_relaxed);
-    const bool aligned = arrived >> COX_GROUP_INDEX_BITS != before >> COX_GROUP_INDEX_BITS;
-    if (aligned) {
-        /* As part_align: the word of the new epoch is there before its first value. */
-        const uint64_t first = cox_group_arrived(arrived >> COX_GROUP_INDEX_BITS, 0);
-        atomic_store_explicit(&part->mirror, cox_group_mirror(generation, first),
-                              memory_order_relaxed);
-        atomic_store_explicit(&part->arrived, first, memory_order_seq_cst);
-        (void)atomic_load_explicit(&part->arrived, memory_order_seq_cst);
-    }
+    const bool aligned = apply_epoch(mirror, part, arrived);
     if (size)
         memcpy(value_of(mirror, rank, slot, (uint32_t)arrived & COX_GROUP_INDEX_MASK), value, size);
     atomic_store_explicit(&part->members_hash, get(words, 5), memory_order_relaxed);
@@ -414,8 +456,11 @@ int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first,
             apply_identity(mirror, rank, bytes + sizeof head);
         else if (kind == ENTRY_PART)
             apply_part(mirror, rank, slot, bytes + sizeof head, bytes + fixed, value);
-        else
-            memcpy(value_of(mirror, rank, slot, (uint32_t)get(bytes, 1)), bytes + fixed, value);
+        else {
+            apply_epoch(mirror, &mirror->ranks[rank]->parts[slot], get(bytes, 1));
+            memcpy(value_of(mirror, rank, slot, (uint32_t)get(bytes, 1) & COX_GROUP_INDEX_MASK),
+                   bytes + fixed, value);
+        }
         arrived = arrived || kind == ENTRY_PART;
         bytes += fixed + padded(value);
         size -= fixed + padded(value);
