@@ -162,6 +162,8 @@ EXEMPT = {
     ("worker/group/group_mirror.c", "apply_identity", "atomic said_size"): MIRROR,
     ("worker/group/group_mirror.c", "apply_identity", "atomic said_dead"): MIRROR,
     ("worker/group/group_mirror.c", "apply_identity", "atomic holder"): MIRROR,
+    ("worker/group/group_mirror.c", "apply_epoch", "atomic mirror"): MIRROR,
+    ("worker/group/group_mirror.c", "apply_epoch", "atomic arrived"): MIRROR,
     ("worker/group/group_private.h", "cox_group_tell_mirror", "atomic mirror"): CALLERS,
     ("coordinator/collector/collect.c", "cox_collector_begin_after", "atomic news"): "before the first request",
     ("coordinator/executor/transport.c", "cox_executor_kill_remote", "kill("): "a function of the transport, of that name",

@@ -240,7 +240,7 @@ static size_t subjects_make(struct subject *subjects)
          .options.exporter = {.socket_path = "/nowhere/to/be/found"}},
         {SUBJECT(cox_importer_options, reserved, socket_path), .use = use_importer,
          .options.importer = {.socket_path = nowhere}, .crashes = true},
-        {SUBJECT(cox_group_options, recorder, rank_count), .use = use_group,
+        {SUBJECT(cox_group_options, reserved, rank_count), .use = use_group,
          .options.group = {.fd = -1, .rank_count = COX_RANK_COUNT_MAX + 1}},
     };
     memcpy(subjects, all, sizeof all);

@@ -94,6 +94,7 @@ struct cox_group_options {
     struct cox_recorder *recorder;
     /* Ranks are on several machines, as cox_init_request_group says it (group_mirror.h). */
     bool mirrored;
+    uint8_t reserved[7];
 };
 #define COX_GROUP_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_group_options)
 
