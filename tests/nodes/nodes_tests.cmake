@@ -39,7 +39,7 @@ cox_test_program(test_nodes_link SOURCES link_test.c LIBS coxswain_node_links co
 cox_command_test(NAME nodes/link LABEL nodes TIER all TIMEOUT 120
     COMMAND test_nodes_link)
 cox_test_program(test_nodes_mirror SOURCES mirror_test.c LIBS coxswain_testlib)
-cox_command_test(NAME nodes/mirror LABEL nodes TIER all TIMEOUT 120 PROCESSORS 2
+cox_command_test(NAME nodes/mirror LABEL nodes TIER all TIMEOUT 120
     COMMAND test_nodes_mirror)
 add_executable(nodes_simulate ${CMAKE_CURRENT_LIST_DIR}/simulate.c)
 target_include_directories(nodes_simulate PRIVATE ${PROJECT_SOURCE_DIR})
