@@ -67,17 +67,25 @@ static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const
 
 /* Once per incarnation: by the supervisor, or by start for a rank that died while start finished.
  */
-static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
+static bool executor_record_death(struct cox_executor *executor, uint32_t rank, char *text,
+                                  size_t text_size)
 {
     struct cox_rank *record = &executor->ranks[rank];
     const uint32_t incarnation = cox_rank_incarnation(record);
     if (atomic_exchange_explicit(&record->announced, incarnation, memory_order_acq_rel) ==
         incarnation)
-        return;
-    char text[COX_RANK_TEXT_SIZE];
-    cox_report_death(executor->supervisor, rank, text, sizeof text);
-    /* Before any hook has it replaced. */
+        return false;
+    cox_report_death(executor->supervisor, rank, text, text_size);
     cox_recorders_crash(executor, COX_CRASH_DEATH, text);
+    return true;
+}
+
+static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
+{
+    char text[COX_RANK_TEXT_SIZE];
+    /* Before any hook has it replaced. */
+    if (!executor_record_death(executor, rank, text, sizeof text))
+        return;
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, executor);
     if (executor->options.death)
@@ -782,6 +790,15 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     if (atomic_exchange_explicit(&executor->stopping, true, memory_order_acq_rel))
         return 0;
     cox_fault_point(COX_FAULT_STOP);
+    /* Callers learn of a death before the hook is called, and may stop the group at once: the death
+     * is recorded all the same. */
+    for (uint32_t rank = 0; executor->supervisor && atomic_load(&executor->started) &&
+                            rank < executor->geometry.rank_count;
+         rank++) {
+        char text[COX_RANK_TEXT_SIZE];
+        if (cox_rank_is_dead(&executor->ranks[rank]))
+            executor_record_death(executor, rank, text, sizeof text);
+    }
     uint32_t signalled = 0;
     const struct cox_executor_options *options = &executor->options;
     bool started = atomic_load_explicit(&executor->started, memory_order_acquire);
