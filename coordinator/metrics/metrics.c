@@ -170,7 +170,7 @@ static void write_detections(FILE *file, const status_reply *status)
     X(rank->liveness == COX_LIVENESS_ALIVE, "rank_up", "gauge", "1: the rank is alive.")           \
     X(rank->stopped, "rank_stopped", "gauge", "1: stopped by a signal or a debugger.")             \
     X(rank->trouble != NULL, "rank_suspect", "gauge",                                              \
-      "1: its node is not heard, or was given up.")                      \
+      "1: its node is not heard, or was given up.")                                                \
     X(rank->incarnation, "rank_incarnation", "gauge",                                              \
       "1 for its first process; each that is started counts, also one that does not attach.")      \
     X(rank->deaths, "rank_deaths_total", "counter", "Deaths of its processes.")                    \
