@@ -69,7 +69,7 @@ struct agent {
     uint32_t world, rank_first, rank_count, depth;
     uint64_t request_size[COX_CHANNEL_COUNT], response_size[COX_CHANNEL_COUNT];
     bool sealed, no_recorder;
-    /* a lead wants ranks; they are other ones than those that run */
+    /* a lead wants ranks; they are other ones than those that run, which get nothing more */
     bool wanted, renew;
     /* They could not be started, as these incarnations: tried again for a later one. */
     bool not_started;
@@ -525,7 +525,7 @@ static void run_requests(struct agent *agent)
     struct cox_agent_link *link = &agent->link;
     struct cox_frame frame;
     uint64_t deadline_ns;
-    if (!agent->executor)
+    if (!agent->executor || agent->renew)
         return;
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         /* Pulls wait for blocks of other machines: a thread of their own runs them. */
@@ -570,12 +570,13 @@ static void *kv_main(void *context)
         struct cox_frame frame;
         uint64_t deadline_ns, sequence;
         bool room = false;
-        if (agent->executor && cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(),
-                                                   &frame, &deadline_ns)) {
+        if (agent->executor && !agent->renew &&
+            cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(), &frame,
+                                &deadline_ns)) {
             sequence = frame.sequence;
             pull_fetch(agent, &frame, deadline_ns);
             /* Meanwhile the lead may have been lost, and the frame with it. */
-            room = !agent->ending && agent->executor &&
+            room = !agent->ending && agent->executor && !agent->renew &&
                    cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(), &frame,
                                        &deadline_ns) &&
                    frame.sequence == sequence && run_request(agent, &frame, deadline_ns);
@@ -596,7 +597,7 @@ static int32_t ranks_compare(struct agent *agent)
 {
     struct cox_agent_link *link = &agent->link;
     int32_t needs = -1;
-    if (!agent->executor || link->state != COX_LEAD_FOLLOWING)
+    if (!agent->executor || agent->renew || link->state != COX_LEAD_FOLLOWING)
         return -1;
     for (uint32_t i = 0; i < agent->rank_count; i++) {
         const uint32_t rank = agent->rank_first + i, wanted = link->wanted[i];
@@ -695,6 +696,7 @@ static void stop_ranks(struct agent *agent)
     struct cox_executor *executor = agent->executor;
     const uint64_t epoch = agent->link.epoch, incarnation = agent->link.incarnation;
     agent->executor = NULL;
+    agent->renew = false;
     pthread_mutex_unlock(&agent->lock);
     if (!executor)
         return;
@@ -754,7 +756,6 @@ static void *agent_main(void *context)
         const int32_t needs = ranks_compare(agent);
         start_again(agent);
         const bool renew = agent->renew, start = agent->wanted && !agent->executor;
-        agent->renew = false;
         pthread_mutex_unlock(&agent->lock);
         if (renew)
             stop_ranks(agent);

@@ -75,6 +75,20 @@ for memory in "" "--attach sealed"; do
     done
 done
 
+# The lead is there before its agents. A machine of seven ranks is lost and comes back: that is one death, of the five
+# that --restart-max allows by default.
+cluster_group=lost
+cluster_lead a:1,b:7 --on-death restart
+cluster_node a
+cluster_node b
+agent=$net_pid
+cluster_ready
+same "a:1,b:7" "$expected" --name lost
+kill -9 "$agent"
+cluster_node b
+same "a:1,b:7, node b lost and back" "$expected" --name lost
+stop lost
+
 cluster_group=first
 cluster_node a
 cluster_lead a:2 --role prefill --on-death restart
