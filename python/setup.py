@@ -77,6 +77,9 @@ class BuildByCMake(build_ext):
                 "COX_BUILD_COMMANDS=OFF",
                 "-D",
                 "COX_BUILD_MAN=OFF",
+                # a package of its own, which the extension opens when a group has nodes
+                "-D",
+                "COX_NODES=OFF",
                 "-D",
                 "COX_BUILD_PYTHON=ON",
                 "-D",
