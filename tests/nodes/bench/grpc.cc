@@ -186,6 +186,11 @@ int node_main(const peer_options *options)
 
 int main(int argc, char **argv)
 {
-    const peer_ops ops = {"grpc", lead_start, lead_step, nullptr, lead_stop, node_main};
+    peer_ops ops = {};
+    ops.transport = "grpc";
+    ops.start = lead_start;
+    ops.step = lead_step;
+    ops.stop = lead_stop;
+    ops.node = node_main;
     return peer_main(argc, argv, &ops);
 }
