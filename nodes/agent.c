@@ -203,6 +203,8 @@ static void hello_send(struct agent *agent)
     const uint64_t now_ns = cox_now_ns();
     char server_id[64] = "";
     uint64_t client_id = 0;
+    if (!agent->cluster)
+        return;
     agent->hello_ns = now_ns;
     CoxNode__Fact *facts = calloc(options->fact_count + 1, sizeof *facts);
     CoxNode__Fact **pointers = calloc(options->fact_count + 1, sizeof(CoxNode__Fact *));
@@ -581,9 +583,9 @@ static void *kv_main(void *context)
                                        &deadline_ns) &&
                    frame.sequence == sequence && run_request(agent, &frame, deadline_ns);
         }
-        const struct timespec until = cox_deadline_timespec(cox_deadline_after_ns(TICK_NS));
+        /* run_requests says when there is one, at each tick too. */
         if (!room && !agent->ending)
-            pthread_cond_timedwait(&agent->changed, &agent->lock, &until);
+            pthread_cond_wait(&agent->changed, &agent->lock);
     }
     pthread_mutex_unlock(&agent->lock);
     return NULL;
@@ -1096,7 +1098,12 @@ static void agent_close(struct agent *agent)
         pthread_mutex_unlock(&agent->lock);
         cox_cluster_flush(agent->cluster, cox_deadline_after_ms(FLUSH_MS));
     }
-    cox_cluster_close(agent->cluster);
+    /* Direct connections still bring frames, which would be answered. */
+    pthread_mutex_lock(&agent->lock);
+    struct cox_cluster *cluster = agent->cluster;
+    agent->cluster = NULL;
+    pthread_mutex_unlock(&agent->lock);
+    cox_cluster_close(cluster);
     cox_direct_close(agent->direct);
     cox_group_relay_free(agent->relay);
     cox_kv_relay_free(agent->kv);

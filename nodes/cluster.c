@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <nats/nats.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,8 @@
 /* One attempt to connect; a server that is stopped does not hold up the others longer. */
 #define ATTEMPT_MS 500
 #define CHECK_MS 2000
+/* the same, of a server that took the place of another; the thread that asks sends nothing meanwhile */
+#define CHECK_AGAIN_MS 500
 /* What the server must have: at most these, at least this. */
 #define SERVER_PING_MS_MAX 250
 #define SERVER_WRITE_DEADLINE_MS_MAX 2000
@@ -25,6 +28,11 @@
 #define SERVER_NAME "coxswain-nats"
 /* Frames that wait to be sent; more are dropped, oldest first. */
 #define QUEUE_COUNT_MAX 4096
+/* A caller of send writes to the connection itself if something came from it within this time, and no
+ * more than this was written since: it fits into the buffer of the socket, so the caller is not held up
+ * by a connection that is about to be found lost. */
+#define HEARD_NS (150 * COX_NSEC_PER_MSEC)
+#define UNHEARD_SIZE_MAX (32u << 10)
 
 struct outgoing {
     struct outgoing *next;
@@ -43,11 +51,20 @@ struct cox_cluster {
     natsSubscription *frames, *gone;
     size_t size_max;
 
+    /* when something came last, and what was written since */
+    _Atomic uint64_t heard_ns;
+    _Atomic size_t unheard_size;
+
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    /* the thread has work; what flush and close wait for */
+    pthread_cond_t queued, changed;
     struct outgoing *first, **end;
     uint32_t count;
-    bool sending, stopping;
+    /* somebody writes to the connection: the thread, or a caller of send */
+    bool sending;
+    bool connected, stopping;
+    /* another server is there, whose settings are not known */
+    bool unchecked;
     /* the connection and subscriptions that may still call this object */
     uint32_t callers;
     bool threaded;
@@ -58,6 +75,8 @@ struct cox_cluster {
 
 /* ---- sending ---- */
 
+static int cluster_check(struct cox_cluster *cluster, int64_t timeout_ms, struct cox_error *err);
+
 static void outgoing_free(struct outgoing *outgoing)
 {
     if (outgoing)
@@ -65,36 +84,70 @@ static void outgoing_free(struct outgoing *outgoing)
     free(outgoing);
 }
 
+/* Whether a write cannot block, as far as is known. The lock is held. */
+static bool may_send(struct cox_cluster *cluster)
+{
+    const uint64_t heard_ns = atomic_load_explicit(&cluster->heard_ns, memory_order_relaxed);
+    return cluster->connected && !cluster->stopping && cox_now_ns() - heard_ns < HEARD_NS &&
+           atomic_load_explicit(&cluster->unheard_size, memory_order_relaxed) +
+                   cluster->first->size <=
+               UNHEARD_SIZE_MAX;
+}
+
+/* Takes the first of the queue and sends it. The lock is held, and released meanwhile. */
+static void send_first(struct cox_cluster *cluster)
+{
+    struct outgoing *outgoing = cluster->first;
+    char subject[256];
+    cluster->sending = true;
+    cluster->first = outgoing->next;
+    cluster->count--;
+    if (!cluster->first)
+        cluster->end = &cluster->first;
+    pthread_mutex_unlock(&cluster->lock);
+    if (cluster->node[0])
+        snprintf(subject, sizeof subject, "cox.%s.from.%s", cluster->group, cluster->node);
+    else
+        snprintf(subject, sizeof subject, "cox.%s.to.%s", cluster->group, outgoing->node);
+    atomic_fetch_add_explicit(&cluster->unheard_size, outgoing->size, memory_order_relaxed);
+    /* Without a connection it is lost, and asked for again. */
+    natsConnection_Publish(cluster->connection, subject, outgoing->bytes, (int)outgoing->size);
+    outgoing_free(outgoing);
+    pthread_mutex_lock(&cluster->lock);
+    cluster->sending = false;
+}
+
+/* What runs is not ended for it: silence is seen all the same, but not as soon. */
+static void check_again(struct cox_cluster *cluster)
+{
+    struct cox_error why = {0};
+    char url[256] = "";
+    natsConnection_GetConnectedUrl(cluster->connection, url, sizeof url);
+    if (cluster_check(cluster, CHECK_AGAIN_MS, &why))
+        cox_log_write(&cluster->hooks.log, 3,
+                      "the cluster: %s: %s; a process that starts there is refused", url, why.text);
+}
+
 static void *cluster_main(void *context)
 {
     struct cox_cluster *cluster = context;
-    char subject[256];
     pthread_setname_np(pthread_self(), "cox-nats-send");
     pthread_mutex_lock(&cluster->lock);
     while (!cluster->stopping || cluster->first) {
-        struct outgoing *outgoing = cluster->first;
-        if (!outgoing) {
-            cluster->sending = false;
-            pthread_cond_broadcast(&cluster->changed);
-            pthread_cond_wait(&cluster->changed, &cluster->lock);
+        if (cluster->first && !cluster->sending) {
+            send_first(cluster);
             continue;
         }
-        cluster->sending = true;
-        cluster->first = outgoing->next;
-        cluster->count--;
-        if (!cluster->first)
-            cluster->end = &cluster->first;
-        pthread_mutex_unlock(&cluster->lock);
-        if (cluster->node[0])
-            snprintf(subject, sizeof subject, "cox.%s.from.%s", cluster->group, cluster->node);
-        else
-            snprintf(subject, sizeof subject, "cox.%s.to.%s", cluster->group, outgoing->node);
-        /* Without a connection it is lost, and asked for again. */
-        natsConnection_Publish(cluster->connection, subject, outgoing->bytes, (int)outgoing->size);
-        outgoing_free(outgoing);
-        pthread_mutex_lock(&cluster->lock);
+        if (cluster->unchecked) {
+            cluster->unchecked = false;
+            pthread_mutex_unlock(&cluster->lock);
+            check_again(cluster);
+            pthread_mutex_lock(&cluster->lock);
+            continue;
+        }
+        pthread_cond_broadcast(&cluster->changed);
+        pthread_cond_wait(&cluster->queued, &cluster->lock);
     }
-    cluster->sending = false;
     pthread_cond_broadcast(&cluster->changed);
     pthread_mutex_unlock(&cluster->lock);
     return NULL;
@@ -114,15 +167,20 @@ void cox_cluster_send(struct cox_cluster *cluster, const char *node, uint8_t *by
     pthread_mutex_lock(&cluster->lock);
     *cluster->end = outgoing;
     cluster->end = &outgoing->next;
-    const bool wakes = !cluster->sending;
     if (++cluster->count > QUEUE_COUNT_MAX) {
         dropped = cluster->first;
         cluster->first = dropped->next;
         cluster->count--;
     }
-    pthread_mutex_unlock(&cluster->lock);
-    if (wakes)
+    /* Whoever sends now sends this one too. */
+    const bool sends = !cluster->sending;
+    while (sends && cluster->first && may_send(cluster))
+        send_first(cluster);
+    if (sends && cluster->first)
+        pthread_cond_signal(&cluster->queued);
+    else if (sends)
         pthread_cond_broadcast(&cluster->changed);
+    pthread_mutex_unlock(&cluster->lock);
     outgoing_free(dropped);
 }
 
@@ -148,6 +206,8 @@ static void on_frame(natsConnection *connection, natsSubscription *subscription,
     struct cox_cluster *cluster = context;
     const char *subject = natsMsg_GetSubject(message);
     const char *from = strrchr(subject, '.');
+    atomic_store_explicit(&cluster->heard_ns, cox_now_ns(), memory_order_relaxed);
+    atomic_store_explicit(&cluster->unheard_size, 0, memory_order_relaxed);
     cluster->hooks.on_frame(cluster->hooks.context, cluster->node[0] || !from ? NULL : from + 1,
                             (const uint8_t *)natsMsg_GetData(message),
                             (size_t)natsMsg_GetDataLength(message));
@@ -181,6 +241,7 @@ static void on_disconnected(natsConnection *connection, void *context)
         text = "the server does not answer";
     pthread_mutex_lock(&cluster->lock);
     const bool stopping = cluster->stopping;
+    cluster->connected = false;
     pthread_mutex_unlock(&cluster->lock);
     if (cluster->hooks.on_connection && !stopping)
         cluster->hooks.on_connection(cluster->hooks.context, false,
@@ -193,6 +254,11 @@ static void on_reconnected(natsConnection *connection, void *context)
     struct cox_cluster *cluster = context;
     char url[256] = "";
     natsConnection_GetConnectedUrl(connection, url, sizeof url);
+    pthread_mutex_lock(&cluster->lock);
+    cluster->connected = true;
+    cluster->unchecked = !cluster->insecure;
+    pthread_cond_signal(&cluster->queued);
+    pthread_mutex_unlock(&cluster->lock);
     if (cluster->hooks.on_connection)
         cluster->hooks.on_connection(cluster->hooks.context, true, url);
 }
@@ -367,7 +433,7 @@ static int check_value(const json_t *data, const char *name, json_int_t unit, js
 }
 
 /* Asks the server for its settings: with others, a dead node would be seen late or never. */
-static int cluster_check(struct cox_cluster *cluster, struct cox_error *err)
+static int cluster_check(struct cox_cluster *cluster, int64_t timeout_ms, struct cox_error *err)
 {
     char id[64] = "", subject[160], inbox[160];
     natsSubscription *replies = NULL;
@@ -380,7 +446,7 @@ static int cluster_check(struct cox_cluster *cluster, struct cox_error *err)
     if (s == NATS_OK)
         s = natsConnection_PublishRequest(cluster->connection, subject, inbox, NULL, 0);
     if (s == NATS_OK)
-        s = natsSubscription_NextMsg(&reply, replies, CHECK_MS);
+        s = natsSubscription_NextMsg(&reply, replies, timeout_ms);
     natsSubscription_Destroy(replies);
     if (s != NATS_OK)
         return cox_fail(
@@ -475,13 +541,15 @@ int cox_cluster_open(const struct cox_cluster_options *options, struct cox_clust
     cluster->hooks.group = cluster->hooks.node = NULL;
     cluster->end = &cluster->first;
     pthread_mutex_init(&cluster->lock, NULL);
+    cox_condition_init(&cluster->queued);
     cox_condition_init(&cluster->changed);
+    cluster->connected = true;
     r = options_fill(cluster, nats, &options->access, err);
     if (r == 0)
         r = cluster_connect(cluster, nats, options, err);
     natsOptions_Destroy(nats);
     if (r == 0 && !cluster->insecure)
-        r = cluster_check(cluster, err);
+        r = cluster_check(cluster, CHECK_MS, err);
     if (r == 0)
         cluster->size_max = (size_t)natsConnection_GetMaxPayload(cluster->connection);
     if (r == 0)
@@ -503,7 +571,7 @@ struct cox_cluster *cox_cluster_close(struct cox_cluster *cluster)
         return NULL;
     pthread_mutex_lock(&cluster->lock);
     cluster->stopping = true;
-    pthread_cond_broadcast(&cluster->changed);
+    pthread_cond_signal(&cluster->queued);
     pthread_mutex_unlock(&cluster->lock);
     if (cluster->threaded)
         pthread_join(cluster->thread, NULL);
@@ -521,6 +589,7 @@ struct cox_cluster *cox_cluster_close(struct cox_cluster *cluster)
         cluster->first = outgoing->next;
         outgoing_free(outgoing);
     }
+    pthread_cond_destroy(&cluster->queued);
     pthread_cond_destroy(&cluster->changed);
     pthread_mutex_destroy(&cluster->lock);
     free(cluster);

@@ -7,10 +7,12 @@
  * NATS authenticates by certificate, says who may use which subject, and connects again by itself. What
  * is set here: pings of 100 ms, two of which may be missing; nothing is kept while there is no
  * connection (what is sent then is lost, and the protocol of lead_link.h sends it again); 50 ms between
- * attempts. What the server must have is checked: see check.
+ * attempts. What the server must have is checked when the cluster is opened, and told in the log of
+ * each server that takes the place of another.
  *
- * Threads: send on any. A thread of this object sends, since a call into libnats may block for as long
- *   as a connection takes. Hooks are called on threads of libnats, on_frame on one.
+ * Threads: send on any. It writes to the connection itself, since a step would wait for another thread
+ *   to wake; where it might block, since the connection may be lost, a thread of this object does. Hooks
+ *   are called on threads of libnats, on_frame on one.
  * Ownership: options are copied. send takes the bytes; those of on_frame are lent.
  * Blocks: open until connected, or for timeout_ms; close until the threads have ended; nothing else.
  * If the process dies: the server closes the connection, and tells the lead.
@@ -51,7 +53,8 @@ int cox_cluster_open(const struct cox_cluster_options *options, struct cox_clust
 /* NULL-safe, returns NULL. Not on a thread of libnats. */
 struct cox_cluster *cox_cluster_close(struct cox_cluster *cluster);
 
-/* Sends a frame to a node, or with NULL to the lead. Takes bytes (free). */
+/* Sends a frame to a node, or with NULL to the lead. Takes bytes (free). Nothing may call it when the
+ * cluster is closed. */
 void cox_cluster_send(struct cox_cluster *cluster, const char *node, uint8_t *bytes, size_t size);
 /* Waits until what was given to send is with the server, or deadline_ns. */
 void cox_cluster_flush(struct cox_cluster *cluster, uint64_t deadline_ns);

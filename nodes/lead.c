@@ -154,7 +154,7 @@ static void large_free(struct large *large)
 
 static void send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size)
 {
-    if (!nodes->cluster) { /* while it is opened */
+    if (!nodes->cluster) { /* while it is opened, or closed */
         free(bytes);
         return;
     }
@@ -1130,8 +1130,14 @@ int cox_nodes_open(const struct cox_nodes_options *options, struct cox_nodes **r
     /* A server that does not accept it says nothing that can be told. */
     if (r == 0 && !access->insecure_loopback)
         r = cox_direct_check_certificate(access->ca, access->certificate, access->key, "lead", err);
+    struct cox_cluster *made = NULL;
     if (r == 0)
-        r = cox_cluster_open(&cluster, &nodes->cluster, err);
+        r = cox_cluster_open(&cluster, &made, err);
+    if (made) { /* frames have come meanwhile */
+        pthread_mutex_lock(&nodes->lock);
+        nodes->cluster = made;
+        pthread_mutex_unlock(&nodes->lock);
+    }
     if (r == 0)
         r = direct_open(nodes, err);
     if (r == 0)
@@ -1170,7 +1176,12 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
         pthread_join(nodes->thread, NULL);
     if (nodes->large_threaded)
         pthread_join(nodes->large_thread, NULL);
-    cox_cluster_close(nodes->cluster);
+    /* Frames still come, by direct connections too, and would be answered. */
+    pthread_mutex_lock(&nodes->lock);
+    struct cox_cluster *cluster = nodes->cluster;
+    nodes->cluster = NULL;
+    pthread_mutex_unlock(&nodes->lock);
+    cox_cluster_close(cluster);
     cox_direct_close(nodes->direct);
     struct cox_lead_event *event;
     while ((event = cox_lead_events_take(&nodes->events)))
