@@ -196,11 +196,30 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
     return r;
 }
 
-static const char *executor_why_late(struct cox_executor *executor, uint32_t rank)
+/* A rank on another machine: what is known of its node is said. */
+static void why_late_there(const struct cox_transport *transport, uint32_t rank, char *text,
+                           size_t size)
+{
+    char node[COX_NODE_NAME_MAX + 1] = "", address[128], trouble[200];
+    if (transport->trouble &&
+        transport->trouble(transport->context, rank, trouble, sizeof trouble)) {
+        snprintf(text, size, "in time: %s", trouble);
+        return;
+    }
+    if (transport->place)
+        transport->place(transport->context, rank, node, sizeof node, address, sizeof address);
+    snprintf(text, size, "in time: node %s has not started it: the log of its agent says why",
+             node[0] ? node : "?");
+}
+
+static const char *executor_why_late(struct cox_executor *executor, uint32_t rank, char *text,
+                                     size_t size)
 {
     pid_t pid = cox_rank_pid(&executor->ranks[rank]);
-    if (pid == 0 && executor->options.transport)
-        return "in time: its node has not started it";
+    if (pid == 0 && executor->options.transport) {
+        why_late_there(executor->options.transport, rank, text, size);
+        return text;
+    }
     if (pid == 0)
         return "in time: start it by hand (coxswain-worker --socket PATH), or wait longer";
     if (!executor->options.transport && cox_peer_stopped(pid))
@@ -268,9 +287,11 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         pthread_mutex_lock(&collector->lock);
         if (r == 0 && cancelled)
             r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
+        char late[256];
         if (r == 0 && cox_now_ns() >= deadline_ns)
             r = cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
-                                              executor_why_late(executor, rank), err);
+                                              executor_why_late(executor, rank, late, sizeof late),
+                                              err);
         if (r == 0)
             cox_collector_sleep(collector, rank, UINT64_MAX, &before,
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));

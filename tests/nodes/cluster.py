@@ -366,7 +366,9 @@ class Cluster:
             f"{pair}-key.pem",
         ]
 
-    def server_start(self, name: str, certificates: pathlib.Path | None = None) -> Program:
+    def server_start(
+        self, name: str, certificates: pathlib.Path | None = None, log: str | None = None
+    ) -> Program:
         text = (self.certificates / "coxswain-nats.conf").read_text()
         if certificates:
             for file in ("server.pem", "server-key.pem"):
@@ -390,7 +392,8 @@ class Cluster:
             )
         path = self.folder / f"nats-{name}.conf"
         path.write_text(text)
-        program = self.machines[name].start("nats-server", "-c", str(path))
+        logging = ["--log", log] if log else []
+        program = self.machines[name].start("nats-server", "-c", str(path), *logging)
         self.servers[name] = program
         return program
 

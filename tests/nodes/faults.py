@@ -497,6 +497,26 @@ CASES["agent/log-full"] = (log_full("agent"), 1)
 CASES["lead/log-full"] = (log_full("lead"), 1)
 
 
+@case("server/log-full")
+def server_on_full(trial: Trial) -> None:
+    """The server starts anew with a log on a full disk, and a rank dies: work goes on."""
+    name = trial.group.server_names[0]
+    machine = trial.group.machines[name]
+    log = machine.path("/tmp/nats.log")
+    machine.fill("/tmp")
+    trial.fault()
+    trial.group.servers[name].kill()
+    trial.group.server_start(name, log="/tmp/nats.log")
+    trial.heal()
+    trial.answer()
+    trial.load.failures_allowed.clear()
+    signal_rank(trial, signal.SIGKILL)
+    trial.answer()
+    trial.await_named(NODE_B, trial.lead, seconds=1.0)
+    machine.empty()
+    log.unlink()
+
+
 # ---- certificates ----
 
 
