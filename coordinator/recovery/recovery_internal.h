@@ -36,6 +36,8 @@ struct cox_recovery_rank {
     char death[1024];
     /* without the last lines */
     char how[512];
+    /* its process before it was replaced */
+    pid_t before;
     /* replaced: by which process */
     char news[768];
 };

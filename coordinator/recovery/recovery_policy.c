@@ -142,7 +142,11 @@ static void rank_restarted(struct cox_recovery *recovery, uint32_t number, int r
         return;
     }
     rank->replaced = true;
-    snprintf(rank->news, sizeof rank->news, "%s: replaced by process %jd (incarnation %" PRIu32 ")",
+    /* A node that was away may come back with its ranks alive. */
+    snprintf(rank->news, sizeof rank->news,
+             status->pid == rank->before && status->node[0]
+                 ? "%s: its process %jd is there again (incarnation %" PRIu32 ")"
+                 : "%s: replaced by process %jd (incarnation %" PRIu32 ")",
              rank->how, (intmax_t)status->pid, status->incarnation);
 }
 
@@ -152,6 +156,7 @@ static void rank_remember(struct cox_recovery *recovery, uint32_t number)
     struct cox_executor_status status;
     struct cox_recovery_rank *rank = &recovery->ranks[number];
     cox_executor_status(recovery->executor, &status, recovery->statuses);
+    rank->before = recovery->statuses[number].pid;
     if (rank->dead)
         snprintf(rank->how, sizeof rank->how, "%s", recovery->statuses[number].death);
     else
