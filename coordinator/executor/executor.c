@@ -580,11 +580,15 @@ static int executor_check_options(struct cox_executor_options *options, char *na
     struct cox_geometry_choice choice = {
         .depth = options->depth,
         .legacy = options->legacy_workers,
-        .sealed = options->attach == COX_ATTACH_SEALED,
+        /* No rank of another machine attaches to this memory: names would serve nobody, and
+         * futexes wake this process once, when the last reply is there. */
+        .sealed = options->attach == COX_ATTACH_SEALED || elsewhere,
         .no_recorder = options->no_recorder,
         .mirrored = options->rank_here && options->rank_here < options->rank_count,
         /* A rank has one active channel thread at a time, and so has the coordinator. */
-        .spin_ns = cox_spin_budget_ns(options->spin, options->rank_count + 1),
+        .spin_ns = cox_spin_budget_ns(
+            options->spin,
+            elsewhere ? 1 : 1 + (options->rank_here ? options->rank_here : options->rank_count)),
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
@@ -633,6 +637,7 @@ static int executor_open_nodes(struct cox_executor *executor, struct cox_error *
     int r = cox_options_copy(&known, sizeof known, options->nodes, "cox_executor_nodes", err);
     if (r)
         return r;
+    executor->attach = known.attach == COX_ATTACH_SEALED ? "sealed" : "named";
     struct cox_nodes_options made = {
         .nodes = &known,
         .group = executor->name,
@@ -673,6 +678,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     executor->options = *options;
     executor->started_ns = cox_now_ns();
     executor->geometry = geometry;
+    executor->attach = options->attach == COX_ATTACH_SEALED ? "sealed" : "named";
     executor->control.lock_fd = -1;
     pthread_mutex_init(&executor->transport_lock, NULL);
     executor->engine_state = COX_ENGINE_INIT;

@@ -56,6 +56,8 @@ struct cox_executor {
     /* options.nodes; NULL: none */
     struct cox_nodes *nodes;
     const struct cox_nodes_library *nodes_library;
+    /* how the ranks attach, on whatever machine: "named" or "sealed" */
+    const char *attach;
     /* of each rank that a transport reaches: the write end of its end_fd; -1: no process. Under
      * transport_lock. */
     int remote_ends[COX_RANK_COUNT_MAX];

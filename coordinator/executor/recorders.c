@@ -294,7 +294,7 @@ static recording *recording_make(struct cox_executor *executor, enum cox_crash k
     message->has_pid = message->has_depth = 1;
     message->pid = getpid();
     message->depth = executor->geometry.depth;
-    message->attach = strdup(executor->geometry.sealed ? "sealed" : "named");
+    message->attach = strdup(executor->attach);
     message->engine_state = text_put(status.engine_state ? status.engine_state : "");
     recorder_put(executor, COX_RECORDER_COORDINATOR, &message->has_recorder, &message->recorder);
     for (uint32_t rank = 0; executor->supervisor && rank < rank_count; rank++)

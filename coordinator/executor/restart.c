@@ -53,7 +53,7 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     atomic_fetch_add_explicit(&executor->ranks[rank].incarnation, 1, memory_order_relaxed);
     struct cox_fd_bundle *bundle = &executor->replacements[rank];
     int r = 0;
-    if (executor->geometry.sealed) {
+    if (executor->geometry.sealed && !executor->options.transport) {
         pthread_mutex_lock(&executor->memory_lock);
         r = cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err);
         pthread_mutex_unlock(&executor->memory_lock);

@@ -175,7 +175,7 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
     uint64_t now = cox_now_ns();
     *ret_status = (struct cox_executor_status){
         .name = cox_executor_name(executor),
-        .attach = executor->geometry.sealed ? "sealed" : "named",
+        .attach = executor->attach,
         .engine_state = cox_engine_state_name(cox_executor_engine_state(executor)),
         .rank_count = executor->geometry.rank_count,
         .depth = executor->geometry.depth,
