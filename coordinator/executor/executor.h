@@ -191,6 +191,7 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  *   COX_INVALID: no such rank
  *   COX_DEADLOCK: inside a handler or hook
  *   COX_CLOSED: the group stops
+ *   COX_TAKEN: another coordinator has taken the ranks over (transport.h)
  *   COX_EXEC_FAILED: the program cannot be executed
  *   COX_PEER_DEAD: the new process ended before it attached
  *   COX_TIMEOUT: it did not attach in time
@@ -252,6 +253,8 @@ COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t 
  * been started. */
 bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffer,
                        size_t buffer_size);
+/* taken_over of its transport. */
+int cox_executor_taken_over(struct cox_executor *executor, struct cox_error *err);
 #endif
 
 /* Registers the handler of an asynchronous channel (execute or transfer).

@@ -296,7 +296,7 @@ static int restart_refuse(struct cox_executor *executor, struct cox_error *err)
         return cox_fail(err, COX_CLOSED, "the group stops");
     if (!atomic_load_explicit(&executor->complete, memory_order_acquire))
         return cox_fail(err, COX_BUSY, "the group is still being started");
-    return 0;
+    return cox_executor_taken_over(executor, err);
 }
 
 /* acq_rel: partner is the release in give; one thread at a time changes the rank's incarnation. */

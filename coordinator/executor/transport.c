@@ -290,6 +290,12 @@ int cox_executor_open_transport(struct cox_executor *executor, struct cox_error 
     return r;
 }
 
+int cox_executor_taken_over(struct cox_executor *executor, struct cox_error *err)
+{
+    const struct cox_transport *transport = executor->options.transport;
+    return transport && transport->taken_over ? transport->taken_over(transport->context, err) : 0;
+}
+
 void cox_executor_close_transport(struct cox_executor *executor)
 {
     const struct cox_transport *transport = executor->options.transport;

@@ -426,6 +426,8 @@ uint64_t cox_recovery_turn_due(struct cox_recovery *recovery)
     const struct cox_recovery_rank *dead = cox_recovery_first_dead(recovery);
     if (recovery->failed || recovery->closing)
         return due_ns;
+    if (dead && cox_executor_taken_over(recovery->executor, NULL))
+        return 0;
     /* Also if an order has replaced a rank, and the ranks cannot be initialized. */
     if (recovery->options.policy.on_death == COX_ON_DEATH_FAIL)
         return first_lost(recovery) || (recovery->unready && !dead && !is_attended(recovery))
@@ -448,7 +450,10 @@ uint64_t cox_recovery_turn_due(struct cox_recovery *recovery)
 void cox_recovery_turn(struct cox_recovery *recovery)
 {
     const struct cox_recovery_rank *dead = cox_recovery_first_dead(recovery);
-    if (recovery->options.policy.on_death == COX_ON_DEATH_FAIL)
+    struct cox_error taken = {0};
+    if (dead && cox_executor_taken_over(recovery->executor, &taken))
+        fail(recovery, taken.text);
+    else if (recovery->options.policy.on_death == COX_ON_DEATH_FAIL)
         fail(recovery, first_lost(recovery) ? first_lost(recovery)->death : recovery->last.text);
     else if (is_exhausted(recovery))
         fail_exhausted(recovery);

@@ -125,6 +125,10 @@ struct cox_transport {
     /* The process of the rank is stopped by a signal. Called with locks of the channel. NULL: not
      * known. */
     bool (*stopped)(void *context, uint32_t rank);
+    /* Whether another coordinator has taken the ranks over: all of them have died or failed, and
+     * none can be started again. Called with locks. Returns 0: no; COX_TAKEN: err says which one.
+     * NULL: 0. */
+    int (*taken_over)(void *context, struct cox_error *err);
     /* The group ends: what was published before is sent. Afterwards no function of host is called.
      * */
     void (*stop)(void *context);
