@@ -41,7 +41,6 @@
 #define FLUSH_MS 500
 /* How often it is looked whether ranks are stopped. */
 #define LOOK_NS (250 * COX_NSEC_PER_MSEC)
-#define HELLO_NS (100 * COX_NSEC_PER_MSEC)
 #define DIRECT_FRAME 1u
 
 struct large {
@@ -61,8 +60,6 @@ struct agent {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct cox_agent_link link;
-    char lead_address[128];
-    uint64_t hello_ns;
     uint64_t cancelled_through[COX_TWO_WAY_COUNT], ended_through[COX_TWO_WAY_COUNT];
     enum cox_lead_state told;
     /* what the ranks were started with */
@@ -161,7 +158,7 @@ static void *large_main(void *context)
         if (!agent->large_first)
             agent->large_end = &agent->large_first;
         char address[128];
-        snprintf(address, sizeof address, "%s", agent->lead_address);
+        snprintf(address, sizeof address, "%s", agent->link.lead_address);
         pthread_mutex_unlock(&agent->lock);
         struct cox_error why = {0};
         const struct iovec part = {.iov_base = large->bytes, .iov_len = large->size};
@@ -205,7 +202,6 @@ static void hello_send(struct agent *agent)
     uint64_t client_id = 0;
     if (!agent->cluster)
         return;
-    agent->hello_ns = now_ns;
     CoxNode__Fact *facts = calloc(options->fact_count + 1, sizeof *facts);
     CoxNode__Fact **pointers = calloc(options->fact_count + 1, sizeof(CoxNode__Fact *));
     if (!facts || !pointers) {
@@ -842,12 +838,8 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
         return; /* the lead says it again */
     }
     if (r == 0 && frame.kind == COX_FRAME_SEEK) {
-        CoxNode__Seek *seek = cox_node__seek__unpack(NULL, frame.size, frame.payload);
-        if (seek && seek->address)
-            snprintf(agent->lead_address, sizeof agent->lead_address, "%s", seek->address);
-        if (seek && seek->epoch >= agent->link.epoch)
+        if (cox_agent_link_greets(&agent->link, &frame, COX_STALE, now_ns))
             hello_send(agent);
-        cox_node__seek__free_unpacked(seek, NULL);
     } else if (r == 0 && frame.kind == COX_FRAME_WELCOME) {
         CoxNode__Welcome *welcome = cox_node__welcome__unpack(NULL, frame.size, frame.payload);
         if (welcome)
@@ -855,10 +847,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
         cox_node__welcome__free_unpacked(welcome, NULL);
     } else if (r == 0) {
         r = cox_agent_link_receive(&agent->link, &frame, now_ns, &why);
-        /* The lead takes another agent for this node, or does not know that this one follows it no
-         * more. */
-        if (r == COX_STALE && agent->link.state == COX_LEAD_FREE &&
-            now_ns - agent->hello_ns >= HELLO_NS)
+        if (cox_agent_link_greets(&agent->link, &frame, r, now_ns))
             hello_send(agent);
         run_requests(agent);
         if (agent->link.finishing)

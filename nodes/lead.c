@@ -113,9 +113,11 @@ struct cox_nodes {
     struct cox_images images;
     CoxNode__Peer *peers;
     CoxNode__Peer **peer_pointers;
-    size_t peer_count;
+    uint64_t peers_version;
     /* nodes are admitted when they come */
     bool started, stopping;
+    /* another lead has taken the nodes over; "": no */
+    char taken_over[400];
     /* since when this process has no connection; 0: it has one */
     uint64_t cut_off_ns;
     uint64_t seek_ns;
@@ -380,10 +382,11 @@ static void peers_fill(struct cox_nodes *nodes)
         peer->incarnation = link->state == COX_NODE_ABSENT ? 0 : link->incarnation;
         nodes->peer_pointers[i] = peer;
     }
-    nodes->peer_count = nodes->node_count;
+    nodes->peers_version++;
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         nodes->links[i].peers = nodes->peer_pointers;
-        nodes->links[i].peer_count = nodes->peer_count;
+        nodes->links[i].peer_count = nodes->node_count;
+        nodes->links[i].peers_version = nodes->peers_version;
         nodes->links[i].changed = true;
     }
 }
@@ -443,8 +446,11 @@ static void admit(struct cox_nodes *nodes, uint32_t node)
     welcome.beat_ms = nodes->times.beat_ms;
     welcome.suspect_ms = nodes->times.suspect_ms;
     welcome.dead_ms = nodes->times.dead_ms;
-    welcome.n_peers = nodes->peer_count;
+    welcome.n_peers = nodes->node_count;
     welcome.peers = nodes->peer_pointers;
+    welcome.has_peers_version = 1;
+    welcome.peers_version = nodes->peers_version;
+    welcome.address = nodes->address;
     send_message(nodes, node, COX_FRAME_WELCOME, &welcome.base);
 }
 
@@ -472,6 +478,22 @@ static enum rivalry hello_compare(struct cox_nodes *nodes, uint32_t node, uint64
                                                                             : RIVAL_WAITS;
 }
 
+/* Agents follow a later lead: this one was stopped, or cut off, for too long. The lock is held. */
+static void give_up(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message)
+{
+    const char *address = message->lead_address ? message->lead_address : "";
+    char text[sizeof nodes->taken_over + 16];
+    if (nodes->taken_over[0])
+        return;
+    snprintf(
+        nodes->taken_over, sizeof nodes->taken_over,
+        "another lead of the group '%s' has taken over (epoch %" PRIu64 "%s%.128s, says node %s)",
+        nodes->group, message->epoch, address[0] ? ", at " : "", address, nodes->links[node].node);
+    snprintf(text, sizeof text, "is gone: %s", nodes->taken_over);
+    for (uint32_t i = 0; i < nodes->node_count; i++)
+        cox_lead_link_give_up(&nodes->links[i], text);
+}
+
 static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message)
 {
     struct hello *hello = &nodes->hellos[node];
@@ -480,6 +502,11 @@ static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hel
     char text[320];
     if (!message->address || !message->address[0])
         return COX_STALE; /* it says it again when it has one */
+    /* While this one starts, it takes an epoch that is later than all (take_over). */
+    if (nodes->started && message->epoch > nodes->epoch)
+        give_up(nodes, node, message);
+    if (nodes->taken_over[0])
+        return COX_TAKEN;
     const enum rivalry rivalry = hello_compare(nodes, node, message->agent, now_ns);
     if (rivalry == RIVAL_WAITS)
         return COX_TAKEN; /* it says hello again */
@@ -518,13 +545,7 @@ static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hel
         hello->facts[2 * i + 1] = strdup(fact->value ? fact->value : "");
         hello->fact_count = i + 1;
     }
-    if (message->protocol != COX_FRAME_PROTOCOL)
-        snprintf(hello->refusal, sizeof hello->refusal,
-                 "node %s has Coxswain %.40s, whose protocol between nodes is %" PRIu32
-                 "; the lead has %s with %u: install the same version",
-                 link->node, message->version ? message->version : "?", message->protocol,
-                 COX_VERSION_TEXT, COX_FRAME_PROTOCOL);
-    else
+    if (cox_lead_link_release_agrees(link, message, hello->refusal, sizeof hello->refusal))
         facts_agree(nodes, node, hello->refusal, sizeof hello->refusal);
     if (hello->refusal[0]) {
         refuse(nodes, node, hello->agent, true, hello->refusal);
@@ -656,16 +677,12 @@ static void on_connection(void *context, bool connected, const char *text)
 
 static void seek(struct cox_nodes *nodes, uint64_t now_ns)
 {
-    CoxNode__Seek message = COX_NODE__SEEK__INIT;
-    if (now_ns - nodes->seek_ns < nodes->times.beat_ms * COX_NSEC_PER_MSEC)
+    if (nodes->taken_over[0] || now_ns - nodes->seek_ns < nodes->times.beat_ms * COX_NSEC_PER_MSEC)
         return;
     nodes->seek_ns = now_ns;
-    message.has_epoch = 1;
-    message.epoch = nodes->epoch;
-    message.address = nodes->address;
     for (uint32_t i = 0; i < nodes->node_count; i++)
         if (nodes->links[i].state == COX_NODE_ABSENT)
-            send_message(nodes, i, COX_FRAME_SEEK, &message.base);
+            send_message(nodes, i, COX_FRAME_SEEK, NULL);
 }
 
 /* While this process hears nothing, silence says nothing of the nodes: they are suspect, and not dead,
@@ -746,14 +763,30 @@ static bool transport_continued(void *context)
     return nodes->continued;
 }
 
+/* The lock is held. */
+static int taken_over(const struct cox_nodes *nodes, struct cox_error *err)
+{
+    return nodes->taken_over[0] ? cox_fail(err, COX_TAKEN, "%s", nodes->taken_over) : 0;
+}
+
+static int transport_taken_over(void *context, struct cox_error *err)
+{
+    struct cox_nodes *nodes = context;
+    pthread_mutex_lock(&nodes->lock);
+    int r = taken_over(nodes, err);
+    pthread_mutex_unlock(&nodes->lock);
+    return r;
+}
+
 static int transport_open(void *context, uint32_t rank, uint32_t incarnation, struct cox_error *err)
 {
     struct cox_nodes *nodes = context;
-    (void)err;
     pthread_mutex_lock(&nodes->lock);
-    cox_lead_link_want(&nodes->links[node_of(nodes, rank)], rank, incarnation);
+    int r = taken_over(nodes, err);
+    if (r == 0)
+        cox_lead_link_want(&nodes->links[node_of(nodes, rank)], rank, incarnation);
     pthread_mutex_unlock(&nodes->lock);
-    return 0;
+    return r;
 }
 
 static void transport_kill(void *context, uint32_t rank)
@@ -1106,6 +1139,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
         .unshare = transport_unshare,
         .trouble = transport_trouble,
         .stopped = transport_stopped,
+        .taken_over = transport_taken_over,
         .stop = transport_stop,
     };
     return r;

@@ -34,7 +34,7 @@ struct cox_cluster_access {
 
 /* Times, in milliseconds; 0: the default. */
 struct cox_node_times {
-    /* beats, both ways; default 100 */
+    /* beats, both ways, where nothing else was sent; default 100 */
     uint64_t beat_ms;
     /* silence after which a node is suspect: it gets no requests; default 300 */
     uint64_t suspect_ms;

@@ -9,6 +9,8 @@
 
 /* The period over which the smallest difference of the clocks is kept. */
 #define OFFSET_PERIOD_NS (5 * COX_NSEC_PER_SEC)
+/* How often a lead that is not followed is told so. */
+#define HELLO_NS (100 * COX_NSEC_PER_MSEC)
 
 static struct cox_agent_request *request_of(struct cox_agent_link *link, uint32_t channel,
                                             uint64_t sequence)
@@ -43,9 +45,11 @@ void cox_agent_link_deinit(struct cox_agent_link *link)
     link_forget(link);
 }
 
-static void take_peers(struct cox_agent_link *link, CoxNode__Peer *const *peers, size_t count)
+static void take_peers(struct cox_agent_link *link, CoxNode__Peer *const *peers, size_t count,
+                       uint64_t version)
 {
     link->peer_count = 0;
+    link->peers_version = version;
     for (size_t i = 0; i < count && i < COX_NODE_COUNT_MAX; i++) {
         if (!peers[i]->incarnation)
             continue; /* it is not there */
@@ -82,14 +86,16 @@ int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *w
     link->finishing = false;
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         const uint64_t after = c < welcome->n_start_after ? welcome->start_after[c] : 0;
-        link->channels[c].taken = link->channels[c].done = after;
+        link->channels[c].taken = link->channels[c].done = link->channels[c].said = after;
         link->channels[c].void_through = link->channels[c].ended = 0;
         link->channels[c].gone = 0;
     }
-    take_peers(link, welcome->peers, welcome->n_peers);
+    take_peers(link, welcome->peers, welcome->n_peers, welcome->peers_version);
+    snprintf(link->lead_address, sizeof link->lead_address, "%s",
+             welcome->address ? welcome->address : "");
     link->state = COX_LEAD_FOLLOWING;
     link->heard_ns = now_ns;
-    link->beat_ns = 0;
+    link->beat_ns = link->spoke_ns = 0;
     link->changed = true;
     link->offset_since_ns = 0;
     return 0;
@@ -131,6 +137,8 @@ static void answer_send(struct cox_agent_link *link, struct cox_agent_request *r
         return; /* as if it were lost */
     memcpy(copy, request->answer, request->answer_size);
     request->again_ns = now_ns + cox_frame_transfer_ns(request->answer_size);
+    if (cox_frame_shows_life(request->answer_size))
+        link->spoke_ns = now_ns;
     link->send(link->context, copy, request->answer_size);
 }
 
@@ -168,10 +176,11 @@ static int receive_request(struct cox_agent_link *link, const struct cox_frame *
     if (frame->size)
         memcpy(request->frame + COX_FRAME_HEAD_SIZE, frame->payload, frame->size);
     request->sequence = frame->sequence;
+    request->came_ns = now_ns;
     return 0;
 }
 
-static int receive_beat(struct cox_agent_link *link, const struct cox_frame *frame, uint64_t now_ns,
+static int receive_beat(struct cox_agent_link *link, const struct cox_frame *frame,
                         struct cox_error *err)
 {
     CoxNode__LeadBeat *beat = cox_node__lead_beat__unpack(NULL, frame->size, frame->payload);
@@ -188,9 +197,10 @@ static int receive_beat(struct cox_agent_link *link, const struct cox_frame *fra
     for (size_t i = 0; i < beat->n_killed && i < link->rank_count; i++)
         link->killed[i] = beat->killed[i];
     link->finishing = link->finishing || beat->finishing;
-    take_peers(link, beat->peers, beat->n_peers);
-    link->echo_ns = beat->sent_ns;
-    link->echoed_ns = now_ns;
+    if (beat->peers_version > link->peers_version) {
+        take_peers(link, beat->peers, beat->n_peers, beat->peers_version);
+        link->changed = true; /* the lead sends them until it knows */
+    }
     cox_node__lead_beat__free_unpacked(beat, NULL);
     return 0;
 }
@@ -210,8 +220,18 @@ int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *
         link->changed = true;
     }
     return frame->kind == COX_FRAME_REQUEST     ? receive_request(link, frame, now_ns)
-           : frame->kind == COX_FRAME_LEAD_BEAT ? receive_beat(link, frame, now_ns, err)
+           : frame->kind == COX_FRAME_LEAD_BEAT ? receive_beat(link, frame, err)
                                                 : COX_CORRUPT;
+}
+
+bool cox_agent_link_greets(const struct cox_agent_link *link, const struct cox_frame *frame, int r,
+                           uint64_t now_ns)
+{
+    const bool older = frame->epoch < link->epoch;
+    if (frame->kind == COX_FRAME_SEEK && !older)
+        return true;
+    return r == COX_STALE && (older || link->state == COX_LEAD_FREE) &&
+           now_ns - link->hello_ns >= HELLO_NS;
 }
 
 uint64_t cox_agent_link_here(const struct cox_agent_link *link, uint64_t lead_ns)
@@ -326,10 +346,10 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
     CoxNode__Rank ranks[COX_RANK_COUNT_MAX], *rank_pointers[COX_RANK_COUNT_MAX];
     uint64_t answered[COX_TWO_WAY_COUNT][COX_NODE_DEPTH_MAX];
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        const struct cox_agent_channel *channel = &link->channels[c];
+        struct cox_agent_channel *channel = &link->channels[c];
         cox_node__channel__init(&channels[c]);
         channels[c].has_through = channels[c].has_done = 1;
-        channels[c].through = channel->taken;
+        channels[c].through = channel->said = channel->taken;
         channels[c].done = channel->done;
         channels[c].answered = answered[c];
         for (uint32_t i = 0; i < link->depth; i++)
@@ -358,9 +378,8 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
     beat.channels = channel_pointers;
     beat.n_ranks = link->rank_count;
     beat.ranks = rank_pointers;
-    beat.has_echo_ns = beat.has_held_ns = link->echo_ns != 0;
-    beat.echo_ns = link->echo_ns;
-    beat.held_ns = now_ns - link->echoed_ns;
+    beat.has_peers_version = 1;
+    beat.peers_version = link->peers_version;
     beat.has_agent = 1;
     beat.agent = link->agent;
     beat.server_id = link->server_id;
@@ -376,9 +395,32 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
     uint8_t *bytes = cox_frame_of_message(&head, &beat.base, &size);
     if (!bytes)
         return;
-    link->beat_ns = now_ns;
+    link->beat_ns = link->spoke_ns = now_ns;
+    link->again = link->changed;
     link->changed = false;
     link->send(link->context, bytes, size);
+}
+
+/* A request that the ranks have since beat_ms, of which neither a beat nor an answer has spoken. */
+static bool request_is_unsaid(const struct cox_agent_link *link, uint64_t before_ns)
+{
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t i = 0; i < link->depth; i++) {
+            const struct cox_agent_request *request = &link->channels[c].requests[i];
+            if (request->taken && !request->answered && request->came_ns <= before_ns &&
+                request->sequence > link->channels[c].said)
+                return true;
+        }
+    return false;
+}
+
+static bool beat_is_due(const struct cox_agent_link *link, uint64_t now_ns)
+{
+    const uint64_t beat_ns = link->times.beat_ms * COX_NSEC_PER_MSEC;
+    if (link->changed || now_ns - link->beat_ns >= COX_NODE_BEATS_MAX * beat_ns)
+        return true;
+    return now_ns - (link->again ? link->beat_ns : link->spoke_ns) >= beat_ns ||
+           request_is_unsaid(link, now_ns - beat_ns);
 }
 
 void cox_agent_link_tick(struct cox_agent_link *link, uint64_t now_ns)
@@ -393,7 +435,7 @@ void cox_agent_link_tick(struct cox_agent_link *link, uint64_t now_ns)
         link->state = COX_LEAD_OVER;
     /* Also to a lead that is lost: it may hear, and answers then. */
     if ((link->state == COX_LEAD_FOLLOWING || link->state == COX_LEAD_LOST) &&
-        (link->changed || now_ns - link->beat_ns >= link->times.beat_ms * COX_NSEC_PER_MSEC))
+        beat_is_due(link, now_ns))
         link_beat(link, NULL, now_ns);
 }
 
@@ -412,12 +454,13 @@ void cox_agent_link_leave(struct cox_agent_link *link, const char *text, uint64_
     link->state = COX_LEAD_OVER;
 }
 
-void cox_agent_link_describe(const struct cox_agent_link *link, uint64_t now_ns,
-                             CoxNode__Hello *message, CoxNode__Channel *channels,
-                             CoxNode__Channel **pointers)
+void cox_agent_link_describe(struct cox_agent_link *link, uint64_t now_ns, CoxNode__Hello *message,
+                             CoxNode__Channel *channels, CoxNode__Channel **pointers)
 {
+    link->hello_ns = now_ns;
     message->has_epoch = message->has_silent_ms = 1;
     message->epoch = link->epoch;
+    message->lead_address = link->lead_address;
     message->silent_ms = link->epoch ? (now_ns - link->heard_ns) / COX_NSEC_PER_MSEC : 0;
     message->has_rank_first = message->has_rank_count = 1;
     message->rank_first = link->rank_first;

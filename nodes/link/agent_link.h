@@ -13,7 +13,10 @@
  *     lead is told at once what is there;
  *   - a request that was taken is never run again: if it is answered, the answer is sent again;
  *   - a request whose deadline has passed is not run, and is answered so;
- *   - answers are kept until their frame is needed again.
+ *   - answers are kept until their frame is needed again;
+ *   - beats as in lead_link.h; one is also due when a request was not answered beat_ms after it came,
+ *     so that the lead does not send it again;
+ *   - to frames of a lead that it does not follow any more it says hello: that lead ends.
  *
  * Like lead_link.h it does no input or output and has no clock. Times of the lead are translated by
  * the smallest difference between the clocks that a frame has shown in the last seconds, so that the
@@ -46,6 +49,7 @@ struct cox_agent_request {
     size_t answer_size;
     /* it may be on its way as long */
     uint64_t again_ns;
+    uint64_t came_ns;
     bool answered;
     /* all its ranks have replied, or are dead */
     bool done;
@@ -54,6 +58,8 @@ struct cox_agent_request {
 struct cox_agent_channel {
     /* the last request that was taken, and up to where all are done */
     uint64_t taken, done;
+    /* the last one that a beat has spoken of */
+    uint64_t said;
     uint64_t void_through;
     /* requests up to here do not come any more */
     uint64_t gone;
@@ -83,13 +89,20 @@ struct cox_agent_peer {
 struct cox_agent_link {
     struct cox_agent_peer peers[COX_NODE_COUNT_MAX];
     uint32_t peer_count;
+    uint64_t peers_version;
     struct cox_node_times times;
     enum cox_lead_state state;
     uint64_t agent;
     uint64_t epoch, incarnation;
     uint32_t rank_first, rank_count, depth;
-    uint64_t heard_ns, beat_ns, lost_ns;
-    bool changed;
+    /* of the lead that is followed, or was last */
+    char lead_address[128];
+    uint64_t heard_ns, lost_ns;
+    /* as in struct cox_lead_link */
+    uint64_t beat_ns, spoke_ns;
+    bool changed, again;
+    /* the last hello */
+    uint64_t hello_ns;
     /* what the lead wants */
     uint32_t wanted[COX_RANK_COUNT_MAX], killed[COX_RANK_COUNT_MAX];
     bool finishing;
@@ -98,7 +111,6 @@ struct cox_agent_link {
     /* this clock minus the lead's: the smallest of this period and of the one before */
     int64_t offset_ns, offset_before_ns;
     uint64_t offset_since_ns;
-    uint64_t echo_ns, echoed_ns;
     /* of its connection, for beats; the caller's */
     char server_id[64];
     uint64_t client_id;
@@ -119,6 +131,10 @@ int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *w
  * cox_agent_link_next returns, and looks at wanted, killed, finishing and void_through. */
 int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
                            uint64_t now_ns, struct cox_error *err);
+/* Whether a hello is due after this frame, for which receive has returned r (a SEEK: COX_STALE): the
+ * lead seeks, or does not know that it is not followed. describe is called then. */
+bool cox_agent_link_greets(const struct cox_agent_link *link, const struct cox_frame *frame, int r,
+                           uint64_t now_ns);
 /* The next request of the channel to be run; returns false: there is none. Lent until taken.
  * *ret_deadline_ns: on this clock. One whose deadline has passed is answered, and skipped. */
 bool cox_agent_link_next(struct cox_agent_link *link, uint32_t channel, uint64_t now_ns,
@@ -145,8 +161,7 @@ void cox_agent_link_release(struct cox_agent_link *link);
 /* The agent ends: tells its lead. */
 void cox_agent_link_leave(struct cox_agent_link *link, const char *text, uint64_t now_ns);
 /* For Hello: fills message, whose channels point into channels. */
-void cox_agent_link_describe(const struct cox_agent_link *link, uint64_t now_ns,
-                             CoxNode__Hello *message, CoxNode__Channel *channels,
-                             CoxNode__Channel **pointers);
+void cox_agent_link_describe(struct cox_agent_link *link, uint64_t now_ns, CoxNode__Hello *message,
+                             CoxNode__Channel *channels, CoxNode__Channel **pointers);
 
 #endif

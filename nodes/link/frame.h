@@ -31,7 +31,7 @@
 
 #include "nodes_common.h"
 
-#define COX_FRAME_PROTOCOL 1u
+#define COX_FRAME_PROTOCOL 2u
 #define COX_FRAME_HEAD_SIZE 96
 
 enum cox_frame_kind {
@@ -75,6 +75,12 @@ int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_fr
 static inline uint64_t cox_frame_transfer_ns(size_t size)
 {
     return size * 100; /* 10 MB/s */
+}
+/* A frame that soon shows the other side that its sender lives, as a beat does. What is larger, or goes
+ * by a direct connection, may be on its way for longer than a node may be silent. */
+static inline bool cox_frame_shows_life(size_t size)
+{
+    return size <= 65536;
 }
 const char *cox_frame_kind_name(enum cox_frame_kind kind);
 

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/version.h"
+
 /* ---- events ---- */
 
 void cox_lead_events_init(struct cox_lead_events *events)
@@ -49,12 +51,13 @@ uint8_t *cox_frame_of_message(const struct cox_frame *head, const ProtobufCMessa
                               size_t *ret_size)
 {
     struct cox_frame frame = *head;
-    frame.size = protobuf_c_message_get_packed_size(message);
+    frame.size = message ? protobuf_c_message_get_packed_size(message) : 0;
     *ret_size = COX_FRAME_HEAD_SIZE + frame.size;
     uint8_t *bytes = malloc(*ret_size);
     if (bytes) {
         cox_frame_pack_head(&frame, bytes);
-        protobuf_c_message_pack(message, bytes + COX_FRAME_HEAD_SIZE);
+        if (message)
+            protobuf_c_message_pack(message, bytes + COX_FRAME_HEAD_SIZE);
     }
     return bytes;
 }
@@ -86,6 +89,8 @@ static void request_send(struct cox_lead_link *link, struct cox_lead_request *re
     link->asked_again += request->sent_count > 0;
     request->sent_count++;
     link->sent++;
+    if (cox_frame_shows_life(request->size))
+        link->spoke_ns = now_ns;
     link->send(link->context, link, copy, request->size);
 }
 
@@ -152,9 +157,10 @@ void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t no
     link_forget(link);
     link->incarnation++;
     link->agent = agent;
-    link->heard_ns = now_ns;
-    link->beat_ns = 0;
+    link->heard_ns = link->tick_ns = now_ns;
+    link->beat_ns = link->spoke_ns = 0;
     link->changed = true;
+    link->peers_there = 0;
     link->reason[0] = '\0';
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_lead_channel *channel = &link->channels[c];
@@ -201,9 +207,42 @@ void cox_lead_link_die(struct cox_lead_link *link, const char *text)
         event->exit_status = -1;
         snprintf(event->text, sizeof event->text, "is lost: node %s %s", link->node, text);
     }
-    char state_text[256];
+    char state_text[368];
     snprintf(state_text, sizeof state_text, "is dead: it %s", text);
     link_set_state(link, COX_NODE_ABSENT, state_text);
+}
+
+void cox_lead_link_give_up(struct cox_lead_link *link, const char *text)
+{
+    cox_lead_link_die(link, text);
+    for (uint32_t i = 0; i < link->rank_count; i++) {
+        if (!link->ranks[i].wanted)
+            continue;
+        link->ranks[i] = (struct cox_lead_rank){0};
+        struct cox_lead_event *event = event_add(link, COX_LEAD_RANK_DIED);
+        event->rank = link->rank_first + i;
+        event->sequence = 1; /* it never attached */
+        event->exit_status = -1;
+        snprintf(event->text, sizeof event->text, "is lost: node %s %s", link->node, text);
+    }
+}
+
+bool cox_lead_link_release_agrees(const struct cox_lead_link *link, const CoxNode__Hello *hello,
+                                  char *refusal, size_t size)
+{
+    const char *theirs = hello->version ? hello->version : "?";
+    if (hello->protocol != COX_FRAME_PROTOCOL)
+        snprintf(refusal, size,
+                 "node %s has Coxswain %.40s, whose protocol between nodes is %" PRIu32
+                 "; the lead has %s with %u: install the same version",
+                 link->node, theirs, hello->protocol, COX_VERSION_TEXT, COX_FRAME_PROTOCOL);
+    else if (strcmp(theirs, COX_VERSION_TEXT) != 0)
+        snprintf(refusal, size,
+                 "node %s has Coxswain %.40s, the lead has %s: install the same version",
+                 link->node, theirs, COX_VERSION_TEXT);
+    else
+        return true;
+    return false;
 }
 
 /* ---- what the executor wants ---- */
@@ -453,6 +492,7 @@ static void receive_beat(struct cox_lead_link *link, const CoxNode__AgentBeat *b
     if (beat->server_id && strcmp(beat->server_id, link->server_id) != 0)
         snprintf(link->server_id, sizeof link->server_id, "%s", beat->server_id);
     link->client_id = beat->client_id;
+    link->peers_there = beat->peers_version;
     for (size_t c = 0; c < beat->n_channels && c < COX_TWO_WAY_COUNT; c++)
         receive_channel(link, (uint32_t)c, beat->channels[c], now_ns);
     for (size_t i = 0; i < beat->n_ranks && i < link->rank_count; i++)
@@ -523,10 +563,12 @@ static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
     beat.wanted = wanted;
     beat.killed = killed;
     beat.has_finishing = beat.finishing = link->finishing;
-    beat.has_sent_ns = 1;
-    beat.sent_ns = now_ns;
-    beat.n_peers = link->peer_count;
-    beat.peers = (CoxNode__Peer **)(uintptr_t)link->peers;
+    if (link->peers_there != link->peers_version) {
+        beat.n_peers = link->peer_count;
+        beat.peers = (CoxNode__Peer **)(uintptr_t)link->peers;
+        beat.has_peers_version = 1;
+        beat.peers_version = link->peers_version;
+    }
     const struct cox_frame head = {.kind = COX_FRAME_LEAD_BEAT,
                                    .epoch = link->epoch,
                                    .incarnation = link->incarnation,
@@ -535,15 +577,29 @@ static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
     uint8_t *bytes = cox_frame_of_message(&head, &beat.base, &size);
     if (!bytes)
         return;
-    link->beat_ns = now_ns;
+    link->beat_ns = link->spoke_ns = now_ns;
+    link->again = link->changed;
     link->changed = false;
     link->send(link->context, link, bytes, size);
+}
+
+static bool beat_is_due(const struct cox_lead_link *link, uint64_t now_ns)
+{
+    const uint64_t beat_ns = link->times->beat_ms * COX_NSEC_PER_MSEC;
+    if (link->changed || now_ns - link->beat_ns >= COX_NODE_BEATS_MAX * beat_ns)
+        return true;
+    return now_ns - (link->again ? link->beat_ns : link->spoke_ns) >= beat_ns;
 }
 
 void cox_lead_link_tick(struct cox_lead_link *link, uint64_t now_ns)
 {
     if (link->state == COX_NODE_ABSENT)
         return;
+    const uint64_t suspect_ns = link->times->suspect_ms * COX_NSEC_PER_MSEC;
+    /* This process was stopped: what came meanwhile is yet to be read. */
+    if (now_ns > link->tick_ns + suspect_ns && now_ns > link->heard_ns + suspect_ns)
+        link->heard_ns = now_ns - suspect_ns;
+    link->tick_ns = now_ns;
     const uint64_t silent_ns = now_ns > link->heard_ns ? now_ns - link->heard_ns : 0;
     char text[96];
     if (silent_ns >= link->times->dead_ms * COX_NSEC_PER_MSEC) {
@@ -552,12 +608,12 @@ void cox_lead_link_tick(struct cox_lead_link *link, uint64_t now_ns)
         cox_lead_link_die(link, text);
         return;
     }
-    if (silent_ns >= link->times->suspect_ms * COX_NSEC_PER_MSEC) {
+    if (silent_ns >= suspect_ns) {
         snprintf(text, sizeof text, "is suspect: not heard for %" PRIu64 " ms",
                  silent_ns / COX_NSEC_PER_MSEC);
         cox_lead_link_suspect(link, text);
     }
-    if (link->changed || now_ns - link->beat_ns >= link->times->beat_ms * COX_NSEC_PER_MSEC)
+    if (beat_is_due(link, now_ns))
         link_beat(link, now_ns);
     if (link->state != COX_NODE_ALIVE)
         return;

@@ -12,6 +12,9 @@
  *   - an answer that a beat speaks of and that did not come is asked for again, by the request;
  *   - answers are passed on in the order of their requests, once;
  *   - to a suspect node nothing is sent but beats;
+ *   - a beat is sent at each change, again after beat_ms, and whenever nothing else was sent for
+ *     beat_ms; every tenth is sent in any case, since only beats say all;
+ *   - silence while the lead itself was stopped says nothing of the node;
  *   - a dead node owes nothing: its ranks are dead, and what comes from it is dropped.
  *
  * It does no input or output and has no clock: the caller says what came and what time it is, sends
@@ -129,17 +132,20 @@ struct cox_lead_link {
     uint64_t client_id;
     char address[128];
     uint64_t heard_ns;
-    uint64_t beat_ns;
-    /* a beat is due at once */
-    bool changed;
+    /* the last beat; and the last frame that shows life */
+    uint64_t beat_ns, spoke_ns;
+    uint64_t tick_ns;
+    /* a beat is due at once; the next one is due, since one that says a change may be lost */
+    bool changed, again;
     bool finishing;
     /* why it is absent, in words; "": it was never there */
-    char reason[192];
+    char reason[400];
     struct cox_lead_channel channels[COX_TWO_WAY_COUNT];
     struct cox_lead_rank ranks[COX_RANK_COUNT_MAX];
-    /* peers, for beats; the caller's */
+    /* peers, for beats; the caller's. The version grows with each change; and the one that the node has */
     CoxNode__Peer *const *peers;
     size_t peer_count;
+    uint64_t peers_version, peers_there;
     /* counts, for metrics */
     uint64_t sent, asked_again, stale, deaths, suspicions;
     void *context;
@@ -173,6 +179,11 @@ void cox_lead_link_lost(struct cox_lead_link *link, uint64_t now_ns);
 void cox_lead_link_suspect(struct cox_lead_link *link, const char *text);
 /* The node is dead: text follows its name, as in "has not been heard for 812 ms". */
 void cox_lead_link_die(struct cox_lead_link *link, const char *text);
+/* The node is dead, as in die, and ranks that were wanted and never came have failed. */
+void cox_lead_link_give_up(struct cox_lead_link *link, const char *text);
+/* Whether an agent has this protocol and release. Returns false: refusal says what differs. */
+bool cox_lead_link_release_agrees(const struct cox_lead_link *link, const CoxNode__Hello *hello,
+                                  char *refusal, size_t size);
 /* "b is suspect: not heard for 412 ms"; false: nothing to say. */
 bool cox_lead_link_trouble(const struct cox_lead_link *link, uint64_t now_ns, char *buffer,
                            size_t buffer_size);
@@ -181,7 +192,7 @@ void cox_lead_events_init(struct cox_lead_events *events);
 struct cox_lead_event *cox_lead_events_take(struct cox_lead_events *events);
 void cox_lead_event_free(struct cox_lead_event *event);
 
-/* Packs a message of node.proto into a frame, which the caller frees; NULL: no memory. */
+/* Packs a message of node.proto, NULL: none, into a frame, which the caller frees; NULL: no memory. */
 uint8_t *cox_frame_of_message(const struct cox_frame *head, const ProtobufCMessage *message,
                               size_t *ret_size);
 

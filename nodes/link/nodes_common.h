@@ -13,6 +13,9 @@
 /* Frames of a channel, as channel/shm/layout.h. */
 #define COX_NODE_DEPTH_MAX 32
 
+/* A beat is sent after so many times beat_ms, whatever else was sent. */
+#define COX_NODE_BEATS_MAX 10
+
 #define COX_NODE_TIMES_DEFAULT                                                                     \
     {                                                                                              \
         .beat_ms = 100, .suspect_ms = 300, .dead_ms = 800, .again_ms = 150, .lead_grace_ms = 30000 \

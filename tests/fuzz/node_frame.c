@@ -155,13 +155,16 @@ static void messages_read(struct links *links, const struct cox_frame *frame)
 {
     CoxNode__Hello *hello = cox_node__hello__unpack(NULL, frame->size, frame->payload);
     CoxNode__Welcome *welcome = cox_node__welcome__unpack(NULL, frame->size, frame->payload);
-    CoxNode__Seek *seek = cox_node__seek__unpack(NULL, frame->size, frame->payload);
     CoxNode__Text *text = cox_node__text__unpack(NULL, frame->size, frame->payload);
     if (welcome)
         welcome_take(links, welcome);
+    if (hello) {
+        char refusal[320] = "";
+        FUZZ_CHECK(cox_lead_link_release_agrees(&links->lead, hello, refusal, sizeof refusal) ==
+                   !refusal[0]);
+    }
     cox_node__hello__free_unpacked(hello, NULL);
     cox_node__welcome__free_unpacked(welcome, NULL);
-    cox_node__seek__free_unpacked(seek, NULL);
     cox_node__text__free_unpacked(text, NULL);
 }
 
@@ -184,8 +187,10 @@ static void frame_take(struct links *links, const uint8_t *bytes, size_t size)
     err = (struct cox_error){0};
     r = cox_agent_link_receive(&links->agent, &frame, links->now_ns, &err);
     FUZZ_CHECK(r == 0 || r == COX_STALE || r == COX_CORRUPT);
+    if (cox_agent_link_greets(&links->agent, &frame, r, links->now_ns))
+        FUZZ_CHECK(r == COX_STALE || frame.kind == COX_FRAME_SEEK);
     if (frame.kind == COX_FRAME_HELLO || frame.kind == COX_FRAME_WELCOME ||
-        frame.kind == COX_FRAME_SEEK || frame.kind == COX_FRAME_TEXT)
+        frame.kind == COX_FRAME_TEXT)
         messages_read(links, &frame);
 }
 
@@ -195,6 +200,8 @@ static void frames(struct fuzz_input *input)
     links_open(&links);
     for (int step = 0; step < STEP_COUNT_MAX && input->size; step++) {
         const uint8_t what = fuzz_eat_byte(input);
+        if (what == 255)
+            cox_lead_link_give_up(&links.lead, "another lead has taken over");
         uint8_t bytes[COX_FRAME_HEAD_SIZE + 255];
         if (what < 64) {
             /* Of the links' life; bits 0-2: kind */

@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "channel/base/version.h"
 #include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
 
@@ -63,6 +64,8 @@ struct lead {
     uint64_t last_reply[COX_TWO_WAY_COUNT][RANK_COUNT];
     uint32_t wanted[RANK_COUNT];
     bool attached[RANK_COUNT];
+    /* another lead has taken the node over */
+    bool superseded;
     uint32_t ended, late, suspicions, deaths, ups;
     char died_text[256];
 };
@@ -111,6 +114,8 @@ struct world {
     uint64_t transit_min_ns;
     bool publishing;
     uint64_t runs, resent, expired;
+    /* frames that were sent, and their bytes, by kind */
+    uint64_t sent[COX_FRAME_KIND_COUNT], sent_bytes[COX_FRAME_KIND_COUNT];
 };
 
 static const struct cox_node_times times = COX_NODE_TIMES_DEFAULT;
@@ -142,6 +147,8 @@ static void net_put(struct world *world, bool to_lead, uint8_t *bytes, size_t si
 {
     const uint64_t cut_ns = to_lead ? world->cut_to_lead_ns : world->cut_to_agent_ns;
     const struct faults *faults = &world->faults;
+    world->sent[bytes[4]] += !again;
+    world->sent_bytes[bytes[4]] += again ? 0 : size;
     if (world->now_ns < cut_ns || chance(world, faults->loss, 1000)) {
         free(bytes);
         return;
@@ -220,7 +227,8 @@ static void agent_hello(struct world *world)
     hello.has_agent = 1;
     hello.agent = world->agent.agent;
     cox_agent_link_describe(&world->agent, agent_now(world), &hello, channels, pointers);
-    const struct cox_frame head = {.kind = COX_FRAME_HELLO, .sent_ns = agent_now(world)};
+    const struct cox_frame head = {
+        .kind = COX_FRAME_HELLO, .epoch = hello.epoch, .sent_ns = agent_now(world)};
     uint8_t *bytes = cox_frame_of_message(&head, &hello.base, &size);
     assert_non_null(bytes);
     net_put(world, true, bytes, size, false);
@@ -335,7 +343,7 @@ static void agent_take(struct world *world, const uint8_t *bytes, size_t size)
     struct cox_error err = {0};
     assert_int_equal(cox_frame_unpack(bytes, size, &frame, &err), 0);
     if (frame.kind == COX_FRAME_SEEK) {
-        if (frame.epoch >= link->epoch)
+        if (cox_agent_link_greets(link, &frame, COX_STALE, agent_now(world)))
             agent_hello(world);
     } else if (frame.kind == COX_FRAME_WELCOME) {
         CoxNode__Welcome *welcome = cox_node__welcome__unpack(NULL, frame.size, frame.payload);
@@ -362,6 +370,8 @@ static void agent_take(struct world *world, const uint8_t *bytes, size_t size)
         if (ours && transit_ns < world->transit_min_ns)
             world->transit_min_ns = transit_ns;
         CHECK(link->repeated == repeated || frame.sequence <= link->channels[frame.channel].taken);
+        if (cox_agent_link_greets(link, &frame, r, agent_now(world)))
+            agent_hello(world);
     }
     agent_run(world);
     if (link->changed)
@@ -518,7 +528,7 @@ static void lead_event(struct world *world, struct lead *lead, const struct cox_
             CHECK(silent_ns < (times.suspect_ms + LEAD_TICK_MS) * MS);
         } else if (event->state == COX_NODE_ABSENT) {
             lead->deaths++;
-            CHECK(silent_ns >= times.dead_ms * MS);
+            CHECK(lead->superseded || silent_ns >= times.dead_ms * MS);
             CHECK(silent_ns < (times.dead_ms + LEAD_TICK_MS) * MS);
         }
         break;
@@ -554,7 +564,11 @@ static void lead_take(struct world *world, struct lead *lead, const uint8_t *byt
     if (frame.kind == COX_FRAME_HELLO) {
         CoxNode__Hello *hello = cox_node__hello__unpack(NULL, frame.size, frame.payload);
         assert_non_null(hello);
-        if (lead->link.state == COX_NODE_ABSENT && hello->epoch <= lead->link.epoch)
+        if (hello->epoch > lead->link.epoch && !lead->superseded) {
+            lead->superseded = true;
+            cox_lead_link_give_up(&lead->link, "is gone: another lead has taken over");
+        }
+        if (lead->link.state == COX_NODE_ABSENT && !lead->superseded)
             lead_admit(world, lead, hello->agent);
         cox_node__hello__free_unpacked(hello, NULL);
     } else {
@@ -571,12 +585,10 @@ static void lead_take(struct world *world, struct lead *lead, const uint8_t *byt
 
 static void lead_tick(struct world *world, struct lead *lead)
 {
-    if (lead->link.state == COX_NODE_ABSENT && world->now_ns - lead->seek_ns >= 100 * MS) {
-        CoxNode__Seek seek = COX_NODE__SEEK__INIT;
-        seek.has_epoch = 1;
-        seek.epoch = lead->link.epoch;
+    if (lead->link.state == COX_NODE_ABSENT && !lead->superseded &&
+        world->now_ns - lead->seek_ns >= 100 * MS) {
         lead->seek_ns = world->now_ns;
-        lead_message(world, lead, COX_FRAME_SEEK, &seek.base);
+        lead_message(world, lead, COX_FRAME_SEEK, NULL);
     }
     cox_lead_link_tick(&lead->link, world->now_ns);
     lead_pump(world, lead);
@@ -782,6 +794,8 @@ static void world_heal(struct world *world)
     for (uint32_t i = 0; i < LEAD_COUNT; i++)
         if (world->leads[i].alive)
             CHECK(lead_owed(&world->leads[i]) == 0);
+    /* A lead that was taken over knows it. */
+    CHECK(world->lead_now == 0 || !world->leads[0].alive || world->leads[0].superseded);
     CHECK(lead->link.state == COX_NODE_ALIVE && lead->link.agent == world->agent.agent);
     CHECK(world->agent.state == COX_LEAD_FOLLOWING && world->agent.epoch == lead->link.epoch);
     CHECK(lead->attached[0] && lead->attached[1]);
@@ -1009,7 +1023,7 @@ static void a_deadline_passes_on_the_way(void **state)
                 world->expired == 2); /* or the executor was full for a moment */
     world_run(world, 300);
     assert_int_equal(lead->ended, 2);
-    
+
     world_free(world);
 }
 
@@ -1466,6 +1480,7 @@ static void peers_and_hello(void **state)
     }
     lead->link.peers = pointers;
     lead->link.peer_count = 2;
+    lead->link.peers_version = 1;
     lead->link.changed = true;
     world_run(world, 15);
     assert_int_equal(world->agent.peer_count, 1);
@@ -1480,6 +1495,275 @@ static void peers_and_hello(void **state)
                             channel_pointers);
     assert_true(hello.epoch == 10 && hello.silent_ms == 42 && hello.rank_first == RANK_FIRST);
     assert_true(hello.n_channels == COX_TWO_WAY_COUNT && hello.channels[0]->through == 1);
+    world_free(world);
+}
+
+/* A table that is larger than everything else in a beat. */
+static uint64_t beat_bytes(struct world *world, uint64_t ms)
+{
+    const uint64_t bytes = world->sent_bytes[COX_FRAME_LEAD_BEAT];
+    const uint64_t count = world->sent[COX_FRAME_LEAD_BEAT];
+    world_run(world, ms);
+    assert_true(world->sent[COX_FRAME_LEAD_BEAT] > count);
+    return (world->sent_bytes[COX_FRAME_LEAD_BEAT] - bytes) /
+           (world->sent[COX_FRAME_LEAD_BEAT] - count);
+}
+
+static void peers_are_sent_until_the_agent_has_them(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_lead_link *link = &world->leads[0].link;
+    char address[120];
+    CoxNode__Peer peer = COX_NODE__PEER__INIT, *pointers[] = {&peer};
+    memset(address, 'x', sizeof address - 1);
+    address[sizeof address - 1] = '\0';
+    peer.node = (char *)(uintptr_t) "b";
+    peer.address = address;
+    peer.has_incarnation = 1;
+    peer.incarnation = 1;
+    assert_true(beat_bytes(world, 1000) < 200);
+    link->peers = pointers;
+    link->peer_count = 1;
+    link->peers_version = 1;
+    link->changed = true;
+    world->cut_to_lead_ns = world->now_ns + 250 * MS; /* its word does not come */
+    assert_true(beat_bytes(world, 240) > 200);
+    assert_true(world->agent.peer_count == 1 && world->agent.peers_version == 1);
+    assert_int_equal(link->peers_there, 0);
+    world_run(world, 150);
+    assert_int_equal(link->peers_there, 1);
+    assert_true(beat_bytes(world, 1000) < 200);
+    assert_int_equal(world->agent.peer_count, 1);
+    /* The first beats of a version are lost. */
+    address[0] = 'y';
+    link->peers_version = 2;
+    link->changed = true;
+    world->cut_to_agent_ns = world->now_ns + 150 * MS;
+    world_run(world, 140);
+    assert_true(world->agent.peers[0].address[0] == 'x');
+    world_run(world, 150);
+    assert_true(world->agent.peers[0].address[0] == 'y');
+    assert_int_equal(link->peers_there, 2);
+    /* One that was late is older. */
+    CoxNode__LeadBeat beat = COX_NODE__LEAD_BEAT__INIT;
+    const struct cox_frame head = {.kind = COX_FRAME_LEAD_BEAT, .epoch = 10, .incarnation = 1};
+    struct cox_frame frame;
+    size_t size;
+    beat.has_peers_version = 1;
+    beat.peers_version = 1;
+    uint8_t *bytes = cox_frame_of_message(&head, &beat.base, &size);
+    assert_int_equal(cox_frame_unpack(bytes, size, &frame, NULL), 0);
+    assert_int_equal(cox_agent_link_receive(&world->agent, &frame, agent_now(world), NULL), 0);
+    assert_true(world->agent.peers_version == 2 && world->agent.peer_count == 1);
+    free(bytes);
+    /* An agent that comes in its place has none, and gets them. */
+    cox_agent_link_deinit(&world->agent);
+    agent_start(world);
+    world_run(world, 1500);
+    assert_int_equal(link->state, COX_NODE_ALIVE);
+    assert_int_equal(link->incarnation, 2);
+    assert_true(world->agent.peer_count == 1 && link->peers_there == 2);
+    world_free(world);
+}
+
+/* ---- beats ---- */
+
+/* One request and its answer each step_ms. */
+static void steps_run(struct world *world, uint64_t ms, uint64_t step_ms)
+{
+    struct lead *lead = &world->leads[0];
+    for (uint64_t i = 0; i < ms / step_ms; i++) {
+        lead_publish(world, lead, COX_CHANNEL_EXECUTE, 3, true, COX_DEADLINE_NEVER);
+        world_run(world, step_ms);
+    }
+}
+
+static void beats_where_nothing_else_is_said(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    uint64_t *sent = world->sent;
+    world_run(world, 1000);
+    sent[COX_FRAME_LEAD_BEAT] = sent[COX_FRAME_AGENT_BEAT] = 0;
+    world_run(world, 3000);
+    assert_in_range(sent[COX_FRAME_LEAD_BEAT], 29, 31);
+    assert_in_range(sent[COX_FRAME_AGENT_BEAT], 29, 31);
+    sent[COX_FRAME_LEAD_BEAT] = sent[COX_FRAME_AGENT_BEAT] = 0;
+    steps_run(world, 3000, 50);
+    assert_in_range(lead->ended, 55, 60);
+    assert_in_range(sent[COX_FRAME_LEAD_BEAT], 2, 4); /* one per second */
+    assert_in_range(sent[COX_FRAME_AGENT_BEAT], 2, 4);
+    assert_int_equal(lead->suspicions, 0);
+    assert_int_equal(lead->link.asked_again, 0);
+    assert_int_equal(world->agent.repeated, 0);
+    /* A change is said at once, and once more. */
+    sent[COX_FRAME_LEAD_BEAT] = 0;
+    cox_lead_link_cancel(&lead->link, COX_CHANNEL_EXECUTE, 1);
+    cox_lead_link_tick(&lead->link, world->now_ns);
+    assert_int_equal(sent[COX_FRAME_LEAD_BEAT], 1);
+    steps_run(world, 150, 50);
+    assert_in_range(sent[COX_FRAME_LEAD_BEAT], 2, 3);
+    world_free(world);
+}
+
+/* Answers of another channel do not keep the agent from saying that a request has come. */
+static void a_long_request_is_said_to_be_there(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    struct cox_frame frame;
+    uint64_t deadline_ns;
+    /* Its ranks are at it throughout. */
+    publish(world, COX_CHANNEL_TRANSFER, 3, true);
+    world->now_ns += 1;
+    while (world->packet_count) {
+        const struct packet packet = world->packets[--world->packet_count];
+        assert_int_equal(cox_frame_unpack(packet.bytes, packet.size, &frame, NULL), 0);
+        if (!packet.to_lead)
+            cox_agent_link_receive(&world->agent, &frame, agent_now(world), NULL);
+        free(packet.bytes);
+    }
+    assert_true(cox_agent_link_next(&world->agent, COX_CHANNEL_TRANSFER, agent_now(world), &frame,
+                                    &deadline_ns));
+    cox_agent_link_taken(&world->agent, COX_CHANNEL_TRANSFER, frame.sequence, false);
+    steps_run(world, 500, 20);
+    assert_true(lead->asked[COX_CHANNEL_TRANSFER][1].taken);
+    assert_int_equal(lead->link.asked_again, 0);
+    world_free(world);
+}
+
+/* What was sent may be on its way for long: it is no sign of life. */
+static void large_frames_do_not_stand_for_beats(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_lead_link *link = &world->leads[0].link;
+    static const uint8_t large[100000];
+    const struct cox_rank_set asked = {{1u << RANK_FIRST}};
+    struct cox_transport_request request = {.channel = COX_CHANNEL_EXECUTE,
+                                            .deadline_ns = COX_DEADLINE_NEVER,
+                                            .replies = true,
+                                            .asked = &asked,
+                                            .bytes = large};
+    world_run(world, 500);
+    for (uint32_t i = 0; i < 2; i++) {
+        request.size = i ? sizeof large : 10;
+        const uint64_t now_ns = world->now_ns += 1000 * MS;
+        link->heard_ns = link->tick_ns = link->beat_ns = link->spoke_ns = now_ns;
+        link->changed = link->again = false;
+        world->sent[COX_FRAME_LEAD_BEAT] = 0;
+        request.sequence++;
+        cox_lead_link_publish(link, &request, now_ns + times.beat_ms * MS / 2);
+        cox_lead_link_tick(link, now_ns + times.beat_ms * MS);
+        assert_int_equal(world->sent[COX_FRAME_LEAD_BEAT], i);
+    }
+    world_free(world);
+}
+
+/* ---- two leads ---- */
+
+/* From its next tick on: it believes then that it has heard the node suspect_ms ago. */
+static void lead_wakes(struct world *world, struct lead *lead)
+{
+    const uint64_t tick_ns = LEAD_TICK_MS * MS;
+    lead->alive = true;
+    lead->heard_ns = (world->now_ns / tick_ns + 1) * tick_ns - times.suspect_ms * MS;
+}
+
+static void a_lead_learns_that_it_was_taken_over(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *old = &world->leads[0], *new = &world->leads[1];
+    publish(world, COX_CHANNEL_EXECUTE, 3, true);
+    world_run(world, 50);
+    old->alive = false; /* stopped */
+    world_run(world, times.dead_ms + 50);
+    assert_int_equal(world->agent.state, COX_LEAD_LOST);
+    lead_start(world, 1, 11, 1000);
+    world_run(world, 500);
+    assert_true(new->attached[0] && new->attached[1]);
+    /* A rank of it is being started. */
+    cox_lead_link_want(&old->link, RANK_FIRST, old->wanted[0] = 2);
+    old->attached[0] = false;
+    old->link.ranks[0].attached = 0;
+    lead_wakes(world, old);
+    world_run(world, 50);
+    assert_true(old->superseded);
+    assert_int_equal(old->link.state, COX_NODE_ABSENT);
+    assert_false(old->attached[0] || old->attached[1]);
+    assert_string_equal(old->died_text, "is lost: node b is gone: another lead has taken over");
+    assert_int_equal(old->wanted[0], 3); /* and so has that one */
+    assert_int_equal(world->agent.epoch, 11);
+    assert_int_equal(new->link.state, COX_NODE_ALIVE);
+    /* Once in 100 ms, whatever it sends. */
+    const struct cox_frame of_old = {.kind = COX_FRAME_REQUEST, .epoch = 10, .incarnation = 1};
+    const uint64_t said_ns = world->agent.hello_ns;
+    assert_true(said_ns > 0);
+    assert_false(cox_agent_link_greets(&world->agent, &of_old, COX_STALE, said_ns + 99 * MS));
+    assert_true(cox_agent_link_greets(&world->agent, &of_old, COX_STALE, said_ns + 100 * MS));
+    const struct cox_frame seek = {.kind = COX_FRAME_SEEK, .epoch = 10};
+    assert_false(cox_agent_link_greets(&world->agent, &seek, COX_STALE, said_ns + 99 * MS));
+    assert_true(cox_agent_link_greets(&world->agent, &seek, COX_STALE, said_ns + 100 * MS));
+    const struct cox_frame of_new = {.kind = COX_FRAME_REQUEST, .epoch = 11, .incarnation = 7};
+    assert_false(cox_agent_link_greets(&world->agent, &of_new, COX_STALE, said_ns + 100 * MS));
+    world_run(world, 300);
+    const uint32_t ended = new->ended;
+    assert_true(lead_publish(world, new, COX_CHANNEL_EXECUTE, 3, true, COX_DEADLINE_NEVER));
+    world_run(world, 100);
+    assert_int_equal(new->ended, ended + 1);
+    world_free(world);
+}
+
+/* What was sent to it meanwhile is yet to be read. */
+static void a_lead_that_was_stopped_blames_no_node(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    lead->alive = false;
+    world_run(world, 700);
+    lead_wakes(world, lead);
+    world->cut_to_lead_ns = world->now_ns + 200 * MS;
+    world_run(world, 100);
+    assert_int_equal(lead->link.state, COX_NODE_SUSPECT);
+    world_run(world, 300);
+    assert_int_equal(lead->link.state, COX_NODE_ALIVE);
+    assert_int_equal(lead->deaths, 0);
+    /* But silence of 500 ms more is its death. */
+    lead->alive = false;
+    world_run(world, 700);
+    lead_wakes(world, lead);
+    world->cut_to_lead_ns = world->now_ns + 2000 * MS;
+    world_run(world, times.dead_ms - times.suspect_ms + 20);
+    assert_int_equal(lead->deaths, 1);
+    world_free(world);
+}
+
+static void another_release_is_refused(void **state)
+{
+    (void)state;
+    struct world *world = world_new(0, NULL);
+    const struct cox_lead_link *link = &world->leads[0].link;
+    CoxNode__Hello hello = COX_NODE__HELLO__INIT;
+    char text[320];
+    hello.protocol = COX_FRAME_PROTOCOL;
+    hello.version = (char *)(uintptr_t)COX_VERSION_TEXT;
+    assert_true(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
+    hello.version = (char *)(uintptr_t) "0.9.7";
+    assert_false(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
+    assert_string_equal(text, "node b has Coxswain 0.9.7, the lead has " COX_VERSION_TEXT
+                              ": install the same version");
+    hello.protocol = COX_FRAME_PROTOCOL + 7;
+    assert_false(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
+    assert_non_null(strstr(text, "0.9.7, whose protocol between nodes is 9; the lead has "));
+    hello.version = NULL;
+    hello.protocol = COX_FRAME_PROTOCOL;
+    assert_false(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
+    assert_non_null(strstr(text, "Coxswain ?, "));
     world_free(world);
 }
 
@@ -1681,6 +1965,13 @@ int main(void)
         cmocka_unit_test(a_rank_that_never_attached),
         cmocka_unit_test(cancelled_steps_and_the_end),
         cmocka_unit_test(peers_and_hello),
+        cmocka_unit_test(peers_are_sent_until_the_agent_has_them),
+        cmocka_unit_test(beats_where_nothing_else_is_said),
+        cmocka_unit_test(a_long_request_is_said_to_be_there),
+        cmocka_unit_test(large_frames_do_not_stand_for_beats),
+        cmocka_unit_test(a_lead_learns_that_it_was_taken_over),
+        cmocka_unit_test(a_lead_that_was_stopped_blames_no_node),
+        cmocka_unit_test(another_release_is_refused),
         cmocka_unit_test(numbers_far_apart),
         cmocka_unit_test(a_good_network),
         cmocka_unit_test(frames_are_lost_and_repeated),

@@ -1,7 +1,7 @@
 /* A simulation of a group of many nodes: discrete events, and the links that really run
  * (lead_link.h, agent_link.h), one pair per node. The lead, the NATS server and each agent are
  * queues with one server and a cost per message, below; what lead.c does around the links is
- * repeated here: SEEK, HELLO, WELCOME, and peers in every beat.
+ * repeated here: SEEK, HELLO, WELCOME, and the table of peers.
  *
  *     simulate [--seed N] [--server-us N] [--sender-us N] [--peer-bytes 0|1] [K...]
  *
@@ -33,6 +33,7 @@
 #define SERVER_CPU_US_PER_NODE (255.0 / 4)
 #define ALL_CPU_US_PER_NODE (900.0 / 8)
 #define STEP_COUNT 40
+#define PACED_COUNT 300
 #define DEATH_COUNT 8
 
 static uint64_t server_message_ns = 40 * US; /* 20 in, 20 out */
@@ -82,10 +83,12 @@ static struct simulation {
     CoxNode__Peer *peers;
     CoxNode__Peer **peer_pointers;
     bool started, lead_connected, ticks_stopped;
-    uint64_t seek_ns, lead_tx_ns, lead_rx_ns, server_ns;
+    uint64_t seek_ns, lead_tx_ns, lead_rx_ns, server_ns, peers_version;
     uint64_t step, replies, gone_by;
     /* counted at the lead and the server */
     uint64_t lead_out, lead_in, lead_out_bytes, lead_in_bytes, server_busy_ns, deaths, dead_at_ns;
+    /* of these, requests and answers */
+    uint64_t work, work_bytes, work_busy_ns;
 } sim;
 
 static const struct cox_node_times times = COX_NODE_TIMES_DEFAULT;
@@ -142,10 +145,20 @@ static uint64_t queue(uint64_t *free_ns, uint64_t cost_ns)
 
 /* ---- sending ---- */
 
+/* A request or an answer, by the kind in its head. */
+static bool is_work(const uint8_t *bytes)
+{
+    return bytes[4] == COX_FRAME_REQUEST || bytes[4] == COX_FRAME_ANSWER;
+}
+
 static void put_message(uint32_t node, bool to_lead, uint8_t *bytes, size_t size)
 {
     struct event event = {
         .kind = AT_SERVER, .node = node, .to_lead = to_lead, .bytes = bytes, .size = size};
+    if (is_work(bytes) && !to_lead) {
+        sim.work++;
+        sim.work_bytes += size;
+    }
     if (to_lead) {
         event.at_ns = sim.now_ns + WIRE_NS;
     } else {
@@ -197,9 +210,11 @@ static void peers_fill(void)
         peer->incarnation = link->state == COX_NODE_ABSENT ? 0 : link->incarnation;
         sim.peer_pointers[i] = peer;
     }
+    sim.peers_version++;
     for (uint32_t i = 0; i < sim.k && peers_in_beats; i++) {
         sim.nodes[i].lead.peers = sim.peer_pointers;
         sim.nodes[i].lead.peer_count = sim.k;
+        sim.nodes[i].lead.peers_version = sim.peers_version;
         sim.nodes[i].lead.changed = true;
     }
 }
@@ -224,6 +239,9 @@ static void admit(uint32_t i)
     welcome.start_after = start_after;
     welcome.n_peers = peers_in_beats ? sim.k : 0;
     welcome.peers = sim.peer_pointers;
+    welcome.has_peers_version = 1;
+    welcome.peers_version = peers_in_beats ? sim.peers_version : 0;
+    welcome.address = (char *)(uintptr_t) "192.168.100.100:45678";
     message(i, COX_FRAME_WELCOME, &welcome.base);
 }
 
@@ -252,14 +270,10 @@ static void lead_pump(void)
 static void lead_tick(void)
 {
     if (sim.now_ns - sim.seek_ns >= times.beat_ms * MS) {
-        CoxNode__Seek seek = COX_NODE__SEEK__INIT;
-        seek.has_epoch = 1;
-        seek.epoch = sim.nodes[0].lead.epoch;
-        seek.address = (char *)(uintptr_t) "192.168.100.100:45678";
         sim.seek_ns = sim.now_ns;
         for (uint32_t i = 0; i < sim.k; i++)
             if (sim.nodes[i].lead.state == COX_NODE_ABSENT)
-                message(i, COX_FRAME_SEEK, &seek.base);
+                message(i, COX_FRAME_SEEK, NULL);
     }
     bool all = true;
     for (uint32_t i = 0; i < sim.k; i++)
@@ -334,7 +348,8 @@ static void agent_handles(struct node *node, const struct event *event)
     struct cox_frame frame;
     COX_ASSERT(cox_frame_unpack(event->bytes, event->size, &frame, NULL) == 0);
     if (frame.kind == COX_FRAME_SEEK) {
-        agent_hello(node);
+        if (cox_agent_link_greets(&node->agent, &frame, COX_STALE, sim.now_ns))
+            agent_hello(node);
     } else if (frame.kind == COX_FRAME_WELCOME) {
         CoxNode__Welcome *welcome = cox_node__welcome__unpack(NULL, frame.size, frame.payload);
         if (welcome && welcome->agent == node->agent.agent &&
@@ -382,6 +397,7 @@ static void handle(const struct event *event)
         const uint64_t cost_ns = server_message_ns + 2 * event->size * BYTE_PS / 1000;
         struct event next = *event;
         sim.server_busy_ns += cost_ns;
+        sim.work_busy_ns += is_work(event->bytes) ? cost_ns : 0;
         next.at_ns = queue(&sim.server_ns, cost_ns) + WIRE_NS;
         next.kind = event->to_lead ? AT_LEAD : AT_AGENT;
         event_put(next);
@@ -391,6 +407,8 @@ static void handle(const struct event *event)
         struct event next = *event;
         sim.lead_in++;
         sim.lead_in_bytes += event->size;
+        sim.work += is_work(event->bytes);
+        sim.work_bytes += is_work(event->bytes) ? event->size : 0;
         next.at_ns = queue(&sim.lead_rx_ns, sender_message_ns);
         next.kind = LEAD_HANDLES;
         event_put(next);
@@ -493,7 +511,7 @@ struct result {
     uint32_t k;
     double step_messages, step_bytes, step_server_us, step_p50_us, step_p99_us;
     double idle_messages, idle_bytes, idle_out_bytes, idle_load;
-    double load_100, cpu_server_100, cpu_all_100;
+    double load_100, beats_100, cpu_server_100, cpu_all_100;
     double dead_server_ms, dead_silence_ms, dead_silence_max_ms;
     double start_ms, start_messages, start_bytes, server_restart_ms, server_restart_deaths;
 };
@@ -549,12 +567,18 @@ static void end(void)
 
 struct counts {
     uint64_t messages, bytes, out_bytes, busy_ns;
+    uint64_t work, work_bytes, work_busy_ns;
 };
 
 static struct counts counts_now(void)
 {
-    return (struct counts){sim.lead_out + sim.lead_in, sim.lead_out_bytes + sim.lead_in_bytes,
-                           sim.lead_out_bytes, sim.server_busy_ns};
+    return (struct counts){sim.lead_out + sim.lead_in,
+                           sim.lead_out_bytes + sim.lead_in_bytes,
+                           sim.lead_out_bytes,
+                           sim.server_busy_ns,
+                           sim.work,
+                           sim.work_bytes,
+                           sim.work_busy_ns};
 }
 
 static double in_ms(uint64_t ns)
@@ -603,22 +627,28 @@ static struct result simulate(uint32_t k, uint64_t seed)
     result.idle_load = (double)(now.busy_ns - last.busy_ns) / 4e9;
     /* steps, back to back; beats go on beside them */
     last = counts_now();
-    const uint64_t begun_ns = sim.now_ns;
     for (int i = 0; i < STEP_COUNT; i++)
         steps[i] = step(5000 * MS);
     now = counts_now();
-    const double idle_s = (double)(sim.now_ns - begun_ns) / 1e9;
     qsort(steps, STEP_COUNT, sizeof steps[0], by_value);
     result.step_p50_us = (double)steps[STEP_COUNT / 2] / 1000;
     result.step_p99_us = (double)steps[STEP_COUNT - 1] / 1000;
-    result.step_messages =
-        ((double)(now.messages - last.messages) - idle_s * result.idle_messages) / STEP_COUNT;
-    result.step_bytes =
-        ((double)(now.bytes - last.bytes) - idle_s * result.idle_bytes) / STEP_COUNT;
-    result.step_server_us =
-        ((double)(now.busy_ns - last.busy_ns) / 1000 - idle_s * 1e6 * result.idle_load) /
-        STEP_COUNT;
-    result.load_100 = result.idle_load + 100 * result.step_server_us / 1e6;
+    result.step_messages = (double)(now.work - last.work) / STEP_COUNT;
+    result.step_bytes = (double)(now.work_bytes - last.work_bytes) / STEP_COUNT;
+    result.step_server_us = (double)(now.work_busy_ns - last.work_busy_ns) / 1000 / STEP_COUNT;
+    /* One each 10 ms, or one after the other where they take longer: with the beats that are left.
+     */
+    last = counts_now();
+    for (int i = 0; i < PACED_COUNT; i++) {
+        const uint64_t next_ns = sim.now_ns + 10 * MS;
+        step(5000 * MS);
+        if (sim.now_ns < next_ns)
+            run_until(next_ns);
+    }
+    now = counts_now();
+    result.load_100 = (double)(now.busy_ns - last.busy_ns) / PACED_COUNT * 100 / 1e9;
+    result.beats_100 =
+        (double)((now.messages - now.work) - (last.messages - last.work)) / PACED_COUNT * 100;
     result.cpu_server_100 = 100 * SERVER_CPU_US_PER_NODE * k / 1e6;
     result.cpu_all_100 = 100 * ALL_CPU_US_PER_NODE * k / 1e6;
     /* a node dies */
@@ -675,21 +705,23 @@ int main(int argc, char **argv)
         "cost of a message: %" PRIu64 " us at the lead, %" PRIu64 " us at the server; seed %" PRIu64
         "\n\n| K | step: messages | KB | p50 us | max us | server us | idle: messages/s | KB/s | "
         "of it by "
-        "the lead | server load | load at 100 steps/s | measured CPU there, server (all) | dead, "
+        "the lead | server load | load at 100 steps/s | beats/s there | measured CPU there, server (all) | dead, "
         "server's word ms | by silence ms (max) | start ms | messages | MB | server restart ms | "
-        "deaths |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "deaths |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
         sender_message_ns / US, server_message_ns / US, seed);
     for (uint32_t i = 0; i < count; i++) {
         results[i] = simulate(counts[i], seed);
         const struct result *r = &results[i];
-        printf("| %u | %.0f | %.1f | %.0f | %.0f | %.0f | %.0f | %.1f | %.1f | %.4f | %.3f | %.3f "
-               "(%.3f) "
-               "| %.2f | %.0f (%.0f) | %.0f | %.0f | %.2f | %.0f | %.0f |\n",
-               r->k, r->step_messages, r->step_bytes / 1e3, r->step_p50_us, r->step_p99_us,
-               r->step_server_us, r->idle_messages, r->idle_bytes / 1e3, r->idle_out_bytes / 1e3,
-               r->idle_load, r->load_100, r->cpu_server_100, r->cpu_all_100, r->dead_server_ms,
-               r->dead_silence_ms, r->dead_silence_max_ms, r->start_ms, r->start_messages,
-               r->start_bytes / 1e6, r->server_restart_ms, r->server_restart_deaths);
+        printf(
+            "| %u | %.0f | %.1f | %.0f | %.0f | %.0f | %.0f | %.1f | %.1f | %.4f | %.3f | %.0f | %.3f "
+            "(%.3f) "
+            "| %.2f | %.0f (%.0f) | %.0f | %.0f | %.2f | %.0f | %.0f |\n",
+            r->k, r->step_messages, r->step_bytes / 1e3, r->step_p50_us, r->step_p99_us,
+            r->step_server_us, r->idle_messages, r->idle_bytes / 1e3, r->idle_out_bytes / 1e3,
+            r->idle_load, r->load_100, r->beats_100, r->cpu_server_100, r->cpu_all_100,
+            r->dead_server_ms, r->dead_silence_ms, r->dead_silence_max_ms, r->start_ms,
+            r->start_messages, r->start_bytes / 1e6, r->server_restart_ms,
+            r->server_restart_deaths);
         fflush(stdout);
     }
     /* A step needs one message each way per node at the lead, and two at the server. */
@@ -708,15 +740,15 @@ int main(int argc, char **argv)
             "\"step_max_us\": %.1f, \"step_server_us\": %.1f, \"idle_messages_per_s\": %.1f, "
             "\"idle_bytes_per_s\": %.0f, \"idle_lead_bytes_per_s\": %.0f, \"idle_server_load\": "
             "%.5f, "
-            "\"server_load_100\": %.4f, \"cpu_server_100\": %.4f, \"cpu_all_100\": %.4f, "
+            "\"server_load_100\": %.4f, \"beats_100_per_s\": %.1f, \"cpu_server_100\": %.4f, \"cpu_all_100\": %.4f, "
             "\"dead_server_ms\": %.3f, \"dead_silence_ms\": %.1f, \"dead_silence_max_ms\": %.1f, "
             "\"start_ms\": %.1f, \"start_messages\": %.0f, \"start_bytes\": %.0f, "
             "\"server_restart_ms\": %.1f, \"server_restart_deaths\": %.0f}",
             i ? "," : "", r->k, r->step_messages, r->step_bytes, r->step_p50_us, r->step_p99_us,
             r->step_server_us, r->idle_messages, r->idle_bytes, r->idle_out_bytes, r->idle_load,
-            r->load_100, r->cpu_server_100, r->cpu_all_100, r->dead_server_ms, r->dead_silence_ms,
-            r->dead_silence_max_ms, r->start_ms, r->start_messages, r->start_bytes,
-            r->server_restart_ms, r->server_restart_deaths);
+            r->load_100, r->beats_100, r->cpu_server_100, r->cpu_all_100, r->dead_server_ms,
+            r->dead_silence_ms, r->dead_silence_max_ms, r->start_ms, r->start_messages,
+            r->start_bytes, r->server_restart_ms, r->server_restart_deaths);
     }
     printf("\n]\n");
     return 0;
