@@ -160,7 +160,6 @@ void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t no
     link->heard_ns = link->tick_ns = now_ns;
     link->beat_ns = link->spoke_ns = 0;
     link->changed = true;
-    link->peers_there = 0;
     link->reason[0] = '\0';
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_lead_channel *channel = &link->channels[c];
