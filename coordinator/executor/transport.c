@@ -198,9 +198,9 @@ static size_t reply_refusal(uint32_t rank, int r, const char *text, uint8_t *slo
     return length;
 }
 
-static int transport_reply(struct cox_executor *executor, enum cox_channel_id id, uint32_t rank,
-                           uint64_t sequence, const void *bytes, size_t size, bool failed,
-                           struct cox_error *err)
+static int reply_take(struct cox_executor *executor, enum cox_channel_id id, uint32_t rank,
+                      uint64_t sequence, const void *bytes, size_t size, bool failed,
+                      struct cox_error *err)
 {
     struct cox_channel *channel = &executor->channels[id];
     struct cox_layout_rank_line *line = cox_state_line(&executor->control, rank, id);
@@ -250,6 +250,20 @@ static int transport_reply(struct cox_executor *executor, enum cox_channel_id id
         (void)written; /* a full counter is as readable as one */
     }
     return r;
+}
+
+static int transport_reply(struct cox_executor *executor, enum cox_channel_id id, uint32_t rank,
+                           uint64_t sequence, const void *bytes, size_t size, bool failed,
+                           struct cox_error *err)
+{
+    const uint64_t depth = executor->geometry.depth;
+    uint64_t before = cox_state_done(cox_state_line(&executor->control, rank, id));
+    /* A rank replies in order. So it has replied to those before, too late for its node; otherwise
+     * `done` would speak of replies that are not in their slots. */
+    for (before = before + depth < sequence ? sequence - depth : before; before + 1 < sequence;
+         before++)
+        reply_take(executor, id, rank, before + 1, NULL, 0, false, NULL);
+    return reply_take(executor, id, rank, sequence, bytes, size, failed, err);
 }
 
 static void transport_line(struct cox_executor *executor, uint32_t rank, bool is_stderr,

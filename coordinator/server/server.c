@@ -83,6 +83,8 @@ static void on_fault(void *context, int32_t rank, const char *text)
 static void death_log(const struct cox_server *server, uint32_t rank, const char *text)
 {
     const enum cox_on_death on_death = server->options.restart.on_death;
+    if (cox_executor_taken_over(server->executor, NULL))
+        return;
     if (on_death == COX_ON_DEATH_WAIT)
         cox_log_write(&server->options.log, 5,
                       "%s: the group waits for coxswain recover restart --rank %" PRIu32, text,
