@@ -48,7 +48,7 @@ struct cox_cluster {
     bool insecure;
     struct cox_cluster_options hooks;
     natsConnection *connection;
-    natsSubscription *frames, *gone;
+    natsSubscription *frames, *to_all, *gone;
     size_t size_max;
 
     /* when something came last, and what was written since */
@@ -107,8 +107,10 @@ static void send_first(struct cox_cluster *cluster)
     pthread_mutex_unlock(&cluster->lock);
     if (cluster->node[0])
         snprintf(subject, sizeof subject, "cox.%s.from.%s", cluster->group, cluster->node);
-    else
+    else if (outgoing->node[0])
         snprintf(subject, sizeof subject, "cox.%s.to.%s", cluster->group, outgoing->node);
+    else
+        snprintf(subject, sizeof subject, "cox.%s.all", cluster->group);
     atomic_fetch_add_explicit(&cluster->unheard_size, outgoing->size, memory_order_relaxed);
     /* Without a connection it is lost, and asked for again. */
     natsConnection_Publish(cluster->connection, subject, outgoing->bytes, (int)outgoing->size);
@@ -373,6 +375,9 @@ static int options_fill(struct cox_cluster *cluster, natsOptions *options,
     }
     if (s == NATS_OK)
         s = natsOptions_SetSendAsap(options, true);
+    /* One thread for all subscriptions: what the lead says is taken in its order. */
+    if (s == NATS_OK)
+        s = natsOptions_UseGlobalMessageDelivery(options, true);
     if (s == NATS_OK)
         s = natsOptions_SetNoEcho(options, true);
     if (s == NATS_OK)
@@ -501,6 +506,10 @@ static int cluster_subscribe(struct cox_cluster *cluster, struct cox_error *err)
     else
         snprintf(subject, sizeof subject, "cox.%s.from.*", cluster->group);
     s = cluster_subscribe_to(cluster, subject, on_frame, &cluster->frames);
+    if (s == NATS_OK && cluster->node[0]) {
+        snprintf(subject, sizeof subject, "cox.%s.all", cluster->group);
+        s = cluster_subscribe_to(cluster, subject, on_frame, &cluster->to_all);
+    }
     if (s == NATS_OK && cluster->hooks.on_gone && !cluster->insecure)
         s = cluster_subscribe_to(cluster, "$SYS.ACCOUNT.COX.DISCONNECT", on_gone, &cluster->gone);
     if (s == NATS_OK)
@@ -576,6 +585,7 @@ struct cox_cluster *cox_cluster_close(struct cox_cluster *cluster)
     if (cluster->threaded)
         pthread_join(cluster->thread, NULL);
     natsSubscription_Destroy(cluster->frames);
+    natsSubscription_Destroy(cluster->to_all);
     natsSubscription_Destroy(cluster->gone);
     natsConnection_Close(cluster->connection);
     /* Threads of libnats call until then. */

@@ -2,6 +2,7 @@
  * cluster: the connection of one process to NATS, with the subjects of one group.
  *
  *   cox.GROUP.to.NODE     lead -> node
+ *   cox.GROUP.all         lead -> each node: the server makes the copies
  *   cox.GROUP.from.NODE   node -> lead
  *
  * NATS authenticates by certificate, says who may use which subject, and connects again by itself. What
@@ -53,7 +54,7 @@ int cox_cluster_open(const struct cox_cluster_options *options, struct cox_clust
 /* NULL-safe, returns NULL. Not on a thread of libnats. */
 struct cox_cluster *cox_cluster_close(struct cox_cluster *cluster);
 
-/* Sends a frame to a node, or with NULL to the lead. Takes bytes (free). Nothing may call it when the
+/* Sends a frame to a node, or with NULL to the lead; the lead: with NULL to all nodes. Takes bytes (free). Nothing may call it when the
  * cluster is closed. */
 void cox_cluster_send(struct cox_cluster *cluster, const char *node, uint8_t *bytes, size_t size);
 /* Waits until what was given to send is with the server, or deadline_ns. */

@@ -82,6 +82,11 @@ struct probe {
     char reason[160];
 };
 
+struct gathered {
+    uint8_t *bytes;
+    size_t size;
+};
+
 struct cox_nodes {
     struct cox_nodes_options options;
     struct cox_node_times times;
@@ -109,6 +114,9 @@ struct cox_nodes {
     struct cox_lead_link *links;
     struct hello *hellos;
     struct probe *probes;
+    /* what the links send while one request is published: of each, NULL: nothing */
+    struct gathered *gathered;
+    bool gathering;
     struct cox_lead_events events;
     struct cox_images images;
     CoxNode__Peer *peers;
@@ -154,16 +162,19 @@ static void large_free(struct large *large)
     free(large);
 }
 
+/* A request that names an image follows it. */
+static bool goes_by_nats(const struct cox_nodes *nodes, const uint8_t *bytes, size_t size)
+{
+    return size <= cox_cluster_size_max(nodes->cluster) / 2 &&
+           !(nodes->images.count && bytes[4] == COX_FRAME_REQUEST &&
+             cox_images_named(&nodes->images, bytes, size));
+}
+
 static void send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size_t size)
 {
-    if (!nodes->cluster) { /* while it is opened, or closed */
+    if (!nodes->cluster) /* while it is opened, or closed */
         free(bytes);
-        return;
-    }
-    /* A request that names an image follows it. */
-    const bool follows = nodes->images.count && bytes[4] == COX_FRAME_REQUEST &&
-                         cox_images_named(&nodes->images, bytes, size);
-    if (!follows && size <= cox_cluster_size_max(nodes->cluster) / 2)
+    else if (goes_by_nats(nodes, bytes, size))
         cox_cluster_send(nodes->cluster, nodes->links[node].node, bytes, size);
     else
         send_large(nodes, node, DIRECT_FRAME, bytes, size, -1, 0);
@@ -172,7 +183,47 @@ static void send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size
 /* Of a link; the lock is held. */
 static void on_send(void *context, const struct cox_lead_link *link, uint8_t *bytes, size_t size)
 {
-    send_to(context, link->index, bytes, size);
+    struct cox_nodes *nodes = context;
+    if (nodes->gathering)
+        nodes->gathered[link->index] = (struct gathered){.bytes = bytes, .size = size};
+    else
+        send_to(nodes, link->index, bytes, size);
+}
+
+/* Whether what was gathered is one request that every node can take as its own. */
+static bool same_for_all(const struct cox_nodes *nodes)
+{
+    const struct gathered *first = &nodes->gathered[0];
+    if (nodes->node_count < 2 || !nodes->cluster || !first->bytes ||
+        !goes_by_nats(nodes, first->bytes, first->size))
+        return false;
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        const struct cox_lead_link *link = &nodes->links[i];
+        const struct gathered *one = &nodes->gathered[i];
+        if (link->state != COX_NODE_ALIVE || link->peers_there != nodes->peers_version ||
+            !one->bytes || one->size != first->size ||
+            !cox_frame_same_for_all(one->bytes, first->bytes, first->size))
+            return false;
+    }
+    return true;
+}
+
+/* One copy for all where that will do: the server makes the others. */
+static void send_gathered(struct cox_nodes *nodes)
+{
+    const bool same = same_for_all(nodes);
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        struct gathered *one = &nodes->gathered[i];
+        if (one->bytes && !same)
+            send_to(nodes, i, one->bytes, one->size);
+        else if (i > 0)
+            free(one->bytes);
+    }
+    if (same) {
+        struct gathered *first = &nodes->gathered[0];
+        cox_frame_address_all(first->bytes, nodes->peers_version);
+        cox_cluster_send(nodes->cluster, NULL, first->bytes, first->size);
+    }
 }
 
 static int large_send(struct cox_nodes *nodes, const struct large *large, const char *peer,
@@ -802,8 +853,12 @@ static void transport_publish(void *context, const struct cox_transport_request 
     struct cox_nodes *nodes = context;
     const uint64_t now_ns = cox_now_ns();
     pthread_mutex_lock(&nodes->lock);
+    memset(nodes->gathered, 0, nodes->node_count * sizeof *nodes->gathered);
+    nodes->gathering = true;
     for (uint32_t i = 0; i < nodes->node_count; i++)
         cox_lead_link_publish(&nodes->links[i], request, now_ns);
+    nodes->gathering = false;
+    send_gathered(nodes);
     pthread_mutex_unlock(&nodes->lock);
 }
 
@@ -1087,12 +1142,13 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     nodes->links = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->links);
     nodes->hellos = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->hellos);
     nodes->probes = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->probes);
+    nodes->gathered = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->gathered);
     for (uint32_t i = 0; nodes->probes && i < COX_NODE_COUNT_MAX; i++)
         nodes->probes[i].fd = -1;
     nodes->peers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peers);
     nodes->peer_pointers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peer_pointers);
     nodes->facts = calloc(2 * options->nodes->fact_count + 1, sizeof *nodes->facts);
-    if (!nodes->links || !nodes->hellos || !nodes->probes || !nodes->peers ||
+    if (!nodes->links || !nodes->hellos || !nodes->probes || !nodes->gathered || !nodes->peers ||
         !nodes->peer_pointers || !nodes->facts)
         return cox_fail(err, -ENOMEM, "no memory for the nodes");
     for (size_t i = 0; i < options->nodes->fact_count; i++) {
@@ -1237,6 +1293,7 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     free(nodes->links);
     free(nodes->hellos);
     free(nodes->probes);
+    free(nodes->gathered);
     free(nodes->peers);
     free(nodes->peer_pointers);
     pthread_cond_destroy(&nodes->changed);

@@ -208,8 +208,11 @@ static int receive_beat(struct cox_agent_link *link, const struct cox_frame *fra
 int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
                            uint64_t now_ns, struct cox_error *err)
 {
+    /* To all nodes: of the same peers, of which this one is the incarnation that it is. */
+    const bool to_all = frame->kind == COX_FRAME_REQUEST_ALL;
     if ((link->state != COX_LEAD_FOLLOWING && link->state != COX_LEAD_LOST) ||
-        frame->epoch != link->epoch || frame->incarnation != link->incarnation) {
+        frame->epoch != link->epoch ||
+        frame->incarnation != (to_all ? link->peers_version : link->incarnation)) {
         link->stale++;
         return COX_STALE;
     }
@@ -219,9 +222,9 @@ int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *
         link->state = COX_LEAD_FOLLOWING;
         link->changed = true;
     }
-    return frame->kind == COX_FRAME_REQUEST     ? receive_request(link, frame, now_ns)
-           : frame->kind == COX_FRAME_LEAD_BEAT ? receive_beat(link, frame, err)
-                                                : COX_CORRUPT;
+    return frame->kind == COX_FRAME_REQUEST || to_all ? receive_request(link, frame, now_ns)
+           : frame->kind == COX_FRAME_LEAD_BEAT       ? receive_beat(link, frame, err)
+                                                      : COX_CORRUPT;
 }
 
 bool cox_agent_link_greets(const struct cox_agent_link *link, const struct cox_frame *frame, int r,

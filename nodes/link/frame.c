@@ -5,6 +5,7 @@
 #include <string.h>
 
 #define MAGIC 0x314e5843u /* "CXN1" */
+#define INCARNATION_AT 24
 #define ANSWER_HEAD_SIZE 8
 #define REPLY_HEAD_SIZE 12
 
@@ -37,10 +38,15 @@ static uint64_t get64(const uint8_t *at)
 const char *cox_frame_kind_name(enum cox_frame_kind kind)
 {
     static const char *const names[COX_FRAME_KIND_COUNT] = {
-        [COX_FRAME_SEEK] = "SEEK",       [COX_FRAME_WELCOME] = "WELCOME",
-        [COX_FRAME_REQUEST] = "REQUEST", [COX_FRAME_LEAD_BEAT] = "LEAD_BEAT",
-        [COX_FRAME_HELLO] = "HELLO",     [COX_FRAME_ANSWER] = "ANSWER",
-        [COX_FRAME_TEXT] = "TEXT",       [COX_FRAME_AGENT_BEAT] = "AGENT_BEAT",
+        [COX_FRAME_SEEK] = "SEEK",
+        [COX_FRAME_WELCOME] = "WELCOME",
+        [COX_FRAME_REQUEST] = "REQUEST",
+        [COX_FRAME_LEAD_BEAT] = "LEAD_BEAT",
+        [COX_FRAME_HELLO] = "HELLO",
+        [COX_FRAME_ANSWER] = "ANSWER",
+        [COX_FRAME_TEXT] = "TEXT",
+        [COX_FRAME_AGENT_BEAT] = "AGENT_BEAT",
+        [COX_FRAME_REQUEST_ALL] = "REQUEST_ALL",
     };
     return (unsigned)kind < COX_FRAME_KIND_COUNT && names[kind] ? names[kind] : "unknown";
 }
@@ -54,7 +60,7 @@ void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_H
     put32(head + 8, frame->type);
     put32(head + 12, (uint32_t)frame->size);
     put64(head + 16, frame->epoch);
-    put64(head + 24, frame->incarnation);
+    put64(head + INCARNATION_AT, frame->incarnation);
     put64(head + 32, frame->sequence);
     put64(head + 40, frame->previous);
     put64(head + 48, frame->deadline_ns);
@@ -86,7 +92,7 @@ int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_fr
         .channel = bytes[5],
         .type = get32(bytes + 8),
         .epoch = get64(bytes + 16),
-        .incarnation = get64(bytes + 24),
+        .incarnation = get64(bytes + INCARNATION_AT),
         .sequence = get64(bytes + 32),
         .previous = get64(bytes + 40),
         .deadline_ns = get64(bytes + 48),
@@ -98,6 +104,19 @@ int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_fr
         .size = size - COX_FRAME_HEAD_SIZE,
     };
     return 0;
+}
+
+bool cox_frame_same_for_all(const uint8_t *bytes, const uint8_t *other, size_t size)
+{
+    const size_t before = INCARNATION_AT, after = INCARNATION_AT + sizeof(uint64_t);
+    return memcmp(bytes, other, before) == 0 &&
+           memcmp(bytes + after, other + after, size - after) == 0;
+}
+
+void cox_frame_address_all(uint8_t *bytes, uint64_t peers_version)
+{
+    bytes[4] = COX_FRAME_REQUEST_ALL;
+    put64(bytes + INCARNATION_AT, peers_version);
 }
 
 size_t cox_answer_size(const struct cox_answer *answer)

@@ -10,7 +10,8 @@
  *   8   u32  type of the request: ExecuteType or COX_TYPE_OPAQUE
  *   12  u32  bytes of the payload
  *   16  u64  epoch: the lead's; a greater one is a later lead
- *   24  u64  incarnation of the node, as this lead has admitted it
+ *   24  u64  incarnation of the node, as this lead has admitted it; REQUEST_ALL: the version of the
+ *            peers, which says the incarnation of each node
  *   32  u64  sequence
  *   40  u64  previous: the sequence before it on this channel that went to this node
  *   48  u64  deadline, CLOCK_MONOTONIC of the lead; ~0: none
@@ -20,7 +21,7 @@
  *   80  u64  steps up to this sequence are cancelled
  *   88  u64  requests up to this sequence are not sent any more: the node waits for none of them
  *
- * The payload of REQUEST is that of the request; of ANSWER, the replies (below); of the others, a
+ * The payload of REQUEST and REQUEST_ALL is that of the request; of ANSWER, the replies (below); of the others, a
  * message of node.proto.
  *
  * Bytes: frames are input. unpack checks everything but what protobuf checks.
@@ -45,6 +46,9 @@ enum cox_frame_kind {
     COX_FRAME_ANSWER,
     COX_FRAME_AGENT_BEAT,
     COX_FRAME_TEXT,
+    /* lead -> all nodes: what would be the same REQUEST to each. Sent only while every node is alive,
+     * and has said that it has this version of the peers. It is sent again as a REQUEST. */
+    COX_FRAME_REQUEST_ALL,
     COX_FRAME_KIND_COUNT
 };
 
@@ -83,6 +87,10 @@ static inline bool cox_frame_shows_life(size_t size)
     return size <= 65536;
 }
 const char *cox_frame_kind_name(enum cox_frame_kind kind);
+/* Whether two packed frames of this size differ in the incarnation alone. */
+bool cox_frame_same_for_all(const uint8_t *bytes, const uint8_t *other, size_t size);
+/* Makes a packed REQUEST one to all nodes. */
+void cox_frame_address_all(uint8_t *bytes, uint64_t peers_version);
 
 /* The payload of an ANSWER: u32 status, u32 count, and for each reply u32 rank, u32 flags, u32 size
  * and the bytes. */

@@ -113,6 +113,8 @@ struct world {
     /* of frames that the agent took */
     uint64_t transit_min_ns;
     bool publishing;
+    /* half of the requests go to all nodes, where the lead could send them so */
+    bool to_all;
     uint64_t runs, resent, expired;
     /* frames that were sent, and their bytes, by kind */
     uint64_t sent[COX_FRAME_KIND_COUNT], sent_bytes[COX_FRAME_KIND_COUNT];
@@ -389,6 +391,9 @@ static void on_lead_send(void *context, const struct cox_lead_link *link, uint8_
     CHECK(link->state != COX_NODE_ABSENT);
     CHECK(link->state != COX_NODE_SUSPECT || frame.kind == COX_FRAME_LEAD_BEAT);
     CHECK(frame.epoch == link->epoch && frame.incarnation == link->incarnation);
+    if (world->to_all && frame.kind == COX_FRAME_REQUEST && link->state == COX_NODE_ALIVE &&
+        link->peers_there == link->peers_version && chance(world, 1, 2))
+        cox_frame_address_all(bytes, link->peers_version);
     net_put(world, false, bytes, size, false);
 }
 
@@ -431,6 +436,9 @@ static void lead_admit(struct world *world, struct lead *lead, uint64_t agent)
     CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
     uint64_t start_after[COX_TWO_WAY_COUNT];
     cox_lead_link_admit(&lead->link, agent, world->now_ns);
+    lead->link.peers_version += world->to_all;
+    welcome.has_peers_version = world->to_all;
+    welcome.peers_version = lead->link.peers_version;
     lead->heard_ns = world->now_ns;
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
         start_after[c] = lead->link.channels[c].published;
@@ -763,6 +771,7 @@ static struct world *world_new(uint64_t seed, const struct faults *faults)
     world->agent_id = 1000;
     if (faults)
         world->faults = *faults;
+    world->to_all = faults != NULL;
     agent_start(world);
     lead_start(world, 0, 10, 0);
     return world;
@@ -1768,6 +1777,46 @@ static void another_release_is_refused(void **state)
 }
 
 /* A lead whose numbers are nonsense does not keep the agent busy. */
+/* One frame for all nodes: an agent takes it only if it has the peers that the frame is of. */
+static void a_request_to_all(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_agent_link *agent = &world->agent;
+    uint8_t bytes[COX_FRAME_HEAD_SIZE + 4] = {0}, other[sizeof bytes];
+    struct cox_frame frame = {.kind = COX_FRAME_REQUEST,
+                              .epoch = agent->epoch,
+                              .incarnation = 1,
+                              .sequence = 1,
+                              .asked = {{UINT64_C(3) << RANK_FIRST, 0}},
+                              .deadline_ns = COX_DEADLINE_NEVER,
+                              .size = 4};
+    uint64_t deadline_ns;
+    agent->peers_version = 5;
+    cox_frame_pack_head(&frame, bytes);
+    frame.incarnation = 2;
+    cox_frame_pack_head(&frame, other);
+    memset(other + COX_FRAME_HEAD_SIZE, 0, 4);
+    assert_true(cox_frame_same_for_all(bytes, other, sizeof bytes));
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        other[i] ^= 1;
+        assert_int_equal(cox_frame_same_for_all(bytes, other, sizeof bytes), i / 8 == 3);
+        other[i] ^= 1;
+    }
+    for (uint64_t version = 4; version <= 6; version++) {
+        cox_frame_address_all(bytes, version);
+        assert_int_equal(cox_frame_unpack(bytes, sizeof bytes, &frame, NULL), 0);
+        assert_true(frame.kind == COX_FRAME_REQUEST_ALL && frame.sequence == 1);
+        const int r = cox_agent_link_receive(agent, &frame, agent_now(world), NULL);
+        assert_int_equal(r, version == 5 ? 0 : COX_STALE);
+        assert_int_equal(cox_agent_link_next(agent, 0, agent_now(world), &frame, &deadline_ns),
+                         version >= 5);
+    }
+    frame.epoch--;
+    assert_int_equal(cox_agent_link_receive(agent, &frame, agent_now(world), NULL), COX_STALE);
+    world_free(world);
+}
+
 static void numbers_far_apart(void **state)
 {
     (void)state;
@@ -1972,6 +2021,7 @@ int main(void)
         cmocka_unit_test(a_lead_learns_that_it_was_taken_over),
         cmocka_unit_test(a_lead_that_was_stopped_blames_no_node),
         cmocka_unit_test(another_release_is_refused),
+        cmocka_unit_test(a_request_to_all),
         cmocka_unit_test(numbers_far_apart),
         cmocka_unit_test(a_good_network),
         cmocka_unit_test(frames_are_lost_and_repeated),

@@ -159,11 +159,13 @@ static void permits_what_is_needed(void **state)
     expect(true, "node-b", PUBLISH, SETTINGS);
     expect(true, "node-b", SUBSCRIBE, "cox.g.to.b");
     expect(true, "node-b", SUBSCRIBE, "cox.*.to.b");
+    expect(true, "node-b", SUBSCRIBE, "cox.g.all");
     expect(true, "node-b", SUBSCRIBE, "_INBOX.node-b.x");
     expect(true, "node-a", PUBLISH, "cox.g.from.a");
     expect(true, "node-a", SUBSCRIBE, "cox.g.to.a");
     expect(true, "lead", PUBLISH, "cox.g.to.a");
     expect(true, "lead", PUBLISH, "cox.g.to.b");
+    expect(true, "lead", PUBLISH, "cox.g.all");
     expect(true, "lead", PUBLISH, SETTINGS);
     expect(true, "lead", SUBSCRIBE, "cox.g.from.a");
     expect(true, "lead", SUBSCRIBE, "cox.*.from.*");
@@ -177,6 +179,7 @@ static void forbids_a_node_to_publish_anything_else(void **state)
         "cox.g.from.a",
         "cox.g.to.b",
         "cox.g.to.a",
+        "cox.g.all",
         "cox.g.from.b.c",
         "cox.from.b",
         "other",
