@@ -5,8 +5,10 @@
  *
  * A step is an opaque request to all ranks, with a reply from each. Variant `step` measures steps
  * of the batcher in their place: 16 sequences, each of which gets a token; its sizes are its own.
- * Bulk is one request of bulk_size to rank 0, which goes by the direct connection. */
+ * Bulk is one request of bulk_size to rank 0, which goes by the direct connection. Pull is one pull
+ * of bulk_size from the rank of a second group, on node 1, by the rank of the first, on node 0. */
 #include "peer.h"
+#include "pull.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -26,6 +28,7 @@
 #include "worker/loop/worker.h"
 
 #define GROUP "bench"
+#define SOURCE_GROUP "bench-source"
 #define PATIENCE_MS 10000
 /* A node says where it is, and its rank starts. */
 #define START_MS 20000
@@ -44,6 +47,9 @@ struct lead {
     /* owned */
     struct cox_executor *executor;
     uint8_t *bulk;
+    /* of mode pull; owned */
+    struct cox_executor *source;
+    struct pull *pull;
     /* of variant step; owned, but for step */
     struct cox_batcher *batcher;
     struct cox_step_message *message;
@@ -159,7 +165,7 @@ static int find_programs(char ret_self[PATH_SIZE], char ret_coxswain[PATH_SIZE +
 
 static int node_main(const struct peer_options *options)
 {
-    char coxswain[PATH_SIZE + 16], self[PATH_SIZE], index[16], url[64], reply[32];
+    char coxswain[PATH_SIZE + 16], self[PATH_SIZE], index[16], url[64], number[32];
     char ca[PATH_SIZE], certificate[PATH_SIZE], key[PATH_SIZE], runtime[PATH_SIZE];
     int r = find_programs(self, coxswain);
     if (r)
@@ -170,11 +176,14 @@ static int node_main(const struct peer_options *options)
     peer_path(options, false, ".pem", certificate, sizeof certificate);
     peer_path(options, false, "-key.pem", key, sizeof key);
     peer_path(options, false, ".run", runtime, sizeof runtime);
-    snprintf(reply, sizeof reply, "%zu", options->reply_size);
+    snprintf(number, sizeof number, "%zu",
+             options->pull ? options->bulk_size / PULL_BLOCK_SIZE : options->reply_size);
     setenv("COXSWAIN_RUNTIME_DIR", runtime, 1);
     signal(SIGPIPE, SIG_DFL);
-    execl(coxswain, coxswain, "node", "--name", GROUP, "--node", index, "--cluster", url, "--ca",
-          ca, "--cert", certificate, "--key", key, "--quiet", "--", self, "rank", reply,
+    execl(coxswain, coxswain, "node", "--name",
+          options->pull && options->index ? SOURCE_GROUP : GROUP, "--node", index, "--cluster", url, "--ca",
+          ca, "--cert", certificate, "--key", key, "--quiet", "--", self,
+          options->pull ? "kv" : "rank", number,
           (char *)NULL);
     return peer_fail_errno(coxswain, errno);
 }
@@ -241,7 +250,9 @@ static int await(struct lead *lead)
 static void lead_stop(void *peer)
 {
     struct lead *lead = peer;
+    pull_free(lead->pull);
     cox_executor_free(lead->executor);
+    cox_executor_free(lead->source);
     cox_batcher_free(lead->batcher);
     cox_step_message_free(lead->message);
     pthread_mutex_destroy(&lead->lock);
@@ -285,20 +296,22 @@ static int start_steps(struct lead *lead, struct cox_error *err)
 }
 
 /* "0:1,1:1,2:1" */
-static void list_nodes(uint32_t count, char *ret_list, size_t size)
+static void list_nodes(uint32_t first, uint32_t count, char *ret_list, size_t size)
 {
     size_t length = 0;
     for (uint32_t i = 0; i < count; i++)
-        length +=
-            (size_t)snprintf(ret_list + length, size - length, "%s%" PRIu32 ":1", i ? "," : "", i);
+        length += (size_t)snprintf(ret_list + length, size - length, "%s%" PRIu32 ":1",
+                                   i ? "," : "", first + i);
 }
 
-static int start_group(struct lead *lead, struct cox_error *err)
+/* One rank on each of these nodes. */
+static int start_group(struct lead *lead, const char *name, uint32_t first, uint32_t count,
+                       struct cox_executor **ret_executor, struct cox_error *err)
 {
     const struct peer_options *options = &lead->options;
     char list[PEER_NODES_MAX * 8], url[64], ca[PATH_SIZE], certificate[PATH_SIZE], key[PATH_SIZE];
     char runtime[PATH_SIZE];
-    list_nodes(options->node_count, list, sizeof list);
+    list_nodes(first, count, list, sizeof list);
     snprintf(url, sizeof url, "tls://%s:4222", options->server);
     snprintf(ca, sizeof ca, "%s/ca.pem", options->folder);
     peer_path(options, true, ".pem", certificate, sizeof certificate);
@@ -309,7 +322,7 @@ static int start_group(struct lead *lead, struct cox_error *err)
     nodes.access =
         (struct cox_cluster_access){.url = url, .ca = ca, .certificate = certificate, .key = key};
     struct cox_executor_options group = COX_EXECUTOR_OPTIONS_INIT;
-    group.name = GROUP;
+    group.name = name;
     group.nodes = &nodes;
     group.runtime_dir = runtime;
     group.start_timeout_ms = START_MS;
@@ -318,8 +331,24 @@ static int start_group(struct lead *lead, struct cox_error *err)
         group.response_size[COX_CHANNEL_EXECUTE] =
             UINT64_C(4) * options->node_count * (options->reply_size + 4096);
     group.collect = is_collected(options);
-    int r = cox_executor_start(&group, &lead->executor, err);
-    return r || group.collect
+    return cox_executor_start(&group, ret_executor, err);
+}
+
+static int start_pull(struct lead *lead, struct cox_error *err)
+{
+    int r = lead->options.node_count == 2
+                ? start_group(lead, GROUP, 0, 1, &lead->executor, err)
+                : cox_fail(err, COX_INVALID, "a pull is between two nodes");
+    if (r == 0)
+        r = start_group(lead, SOURCE_GROUP, 1, 1, &lead->source, err);
+    return r ? r
+             : pull_new(lead->executor, lead->source, lead->options.bulk_size, &lead->pull, err);
+}
+
+static int start_requests(struct lead *lead, struct cox_error *err)
+{
+    int r = start_group(lead, GROUP, 0, lead->options.node_count, &lead->executor, err);
+    return r || is_collected(&lead->options)
                ? r
                : cox_executor_register(lead->executor, COX_CHANNEL_EXECUTE, on_completion, lead);
 }
@@ -333,13 +362,13 @@ static int lead_start(const struct peer_options *options, void **ret_lead)
     lead->options = *options;
     sem_init(&lead->arrived, 0, 0);
     pthread_mutex_init(&lead->lock, NULL);
-    if (options->bulk)
+    if (options->bulk && !options->pull)
         lead->bulk = calloc(1, options->bulk_size);
-    int r = options->bulk && !lead->bulk ? cox_fail(&err, -ENOMEM, "no memory for bulk") : 0;
+    int r = options->bulk && !options->pull && !lead->bulk ? cox_fail(&err, -ENOMEM, "no memory for bulk") : 0;
     if (r == 0 && is_step(options))
         r = start_steps(lead, &err);
     if (r == 0)
-        r = start_group(lead, &err);
+        r = options->pull ? start_pull(lead, &err) : start_requests(lead, &err);
     if (r) {
         lead_stop(lead);
         return cox_fail_text("the lead", &err);
@@ -414,6 +443,9 @@ static int lead_step(void *peer, const uint8_t *request, struct peer_replies *re
 static int lead_bulk(void *peer, const uint8_t *chunk)
 {
     struct lead *lead = peer;
+    struct cox_error err = {0};
+    if (lead->pull)
+        return pull_run(lead->pull, &err) ? cox_fail_text("a pull", &err) : 0;
     memcpy(lead->bulk, chunk, PEER_HEADER_SIZE);
     return submit_bytes(lead, lead->bulk, lead->options.bulk_size, NULL);
 }
@@ -422,9 +454,11 @@ static int lead_bulk(void *peer, const uint8_t *chunk)
 static uint32_t lead_processes(void *peer, pid_t ret_pids[PEER_NODES_MAX])
 {
     struct lead *lead = peer;
-    const uint32_t count = cox_executor_rank_count(lead->executor);
-    for (uint32_t i = 0; i < count; i++)
-        ret_pids[i] = cox_executor_pid(lead->executor, i);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < cox_executor_rank_count(lead->executor); i++)
+        ret_pids[count++] = cox_executor_pid(lead->executor, i);
+    if (lead->source)
+        ret_pids[count++] = cox_executor_pid(lead->source, 0);
     return count;
 }
 
@@ -446,5 +480,7 @@ int main(int argc, char **argv)
                                         .node = node_main};
     if (argc > 1 && strcmp(argv[1], "rank") == 0)
         return rank_main(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "kv") == 0)
+        return pull_rank_main(argc - 1, argv + 1);
     return peer_main(argc, argv, &ops);
 }

@@ -26,7 +26,7 @@ static const char usage_text[] =
     "  --index I         node: which of the addresses is its own (0)\n"
     "  --folder DIR      keys and certificates\n"
     "  --variant WORD    a way of the transport's own\n"
-    "  --mode MODE       full: steps back to back; paced: one each period; bulk (full)\n"
+    "  --mode MODE       full: steps back to back; paced: one each period; bulk; pull (full)\n"
     "  --period-us N     paced: the period (10000)\n"
     "  --ms N            lead: how long it measures (1000)\n"
     "  --request N, --reply N      bytes to and from each node (1280, 1024)\n"
@@ -208,7 +208,8 @@ static void print_result(const struct measured *measured, const struct run *run,
     printf("{\"transport\": \"%s%s%s\", \"nodes\": %" PRIu32 ", \"mode\": \"%s\", ",
            run->ops->transport, options->variant[0] ? "-" : "", options->variant,
            options->node_count,
-           options->bulk         ? "bulk"
+           options->pull         ? "pull"
+           : options->bulk       ? "bulk"
            : measured->period_ns ? "paced"
                                  : "full");
     if (options->bulk)
@@ -327,7 +328,8 @@ static bool parse_processes(char *list, struct processes *processes)
 
 static bool parse_mode(const char *mode, struct measured *measured)
 {
-    measured->options.bulk = strcmp(mode, "bulk") == 0;
+    measured->options.pull = strcmp(mode, "pull") == 0;
+    measured->options.bulk = measured->options.pull || strcmp(mode, "bulk") == 0;
     if (strcmp(mode, "paced") != 0)
         measured->period_ns = 0;
     return measured->options.bulk || strcmp(mode, "paced") == 0 || strcmp(mode, "full") == 0;

@@ -41,6 +41,8 @@ struct peer_options {
     /* Bulk: so many bytes are acknowledged, sent in calls of chunk_size. */
     size_t bulk_size, chunk_size;
     bool bulk;
+    /* Bulk that is a pull of KV blocks, where the transport has that: from node 1 to node 0. */
+    bool pull;
 };
 
 /* The replies of one step. */

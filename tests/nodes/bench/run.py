@@ -32,7 +32,7 @@ SIDES = ("lead_us", "nodes_us", "server_us")
 Subject = collections.namedtuple("Subject", "name program variant modes server needs")
 SUBJECTS = [
     Subject("tcp", "nodes-bench-tcp", "", ("full", "paced", "bulk"), False, ""),
-    Subject("tls", "nodes-bench-tls", "", ("bulk",), False, "libssl-dev"),
+    Subject("tls", "nodes-bench-tls", "", ("bulk", "pull"), False, "libssl-dev"),
     Subject("zmq", "nodes-bench-zmq", "", ("full", "paced"), False, "libzmq3-dev"),
     Subject(
         "grpc",
@@ -55,7 +55,7 @@ SUBJECTS = [
         "coxswain",
         "nodes-bench-coxswain",
         "",
-        ("full", "paced", "bulk"),
+        ("full", "paced", "bulk", "pull"),
         True,
         "libnats-dev libssl-dev libjansson-dev nats-server",
     ),
@@ -105,7 +105,7 @@ def options():
         help="of %(default)s (all)",
     )
     parser.add_argument(
-        "--modes", default="full,paced,bulk", metavar="LIST", help="of %(default)s (all)"
+        "--modes", default="full,paced,bulk,pull", metavar="LIST", help="of %(default)s (all)"
     )
     parser.add_argument(
         "--nodes",
@@ -132,7 +132,7 @@ def options():
     chosen = parser.parse_args()
     for given, known in (
         (chosen.subjects, [subject.name for subject in SUBJECTS]),
-        (chosen.modes, ["full", "paced", "bulk"]),
+        (chosen.modes, ["full", "paced", "bulk", "pull"]),
     ):
         for word in given.split(","):
             if word not in known:
@@ -191,6 +191,8 @@ class Network:
         """Starts the processes of a cell and lists them, the lead last."""
         chosen = self.chosen
         program = chosen.folder.resolve() / subject.program
+        if mode == "pull" and subject.name == "coxswain":
+            count = 2
         common = [
             "--lead",
             self.lead,
@@ -267,7 +269,7 @@ def await_lead(processes, patience_s):
 
 def cells(chosen):
     for mode in chosen.modes.split(","):
-        for count in [1] if mode == "bulk" else chosen.nodes:
+        for count in [1] if mode in ("bulk", "pull") else chosen.nodes:
             yield mode, count
 
 
@@ -366,15 +368,23 @@ def print_steps(found, mode, subjects, counts):
     )
 
 
-def print_bulk(found, subjects):
+def print_bulk(found, mode, subjects):
     def cell(name, column):
-        return text("%.2f", median(found[name, "bulk", 1], itemgetter(column)))
+        lines = found[name, mode, 1]
+        if column == "ratio":
+            return text("%.2f", ratio(lines, found["tls", mode, 1], itemgetter("gb_s")))
+        return text("%.2f", median(lines, itemgetter(column)))
 
     print_table(
-        "bulk, 64 MiB to one node, acknowledged, in calls of 1 MiB (Coxswain: one request): "
-        "GB/s, CPU s/GB of both",
+        "%s: GB/s, CPU s/GB of both, and GB/s beside %s"
+        % (
+            "bulk, 64 MiB to one node, acknowledged, in calls of 1 MiB (Coxswain: one request)"
+            if mode == "bulk"
+            else "pull, 64 KV blocks of 1 MiB (TLS: as many bytes, in calls of 1 MiB)",
+            LABELS["tls"],
+        ),
         subjects,
-        ["gb_s", "cpu_s_gb"],
+        ["gb_s", "cpu_s_gb", "ratio"],
         cell,
     )
 
@@ -399,8 +409,8 @@ def main():
     )
     for mode in chosen.modes.split(","):
         names = [subject.name for subject in subjects if mode in subject.modes]
-        if mode == "bulk":
-            print_bulk(found, names)
+        if mode in ("bulk", "pull"):
+            print_bulk(found, mode, names)
         else:
             print_steps(found, mode, names, chosen.nodes)
     lines = [line for of_cell in list(found.values()) for line in of_cell]
