@@ -17,6 +17,9 @@
 #define SOURCE_COUNT_MAX 512
 #define VIEW_COUNT_MAX 16
 #define BLOCK_COUNT_MAX 65536
+/* Of a piece, with one block at least: small enough that it is still in the cache when it is sent, or
+ * put in its place. */
+#define PIECE_SIZE ((uint64_t)256 << 10)
 #define REPLY_MS 10000
 #define REPLY_BYTES_PER_MS 10000
 
@@ -30,11 +33,13 @@ struct fetch {
     uint32_t reserved;
     /* count block numbers, u32 each, follow */
 };
-/* BLOCKS: */
+/* BLOCKS: the answer, in pieces and in order, or its end with a status. */
 struct blocks {
     uint64_t id;
     int32_t status;
-    uint32_t count;
+    /* this piece's place in the blocks that were asked for */
+    uint32_t first, count;
+    uint32_t reserved;
     uint64_t block_size;
     /* count statuses, i32 each, follow; then the bytes of those whose status is 0 */
 };
@@ -59,6 +64,21 @@ struct view {
     struct cox_kv_view *view;
 };
 
+/* The blocks that pull waits for. */
+struct fetching {
+    /* 0: none */
+    uint64_t id;
+    struct source *source;
+    const uint32_t *numbers;
+    /* how many there are, and how many have come */
+    uint32_t count, arrived;
+    uint64_t generation;
+    /* of the other agent, or of what it sent */
+    int status;
+    /* there is no such link any more: pull frees the source */
+    bool unlinked;
+};
+
 struct cox_kv_relay {
     struct cox_direct *direct;
     char address[ADDRESS_SIZE];
@@ -66,16 +86,12 @@ struct cox_kv_relay {
     bool (*is_rank)(void *context, pid_t pid);
     void *context;
 
-    /* of link and pull */
-    struct source *sources[SOURCE_COUNT_MAX];
-    uint32_t source_count;
-
     pthread_mutex_t lock;
     pthread_cond_t arrived;
-    /* the reply that pull waits for; bytes NULL: it has not come */
-    uint64_t awaited;
-    uint8_t *reply;
-    size_t reply_size;
+    /* under the lock; sources are added and removed by link */
+    struct source *sources[SOURCE_COUNT_MAX];
+    uint32_t source_count;
+    struct fetching fetching;
 
     /* of fetches by others */
     pthread_mutex_t view_lock;
@@ -119,7 +135,6 @@ struct cox_kv_relay *cox_kv_relay_free(struct cox_kv_relay *relay)
         source_free(relay->sources[i]);
     for (uint32_t i = 0; i < relay->view_count; i++)
         cox_kv_view_free(relay->views[i].view);
-    free(relay->reply);
     pthread_cond_destroy(&relay->arrived);
     pthread_mutex_destroy(&relay->lock);
     pthread_mutex_destroy(&relay->view_lock);
@@ -135,6 +150,7 @@ static const char *cluster_of(const Coxswain__RemoteInfo *info)
     return cluster ? cluster : "";
 }
 
+/* With lock. */
 static struct source *source_find(const struct cox_kv_relay *relay, const char *cluster,
                                   uint32_t rank)
 {
@@ -146,11 +162,19 @@ static struct source *source_find(const struct cox_kv_relay *relay, const char *
 
 static void sources_remove(struct cox_kv_relay *relay, const char *cluster)
 {
-    for (uint32_t i = relay->source_count; i-- > 0;)
-        if (!strcmp(relay->sources[i]->cluster, cluster)) {
-            source_free(relay->sources[i]);
-            relay->sources[i] = relay->sources[--relay->source_count];
-        }
+    pthread_mutex_lock(&relay->lock);
+    for (uint32_t i = relay->source_count; i-- > 0;) {
+        struct source *source = relay->sources[i];
+        if (strcmp(source->cluster, cluster))
+            continue;
+        relay->sources[i] = relay->sources[--relay->source_count];
+        if (source == relay->fetching.source)
+            relay->fetching.unlinked = true;
+        else
+            source_free(source);
+    }
+    pthread_cond_broadcast(&relay->arrived);
+    pthread_mutex_unlock(&relay->lock);
 }
 
 /* "HOST" of "HOST:PORT" is the same: the ranks share a machine. */
@@ -189,7 +213,9 @@ static int source_new(struct cox_kv_relay *relay, const char *cluster, uint32_t 
         source_free(source);
         return r;
     }
+    pthread_mutex_lock(&relay->lock);
     relay->sources[relay->source_count++] = source;
+    pthread_mutex_unlock(&relay->lock);
     *ret_source = source;
     return 0;
 }
@@ -250,88 +276,119 @@ static uint32_t blocks_of(const Coxswain__PullKVRequest__PullKVInfo *info, uint3
     return (uint32_t)count;
 }
 
-/* Puts the reply in the place of the source's blocks. Returns 0; COX_CORRUPT; the owner's status. */
-static int reply_use(struct source *source, const uint32_t *numbers, uint32_t count,
-                     uint64_t generation, const uint8_t *bytes, size_t size)
+/* Puts a piece in the place of the source's blocks. Returns 0; COX_CORRUPT; the owner's status. With
+ * lock. */
+static int piece_use(struct fetching *fetching, const uint8_t *bytes, size_t size)
 {
+    const struct source *source = fetching->source;
     struct blocks head;
-    if (size < sizeof head)
-        return COX_CORRUPT;
     memcpy(&head, bytes, sizeof head);
     if (head.status)
         return head.status > 0 ? head.status : COX_CORRUPT;
-    const uint8_t *statuses = bytes + sizeof head;
-    const uint8_t *at = statuses + (size_t)count * sizeof(int32_t);
-    if (head.count != count || head.block_size != source->block_size ||
-        size < sizeof head + (size_t)count * sizeof(int32_t))
+    size -= sizeof head;
+    if (head.first != fetching->arrived || head.count == 0 ||
+        head.count > fetching->count - fetching->arrived || head.block_size != source->block_size ||
+        size < head.count * sizeof(int32_t))
         return COX_CORRUPT;
-    size -= sizeof head + (size_t)count * sizeof(int32_t);
-    for (uint32_t i = 0; i < count; i++) {
+    const uint8_t *statuses = bytes + sizeof head;
+    const uint8_t *at = statuses + head.count * sizeof(int32_t);
+    size -= head.count * sizeof(int32_t);
+    for (uint32_t i = 0; i < head.count; i++) {
+        const uint32_t number = fetching->numbers[head.first + i];
         int32_t status;
         memcpy(&status, statuses + i * sizeof status, sizeof status);
-        if (status || numbers[i] >= source->block_count)
+        if (status || number >= source->block_count)
             continue;
         if (size < source->block_size)
             return COX_CORRUPT;
-        memcpy((uint8_t *)cox_kv_blocks_memory(source->blocks) + numbers[i] * source->block_size,
-               at, source->block_size);
-        cox_kv_blocks_give(source->blocks, numbers[i],
-                           generation == COX_KV_UNUSED ? 1 : generation);
+        memcpy((uint8_t *)cox_kv_blocks_memory(source->blocks) + number * source->block_size, at,
+               source->block_size);
+        cox_kv_blocks_give(source->blocks, number,
+                           fetching->generation == COX_KV_UNUSED ? 1 : fetching->generation);
         at += source->block_size;
         size -= source->block_size;
     }
+    fetching->arrived += head.count;
     return 0;
 }
 
-static int reply_await(struct cox_kv_relay *relay, uint64_t deadline_ns, uint8_t **ret_bytes,
-                       size_t *ret_size)
+static bool fetching_is_over(const struct fetching *fetching)
 {
-    const struct timespec until = cox_deadline_timespec(deadline_ns);
-    pthread_mutex_lock(&relay->lock);
-    while (!relay->reply && cox_now_ns() < deadline_ns)
-        pthread_cond_timedwait(&relay->arrived, &relay->lock, &until);
-    *ret_bytes = relay->reply;
-    *ret_size = relay->reply_size;
-    relay->reply = NULL;
-    relay->awaited = 0;
-    pthread_mutex_unlock(&relay->lock);
-    return *ret_bytes ? 0 : COX_TIMEOUT;
+    return fetching->status || fetching->unlinked || fetching->arrived == fetching->count;
 }
 
-static int source_fetch(struct cox_kv_relay *relay, struct source *source, const uint32_t *numbers,
-                        uint32_t count, uint64_t generation, uint64_t deadline_ns,
-                        struct cox_error *err)
+/* Returns 0; COX_TIMEOUT; COX_CLOSED: unlinked; COX_CORRUPT; the owner's status. */
+static int fetching_await(struct cox_kv_relay *relay, uint64_t deadline_ns)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    const struct fetching *fetching = &relay->fetching;
+    pthread_mutex_lock(&relay->lock);
+    while (!fetching_is_over(fetching) && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&relay->arrived, &relay->lock, &until);
+    int r = fetching->status;
+    if (r == 0 && fetching->arrived < fetching->count)
+        r = fetching->unlinked ? COX_CLOSED : COX_TIMEOUT;
+    pthread_mutex_unlock(&relay->lock);
+    return r;
+}
+
+/* From now on pieces are put in the place of these blocks, which have no user until then. Returns
+ * whether there is such a link; then end has to be called. */
+static bool fetching_begin(struct cox_kv_relay *relay,
+                           const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t rank,
+                           const uint32_t *numbers, uint32_t count)
 {
     static _Atomic uint64_t ids;
-    struct fetch fetch = {.id = 1 + atomic_fetch_add(&ids, 1),
-                          .generation = generation,
+    pthread_mutex_lock(&relay->lock);
+    struct source *source = source_find(relay, info->cluster_id ? info->cluster_id : "", rank);
+    for (uint32_t i = 0; source && i < count; i++)
+        cox_kv_blocks_take(source->blocks, numbers[i]);
+    if (source)
+        relay->fetching = (struct fetching){
+            .id = 1 + atomic_fetch_add(&ids, 1),
+            .source = source,
+            .numbers = numbers,
+            .count = count,
+            .generation = info->has_src_sequence ? (uint64_t)info->src_sequence : COX_KV_UNUSED,
+        };
+    pthread_mutex_unlock(&relay->lock);
+    return source != NULL;
+}
+
+static void fetching_end(struct cox_kv_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    struct fetching fetching = relay->fetching;
+    relay->fetching = (struct fetching){0};
+    pthread_mutex_unlock(&relay->lock);
+    if (fetching.unlinked)
+        source_free(fetching.source);
+}
+
+static int blocks_fetch(struct cox_kv_relay *relay, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct fetching *fetching = &relay->fetching; /* what is read here does not change */
+    const struct source *source = fetching->source;
+    struct fetch fetch = {.id = fetching->id,
+                          .generation = fetching->generation,
                           .handle = source->remote,
-                          .count = count};
+                          .count = fetching->count};
     char peer[COX_NODE_NAME_MAX + 8];
-    uint8_t *bytes = NULL;
-    size_t size;
     snprintf(fetch.address, sizeof fetch.address, "%s", relay->address);
     snprintf(peer, sizeof peer, "node-%s", source->node);
-    for (uint32_t i = 0; i < count; i++)
-        cox_kv_blocks_take(source->blocks, numbers[i]);
-    pthread_mutex_lock(&relay->lock);
-    relay->awaited = fetch.id;
-    pthread_mutex_unlock(&relay->lock);
-    const struct iovec parts[] = {
-        {.iov_base = &fetch, .iov_len = sizeof fetch},
-        {.iov_base = (void *)(uintptr_t)numbers, .iov_len = count * sizeof *numbers}};
+    const struct iovec parts[] = {{.iov_base = &fetch, .iov_len = sizeof fetch},
+                                  {.iov_base = (void *)(uintptr_t)fetching->numbers,
+                                   .iov_len = fetching->count * sizeof *fetching->numbers}};
     int r = cox_direct_send(relay->direct, peer, source->address, COX_DIRECT_FETCH, parts, 2,
                             deadline_ns, err);
     if (r)
         return r;
-    r = reply_await(relay, deadline_ns, &bytes, &size);
-    if (r)
+    r = fetching_await(relay, deadline_ns);
+    if (r == COX_TIMEOUT)
         return cox_fail(err, r, "node %s has not sent %" PRIu32 " KV blocks in time", source->node,
-                        count);
-    r = reply_use(source, numbers, count, generation, bytes, size);
-    free(bytes);
-    return r ? cox_fail(err, r, "node %s refuses %" PRIu32 " KV blocks: %s", source->node, count,
-                        cox_status_text(r))
+                        fetching->count);
+    return r ? cox_fail(err, r, "node %s refuses %" PRIu32 " KV blocks: %s", source->node,
+                        fetching->count, cox_status_text(r))
              : 0;
 }
 
@@ -342,15 +399,13 @@ void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest
         const Coxswain__PullKVRequest__PullKVInfo *info = request->pull_kv_infos[i];
         uint32_t *numbers, count = blocks_of(info, &numbers);
         for (uint32_t rank = rank_first; count && rank < rank_first + rank_count; rank++) {
-            struct source *source =
-                source_find(relay, info->cluster_id ? info->cluster_id : "", rank);
             struct cox_error why = {0};
-            if (source &&
-                source_fetch(relay, source, numbers, count,
-                             info->has_src_sequence ? (uint64_t)info->src_sequence : COX_KV_UNUSED,
-                             deadline_ns, &why))
+            if (!fetching_begin(relay, info, rank, numbers, count))
+                continue;
+            if (blocks_fetch(relay, deadline_ns, &why))
                 cox_log_write(&relay->log, 4, "a pull from the group '%s', rank %" PRIu32 ": %s",
-                              source->cluster, rank, why.text);
+                              info->cluster_id, rank, why.text);
+            fetching_end(relay);
         }
         free(numbers);
     }
@@ -398,76 +453,123 @@ static int view_find(struct cox_kv_relay *relay, const struct cox_handle *handle
     return 0;
 }
 
-/* Copies what the view has. NULL: no memory. */
-static uint8_t *blocks_copy(const struct cox_kv_view *view, const struct fetch *fetch,
-                            const uint8_t *numbers, size_t *ret_size)
+/* One fetch of another agent. */
+struct serving {
+    struct fetch fetch;
+    /* u32 each */
+    const uint8_t *numbers;
+    uint32_t done;
+    /* a piece; owned */
+    uint8_t *bytes;
+    size_t size;
+    uint64_t block_size;
+};
+
+/* Copies the next piece. With view_lock. Returns 0, COX_NO_SPACE, or COX_CORRUPT: the rank has changed its
+ * blocks' size. */
+static int piece_copy(struct serving *serving, const struct cox_kv_view *view)
 {
+    const struct fetch *fetch = &serving->fetch;
     const uint64_t block_size = cox_kv_view_size(view);
-    const size_t statuses = fetch->count * sizeof(int32_t);
-    struct blocks head = {.id = fetch->id, .count = fetch->count, .block_size = block_size};
-    uint8_t *bytes = malloc(sizeof head + statuses + fetch->count * block_size);
-    if (!bytes)
-        return NULL;
-    memcpy(bytes, &head, sizeof head);
-    uint8_t *at = bytes + sizeof head + statuses;
-    for (uint32_t i = 0; i < fetch->count; i++) {
+    const uint32_t left = fetch->count - serving->done;
+    uint64_t count = block_size < PIECE_SIZE ? PIECE_SIZE / block_size : 1;
+    count = count < left ? count : left;
+    struct blocks head = {.id = fetch->id,
+                          .first = serving->done,
+                          .count = (uint32_t)count,
+                          .block_size = block_size};
+    if (!serving->bytes) { /* no later piece is larger */
+        serving->bytes = malloc(sizeof head + count * (sizeof(int32_t) + block_size));
+        serving->block_size = block_size;
+    }
+    if (!serving->bytes || serving->block_size != block_size)
+        return serving->bytes ? COX_CORRUPT : COX_NO_SPACE;
+    memcpy(serving->bytes, &head, sizeof head);
+    uint8_t *statuses = serving->bytes + sizeof head;
+    uint8_t *at = statuses + count * sizeof(int32_t);
+    for (uint32_t i = 0; i < count; i++) {
         uint32_t number;
-        memcpy(&number, numbers + i * sizeof number, sizeof number);
+        memcpy(&number, serving->numbers + (serving->done + i) * sizeof number, sizeof number);
         const int32_t status = cox_kv_view_copy(view, number, fetch->generation, at, NULL);
-        memcpy(bytes + sizeof head + i * sizeof status, &status, sizeof status);
+        memcpy(statuses + i * sizeof status, &status, sizeof status);
         at += status ? 0 : block_size;
     }
-    *ret_size = (size_t)(at - bytes);
-    return bytes;
+    serving->done += (uint32_t)count;
+    serving->size = (size_t)(at - serving->bytes);
+    return 0;
+}
+
+/* The view is looked for each time: it may have had to make room. */
+static int piece_make(struct cox_kv_relay *relay, struct serving *serving, struct cox_error *err)
+{
+    struct cox_kv_view *view = NULL;
+    pthread_mutex_lock(&relay->view_lock);
+    int r = view_find(relay, &serving->fetch.handle, &view, err);
+    if (r == 0)
+        r = piece_copy(serving, view);
+    pthread_mutex_unlock(&relay->view_lock);
+    return r;
+}
+
+static int blocks_send(struct cox_kv_relay *relay, const char *peer, const struct fetch *fetch,
+                       const void *bytes, size_t size, struct cox_error *err)
+{
+    const struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
+    return cox_direct_send(relay->direct, peer, fetch->address, COX_DIRECT_BLOCKS, &part, 1,
+                           cox_deadline_after_ms(REPLY_MS + size / REPLY_BYTES_PER_MS), err);
 }
 
 static void serve_fetch(struct cox_kv_relay *relay, const char *peer, const uint8_t *bytes,
                         size_t size)
 {
-    struct fetch fetch;
-    struct cox_kv_view *view = NULL;
-    struct cox_error why = {0};
-    uint8_t *reply = NULL;
-    if (size < sizeof fetch)
+    struct serving serving = {.numbers = bytes + sizeof serving.fetch};
+    struct fetch *fetch = &serving.fetch;
+    struct cox_error why = {0}, lost = {0};
+    int r = 0, sent = 0;
+    if (size < sizeof *fetch)
         return;
-    memcpy(&fetch, bytes, sizeof fetch);
-    fetch.address[ADDRESS_SIZE - 1] = '\0';
-    if (fetch.count > BLOCK_COUNT_MAX || size != sizeof fetch + fetch.count * sizeof(uint32_t))
+    memcpy(fetch, bytes, sizeof *fetch);
+    fetch->address[ADDRESS_SIZE - 1] = '\0';
+    if (fetch->count > BLOCK_COUNT_MAX || size != sizeof *fetch + fetch->count * sizeof(uint32_t))
         return;
-    struct blocks refusal = {.id = fetch.id};
-    pthread_mutex_lock(&relay->view_lock);
-    int r = view_find(relay, &fetch.handle, &view, &why);
-    if (r == 0) {
-        reply = blocks_copy(view, &fetch, bytes + sizeof fetch, &size);
-        r = reply ? 0 : COX_NO_SPACE;
+    while (r == 0 && sent == 0 && serving.done < fetch->count) {
+        r = piece_make(relay, &serving, &why);
+        if (r == 0)
+            sent = blocks_send(relay, peer, fetch, serving.bytes, serving.size, &lost);
     }
-    pthread_mutex_unlock(&relay->view_lock);
-    refusal.status = r > 0 ? r : r ? COX_NOT_FOUND : 0;
-    const struct iovec part = {.iov_base = reply ? (void *)reply : (void *)&refusal,
-                               .iov_len = reply ? size : sizeof refusal};
-    struct cox_error lost = {0};
-    r = cox_direct_send(relay->direct, peer, fetch.address, COX_DIRECT_BLOCKS, &part, 1,
-                        cox_deadline_after_ms(REPLY_MS + part.iov_len / REPLY_BYTES_PER_MS), &lost);
-    if (r || refusal.status)
-        cox_log_write(&relay->log, 4, "KV blocks for %s: %s", peer, r ? lost.text : why.text);
-    free(reply);
+    if (r) {
+        const struct blocks refusal = {.id = fetch->id, .status = r > 0 ? r : COX_NOT_FOUND};
+        sent = blocks_send(relay, peer, fetch, &refusal, sizeof refusal, &lost);
+    }
+    if (r || sent)
+        cox_log_write(&relay->log, 4, "KV blocks for %s: %s", peer, sent ? lost.text : why.text);
+    free(serving.bytes);
+}
+
+static void piece_take(struct cox_kv_relay *relay, const char *peer, const uint8_t *bytes,
+                       size_t size)
+{
+    struct fetching *fetching = &relay->fetching;
+    uint64_t id;
+    if (size < sizeof(struct blocks))
+        return;
+    memcpy(&id, bytes, sizeof id);
+    pthread_mutex_lock(&relay->lock);
+    if (id && id == fetching->id && !strcmp(peer + strlen("node-"), fetching->source->node) &&
+        !fetching_is_over(fetching)) {
+        fetching->status = piece_use(fetching, bytes, size);
+        if (fetching_is_over(fetching))
+            pthread_cond_broadcast(&relay->arrived);
+    }
+    pthread_mutex_unlock(&relay->lock);
 }
 
 void cox_kv_relay_take(struct cox_kv_relay *relay, const char *peer, uint32_t kind, uint8_t *bytes,
                        size_t size)
 {
-    uint64_t id = 0;
-    if (kind == COX_DIRECT_FETCH) {
+    if (kind == COX_DIRECT_FETCH)
         serve_fetch(relay, peer, bytes, size);
-    } else if (size >= sizeof(struct blocks)) {
-        memcpy(&id, bytes, sizeof id);
-        pthread_mutex_lock(&relay->lock);
-        if (relay->awaited == id && !relay->reply) {
-            relay->reply = cox_steal_ptr(&bytes);
-            relay->reply_size = size;
-            pthread_cond_broadcast(&relay->arrived);
-        }
-        pthread_mutex_unlock(&relay->lock);
-    }
+    else
+        piece_take(relay, peer, bytes, size);
     free(bytes);
 }

@@ -181,10 +181,9 @@ static int node_main(const struct peer_options *options)
     setenv("COXSWAIN_RUNTIME_DIR", runtime, 1);
     signal(SIGPIPE, SIG_DFL);
     execl(coxswain, coxswain, "node", "--name",
-          options->pull && options->index ? SOURCE_GROUP : GROUP, "--node", index, "--cluster", url, "--ca",
-          ca, "--cert", certificate, "--key", key, "--quiet", "--", self,
-          options->pull ? "kv" : "rank", number,
-          (char *)NULL);
+          options->pull && options->index ? SOURCE_GROUP : GROUP, "--node", index, "--cluster", url,
+          "--ca", ca, "--cert", certificate, "--key", key, "--quiet", "--", self,
+          options->pull ? "kv" : "rank", number, (char *)NULL);
     return peer_fail_errno(coxswain, errno);
 }
 
@@ -364,7 +363,9 @@ static int lead_start(const struct peer_options *options, void **ret_lead)
     pthread_mutex_init(&lead->lock, NULL);
     if (options->bulk && !options->pull)
         lead->bulk = calloc(1, options->bulk_size);
-    int r = options->bulk && !options->pull && !lead->bulk ? cox_fail(&err, -ENOMEM, "no memory for bulk") : 0;
+    int r = options->bulk && !options->pull && !lead->bulk
+                ? cox_fail(&err, -ENOMEM, "no memory for bulk")
+                : 0;
     if (r == 0 && is_step(options))
         r = start_steps(lead, &err);
     if (r == 0)
