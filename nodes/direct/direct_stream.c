@@ -2,6 +2,7 @@
 
 #include <endian.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <openssl/err.h>
@@ -26,6 +27,7 @@ void cox_direct_stream_init(struct cox_direct_stream *stream)
 void cox_direct_stream_end(struct cox_direct_stream *stream)
 {
     SSL_free(stream->ssl);
+    free(stream->socket.waiting);
     cox_close_fd(&stream->socket.fd);
     cox_direct_stream_init(stream);
 }
@@ -144,9 +146,27 @@ static int write_once(struct cox_direct_stream *stream, const uint8_t *bytes, si
     return 0;
 }
 
+static int stream_flush(struct cox_direct_stream *stream, uint64_t deadline_ns,
+                        struct cox_error *err)
+{
+    while (!cox_direct_socket_flush(&stream->socket)) {
+        short events = 0;
+        int r = socket_outcome(stream, POLLOUT, &events, err);
+        if (r == 0)
+            r = stream_wait(stream, events, deadline_ns, err);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
 static int stream_write(struct cox_direct_stream *stream, const uint8_t *bytes, size_t size,
                         uint64_t deadline_ns, struct cox_error *err)
 {
+    struct cox_direct_socket *socket = &stream->socket;
+    if (stream->ssl && size > RECORD_SIZE && !socket->waiting)
+        socket->waiting = malloc(COX_DIRECT_WAITING_SIZE); /* if there is none, nothing waits */
+    socket->gathers = stream->ssl && size > RECORD_SIZE && socket->waiting;
     while (size > 0) {
         size_t sent = 0;
         short events = 0;
@@ -158,7 +178,7 @@ static int stream_write(struct cox_direct_stream *stream, const uint8_t *bytes, 
         if (r)
             return r;
     }
-    return 0;
+    return stream_flush(stream, deadline_ns, err);
 }
 
 static int read_once(struct cox_direct_stream *stream, uint8_t *bytes, size_t size,

@@ -65,6 +65,31 @@ size_t cox_direct_socket_receive(struct cox_direct_socket *socket, void *bytes, 
     return count < 0 ? 0 : (size_t)count;
 }
 
+bool cox_direct_socket_flush(struct cox_direct_socket *socket)
+{
+    while (socket->waiting_first < socket->waiting_end) {
+        const size_t count = cox_direct_socket_send(socket, socket->waiting + socket->waiting_first,
+                                                    socket->waiting_end - socket->waiting_first);
+        if (count == 0)
+            return false;
+        socket->waiting_first += count;
+    }
+    socket->waiting_first = socket->waiting_end = 0;
+    return true;
+}
+
+/* A record waits, once there is room for it. */
+static size_t socket_gather(struct cox_direct_socket *socket, const void *bytes, size_t size)
+{
+    if (size > COX_DIRECT_WAITING_SIZE - socket->waiting_end && !cox_direct_socket_flush(socket))
+        return 0;
+    const size_t room = COX_DIRECT_WAITING_SIZE - socket->waiting_end;
+    const size_t count = size < room ? size : room;
+    memcpy(socket->waiting + socket->waiting_end, bytes, count);
+    socket->waiting_end += count;
+    return count;
+}
+
 static bool socket_would_block(const struct cox_direct_socket *socket)
 {
     return !socket->ended && socket->error == 0;
@@ -74,7 +99,8 @@ static int bio_write(BIO *bio, const char *bytes, size_t size, size_t *ret_size)
 {
     struct cox_direct_socket *socket = BIO_get_data(bio);
     BIO_clear_retry_flags(bio);
-    *ret_size = cox_direct_socket_send(socket, bytes, size);
+    *ret_size = socket->gathers ? socket_gather(socket, bytes, size)
+                                : cox_direct_socket_send(socket, bytes, size);
     if (*ret_size == 0 && socket_would_block(socket))
         BIO_set_retry_write(bio);
     return *ret_size > 0;
@@ -93,7 +119,7 @@ static int bio_read(BIO *bio, char *bytes, size_t size, size_t *ret_size)
 static long bio_control(BIO *bio, int command, long number, void *pointer)
 {
     (void)bio, (void)number, (void)pointer;
-    return command == BIO_CTRL_FLUSH; /* nothing is buffered */
+    return command == BIO_CTRL_FLUSH; /* what waits is flushed by the stream */
 }
 
 static BIO_METHOD *bio_method_new(void)

@@ -23,11 +23,21 @@ struct cox_direct_socket {
     bool ended;
     /* errno of a call that failed otherwise; 0: none */
     int error;
+    /* TLS writes record by record: of a large message several go with one call. They wait here,
+     * from waiting_first to waiting_end; owned by the stream; NULL until the first of them. */
+    uint8_t *waiting;
+    size_t waiting_first, waiting_end;
+    /* what TLS writes now may wait: the stream flushes */
+    bool gathers;
 };
+/* Room for what waits: eight records. */
+#define COX_DIRECT_WAITING_SIZE ((size_t)8 * ((16 << 10) + 256))
 /* One send or recv. Returns the number of bytes; 0: it would block, the peer has closed (ended) or
  * the call has failed (error). */
 size_t cox_direct_socket_send(struct cox_direct_socket *socket, const void *bytes, size_t size);
 size_t cox_direct_socket_receive(struct cox_direct_socket *socket, void *bytes, size_t size);
+/* Sends what waits. False: not all of it, as above. */
+bool cox_direct_socket_flush(struct cox_direct_socket *socket);
 
 struct cox_direct_tls {
     /* for both sides of connections */
