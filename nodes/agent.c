@@ -826,7 +826,8 @@ static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
     pthread_cond_broadcast(&agent->changed);
 }
 
-static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
+/* May take *owned, the same bytes; NULL: they are lent. */
+static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, uint8_t **owned)
 {
     struct cox_frame frame;
     struct cox_error why = {0};
@@ -846,7 +847,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
             welcome_take(agent, welcome);
         cox_node__welcome__free_unpacked(welcome, NULL);
     } else if (r == 0) {
-        r = cox_agent_link_receive(&agent->link, &frame, now_ns, &why);
+        r = cox_agent_link_receive_owned(&agent->link, &frame, owned, now_ns, &why);
         if (cox_agent_link_greets(&agent->link, &frame, r, now_ns))
             hello_send(agent);
         run_requests(agent);
@@ -867,7 +868,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size)
 static void on_frame(void *context, const char *node, const uint8_t *bytes, size_t size)
 {
     (void)node;
-    frame_take(context, bytes, size);
+    frame_take(context, bytes, size, NULL);
 }
 
 static void image_take(struct agent *agent, const uint8_t *bytes, size_t size)
@@ -917,7 +918,7 @@ static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *b
         return;
     }
     if (strcmp(peer, "lead") == 0 && kind == DIRECT_FRAME)
-        frame_take(agent, bytes, size);
+        frame_take(agent, bytes, size, &bytes);
     else if (strcmp(peer, "lead") == 0 && kind == COX_DIRECT_IMAGE)
         image_take(agent, bytes, size);
     else if (strcmp(peer, "lead") == 0 && kind == COX_DIRECT_DROP_IMAGE &&

@@ -16,8 +16,9 @@
 #define CALL_SIZE ((size_t)1 << 20)
 /* A record of TLS; smaller parts are put together. */
 #define RECORD_SIZE ((size_t)16 << 10)
-/* What a message is first allocated; it grows as it arrives. */
+/* What a message is first allocated; when that has arrived, so many times as much in addition. */
 #define ARRIVAL_SIZE ((size_t)1 << 20)
+#define ARRIVAL_GROWTH 7
 
 void cox_direct_stream_init(struct cox_direct_stream *stream)
 {
@@ -322,15 +323,15 @@ int cox_direct_stream_write_message(struct cox_direct_stream *stream, uint32_t k
     return r ? r : gathering_flush(&gathering, err);
 }
 
-/* Doubles what has arrived: a head alone makes nobody allocate much. */
+/* A head alone makes nobody allocate much. */
 static int bytes_read(struct cox_direct_stream *stream, size_t size, uint8_t **ret_bytes,
                       struct cox_error *err)
 {
     _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
     for (size_t done = 0; done < size;) {
-        size_t end = done ? done : ARRIVAL_SIZE;
+        size_t end = done ? ARRIVAL_GROWTH * done : ARRIVAL_SIZE;
         end = end < size - done ? done + end : size;
-        uint8_t *grown = realloc(bytes, end);
+        uint8_t *grown = cox_allocate_large(bytes, end);
         if (!grown)
             return cox_fail(err, COX_NO_SPACE, "no memory for a message of %zu bytes", size);
         bytes = grown;

@@ -132,7 +132,7 @@ static void link_advance(struct cox_agent_channel *channel, uint32_t depth)
 static void answer_send(struct cox_agent_link *link, struct cox_agent_request *request,
                         uint64_t now_ns)
 {
-    uint8_t *copy = malloc(request->answer_size);
+    uint8_t *copy = cox_allocate_large(NULL, request->answer_size);
     if (!copy)
         return; /* as if it were lost */
     memcpy(copy, request->answer, request->answer_size);
@@ -143,7 +143,7 @@ static void answer_send(struct cox_agent_link *link, struct cox_agent_request *r
 }
 
 static int receive_request(struct cox_agent_link *link, const struct cox_frame *frame,
-                           uint64_t now_ns)
+                           uint8_t **bytes, uint64_t now_ns)
 {
     struct cox_agent_channel *channel = &link->channels[frame->channel];
     struct cox_agent_request *request = request_of(link, frame->channel, frame->sequence);
@@ -169,11 +169,16 @@ static int receive_request(struct cox_agent_link *link, const struct cox_frame *
     }
     request_clear(request);
     request->size = COX_FRAME_HEAD_SIZE + frame->size;
-    request->frame = malloc(request->size);
+    if (bytes) {
+        request->frame = *bytes;
+        *bytes = NULL;
+    } else {
+        request->frame = malloc(request->size);
+    }
     if (!request->frame)
         return -ENOMEM; /* as if it were lost */
     cox_frame_pack_head(frame, request->frame);
-    if (frame->size)
+    if (!bytes && frame->size)
         memcpy(request->frame + COX_FRAME_HEAD_SIZE, frame->payload, frame->size);
     request->sequence = frame->sequence;
     request->came_ns = now_ns;
@@ -208,6 +213,12 @@ static int receive_beat(struct cox_agent_link *link, const struct cox_frame *fra
 int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
                            uint64_t now_ns, struct cox_error *err)
 {
+    return cox_agent_link_receive_owned(link, frame, NULL, now_ns, err);
+}
+
+int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_frame *frame,
+                                 uint8_t **bytes, uint64_t now_ns, struct cox_error *err)
+{
     /* To all nodes: of the same peers, of which this one is the incarnation that it is. */
     const bool to_all = frame->kind == COX_FRAME_REQUEST_ALL;
     if ((link->state != COX_LEAD_FOLLOWING && link->state != COX_LEAD_LOST) ||
@@ -222,7 +233,7 @@ int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *
         link->state = COX_LEAD_FOLLOWING;
         link->changed = true;
     }
-    return frame->kind == COX_FRAME_REQUEST || to_all ? receive_request(link, frame, now_ns)
+    return frame->kind == COX_FRAME_REQUEST || to_all ? receive_request(link, frame, bytes, now_ns)
            : frame->kind == COX_FRAME_LEAD_BEAT       ? receive_beat(link, frame, err)
                                                       : COX_CORRUPT;
 }
@@ -314,7 +325,7 @@ void cox_agent_link_answer(struct cox_agent_link *link, uint32_t c, uint64_t seq
                                    .sent_ns = now_ns,
                                    .size = cox_answer_size(answer)};
     request->answer_size = COX_FRAME_HEAD_SIZE + head.size;
-    request->answer = malloc(request->answer_size);
+    request->answer = cox_allocate_large(NULL, request->answer_size);
     COX_ASSERT(request->answer);
     cox_frame_pack_head(&head, request->answer);
     cox_answer_pack(answer, request->answer + COX_FRAME_HEAD_SIZE);

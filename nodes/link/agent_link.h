@@ -131,6 +131,10 @@ int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *w
  * cox_agent_link_next returns, and looks at wanted, killed, finishing and void_through. */
 int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
                            uint64_t now_ns, struct cox_error *err);
+/* The same. *bytes: what the frame was unpacked from; where the request needs it, it is taken, and
+ * *bytes is NULL. */
+int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_frame *frame,
+                                 uint8_t **bytes, uint64_t now_ns, struct cox_error *err);
 /* Whether a hello is due after this frame, for which receive has returned r (a SEEK: COX_STALE): the
  * lead seeks, or does not know that it is not followed. describe is called then. */
 bool cox_agent_link_greets(const struct cox_agent_link *link, const struct cox_frame *frame, int r,

@@ -79,7 +79,7 @@ static void request_clear(struct cox_lead_request *request)
 static void request_send(struct cox_lead_link *link, struct cox_lead_request *request,
                          uint64_t now_ns)
 {
-    uint8_t *copy = malloc(request->size);
+    uint8_t *copy = cox_allocate_large(NULL, request->size);
     if (!copy)
         return; /* as if it were lost: it is sent again */
     memcpy(copy, request->frame, request->size);
@@ -291,7 +291,7 @@ void cox_lead_link_publish(struct cox_lead_link *link, const struct cox_transpor
         .size = request->size,
     };
     own->size = COX_FRAME_HEAD_SIZE + request->size;
-    own->frame = malloc(own->size);
+    own->frame = cox_allocate_large(NULL, own->size);
     COX_ASSERT(own->frame);
     cox_frame_pack_head(&frame, own->frame);
     if (request->size)
@@ -417,7 +417,7 @@ static int receive_answer(struct cox_lead_link *link, const struct cox_frame *fr
         return COX_STALE;
     }
     request->acknowledged = true;
-    request->answer = malloc(frame->size);
+    request->answer = cox_allocate_large(NULL, frame->size);
     COX_ASSERT(request->answer);
     memcpy(request->answer, frame->payload, frame->size);
     request->answer_size = frame->size;
