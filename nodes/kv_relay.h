@@ -6,11 +6,14 @@
  * Before a pull is passed on, the agent fetches its blocks from the other agent, by a direct connection,
  * and puts them there under their generation; the rank then pulls as it does on one machine. The other
  * agent copies them as a rank would, and says of each whether it still belongs to that generation: one
- * that does not is unused here, so that the pull finds it stale.
+ * that does not is unused here, so that the pull finds it stale. They come in pieces, each of which is put
+ * in its place while the next one is on its way.
  *
- * A process may fetch from the ranks of an agent only: the handle must be of one of them.
+ * A process may fetch from the ranks of an agent only: the handle must be of one of them. Pieces are taken
+ * from the node that was asked only.
  *
- * Threads: link, pull and ranks under no lock; link and pull on one thread at a time; take on any.
+ * Threads: link on one at a time, and pull on one at a time; they may be two, and a link that is removed
+ *   during its pull ends it. take on any.
  * Blocks: pull, until the blocks are there, or deadline_ns.
  */
 #ifndef COX_NODES_KV_RELAY_H

@@ -53,8 +53,8 @@ static inline int cox_reserve(void **items, size_t *capacity, size_t count, size
     return 0;
 }
 
-/* malloc, or realloc of what bytes has. Many megabytes are filled on huge pages where the kernel has
- * some: thousands of page faults cost more than the copy that causes them. */
+/* malloc, or realloc of what bytes has. Many megabytes are filled on huge pages where the kernel
+ * has some: thousands of page faults cost more than the copy that causes them. */
 static inline void *cox_allocate_large(void *bytes, size_t size)
 {
     const size_t huge = (size_t)2 << 20;

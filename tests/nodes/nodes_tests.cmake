@@ -12,6 +12,13 @@ if(COX_NODES)
     cox_command_test(NAME nodes/direct LABEL nodes TIER all TIMEOUT 120
         COMMAND test_nodes_direct)
 
+    cox_test_program(test_nodes_kv_relay
+        SOURCES kv_relay_test.c ${PROJECT_SOURCE_DIR}/nodes/kv_relay.c ${direct_sources}
+        LIBS coxswain_node_links coxswain_messages coxswain_channel PkgConfig::OPENSSL Threads::Threads)
+    target_include_directories(test_nodes_kv_relay PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    cox_command_test(NAME nodes/kv_relay LABEL nodes TIER all TIMEOUT 60
+        COMMAND test_nodes_kv_relay)
+
     cox_test_program(test_nodes_permissions SOURCES permissions_test.c LIBS PkgConfig::NATS)
     cox_command_test(NAME nodes/permissions LABEL nodes TIER all TIMEOUT 120
         COMMAND ${where_possible} sh ${nodes_here}/permissions.sh $<TARGET_FILE:test_nodes_permissions>)

@@ -1,0 +1,368 @@
+/* Pulls between machines (nodes/kv_relay.h), which are addresses of the loopback here: node b has
+ * the blocks, node a fetches them, and node c has nothing to say. */
+#include "nodes/kv_relay.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "channel/handle/handle.h"
+#include "channel/memory/pool/kv_blocks.h"
+
+#define GROUP "second"
+/* Several blocks in a piece, and several pieces. */
+#define BLOCK_SIZE ((size_t)64 << 10)
+#define BLOCK_COUNT 31u
+#define GENERATION 7
+#define PATIENCE_MS 10000
+#define SHORT_MS 300
+
+struct node {
+    struct cox_direct *direct;
+    struct cox_kv_relay *relay;
+    char address[32];
+    pid_t rank;
+    /* fetches are not served: the last one's id is kept */
+    bool mute;
+    _Atomic uint64_t asked;
+    char said[1024];
+};
+
+struct cluster {
+    struct node a, b, c;
+    /* of b's rank */
+    struct cox_kv_blocks *blocks;
+    struct cox_exporter *exporter;
+    /* what node a's rank gets, for them */
+    struct cox_handle local;
+};
+
+/* What answers a fetch, as kv_relay.c has it. */
+struct piece {
+    uint64_t id;
+    int32_t status;
+    uint32_t first, count;
+    uint32_t reserved;
+    uint64_t block_size;
+};
+
+static void on_log(void *context, int level, const char *text)
+{
+    struct node *node = context;
+    (void)level;
+    snprintf(node->said, sizeof node->said, "%s", text);
+}
+
+static bool is_rank(void *context, pid_t pid)
+{
+    const struct node *node = context;
+    return pid == node->rank;
+}
+
+static void on_message(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
+{
+    struct node *node = context;
+    uint64_t id = 0;
+    if (!node->mute) {
+        cox_kv_relay_take(node->relay, peer, kind, bytes, size);
+        return;
+    }
+    if (size >= sizeof id)
+        memcpy(&id, bytes, sizeof id);
+    free(bytes);
+    atomic_store(&node->asked, id);
+}
+
+static void node_start(struct node *node, const char *name, const char *host)
+{
+    char listen[32];
+    struct cox_error err = {0};
+    const struct cox_log log = {.fn = on_log, .context = node};
+    snprintf(listen, sizeof listen, "%s:0", host);
+    const struct cox_direct_options options = {.name = name,
+                                               .insecure_loopback = true,
+                                               .listen = listen,
+                                               .context = node,
+                                               .on_message = on_message};
+    node->rank = getpid();
+    if (cox_direct_open(&options, &node->direct, &err))
+        fail_msg("%s: %s", name, err.text);
+    snprintf(node->address, sizeof node->address, "%s:%u", host, cox_direct_port(node->direct));
+    assert_int_equal(
+        cox_kv_relay_new(node->direct, node->address, &log, is_rank, node, &node->relay, &err), 0);
+}
+
+static void block_fill(uint8_t *block, uint32_t number)
+{
+    for (size_t i = 0; i < BLOCK_SIZE; i += sizeof number) {
+        const uint32_t word = number * UINT32_C(2654435761) + (uint32_t)i;
+        memcpy(block + i, &word, sizeof word);
+    }
+}
+
+static void blocks_make(struct cluster *cluster)
+{
+    struct cox_error err = {0};
+    if (cox_kv_blocks_new(BLOCK_COUNT, BLOCK_SIZE, &cluster->blocks, &err) ||
+        cox_exporter_new(NULL, &cluster->exporter, &err))
+        fail_msg("%s", err.text);
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
+        assert_int_equal(cox_kv_blocks_take(cluster->blocks, b), 0);
+        block_fill((uint8_t *)cox_kv_blocks_memory(cluster->blocks) + b * BLOCK_SIZE, b);
+        assert_int_equal(cox_kv_blocks_give(cluster->blocks, b, GENERATION), 0);
+    }
+}
+
+/* link: or unlink. */
+static void ask_link(struct cluster *cluster, bool link)
+{
+    Coxswain__KvLayout layout = COXSWAIN__KV_LAYOUT__INIT;
+    Coxswain__KvPool pool = COXSWAIN__KV_POOL__INIT, *pools = &pool;
+    Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT, *hosts = &host;
+    Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT, *remotes = &remote;
+    Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    Coxswain__PDLinkRequest__PDLinkInfo *infos = &info;
+    Coxswain__PDLinkRequest request = COXSWAIN__PDLINK_REQUEST__INIT;
+    struct cox_handle handle;
+    struct cox_error err = {0};
+    assert_int_equal(cox_exporter_export(cluster->exporter, cox_kv_blocks_fd(cluster->blocks), 0, 0,
+                                         &handle, &err),
+                     0);
+    layout.block_bytes = BLOCK_SIZE;
+    pool.block_count = BLOCK_COUNT;
+    pool.layout = &layout;
+    pool.blocks = (ProtobufCBinaryData){.data = (uint8_t *)&handle, .len = sizeof handle};
+    pool.node = "b";
+    pool.address = cluster->b.address;
+    host.cluster_id = GROUP;
+    remote.n_host_info = remote.n_kv_pools = request.n_pd_link_info = 1;
+    remote.host_info = &hosts;
+    remote.kv_pools = &pools;
+    request.pd_link_info = &infos;
+    info.n_link_info = link;
+    info.n_unlink_info = !link;
+    info.link_info = info.unlink_info = &remotes;
+    if (cox_kv_relay_link(cluster->a.relay, &request, 0, 1, NULL, &err))
+        fail_msg("%s", err.text);
+    cluster->local = handle;
+}
+
+/* All blocks, in an order that is not theirs. */
+static uint32_t block_at(uint32_t i)
+{
+    return i * 7 % BLOCK_COUNT;
+}
+
+static void pull(struct cluster *cluster, uint64_t timeout_ms)
+{
+    Coxswain__PullKVRequest request = COXSWAIN__PULL_KVREQUEST__INIT;
+    Coxswain__PullKVRequest__PullKVInfo info = COXSWAIN__PULL_KVREQUEST__PULL_KVINFO__INIT;
+    Coxswain__PullKVRequest__PullKVInfo *infos = &info;
+    int64_t numbers[BLOCK_COUNT];
+    ProtobufCBinaryData table = {.data = (uint8_t *)numbers, .len = sizeof numbers};
+    for (uint32_t i = 0; i < BLOCK_COUNT; i++)
+        numbers[i] = block_at(i);
+    info.cluster_id = GROUP;
+    info.n_src_block_tables = 1;
+    info.src_block_tables = &table;
+    info.has_src_sequence = 1;
+    info.src_sequence = GENERATION;
+    request.n_pull_kv_infos = 1;
+    request.pull_kv_infos = &infos;
+    cox_kv_relay_pull(cluster->a.relay, &request, 0, 1, cox_deadline_after_ms(timeout_ms));
+}
+
+/* As a rank of node a would pull it. */
+static int local_copy(const struct cox_kv_view *view, uint32_t block)
+{
+    static uint8_t copied[BLOCK_SIZE], expected[BLOCK_SIZE];
+    int r = cox_kv_view_copy(view, block, GENERATION, copied, NULL);
+    block_fill(expected, block);
+    if (r == 0 && memcmp(copied, expected, BLOCK_SIZE))
+        fail_msg("block %" PRIu32 " has other bytes", block);
+    return r;
+}
+
+/* How many of the blocks have come; the others must be unused. */
+static uint32_t local_count(const struct cluster *cluster)
+{
+    struct cox_kv_view *view;
+    struct cox_error err = {0};
+    int fd;
+    uint32_t count = 0;
+    if (cox_handle_open(&cluster->local, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, &err) ||
+        cox_kv_view_attach(fd, &view, &err))
+        fail_msg("%s", err.text);
+    close(fd);
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
+        const int r = local_copy(view, b);
+        assert_true(r == 0 || r == COX_STALE);
+        count += r == 0;
+    }
+    cox_kv_view_free(view);
+    return count;
+}
+
+static int set_up(void **state)
+{
+    static struct cluster cluster;
+    cluster = (struct cluster){0};
+    node_start(&cluster.a, "node-a", "127.0.0.1");
+    node_start(&cluster.b, "node-b", "127.0.0.2");
+    node_start(&cluster.c, "node-c", "127.0.0.3");
+    blocks_make(&cluster);
+    ask_link(&cluster, true);
+    *state = &cluster;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct cluster *cluster = *state;
+    struct node *nodes[] = {&cluster->a, &cluster->b, &cluster->c};
+    for (int i = 0; i < 3; i++)
+        cox_direct_close(nodes[i]->direct);
+    for (int i = 0; i < 3; i++)
+        cox_kv_relay_free(nodes[i]->relay);
+    cox_exporter_free(cluster->exporter);
+    cox_kv_blocks_free(cluster->blocks);
+    return 0;
+}
+
+/* ---- tests ---- */
+
+static void blocks_come_in_pieces(void **state)
+{
+    struct cluster *cluster = *state;
+    assert_int_equal(local_count(cluster), 0);
+    pull(cluster, PATIENCE_MS);
+    assert_string_equal(cluster->a.said, "");
+    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    pull(cluster, PATIENCE_MS);
+    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+}
+
+static void a_stale_block_is_unused_and_the_others_come(void **state)
+{
+    struct cluster *cluster = *state;
+    pull(cluster, PATIENCE_MS);
+    cox_kv_blocks_take(cluster->blocks, 0);
+    cox_kv_blocks_take(cluster->blocks, 11);
+    cox_kv_blocks_give(cluster->blocks, 11, GENERATION + 1);
+    pull(cluster, PATIENCE_MS);
+    assert_string_equal(cluster->a.said, "");
+    assert_int_equal(local_count(cluster), BLOCK_COUNT - 2);
+}
+
+static void memory_of_another_process_is_refused(void **state)
+{
+    struct cluster *cluster = *state;
+    cluster->b.rank = 1;
+    pull(cluster, PATIENCE_MS);
+    assert_non_null(strstr(cluster->a.said, "refuses"));
+    assert_int_equal(local_count(cluster), 0);
+}
+
+struct reply {
+    struct cluster *cluster;
+    struct node *from;
+    struct piece piece;
+    bool unlinks;
+};
+
+/* Once the fetch has arrived at b, which is mute. */
+static void *reply_main(void *context)
+{
+    struct reply *reply = context;
+    struct cluster *cluster = reply->cluster;
+    uint64_t id;
+    while ((id = atomic_load(&cluster->b.asked)) == 0)
+        usleep(1000);
+    if (reply->unlinks) {
+        ask_link(cluster, false);
+        return NULL;
+    }
+    reply->piece.id = id;
+    const struct iovec part = {.iov_base = &reply->piece, .iov_len = sizeof reply->piece};
+    assert_int_equal(cox_direct_send(reply->from->direct, "node-a", cluster->a.address,
+                                     COX_DIRECT_BLOCKS, &part, 1,
+                                     cox_deadline_after_ms(PATIENCE_MS), NULL),
+                     0);
+    return NULL;
+}
+
+/* Returns how long the pull took. */
+static uint64_t pull_with(struct cluster *cluster, struct reply *reply, uint64_t timeout_ms)
+{
+    pthread_t thread;
+    const uint64_t start_ns = cox_now_ns();
+    reply->cluster = cluster;
+    cluster->b.mute = true;
+    assert_int_equal(pthread_create(&thread, NULL, reply_main, reply), 0);
+    pull(cluster, timeout_ms);
+    pthread_join(thread, NULL);
+    return (cox_now_ns() - start_ns) / COX_NSEC_PER_MSEC;
+}
+
+static void only_the_node_that_was_asked_answers(void **state)
+{
+    struct cluster *cluster = *state;
+    struct reply reply = {.from = &cluster->c, .piece = {.status = COX_DENIED}};
+    assert_true(pull_with(cluster, &reply, SHORT_MS) >= SHORT_MS);
+    assert_non_null(strstr(cluster->a.said, "in time"));
+    assert_int_equal(local_count(cluster), 0);
+}
+
+static void a_piece_out_of_its_place_ends_the_pull(void **state)
+{
+    struct cluster *cluster = *state;
+    struct reply reply = {
+        .from = &cluster->b,
+        .piece = {.first = 1, .count = 1, .block_size = BLOCK_SIZE},
+    };
+    assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
+    assert_non_null(strstr(cluster->a.said, "refuses"));
+    assert_int_equal(local_count(cluster), 0);
+}
+
+static void a_piece_that_is_cut_off_ends_the_pull(void **state)
+{
+    struct cluster *cluster = *state;
+    struct reply reply = {
+        .from = &cluster->b,
+        .piece = {.first = 0, .count = 1, .block_size = BLOCK_SIZE},
+    };
+    assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
+    assert_non_null(strstr(cluster->a.said, "refuses"));
+    assert_int_equal(local_count(cluster), 0);
+}
+
+static void an_unlink_ends_the_pull(void **state)
+{
+    struct cluster *cluster = *state;
+    struct reply reply = {.unlinks = true};
+    assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(blocks_come_in_pieces, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_stale_block_is_unused_and_the_others_come, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(memory_of_another_process_is_refused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(only_the_node_that_was_asked_answers, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_piece_out_of_its_place_ends_the_pull, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_piece_that_is_cut_off_ends_the_pull, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(an_unlink_ends_the_pull, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
