@@ -22,6 +22,7 @@
 #define BLOCK_SIZE ((size_t)64 << 10)
 #define BLOCK_COUNT 31u
 #define GENERATION 7
+#define BODY_SIZE (sizeof(int32_t) + BLOCK_SIZE)
 #define PATIENCE_MS 10000
 #define SHORT_MS 300
 
@@ -275,6 +276,8 @@ struct reply {
     struct cluster *cluster;
     struct node *from;
     struct piece piece;
+    /* behind it: a status and a block, both zero, if all of it is sent */
+    size_t body_size;
     bool unlinks;
 };
 
@@ -291,9 +294,11 @@ static void *reply_main(void *context)
         return NULL;
     }
     reply->piece.id = id;
-    const struct iovec part = {.iov_base = &reply->piece, .iov_len = sizeof reply->piece};
+    static uint8_t body[BODY_SIZE];
+    const struct iovec parts[] = {{.iov_base = &reply->piece, .iov_len = sizeof reply->piece},
+                                  {.iov_base = body, .iov_len = reply->body_size}};
     assert_int_equal(cox_direct_send(reply->from->direct, "node-a", cluster->a.address,
-                                     COX_DIRECT_BLOCKS, &part, 1,
+                                     COX_DIRECT_BLOCKS, parts, 2,
                                      cox_deadline_after_ms(PATIENCE_MS), NULL),
                      0);
     return NULL;
@@ -327,6 +332,7 @@ static void a_piece_out_of_its_place_ends_the_pull(void **state)
     struct reply reply = {
         .from = &cluster->b,
         .piece = {.first = 1, .count = 1, .block_size = BLOCK_SIZE},
+        .body_size = BODY_SIZE,
     };
     assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
     assert_non_null(strstr(cluster->a.said, "refuses"));
@@ -339,6 +345,7 @@ static void a_piece_that_is_cut_off_ends_the_pull(void **state)
     struct reply reply = {
         .from = &cluster->b,
         .piece = {.first = 0, .count = 1, .block_size = BLOCK_SIZE},
+        .body_size = BODY_SIZE - 1,
     };
     assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
     assert_non_null(strstr(cluster->a.said, "refuses"));
