@@ -320,6 +320,46 @@ uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinato
     return overwritten;
 }
 
+static void word_shift(uint64_t *word, int64_t by)
+{
+    const uint64_t amount = by < 0 ? -(uint64_t)by : (uint64_t)by;
+    if (*word == 0)
+        return;
+    if (by < 0)
+        *word = *word > amount ? *word - amount : 1;
+    else
+        *word = *word < UINT64_MAX - amount ? *word + amount : UINT64_MAX;
+}
+
+void cox_recorder_shift(void *copy, int64_t by)
+{
+    static const size_t of_request[] = {
+        offsetof(struct cox_recorder_layout_request, taken_ns),
+        offsetof(struct cox_recorder_layout_request, begin_ns),
+        offsetof(struct cox_recorder_layout_request, end_ns),
+        offsetof(struct cox_recorder_layout_request, reply_ns),
+    };
+    static const size_t of_operation[] = {
+        offsetof(struct cox_recorder_layout_operation, begin_ns),
+        offsetof(struct cox_recorder_layout_operation, arrived_ns),
+        offsetof(struct cox_recorder_layout_operation, end_ns),
+    };
+    for (int ring = 0; ring < COX_RECORDER_RING_COUNT; ring++) {
+        const bool group = ring == COX_RECORDER_GROUP;
+        const size_t *offsets = group ? of_operation : of_request;
+        const size_t count = group ? sizeof of_operation / sizeof of_operation[0]
+                                   : sizeof of_request / sizeof of_request[0];
+        uint8_t *record = (uint8_t *)copy + cox_recorder_ring_offset(false, ring);
+        for (uint32_t i = 0; i < cox_recorder_capacity(ring); i++, record += record_size(false))
+            for (size_t k = 0; k < count; k++) {
+                uint64_t word;
+                memcpy(&word, record + offsets[k], sizeof word);
+                word_shift(&word, by);
+                memcpy(record + offsets[k], &word, sizeof word);
+            }
+    }
+}
+
 uint64_t cox_recorder_block_pid(const void *block)
 {
     const struct cox_recorder_layout_head *head = block;

@@ -202,6 +202,9 @@ static inline void cox_recorder_handled(const struct cox_recorder_submits *ring,
  * order, another such copy, which was read later. Returns the number of records that were
  * overwritten meanwhile. */
 uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinator, void *copy);
+/* Moves all times in a rank's copy by `by` ns, to the clock of another machine. 0, which is "not
+ * yet", stays; a time that would leave the range is 1 or UINT64_MAX. */
+void cox_recorder_shift(void *copy, int64_t by);
 /* The process that records in the block; 0: none. */
 uint64_t cox_recorder_block_pid(const void *block);
 

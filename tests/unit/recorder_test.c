@@ -302,6 +302,59 @@ static void operations_are_added_to_their_step(void **state)
     free(copy);
 }
 
+/* ---- another clock ---- */
+
+static void times_move_to_another_clock(void **state)
+{
+    (void)state;
+    struct cox_recorder *recorder = NULL;
+    struct cox_record read;
+    struct cox_record_operation operation;
+    uint8_t *copy = malloc(block_size()), *before = malloc(block_size());
+    int fd = memory_make(0, 0, NULL);
+    assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
+    const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE),
+                                       other =
+                                           cox_recorder_requests(recorder, COX_CHANNEL_TRANSFER);
+    const struct cox_recorder_operation begun = {.kind = 1, .round = 5, .size = 100, .epoch = 8};
+    record(&ring, 1000);
+    cox_recorder_take(&ring, 1001, 1, 2, 20); /* not executed yet */
+    record(&other, 3);
+    const uint64_t number = cox_recorder_operation_begin(recorder, &begun, 10001);
+    cox_recorder_operation_arrived(recorder, number, 10001, 10002);
+    cox_recorder_group(recorder, &ring, 1000, 0, 0);
+    cox_recorder_copy(recorder->block, recorder->block, false, copy);
+    memcpy(before, copy, block_size());
+    cox_recorder_shift(copy, 500);
+    assert_true(cox_recorder_read(copy, false, EXECUTE, 1000, &read));
+    assert_true(read.taken_ns == 10500 && read.begin_ns == 10501 && read.end_ns == 10502 &&
+                read.reply_ns == 10503);
+    assert_true(read.type == 1000 && read.size == 1000 && read.status == 0 &&
+                read.group_wait_ns == 1);
+    assert_true(cox_recorder_read(copy, false, EXECUTE, 1001, &read));
+    assert_true(read.taken_ns == 520 && !read.begin_ns && !read.end_ns && !read.reply_ns);
+    assert_true(cox_recorder_read(copy, false, COX_CHANNEL_TRANSFER, 3, &read));
+    assert_int_equal(read.reply_ns, 533);
+    assert_true(cox_recorder_read_operation(copy, (uint32_t)number, &operation));
+    assert_true(operation.begin_ns == 10501 && operation.arrived_ns == 10502 && !operation.end_ns);
+    assert_true(operation.round == 5 && operation.epoch == 8 && operation.size == 100);
+    cox_recorder_shift(copy, -500);
+    assert_memory_equal(copy, before, block_size());
+    /* Times before the other machine was started, and those that nobody has written. */
+    cox_recorder_shift(copy, -25);
+    assert_true(cox_recorder_read(copy, false, EXECUTE, 1001, &read));
+    assert_int_equal(read.taken_ns, 1);
+    cox_recorder_shift(copy, INT64_MIN);
+    cox_recorder_shift(copy, INT64_MAX);
+    cox_recorder_shift(copy, INT64_MAX);
+    assert_true(cox_recorder_read(copy, false, EXECUTE, 1001, &read));
+    assert_int_equal(read.taken_ns, UINT64_MAX);
+    cox_recorder_unref(recorder);
+    close(fd);
+    free(before);
+    free(copy);
+}
+
 /* ---- the coordinator's ---- */
 
 static void the_coordinator_records_in_its_own_memory(void **state)
@@ -465,6 +518,7 @@ int main(void)
         cmocka_unit_test(m18_what_a_killed_writer_left_is_read),
         cmocka_unit_test(m18_a_writer_is_read_after_every_instruction),
         cmocka_unit_test(operations_are_added_to_their_step),
+        cmocka_unit_test(times_move_to_another_clock),
         cmocka_unit_test(the_coordinator_records_in_its_own_memory),
         cmocka_unit_test(m18_bytes_of_any_kind_are_refused_or_read),
         cmocka_unit_test(a_rank_records_in_the_file_that_it_is_told),
