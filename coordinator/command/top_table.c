@@ -10,6 +10,9 @@
 
 #define LINE_SIZE 512
 #define GROUP_SIZE 160
+#define NODE_SIZE 48
+/* "NODE" and two spaces */
+#define NODE_HEADING 6
 
 typedef CoxswainControl__StatusReply status_reply;
 typedef CoxswainControl__RankStatus rank_message;
@@ -25,6 +28,8 @@ struct row {
     /* of its group in the table */
     uint32_t group;
     uint32_t rank;
+    /* "": the coordinator's machine */
+    char node[NODE_SIZE];
     /* "running"; static storage */
     const char *state;
     bool alive;
@@ -52,6 +57,8 @@ struct cox_top_table {
     struct row **rows;
     uint32_t row_count;
     size_t row_capacity;
+    /* of the column of nodes, with two spaces; 0: no rank is on a node, and there is none */
+    int node_width;
     char heading[LINE_SIZE];
     enum cox_top_column sort;
     bool reverse;
@@ -129,6 +136,7 @@ static void row_fill(struct row *row, const rank_message *rank, uint64_t now_ns)
         rank->n_channels ? rank->channels[COX_CHANNEL_EXECUTE] : NULL;
     const struct counters before = row->now;
     row->rank = rank->rank;
+    snprintf(row->node, sizeof row->node, "%s", rank->node ? rank->node : "");
     row->state = state_of(rank);
     row->alive = rank->liveness == COX_LIVENESS_ALIVE && !rank->stopped;
     row->age_ns = channel && channel->has_age_ns ? channel->age_ns : 0;
@@ -274,13 +282,14 @@ static void row_format(const struct cox_top_table *table, struct row *row)
     char part[7][COX_UNITS_SIZE];
     snprintf(part[0], sizeof part[0], "%.1f", row->steps);
     snprintf(row->line, sizeof row->line,
-             "%4" PRIu32 " %-8s %6s %9" PRIu64 " %7s %6s %6s %5s %5s %8s %6" PRIu32 "  %s",
+             "%4" PRIu32 " %-8s %6s %9" PRIu64 " %7s %6s %6s %5s %5s %8s %6" PRIu32 "  %-*s%s",
              row->rank, row->state, row->age_ns ? cox_units_duration(part[1], row->age_ns) : "-",
              row->now.sequence, row->steps < 0 ? "-" : part[0],
              row->execute_count ? cox_units_duration(part[2], row->p50_ns) : "-",
              row->execute_count ? cox_units_duration(part[3], row->p99_ns) : "-",
              percent(part[4], row->wait), percent(part[5], row->cpu),
              row->resident_bytes ? cox_units_bytes(part[6], row->resident_bytes) : "-", row->deaths,
+             table->node_width, table->node_width && !row->node[0] ? "-" : row->node,
              table->groups[row->group].name);
 }
 
@@ -294,16 +303,24 @@ void cox_top_table_format(struct cox_top_table *table, enum cox_top_column sort,
         count += table->groups[i].rank_count;
     if (cox_reserve((void **)&table->rows, &table->row_capacity, count, sizeof *table->rows))
         return; /* without memory no rows are shown */
+    table->node_width = 0;
     for (uint32_t i = 0; i < table->group_count; i++)
-        for (uint32_t k = 0; k < table->groups[i].rank_count; k++)
-            table->rows[table->row_count++] = &table->groups[i].ranks[k];
+        for (uint32_t k = 0; k < table->groups[i].rank_count; k++) {
+            struct row *row = &table->groups[i].ranks[k];
+            const int width = row->node[0] ? (int)strlen(row->node) + 2 : 0;
+            table->rows[table->row_count++] = row;
+            table->node_width = width > table->node_width ? width : table->node_width;
+        }
+    if (table->node_width && table->node_width < NODE_HEADING)
+        table->node_width = NODE_HEADING;
     if (table->row_count) /* there may be no memory for none */
         qsort_r(table->rows, table->row_count, sizeof *table->rows, row_compare, table);
     for (uint32_t i = 0; i < table->row_count; i++)
         row_format(table, table->rows[i]);
     snprintf(table->heading, sizeof table->heading,
-             "%4s %-8s %6s %9s %7s %6s %6s %5s %5s %8s %6s  %s", "RANK", "STATE", "AGE", "SEQUENCE",
-             "STEPS/S", "P50", "P99", "WAIT", "CPU", "MEMORY", "DEATHS", "GROUP");
+             "%4s %-8s %6s %9s %7s %6s %6s %5s %5s %8s %6s  %-*s%s", "RANK", "STATE", "AGE",
+             "SEQUENCE", "STEPS/S", "P50", "P99", "WAIT", "CPU", "MEMORY", "DEATHS",
+             table->node_width, table->node_width ? "NODE" : "", "GROUP");
 }
 
 uint32_t cox_top_table_group_count(const struct cox_top_table *table)

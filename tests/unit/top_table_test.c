@@ -96,6 +96,32 @@ static void m18_rates_are_those_between_two_samples_of_one_process(void **state)
     assert_null(cox_top_table_free(table));
 }
 
+static void nodes_are_a_column_where_there_are_some(void **state)
+{
+    (void)state;
+    struct made m;
+    struct cox_top_table *table;
+    assert_int_equal(cox_top_table_new(&table), 0);
+    make(&m);
+    assert_int_equal(cox_top_table_put(table, "mine", &m.status, COX_NSEC_PER_SEC), 0);
+    cox_top_table_format(table, COX_TOP_RANK, false);
+    assert_null(strstr(cox_top_table_heading(table), "NODE"));
+    m.ranks[0].node = "a";
+    m.ranks[1].node = "machine-b";
+    assert_int_equal(cox_top_table_put(table, "mine", &m.status, 2 * COX_NSEC_PER_SEC), 0);
+    cox_top_table_format(table, COX_TOP_RANK, false);
+    assert_non_null(strstr(cox_top_table_heading(table), " DEATHS  NODE       GROUP"));
+    assert_non_null(strstr(cox_top_table_rank_line(table, 0), "      0  a          mine"));
+    assert_non_null(strstr(cox_top_table_rank_line(table, 1), "      0  machine-b  mine"));
+    assert_non_null(strstr(cox_top_table_rank_line(table, 2), "      0  -          mine"));
+    m.ranks[1].node = NULL;
+    assert_int_equal(cox_top_table_put(table, "mine", &m.status, 3 * COX_NSEC_PER_SEC), 0);
+    cox_top_table_format(table, COX_TOP_RANK, false);
+    assert_non_null(strstr(cox_top_table_heading(table), " DEATHS  NODE  GROUP"));
+    assert_non_null(strstr(cox_top_table_rank_line(table, 0), "      0  a     mine"));
+    assert_null(cox_top_table_free(table));
+}
+
 static void m18_rows_are_sorted(void **state)
 {
     (void)state;
@@ -176,6 +202,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(m18_rates_are_those_between_two_samples_of_one_process),
+        cmocka_unit_test(nodes_are_a_column_where_there_are_some),
         cmocka_unit_test(m18_rows_are_sorted),
         cmocka_unit_test(m18_groups_go_and_come_and_tell_little),
     };
