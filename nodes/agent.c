@@ -13,6 +13,7 @@
 #include "channel/base/peer.h"
 #include "channel/base/thread.h"
 #include "channel/base/version.h"
+#include "channel/recorder/recorder.h"
 #include "channel/socket/control_socket.h"
 #include "coordinator/executor/executor.h"
 #include "group_relay.h"
@@ -21,6 +22,7 @@
 #include "nodes/direct/direct.h"
 #include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
+#include "nodes/link/recorder_fetch.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 
@@ -41,6 +43,8 @@
 #define FLUSH_MS 500
 /* How often it is looked whether ranks are stopped. */
 #define LOOK_NS (250 * COX_NSEC_PER_MSEC)
+/* How often their processor time and memory are read. */
+#define USAGE_NS COX_NSEC_PER_SEC
 #define DIRECT_FRAME 1u
 
 struct large {
@@ -124,14 +128,9 @@ static void group_end(struct agent *agent, int code, const char *text)
 
 /* ---- sending ---- */
 
-/* The lock is held. */
-static void agent_send(void *context, uint8_t *bytes, size_t size)
+/* By a direct connection. Takes bytes. The lock is held. */
+static void send_large(struct agent *agent, uint8_t *bytes, size_t size)
 {
-    struct agent *agent = context;
-    if (agent->cluster && size <= cox_cluster_size_max(agent->cluster) / 2) {
-        cox_cluster_send(agent->cluster, NULL, bytes, size);
-        return;
-    }
     struct large *large = agent->cluster ? calloc(1, sizeof *large) : NULL;
     if (!large) {
         free(bytes); /* as if it were lost */
@@ -141,6 +140,16 @@ static void agent_send(void *context, uint8_t *bytes, size_t size)
     *agent->large_end = large;
     agent->large_end = &large->next;
     pthread_cond_broadcast(&agent->changed);
+}
+
+/* The lock is held. */
+static void agent_send(void *context, uint8_t *bytes, size_t size)
+{
+    struct agent *agent = context;
+    if (agent->cluster && size <= cox_cluster_size_max(agent->cluster) / 2)
+        cox_cluster_send(agent->cluster, NULL, bytes, size);
+    else
+        send_large(agent, bytes, size);
 }
 
 static void *large_main(void *context)
@@ -258,6 +267,31 @@ static void text_send(struct agent *agent, int32_t rank, bool is_stderr, bool is
     if (agent->link.state == COX_LEAD_FOLLOWING)
         send_message(agent, COX_FRAME_TEXT, &message.base);
     pthread_mutex_unlock(&agent->lock);
+}
+
+/* The flight recorders of the ranks that a frame asks for, with their times on the lead's clock. The
+ * lock is held. */
+static void recorders_send(struct agent *agent, const struct cox_frame *ask)
+{
+    const int64_t offset = cox_agent_link_offset(&agent->link);
+    void *copy = malloc(cox_recorder_block_size(false));
+    if (!copy)
+        return; /* the lead does not wait for ever */
+    for (uint32_t i = 0; i < agent->rank_count; i++) {
+        const uint32_t rank = agent->rank_first + i;
+        if (!cox_rank_set_has(&ask->asked, rank))
+            continue;
+        const bool recorded =
+            agent->executor && cox_executor_recorder(agent->executor, rank, copy, 0, NULL) == 0;
+        if (recorded)
+            cox_recorder_shift(copy, -offset);
+        size_t size;
+        uint8_t *bytes =
+            cox_recorder_fetch_reply(ask, rank, recorded ? copy : NULL, cox_now_ns(), &size);
+        if (bytes)
+            send_large(agent, bytes, size);
+    }
+    free(copy);
 }
 
 /* ---- hooks of the executor ---- */
@@ -848,6 +882,8 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
         cox_node__welcome__free_unpacked(welcome, NULL);
     } else if (r == 0) {
         r = cox_agent_link_receive_owned(&agent->link, &frame, owned, now_ns, &why);
+        if (r == 0 && frame.kind == COX_FRAME_RECORDER_ASK)
+            recorders_send(agent, &frame);
         if (cox_agent_link_greets(&agent->link, &frame, r, now_ns))
             hello_send(agent);
         run_requests(agent);
@@ -986,16 +1022,29 @@ static void look_for_stopped(struct agent *agent)
         struct cox_agent_rank *rank = &agent->link.ranks[i];
         const bool stopped =
             rank->state == COX_NODE__RANK_STATE__UP &&
-            cox_peer_stopped(cox_executor_pid(agent->executor, agent->rank_first + i));
+            cox_peer_stopped(cox_executor_serving_pid(agent->executor, agent->rank_first + i));
         agent->link.changed = agent->link.changed || stopped != rank->stopped;
         rank->stopped = stopped;
+    }
+}
+
+/* For the next beat. The lock is held. */
+static void read_usage(struct agent *agent)
+{
+    for (uint32_t i = 0; agent->executor && i < agent->rank_count; i++) {
+        struct cox_agent_rank *rank = &agent->link.ranks[i];
+        if (rank->state != COX_NODE__RANK_STATE__UP)
+            continue;
+        const pid_t pid = cox_executor_serving_pid(agent->executor, agent->rank_first + i);
+        cox_peer_cpu_time(pid, &rank->cpu_ns);
+        cox_peer_resident(pid, &rank->resident_bytes);
     }
 }
 
 static void *time_main(void *context)
 {
     struct agent *agent = context;
-    uint64_t looked_ns = 0;
+    uint64_t looked_ns = 0, usage_ns = 0;
     pthread_setname_np(pthread_self(), "cox-node-time");
     for (;;) {
         nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
@@ -1004,6 +1053,10 @@ static void *time_main(void *context)
             if (cox_now_ns() - looked_ns >= LOOK_NS) {
                 looked_ns = cox_now_ns();
                 look_for_stopped(agent);
+            }
+            if (cox_now_ns() - usage_ns >= USAGE_NS) {
+                usage_ns = cox_now_ns();
+                read_usage(agent);
             }
             cox_agent_link_tick(&agent->link, cox_now_ns());
             run_requests(agent);

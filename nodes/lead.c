@@ -15,6 +15,7 @@
 #include "image.h"
 #include "nodes/direct/direct.h"
 #include "nodes/link/lead_link.h"
+#include "nodes/link/recorder_fetch.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -129,6 +130,9 @@ struct cox_nodes {
     /* since when this process has no connection; 0: it has one */
     uint64_t cut_off_ns;
     uint64_t seek_ns;
+    struct cox_recorder_fetches fetches;
+    /* one of them is done */
+    pthread_cond_t fetched;
     /* the thread of large frames */
     pthread_cond_t changed;
     struct large *large_first, **large_end;
@@ -628,7 +632,12 @@ static void frame_take(struct cox_nodes *nodes, const char *name, const uint8_t 
             r = cox_fail(&why, COX_CORRUPT, "a hello that cannot be read");
         cox_node__hello__free_unpacked(hello, NULL);
     } else if (r == 0) {
+        const struct cox_lead_link *link = &nodes->links[node];
         r = cox_lead_link_receive(&nodes->links[node], &frame, cox_now_ns(), &why);
+        if (r == 0 && frame.kind == COX_FRAME_RECORDER &&
+            cox_recorder_fetch_take(&nodes->fetches, &frame, name, link->rank_first,
+                                    link->rank_count))
+            pthread_cond_broadcast(&nodes->fetched);
     }
     pthread_mutex_unlock(&nodes->lock);
     if (r == 0 && frame.kind == COX_FRAME_TEXT) {
@@ -956,14 +965,70 @@ static bool transport_trouble(void *context, uint32_t rank, char *buffer, size_t
     return said;
 }
 
-static bool transport_stopped(void *context, uint32_t rank)
+static void transport_process(void *context, uint32_t rank,
+                              struct cox_transport_process *ret_process)
 {
     struct cox_nodes *nodes = context;
     pthread_mutex_lock(&nodes->lock);
     const struct cox_lead_link *link = &nodes->links[node_of(nodes, rank)];
-    const bool stopped = link->ranks[rank - link->rank_first].stopped;
+    const struct cox_lead_rank *is = &link->ranks[rank - link->rank_first];
+    *ret_process = (struct cox_transport_process){
+        .stopped = is->stopped, .cpu_ns = is->cpu_ns, .resident_bytes = is->resident_bytes};
     pthread_mutex_unlock(&nodes->lock);
-    return stopped;
+}
+
+static void recorder_ask(struct cox_nodes *nodes, const struct cox_recorder_fetch *fetch,
+                         const struct cox_lead_link *link)
+{
+    struct cox_frame head = {.kind = COX_FRAME_RECORDER_ASK,
+                             .epoch = nodes->epoch,
+                             .incarnation = link->incarnation,
+                             .sequence = fetch->number,
+                             .sent_ns = cox_now_ns()};
+    uint8_t *bytes = malloc(COX_FRAME_HEAD_SIZE);
+    if (!bytes)
+        return; /* as if it were lost */
+    cox_rank_set_add(&head.asked, fetch->rank);
+    cox_frame_pack_head(&head, bytes);
+    send_to(nodes, link->index, bytes, COX_FRAME_HEAD_SIZE);
+}
+
+static int transport_recorder(void *context, uint32_t rank, void *copy, uint64_t deadline_ns,
+                              struct cox_error *err)
+{
+    struct cox_nodes *nodes = context;
+    struct cox_recorder_fetch fetch = {.rank = rank, .copy = copy};
+    char trouble[256] = "";
+    const uint64_t begin_ns = cox_now_ns();
+    uint64_t now_ns = begin_ns;
+    pthread_mutex_lock(&nodes->lock);
+    const struct cox_lead_link *link = &nodes->links[node_of(nodes, rank)];
+    bool silent = cox_lead_link_trouble(link, begin_ns, trouble, sizeof trouble);
+    cox_recorder_fetch_begin(&nodes->fetches, &fetch);
+    if (!silent)
+        recorder_ask(nodes, &fetch, link);
+    /* Nothing wakes this when a node becomes suspect: it is looked at. */
+    while (!fetch.done && !silent && !nodes->stopping && now_ns < deadline_ns) {
+        const uint64_t until_ns = now_ns + TICK_NS < deadline_ns ? now_ns + TICK_NS : deadline_ns;
+        const struct timespec until = cox_deadline_timespec(until_ns);
+        pthread_cond_timedwait(&nodes->fetched, &nodes->lock, &until);
+        now_ns = cox_now_ns();
+        silent = cox_lead_link_trouble(link, now_ns, trouble, sizeof trouble);
+    }
+    cox_recorder_fetch_end(&nodes->fetches, &fetch);
+    const bool stopping = nodes->stopping;
+    pthread_mutex_unlock(&nodes->lock);
+    if (fetch.done && fetch.err.code)
+        return cox_fail(err, fetch.status, "%s", fetch.err.text);
+    if (fetch.done)
+        return fetch.status;
+    if (silent)
+        return cox_fail(err, COX_PEER_DEAD, "%s", trouble);
+    return stopping
+               ? cox_fail(err, COX_CLOSED, "the group ends")
+               : cox_fail(err, COX_TIMEOUT,
+                          "node %s has not sent its recorder in %.1f s: see the log of its agent",
+                          link->node, (double)(now_ns - begin_ns) / 1e9);
 }
 
 static void transport_stop(void *context)
@@ -1137,6 +1202,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     pthread_mutex_init(&nodes->delivery, NULL);
     pthread_mutex_init(&nodes->lock, NULL);
     cox_condition_init(&nodes->changed);
+    cox_condition_init(&nodes->fetched);
     nodes->large_end = &nodes->large_first;
     cox_lead_events_init(&nodes->events);
     nodes->links = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->links);
@@ -1194,7 +1260,8 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
         .share = transport_share,
         .unshare = transport_unshare,
         .trouble = transport_trouble,
-        .stopped = transport_stopped,
+        .process = transport_process,
+        .recorder = transport_recorder,
         .taken_over = transport_taken_over,
         .stop = transport_stop,
     };
@@ -1297,6 +1364,7 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     free(nodes->peers);
     free(nodes->peer_pointers);
     pthread_cond_destroy(&nodes->changed);
+    pthread_cond_destroy(&nodes->fetched);
     pthread_mutex_destroy(&nodes->lock);
     pthread_mutex_destroy(&nodes->delivery);
     free(nodes);

@@ -53,7 +53,10 @@ static bool rank_stopped(const struct cox_collector *collector, uint32_t rank, p
     const struct cox_transport *transport = collector->transport;
     if (!transport)
         return cox_peer_stopped(pid);
-    return transport->stopped && transport->stopped(transport->context, rank);
+    struct cox_transport_process process = {0};
+    if (transport->process)
+        transport->process(transport->context, rank, &process);
+    return process.stopped;
 }
 
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,

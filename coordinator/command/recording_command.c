@@ -9,10 +9,16 @@
 
 typedef CoxswainRecording__Recording recording;
 
-/* One rank, or the coordinator, at a time: a reply of all might be too large for a message. */
+static char *text_copy(const char *text)
+{
+    return text && text[0] ? strdup(text) : NULL;
+}
+
+/* One rank, or the coordinator, at a time: a reply of all might be too large for a message.
+ * ret_missing, ret_code: why its node has not sent it; unchanged: it has. */
 static int recorder_ask(struct cox_client *client, bool is_rank, uint32_t rank,
                         uint64_t deadline_ns, protobuf_c_boolean *has, ProtobufCBinaryData *field,
-                        struct cox_error *err)
+                        char **ret_missing, int *ret_code, struct cox_error *err)
 {
     CoxswainControl__RecorderRequest recorder = COXSWAIN_CONTROL__RECORDER_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
@@ -23,8 +29,14 @@ static int recorder_ask(struct cox_client *client, bool is_rank, uint32_t rank,
     request.recorder = &recorder;
     int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECORDER,
                               deadline_ns, &reply, err);
-    if (r || !reply->recorder->has_copy)
+    if (r)
         return r;
+    if (reply->recorder->error) {
+        *ret_missing = text_copy(reply->recorder->error->text);
+        *ret_code = reply->recorder->error->code;
+    }
+    if (!reply->recorder->has_copy)
+        return 0;
     field->len = reply->recorder->copy.len;
     field->data = malloc(field->len + 1);
     if (!field->data)
@@ -32,11 +44,6 @@ static int recorder_ask(struct cox_client *client, bool is_rank, uint32_t rank,
     memcpy(field->data, reply->recorder->copy.data, field->len);
     *has = 1;
     return 0;
-}
-
-static char *text_copy(const char *text)
-{
-    return text && text[0] ? strdup(text) : NULL;
 }
 
 /* From the status, which is lent until the next request. */
@@ -65,8 +72,22 @@ static recording *recording_begin(const CoxswainControl__StatusReply *status)
         to->death = text_copy(from->death);
         to->last_lines = text_copy(from->last_lines);
         to->last_error = text_copy(from->last_error);
+        to->node = text_copy(from->node);
     }
     return made;
+}
+
+/* A node that does not answer is waited for once: the first of its ranks that has found out; NULL:
+ * none has. */
+static const CoxswainRecording__Rank *silent_before(const recording *made, const int *codes,
+                                                    uint32_t rank)
+{
+    const char *node = made->ranks[rank]->node;
+    for (uint32_t i = 0; node && i < rank; i++)
+        if ((codes[i] == COX_PEER_DEAD || codes[i] == COX_TIMEOUT) && made->ranks[i]->node &&
+            strcmp(made->ranks[i]->node, node) == 0)
+            return made->ranks[i];
+    return NULL;
 }
 
 int cox_recording_ask(const struct cox_connection *connection, uint64_t deadline_ns,
@@ -84,13 +105,23 @@ int cox_recording_ask(const struct cox_connection *connection, uint64_t deadline
     if (!made)
         return cox_fail(err, -ENOMEM, "no memory for a recording");
     bool any = false;
+    char *ignored = NULL;
+    int codes[COX_RANK_COUNT_MAX] = {0};
     /* The coordinator first: what the ranks do to a request that it has is in theirs then. */
-    r = recorder_ask(&client, false, 0, deadline_ns, &made->has_recorder, &made->recorder, err);
+    r = recorder_ask(&client, false, 0, deadline_ns, &made->has_recorder, &made->recorder, &ignored,
+                     &codes[0], err);
+    free(ignored);
     any = made->has_recorder;
     for (uint32_t rank = 0; r == 0 && rank < made->n_ranks; rank++) {
-        r = recorder_ask(&client, true, rank, deadline_ns, &made->ranks[rank]->has_recorder,
-                         &made->ranks[rank]->recorder, err);
-        any = any || made->ranks[rank]->has_recorder;
+        CoxswainRecording__Rank *to = made->ranks[rank];
+        const CoxswainRecording__Rank *silent = silent_before(made, codes, rank);
+        codes[rank] = 0;
+        if (silent)
+            to->missing = text_copy(silent->missing);
+        else
+            r = recorder_ask(&client, true, rank, deadline_ns, &to->has_recorder, &to->recorder,
+                             &to->missing, &codes[rank], err);
+        any = any || to->has_recorder;
     }
     if (r)
         return r;

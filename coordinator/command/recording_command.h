@@ -13,8 +13,9 @@
 
 struct CoxswainRecording__Recording;
 
-/* Asks a running group for its recorders; no rank takes part. Returns as cox_client_ask, and
- * COX_UNSUPPORTED: it records nothing. */
+/* Asks a running group for its recorders; no rank takes part. Those of a node that does not answer
+ * are missing in the recording, which says why. Returns as cox_client_ask, and COX_UNSUPPORTED: it
+ * records nothing. */
 int cox_recording_ask(const struct cox_connection *connection, uint64_t deadline_ns,
                       struct CoxswainRecording__Recording **ret_recording, struct cox_error *err);
 

@@ -136,11 +136,13 @@ const struct cox_command cox_command_trace = {
     .name = "trace",
     .summary = "write what a group did in its last seconds",
     .arguments = "[FILE]",
-    .text = "Copies the flight recorders of a running group, or those in FILE, which a coordinator "
-            "has written to its --crash-dir, and writes a trace for Perfetto: a process per rank, "
-            "a thread per channel, an arrow from each submit to the ranks' execution, reply and "
-            "handler. With --json, a summary: for each request which rank was last, and in which "
-            "phase. No worker is asked, so it also works when all of them are stuck.",
+    .text =
+        "Copies the flight recorders of a running group, or those in FILE, which a coordinator "
+        "has written to its --crash-dir, and writes a trace for Perfetto: a process per rank, "
+        "a thread per channel, an arrow from each submit to the ranks' execution, reply and "
+        "handler. With --json, a summary: for each request which rank was last, and in which "
+        "phase. No worker is asked, so it also works when all of them are stuck. A node that does "
+        "not answer is named, and the others are shown.",
     .examples = "  coxswain trace --name mine -o mine.pftrace\n"
                 "  coxswain trace --name mine --last 100 --json\n"
                 "  coxswain trace mine.20260101T030000.000000000.death.crash -o crash.pftrace\n",

@@ -909,9 +909,13 @@ const char *cox_executor_name(const struct cox_executor *executor)
     return renamed ? executor->other_name : executor->name;
 }
 
-int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy)
+int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy,
+                          uint64_t deadline_ns, struct cox_error *err)
 {
-    return cox_recorders_copy(executor, rank, copy);
+    const struct cox_transport *transport = executor->options.transport;
+    return transport && transport->recorder && rank != COX_RECORDER_COORDINATOR
+               ? transport->recorder(transport->context, rank, copy, deadline_ns, err)
+               : cox_recorders_copy(executor, rank, copy);
 }
 
 uint32_t cox_executor_rank_count(const struct cox_executor *executor)
@@ -933,6 +937,12 @@ pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank)
 {
     COX_ASSERT(rank < executor->geometry.rank_count);
     return cox_rank_pid(&executor->ranks[rank]);
+}
+
+pid_t cox_executor_serving_pid(const struct cox_executor *executor, uint32_t rank)
+{
+    COX_ASSERT(rank < executor->geometry.rank_count);
+    return cox_rank_serving_pid(&executor->ranks[rank]);
 }
 
 bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffer,

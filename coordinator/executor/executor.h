@@ -229,12 +229,14 @@ COX_PUBLIC const char *cox_executor_socket(const struct cox_executor *executor);
 struct cox_control_socket_counts;
 #ifdef COX_INTERNAL
 /* Copies the flight recorder of a rank, or COX_RECORDER_COORDINATOR, into cox_recorder_block_size
- * bytes (recorder.h). Any thread.
+ * bytes (recorder.h). That of a rank elsewhere is sent by its node, until deadline_ns. Any thread.
  * Returns
  *   0
  *   COX_NOT_FOUND: nothing is recorded there
+ *   of a rank elsewhere, as recorder in transport.h
  */
-int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy);
+int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy,
+                          uint64_t deadline_ns, struct cox_error *err);
 bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts);
 /* As cox_server_take_name. */
@@ -249,6 +251,8 @@ COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
  */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 #ifdef COX_INTERNAL
+/* The process that serves the rank. */
+pid_t cox_executor_serving_pid(const struct cox_executor *executor, uint32_t rank);
 /* The node where a rank is, or was last. Returns false, and "": it is on this machine, or has not
  * been started. */
 bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffer,

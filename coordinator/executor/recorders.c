@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -13,6 +14,7 @@
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
 #include "coordinator/recording/recording.h"
+#include "coordinator/transport/nodes.h"
 #include "executor_internal.h"
 #include "proto/recording.pb-c.h"
 
@@ -134,7 +136,14 @@ static void rank_put(struct cox_executor *executor, const struct cox_rank_status
     to->last_error = text_put(status->last_error);
     to->has_last_error_age_ns = status->last_error_age_ns != 0;
     to->last_error_age_ns = status->last_error_age_ns;
+    to->node = text_put(status->node);
     recorder_put(executor, to->rank, &to->has_recorder, &to->recorder);
+    /* A node is not asked while a failure is handled. */
+    char missing[COX_NODE_NAME_MAX + 96];
+    snprintf(missing, sizeof missing,
+             "node %s has recorded it: coxswain postmortem on the files of its --crash-dir",
+             status->node);
+    to->missing = executor->options.transport && status->node[0] ? strdup(missing) : NULL;
     to->states = calloc(COX_TWO_WAY_COUNT, sizeof(void *));
     for (int c = 0; to->states && c < COX_TWO_WAY_COUNT; c++) {
         CoxswainRecording__State *state = calloc(1, sizeof *state);

@@ -120,8 +120,13 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         cox_peer_resident(ret_status->serving_pid, &ret_status->resident_bytes);
     }
     const struct cox_transport *transport = executor->options.transport;
-    if (transport && transport->stopped && ret_status->liveness != COX_LIVENESS_DEAD)
-        ret_status->stopped = transport->stopped(transport->context, rank);
+    if (transport && transport->process && ret_status->liveness != COX_LIVENESS_DEAD) {
+        struct cox_transport_process process = {0};
+        transport->process(transport->context, rank, &process);
+        ret_status->stopped = process.stopped;
+        ret_status->cpu_ns = process.cpu_ns;
+        ret_status->resident_bytes = process.resident_bytes;
+    }
     cox_executor_node(executor, rank, ret_status->node, sizeof ret_status->node);
     if (transport && transport->trouble)
         transport->trouble(transport->context, rank, ret_status->trouble,

@@ -30,6 +30,8 @@
 #define TEMPERATURE_MAX 100.0f
 #define HOLD_MS_MAX UINT64_C(3600000)
 #define PULL_MS_DEFAULT 10000
+/* How long a node may take to send the recorder of a rank. */
+#define RECORDER_MS 2000
 #define STARTING "the group is still being started"
 #define INITIALIZING "the group is still being initialized"
 #define NO_ADAPTERS "this group has no LoRA adapters: the program that serves it manages none"
@@ -223,7 +225,7 @@ static int status_put(struct connection *c, const struct cox_control_source *sou
     return r ? r : reply_put(c, &reply);
 }
 
-/* No rank is asked: its recorder is memory. */
+/* No rank is asked: its recorder is memory, here or on its node. */
 static int recorder_put(struct connection *c, const struct cox_control_source *source,
                         const CoxswainControl__RecorderRequest *request)
 {
@@ -237,8 +239,18 @@ static int recorder_put(struct connection *c, const struct cox_control_source *s
     _cox_cleanup_(cox_free_ptr) uint8_t *copy = malloc(recorder.copy.len);
     if (!copy)
         return -ENOMEM;
+    struct cox_error why = {0};
+    CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
+    const int r =
+        cox_executor_recorder(executor, rank, copy, cox_deadline_after_ms(RECORDER_MS), &why);
     recorder.copy.data = copy;
-    recorder.has_copy = cox_executor_recorder(executor, rank, copy) == 0;
+    recorder.has_copy = r == 0;
+    if (r && r != COX_NOT_FOUND) {
+        error.has_code = 1;
+        error.code = r;
+        error.text = why.text;
+        recorder.error = &error;
+    }
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECORDER;
     reply.recorder = &recorder;
     return reply_put(c, &reply);

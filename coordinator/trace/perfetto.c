@@ -390,8 +390,8 @@ static void rank_write(struct writer *writer, const struct cox_story *story, uin
 {
     const struct cox_story_process *process = &story->ranks[rank];
     const int32_t pid = pid_of(process->head.pid, story->recording->ranks[rank]->pid, 1 + rank);
-    char name[32];
-    snprintf(name, sizeof name, "rank %" PRIu32, rank);
+    char name[COX_STORY_RANK_SIZE];
+    cox_story_rank(story, rank, name);
     process_write(writer, 1 + rank, pid, name);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         const struct cox_story_ring *ring = &process->rings[c];

@@ -65,15 +65,55 @@ static void problem_add(struct cox_story *story, const char *who, const char *te
              who, text);
 }
 
+void cox_story_rank(const struct cox_story *story, uint32_t rank, char text[COX_STORY_RANK_SIZE])
+{
+    const char *node = story->recording->ranks[rank]->node;
+    snprintf(text, COX_STORY_RANK_SIZE, "rank %" PRIu32 "%s%.48s", rank,
+             node && node[0] ? " on node " : "", node ? node : "");
+    for (char *c = text; *c; c++) /* a file may have anything */
+        if ((unsigned char)*c < ' ' || (unsigned char)*c > '~')
+            *c = '?';
+}
+
+/* Why a rank's recorder is not there; NULL: it is, or nobody knows. */
+static const char *missing_of(const struct cox_story *story, uint32_t rank)
+{
+    const CoxswainRecording__Rank *told = story->recording->ranks[rank];
+    return told->has_recorder ? NULL : told->missing;
+}
+
+/* One sentence for the ranks in a row that are missing for the same reason. */
+static void missing_add(struct cox_story *story, uint32_t rank)
+{
+    const char *missing = missing_of(story, rank), *other;
+    uint32_t last = rank;
+    char who[48];
+    if (rank && (other = missing_of(story, rank - 1)) && strcmp(other, missing) == 0)
+        return;
+    while (last + 1 < story->rank_count && (other = missing_of(story, last + 1)) &&
+           strcmp(other, missing) == 0)
+        last++;
+    if (last == rank)
+        snprintf(who, sizeof who, "rank %" PRIu32, rank);
+    else
+        snprintf(who, sizeof who, "ranks %" PRIu32 " to %" PRIu32, rank, last);
+    problem_add(story, who, missing);
+}
+
 /* rank: COX_RECORDER_COORDINATOR, or the one that the recorder should be of. */
 static int process_read(struct cox_story *story, struct cox_story_process *process, uint32_t rank,
                         protobuf_c_boolean has, const ProtobufCBinaryData *copy)
 {
-    char who[32] = "the coordinator";
+    char who[COX_STORY_RANK_SIZE] = "the coordinator";
     struct cox_error why = {0};
     bool coordinator = false;
-    if (rank != COX_RECORDER_COORDINATOR)
-        snprintf(who, sizeof who, "rank %" PRIu32, rank);
+    if (rank != COX_RECORDER_COORDINATOR) {
+        cox_story_rank(story, rank, who);
+        if (missing_of(story, rank)) {
+            missing_add(story, rank);
+            return 0;
+        }
+    }
     if (!has) {
         problem_add(story, who, "it has no recorder");
         return 0;

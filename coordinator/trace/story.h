@@ -19,6 +19,8 @@
 
 struct CoxswainRecording__Recording;
 
+#define COX_STORY_RANK_SIZE 80
+
 struct cox_story_ring {
     /* by sequence, ascending */
     struct cox_record *records;
@@ -58,6 +60,9 @@ int cox_story_new(const struct CoxswainRecording__Recording *recording,
                   struct cox_error *err);
 struct cox_story *cox_story_free(struct cox_story *story); /* NULL-safe, returns NULL */
 void cox_story_freep(struct cox_story **story);
+
+/* "rank 5", or "rank 5 on node b"; printable. */
+void cox_story_rank(const struct cox_story *story, uint32_t rank, char text[COX_STORY_RANK_SIZE]);
 
 /* NULL: there is no such record. */
 const struct cox_record *cox_story_find(const struct cox_story_ring *ring, uint64_t sequence);

@@ -150,6 +150,7 @@ static json_t *rank_json(const struct cox_story *story, uint32_t rank)
         count += process->rings[c].count;
     json_t *made = json_object();
     json_object_set_new(made, "rank", json_integer(rank));
+    json_object_set_new(made, "node", told->node ? json_string(told->node) : json_null());
     json_object_set_new(made, "pid",
                         told->has_pid ? json_integer((json_int_t)told->pid) : json_null());
     json_object_set_new(made, "incarnation",
@@ -319,9 +320,10 @@ static void print_request(const CoxswainRecording__Request *request, FILE *file)
 static void print_rank(const struct cox_story *story, uint32_t rank, FILE *file)
 {
     const CoxswainRecording__Rank *told = story->recording->ranks[rank];
-    char text[256];
+    char text[256], name[COX_STORY_RANK_SIZE];
     doing_text(story, &story->ranks[rank], text, sizeof text);
-    fprintf(file, "  rank %" PRIu32, rank);
+    cox_story_rank(story, rank, name);
+    fprintf(file, "  %s", name);
     if (told->has_pid && told->pid)
         fprintf(file, " (pid %" PRId64 ")", told->pid);
     if (told->liveness)
@@ -343,16 +345,17 @@ static void print_path(const struct cox_story *story, FILE *file)
         for (uint32_t i = ring->count; i-- > 0;) {
             const struct cox_record *own = &ring->records[i];
             struct cox_story_path path;
-            char buffer[24];
+            char buffer[24], name[COX_STORY_RANK_SIZE];
             if (has_ended(own))
                 break;
             cox_story_path(story, (enum cox_channel_id)c, own->sequence, own, &path);
             if (!path.pending_count || path.critical < 0)
                 continue;
+            cox_story_rank(story, (uint32_t)path.critical, name);
             fprintf(file,
-                    "%s %" PRIu64 " has not ended: it waits for rank %d, which is in phase %s "
-                    "since %.6f s\n",
-                    cox_story_type(own->type, buffer), own->sequence, path.critical,
+                    "%s %" PRIu64 " has not ended: it waits for %s, which is in phase %s since "
+                    "%.6f s\n",
+                    cox_story_type(own->type, buffer), own->sequence, name,
                     cox_story_phase_name(path.phase), (double)path.phase_ns / 1e9);
         }
     }

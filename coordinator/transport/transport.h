@@ -18,7 +18,7 @@
  *   rank on one at a time.
  * Ownership: the executor borrows the transport from start until free has returned. Bytes and texts
  *   are lent for the call.
- * Blocks: nothing but open and stop.
+ * Blocks: nothing but open, recorder and stop.
  */
 #ifndef COX_COORDINATOR_TRANSPORT_H
 #define COX_COORDINATOR_TRANSPORT_H
@@ -47,6 +47,14 @@ struct cox_transport_request {
     /* the packed message, or opaque bytes: also those of a request that does not fit a frame */
     const void *bytes;
     size_t size;
+};
+
+/* What is known of a rank's process; 0: not known. */
+struct cox_transport_process {
+    /* stopped by a signal */
+    bool stopped;
+    /* as in struct cox_rank_status */
+    uint64_t cpu_ns, resident_bytes;
 };
 
 /* What a transport tells its executor. */
@@ -122,9 +130,23 @@ struct cox_transport {
     /* Why a rank that is alive may not answer now ("node b is suspect: not heard for 412 ms");
      * returns false if there is nothing to say. For display. */
     bool (*trouble)(void *context, uint32_t rank, char *buffer, size_t buffer_size);
-    /* The process of the rank is stopped by a signal. Called with locks of the channel. NULL: not
-     * known. */
-    bool (*stopped)(void *context, uint32_t rank);
+    /* The process of the rank, as its node said last. Does not block; called with locks of the
+     * channel. NULL: nothing is known. */
+    void (*process)(void *context, uint32_t rank, struct cox_transport_process *ret_process);
+    /* Copies the flight recorder of the rank into cox_recorder_block_size bytes, its times on the
+     * clock of this machine. Blocks until its node has sent it, or deadline_ns; the node is not
+     * waited for once it is suspect. NULL: not supported.
+     * Returns
+     *   0
+     *   COX_NOT_FOUND: nothing is recorded there
+     *   COX_PEER_DEAD: the node, which err names, is suspect or dead
+     *   COX_TIMEOUT: the node, which err names, has sent nothing by deadline_ns
+     *   COX_CORRUPT: what it sent is no recorder of the rank
+     *   COX_CLOSED: the transport stops
+     *   -ENOMEM
+     */
+    int (*recorder)(void *context, uint32_t rank, void *copy, uint64_t deadline_ns,
+                    struct cox_error *err);
     /* Whether another coordinator has taken the ranks over: all of them have died or failed, and
      * none can be started again. Called with locks. Returns 0: no; COX_TAKEN: err says which one.
      * NULL: 0. */

@@ -235,7 +235,13 @@ int cox_agent_link_receive_owned(struct cox_agent_link *link, const struct cox_f
     }
     return frame->kind == COX_FRAME_REQUEST || to_all ? receive_request(link, frame, bytes, now_ns)
            : frame->kind == COX_FRAME_LEAD_BEAT       ? receive_beat(link, frame, err)
+           : frame->kind == COX_FRAME_RECORDER_ASK    ? 0
                                                       : COX_CORRUPT;
+}
+
+int64_t cox_agent_link_offset(const struct cox_agent_link *link)
+{
+    return link->offset_ns < link->offset_before_ns ? link->offset_ns : link->offset_before_ns;
 }
 
 bool cox_agent_link_greets(const struct cox_agent_link *link, const struct cox_frame *frame, int r,
@@ -250,9 +256,8 @@ bool cox_agent_link_greets(const struct cox_agent_link *link, const struct cox_f
 
 uint64_t cox_agent_link_here(const struct cox_agent_link *link, uint64_t lead_ns)
 {
-    const int64_t offset =
-        link->offset_ns < link->offset_before_ns ? link->offset_ns : link->offset_before_ns;
-    return lead_ns == COX_DEADLINE_NEVER ? lead_ns : lead_ns + (uint64_t)offset;
+    const uint64_t offset = (uint64_t)cox_agent_link_offset(link);
+    return lead_ns == COX_DEADLINE_NEVER ? lead_ns : lead_ns + offset;
 }
 
 bool cox_agent_link_next(struct cox_agent_link *link, uint32_t c, uint64_t now_ns,
@@ -372,13 +377,18 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
         channel_pointers[c] = &channels[c];
     }
     for (uint32_t i = 0; i < link->rank_count; i++) {
-        const struct cox_agent_rank *rank = &link->ranks[i];
+        struct cox_agent_rank *rank = &link->ranks[i];
         cox_node__rank__init(&ranks[i]);
         ranks[i].has_incarnation = ranks[i].has_state = ranks[i].has_pid = 1;
         ranks[i].incarnation = rank->incarnation;
         ranks[i].state = rank->state;
         ranks[i].pid = rank->pid;
         ranks[i].has_stopped = ranks[i].stopped = rank->stopped;
+        ranks[i].has_cpu_ns = rank->cpu_ns != 0;
+        ranks[i].cpu_ns = rank->cpu_ns;
+        ranks[i].has_resident_bytes = rank->resident_bytes != 0;
+        ranks[i].resident_bytes = rank->resident_bytes;
+        rank->cpu_ns = rank->resident_bytes = 0;
         if (rank->state == COX_NODE__RANK_STATE__DEAD) {
             ranks[i].text = (char *)(uintptr_t)rank->text;
             ranks[i].has_known = ranks[i].has_signal = ranks[i].has_exit_status = 1;

@@ -76,6 +76,8 @@ struct cox_agent_rank {
     bool known;
     int signal, exit_status;
     bool stopped;
+    /* of its process, for the next beat, which clears them; 0: not told in it */
+    uint64_t cpu_ns, resident_bytes;
 };
 
 /* A node of the group, as the lead says; this one, too. */
@@ -127,7 +129,7 @@ void cox_agent_link_deinit(struct cox_agent_link *link);
  * followed before. */
 int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *welcome,
                           uint64_t now_ns);
-/* A REQUEST or LEAD_BEAT. Returns 0; COX_STALE: dropped; COX_CORRUPT. Afterwards the caller runs what
+/* A REQUEST, LEAD_BEAT or RECORDER_ASK, which is the caller's to answer. Returns 0; COX_STALE: dropped; COX_CORRUPT. Afterwards the caller runs what
  * cox_agent_link_next returns, and looks at wanted, killed, finishing and void_through. */
 int cox_agent_link_receive(struct cox_agent_link *link, const struct cox_frame *frame,
                            uint64_t now_ns, struct cox_error *err);
@@ -143,6 +145,8 @@ bool cox_agent_link_greets(const struct cox_agent_link *link, const struct cox_f
  * *ret_deadline_ns: on this clock. One whose deadline has passed is answered, and skipped. */
 bool cox_agent_link_next(struct cox_agent_link *link, uint32_t channel, uint64_t now_ns,
                          struct cox_frame *ret_frame, uint64_t *ret_deadline_ns);
+/* This clock minus the lead's, with the shortest way of a frame. */
+int64_t cox_agent_link_offset(const struct cox_agent_link *link);
 /* A time of the lead, on this clock. */
 uint64_t cox_agent_link_here(const struct cox_agent_link *link, uint64_t lead_ns);
 /* The request that next has returned was handed to the ranks, or was refused by them (then it is

@@ -47,6 +47,8 @@ const char *cox_frame_kind_name(enum cox_frame_kind kind)
         [COX_FRAME_TEXT] = "TEXT",
         [COX_FRAME_AGENT_BEAT] = "AGENT_BEAT",
         [COX_FRAME_REQUEST_ALL] = "REQUEST_ALL",
+        [COX_FRAME_RECORDER_ASK] = "RECORDER_ASK",
+        [COX_FRAME_RECORDER] = "RECORDER",
     };
     return (unsigned)kind < COX_FRAME_KIND_COUNT && names[kind] ? names[kind] : "unknown";
 }

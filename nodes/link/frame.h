@@ -21,8 +21,8 @@
  *   80  u64  steps up to this sequence are cancelled
  *   88  u64  requests up to this sequence are not sent any more: the node waits for none of them
  *
- * The payload of REQUEST and REQUEST_ALL is that of the request; of ANSWER, the replies (below); of the others, a
- * message of node.proto.
+ * The payload of REQUEST and REQUEST_ALL is that of the request; of ANSWER, the replies (below); of
+ * RECORDER, a flight recorder; RECORDER_ASK has none; of the others, a message of node.proto.
  *
  * Bytes: frames are input. unpack checks everything but what protobuf checks.
  * Threads: plain values.
@@ -49,6 +49,9 @@ enum cox_frame_kind {
     /* lead -> all nodes: what would be the same REQUEST to each. Sent only while every node is alive,
      * and has said that it has this version of the peers. It is sent again as a REQUEST. */
     COX_FRAME_REQUEST_ALL,
+    /* lead -> node, and back (recorder_fetch.h) */
+    COX_FRAME_RECORDER_ASK,
+    COX_FRAME_RECORDER,
     COX_FRAME_KIND_COUNT
 };
 

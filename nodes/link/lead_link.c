@@ -466,9 +466,15 @@ static void receive_rank(struct cox_lead_link *link, uint32_t i, const CoxNode__
     if (said->state == COX_NODE__RANK_STATE__UP && said->incarnation == rank->wanted &&
         rank->attached != rank->wanted && rank->wanted) {
         rank->attached = rank->wanted;
+        rank->cpu_ns = rank->resident_bytes = 0; /* those of the process before it */
         struct cox_lead_event *event = event_add(link, COX_LEAD_RANK_UP);
         event->rank = link->rank_first + i;
         event->pid = said->pid;
+    }
+    if (said->state == COX_NODE__RANK_STATE__UP && said->incarnation == rank->attached) {
+        rank->cpu_ns = said->has_cpu_ns ? said->cpu_ns : rank->cpu_ns;
+        rank->resident_bytes =
+            said->has_resident_bytes ? said->resident_bytes : rank->resident_bytes;
     }
     if (said->state == COX_NODE__RANK_STATE__DEAD && said->incarnation == rank->wanted &&
         rank->wanted) {

@@ -114,6 +114,8 @@ struct cox_lead_rank {
     uint32_t killed;
     /* its process is stopped by a signal */
     bool stopped;
+    /* of its process, as a beat said last; 0: none has */
+    uint64_t cpu_ns, resident_bytes;
 };
 
 struct cox_lead_link {

@@ -1,10 +1,12 @@
-/* Bytes between a lead and its nodes: frames, the messages and answers in them, what mirrors of a
- * rank group tell each other, and words that a rank of this machine may have left in its memory.
- * The first byte chooses. Refused in words, or taken within their bounds. */
+/* Bytes between a lead and its nodes: frames, the messages, answers and flight recorders in them,
+ * what mirrors of a rank group tell each other, and words that a rank of this machine may have left
+ * in its memory. The first byte chooses. Refused in words, or taken within their bounds. */
 #include "fuzz.h"
 
 #include "nodes/link/agent_link.h"
+#include "channel/recorder/recorder.h"
 #include "nodes/link/lead_link.h"
+#include "nodes/link/recorder_fetch.h"
 #include "worker/group/group_layout.h"
 #include "worker/group/group_mirror.h"
 
@@ -204,8 +206,9 @@ static void frames(struct fuzz_input *input)
             cox_lead_link_give_up(&links.lead, "another lead has taken over");
         uint8_t bytes[COX_FRAME_HEAD_SIZE + 255];
         if (what < 64) {
-            /* Of the links' life; bits 0-2: kind */
-            struct cox_frame frame = {.kind = (enum cox_frame_kind)(1 + what % 8),
+            /* Of the links' life; bits 0-2: kind, or bit 0 if bit 5 is set */
+            const uint32_t kind = what & 32 ? COX_FRAME_RECORDER_ASK + what % 2 : 1 + what % 8;
+            struct cox_frame frame = {.kind = (enum cox_frame_kind)kind,
                                       .channel = fuzz_eat_byte(input) % COX_TWO_WAY_COUNT,
                                       .epoch = links.agent.epoch,
                                       .incarnation = links.agent.incarnation,
@@ -374,10 +377,61 @@ static void mirror_collect(struct fuzz_input *input)
     memory_close(&memory);
 }
 
+/* ---- flight recorders ---- */
+
+/* A payload of about a recorder's size: zeroes with pieces of the input in it. */
+static void recorder(struct fuzz_input *input)
+{
+    const uint64_t size_right = cox_recorder_block_size(false);
+    const uint8_t how = fuzz_eat_byte(input);
+    const uint64_t sizes[] = {size_right,     size_right,           size_right - 1,
+                              size_right + 1, fuzz_eat_byte(input), 0};
+    const uint64_t size = sizes[how % 6];
+    struct cox_recorder_fetches fetches = {0};
+    struct cox_recorder_fetch fetch = {.rank = RANK_FIRST, .copy = malloc(size_right)};
+    uint8_t *payload = calloc(1, size + 1);
+    struct cox_frame frame = {.kind = COX_FRAME_RECORDER, .sequence = fuzz_eat_byte(input)};
+    FUZZ_CHECK(payload && fetch.copy);
+    frame.asked.words[0] = fuzz_eat_byte(input);
+    if (how & 64 && size >= size_right)
+        cox_recorder_block_init(payload, RANK_FIRST, 1, NULL);
+    while (input->size && size) {
+        uint16_t at;
+        fuzz_eat(input, &at, sizeof at);
+        const uint64_t offset = (uint64_t)at * 8 % size, left = size - offset;
+        fuzz_eat(input, payload + offset, left < 64 ? left : 64);
+    }
+    frame.payload = payload;
+    frame.size = size;
+    cox_recorder_fetch_begin(&fetches, &fetch);
+    const bool done = cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT);
+    FUZZ_CHECK(done == fetch.done);
+    FUZZ_CHECK(!done || (frame.sequence == 1 && cox_rank_set_has(&frame.asked, RANK_FIRST)));
+    FUZZ_CHECK(!done || fetch.status || size == size_right);
+    if (fetch.err.code)
+        fuzz_check_error(fetch.status, &fetch.err);
+    if (done && fetch.status == 0) {
+        int64_t by = 0;
+        memcpy(&by, payload + 64, sizeof by);
+        cox_recorder_shift(fetch.copy, by);
+        for (int ring = 0; ring < COX_TWO_WAY_COUNT; ring++)
+            for (uint32_t i = 0; i < cox_recorder_capacity(ring); i++) {
+                struct cox_record before, after;
+                const bool there = cox_recorder_read(payload, false, ring, i, &before);
+                FUZZ_CHECK(there == cox_recorder_read(fetch.copy, false, ring, i, &after));
+                FUZZ_CHECK(!there || !before.taken_ns == !after.taken_ns);
+            }
+    }
+    cox_recorder_fetch_end(&fetches, &fetch);
+    FUZZ_CHECK(!fetches.first);
+    free(payload);
+    free(fetch.copy);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct fuzz_input input = {data, size};
-    switch (fuzz_eat_byte(&input) % 4) {
+    switch (fuzz_eat_byte(&input) % 5) {
     case 0:
         frames(&input);
         break;
@@ -387,8 +441,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 2:
         mirror_apply(&input);
         break;
-    default:
+    case 3:
         mirror_collect(&input);
+        break;
+    default:
+        recorder(&input);
         break;
     }
     return 0;

@@ -12,9 +12,11 @@
 
 #include <cmocka.h>
 
+#include "channel/recorder/recorder.h"
 #include "channel/base/version.h"
 #include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
+#include "nodes/link/recorder_fetch.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -1841,6 +1843,151 @@ static void numbers_far_apart(void **state)
     world_free(world);
 }
 
+/* ---- flight recorders ---- */
+
+/* A reply to the fetch, of that many bytes more than a recorder has. */
+static uint8_t *recorder_reply(const struct cox_recorder_fetch *fetch, const void *copy, int more,
+                               struct cox_frame *ret_frame)
+{
+    const struct cox_frame ask = {.kind = COX_FRAME_RECORDER_ASK, .sequence = fetch->number};
+    size_t size;
+    uint8_t *bytes = cox_recorder_fetch_reply(&ask, fetch->rank, copy, 7, &size);
+    assert_non_null(bytes);
+    assert_int_equal(cox_frame_unpack(bytes, size, ret_frame, NULL), 0);
+    if (more) {
+        size = (size_t)((int64_t)size + more);
+        uint8_t *other = calloc(1, size);
+        assert_non_null(other);
+        ret_frame->size = size - COX_FRAME_HEAD_SIZE;
+        memcpy(other, bytes, more < 0 ? size : size - (size_t)more);
+        cox_frame_pack_head(ret_frame, other);
+        free(bytes);
+        bytes = other;
+        assert_int_equal(cox_frame_unpack(bytes, size, ret_frame, NULL), 0);
+    }
+    return bytes;
+}
+
+static void recorders_are_awaited_and_checked(void **state)
+{
+    (void)state;
+    const size_t size = cox_recorder_block_size(false);
+    uint8_t *block = calloc(1, size), *copy = calloc(1, size);
+    struct cox_recorder_fetches fetches = {0};
+    struct cox_recorder_fetch fetch = {.rank = RANK_FIRST + 1, .copy = copy}, other = fetch;
+    struct cox_frame frame;
+    assert_true(block && copy);
+    cox_recorder_block_init(block, fetch.rank, 1, NULL);
+    memset(block + 4096, 0x5a, 64);
+    cox_recorder_fetch_begin(&fetches, &other);
+    cox_recorder_fetch_begin(&fetches, &fetch);
+    assert_true(fetch.number != other.number);
+    uint8_t *bytes = recorder_reply(&fetch, block, 0, &frame);
+    assert_true(frame.kind == COX_FRAME_RECORDER && frame.size == size);
+    /* Not from a node that does not have the rank, nor for another rank, nor twice. */
+    assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST + 2, RANK_COUNT));
+    assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, 1));
+    struct cox_frame wrong = frame;
+    wrong.asked = (struct cox_rank_set){{0}};
+    assert_false(cox_recorder_fetch_take(&fetches, &wrong, "b", RANK_FIRST, RANK_COUNT));
+    wrong = frame;
+    wrong.sequence += 100;
+    assert_false(cox_recorder_fetch_take(&fetches, &wrong, "b", RANK_FIRST, RANK_COUNT));
+    assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+    assert_true(fetch.done && fetch.status == 0 && !other.done);
+    assert_memory_equal(copy, block, size);
+    assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+    cox_recorder_fetch_end(&fetches, &other);
+    cox_recorder_fetch_end(&fetches, &fetch);
+    assert_null(fetches.first);
+    assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+    free(bytes);
+    /* Bytes that are no recorder of this rank are refused in words, and not copied. */
+    static const struct {
+        int more;
+        uint32_t rank;
+        uint8_t offset, value;
+        const char *text;
+    } bad[] = {
+        {.more = 1, .rank = RANK_FIRST + 1, .text = "node b sent 223233 bytes"},
+        {.more = -1, .rank = RANK_FIRST + 1, .text = "node b sent 223231 bytes"},
+        {.more = 8 - (int)223232, .rank = RANK_FIRST + 1, .text = "node b sent 8 bytes"},
+        {.rank = RANK_FIRST, .text = "of another process than rank"},
+        {.rank = COX_RECORDER_COORDINATOR, .text = "node b sent no recorder"},
+        {.rank = COX_RANK_COUNT_MAX, .text = "node b sent no recorder"},
+        {.rank = RANK_FIRST + 1, .offset = 0, .value = 1, .text = "magic"},
+        {.rank = RANK_FIRST + 1, .offset = 8, .value = 9, .text = "version 9"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        memset(block, 0, size);
+        memset(copy, 0, size);
+        cox_recorder_block_init(block, bad[i].rank, 1, NULL);
+        if (bad[i].value)
+            block[bad[i].offset] = bad[i].value;
+        cox_recorder_fetch_begin(&fetches, &fetch);
+        bytes = recorder_reply(&fetch, block, bad[i].more, &frame);
+        assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+        assert_int_equal(fetch.status, COX_CORRUPT);
+        assert_int_equal(fetch.err.code, COX_CORRUPT);
+        if (!strstr(fetch.err.text, bad[i].text))
+            fail_msg("'%s' instead of '%s'", fetch.err.text, bad[i].text);
+        for (size_t k = 0; k < size; k++)
+            assert_int_equal(copy[k], 0);
+        cox_recorder_fetch_end(&fetches, &fetch);
+        free(bytes);
+    }
+    /* Nothing is recorded. */
+    cox_recorder_fetch_begin(&fetches, &fetch);
+    bytes = recorder_reply(&fetch, NULL, 0, &frame);
+    assert_int_equal(frame.size, 0);
+    assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+    assert_true(fetch.status == COX_NOT_FOUND && fetch.err.code == 0);
+    free(bytes);
+    free(block);
+    free(copy);
+}
+
+static void recorders_are_asked_for_by_the_lead_that_is_followed(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_agent_link *agent = &world->agent;
+    struct cox_frame ask = {.kind = COX_FRAME_RECORDER_ASK,
+                            .epoch = agent->epoch,
+                            .incarnation = agent->incarnation,
+                            .sent_ns = world->now_ns};
+    assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), 0);
+    /* That frame had no way at all: the clocks differ by no more. */
+    assert_true(cox_agent_link_offset(agent) == (int64_t)SKEW_NS);
+    ask.epoch--;
+    assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), COX_STALE);
+    world_free(world);
+}
+
+static void usage_is_in_one_beat(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    const struct cox_lead_rank *rank = &lead->link.ranks[1];
+    struct cox_agent_rank is = {.incarnation = 1, .state = COX_NODE__RANK_STATE__DEAD, .pid = 101};
+    assert_true(lead->attached[1] && !rank->cpu_ns && !rank->resident_bytes);
+    world->agent.ranks[1].cpu_ns = 5;
+    world->agent.ranks[1].resident_bytes = 6;
+    world_run(world, 150);
+    assert_true(rank->cpu_ns == 5 && rank->resident_bytes == 6);
+    assert_true(!world->agent.ranks[1].cpu_ns && !world->agent.ranks[1].resident_bytes);
+    world_run(world, 150); /* beats without it change nothing */
+    assert_true(rank->cpu_ns == 5 && rank->resident_bytes == 6);
+    /* It is not the next process's. */
+    world->dead[1] = true;
+    cox_agent_link_set_rank(&world->agent, RANK_FIRST + 1, &is);
+    world_run(world, 300);
+    assert_true(lead->attached[1] && lead->wanted[1] == 2);
+    assert_true(!rank->cpu_ns && !rank->resident_bytes);
+    world_free(world);
+}
+
 /* ---- bytes ---- */
 
 static void frames_as_bytes(void **state)
@@ -1992,6 +2139,9 @@ static void answers_as_bytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(recorders_are_awaited_and_checked),
+        cmocka_unit_test(recorders_are_asked_for_by_the_lead_that_is_followed),
+        cmocka_unit_test(usage_is_in_one_beat),
         cmocka_unit_test(frames_as_bytes),
         cmocka_unit_test(answers_as_bytes),
         cmocka_unit_test(a_request_runs_and_is_answered),

@@ -54,10 +54,10 @@ FOLDERS = {
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
                            "coordinator/executor coordinator/recovery coordinator/server coordinator/client "
                            "coordinator/cli coordinator/metrics coordinator/recording coordinator/trace",
-    "nodes/link": "channel/base channel/shm coordinator/transport",
+    "nodes/link": "channel/base channel/recorder channel/shm coordinator/transport",
     "nodes/direct": "channel/base channel/socket",
-    "nodes": "channel/base channel/shm channel/socket channel/handle channel/memory/pool proto worker/group "
-             "coordinator/executor nodes/link nodes/direct",
+    "nodes": "channel/base channel/recorder channel/shm channel/socket channel/handle channel/memory/pool proto "
+             "worker/group coordinator/executor nodes/link nodes/direct",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/shm channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
