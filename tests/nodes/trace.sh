@@ -8,6 +8,8 @@ set -eu
 [ $# -eq 1 ] || { echo "usage: sh $0 BUILD_DIR" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/cluster.sh"
+# Another name than that of other tests, which may run at the same time.
+cluster_group=trace-$$
 ahead=1000000 # seconds
 unshare --time --monotonic "$ahead" --fork true 2>/dev/null || { echo "skipped: no time namespaces here" >&2; exit 77; }
 
@@ -26,7 +28,7 @@ has() {
 
 # take FILE: a trace; what it says is in $cluster_dir/said.
 take() {
-    cluster_run trace --name big -o "$cluster_dir/$1" 2>"$cluster_dir/said" ||
+    cluster_run trace --name "$cluster_group" -o "$cluster_dir/$1" 2>"$cluster_dir/said" ||
         { cat "$cluster_dir/said" >&2; fail "trace: failed"; }
 }
 
@@ -59,30 +61,30 @@ cluster_bin=$bin
 cluster_lead a:2,b:2 --on-death restart
 cluster_ready
 agent=$(pgrep -P "$wrapper")
-cluster_run generate --name big --quiet 27+58= 11+22= 999+1= 40+2= >/dev/null
-cluster_run generate --name big --quiet 27+58= 11+22= 999+1= 40+2= >/dev/null
+cluster_run generate --name "$cluster_group" --quiet 27+58= 11+22= 999+1= 40+2= >/dev/null
+cluster_run generate --name "$cluster_group" --quiet 27+58= 11+22= 999+1= 40+2= >/dev/null
 
 whole all
 check all "rank 0 on node a" "rank 1 on node a" "rank 2 on node b" "rank 3 on node b"
-cluster_run trace --name big --json >"$cluster_dir/summary"
+cluster_run trace --name "$cluster_group" --json >"$cluster_dir/summary"
 has "trace --json" '"rank":2,"node":"b",.*"recorded":true.*"rank":3' "$cluster_dir/summary"
 has "trace --json" '"problems":null' "$cluster_dir/summary"
 
 # Processor time and memory: the rank's own, told once a second.
 usage() {
-    cluster_run status --name big --json >"$cluster_dir/status" &&
+    cluster_run status --name "$cluster_group" --json >"$cluster_dir/status" &&
         /usr/bin/python3 "$here/trace_check.py" --usage "$cluster_dir/status" 2>"$cluster_dir/said"
 }
 cluster_await 10 usage || { cat "$cluster_dir/said" >&2; fail "status: not so in 10 s"; }
-cluster_run metrics --name big >"$cluster_dir/metrics"
+cluster_run metrics --name "$cluster_group" >"$cluster_dir/metrics"
 [ "$(grep -c '^coxswain_rank_resident_bytes{.*} [1-9]' "$cluster_dir/metrics")" -eq 4 ] || fail "metrics: no memory"
-cluster_run status --name big >"$cluster_dir/status"
+cluster_run status --name "$cluster_group" >"$cluster_dir/status"
 has status '^rank 3 on node b .*' "$cluster_dir/status"
 tr -d '\n' <"$cluster_dir/status" >"$cluster_dir/line"
 has status 'rank 3 on node b [^|]*; *cpu [0-9.]+ s' "$cluster_dir/line"
-cluster_run top --once big >"$cluster_dir/top"
+cluster_run top --once "$cluster_group" >"$cluster_dir/top"
 has top 'CPU +MEMORY +DEATHS +NODE +GROUP' "$cluster_dir/top"
-has top '^ +3 .* [0-9.]+[KMG]iB +0  b +big$' "$cluster_dir/top"
+has top "^ +3 .* [0-9.]+[KMG]iB +0  b +$cluster_group\$" "$cluster_dir/top"
 echo "processor time and memory are those of the ranks"
 
 # Node b reaches the NATS server, and not the lead.
@@ -102,7 +104,7 @@ begin=$(date +%s)
 take stopped
 has "trace of a stopped agent" 'ranks 2 to 3: node b ' "$cluster_dir/said"
 check stopped "rank 0 on node a" "rank 1 on node a"
-dead() { cluster_run status --name big 2>/dev/null | grep -q '^rank 3 .* dead'; }
+dead() { cluster_run status --name "$cluster_group" 2>/dev/null | grep -q '^rank 3 .* dead'; }
 cluster_await 10 dead || fail "status: rank 3 is not dead"
 take dead
 has "trace of a dead node" 'ranks 2 to 3: node b has not been heard' "$cluster_dir/said"
@@ -111,8 +113,8 @@ kill -CONT "$agent"
 echo "an agent that is stopped is named"
 
 cluster_await 30 whole_once back || { cat "$cluster_dir/said" >&2; fail "trace: node b is not back"; }
-cluster_run generate --name big --quiet 27+58= >/dev/null
+cluster_run generate --name "$cluster_group" --quiet 27+58= >/dev/null
 take again
 check again "rank 0 on node a" "rank 3 on node b"
-cluster_run stop --name big >/dev/null
+cluster_run stop --name "$cluster_group" >/dev/null
 echo "trace: the ranks of both machines, on one clock"
