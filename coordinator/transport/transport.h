@@ -148,8 +148,11 @@ struct cox_transport {
     int (*recorder)(void *context, uint32_t rank, void *copy, uint64_t deadline_ns,
                     struct cox_error *err);
     /* Whether another coordinator has taken the ranks over: all of them have died or failed, and
-     * none can be started again. Called with locks. Returns 0: no; COX_TAKEN: err says which one.
-     * NULL: 0. */
+     * none can be started again. Called with locks. NULL: 0.
+     * Returns
+     *   0: no
+     *   COX_TAKEN: err says which one
+     */
     int (*taken_over)(void *context, struct cox_error *err);
     /* The group ends: what was published before is sent. Afterwards no function of host is called.
      * */
