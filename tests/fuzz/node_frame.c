@@ -206,8 +206,8 @@ static void frames(struct fuzz_input *input)
             cox_lead_link_give_up(&links.lead, "another lead has taken over");
         uint8_t bytes[COX_FRAME_HEAD_SIZE + 255];
         if (what < 64) {
-            /* Of the links' life; bits 0-2: kind, or bit 0 if bit 5 is set */
-            const uint32_t kind = what & 32 ? COX_FRAME_RECORDER_ASK + what % 2 : 1 + what % 8;
+            /* Of the links' life; bits 0-2: kind; with bit 5, one of the last three */
+            const uint32_t kind = what & 32 ? COX_FRAME_REQUEST_ALL + what % 3 : 1 + what % 8;
             struct cox_frame frame = {.kind = (enum cox_frame_kind)kind,
                                       .channel = fuzz_eat_byte(input) % COX_TWO_WAY_COUNT,
                                       .epoch = links.agent.epoch,
