@@ -197,10 +197,13 @@ static int receive_beat(struct cox_agent_link *link, const struct cox_frame *fra
         if (link->channels[c].ended < beat->channels[c]->done)
             link->channels[c].ended = beat->channels[c]->done;
     }
+    /* An older beat may come after a newer one. */
     for (size_t i = 0; i < beat->n_wanted && i < link->rank_count; i++)
-        link->wanted[i] = beat->wanted[i];
+        if (link->wanted[i] < beat->wanted[i])
+            link->wanted[i] = beat->wanted[i];
     for (size_t i = 0; i < beat->n_killed && i < link->rank_count; i++)
-        link->killed[i] = beat->killed[i];
+        if (link->killed[i] < beat->killed[i])
+            link->killed[i] = beat->killed[i];
     link->finishing = link->finishing || beat->finishing;
     if (beat->peers_version > link->peers_version) {
         take_peers(link, beat->peers, beat->n_peers, beat->peers_version);

@@ -339,6 +339,11 @@ void cox_lead_link_kill(struct cox_lead_link *link, uint32_t rank)
 
 /* ---- what the node says ---- */
 
+static void owes_nothing(struct cox_lead_request *request, uint32_t rank)
+{
+    request->owed.words[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
+}
+
 static void deliver_reply(struct cox_lead_link *link, uint32_t channel,
                           struct cox_lead_request *request, uint32_t rank,
                           const struct cox_answer_reply *reply, uint8_t *owned)
@@ -353,10 +358,11 @@ static void deliver_reply(struct cox_lead_link *link, uint32_t channel,
         event->size = reply->size;
         event->failed = reply->flags & COX_ANSWER_FAILED;
     }
-    request->owed.words[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
+    owes_nothing(request, rank);
 }
 
-/* The answer of a request, whose turn it is. */
+/* The answer of a request, whose turn it is. A dead rank owes nothing any more: it is not late, and
+ * the request ends for it when the node says why it died, which may be after this. */
 static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
                            struct cox_lead_request *request)
 {
@@ -367,10 +373,13 @@ static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
     cox_answer_unpack(bytes, request->answer_size, link->rank_first,
                       link->rank_first + link->rank_count, &answer, NULL); /* it was checked */
     uint32_t last = answer.count;
-    for (uint32_t i = 0; i < answer.count; i++)
-        if (answer.replies[i].flags & COX_ANSWER_REPLIED &&
-            cox_rank_set_has(&request->owed, answer.replies[i].rank))
+    for (uint32_t i = 0; i < answer.count; i++) {
+        const struct cox_answer_reply *reply = &answer.replies[i];
+        if (reply->flags & COX_ANSWER_REPLIED && cox_rank_set_has(&request->owed, reply->rank))
             last = i;
+        else if (reply->flags & COX_ANSWER_DEAD)
+            owes_nothing(request, reply->rank);
+    }
     for (uint32_t i = 0; i < answer.count && last < answer.count; i++) {
         const struct cox_answer_reply *reply = &answer.replies[i];
         if (!(reply->flags & COX_ANSWER_REPLIED) || !cox_rank_set_has(&request->owed, reply->rank))

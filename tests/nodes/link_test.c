@@ -1052,6 +1052,33 @@ static void ranks_that_are_late_reply_by_done(void **state)
     world_free(world);
 }
 
+/* The answer comes before the node says why the rank died, and so does a beat that says it is done. */
+static void a_dead_rank_is_not_late(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    const struct asked *asked = &lead->asked[COX_CHANNEL_EXECUTE][1 % DEPTH];
+    struct cox_agent_rank is = {.incarnation = 1,
+                                .state = COX_NODE__RANK_STATE__DEAD,
+                                .pid = 101,
+                                .known = true,
+                                .signal = 9};
+    snprintf(is.text, sizeof is.text, "was killed by signal 9");
+    world->dead[1] = true;
+    publish(world, COX_CHANNEL_EXECUTE, 3, true);
+    world_run(world, 300);
+    assert_int_equal(asked->sequence, 1);
+    assert_int_equal(asked->replied, 1);
+    assert_int_equal(lead->late, 0);
+    assert_int_equal(lead->ended, 0);
+    cox_agent_link_set_rank(&world->agent, RANK_FIRST + 1, &is);
+    world_run(world, 300);
+    assert_string_equal(lead->died_text, "was killed by signal 9");
+    assert_int_equal(lead->ended, 1);
+    world_free(world);
+}
+
 static void silence_is_suspect_and_then_death(void **state)
 {
     (void)state;
@@ -2151,6 +2178,7 @@ int main(void)
         cmocka_unit_test(a_lost_answer_is_sent_again_and_nothing_runs_twice),
         cmocka_unit_test(a_deadline_passes_on_the_way),
         cmocka_unit_test(ranks_that_are_late_reply_by_done),
+        cmocka_unit_test(a_dead_rank_is_not_late),
         cmocka_unit_test(silence_is_suspect_and_then_death),
         cmocka_unit_test(a_suspect_node_gets_what_was_held_back),
         cmocka_unit_test(frames_of_other_lives_are_dropped),
