@@ -735,11 +735,11 @@ static void stop_ranks(struct agent *agent)
     cox_group_relay_pause(agent->relay);
     cox_executor_stop(executor);
     pthread_mutex_lock(&agent->lock);
-    /* Unless another lead has come meanwhile, whose ranks these are not. */
+    /* Unless another lead has come, for which these have never stood, or comes meanwhile. */
     const bool same = agent->link.epoch == epoch && agent->link.incarnation == incarnation &&
                       agent->link.state == COX_LEAD_FOLLOWING;
     for (uint32_t i = 0; i < agent->rank_count && same; i++)
-        if (!agent->dead[i])
+        if (!agent->dead[i] && agent->claimed[i])
             rank_say_dead(agent, agent->rank_first + i, 0, "has ended with its group", true, 0, 0);
     pthread_mutex_unlock(&agent->lock);
     cox_executor_free(executor);
@@ -826,14 +826,15 @@ static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
         behind = behind || cox_executor_forwarded_through(agent->executor, (enum cox_channel_id)c) >
                                agent->link.channels[c].taken;
     /* Numbers do not come again: ranks that have seen later ones are started anew. */
-    const bool same = agent->executor && !behind && agent->world == welcome->world &&
-                      agent->rank_first == welcome->rank_first &&
+    const bool same = agent->executor && !behind && !welcome->fresh &&
+                      agent->world == welcome->world && agent->rank_first == welcome->rank_first &&
                       agent->rank_count == welcome->rank_count && agent->depth == welcome->depth &&
                       agent->sealed == welcome->sealed &&
                       agent->no_recorder == welcome->no_recorder &&
                       !memcmp(agent->request_size, welcome->request_size, sizes) &&
                       !memcmp(agent->response_size, welcome->response_size, sizes);
-    agent->renew = agent->executor && !same;
+    /* Also ranks that are to end, and have not yet. */
+    agent->renew = agent->executor && (agent->renew || !same);
     agent->not_started = false;
     agent->wanted = true;
     agent->world = welcome->world;

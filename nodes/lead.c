@@ -99,7 +99,7 @@ struct cox_nodes {
     uint32_t world;
     uint64_t epoch;
     bool continued;
-    bool sealed;
+    bool sealed, fresh;
     uint64_t first_sequence[COX_TWO_WAY_COUNT];
     struct cox_cluster *cluster;
     struct cox_direct *direct;
@@ -490,9 +490,10 @@ static void admit(struct cox_nodes *nodes, uint32_t node)
     welcome.n_request_size = welcome.n_response_size = COX_CHANNEL_COUNT;
     welcome.request_size = (uint64_t *)(uintptr_t)options->request_size;
     welcome.response_size = (uint64_t *)(uintptr_t)options->response_size;
-    welcome.has_sealed = welcome.has_no_recorder = 1;
+    welcome.has_sealed = welcome.has_no_recorder = welcome.has_fresh = 1;
     welcome.sealed = nodes->sealed;
     welcome.no_recorder = options->no_recorder;
+    welcome.fresh = nodes->fresh;
     welcome.n_start_after = COX_TWO_WAY_COUNT;
     welcome.start_after = start_after;
     welcome.has_lead_grace_ms = welcome.has_beat_ms = welcome.has_suspect_ms = 1;
@@ -1157,7 +1158,7 @@ static void take_over(struct cox_nodes *nodes)
     pthread_mutex_lock(&nodes->lock);
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         const struct hello *hello = &nodes->hellos[i];
-        nodes->continued = nodes->continued || hello->has_ranks;
+        nodes->continued = nodes->continued || (hello->has_ranks && !nodes->fresh);
         if (hello->epoch >= nodes->epoch)
             nodes->epoch = hello->epoch + 1;
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
@@ -1191,6 +1192,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     struct cox_node_times *times = &nodes->times;
     *times = options->nodes->times;
     nodes->sealed = options->nodes->attach == COX_ATTACH_SEALED;
+    nodes->fresh = options->nodes->fresh;
     snprintf(nodes->url, sizeof nodes->url, "%s",
              options->nodes->access.url ? options->nodes->access.url : "");
     times->beat_ms = times->beat_ms ? times->beat_ms : defaults.beat_ms;

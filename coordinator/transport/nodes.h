@@ -67,6 +67,9 @@ struct cox_executor_nodes {
     size_t fact_count;
     /* the ranks' memory on their nodes is attached so; default named */
     enum cox_attach attach;
+    /* Ranks that run for an earlier lead are not taken over: they end, and others are started.
+     * Default false: they go on, with what they have loaded. */
+    bool fresh;
 };
 #define COX_EXECUTOR_NODES_INIT COX_OPTIONS_INIT(struct cox_executor_nodes)
 

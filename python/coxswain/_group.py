@@ -303,6 +303,8 @@ class Cluster:
     suspect_after: float | None = None
     dead_after: float | None = None
     lead_grace: float | None = None
+    #: ranks that an earlier lead has left on the nodes end, and others are started
+    fresh: bool = False
 
     def _native(self, nodes: str, attach: int, keep: list[Any]) -> Any:
         made = ffi.new("struct cox_executor_nodes *")
@@ -325,6 +327,7 @@ class Cluster:
         made.times.dead_ms = int((self.dead_after or 0) * 1000)
         made.times.lead_grace_ms = int((self.lead_grace or 0) * 1000)
         made.attach = attach
+        made.fresh = self.fresh
         return made
 
 

@@ -133,6 +133,7 @@ class Options:
             certificate=self.certificate,
             key=self.key,
             insecure_loopback=self.insecure_loopback,
+            fresh=True,  # those of another engine have its model, and its gloo
         )
 
 

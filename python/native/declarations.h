@@ -97,6 +97,7 @@ struct cox_executor_nodes {
     const struct cox_node_fact *facts;
     size_t fact_count;
     int attach;
+    bool fresh;
     ...;
 };
 
