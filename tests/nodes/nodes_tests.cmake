@@ -34,6 +34,8 @@ if(COX_NODES)
             COMMAND ${where_possible} sh ${nodes_here}/superseded.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/trace LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/trace.sh ${PROJECT_BINARY_DIR})
+        cox_command_test(NAME nodes/pods LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
+            COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/pods.py ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/faults LABEL nodes TIER nightly TIMEOUT 900 PROCESSORS 2
             COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/faults.py ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/soak LABEL nodes TIER nightly TIMEOUT 2400 PROCESSORS 2
