@@ -1052,7 +1052,7 @@ static void ranks_that_are_late_reply_by_done(void **state)
     world_free(world);
 }
 
-/* The answer comes before the node says why the rank died, and so does a beat that says it is done. */
+/* The answer, and a beat that says it is done, come before the node says why the rank died. */
 static void a_dead_rank_is_not_late(void **state)
 {
     (void)state;

@@ -1,13 +1,14 @@
 """Runs an engine whose ranks are killed now and then: the other half of test_survive.py.
 
 Usage: survivor.py JOB RESULT. JOB is JSON; see main. RESULT becomes what main writes: the outputs
-without kills, and of each round with kills.
+without kills, of each round with kills, and what was said of each kill.
 """
 
 import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -42,30 +43,47 @@ def sampling(sampling_type, seeded):
     ]
 
 
-class Killer(threading.Thread):
-    """Kills a rank at a random place of a random step, again and again."""
+def parent(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rsplit(")")[1].split()[1])
 
-    def __init__(self, executor, kills, ranks, seed):
+
+class Killer(threading.Thread):
+    """Kills a rank at a random place of a random step, again and again; at "agent" the process that
+    started it. Other places are commands of a shell."""
+
+    def __init__(self, executor, kills, ranks, seed, places):
         super().__init__(daemon=True)
-        self.executor, self.kills, self.ranks = executor, kills, ranks
+        self.executor, self.kills, self.ranks, self.places = executor, kills, ranks, places
         self.draw = random.Random(seed)
         self.done = 0
+        #: of each kill: the place, the seconds until the incident, and its cause
+        self.told = []
 
     def run(self):
         path = os.environ["VLLM_TEST_FAULT"]
         for i in range(self.kills):
-            place = PLACES[i % len(PLACES)]
+            place = self.places[i % len(self.places)]
             time.sleep(self.draw.uniform(0.02, 0.3))
-            rank = self.draw.randrange(self.ranks)
-            before = self.executor._survivor.count
-            if place == "anywhere":
-                os.kill(self.executor._ranks.group.status().ranks[rank].pid, signal.SIGKILL)
+            rank = self.draw.choice(self.ranks)
+            survivor = self.executor._survivor
+            before = survivor.count
+            begin = time.monotonic()
+            if place in ("anywhere", "agent"):
+                pid = self.executor._ranks.group.status().ranks[rank].pid
+                os.kill(parent(pid) if place == "agent" else pid, signal.SIGKILL)
+            elif place not in PLACES:
+                subprocess.Popen(place, shell=True)
             else:
                 with open(path + ".new", "w") as file:
                     file.write(f"{rank} SIGKILL {place}")
                 os.rename(path + ".new", path)
-            while self.executor._survivor.count == before or self.executor._survivor.stale:
+            while survivor.count == before:
+                time.sleep(0.001)
+            seconds = time.monotonic() - begin
+            while survivor.count == before or survivor.stale:
                 time.sleep(0.01)
+            self.told.append([place, seconds, survivor.incident.cause])
             self.done += 1
 
 
@@ -128,7 +146,13 @@ def main():
     reference = generate()
     took = time.monotonic() - begin
     core.scheduler.reset_prefix_cache()
-    killer = Killer(executor, job["kills"], ranks, job.get("seed", 0))
+    killer = Killer(
+        executor,
+        job["kills"],
+        job.get("ranks", range(ranks)),
+        job.get("seed", 0),
+        job.get("places", PLACES),
+    )
     killer.start()
     rounds = []
     while killer.is_alive() or not rounds:
@@ -140,6 +164,7 @@ def main():
                 "reference": reference,
                 "rounds": rounds,
                 "kills": killer.done,
+                "told": killer.told,
                 "incidents": executor._survivor.count,
                 "seconds": took,
                 "preemptions": len(preemptions),

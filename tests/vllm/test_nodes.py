@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 class Machines:
     """Two machines, each with an agent of one rank."""
 
-    def __init__(self, ranks, path=""):
+    def __init__(self, ranks, **more):
         build = os.path.dirname(os.environ["COX_BIN_DIR"])
         hold = ["sh", str(ROOT / "tests" / "nodes" / "hold.sh"), build, "2"]
         self.holder = subprocess.Popen(
@@ -32,7 +34,6 @@ class Machines:
         self.name = f"vllm_nodes_{os.getpid()}"
         self.environment = environment(
             ranks,
-            path,
             GLOO_SOCKET_IFNAME="eth0",
             VLLM_COXSWAIN_NAME=self.name,
             VLLM_COXSWAIN_NODES="a:1,b:1",
@@ -43,15 +44,20 @@ class Machines:
             VLLM_COXSWAIN_MASTER=self.address,
             VLLM_HOST_IP=self.address,
             LD_LIBRARY_PATH=os.path.join(build, "lib"),
+            **more,
         )
         self.agents = {}
+        self.closing = threading.Event()
+        self.keeper = threading.Thread(target=self._keep)
         for node in "ab":
             self.agent(node)
 
-    def on(self, node, command, **more):
+    def on(self, node, command, output=None, **more):
         """Runs a command on a machine."""
         inside = ["nsenter", f"--net=/run/netns/{self.prefix}-{node}", "--", *command]
-        return subprocess.Popen(inside, env={**self.environment, **more})
+        return subprocess.Popen(
+            inside, env={**self.environment, **more}, stdout=output, stderr=output
+        )
 
     def agent(self, node):
         address = ".".join([*self.address.split(".")[:3], str(1 + "ab".index(node))])
@@ -63,7 +69,20 @@ class Machines:
         command += ["--", sys.executable, "-m", "coxswain.vllm_worker"]
         self.agents[node] = self.on(node, command, VLLM_HOST_IP=address)
 
+    def keep(self):
+        """From now on an agent that ends is started again, as systemd does it."""
+        self.keeper.start()
+
+    def _keep(self):
+        while not self.closing.wait(0.5):
+            for node in "ab":
+                if self.agents[node].poll() is not None:
+                    self.agent(node)
+
     def close(self):
+        self.closing.set()
+        if self.keeper.ident:
+            self.keeper.join()
         for agent in self.agents.values():
             agent.terminate()
         for agent in self.agents.values():
@@ -73,8 +92,8 @@ class Machines:
 
 
 @pytest.fixture
-def machines():
-    found = Machines(2)
+def machines(tmp_path):
+    found = Machines(2, VLLM_TEST_FAULT=str(tmp_path / "fault"))
     yield found
     found.close()
 
@@ -129,3 +148,68 @@ if __name__ == "__main__":  # the engine's process imports this file again
         engine.wait(PATIENCE)
     finally:
         engine.kill()
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
+def test_m19_a_dead_machine_is_survived(models, machines, tmp_path, tp, pp):
+    """As a dead rank is: its process in a step, then the agent of its machine and all below it."""
+    machines.keep()
+    result, log = tmp_path / "result", tmp_path / "log"
+    job = {"model": os.path.join(models, "random"), "tp": tp, "pp": pp, "seeded": True}
+    cable = f"ip -n {machines.prefix}-switch link set dev b"
+    places = ["executed", "agent", f"{cable} down; sleep 3; {cable} up"]
+    job |= {"ranks": [1], "places": places, "kills": len(places)}
+    with open(log, "w") as file:
+        script = str(ROOT / "tests" / "vllm" / "survivor.py")
+        engine = machines.on(
+            "a",
+            [sys.executable, script, json.dumps(job), str(result)],
+            output=file,
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        )
+        try:
+            engine.wait(PATIENCE)
+        finally:
+            engine.kill()
+    said = log.read_text(errors="replace")
+    assert engine.returncode == 0, said[-8000:]
+    found = json.loads(result.read_text())
+    for line in said.splitlines():
+        if "go on after" in line:
+            print(line)
+    for place, seconds, cause in found["told"]:
+        print(f"{place}: {seconds:.3f} s: {cause[:200]}")
+    assert found["incidents"] == found["kills"] == job["kills"]
+    assert all(texts == found["reference"] for texts in found["rounds"])
+    assert "not enough values" not in said  # a call of the new engine to ranks of the old one
+
+
+def test_m19_ranks_of_a_killed_engine_end(machines):
+    """They have a model and a gloo of their own: the next engine's ranks are other ones, also while
+    agents keep those of a lead that is lost."""
+    script = """
+import os, signal, sys
+import coxswain
+found = os.environ
+cluster = coxswain.Cluster(
+    found["VLLM_COXSWAIN_CLUSTER"], ca=found["VLLM_COXSWAIN_CA"],
+    certificate=found["VLLM_COXSWAIN_CERTIFICATE"], key=found["VLLM_COXSWAIN_KEY"],
+    fresh=sys.argv[1] == "fresh")
+group = coxswain.Group(name=found["VLLM_COXSWAIN_NAME"], nodes=found["VLLM_COXSWAIN_NODES"],
+                       cluster=cluster, attach="sealed")
+group.start()
+print([rank.pid for rank in group.status().ranks], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+    def pids(*how):
+        command = [sys.executable, "-c", script, *how]
+        lead = machines.on("a", command, output=subprocess.PIPE)
+        said = lead.communicate(timeout=60)[0].decode()
+        assert lead.returncode == -signal.SIGKILL, said
+        return json.loads(said.splitlines()[-1])
+
+    first = pids("kept")
+    assert pids("kept") == first
+    second = pids("fresh")
+    assert not {*first} & {*second}
