@@ -4,12 +4,12 @@
 Usage: pods.py BUILD_DIR [leaderworkerset.yaml]. Root only, and PyYAML. Exit status 77: not possible
 here.
 
-What a cluster does is done here with namespaces: the commands in the file's head make certificates
-and secrets (`kubectl` is a script that keeps files); a pod has an address and a /dev/shm of its own,
-a container an /etc, a /tmp and a /run of its own, the secrets that it mounts, the environment of its
-labels, as a LeaderWorkerSet sets them, and its command. Then the probes are asked, a prompt is
-completed in the container of the lead, and the second pod, then the lead's container, is killed and
-comes again.
+What a cluster does is done here with namespaces: the commands in the file's head make
+certificates and secrets (`kubectl` is a script that keeps files); a pod has an address and a
+/dev/shm of its own, a container an /etc, a /tmp and a /run of its own, the secrets that it mounts,
+the environment of its labels, as a LeaderWorkerSet sets them, and its command. Then the probes are
+asked, a prompt is completed in the container of the lead, and the second pod, then the lead's
+container, is killed and comes again.
 
 What it does not show: that Kubernetes takes the file, how it places and names pods, their addresses
 (here a pod that comes again has the old one), DNS, and an image.
