@@ -339,11 +339,6 @@ void cox_lead_link_kill(struct cox_lead_link *link, uint32_t rank)
 
 /* ---- what the node says ---- */
 
-static void owes_nothing(struct cox_lead_request *request, uint32_t rank)
-{
-    request->owed.words[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
-}
-
 static void deliver_reply(struct cox_lead_link *link, uint32_t channel,
                           struct cox_lead_request *request, uint32_t rank,
                           const struct cox_answer_reply *reply, uint8_t *owned)
@@ -358,11 +353,11 @@ static void deliver_reply(struct cox_lead_link *link, uint32_t channel,
         event->size = reply->size;
         event->failed = reply->flags & COX_ANSWER_FAILED;
     }
-    owes_nothing(request, rank);
+    request->owed.words[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
 }
 
-/* The answer of a request, whose turn it is. A dead rank owes nothing any more: it is not late, and
- * the request ends for it when the node says why it died, which may be after this. */
+/* The answer of a request, whose turn it is. A dead rank is not late: the request ends for it when
+ * the node says why it died, which may be after this. */
 static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
                            struct cox_lead_request *request)
 {
@@ -378,7 +373,7 @@ static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
         if (reply->flags & COX_ANSWER_REPLIED && cox_rank_set_has(&request->owed, reply->rank))
             last = i;
         else if (reply->flags & COX_ANSWER_DEAD)
-            owes_nothing(request, reply->rank);
+            request->dead_until_ns = link->heard_ns + link->times->dead_ms * COX_NSEC_PER_MSEC;
     }
     for (uint32_t i = 0; i < answer.count && last < answer.count; i++) {
         const struct cox_answer_reply *reply = &answer.replies[i];
@@ -460,7 +455,8 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
             request->frame && now_ns >= request->again_ns)
             request_send(link, request, now_ns);
         /* Ranks that were late have replied. */
-        if (request->answered && request->sequence <= said->done)
+        if (request->answered && request->sequence <= said->done &&
+            now_ns >= request->dead_until_ns)
             for (uint32_t k = 0; k < link->rank_count; k++)
                 if (cox_rank_set_has(&request->owed, link->rank_first + k))
                     deliver_reply(link, c, request, link->rank_first + k, NULL, NULL);

@@ -56,6 +56,8 @@ struct cox_lead_request {
     bool answered;
     /* asked ranks of the node that owe a reply */
     struct cox_rank_set owed;
+    /* until then its dead ranks are not late: the node says why they died; 0: none is dead */
+    uint64_t dead_until_ns;
 };
 
 struct cox_lead_channel {
