@@ -321,8 +321,11 @@ static void rank_say_dead(struct agent *agent, uint32_t rank, uint32_t pid, cons
                           bool known, int signal, int exit_status)
 {
     const uint32_t i = rank - agent->rank_first;
+    /* One that died before it stood for anything was that. */
+    if (!agent->claimed[i])
+        agent->claimed[i] = agent->link.wanted[i];
     struct cox_agent_rank is = {
-        .incarnation = agent->claimed[i] ? agent->claimed[i] : agent->link.wanted[i],
+        .incarnation = agent->claimed[i],
         .state = COX_NODE__RANK_STATE__DEAD,
         .pid = pid,
         .known = known,
@@ -691,6 +694,10 @@ static void start_ranks(struct agent *agent)
     options.fault = on_fault;
     options.death = on_death;
     options.forwarded = on_forwarded;
+    /* Before there are processes, which may die at once. */
+    memset(agent->claimed, 0, sizeof agent->claimed);
+    memset(agent->dead, 0, sizeof agent->dead);
+    memset(agent->killed, 0, sizeof agent->killed);
     pthread_mutex_unlock(&agent->lock);
     int r = cox_executor_start(&options, &executor, &why);
     char text[sizeof why.text + 32];
@@ -708,9 +715,6 @@ static void start_ranks(struct agent *agent)
         memset(agent->dead, 0, sizeof agent->dead);
     } else {
         agent->executor = executor;
-        memset(agent->claimed, 0, sizeof agent->claimed);
-        memset(agent->dead, 0, sizeof agent->dead);
-        memset(agent->killed, 0, sizeof agent->killed);
         memset(agent->cancelled_through, 0, sizeof agent->cancelled_through);
         memset(agent->ended_through, 0, sizeof agent->ended_through);
         ranks_compare(agent);
@@ -751,17 +755,17 @@ static void restart_rank(struct agent *agent, uint32_t rank)
     struct cox_error why = {0};
     const uint64_t timeout_ms =
         agent->options->start_timeout_ms ? agent->options->start_timeout_ms : START_TIMEOUT_MS;
+    /* Before there is another process, which may die at once. */
+    pthread_mutex_lock(&agent->lock);
+    agent->dead[i] = false;
+    agent->claimed[i] = 0;
+    pthread_mutex_unlock(&agent->lock);
     int r = cox_executor_restart(agent->executor, rank, cox_deadline_after_ms(timeout_ms), &why);
     pthread_mutex_lock(&agent->lock);
-    if (r == 0) {
-        agent->dead[i] = false;
-        agent->claimed[i] = 0;
+    if (r == 0)
         ranks_compare(agent);
-    } else {
-        agent->claimed[i] = agent->link.wanted[i];
-        rank_say_dead(agent, rank, 0, why.text, false, 0, -1);
-        /* The next attempt is the lead's. */
-    }
+    else
+        rank_say_dead(agent, rank, 0, why.text, false, 0, -1); /* the next attempt is the lead's */
     cox_agent_link_tick(&agent->link, cox_now_ns());
     pthread_mutex_unlock(&agent->lock);
 }
