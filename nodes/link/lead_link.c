@@ -373,7 +373,7 @@ static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
         if (reply->flags & COX_ANSWER_REPLIED && cox_rank_set_has(&request->owed, reply->rank))
             last = i;
         else if (reply->flags & COX_ANSWER_DEAD)
-            request->dead_until_ns = link->heard_ns + link->times->dead_ms * COX_NSEC_PER_MSEC;
+            cox_rank_set_add(&request->dead, reply->rank);
     }
     for (uint32_t i = 0; i < answer.count && last < answer.count; i++) {
         const struct cox_answer_reply *reply = &answer.replies[i];
@@ -386,6 +386,7 @@ static void deliver_answer(struct cox_lead_link *link, uint32_t channel,
     if (!used)
         free(bytes);
     request->answered = true;
+    request->answered_ns = link->heard_ns;
     free(request->frame);
     request->frame = NULL;
 }
@@ -455,10 +456,12 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
             request->frame && now_ns >= request->again_ns)
             request_send(link, request, now_ns);
         /* Ranks that were late have replied. */
-        if (request->answered && request->sequence <= said->done &&
-            now_ns >= request->dead_until_ns)
+        const bool overdue =
+            now_ns >= request->answered_ns + link->times->dead_ms * COX_NSEC_PER_MSEC;
+        if (request->answered && request->sequence <= said->done)
             for (uint32_t k = 0; k < link->rank_count; k++)
-                if (cox_rank_set_has(&request->owed, link->rank_first + k))
+                if (cox_rank_set_has(&request->owed, link->rank_first + k) &&
+                    (overdue || !cox_rank_set_has(&request->dead, link->rank_first + k)))
                     deliver_reply(link, c, request, link->rank_first + k, NULL, NULL);
     }
     deliver_ready(link, c);

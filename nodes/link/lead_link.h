@@ -56,8 +56,10 @@ struct cox_lead_request {
     bool answered;
     /* asked ranks of the node that owe a reply */
     struct cox_rank_set owed;
-    /* until then its dead ranks are not late: the node says why they died; 0: none is dead */
-    uint64_t dead_until_ns;
+    /* Ranks that the answer says to be dead: the node says why they died, which may be after it. If
+     * it does not within dead_ms, they are late. */
+    struct cox_rank_set dead;
+    uint64_t answered_ns;
 };
 
 struct cox_lead_channel {
