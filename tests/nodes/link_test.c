@@ -1079,6 +1079,24 @@ static void a_dead_rank_is_not_late(void **state)
     world_free(world);
 }
 
+/* One rank is dead, and the node does not say why; the other is late, and does not wait for that. */
+static void a_late_rank_beside_a_dead_one(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    world->dead[1] = true;
+    world->faults.late = 1000;
+    publish(world, COX_CHANNEL_EXECUTE, 3, true);
+    world_run(world, 300);
+    assert_int_equal(lead->late, 1);
+    assert_int_equal(lead->ended, 0);
+    world_run(world, 2000);
+    assert_int_equal(lead->late, 2);
+    assert_int_equal(lead->ended, 1);
+    world_free(world);
+}
+
 static void silence_is_suspect_and_then_death(void **state)
 {
     (void)state;
@@ -2179,6 +2197,7 @@ int main(void)
         cmocka_unit_test(a_deadline_passes_on_the_way),
         cmocka_unit_test(ranks_that_are_late_reply_by_done),
         cmocka_unit_test(a_dead_rank_is_not_late),
+        cmocka_unit_test(a_late_rank_beside_a_dead_one),
         cmocka_unit_test(silence_is_suspect_and_then_death),
         cmocka_unit_test(a_suspect_node_gets_what_was_held_back),
         cmocka_unit_test(frames_of_other_lives_are_dropped),
