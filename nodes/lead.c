@@ -534,6 +534,15 @@ static enum rivalry hello_compare(struct cox_nodes *nodes, uint32_t node, uint64
                                                                             : RIVAL_WAITS;
 }
 
+/* One node that names a later epoch, by mistake or on purpose, ends no group. */
+static bool any_follows(const struct cox_nodes *nodes)
+{
+    for (uint32_t i = 0; i < nodes->node_count; i++)
+        if (nodes->links[i].state == COX_NODE_ALIVE)
+            return true;
+    return false;
+}
+
 /* Agents follow a later lead: this one was stopped, or cut off, for too long. The lock is held. */
 static void give_up(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message)
 {
@@ -559,7 +568,7 @@ static int hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hel
     if (!message->address || !message->address[0])
         return COX_STALE; /* it says it again when it has one */
     /* While this one starts, it takes an epoch that is later than all (take_over). */
-    if (nodes->started && message->epoch > nodes->epoch)
+    if (nodes->started && message->epoch > nodes->epoch && !any_follows(nodes))
         give_up(nodes, node, message);
     if (nodes->taken_over[0])
         return COX_TAKEN;
