@@ -16,6 +16,7 @@ enum {
     OPTION_MODEL,
     OPTION_WORKER,
     OPTION_CRASH_DIR,
+    OPTION_LOG_FORMAT,
     OPTION_QUIET,
     OPTION_STAY,
 };
@@ -27,6 +28,7 @@ struct node_command {
     const char *const *command;
     /* the model of the reference worker; NULL: the workers are a command of the user's */
     const char *model;
+    enum cox_log_format log_format;
     bool quiet;
     bool stay;
     _Atomic int signal_number;
@@ -35,6 +37,7 @@ struct node_command {
 static int take_option(void *choice, int key, const char *value, struct cox_error *err)
 {
     struct node_command *node = choice;
+    int r;
     switch (key) {
     case OPTION_NAME:
         node->group.name = value;
@@ -51,6 +54,11 @@ static int take_option(void *choice, int key, const char *value, struct cox_erro
     case OPTION_CRASH_DIR:
         node->group.crash_dir = value;
         return 0;
+    case OPTION_LOG_FORMAT:
+        r = cox_log_format_parse(value, &node->log_format, err);
+        if (r == 0)
+            cox_console_set_format(node->log_format);
+        return r;
     case OPTION_STAY:
         node->stay = true;
         return 0;
@@ -86,6 +94,8 @@ static void init(void *choice)
 {
     struct node_command *node = choice;
     cox_group_choice_init(&node->group);
+    node->log_format = COX_LOG_PLAIN;
+    cox_console_set_format(node->log_format); /* before options: their errors are events too */
 }
 
 static bool on_signal(void *context, int number)
@@ -118,8 +128,8 @@ static void on_state(void *context, const char *text)
 
 static void on_log(void *context, int level, const char *text)
 {
-    (void)context;
-    if (level <= 5)
+    const struct node_command *node = context;
+    if (level <= 5 || node->log_format != COX_LOG_PLAIN)
         cox_console_log(level, "%s", text);
 }
 
@@ -149,7 +159,7 @@ static int run(void *choice)
         .model = node->model,
         .stay = node->stay,
         .crash_dir = cox_group_choice_crash_dir(&node->group),
-        .log = {.fn = on_log},
+        .log = {.fn = on_log, .context = node},
         .context = node,
         .line = on_line,
         .state = on_state,
@@ -178,6 +188,9 @@ static const struct argp_option options[] = {
     {"stay", OPTION_STAY, NULL, 0,
      "when the group has ended, or its lead is lost for good, wait for another lead", 0},
     {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
+    {"log-format", OPTION_LOG_FORMAT, "text|json", 0,
+     "lines of standard error with time and level, as text or as JSON objects, one for each event",
+     0},
     {0},
 };
 static const struct cox_option_group node_options = {.options = options, .take = take_option};
