@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/uio.h>
 
 #define ADDRESS_SIZE 128
@@ -92,6 +93,9 @@ struct cox_kv_relay {
     struct source *sources[SOURCE_COUNT_MAX];
     uint32_t source_count;
     struct fetching fetching;
+    /* Begins anywhere: blocks for an earlier process at this address, of any group, fit no fetch of
+     * this one. */
+    uint64_t last_id;
 
     /* of fetches by others */
     pthread_mutex_t view_lock;
@@ -110,6 +114,9 @@ int cox_kv_relay_new(struct cox_direct *direct, const char *address, const struc
     relay->log = *log;
     relay->is_rank = is_rank;
     relay->context = context;
+    if (getrandom(&relay->last_id, sizeof relay->last_id, 0) != (ssize_t)sizeof relay->last_id)
+        relay->last_id = cox_now_ns();
+    relay->last_id >>= 1; /* never 0 again */
     snprintf(relay->address, sizeof relay->address, "%s", address);
     pthread_mutex_init(&relay->lock, NULL);
     pthread_mutex_init(&relay->view_lock, NULL);
@@ -338,14 +345,13 @@ static bool fetching_begin(struct cox_kv_relay *relay,
                            const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t rank,
                            const uint32_t *numbers, uint32_t count)
 {
-    static _Atomic uint64_t ids;
     pthread_mutex_lock(&relay->lock);
     struct source *source = source_find(relay, info->cluster_id ? info->cluster_id : "", rank);
     for (uint32_t i = 0; source && i < count; i++)
         cox_kv_blocks_take(source->blocks, numbers[i]);
     if (source)
         relay->fetching = (struct fetching){
-            .id = 1 + atomic_fetch_add(&ids, 1),
+            .id = ++relay->last_id,
             .source = source,
             .numbers = numbers,
             .count = count,

@@ -10,7 +10,7 @@
  * in its place while the next one is on its way.
  *
  * A process may fetch from the ranks of an agent only: the handle must be of one of them. Pieces are taken
- * from the node that was asked only.
+ * from the node that was asked only. The other agent is of another group, mostly.
  *
  * Threads: link on one at a time, and pull on one at a time; they may be two, and a link that is removed
  *   during its pull ends it. take on any.
