@@ -947,23 +947,26 @@ static void image_drop(struct agent *agent, const uint8_t *handle)
     pthread_mutex_unlock(&agent->lock);
 }
 
-static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
+static void on_direct(void *context, const char *peer, const char *group, uint32_t kind,
+                      uint8_t *bytes, size_t size)
 {
     struct agent *agent = context;
+    /* KV blocks go to, and come from, other groups; everything else is the group's own. */
     if ((kind == COX_DIRECT_FETCH || kind == COX_DIRECT_BLOCKS) && strncmp(peer, "node-", 5) == 0) {
         cox_kv_relay_take(agent->kv, peer, kind, bytes, size);
         return;
     }
-    if (kind == COX_DIRECT_GROUP && strncmp(peer, "node-", 5) == 0) {
+    const bool own = strcmp(group, agent->options->group) == 0;
+    const bool from_lead = own && strcmp(peer, "lead") == 0;
+    if (own && kind == COX_DIRECT_GROUP && strncmp(peer, "node-", 5) == 0) {
         cox_group_relay_take(agent->relay, peer + 5, bytes, size);
         return;
     }
-    if (strcmp(peer, "lead") == 0 && kind == DIRECT_FRAME)
+    if (from_lead && kind == DIRECT_FRAME)
         frame_take(agent, bytes, size, &bytes);
-    else if (strcmp(peer, "lead") == 0 && kind == COX_DIRECT_IMAGE)
+    else if (from_lead && kind == COX_DIRECT_IMAGE)
         image_take(agent, bytes, size);
-    else if (strcmp(peer, "lead") == 0 && kind == COX_DIRECT_DROP_IMAGE &&
-             size == sizeof(struct cox_handle))
+    else if (from_lead && kind == COX_DIRECT_DROP_IMAGE && size == sizeof(struct cox_handle))
         image_drop(agent, bytes);
     free(bytes);
 }
@@ -1106,6 +1109,7 @@ static int direct_open(struct agent *agent, struct cox_error *err)
     snprintf(name, sizeof name, "node-%s", options->node);
     const struct cox_direct_options direct = {
         .name = name,
+        .group = options->group,
         .ca = options->access.ca,
         .certificate = options->access.certificate,
         .key = options->access.key,

@@ -673,10 +673,12 @@ static void on_frame(void *context, const char *node, const uint8_t *bytes, size
     frame_take(context, node, bytes, size);
 }
 
-static void on_direct(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
+static void on_direct(void *context, const char *peer, const char *group, uint32_t kind,
+                      uint8_t *bytes, size_t size)
 {
-    if (kind == DIRECT_FRAME && strncmp(peer, "node-", 5) == 0)
-        frame_take(context, peer + 5, bytes, size);
+    struct cox_nodes *nodes = context;
+    if (kind == DIRECT_FRAME && strncmp(peer, "node-", 5) == 0 && strcmp(group, nodes->group) == 0)
+        frame_take(nodes, peer + 5, bytes, size);
     free(bytes);
 }
 
@@ -1074,6 +1076,7 @@ static int direct_open(struct cox_nodes *nodes, struct cox_error *err)
     }
     const struct cox_direct_options direct = {
         .name = "lead",
+        .group = nodes->group,
         .ca = options->access.ca,
         .certificate = options->access.certificate,
         .key = options->access.key,

@@ -6,35 +6,14 @@
 
 #include "channel/base/thread.h"
 #include "channel/socket/socket.h"
-#include "direct_address.h"
 #include "direct_object.h"
 
 #define PART_COUNT_MAX 8
-
-struct cox_direct_peer {
-    char name[COX_DIRECT_NAME_SIZE];
-    /* of the send that has `busy`: */
-    struct cox_direct_stream stream;
-    /* where stream is connected to */
-    char address[COX_DIRECT_ADDRESS_MAX + 1];
-
-    /* under the lock: */
-    struct cox_direct_peer *next;
-    /* a send, or a drop, uses the stream */
-    bool busy;
-    /* busy was reset, or the peer dropped, or closing */
-    pthread_cond_t idle;
-    /* the stream's, also while it connects, for those that shut it down; -1: none */
-    int fd;
-    /* a send that finds another number than at its beginning has failed */
-    uint64_t drop_count;
-};
 
 /* One call of send. */
 struct sending {
     struct cox_direct *direct;
     struct cox_direct_peer *peer;
-    const char *address;
     uint32_t kind;
     const struct iovec *parts;
     int count;
@@ -52,16 +31,47 @@ static void list_free(struct addrinfo **list)
 
 /* ---- peers ---- */
 
-/* The lock is held. NULL: no memory. */
-static struct cox_direct_peer *peer_find(struct cox_direct *direct, const char *name, bool creates)
+static void peer_free(struct cox_direct_peer *peer)
+{
+    cox_direct_stream_end(&peer->stream);
+    pthread_cond_destroy(&peer->idle);
+    free(peer);
+}
+
+/* The lock is held. Without a send, and without a connection that the peer has not ended. */
+static bool peer_is_unused(const struct cox_direct_peer *peer)
+{
+    return peer->send_count == 0 && (peer->fd < 0 || !cox_direct_stream_is_quiet(&peer->stream));
+}
+
+/* The lock is held. A process that is started again has another address: the old ones go. */
+static void peers_prune(struct cox_direct *direct)
+{
+    struct cox_direct_peer **at = &direct->peers;
+    while (*at) {
+        struct cox_direct_peer *peer = *at;
+        if (!peer_is_unused(peer)) {
+            at = &peer->next;
+            continue;
+        }
+        *at = peer->next;
+        peer_free(peer);
+    }
+}
+
+/* The lock is held. address is not too long. NULL: no memory. */
+static struct cox_direct_peer *peer_find(struct cox_direct *direct, const char *name,
+                                         const char *address)
 {
     for (struct cox_direct_peer *p = direct->peers; p; p = p->next)
-        if (!strcmp(p->name, name))
+        if (!strcmp(p->name, name) && !strcmp(p->address, address))
             return p;
-    struct cox_direct_peer *peer = creates ? calloc(1, sizeof *peer) : NULL;
+    peers_prune(direct);
+    struct cox_direct_peer *peer = calloc(1, sizeof *peer);
     if (!peer)
         return NULL;
     strcpy(peer->name, name);
+    strcpy(peer->address, address);
     cox_direct_stream_init(&peer->stream);
     cox_condition_init(&peer->idle);
     peer->fd = -1;
@@ -70,23 +80,16 @@ static struct cox_direct_peer *peer_find(struct cox_direct *direct, const char *
     return peer;
 }
 
-static void peers_free(struct cox_direct_peer *peer)
-{
-    while (peer) {
-        struct cox_direct_peer *next = peer->next;
-        cox_direct_stream_end(&peer->stream);
-        pthread_cond_destroy(&peer->idle);
-        free(peer);
-        peer = next;
-    }
-}
-
-/* The lock is held. Whoever uses or waits for the stream wakes up. */
+/* The lock is held. Whoever uses or waits for the stream wakes up; unused, it ends here. */
 static void peer_shut_down(struct cox_direct_peer *peer)
 {
     if (peer->fd >= 0)
         shutdown(peer->fd, SHUT_RDWR);
     pthread_cond_broadcast(&peer->idle);
+    if (!peer->busy) {
+        peer->fd = -1;
+        cox_direct_stream_end(&peer->stream);
+    }
 }
 
 /* Has busy. Others must not find the number of an fd that is closed. */
@@ -170,21 +173,39 @@ static int connect_to_any(struct sending *sending, const struct addrinfo *list,
     return r;
 }
 
+/* A process has one address: a connection to it at another is to one that is dead, even if nothing
+ * else says so. */
+static void peer_reached(struct cox_direct *direct, struct cox_direct_peer *peer, const char *group)
+{
+    pthread_mutex_lock(&direct->lock);
+    peer->greeted = true;
+    strcpy(peer->group, group);
+    for (struct cox_direct_peer *p = direct->peers; p; p = p->next)
+        if (p != peer && p->greeted && !strcmp(p->name, peer->name) && !strcmp(p->group, group))
+            peer_shut_down(p);
+    pthread_mutex_unlock(&direct->lock);
+}
+
 static int peer_greet(struct sending *sending, struct cox_error *err)
 {
     struct cox_direct *direct = sending->direct;
     struct cox_direct_peer *peer = sending->peer;
-    char name[COX_DIRECT_NAME_SIZE];
-    int r = direct->insecure ? cox_direct_stream_write_name(&peer->stream, direct->name,
-                                                            sending->deadline_ns, err)
-                             : cox_direct_stream_secure(&peer->stream, &direct->tls, false,
-                                                        sending->deadline_ns, name, err);
+    char name[COX_DIRECT_NAME_SIZE], group[COX_DIRECT_NAME_SIZE];
+    int r = 0;
+    if (!direct->insecure)
+        r = cox_direct_stream_secure(&peer->stream, &direct->tls, false, sending->deadline_ns, name,
+                                     err);
     if (r == 0 && !direct->insecure && strcmp(name, peer->name))
         return cox_fail(err, COX_DENIED, "the process there is %s, by its certificate", name);
     if (r == 0)
-        r = cox_direct_stream_read_name(&peer->stream, sending->deadline_ns, name, err);
+        r = cox_direct_stream_write_greeting(&peer->stream, direct->name, direct->group,
+                                             sending->deadline_ns, err);
+    if (r == 0)
+        r = cox_direct_stream_read_greeting(&peer->stream, sending->deadline_ns, name, group, err);
     if (r == 0 && strcmp(name, peer->name))
         return cox_fail(err, COX_DENIED, "the process there says that it is %s", name);
+    if (r == 0)
+        peer_reached(direct, peer, group);
     /* It does not speak as this process does: whatever it is, it is not the peer. */
     if (r == COX_CORRUPT)
         return COX_DENIED;
@@ -193,16 +214,14 @@ static int peer_greet(struct sending *sending, struct cox_error *err)
 
 static int peer_connect(struct sending *sending, struct cox_error *err)
 {
-    struct cox_direct_peer *peer = sending->peer;
     _cox_cleanup_(list_free) struct addrinfo *list = NULL;
-    int r = cox_direct_address_resolve(sending->address, sending->direct->insecure, &list, err);
+    int r =
+        cox_direct_address_resolve(sending->peer->address, sending->direct->insecure, &list, err);
     if (r)
         return r;
     r = connect_to_any(sending, list, err);
     if (r == 0)
         r = peer_greet(sending, err);
-    if (r == 0)
-        strcpy(peer->address, sending->address);
     return r;
 }
 
@@ -211,8 +230,7 @@ static int peer_connect(struct sending *sending, struct cox_error *err)
 static bool is_connected(const struct sending *sending)
 {
     const struct cox_direct_peer *peer = sending->peer;
-    return peer->stream.socket.fd >= 0 && !strcmp(peer->address, sending->address) &&
-           cox_direct_stream_is_quiet(&peer->stream);
+    return peer->stream.socket.fd >= 0 && cox_direct_stream_is_quiet(&peer->stream);
 }
 
 /* Has busy. An old connection may end at any time, and then takes no whole message: this message is
@@ -263,19 +281,27 @@ static int sending_begin(struct sending *sending, struct cox_error *err)
     return 0;
 }
 
-static int sending_do(struct sending *sending, const char *name, struct cox_error *err)
+static int sending_do(struct sending *sending, const char *name, const char *address,
+                      struct cox_error *err)
 {
     struct cox_direct *direct = sending->direct;
     pthread_mutex_lock(&direct->lock);
+    struct cox_direct_peer *peer = peer_find(direct, name, address);
+    if (!peer) {
+        pthread_mutex_unlock(&direct->lock);
+        return cox_fail(err, -ENOMEM, "no memory");
+    }
     direct->send_count++;
-    sending->peer = peer_find(direct, name, true);
-    int r = sending->peer ? sending_begin(sending, err) : cox_fail(err, -ENOMEM, "no memory");
+    peer->send_count++;
+    sending->peer = peer;
+    int r = sending_begin(sending, err);
     if (r == 0) {
         pthread_mutex_unlock(&direct->lock);
         r = sending_run(sending, err);
         pthread_mutex_lock(&direct->lock);
-        peer_release(sending->peer);
+        peer_release(peer);
     }
+    peer->send_count--;
     direct->send_count--;
     pthread_cond_broadcast(&direct->changed);
     pthread_mutex_unlock(&direct->lock);
@@ -289,6 +315,10 @@ static int options_check(const struct cox_direct_options *options, struct cox_er
     if (!options->name || !cox_direct_name_is_valid(options->name))
         return cox_fail(err, COX_INVALID,
                         "the name of a process has 1 to %d letters, digits and \".-_\"",
+                        COX_DIRECT_NAME_MAX);
+    if (options->group && options->group[0] && !cox_direct_name_is_valid(options->group))
+        return cox_fail(err, COX_INVALID,
+                        "the name of a group has at most %d letters, digits and \".-_\"",
                         COX_DIRECT_NAME_MAX);
     const bool all = options->ca && options->certificate && options->key;
     const bool none = !options->ca && !options->certificate && !options->key;
@@ -344,6 +374,7 @@ int cox_direct_open(const struct cox_direct_options *options, struct cox_direct 
     if (!direct)
         return cox_fail(err, -ENOMEM, "no memory");
     strcpy(direct->name, options->name);
+    strcpy(direct->group, options->group ? options->group : "");
     direct->insecure = options->insecure_loopback;
     direct->size_max = options->size_max ? options->size_max : COX_DIRECT_SIZE_MAX;
     direct->context = options->context;
@@ -379,7 +410,11 @@ struct cox_direct *cox_direct_close(struct cox_direct *direct)
         pthread_cond_wait(&direct->changed, &direct->lock);
     pthread_mutex_unlock(&direct->lock);
     cox_close_fd(&direct->listen_fd);
-    peers_free(direct->peers);
+    while (direct->peers) {
+        struct cox_direct_peer *peer = direct->peers;
+        direct->peers = peer->next;
+        peer_free(peer);
+    }
     cox_direct_tls_close(&direct->tls);
     pthread_cond_destroy(&direct->changed);
     pthread_mutex_destroy(&direct->lock);
@@ -399,7 +434,6 @@ int cox_direct_send(struct cox_direct *direct, const char *peer, const char *add
     COX_ASSERT(count >= 0 && count <= PART_COUNT_MAX);
     struct sending sending = {
         .direct = direct,
-        .address = address,
         .kind = kind,
         .parts = parts,
         .count = count,
@@ -407,6 +441,10 @@ int cox_direct_send(struct cox_direct *direct, const char *peer, const char *add
     };
     if (!cox_direct_name_is_valid(peer))
         return cox_fail(err, COX_INVALID, "'%.70s' is not the name of a process", peer);
+    if (strlen(address) > COX_DIRECT_ADDRESS_MAX)
+        return cox_fail(err, COX_INVALID,
+                        "'%.280s' is not an address: HOST:PORT or [IPV6]:PORT, the port a number",
+                        address);
     for (int i = 0; i < count; i++) {
         if (parts[i].iov_len > direct->size_max - sending.size)
             return cox_fail(err, COX_TOO_LARGE, "a message to %s has more than %llu bytes", peer,
@@ -415,7 +453,7 @@ int cox_direct_send(struct cox_direct *direct, const char *peer, const char *add
     }
     /* What a first try had to say must not stand in the way of the second's. */
     struct cox_error cause = {0};
-    int r = sending_do(&sending, peer, &cause);
+    int r = sending_do(&sending, peer, address, &cause);
     return r ? cox_fail(err, r, "cannot send to %s at %.280s: %.600s", peer, address, cause.text)
              : 0;
 }
@@ -424,19 +462,10 @@ void cox_direct_drop(struct cox_direct *direct, const char *peer)
 {
     pthread_mutex_lock(&direct->lock);
     cox_direct_incoming_drop(direct, peer);
-    struct cox_direct_peer *found = peer_find(direct, peer, false);
-    bool ends = false;
-    if (found) {
-        found->drop_count++;
-        peer_shut_down(found);
-        ends = !found->busy;
-        found->busy = true;
-    }
-    pthread_mutex_unlock(&direct->lock);
-    if (!ends)
-        return;
-    peer_end(direct, found);
-    pthread_mutex_lock(&direct->lock);
-    peer_release(found);
+    for (struct cox_direct_peer *p = direct->peers; p; p = p->next)
+        if (!strcmp(p->name, peer) && (!p->greeted || !strcmp(p->group, direct->group))) {
+            p->drop_count++;
+            peer_shut_down(p);
+        }
     pthread_mutex_unlock(&direct->lock);
 }

@@ -12,8 +12,10 @@
  *   sender checks that the process it reaches has the name that it sends to; a receiver is told the
  *   name of the certificate, not one that the peer says. A certificate with an extended key usage
  *   needs both clientAuth and serverAuth. Without TLS (insecure_loopback) both addresses must be
- *   loopback, and each side says its name.
- * Threads: any may send; messages to one peer are sent one at a time. One thread accepts, and each
+ *   loopback, and each side says its name. Processes of several groups on one machine show the same
+ *   name; which group a process is of, it says itself, and no certificate proves it: who has the key
+ *   of node b may speak for node b of any group.
+ * Threads: any may send; messages to one address are sent one at a time. One thread accepts, and each
  *   incoming connection, of 256 at most, has a thread, which calls on_message.
  * Ownership: options are copied. The bytes of a message belong to on_message, which frees them.
  * Blocks: send until the message is handed to the kernel, or the deadline; close until the
@@ -42,6 +44,8 @@ struct cox_direct;
 struct cox_direct_options {
     /* of this process: "node-b", "lead"; must be the certificate's. Letters, digits and ".-_" */
     const char *name;
+    /* of this process: at most COX_DIRECT_NAME_MAX of the same characters; NULL or "": none */
+    const char *group;
     /* PEM files; NULL, all three: insecure_loopback */
     const char *ca, *certificate, *key;
     bool insecure_loopback;
@@ -52,11 +56,12 @@ struct cox_direct_options {
      * connection */
     uint64_t size_max;
     void *context;
-    /* A message from the process `peer` has arrived. Takes bytes, which free() frees; NULL if size
-     * is 0. On the connection's thread: what it does delays the next message of this peer only. For
-     * one peer it runs once at a time, however many connections it has had. It may send
-     * and drop, not close. */
-    void (*on_message)(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size);
+    /* A message from the process `peer` of a group, "" of none, has arrived. Takes bytes, which
+     * free() frees; NULL if size is 0. On the connection's thread: what it does delays the next
+     * message of this process only. For one peer of one group it runs once at a time, however many
+     * connections it has had. It may send and drop, not close. */
+    void (*on_message)(void *context, const char *peer, const char *group, uint32_t kind,
+                       uint8_t *bytes, size_t size);
     /* An incoming connection of `peer` has ended: once for each, after its last on_message. Or one
      * was refused (peer NULL: its name is not known). text has the reason. This is not the death of
      * the peer: a later connection of it may be open, and may be what has ended this one. NULL: not
@@ -87,8 +92,8 @@ struct cox_direct *cox_direct_close(struct cox_direct *direct);
 /* The port on which it listens; 0: it does not. */
 uint16_t cox_direct_port(const struct cox_direct *direct);
 
-/* Sends one message, of count parts (at most 8), to the process `peer` at "HOST:PORT". Connects if
- * there is no connection, or one to another address. A connection that has ended since its last
+/* Sends one message, of count parts (at most 8), to the process `peer` at "HOST:PORT", of whichever
+ * group. Connects if there is no connection to that address. A connection that has ended since its last
  * message, or ends in this one, is opened again once; the peer never gets the message twice. Large
  * parts are handed over in calls of 1 MiB. Never raises SIGPIPE.
  * Returns
@@ -105,8 +110,9 @@ uint16_t cox_direct_port(const struct cox_direct *direct);
 int cox_direct_send(struct cox_direct *direct, const char *peer, const char *address, uint32_t kind,
                     const struct iovec *parts, int count, uint64_t deadline_ns,
                     struct cox_error *err);
-/* Ends the connection to a peer and those from it, and makes sends to it that are under way fail:
- * the peer is dead. Does not block: an on_message that runs, or just begins, is not waited for;
+/* Ends the connections to a peer of this process's group and those from it, and makes sends to it
+ * that are under way fail: the peer is dead. A send that has not got as far as to know the group of
+ * its peer fails, too. Does not block: an on_message that runs, or just begins, is not waited for;
  * other messages that have arrived are discarded. Not a ban: a later send connects again, and so
  * may the peer. */
 void cox_direct_drop(struct cox_direct *direct, const char *peer);

@@ -8,7 +8,7 @@
 #include "direct_address.h"
 
 #define INCOMING_COUNT_MAX 256
-/* For TLS and the names. */
+/* For TLS and the greetings. */
 #define HANDSHAKE_NS (2 * COX_NSEC_PER_SEC)
 /* Until accept is tried again, when fds or memory were short. */
 #define SHORTAGE_NS (100 * COX_NSEC_PER_MSEC)
@@ -31,8 +31,8 @@ struct cox_direct_incoming {
 
     /* under the lock: */
     struct cox_direct_incoming *next;
-    /* empty until it is known */
-    char peer[COX_DIRECT_NAME_SIZE];
+    /* empty until they are known */
+    char peer[COX_DIRECT_NAME_SIZE], group[COX_DIRECT_NAME_SIZE];
     enum cause cause;
 };
 
@@ -67,10 +67,16 @@ static enum cause incoming_cause(struct cox_direct_incoming *incoming)
     return cause;
 }
 
+/* Those of several groups on one machine have one name. */
+static bool same_process(const struct cox_direct_incoming *a, const struct cox_direct_incoming *b)
+{
+    return !strcmp(a->peer, b->peer) && !strcmp(a->group, b->group);
+}
+
 static bool has_earlier(const struct cox_direct_incoming *incoming)
 {
     for (const struct cox_direct_incoming *i = incoming->direct->incoming; i; i = i->next)
-        if (i->number < incoming->number && !strcmp(i->peer, incoming->peer))
+        if (i->number < incoming->number && same_process(i, incoming))
             return true;
     return false;
 }
@@ -78,13 +84,14 @@ static bool has_earlier(const struct cox_direct_incoming *incoming)
 /* A process has one connection to this one: a later one means that the earlier is dead, even if
  * nothing else says so. Waits until all of the earlier one is delivered, for the order. */
 static int incoming_register(struct cox_direct_incoming *incoming, const char *peer,
-                             struct cox_error *err)
+                             const char *group, struct cox_error *err)
 {
     struct cox_direct *direct = incoming->direct;
     pthread_mutex_lock(&direct->lock);
     strcpy(incoming->peer, peer);
+    strcpy(incoming->group, group);
     for (struct cox_direct_incoming *i = direct->incoming; i; i = i->next)
-        if (i != incoming && !strcmp(i->peer, peer))
+        if (i != incoming && same_process(i, incoming))
             /* Their handshakes may end in another order. */
             incoming_shut_down(i->number < incoming->number ? i : incoming, CAUSE_REPLACED);
     while (incoming->cause == CAUSE_NONE && has_earlier(incoming))
@@ -100,17 +107,23 @@ static int incoming_open(struct cox_direct_incoming *incoming, struct cox_error 
     struct cox_direct *direct = incoming->direct;
     struct cox_direct_stream *stream = &incoming->stream;
     const uint64_t deadline_ns = cox_deadline_after_ns(HANDSHAKE_NS);
-    char peer[COX_DIRECT_NAME_SIZE];
-    int r = direct->insecure
-                ? cox_direct_stream_read_name(stream, deadline_ns, peer, err)
-                : cox_direct_stream_secure(stream, &direct->tls, true, deadline_ns, peer, err);
+    char certified[COX_DIRECT_NAME_SIZE], peer[COX_DIRECT_NAME_SIZE], group[COX_DIRECT_NAME_SIZE];
+    int r = 0;
+    if (!direct->insecure)
+        r = cox_direct_stream_secure(stream, &direct->tls, true, deadline_ns, certified, err);
     if (r == 0)
-        r = incoming_register(incoming, peer, err);
+        r = cox_direct_stream_read_greeting(stream, deadline_ns, peer, group, err);
+    if (r == 0 && !direct->insecure && strcmp(peer, certified))
+        return cox_fail(err, COX_DENIED,
+                        "the process says that it is %s: its certificate is that of %s", peer,
+                        certified);
+    if (r == 0)
+        r = incoming_register(incoming, peer, group, err);
     if (r)
         return r;
     /* Another deadline: messages of an earlier connection may have been delivered meanwhile. */
-    return cox_direct_stream_write_name(stream, direct->name, cox_deadline_after_ns(HANDSHAKE_NS),
-                                        err);
+    return cox_direct_stream_write_greeting(stream, direct->name, direct->group,
+                                            cox_deadline_after_ns(HANDSHAKE_NS), err);
 }
 
 static int incoming_receive(struct cox_direct_incoming *incoming, struct cox_error *err)
@@ -127,7 +140,8 @@ static int incoming_receive(struct cox_direct_incoming *incoming, struct cox_err
         /* After shutdown(2) the kernel still gives what has arrived. */
         if (incoming_cause(incoming) > CAUSE_REPLACED)
             return cox_fail(err, COX_CLOSED, "a message was discarded");
-        direct->on_message(direct->context, incoming->peer, kind, cox_steal_ptr(&bytes), size);
+        direct->on_message(direct->context, incoming->peer, incoming->group, kind,
+                           cox_steal_ptr(&bytes), size);
     }
 }
 
@@ -304,6 +318,6 @@ void cox_direct_incoming_stop(struct cox_direct *direct)
 void cox_direct_incoming_drop(struct cox_direct *direct, const char *peer)
 {
     for (struct cox_direct_incoming *i = direct->incoming; i; i = i->next)
-        if (!strcmp(i->peer, peer))
+        if (!strcmp(i->peer, peer) && !strcmp(i->group, direct->group))
             incoming_shut_down(i, CAUSE_DROPPED);
 }

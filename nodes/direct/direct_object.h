@@ -12,22 +12,47 @@
 #define COX_NODES_DIRECT_OBJECT_H
 
 #include "direct.h"
+#include "direct_address.h"
 #include "direct_stream.h"
 #include "direct_tls.h"
 
 #include <pthread.h>
 
-struct cox_direct_peer;
 struct cox_direct_incoming;
 
-struct cox_direct {
+/* A process at an address. */
+struct cox_direct_peer {
     char name[COX_DIRECT_NAME_SIZE];
+    char address[COX_DIRECT_ADDRESS_MAX + 1];
+    /* of the send that has `busy`; without one, under the lock: */
+    struct cox_direct_stream stream;
+
+    /* under the lock: */
+    struct cox_direct_peer *next;
+    /* sends that have begun: nobody else may free it then */
+    uint32_t send_count;
+    /* one of them uses the stream */
+    bool busy;
+    /* of the process that was reached here last; not known before */
+    bool greeted;
+    char group[COX_DIRECT_NAME_SIZE];
+    /* busy was reset, or the peer dropped, or closing */
+    pthread_cond_t idle;
+    /* the stream's, also while it connects, for those that shut it down; -1: none */
+    int fd;
+    /* a send that finds another number than at its beginning has failed */
+    uint64_t drop_count;
+};
+
+struct cox_direct {
+    char name[COX_DIRECT_NAME_SIZE], group[COX_DIRECT_NAME_SIZE];
     bool insecure;
     /* empty if insecure */
     struct cox_direct_tls tls;
     uint64_t size_max;
     void *context;
-    void (*on_message)(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size);
+    void (*on_message)(void *context, const char *peer, const char *group, uint32_t kind,
+                       uint8_t *bytes, size_t size);
     void (*on_end)(void *context, const char *peer, const char *text);
     /* -1: does not listen */
     int listen_fd;
@@ -38,7 +63,7 @@ struct cox_direct {
     /* an incoming connection has ended, a send has, or closing */
     pthread_cond_t changed;
     bool closing;
-    /* every process that was ever sent to: their names are the configuration's, so few */
+    /* each address that is sent to; others go when one is added */
     struct cox_direct_peer *peers;
     /* calls of send */
     uint32_t send_count;
@@ -54,7 +79,7 @@ struct cox_direct {
 int cox_direct_incoming_start(struct cox_direct *direct);
 /* closing is set: ends all incoming connections and their threads. */
 void cox_direct_incoming_stop(struct cox_direct *direct);
-/* Ends those of one process. The lock is held. */
+/* Ends those of one process of this group. The lock is held. */
 void cox_direct_incoming_drop(struct cox_direct *direct, const char *peer);
 
 #endif

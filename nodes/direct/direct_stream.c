@@ -213,30 +213,40 @@ static int stream_read(struct cox_direct_stream *stream, uint8_t *bytes, size_t 
     return 0;
 }
 
-/* ---- names ---- */
+/* ---- greetings ---- */
 
-int cox_direct_stream_write_name(struct cox_direct_stream *stream, const char *name,
-                                 uint64_t deadline_ns, struct cox_error *err)
+int cox_direct_stream_write_greeting(struct cox_direct_stream *stream, const char *name,
+                                     const char *group, uint64_t deadline_ns, struct cox_error *err)
 {
-    uint8_t record[COX_DIRECT_NAME_SIZE] = {0};
-    memcpy(record, name, strlen(name));
-    return stream_write(stream, record, sizeof record, deadline_ns, err);
+    uint8_t record[2][COX_DIRECT_NAME_SIZE] = {{0}};
+    memcpy(record[0], name, strlen(name));
+    memcpy(record[1], group, strlen(group));
+    return stream_write(stream, record[0], sizeof record, deadline_ns, err);
 }
 
-int cox_direct_stream_read_name(struct cox_direct_stream *stream, uint64_t deadline_ns,
-                                char ret_name[COX_DIRECT_NAME_SIZE], struct cox_error *err)
+/* A name that is valid, or "", and NUL behind it. */
+static bool field_is_valid(const uint8_t field[COX_DIRECT_NAME_SIZE])
 {
-    uint8_t record[COX_DIRECT_NAME_SIZE];
-    int r = stream_read(stream, record, sizeof record, deadline_ns, err);
-    if (r)
-        return r;
-    char name[COX_DIRECT_NAME_SIZE] = {0}, filled[COX_DIRECT_NAME_SIZE] = {0};
-    memcpy(name, record, COX_DIRECT_NAME_MAX);
+    char name[COX_DIRECT_NAME_SIZE], filled[COX_DIRECT_NAME_SIZE] = {0};
+    memcpy(name, field, sizeof name);
+    name[COX_DIRECT_NAME_MAX] = '\0';
     if (cox_direct_name_is_valid(name))
         memcpy(filled, name, strlen(name));
-    if (!filled[0] || memcmp(filled, record, sizeof record))
-        return cox_fail(err, COX_CORRUPT, "the peer does not begin with a name");
-    memcpy(ret_name, name, sizeof name);
+    return !memcmp(filled, field, sizeof filled);
+}
+
+int cox_direct_stream_read_greeting(struct cox_direct_stream *stream, uint64_t deadline_ns,
+                                    char ret_name[COX_DIRECT_NAME_SIZE],
+                                    char ret_group[COX_DIRECT_NAME_SIZE], struct cox_error *err)
+{
+    uint8_t record[2][COX_DIRECT_NAME_SIZE];
+    int r = stream_read(stream, record[0], sizeof record, deadline_ns, err);
+    if (r)
+        return r;
+    if (!record[0][0] || !field_is_valid(record[0]) || !field_is_valid(record[1]))
+        return cox_fail(err, COX_CORRUPT, "the peer does not begin with a name and a group");
+    memcpy(ret_name, record[0], sizeof record[0]);
+    memcpy(ret_group, record[1], sizeof record[1]);
     return 0;
 }
 

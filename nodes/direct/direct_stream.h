@@ -1,16 +1,16 @@
 /*
  * direct_stream: a connection of direct.h, with or without TLS, and what passes through it: exact
- * numbers of bytes, names and messages, until deadlines.
+ * numbers of bytes, greetings and messages, until deadlines.
  *
  * On the wire, all numbers little-endian:
- *   without TLS, first the sender's name: a record of 64 bytes, filled up with NUL
- *   the receiver's name, in such a record, once it accepts the connection
+ *   first the sender's greeting: its name and its group, 64 bytes each, filled up with NUL
+ *   the receiver's greeting, once it accepts the connection
  *   then messages of the sender, each a head of 24 bytes and `size` bytes:
  *     offset 0   u32 magic, "COXD"
  *            4   u32 kind
  *            8   u64 size
  *           16   u64 reserved, 0
- * The record that the receiver replies costs a flight per connection, and is worth it: with TLS 1.3
+ * The greeting that the receiver replies costs a flight per connection, and is worth it: with TLS 1.3
  * a client is done before its certificate is checked.
  *
  * Threads: one at a time uses a stream. Another may end what it does with shutdown(2) on its fd.
@@ -56,7 +56,7 @@ int cox_direct_stream_secure(struct cox_direct_stream *stream, const struct cox_
 /* Nothing has arrived, not even the end: what a sender, to whom nothing is sent, expects. */
 bool cox_direct_stream_is_quiet(const struct cox_direct_stream *stream);
 
-/* Records with names. Read gives valid names only.
+/* A process's name and group. Read gives a valid name, and a group that is valid or "".
  * Return
  *   0
  *   COX_CLOSED: the peer has closed, or the fd was shut down
@@ -65,10 +65,12 @@ bool cox_direct_stream_is_quiet(const struct cox_direct_stream *stream);
  *   COX_TIMEOUT
  *   -errno
  */
-int cox_direct_stream_write_name(struct cox_direct_stream *stream, const char *name,
-                                 uint64_t deadline_ns, struct cox_error *err);
-int cox_direct_stream_read_name(struct cox_direct_stream *stream, uint64_t deadline_ns,
-                                char ret_name[COX_DIRECT_NAME_SIZE], struct cox_error *err);
+int cox_direct_stream_write_greeting(struct cox_direct_stream *stream, const char *name,
+                                     const char *group, uint64_t deadline_ns,
+                                     struct cox_error *err);
+int cox_direct_stream_read_greeting(struct cox_direct_stream *stream, uint64_t deadline_ns,
+                                    char ret_name[COX_DIRECT_NAME_SIZE],
+                                    char ret_group[COX_DIRECT_NAME_SIZE], struct cox_error *err);
 
 /* size: of all parts. After a failure the stream has to end.
  * Returns

@@ -228,7 +228,7 @@ struct box {
     uint32_t message_count, end_count;
     uint64_t next[8];
     bool disorder;
-    char peer[64];
+    char peer[64], group[64];
     uint32_t kind;
     uint8_t *bytes;
     size_t size;
@@ -250,7 +250,8 @@ static void box_deinit(struct box *box)
     pthread_cond_destroy(&box->changed);
 }
 
-static void box_message(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
+static void box_message(void *context, const char *peer, const char *group, uint32_t kind,
+                        uint8_t *bytes, size_t size)
 {
     struct box *box = context;
     pthread_mutex_lock(&box->lock);
@@ -260,6 +261,7 @@ static void box_message(void *context, const char *peer, uint32_t kind, uint8_t 
         box->disorder |= number != box->next[kind]++;
     }
     snprintf(box->peer, sizeof box->peer, "%s", peer);
+    snprintf(box->group, sizeof box->group, "%s", group);
     free(box->bytes);
     box->kind = kind;
     box->bytes = bytes;
@@ -384,10 +386,17 @@ static struct cox_direct *opened(const struct cox_direct_options *options)
     return direct;
 }
 
+static struct cox_direct *node_of(const char *group, const char *name, const char *file,
+                                  struct box *box)
+{
+    struct cox_direct_options options = options_of(name, file, box);
+    options.group = group;
+    return opened(&options);
+}
+
 static struct cox_direct *node(const char *name, const char *file, struct box *box)
 {
-    const struct cox_direct_options options = options_of(name, file, box);
-    return opened(&options);
+    return node_of(NULL, name, file, box);
 }
 
 static const char *address_of(uint16_t port)
@@ -702,6 +711,9 @@ static void open_says_what_is_wrong_with_the_options(void **state)
     struct cox_direct_options o = options_of("", NULL, NULL);
     open_refuses(o, COX_INVALID, "the name of a process");
     o = options_of("node-b", NULL, NULL);
+    o.group = "a b";
+    open_refuses(o, COX_INVALID, "the name of a group");
+    o = options_of("node-b", NULL, NULL);
     o.ca = path("ca.crt");
     open_refuses(o, COX_INVALID, "without TLS");
     o = options_of("node-b", "b", NULL);
@@ -730,6 +742,10 @@ static void open_says_what_is_wrong_with_the_options(void **state)
     assert_int_equal(cox_direct_send(b, "node a", "127.0.0.1:80", 0, NULL, 0, 0, NULL),
                      COX_INVALID);
     assert_int_equal(cox_direct_send(b, "node-a", "127.0.0.1", 0, NULL, 0, 0, NULL), COX_INVALID);
+    char endless[300];
+    memset(endless, 'a', sizeof endless);
+    strcpy(endless + sizeof endless - 4, ":80");
+    assert_int_equal(cox_direct_send(b, "node-a", endless, 0, NULL, 0, 0, NULL), COX_INVALID);
     cox_direct_close(b);
     box_deinit(&box);
 }
@@ -797,12 +813,20 @@ static int raw_connect(uint16_t port)
     return fd;
 }
 
+/* name and group: of at most 64 bytes. */
+static void greeting_fill(uint8_t record[128], const char *name, const char *group)
+{
+    memset(record, 0, 128);
+    memcpy(record, name, strlen(name));
+    memcpy(record + 64, group, strlen(group));
+}
+
 static void raw_hello(int fd, const char *name)
 {
-    uint8_t record[64] = {0};
-    memcpy(record, name, strlen(name));
-    assert_int_equal(send(fd, record, 64, MSG_NOSIGNAL), 64);
-    assert_int_equal(recv(fd, record, 64, MSG_WAITALL), 64);
+    uint8_t record[128];
+    greeting_fill(record, name, "");
+    assert_int_equal(send(fd, record, 128, MSG_NOSIGNAL), 128);
+    assert_int_equal(recv(fd, record, 128, MSG_WAITALL), 128);
     assert_string_equal((char *)record, "node-b");
 }
 
@@ -841,6 +865,8 @@ struct raw_client {
     uint16_t port;
     const char *file;
     int version;
+    /* says that it is this; NULL: nothing */
+    const char *name;
 };
 
 /* Handshakes and waits for the other side's end. */
@@ -854,8 +880,13 @@ static void *raw_client_main(void *argument)
     int fd = raw_connect(client->port);
     SSL_set_fd(ssl, fd);
     uint8_t byte;
-    if (SSL_connect(ssl) == 1)
+    uint8_t record[128];
+    if (SSL_connect(ssl) == 1) {
+        greeting_fill(record, client->name ? client->name : "", "");
+        if (client->name)
+            SSL_write(ssl, record, sizeof record);
         SSL_read(ssl, &byte, 1);
+    }
     ERR_clear_error();
     SSL_free(ssl);
     SSL_CTX_free(context);
@@ -863,12 +894,17 @@ static void *raw_client_main(void *argument)
     return NULL;
 }
 
-static void raw_tls_client(uint16_t port, const char *file, int version)
+static void raw_tls_client_says(uint16_t port, const char *file, int version, const char *name)
 {
-    struct raw_client client = {port, file, version};
+    struct raw_client client = {port, file, version, name};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, raw_client_main, &client), 0);
     pthread_join(thread, NULL);
+}
+
+static void raw_tls_client(uint16_t port, const char *file, int version)
+{
+    raw_tls_client_says(port, file, version, NULL);
 }
 
 static void certificates_that_are_not_valid_are_refused(void **state)
@@ -891,6 +927,8 @@ static void certificates_that_are_not_valid_are_refused(void **state)
         box_await_end(&box, "has no name that is valid");
         raw_tls_client(port, "server", versions[i]);
         box_await_end(&box, "certificate purpose");
+        raw_tls_client_says(port, "a", versions[i], "node-c");
+        box_await_end(&box, "says that it is node-c: its certificate is that of node-a");
     }
     raw_tls_client(port, "a", TLS1_1_VERSION);
     box_await_end(&box, "TLS: ");
@@ -983,13 +1021,17 @@ static void heads_that_are_none_end_the_connection(void **state)
         assert_true(box_end_has_peer(&box));
         close(fd);
     }
-    static const char *const names[] = {"GET / HTTP/1.1", "", "a b", "a\nb"};
+    /* 64 characters: no NUL behind them */
+    static const char full[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    static const char *const names[][2] = {
+        {"GET / HTTP/1.1", ""}, {"", ""},           {"", "group"}, {"a b", ""},     {"a\nb", ""},
+        {"node-a", "a b"},      {"node-a", "a\nb"}, {full, ""},    {"node-a", full}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         box_forget(&box);
         int fd = raw_connect(port);
-        uint8_t record[64] = {0};
-        memcpy(record, names[i], strlen(names[i]));
-        assert_int_equal(send(fd, record, 64, MSG_NOSIGNAL), 64);
+        uint8_t record[128];
+        greeting_fill(record, names[i][0], names[i][1]);
+        assert_int_equal(send(fd, record, 128, MSG_NOSIGNAL), 128);
         box_await_end(&box, "does not begin with a name");
         close(fd);
     }
@@ -1225,6 +1267,147 @@ static void drop_ends_what_comes_from_a_process(void **state)
     box_deinit(&box);
 }
 
+/* ---- groups ---- */
+
+/* Machines a and b with a process of each of two groups, all of which listen. */
+struct groups {
+    struct cox_direct *a[2], *b[2];
+    struct box box_a[2], box_b[2];
+};
+
+static void groups_open(struct groups *groups, bool tls)
+{
+    static const char *const names[2] = {"first", "second"};
+    for (int i = 0; i < 2; i++) {
+        box_init(&groups->box_a[i]);
+        box_init(&groups->box_b[i]);
+        groups->a[i] = node_of(names[i], "node-a", tls ? "a" : NULL, &groups->box_a[i]);
+        groups->b[i] = node_of(names[i], "node-b", tls ? "b" : NULL, &groups->box_b[i]);
+    }
+}
+
+static void groups_close(struct groups *groups)
+{
+    for (int i = 0; i < 2; i++) {
+        cox_direct_close(groups->a[i]);
+        cox_direct_close(groups->b[i]);
+    }
+    for (int i = 0; i < 2; i++) {
+        box_deinit(&groups->box_a[i]);
+        box_deinit(&groups->box_b[i]);
+    }
+}
+
+static uint64_t accept_count(struct cox_direct *direct)
+{
+    pthread_mutex_lock(&direct->lock);
+    const uint64_t count = direct->accept_count;
+    pthread_mutex_unlock(&direct->lock);
+    return count;
+}
+
+/* Each of machine b sends to each of machine a, `count` times in turn. */
+static void groups_send(struct groups *groups, uint32_t count)
+{
+    for (uint32_t n = 0; n < count; n++)
+        for (int from = 0; from < 2; from++)
+            for (int to = 0; to < 2; to++) {
+                struct box *box = &groups->box_a[to];
+                const uint32_t came = box_message_count(box);
+                sends(groups->b[from], "node-a", cox_direct_port(groups->a[to]), "x");
+                box_await(box, came + 1);
+                assert_string_equal(box->peer, "node-b");
+                assert_string_equal(box->group, from ? "second" : "first");
+            }
+}
+
+static void groups_of_one_machine_have_connections_of_their_own(void **state)
+{
+    (void)state;
+    for (int tls = 0; tls < 2; tls++) {
+        struct groups groups;
+        groups_open(&groups, tls);
+        groups_send(&groups, 10);
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(accept_count(groups.a[i]), 2);
+            assert_int_equal(box_end_count(&groups.box_a[i]), 0);
+        }
+        groups_close(&groups);
+    }
+}
+
+static void drop_leaves_other_groups_alone(void **state)
+{
+    (void)state;
+    struct groups groups;
+    groups_open(&groups, true);
+    groups_send(&groups, 1);
+    /* what comes from a process */
+    cox_direct_drop(groups.a[0], "node-b");
+    box_await_end(&groups.box_a[0], "was ended here");
+    groups_send(&groups, 1);
+    assert_int_equal(accept_count(groups.a[0]), 3);
+    assert_int_equal(box_end_count(&groups.box_a[0]), 1);
+    /* what goes to it */
+    cox_direct_drop(groups.b[1], "node-a");
+    box_await_end(&groups.box_a[1], "the peer has closed");
+    groups_send(&groups, 1);
+    assert_int_equal(accept_count(groups.a[0]), 3);
+    assert_int_equal(accept_count(groups.a[1]), 3);
+    assert_int_equal(box_end_count(&groups.box_a[1]), 1);
+    groups_close(&groups);
+}
+
+static int peer_count(struct cox_direct *direct)
+{
+    int count = 0;
+    pthread_mutex_lock(&direct->lock);
+    for (const struct cox_direct_peer *p = direct->peers; p; p = p->next)
+        count++;
+    pthread_mutex_unlock(&direct->lock);
+    return count;
+}
+
+static void addresses_of_the_past_are_forgotten(void **state)
+{
+    (void)state;
+    struct groups groups;
+    groups_open(&groups, true);
+    struct cox_direct *sender = groups.b[0];
+    const uint16_t stays = cox_direct_port(groups.a[1]);
+    sends(sender, "node-a", stays, "x");
+    for (int i = 0; i < 20; i++) {
+        cox_direct_close(groups.a[0]);
+        groups.a[0] = node_of("first", "node-a", "a", &groups.box_a[0]);
+        sends(sender, "node-a", cox_direct_port(groups.a[0]), "x");
+        refuses(sender, "node-a", 1, -ECONNREFUSED, "Connection refused");
+    }
+    /* the two that are there, and the last one that refused */
+    assert_true(peer_count(sender) <= 3);
+    assert_int_equal(accept_count(groups.a[1]), 1);
+    groups_close(&groups);
+}
+
+static void a_process_at_another_address_is_the_same_one_again(void **state)
+{
+    (void)state;
+    struct groups groups;
+    groups_open(&groups, true);
+    groups_send(&groups, 1);
+    /* The earlier one is not seen to end: its machine is dead. */
+    struct box box;
+    box_init(&box);
+    struct cox_direct *again = node_of("first", "node-a", "a", &box);
+    sends(groups.b[0], "node-a", cox_direct_port(again), "x");
+    box_await(&box, 1);
+    box_await_end(&groups.box_a[0], "the peer has closed");
+    assert_int_equal(box_end_count(&groups.box_a[0]), 1);
+    assert_int_equal(box_end_count(&groups.box_a[1]), 0);
+    cox_direct_close(again);
+    box_deinit(&box);
+    groups_close(&groups);
+}
+
 /* ---- peers in other processes ---- */
 
 struct child {
@@ -1232,10 +1415,10 @@ struct child {
     uint16_t port;
 };
 
-static void child_message(void *context, const char *peer, uint32_t kind, uint8_t *bytes,
-                          size_t size)
+static void child_message(void *context, const char *peer, const char *group, uint32_t kind,
+                          uint8_t *bytes, size_t size)
 {
-    (void)context, (void)peer, (void)kind, (void)size;
+    (void)context, (void)peer, (void)group, (void)kind, (void)size;
     free(bytes);
 }
 
@@ -1375,6 +1558,10 @@ int main(void)
         TEST(close_ends_sends_at_once),
         TEST(close_ends_a_connect_that_is_not_answered),
         TEST(drop_ends_what_comes_from_a_process),
+        TEST(groups_of_one_machine_have_connections_of_their_own),
+        TEST(drop_leaves_other_groups_alone),
+        TEST(addresses_of_the_past_are_forgotten),
+        TEST(a_process_at_another_address_is_the_same_one_again),
     };
     return cmocka_run_group_tests(tests, certificates_make, certificates_remove);
 }

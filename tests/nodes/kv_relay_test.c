@@ -68,9 +68,11 @@ static bool is_rank(void *context, pid_t pid)
     return pid == node->rank;
 }
 
-static void on_message(void *context, const char *peer, uint32_t kind, uint8_t *bytes, size_t size)
+static void on_message(void *context, const char *peer, const char *group, uint32_t kind,
+                       uint8_t *bytes, size_t size)
 {
     struct node *node = context;
+    (void)group;
     uint64_t id = 0;
     if (!node->mute) {
         cox_kv_relay_take(node->relay, peer, kind, bytes, size);
@@ -82,13 +84,14 @@ static void on_message(void *context, const char *peer, uint32_t kind, uint8_t *
     atomic_store(&node->asked, id);
 }
 
-static void node_start(struct node *node, const char *name, const char *host)
+static void node_start(struct node *node, const char *group, const char *name, const char *host)
 {
     char listen[32];
     struct cox_error err = {0};
     const struct cox_log log = {.fn = on_log, .context = node};
     snprintf(listen, sizeof listen, "%s:0", host);
     const struct cox_direct_options options = {.name = name,
+                                               .group = group,
                                                .insecure_loopback = true,
                                                .listen = listen,
                                                .context = node,
@@ -216,9 +219,9 @@ static int set_up(void **state)
 {
     static struct cluster cluster;
     cluster = (struct cluster){0};
-    node_start(&cluster.a, "node-a", "127.0.0.1");
-    node_start(&cluster.b, "node-b", "127.0.0.2");
-    node_start(&cluster.c, "node-c", "127.0.0.3");
+    node_start(&cluster.a, "first", "node-a", "127.0.0.1");
+    node_start(&cluster.b, GROUP, "node-b", "127.0.0.2");
+    node_start(&cluster.c, "third", "node-c", "127.0.0.3");
     blocks_make(&cluster);
     ask_link(&cluster, true);
     *state = &cluster;
