@@ -28,6 +28,8 @@ if(COX_NODES)
             COMMAND ${where_possible} sh ${nodes_here}/demo.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/texts LABEL nodes TIER nightly TIMEOUT 300 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/texts.sh ${PROJECT_BINARY_DIR})
+        cox_command_test(NAME nodes/groups LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
+            COMMAND ${where_possible} sh ${nodes_here}/groups.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/settings LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/settings.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/superseded LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
