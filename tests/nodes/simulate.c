@@ -1,7 +1,7 @@
 /* A simulation of a group of many nodes: discrete events, and the links that really run
  * (lead_link.h, agent_link.h), one pair per node. The lead, the NATS server and each agent are
  * queues with one server and a cost per message, below; what lead.c does around the links is
- * repeated here: SEEK, HELLO, WELCOME, and the table of peers.
+ * repeated here: SEEK, HELLO, WELCOME, the table of peers, and the request that goes once to all.
  *
  *     simulate [--seed N] [--server-us N] [--sender-us N] [--peer-bytes 0|1] [K...]
  *
@@ -29,14 +29,12 @@
 #define RECONNECT_JITTER_NS (100 * MS)
 /* 10 Gb/s at the server, each way. */
 #define BYTE_PS 800
-/* What the server does in one direction, of NODES.md: 255 us of CPU per step at K = 4. */
-#define SERVER_CPU_US_PER_NODE (255.0 / 4)
-#define ALL_CPU_US_PER_NODE (900.0 / 8)
 #define STEP_COUNT 40
 #define PACED_COUNT 300
 #define DEATH_COUNT 8
 
-static uint64_t server_message_ns = 40 * US; /* 20 in, 20 out */
+/* Half of it in, half of it out: a message to all costs one half, and one for each node. */
+static uint64_t server_message_ns = 40 * US;
 static uint64_t sender_message_ns = 10 * US;
 static bool peers_in_beats = true;
 
@@ -53,11 +51,13 @@ enum event_kind {
     SERVER_SAYS_GONE,
 };
 
+enum direction { TO_LEAD, TO_NODE, TO_ALL };
+
 struct event {
     uint64_t at_ns, number;
     enum event_kind kind;
-    uint32_t node;
-    bool to_lead;
+    uint32_t node; /* TO_ALL: 0 */
+    enum direction to;
     uint8_t *bytes;
     size_t size;
 };
@@ -67,10 +67,12 @@ struct node {
     struct cox_agent_link agent;
     /* 0: none came */
     uint64_t hello_agent;
-    uint64_t free_ns;
     bool runs, connected, connecting, attached, replied;
     uint32_t claimed;
     char name[16];
+    /* what the link sent while one request was published; NULL: nothing */
+    uint8_t *gathered;
+    size_t gathered_size;
 };
 
 static struct simulation {
@@ -82,12 +84,12 @@ static struct simulation {
     struct cox_lead_events events;
     CoxNode__Peer *peers;
     CoxNode__Peer **peer_pointers;
-    bool started, lead_connected, ticks_stopped;
+    bool started, lead_connected, gathering;
     uint64_t seek_ns, lead_tx_ns, lead_rx_ns, server_ns, peers_version;
-    uint64_t step, replies, gone_by;
+    uint64_t step, replies;
     /* counted at the lead and the server */
     uint64_t lead_out, lead_in, lead_out_bytes, lead_in_bytes, server_busy_ns, deaths, dead_at_ns;
-    /* of these, requests and answers */
+    /* of these, requests and answers; a request to all is one */
     uint64_t work, work_bytes, work_busy_ns;
 } sim;
 
@@ -148,18 +150,18 @@ static uint64_t queue(uint64_t *free_ns, uint64_t cost_ns)
 /* A request or an answer, by the kind in its head. */
 static bool is_work(const uint8_t *bytes)
 {
-    return bytes[4] == COX_FRAME_REQUEST || bytes[4] == COX_FRAME_ANSWER;
+    return bytes[4] == COX_FRAME_REQUEST || bytes[4] == COX_FRAME_REQUEST_ALL ||
+           bytes[4] == COX_FRAME_ANSWER;
 }
 
-static void put_message(uint32_t node, bool to_lead, uint8_t *bytes, size_t size)
+static void put_message(uint32_t node, enum direction to, uint8_t *bytes, size_t size)
 {
-    struct event event = {
-        .kind = AT_SERVER, .node = node, .to_lead = to_lead, .bytes = bytes, .size = size};
-    if (is_work(bytes) && !to_lead) {
+    struct event event = {.kind = AT_SERVER, .node = node, .to = to, .bytes = bytes, .size = size};
+    if (is_work(bytes) && to != TO_LEAD) {
         sim.work++;
         sim.work_bytes += size;
     }
-    if (to_lead) {
+    if (to == TO_LEAD) {
         event.at_ns = sim.now_ns + WIRE_NS;
     } else {
         sim.lead_out++;
@@ -173,13 +175,18 @@ static void on_lead_send(void *context, const struct cox_lead_link *link, uint8_
                          size_t size)
 {
     (void)context;
-    put_message(link->index, false, bytes, size);
+    if (sim.gathering) {
+        sim.nodes[link->index].gathered = bytes;
+        sim.nodes[link->index].gathered_size = size;
+    } else {
+        put_message(link->index, TO_NODE, bytes, size);
+    }
 }
 
 static void on_agent_send(void *context, uint8_t *bytes, size_t size)
 {
     const struct node *node = context;
-    put_message((uint32_t)(node - sim.nodes), true, bytes, size);
+    put_message((uint32_t)(node - sim.nodes), TO_LEAD, bytes, size);
 }
 
 static void message(uint32_t i, enum cox_frame_kind kind, const ProtobufCMessage *of)
@@ -191,7 +198,7 @@ static void message(uint32_t i, enum cox_frame_kind kind, const ProtobufCMessage
     size_t size;
     uint8_t *bytes = cox_frame_of_message(&head, of, &size);
     COX_ASSERT(bytes);
-    put_message(i, kind == COX_FRAME_HELLO, bytes, size);
+    put_message(i, kind == COX_FRAME_HELLO ? TO_LEAD : TO_NODE, bytes, size);
 }
 
 /* ---- the lead, as lead.c ---- */
@@ -211,9 +218,9 @@ static void peers_fill(void)
         sim.peer_pointers[i] = peer;
     }
     sim.peers_version++;
-    for (uint32_t i = 0; i < sim.k && peers_in_beats; i++) {
+    for (uint32_t i = 0; i < sim.k; i++) {
         sim.nodes[i].lead.peers = sim.peer_pointers;
-        sim.nodes[i].lead.peer_count = sim.k;
+        sim.nodes[i].lead.peer_count = peers_in_beats ? sim.k : 0;
         sim.nodes[i].lead.peers_version = sim.peers_version;
         sim.nodes[i].lead.changed = true;
     }
@@ -240,9 +247,47 @@ static void admit(uint32_t i)
     welcome.n_peers = peers_in_beats ? sim.k : 0;
     welcome.peers = sim.peer_pointers;
     welcome.has_peers_version = 1;
-    welcome.peers_version = peers_in_beats ? sim.peers_version : 0;
+    welcome.peers_version = sim.peers_version;
     welcome.address = (char *)(uintptr_t) "192.168.100.100:45678";
     message(i, COX_FRAME_WELCOME, &welcome.base);
+}
+
+static bool same_for_all(void)
+{
+    const struct node *first = &sim.nodes[0];
+    if (sim.k < 2 || !first->gathered)
+        return false;
+    for (uint32_t i = 0; i < sim.k; i++) {
+        const struct node *node = &sim.nodes[i];
+        if (node->lead.state != COX_NODE_ALIVE || node->lead.peers_there != sim.peers_version ||
+            !node->gathered || node->gathered_size != first->gathered_size ||
+            !cox_frame_same_for_all(node->gathered, first->gathered, first->gathered_size))
+            return false;
+    }
+    return true;
+}
+
+static void publish(const struct cox_transport_request *request)
+{
+    struct node *first = &sim.nodes[0];
+    for (uint32_t i = 0; i < sim.k; i++)
+        sim.nodes[i].gathered = NULL;
+    sim.gathering = true;
+    for (uint32_t i = 0; i < sim.k; i++)
+        cox_lead_link_publish(&sim.nodes[i].lead, request, sim.now_ns);
+    sim.gathering = false;
+    const bool same = same_for_all();
+    for (uint32_t i = 0; i < sim.k; i++) {
+        struct node *node = &sim.nodes[i];
+        if (node->gathered && !same)
+            put_message(i, TO_NODE, node->gathered, node->gathered_size);
+        else if (i > 0)
+            free(node->gathered);
+    }
+    if (same) {
+        cox_frame_address_all(first->gathered, sim.peers_version);
+        put_message(0, TO_ALL, first->gathered, first->gathered_size);
+    }
 }
 
 static void lead_pump(void)
@@ -373,6 +418,52 @@ static void agent_restart(struct node *node)
     node->runs = true;
 }
 
+/* ---- the server ---- */
+
+/* Returns when it is done. */
+static uint64_t server_works(const struct event *event, uint64_t message_ns, unsigned ways)
+{
+    const uint64_t cost_ns = message_ns + ways * event->size * BYTE_PS / 1000;
+    sim.server_busy_ns += cost_ns;
+    sim.work_busy_ns += is_work(event->bytes) ? cost_ns : 0;
+    return queue(&sim.server_ns, cost_ns);
+}
+
+/* A copy for each node that is connected, one after the other. */
+static void server_copies(const struct event *event)
+{
+    server_works(event, server_message_ns / 2, 1);
+    for (uint32_t i = 0; i < sim.k; i++) {
+        struct event next = *event;
+        if (!sim.nodes[i].connected)
+            continue;
+        next.kind = AT_AGENT;
+        next.node = i;
+        next.at_ns = server_works(event, server_message_ns / 2, 1) + WIRE_NS;
+        next.bytes = malloc(event->size);
+        COX_ASSERT(next.bytes);
+        memcpy(next.bytes, event->bytes, event->size);
+        event_put(next);
+    }
+    free(event->bytes);
+}
+
+static void at_server(const struct event *event)
+{
+    struct event next = *event;
+    if (!sim.lead_connected || (event->to != TO_ALL && !sim.nodes[event->node].connected)) {
+        free(event->bytes);
+        return;
+    }
+    if (event->to == TO_ALL) {
+        server_copies(event);
+        return;
+    }
+    next.at_ns = server_works(event, server_message_ns, 2) + WIRE_NS;
+    next.kind = event->to == TO_LEAD ? AT_LEAD : AT_AGENT;
+    event_put(next);
+}
+
 /* ---- time ---- */
 
 static void handle(const struct event *event)
@@ -389,20 +480,9 @@ static void handle(const struct event *event)
         event_put((struct event){
             .at_ns = sim.now_ns + AGENT_TICK_NS, .kind = AGENT_TICK, .node = event->node});
         break;
-    case AT_SERVER: {
-        if (!sim.lead_connected || !node->connected) {
-            free(event->bytes);
-            break;
-        }
-        const uint64_t cost_ns = server_message_ns + 2 * event->size * BYTE_PS / 1000;
-        struct event next = *event;
-        sim.server_busy_ns += cost_ns;
-        sim.work_busy_ns += is_work(event->bytes) ? cost_ns : 0;
-        next.at_ns = queue(&sim.server_ns, cost_ns) + WIRE_NS;
-        next.kind = event->to_lead ? AT_LEAD : AT_AGENT;
-        event_put(next);
+    case AT_SERVER:
+        at_server(event);
         break;
-    }
     case AT_LEAD: {
         struct event next = *event;
         sim.lead_in++;
@@ -494,8 +574,8 @@ static uint64_t step(uint64_t max_ns)
     for (uint32_t i = 0; i < sim.k; i++) {
         sim.nodes[i].replied = false;
         expected += sim.nodes[i].lead.state != COX_NODE_ABSENT;
-        cox_lead_link_publish(&sim.nodes[i].lead, &request, sim.now_ns);
     }
+    publish(&request);
     while (sim.replies < expected && sim.now_ns - begun_ns < max_ns)
         run_until(sim.now_ns + 5 * US);
     return sim.now_ns - begun_ns;
@@ -511,7 +591,7 @@ struct result {
     uint32_t k;
     double step_messages, step_bytes, step_server_us, step_p50_us, step_p99_us;
     double idle_messages, idle_bytes, idle_out_bytes, idle_load;
-    double load_100, beats_100, cpu_server_100, cpu_all_100;
+    double load_100, beats_100;
     double dead_server_ms, dead_silence_ms, dead_silence_max_ms;
     double start_ms, start_messages, start_bytes, server_restart_ms, server_restart_deaths;
 };
@@ -649,8 +729,6 @@ static struct result simulate(uint32_t k, uint64_t seed)
     result.load_100 = (double)(now.busy_ns - last.busy_ns) / PACED_COUNT * 100 / 1e9;
     result.beats_100 =
         (double)((now.messages - now.work) - (last.messages - last.work)) / PACED_COUNT * 100;
-    result.cpu_server_100 = 100 * SERVER_CPU_US_PER_NODE * k / 1e6;
-    result.cpu_all_100 = 100 * ALL_CPU_US_PER_NODE * k / 1e6;
     /* a node dies */
     for (uint32_t i = 0; i < DEATH_COUNT; i++) {
         const double silence_ms = death((uint32_t)random_next() % k, false);
@@ -705,33 +783,31 @@ int main(int argc, char **argv)
         "cost of a message: %" PRIu64 " us at the lead, %" PRIu64 " us at the server; seed %" PRIu64
         "\n\n| K | step: messages | KB | p50 us | max us | server us | idle: messages/s | KB/s | "
         "of it by "
-        "the lead | server load | load at 100 steps/s | beats/s there | measured CPU there, server (all) | dead, "
+        "the lead | server load | load at 100 steps/s | beats/s there | dead, "
         "server's word ms | by silence ms (max) | start ms | messages | MB | server restart ms | "
-        "deaths |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+        "deaths |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
         sender_message_ns / US, server_message_ns / US, seed);
     for (uint32_t i = 0; i < count; i++) {
         results[i] = simulate(counts[i], seed);
         const struct result *r = &results[i];
-        printf(
-            "| %u | %.0f | %.1f | %.0f | %.0f | %.0f | %.0f | %.1f | %.1f | %.4f | %.3f | %.0f | %.3f "
-            "(%.3f) "
-            "| %.2f | %.0f (%.0f) | %.0f | %.0f | %.2f | %.0f | %.0f |\n",
-            r->k, r->step_messages, r->step_bytes / 1e3, r->step_p50_us, r->step_p99_us,
-            r->step_server_us, r->idle_messages, r->idle_bytes / 1e3, r->idle_out_bytes / 1e3,
-            r->idle_load, r->load_100, r->beats_100, r->cpu_server_100, r->cpu_all_100,
-            r->dead_server_ms, r->dead_silence_ms, r->dead_silence_max_ms, r->start_ms,
-            r->start_messages, r->start_bytes / 1e6, r->server_restart_ms,
-            r->server_restart_deaths);
+        printf("| %u | %.0f | %.1f | %.0f | %.0f | %.0f | %.0f | %.1f | %.1f | %.4f | %.3f | %.0f "
+               "| %.2f | %.0f (%.0f) | %.0f | %.0f | %.2f | %.0f | %.0f |\n",
+               r->k, r->step_messages, r->step_bytes / 1e3, r->step_p50_us, r->step_p99_us,
+               r->step_server_us, r->idle_messages, r->idle_bytes / 1e3, r->idle_out_bytes / 1e3,
+               r->idle_load, r->load_100, r->beats_100, r->dead_server_ms, r->dead_silence_ms,
+               r->dead_silence_max_ms, r->start_ms, r->start_messages, r->start_bytes / 1e6,
+               r->server_restart_ms, r->server_restart_deaths);
         fflush(stdout);
     }
-    /* A step needs one message each way per node at the lead, and two at the server. */
-    const double sender_100 = 1e6 / (100 * (double)sender_message_ns / 1000);
-    const double server_100 = 1e6 / (100 * 2 * (double)server_message_ns / 1000);
+    /* A step is one message of the lead and an answer of each node; of each, the server sends a copy
+     * of the request and passes on the answer. Bytes and beats come on top. */
+    const double step_ns = 10.0 * (double)MS, receiver = step_ns / (double)sender_message_ns;
+    const double server =
+        (step_ns - (double)server_message_ns / 2) / (1.5 * (double)server_message_ns);
     printf(
-        "\nAt 100 steps/s the lead's sender is the limit from K = %.0f on, the server (one core) "
-        "from "
-        "K = %.0f on.\n\n[",
-        sender_100, server_100);
+        "\nAt 100 steps/s the lead's receiver is the limit from K = %.0f on, the server (one core) "
+        "from K = %.0f on.\n\n[",
+        receiver, server);
     for (uint32_t i = 0; i < count; i++) {
         const struct result *r = &results[i];
         printf(
@@ -740,15 +816,15 @@ int main(int argc, char **argv)
             "\"step_max_us\": %.1f, \"step_server_us\": %.1f, \"idle_messages_per_s\": %.1f, "
             "\"idle_bytes_per_s\": %.0f, \"idle_lead_bytes_per_s\": %.0f, \"idle_server_load\": "
             "%.5f, "
-            "\"server_load_100\": %.4f, \"beats_100_per_s\": %.1f, \"cpu_server_100\": %.4f, \"cpu_all_100\": %.4f, "
+            "\"server_load_100\": %.4f, \"beats_100_per_s\": %.1f, "
             "\"dead_server_ms\": %.3f, \"dead_silence_ms\": %.1f, \"dead_silence_max_ms\": %.1f, "
             "\"start_ms\": %.1f, \"start_messages\": %.0f, \"start_bytes\": %.0f, "
             "\"server_restart_ms\": %.1f, \"server_restart_deaths\": %.0f}",
             i ? "," : "", r->k, r->step_messages, r->step_bytes, r->step_p50_us, r->step_p99_us,
             r->step_server_us, r->idle_messages, r->idle_bytes, r->idle_out_bytes, r->idle_load,
-            r->load_100, r->beats_100, r->cpu_server_100, r->cpu_all_100, r->dead_server_ms,
-            r->dead_silence_ms, r->dead_silence_max_ms, r->start_ms, r->start_messages,
-            r->start_bytes, r->server_restart_ms, r->server_restart_deaths);
+            r->load_100, r->beats_100, r->dead_server_ms, r->dead_silence_ms,
+            r->dead_silence_max_ms, r->start_ms, r->start_messages, r->start_bytes,
+            r->server_restart_ms, r->server_restart_deaths);
     }
     printf("\n]\n");
     return 0;
