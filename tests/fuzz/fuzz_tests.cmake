@@ -49,4 +49,4 @@ cox_fuzz_target(sizes LIBS coxswain_commands coxswain_worker_lib)
 add_executable(make_corpus ${fuzz_folder}/make_corpus.c ${fuzz_folder}/memory.c
     ${fuzz_folder}/../unit/table_request.c)
 target_include_directories(make_corpus PRIVATE ${PROJECT_SOURCE_DIR})
-target_link_libraries(make_corpus PRIVATE coxswain_commands coxswain_proto coxswain_channel coxswain_warnings)
+target_link_libraries(make_corpus PRIVATE coxswain_commands coxswain_node_links coxswain_proto coxswain_channel coxswain_warnings)

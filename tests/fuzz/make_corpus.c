@@ -17,6 +17,7 @@
 #include "channel/shm/state.h"
 #include "coordinator/server/stream.h"
 #include "memory.h"
+#include "nodes/link/lead_link.h"
 #include "proto/control.pb-c.h"
 #include "proto/executor.pb-c.h"
 #include "proto/recording.pb-c.h"
@@ -702,6 +703,201 @@ static void recordings(void)
     }
 }
 
+/* ---- nodes, as node_frame.c reads them: its first byte is 0 ---- */
+
+static const struct cox_frame node_head = {
+    .epoch = 7, .incarnation = 1, .sent_ns = 1000 * COX_NSEC_PER_MSEC};
+
+/* A frame of the links' life: its kind, or how a request goes to all; channel, 4 words, payload. */
+static void put_node_frame(struct bytes *bytes, unsigned what, unsigned sequence, unsigned previous,
+                           const void *payload, size_t size)
+{
+    FUZZ_CHECK(size < 256);
+    put_byte(bytes, what);
+    put_byte(bytes, 0);
+    put_byte(bytes, sequence);
+    put_byte(bytes, previous);
+    put_byte(bytes, 0);
+    put_byte(bytes, 0);
+    put_byte(bytes, (unsigned)size);
+    put(bytes, payload, size);
+}
+
+static void put_node_message(struct bytes *bytes, enum cox_frame_kind kind,
+                             const ProtobufCMessage *message)
+{
+    uint8_t packed[255];
+    FUZZ_CHECK(protobuf_c_message_get_packed_size(message) <= sizeof packed);
+    put_node_frame(bytes, kind - 1, 0, 0, packed, protobuf_c_message_pack(message, packed));
+}
+
+/* The same, as it comes from the other side. */
+static void save_node_frame(const char *name, const struct cox_frame *frame)
+{
+    struct bytes bytes = {0};
+    uint8_t head[COX_FRAME_HEAD_SIZE];
+    cox_frame_pack_head(frame, head);
+    put_byte(&bytes, 0);
+    put_byte(&bytes, 200);
+    put_byte(&bytes, (unsigned)(sizeof head + frame->size));
+    put(&bytes, head, sizeof head);
+    put(&bytes, frame->payload, frame->size);
+    save("node_frame", name, &bytes);
+}
+
+static void node_requests(void)
+{
+    struct bytes gap = {0}, all = {0};
+    struct cox_frame frame = node_head;
+    put_byte(&gap, 0);
+    put_node_frame(&gap, COX_FRAME_REQUEST - 1, 2, 1, "x", 1);
+    put_node_frame(&gap, COX_FRAME_REQUEST - 1, 1, 0, "y", 1);
+    put_byte(&gap, 104); /* they are run */
+    save("node_frame", "gap", &gap);
+    put_byte(&all, 0);
+    for (unsigned i = 1; i <= 3; i++) {
+        put_byte(&all, 64); /* the lead publishes one */
+        put_byte(&all, 60);
+        put_node_frame(&all, 32 | (COX_FRAME_REQUEST - 1), i, i - 1, "abcd", 4);
+        put_byte(&all, 96);
+    }
+    put_node_frame(&all, COX_FRAME_REQUEST - 1, 3, 2, "abcd", 4); /* it is sent again, to one */
+    save("node_frame", "to_all", &all);
+    frame.kind = COX_FRAME_REQUEST;
+    frame.deadline_ns = COX_DEADLINE_NEVER;
+    frame.asked = (struct cox_rank_set){{0x1c}};
+    frame.sequence = 1;
+    frame.payload = (const uint8_t *)"abcd";
+    frame.size = 4;
+    save_node_frame("raw_request", &frame);
+    frame.kind = COX_FRAME_REQUEST_ALL;
+    frame.incarnation = 5;
+    save_node_frame("raw_request_all", &frame);
+}
+
+static void node_messages(void)
+{
+    uint64_t start_after[] = {5, 5};
+    uint32_t wanted[] = {1, 1, 1}, killed[] = {0, 0, 0};
+    struct bytes session = {0}, messages = {0};
+    CoxNode__Channel channels[2], *channel_list[] = {&channels[0], &channels[1]};
+    CoxNode__Rank ranks[3], *rank_list[] = {&ranks[0], &ranks[1], &ranks[2]};
+    CoxNode__Fact fact = COX_NODE__FACT__INIT, *facts[] = {&fact};
+    CoxNode__Peer peer = COX_NODE__PEER__INIT, *peers[] = {&peer};
+    CoxNode__Hello hello = COX_NODE__HELLO__INIT;
+    CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
+    CoxNode__AgentBeat agent = COX_NODE__AGENT_BEAT__INIT;
+    CoxNode__LeadBeat lead = COX_NODE__LEAD_BEAT__INIT;
+    CoxNode__Text text = COX_NODE__TEXT__INIT;
+    struct cox_frame raw = node_head;
+    uint8_t packed[255], reply[64];
+    for (uint32_t i = 0; i < 2; i++) {
+        cox_node__channel__init(&channels[i]);
+        channels[i].has_through = channels[i].has_done = true;
+        channels[i].through = channels[i].done = i == 0;
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        cox_node__rank__init(&ranks[i]);
+        ranks[i].has_incarnation = ranks[i].has_state = ranks[i].has_pid = true;
+        ranks[i].incarnation = 1;
+        ranks[i].state = i < 2 ? COX_NODE__RANK_STATE__UP : COX_NODE__RANK_STATE__DEAD;
+        ranks[i].pid = 100 + i;
+    }
+    ranks[2].text = "was killed";
+    ranks[2].has_known = ranks[2].known = ranks[2].has_signal = true;
+    ranks[2].signal = 9;
+    peer.node = "b";
+    peer.address = "10.0.0.1:9";
+    peer.has_rank_first = peer.has_rank_count = peer.has_incarnation = true;
+    peer.rank_first = 2;
+    peer.rank_count = 3;
+    peer.incarnation = 1;
+
+    agent.channels = lead.channels = channel_list;
+    agent.n_channels = lead.n_channels = 2;
+    agent.ranks = rank_list;
+    agent.n_ranks = 3;
+    agent.has_peers_version = agent.has_agent = true;
+    agent.peers_version = 5;
+    agent.agent = 42;
+    lead.wanted = wanted;
+    lead.n_wanted = 3;
+    lead.killed = killed;
+    lead.n_killed = 3;
+    lead.peers = peers;
+    lead.n_peers = 1;
+    lead.has_peers_version = true;
+    lead.peers_version = 6;
+    const struct cox_answer answer = {
+        .count = 2,
+        .replies = {
+            {.rank = 2, .flags = COX_ANSWER_REPLIED, .bytes = (const uint8_t *)"ok", .size = 2},
+            {.rank = 3, .flags = COX_ANSWER_DEAD}}};
+    put_byte(&session, 0);
+    put_byte(&session, 64); /* the lead publishes one */
+    put_byte(&session, 60);
+    put_node_frame(&session, COX_FRAME_REQUEST - 1, 1, 0, "abcd", 4);
+    put_byte(&session, 96); /* it is run */
+    FUZZ_CHECK(cox_answer_size(&answer) <= sizeof reply);
+    cox_answer_pack(&answer, reply);
+    put_node_frame(&session, COX_FRAME_ANSWER - 1, 1, 0, reply, cox_answer_size(&answer));
+    put_node_message(&session, COX_FRAME_AGENT_BEAT, &agent.base);
+    put_node_message(&session, COX_FRAME_LEAD_BEAT, &lead.base);
+    /* Of the peers that the beat has brought. */
+    put_node_frame(&session, 32 | (COX_FRAME_REQUEST - 1), 2, 1, "abcd", 4);
+    put_byte(&session, 128); /* 160 ms pass */
+    put_byte(&session, 40);
+    save("node_frame", "session", &session);
+
+    raw.kind = COX_FRAME_AGENT_BEAT;
+    raw.deadline_ns = COX_DEADLINE_NEVER;
+    raw.size = protobuf_c_message_pack(&agent.base, packed);
+    raw.payload = packed;
+    save_node_frame("raw_beat", &raw);
+
+    fact.name = "model";
+    fact.value = "x";
+    hello.version = "1.1.0";
+    hello.has_protocol = hello.has_agent = hello.has_pid = true;
+    hello.protocol = COX_FRAME_PROTOCOL;
+    hello.agent = 42;
+    hello.pid = 100;
+    hello.address = "10.0.0.2:9";
+    hello.facts = facts;
+    hello.n_facts = 1;
+    hello.channels = channel_list;
+    hello.n_channels = 2;
+    hello.has_epoch = true;
+    hello.epoch = 6;
+    hello.lead_address = "10.0.0.1:9";
+    welcome.has_epoch = welcome.has_agent = welcome.has_incarnation = true;
+    welcome.epoch = 8;
+    welcome.agent = 42;
+    welcome.incarnation = 1;
+    welcome.has_rank_first = welcome.has_rank_count = welcome.has_world = welcome.has_depth = true;
+    welcome.rank_first = 2;
+    welcome.rank_count = 3;
+    welcome.world = 8;
+    welcome.depth = 4;
+    welcome.start_after = start_after;
+    welcome.n_start_after = 2;
+    welcome.peers = peers;
+    welcome.n_peers = 1;
+    welcome.has_peers_version = true;
+    welcome.peers_version = 7;
+    welcome.address = "10.0.0.1:9";
+    text.has_rank = text.has_is_stderr = true;
+    text.rank = 2;
+    text.text = "line";
+    put_byte(&messages, 0);
+    put_node_message(&messages, COX_FRAME_HELLO, &hello.base);
+    put_node_message(&messages, COX_FRAME_WELCOME, &welcome.base);
+    put_node_frame(&messages, 32 | (COX_FRAME_REQUEST - 1), 6, 5, "x", 1); /* of the new lead */
+    put_byte(&messages, 96);
+    put_node_message(&messages, COX_FRAME_TEXT, &text.base);
+    save("node_frame", "messages", &messages);
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) {
@@ -727,5 +923,7 @@ int main(int argc, char **argv)
     responses();
     texts();
     recordings();
+    node_requests();
+    node_messages();
     return 0;
 }

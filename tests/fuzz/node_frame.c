@@ -16,6 +16,7 @@
 #define DEPTH 4u
 #define EPOCH 7u
 #define INCARNATION 1u
+#define PEERS_VERSION 5u
 #define AGENT 42u
 #define MS COX_NSEC_PER_MSEC
 #define STEP_COUNT_MAX 64
@@ -76,6 +77,7 @@ static void links_open(struct links *links)
     welcome.rank_first = RANK_FIRST;
     welcome.rank_count = RANK_COUNT;
     welcome.depth = DEPTH;
+    welcome.peers_version = PEERS_VERSION;
     FUZZ_CHECK(cox_agent_link_follow(&links->agent, &welcome, links->now_ns) == 0);
 }
 
@@ -206,13 +208,19 @@ static void frames(struct fuzz_input *input)
             cox_lead_link_give_up(&links.lead, "another lead has taken over");
         uint8_t bytes[COX_FRAME_HEAD_SIZE + 255];
         if (what < 64) {
-            /* Of the links' life; bits 0-2: kind; with bit 5, one of the last three */
-            const uint32_t kind = what & 32 ? COX_FRAME_REQUEST_ALL + what % 3 : 1 + what % 8;
+            /* Of the links' life; bits 0-2: kind; bit 5: a request to all, or of a recorder */
+            const uint32_t kind = what & 32 && 1 + what % 8 != COX_FRAME_REQUEST
+                                      ? COX_FRAME_RECORDER_ASK + what % 2
+                                      : 1 + what % 8;
             struct cox_frame frame = {.kind = (enum cox_frame_kind)kind,
                                       .channel = fuzz_eat_byte(input) % COX_TWO_WAY_COUNT,
                                       .epoch = links.agent.epoch,
                                       .incarnation = links.agent.incarnation,
                                       .deadline_ns = COX_DEADLINE_NEVER};
+            if (what & 32 && frame.kind == COX_FRAME_REQUEST) {
+                frame.kind = COX_FRAME_REQUEST_ALL;
+                frame.incarnation = links.agent.peers_version;
+            }
             uint64_t *const words[] = {&frame.sequence, &frame.previous, &frame.sent_ns,
                                        &frame.void_through};
             for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
