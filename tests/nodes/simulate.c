@@ -56,7 +56,8 @@ enum direction { TO_LEAD, TO_NODE, TO_ALL };
 struct event {
     uint64_t at_ns, number;
     enum event_kind kind;
-    uint32_t node; /* TO_ALL: 0 */
+    /* TO_ALL: 0 */
+    uint32_t node;
     enum direction to;
     uint8_t *bytes;
     size_t size;
@@ -799,8 +800,8 @@ int main(int argc, char **argv)
                r->server_restart_ms, r->server_restart_deaths);
         fflush(stdout);
     }
-    /* A step is one message of the lead and an answer of each node; of each, the server sends a copy
-     * of the request and passes on the answer. Bytes and beats come on top. */
+    /* A step is one message of the lead and an answer of each node: the server takes the request in
+     * once, copies it to each, and passes on the answers. Bytes and beats come on top. */
     const double step_ns = 10.0 * (double)MS, receiver = step_ns / (double)sender_message_ns;
     const double server =
         (step_ns - (double)server_message_ns / 2) / (1.5 * (double)server_message_ns);
