@@ -249,6 +249,11 @@ rejoin_cycle             short   cycles  pass      node_rejoin -DLOSSES=1 -DSILE
 rejoin_cycle_second      short   cycles  pass      node_rejoin -DSECOND -DCRASHES=1 -DDEATHS=1
 rejoin_cycle_ranks       short   cycles  pass      node_rejoin -DRANK_LOSSES=1 -DDEATHS=1 -DLOSSES=1
 rejoin_answer            short   all     pass      node_rejoin -DDEATHS=1 -DDUPS=2 -DSILENCES=1 -DNO_ANSWER_INCARNATION
+rejoin_all               short   all     pass      node_rejoin -DALLS=2 -DLOSSES=1 -DDUPS=1 -DDEATHS=1 -DSILENCES=1
+rejoin_all_peers         short   all     pass      node_rejoin -DALLS=3 -DPEERS=1 -DLOSSES=1 -DDEATHS=1
+rejoin_all_second        short   all     pass      node_rejoin -DALLS=3 -DPEERS=1 -DSECOND -DDEATHS=1
+rejoin_all_ranks         short   all     pass      node_rejoin -DALLS=2 -DRANK_LOSSES=1 -DDEATHS=1 -DDUPS=1
+rejoin_cycle_all         short   cycles  pass      node_rejoin -DALLS=2 -DPEERS=1 -DLOSSES=1 -DDEATHS=1
 -rejoin_REFUSAL          short   all     assert    node_rejoin -DSECOND -DNO_REFUSAL
 -rejoin_TRY              short   all     assert    node_rejoin -DDUPS=1 -DRANK_LOSSES=1 -DNO_TRY_CHECK
 -rejoin_RESUME           short   all     assert    node_rejoin -DRANK_LOSSES=1 -DRESUME_ALWAYS
@@ -258,6 +263,9 @@ rejoin_answer            short   all     pass      node_rejoin -DDEATHS=1 -DDUPS
 -rejoin_LEAD             short   all     deadlock  node_rejoin -DSECOND -DCRASHES=1 -DNO_LEAD_INCARNATION
 -rejoin_AGENT            short   all     assert    node_rejoin -DDEATHS=1 -DNO_AGENT_INCARNATION
 -rejoin_AGENT_TWO        short   all     assert    node_rejoin -DSECOND -DDEATHS=1 -DNO_AGENT_INCARNATION
+-rejoin_VERSION          short   all     assert    node_rejoin -DALLS=1 -DDEATHS=1 -DNO_VERSION_CHECK
+-rejoin_SAME             short   all     assert    node_rejoin -DALLS=1 -DDEATHS=1 -DSAME_VERSION
+-rejoin_TABLE            short   all     assert    node_rejoin -DALLS=1 -DPEERS=1 -DSECOND -DDEATHS=1 -DNO_TABLE_INCARNATION
 -rejoin_VOID             short   all     assert    node_rejoin -DDEATHS=1 -DNO_VOID_AT_WELCOME
 -rejoin_SILENCE          short   all     deadlock  node_rejoin -DDEATHS=1 -DNO_HELLO_AT_SILENCE
 -rejoin_SEQUENCE         short   all     assert    node_rejoin -DDUPS=1 -DNO_SEQUENCE_CHECK

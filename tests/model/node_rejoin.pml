@@ -7,11 +7,17 @@
  * one at a time. Beats are not frames here: the lead has signs of life of the node if an agent
  * beats that it listens to, an agent if the lead beats under its incarnation.
  *
+ * A request may go to all nodes: then it counts for an agent that has its version of the peers, which
+ * stands for the incarnations of all. WELCOME has the version, and so have beats with a table
+ * (frames, then). Other nodes are only their admissions, which change the version. The lead need not
+ * know whether the node has the version: if not, the request is as if lost.
+ *
  * A timer that would change nothing is left out, so that no run is endless. Wrong verdicts, which
  * lost beats cause, are counted: the lead's (DEATHS) and an agent's (SILENCES).
  *
  * Sizes (-D): REQUESTS; LOSSES, DUPS, DEATHS, SILENCES, CRASHES (of agent 0), RANK_LOSSES (an agent
- * drops its ranks: they died, or its grace time is over), each at most that many; SECOND.
+ * drops its ranks: they died, or its grace time is over), ALLS (requests that go to all), PEERS
+ * (admissions of other nodes), each at most that many; SECOND.
  */
 #ifndef REQUESTS
 #define REQUESTS 3
@@ -34,11 +40,18 @@
 #ifndef RANK_LOSSES
 #define RANK_LOSSES 0
 #endif
+#ifndef ALLS
+#define ALLS 0
+#endif
+#ifndef PEERS
+#define PEERS 0
+#endif
 
 #define SIZE (REQUESTS + 1)
 #define TRIES 6 /* HELLOs of an agent */
 #define KEY(i, try) ((i) * TRIES + (try))
 #define NOBODY 2
+#define VERSIONS 8
 
 #define BIT(n) (1 << (n))
 #define HAS(set, n) (((set) >> (n)) & 1)
@@ -50,12 +63,13 @@
     :: dups > 0 -> dups--                                                                          \
     fi
 
-/* ---- the link: HELLO and WELCOME (agent, try), REQUEST and ANSWER (sequence) ---- */
+/* ---- the link: HELLO and WELCOME (agent, try), REQUEST, REQUEST_ALL and ANSWER (sequence), a table of
+ * the peers (version) ---- */
 short hellos, welcomes;
-byte requests, answers;
-#define QUIET (hellos == 0 && welcomes == 0 && requests == 0 && answers == 0)
+byte requests, requests_all, answers, tables;
+#define QUIET (hellos == 0 && welcomes == 0 && requests == 0 && requests_all == 0 && answers == 0)
 byte losses = LOSSES, dups = DUPS, deaths = DEATHS, silences = SILENCES, crashes = CRASHES,
-     rank_losses = RANK_LOSSES;
+     rank_losses = RANK_LOSSES, alls = ALLS, peers = PEERS;
 
 /* ---- the frames' fields ---- */
 byte hello_holds[2 * TRIES]; /* the incarnation whose ranks the agent has, or 0 */
@@ -63,6 +77,11 @@ byte welcome_is[2 * TRIES];  /* the incarnation */
 byte ended_before[2 * TRIES]; /* ghost: requests up to this one have ended at the lead */
 byte request_of[SIZE];       /* its incarnation */
 byte previous[SIZE];
+#if ALLS
+byte welcome_version[2 * TRIES];
+byte version_of[SIZE];       /* of a request to all: the version of the peers */
+byte table_of[VERSIONS];     /* the incarnation that the table has for this node */
+#endif
 
 /* ---- the lead ---- */
 byte present, given;    /* the node's incarnation, or 0; the last one given */
@@ -71,12 +90,14 @@ byte last_try[2];
 byte sent, last_sent, awaited;
 bool clean; /* ghost: the awaited request was sent when no fault but a loss was left */
 bool done;
+byte version = 1;            /* of the peers */
 
 /* ---- the agents ---- */
 bool alive[2], in[2];
 byte try[2], incarnation[2];
 byte taken[2], queued[2], running[2];
 byte kept[2];
+byte has_version[2];
 byte state[2], void_to[2]; /* ghosts: the last request in the ranks' state; WELCOME's ended_before */
 byte ran;                  /* ghost */
 
@@ -121,8 +142,27 @@ byte ran;                  /* ghost */
 #define START_SENT last_sent = 0
 #endif
 
+#if ALLS
+#define NEW_VERSION                                                                                \
+    version++;                                                                                     \
+    assert(version < VERSIONS);                                                                    \
+    table_of[version] = present
+#define SAY_VERSION(i, k) welcome_version[KEY(i, k)] = version
+#define TAKE_VERSION(i, k) has_version[i] = welcome_version[KEY(i, k)]
+#else
+#define NEW_VERSION
+#define SAY_VERSION(i, k)
+#define TAKE_VERSION(i, k)
+#endif
+#ifdef SAME_VERSION
+#define ADMIT_VERSION
+#else
+#define ADMIT_VERSION NEW_VERSION
+#endif
+
 #define WELCOME(i, k)                                                                              \
     last_try[i] = k;                                                                               \
+    SAY_VERSION(i, k);                                                                             \
     welcome_is[KEY(i, k)] = present;                                                               \
     ended_before[KEY(i, k)] = (awaited > 0 -> awaited - 1 : sent);                                 \
     ADD(welcomes, KEY(i, k))
@@ -144,6 +184,7 @@ byte ran;                  /* ghost */
           given++;                                                                                 \
           present = given;                                                                         \
           holder = i;                                                                              \
+          ADMIT_VERSION;                                                                           \
           START_SENT;                                                                              \
           WELCOME(i, k)                                                                            \
        fi }
@@ -181,8 +222,22 @@ active proctype lead()
         last_sent = sent;
         awaited = sent;
         clean = FAULTLESS;
-        ADD(requests, sent)
+        if
+        :: ADD(requests, sent)
+#if ALLS
+        :: alls > 0 -> alls--; version_of[sent] = version; ADD(requests_all, sent)
+#endif
+        fi
        }
+#if PEERS
+    /* Another node is admitted; the beats have the table until the agent has it. */
+    :: atomic { peers > 0 && !done -> peers--; NEW_VERSION }
+    :: atomic {
+        present != 0 && !done && holder < 2 && alive[holder] && in[holder] && incarnation[holder] == present &&
+        has_version[holder] != version && !HAS(tables, version) ->
+        ADD(tables, version)
+       }
+#endif
     /* Asked again, if no agent's beat says that it has been taken. */
     :: atomic {
         awaited > 0 && QUIET && present != 0 && holder < 2 && alive[holder] && incarnation[holder] == present &&
@@ -218,6 +273,7 @@ active proctype lead()
           :: else                                                                                  \
           fi;                                                                                      \
           incarnation[i] = welcome_is[KEY(i, k)];                                                  \
+          TAKE_VERSION(i, k);                                                                      \
           void_to[i] = ended_before[KEY(i, k)]                                                     \
        :: else                                                                                     \
        fi }
@@ -227,9 +283,20 @@ active proctype lead()
 #else
 #define FOR(i, n) (alive[i] && incarnation[i] == request_of[n])
 #endif
+#ifdef NO_VERSION_CHECK
+#define FOR_ALL(i, n) (alive[i] && incarnation[i] != 0)
+#else
+#define FOR_ALL(i, n) (alive[i] && incarnation[i] != 0 && has_version[i] == version_of[n])
+#endif
+#ifdef NO_TABLE_INCARNATION
+#define TABLE_FOR(i, v) (alive[i] && in[i])
+#else
+#define TABLE_FOR(i, v) (alive[i] && in[i] && incarnation[i] == table_of[v])
+#endif
 /* Depth 1: one that does not follow is not kept. */
-#define REQUEST(i, n)                                                                              \
-    :: atomic { HAS(requests, n) && FOR(i, n) -> TAKE_FRAME(requests, n);                          \
+#define REQUEST(i, n) TAKE_REQUEST(i, n, requests, FOR(i, n))
+#define TAKE_REQUEST(i, n, set, for)                                                               \
+    :: atomic { HAS(set, n) && for -> TAKE_FRAME(set, n);                                          \
        if                                                                                          \
        :: n > taken[i] && (previous[n] == 0 || previous[n] == taken[i]) && queued[i] == 0 ->       \
           taken[i] = n; queued[i] = n                                                              \
@@ -238,6 +305,22 @@ active proctype lead()
        fi }
 #define STRAY(n)                                                                                   \
     :: atomic { HAS(requests, n) && !FOR(0, n) && !FOR(1, n) -> TAKE_FRAME(requests, n) }
+
+#if ALLS
+#define REQUEST_ALL(i, n)                                                                          \
+    TAKE_REQUEST(i, n, requests_all, FOR_ALL(i, n))                                                \
+    :: atomic { HAS(requests_all, n) && !FOR_ALL(0, n) && !FOR_ALL(1, n) -> TAKE_FRAME(requests_all, n) }
+#else
+#define REQUEST_ALL(i, n)
+#endif
+#if PEERS
+#define TABLE(i, v)                                                                                \
+    :: atomic { HAS(tables, v) && TABLE_FOR(i, v) -> TAKE_FRAME(tables, v);                        \
+       has_version[i] = (has_version[i] > v -> has_version[i] : v) }                               \
+    :: atomic { HAS(tables, v) && !TABLE_FOR(0, v) && !TABLE_FOR(1, v) -> TAKE_FRAME(tables, v) }
+#else
+#define TABLE(i, v)
+#endif
 
 #define HELLO_NEXT(i, holds)                                                                       \
     try[i]++;                                                                                      \
@@ -265,6 +348,8 @@ end:
     WELCOMED(i, 1) WELCOMED(i, 2) WELCOMED(i, 3) WELCOMED(i, 4) WELCOMED(i, 5)
     REQUEST(i, 1) REQUEST(i, 2) REQUEST(i, 3)
     STRAY(1) STRAY(2) STRAY(3)
+    REQUEST_ALL(i, 1) REQUEST_ALL(i, 2) REQUEST_ALL(i, 3)
+    TABLE(i, 2) TABLE(i, 3) TABLE(i, 4) TABLE(i, 5) TABLE(i, 6) TABLE(i, 7)
     :: atomic {
         alive[i] && queued[i] > 0 && running[i] == 0 ->
         assert(!HAS(ran, queued[i]));
@@ -312,6 +397,10 @@ end:
     LOSE_TRY(1) LOSE_TRY(2) LOSE_TRY(3) LOSE_TRY(4) LOSE_TRY(5)
     LOSE(answers, 1) LOSE(answers, 2) LOSE(answers, 3)
     LOSE(requests, 1) LOSE(requests, 2) LOSE(requests, 3)
+    LOSE(requests_all, 1) LOSE(requests_all, 2) LOSE(requests_all, 3)
+#if PEERS
+    LOSE(tables, 2) LOSE(tables, 3) LOSE(tables, 4) LOSE(tables, 5) LOSE(tables, 6) LOSE(tables, 7)
+#endif
     /* The machine is started again: another process, without ranks. */
     :: atomic {
         crashes > 0 && alive[0] ->
