@@ -75,6 +75,15 @@ static void request_clear(struct cox_lead_request *request)
     *request = (struct cox_lead_request){0};
 }
 
+/* The node has taken it. What was given up before it does not concern the node any more: its frames
+ * are those of other nodes again. */
+static void request_acknowledge(struct cox_lead_channel *channel, struct cox_lead_request *request)
+{
+    request->acknowledged = true;
+    if (request->sequence > channel->gone)
+        channel->gone = 0;
+}
+
 /* Sends a copy: the request may be asked for again. */
 static void request_send(struct cox_lead_link *link, struct cox_lead_request *request,
                          uint64_t now_ns)
@@ -164,6 +173,7 @@ void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t no
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_lead_channel *channel = &link->channels[c];
         channel->last_sent = channel->delivered = channel->published;
+        channel->gone = 0;
     }
     link_set_state(link, COX_NODE_ALIVE, "is there");
 }
@@ -421,7 +431,7 @@ static int receive_answer(struct cox_lead_link *link, const struct cox_frame *fr
         link->stale++;
         return COX_STALE;
     }
-    request->acknowledged = true;
+    request_acknowledge(&link->channels[frame->channel], request);
     request->answer = cox_allocate_large(NULL, frame->size);
     COX_ASSERT(request->answer);
     memcpy(request->answer, frame->payload, frame->size);
@@ -439,7 +449,7 @@ static void receive_channel(struct cox_lead_link *link, uint32_t c, const CoxNod
     for (struct cox_lead_request *request = request_next(channel, link->depth, 0); request;
          request = request_next(channel, link->depth, request->sequence)) {
         if (request->sequence <= said->through && !request->acknowledged) {
-            request->acknowledged = true;
+            request_acknowledge(channel, request);
             struct cox_lead_event *event = event_add(link, COX_LEAD_TAKEN);
             event->channel = c;
             event->sequence = request->sequence;

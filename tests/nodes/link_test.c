@@ -988,7 +988,10 @@ static void requests_that_are_given_up_are_not_waited_for(void **state)
         lead->asked[COX_CHANNEL_EXECUTE][k].owed = 0;
     publish(world, COX_CHANNEL_EXECUTE, 0, true); /* in the place of 1, which is sent again */
     publish(world, COX_CHANNEL_EXECUTE, 3, true); /* of 2 */
+    assert_int_equal(lead->link.channels[COX_CHANNEL_EXECUTE].gone, 2);
     world_run(world, 300);
+    assert_int_equal(lead->link.channels[COX_CHANNEL_EXECUTE].gone,
+                     0); /* known, and not repeated */
     assert_int_equal(world->agent.channels[COX_CHANNEL_EXECUTE].taken, 6);
     assert_int_equal(world->runs, 1);
     assert_int_equal(lead_owed(lead), 0);
