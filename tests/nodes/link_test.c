@@ -1082,7 +1082,7 @@ static void a_dead_rank_is_not_late(void **state)
     world_free(world);
 }
 
-/* One rank is dead, and the node does not say why; the other is late, and does not wait for that. */
+/* One rank is dead, and the node does not say why; the other is late, and does not wait for it. */
 static void a_late_rank_beside_a_dead_one(void **state)
 {
     (void)state;
