@@ -480,11 +480,13 @@ static void hoarding(void *context)
     }
 }
 
-/* Connections as fast as they can be made, that say nothing and stay. */
+/* Connections as fast as they can be made, that say nothing and stay. A client that the scheduler
+ * stops between its connect and its send is silent, too: it may be refused, and tries again. */
 static void b21_a_flood_of_silent_connections_delays_no_other(void **state)
 {
     (void)state;
     pid_t flood[4];
+    int refused = 0;
     struct cox_control_socket_options options = host_options("test");
     options.log.fn = NULL;
     socket_start(&options);
@@ -495,8 +497,12 @@ static void b21_a_flood_of_silent_connections_delays_no_other(void **state)
         struct cox_control_connection session;
         struct cox_error err = {0};
         if (cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
-                                       &session, &err))
-            fail_msg("connection %d: %s", i, err.text);
+                                       &session, &err)) {
+            if (!strstr(err.text, "a newer client needed the place") || ++refused > 10)
+                fail_msg("connection %d: %s", i, err.text);
+            i--;
+            continue;
+        }
         cox_control_connection_close(&session);
     }
     for (int i = 0; i < 4; i++) {
@@ -840,7 +846,10 @@ static void limit_lowered(void *context)
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     cox_hello_format(&hello, frame);
     CHECK(cox_socket_send(fds[0], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
-    CHECK(raw_reply(fds[0], NULL) == COX_INVALID);
+    /* The thread that was waiting in poll(2) refuses the hello, and the next poll(2) fails. One that
+     * had not begun to wait fails at once, and answers nobody. */
+    int r = cox_socket_wait(fds[0], POLLIN, cox_deadline_after_ms(500));
+    CHECK(r == COX_TIMEOUT || (r == 0 && raw_reply(fds[0], NULL) == COX_INVALID));
     socket_stop();
 }
 
