@@ -508,8 +508,9 @@ static uint8_t *request_rewrite(struct agent *agent, const struct cox_frame *fra
     return bytes;
 }
 
-/* Hands one request to the ranks. Returns false: there is no room now. The lock is held. */
-static bool run_request(struct agent *agent, const struct cox_frame *frame, uint64_t deadline_ns)
+/* Hands one request to the ranks. Returns 0; COX_FULL: there is no room now; or why the lead was refused.
+ * The lock is held. */
+static int run_request(struct agent *agent, const struct cox_frame *frame, uint64_t deadline_ns)
 {
     struct cox_error why = {0};
     const struct cox_operation *operation = cox_operation_find(frame->type);
@@ -530,7 +531,7 @@ static bool run_request(struct agent *agent, const struct cox_frame *frame, uint
         agent->renew = true;
         agent->wanted = false;
         pthread_cond_broadcast(&agent->changed);
-        return true;
+        return 0;
     }
     cox_images_translate(&agent->images, (uint8_t *)(uintptr_t)frame->payload, frame->size);
     uint8_t *rewritten = request_rewrite(agent, frame, &request.size, &r, &why);
@@ -544,14 +545,14 @@ static bool run_request(struct agent *agent, const struct cox_frame *frame, uint
         r = cox_executor_forward(agent->executor, &request, &why);
     free(rewritten);
     if (r == COX_FULL || r == COX_LATE)
-        return false;
+        return COX_FULL;
     if (r == 0 && frame->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
         relay_begin(agent);
     cox_agent_link_taken(&agent->link, frame->channel, frame->sequence,
                          r == 0 && operation && !operation->replies);
     if (r)
         run_refused(agent, frame, r, &why);
-    return true;
+    return r;
 }
 
 /* Hands requests to the ranks as long as there is room. The lock is held. */
@@ -566,7 +567,7 @@ static void run_requests(struct agent *agent)
         /* Pulls wait for blocks of other machines: a thread of their own runs them. */
         while (c != COX_CHANNEL_TRANSFER &&
                cox_agent_link_next(link, c, cox_now_ns(), &frame, &deadline_ns) &&
-               run_request(agent, &frame, deadline_ns))
+               run_request(agent, &frame, deadline_ns) != COX_FULL)
             ;
         if (link->channels[c].ended > agent->ended_through[c]) {
             agent->ended_through[c] = link->channels[c].ended;
@@ -583,17 +584,29 @@ static void run_requests(struct agent *agent)
         pthread_cond_broadcast(&agent->changed);
 }
 
-/* Fetches what a request of the transfer channel pulls. The lock is held, and released meanwhile. */
-static void pull_fetch(struct agent *agent, const struct cox_frame *frame, uint64_t deadline_ns)
+/* Hands a request of the transfer channel to the ranks, and fetches what it pulls from other machines.
+ * Returns false: there is no room now. The lock is held, and released while blocks come. */
+static bool run_transfer(struct agent *agent, const struct cox_frame *frame, uint64_t deadline_ns)
 {
     Coxswain__ExecuteRequest *message =
         coxswain__execute_request__unpack(NULL, frame->size, frame->payload);
+    const Coxswain__PullKVRequest *pulls =
+        message && message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST
+            ? message->pull_kv_request
+            : NULL;
     const uint32_t first = agent->rank_first, count = agent->rank_count;
-    pthread_mutex_unlock(&agent->lock);
-    if (message && message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST)
-        cox_kv_relay_pull(agent->kv, message->pull_kv_request, first, count, deadline_ns);
+    if (pulls)
+        cox_kv_relay_expect(agent->kv, pulls, first, count);
+    const int r = run_request(agent, frame, deadline_ns);
+    if (pulls && r)
+        cox_kv_relay_give_up(agent->kv, pulls, first, count);
+    if (pulls && r == 0) {
+        pthread_mutex_unlock(&agent->lock);
+        cox_kv_relay_pull(agent->kv, pulls, first, count, deadline_ns);
+        pthread_mutex_lock(&agent->lock);
+    }
     coxswain__execute_request__free_unpacked(message, NULL);
-    pthread_mutex_lock(&agent->lock);
+    return r != COX_FULL;
 }
 
 static void *kv_main(void *context)
@@ -603,21 +616,13 @@ static void *kv_main(void *context)
     pthread_mutex_lock(&agent->lock);
     while (!agent->ending) {
         struct cox_frame frame;
-        uint64_t deadline_ns, sequence;
-        bool room = false;
-        if (agent->executor && !agent->renew &&
-            cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(), &frame,
-                                &deadline_ns)) {
-            sequence = frame.sequence;
-            pull_fetch(agent, &frame, deadline_ns);
-            /* Meanwhile the lead may have been lost, and the frame with it. */
-            room = !agent->ending && agent->executor && !agent->renew &&
-                   cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(), &frame,
-                                       &deadline_ns) &&
-                   frame.sequence == sequence && run_request(agent, &frame, deadline_ns);
-        }
+        uint64_t deadline_ns;
+        const bool ran = agent->executor && !agent->renew &&
+                         cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(),
+                                             &frame, &deadline_ns) &&
+                         run_transfer(agent, &frame, deadline_ns);
         /* run_requests says when there is one, at each tick too. */
-        if (!room && !agent->ending)
+        if (!ran && !agent->ending)
             pthread_cond_wait(&agent->changed, &agent->lock);
     }
     pthread_mutex_unlock(&agent->lock);

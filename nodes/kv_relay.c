@@ -125,8 +125,17 @@ int cox_kv_relay_new(struct cox_direct *direct, const char *address, const struc
     return 0;
 }
 
+/* Nobody waits for this block any longer. */
+static void block_give_up(struct source *source, uint32_t block)
+{
+    if (cox_kv_blocks_generation(source->blocks, block) == COX_KV_EXPECTED)
+        cox_kv_blocks_take(source->blocks, block);
+}
+
 static void source_free(struct source *source)
 {
+    for (uint32_t b = 0; source->blocks && b < source->block_count; b++)
+        block_give_up(source, b);
     if (source->exporter)
         cox_exporter_put(source->exporter, &source->local);
     cox_exporter_free(source->exporter);
@@ -264,6 +273,11 @@ int cox_kv_relay_link(struct cox_kv_relay *relay, Coxswain__PDLinkRequest *reque
 
 /* ---- pulls ---- */
 
+static const char *name_of(const Coxswain__PullKVRequest__PullKVInfo *info)
+{
+    return info->cluster_id ? info->cluster_id : "";
+}
+
 /* The block numbers of all tables, as a pull has them: i64 each. Returns how many; they are freed by the
  * caller. */
 static uint32_t blocks_of(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t **ret_blocks)
@@ -283,11 +297,26 @@ static uint32_t blocks_of(const Coxswain__PullKVRequest__PullKVInfo *info, uint3
     return (uint32_t)count;
 }
 
+/* Two pulls of a request may copy the same block: what has come for one stays for the other, unless the
+ * block has another generation by now. */
+static void block_put(struct source *source, uint32_t block, uint64_t generation,
+                      const uint8_t *bytes)
+{
+    const uint64_t now = cox_kv_blocks_generation(source->blocks, block);
+    if (now == generation)
+        return;
+    if (now != COX_KV_EXPECTED)
+        cox_kv_blocks_take(source->blocks, block);
+    memcpy((uint8_t *)cox_kv_blocks_memory(source->blocks) + block * source->block_size, bytes,
+           source->block_size);
+    cox_kv_blocks_give(source->blocks, block, generation);
+}
+
 /* Puts a piece in the place of the source's blocks. Returns 0; COX_CORRUPT; the owner's status. With
  * lock. */
 static int piece_use(struct fetching *fetching, const uint8_t *bytes, size_t size)
 {
-    const struct source *source = fetching->source;
+    struct source *source = fetching->source;
     struct blocks head;
     memcpy(&head, bytes, sizeof head);
     if (head.status)
@@ -308,10 +337,8 @@ static int piece_use(struct fetching *fetching, const uint8_t *bytes, size_t siz
             continue;
         if (size < source->block_size)
             return COX_CORRUPT;
-        memcpy((uint8_t *)cox_kv_blocks_memory(source->blocks) + number * source->block_size, at,
-               source->block_size);
-        cox_kv_blocks_give(source->blocks, number,
-                           fetching->generation == COX_KV_UNUSED ? 1 : fetching->generation);
+        block_put(source, number, fetching->generation == COX_KV_UNUSED ? 1 : fetching->generation,
+                  at);
         at += source->block_size;
         size -= source->block_size;
     }
@@ -339,23 +366,22 @@ static int fetching_await(struct cox_kv_relay *relay, uint64_t deadline_ns)
     return r;
 }
 
-/* From now on pieces are put in the place of these blocks, which have no user until then. Returns
- * whether there is such a link; then end has to be called. */
+/* From now on pieces are put in the place of these blocks. Returns whether there is such a link; then
+ * end has to be called. */
 static bool fetching_begin(struct cox_kv_relay *relay,
                            const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t rank,
                            const uint32_t *numbers, uint32_t count)
 {
     pthread_mutex_lock(&relay->lock);
-    struct source *source = source_find(relay, info->cluster_id ? info->cluster_id : "", rank);
-    for (uint32_t i = 0; source && i < count; i++)
-        cox_kv_blocks_take(source->blocks, numbers[i]);
+    struct source *source = source_find(relay, name_of(info), rank);
     if (source)
         relay->fetching = (struct fetching){
             .id = ++relay->last_id,
             .source = source,
             .numbers = numbers,
             .count = count,
-            .generation = info->has_src_sequence ? (uint64_t)info->src_sequence : COX_KV_UNUSED,
+            .generation =
+                info->has_src_sequence ? cox_kv_generation_of(info->src_sequence) : COX_KV_UNUSED,
         };
     pthread_mutex_unlock(&relay->lock);
     return source != NULL;
@@ -398,6 +424,42 @@ static int blocks_fetch(struct cox_kv_relay *relay, uint64_t deadline_ns, struct
              : 0;
 }
 
+/* What is done with each block of a request's pulls, under the lock. */
+static void blocks_each(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
+                        uint32_t rank_first, uint32_t rank_count,
+                        void (*what)(struct source *source, uint32_t block))
+{
+    pthread_mutex_lock(&relay->lock);
+    for (size_t i = 0; i < request->n_pull_kv_infos; i++) {
+        const Coxswain__PullKVRequest__PullKVInfo *info = request->pull_kv_infos[i];
+        uint32_t *numbers, count = blocks_of(info, &numbers);
+        for (uint32_t rank = rank_first; rank < rank_first + rank_count; rank++) {
+            struct source *source = source_find(relay, name_of(info), rank);
+            for (uint32_t k = 0; source && k < count; k++)
+                what(source, numbers[k]);
+        }
+        free(numbers);
+    }
+    pthread_mutex_unlock(&relay->lock);
+}
+
+static void block_expect(struct source *source, uint32_t block)
+{
+    cox_kv_blocks_expect(source->blocks, block);
+}
+
+void cox_kv_relay_expect(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
+                         uint32_t rank_first, uint32_t rank_count)
+{
+    blocks_each(relay, request, rank_first, rank_count, block_expect);
+}
+
+void cox_kv_relay_give_up(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
+                          uint32_t rank_first, uint32_t rank_count)
+{
+    blocks_each(relay, request, rank_first, rank_count, block_give_up);
+}
+
 void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
                        uint32_t rank_first, uint32_t rank_count, uint64_t deadline_ns)
 {
@@ -410,11 +472,12 @@ void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest
                 continue;
             if (blocks_fetch(relay, deadline_ns, &why))
                 cox_log_write(&relay->log, 4, "a pull from the group '%s', rank %" PRIu32 ": %s",
-                              info->cluster_id, rank, why.text);
+                              name_of(info), rank, why.text);
             fetching_end(relay);
         }
         free(numbers);
     }
+    cox_kv_relay_give_up(relay, request, rank_first, rank_count); /* what has not come */
 }
 
 /* ---- what others fetch ---- */

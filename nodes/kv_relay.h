@@ -3,17 +3,18 @@
  *
  * A rank copies blocks out of the memory of another group's rank, which a link names by a handle. For a
  * rank of another machine the agent keeps KV blocks of its own in its place: the link gets their handle.
- * Before a pull is passed on, the agent fetches its blocks from the other agent, by a direct connection,
- * and puts them there under their generation; the rank then pulls as it does on one machine. The other
- * agent copies them as a rank would, and says of each whether it still belongs to that generation: one
- * that does not is unused here, so that the pull finds it stale. They come in pieces, each of which is put
- * in its place while the next one is on its way.
+ * Before a pull is passed on, its blocks are expected (COX_KV_EXPECTED); then the agent fetches them from
+ * the other agent, by a direct connection, and puts them there under their generation. The rank pulls as
+ * it does on one machine, and waits for each block that has not come. The other agent copies them as a
+ * rank would, and says of each whether it still belongs to that generation: one that does not is unused
+ * here in the end, so that the pull finds it stale. They come in pieces, so that reading, sending and
+ * both copies are at work at once.
  *
  * A process may fetch from the ranks of an agent only: the handle must be of one of them. Pieces are taken
  * from the node that was asked only. The other agent is of another group, mostly.
  *
- * Threads: link on one at a time, and pull on one at a time; they may be two, and a link that is removed
- *   during its pull ends it. take on any.
+ * Threads: link on one at a time, and expect, pull and give_up on one at a time; they may be two, and a
+ *   link that is removed during its pull ends it. take on any.
  * Blocks: pull, until the blocks are there, or deadline_ns.
  */
 #ifndef COX_NODES_KV_RELAY_H
@@ -39,7 +40,14 @@ struct cox_kv_relay *cox_kv_relay_free(struct cox_kv_relay *relay); /* NULL-safe
 int cox_kv_relay_link(struct cox_kv_relay *relay, Coxswain__PDLinkRequest *request,
                       uint32_t rank_first, uint32_t rank_count, const char *control_socket,
                       struct cox_error *err);
-/* Fetches what the pulls of a request will copy. What cannot be had is unused, and logged. */
+/* Says that what the pulls of a request copy is on its way: then the request may be passed on, and pull
+ * or give_up has to follow. */
+void cox_kv_relay_expect(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
+                         uint32_t rank_first, uint32_t rank_count);
+/* Nothing will come of what was expected: the request was not passed on. */
+void cox_kv_relay_give_up(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
+                          uint32_t rank_first, uint32_t rank_count);
+/* Fetches what is expected. What cannot be had is unused in the end, and logged. */
 void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
                        uint32_t rank_first, uint32_t rank_count, uint64_t deadline_ns);
 /* A direct message of these kinds, of the process `peer`. Takes bytes (free). */

@@ -9,7 +9,7 @@
  * The cache's own blocks are KV blocks that other groups may copy
  * (channel/memory/pool/kv_blocks.h), and that no other process can write. Block b of the block
  * tables is KV block b. Its generation names its owner. That is the sequence
- * (cox_cache_generation_of) whose positions in the block were all written by successful steps or
+ * (cox_kv_generation_of) whose positions in the block were all written by successful steps or
  * pulls; or COX_CACHE_UNUSED. A block is written only
  *   - after it was taken: it has no owner, so a concurrent copy is stale; or
  *   - by the sequence that owns it, behind its last position, or with the same bytes again: neither
@@ -17,9 +17,9 @@
  * A block is given to a sequence only at the end of the step. A sequence that has ended, or starts
  * again at position 0, owns no blocks: references that other groups have to them are stale.
  *
- * Threads: one at a time, the worker's step thread. Other threads may call take, give, block,
- *   generation_of and kv_blocks at the same time, for blocks that no step accesses meanwhile. The
- *   coordinator decides which: a wrong decision gives wrong keys and values, but no crash.
+ * Threads: one at a time, the worker's step thread. Other threads may call take, give, block
+ *   and kv_blocks at the same time, for blocks that no step accesses meanwhile. The coordinator
+ *   decides which: a wrong decision gives wrong keys and values, but no crash.
  *   Generations are atomic, so that of two threads that take the same block one may detect it.
  * Ownership: the object owns the host blocks, and the blocks unless the caller lent memory for
  *   them. Every block id is input from the coordinator and is checked, in all builds.
@@ -94,10 +94,6 @@ int cox_cache_copy(struct cox_cache *cache, const struct cox_block_pair *pairs, 
 
 /* NULL: the memory is lent. Lent until free. */
 struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache);
-
-/* The generation of a sequence's blocks: its id if that is 1 to 2^47, otherwise a hash above that
- * range. Two hashes are equal in one of 2^47 cases. */
-uint64_t cox_cache_generation_of(int64_t sequence);
 
 /* Removes the owner, so that the block may be written. Returns 0, or COX_INVALID: no such block. */
 int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err);

@@ -4,27 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GENERATION_PLAIN_MAX (UINT64_C(1) << 47)
-#define GENERATION_MAX ((UINT64_C(1) << 48) - 2)
 /* Sequences that are forgotten in one pass over all blocks. */
 #define FORGOTTEN_COUNT_MAX 64
 
 struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache)
 {
     return cache->kv;
-}
-
-uint64_t cox_cache_generation_of(int64_t sequence)
-{
-    uint64_t mixed = (uint64_t)sequence;
-
-    if (sequence >= 1 && mixed <= GENERATION_PLAIN_MAX)
-        return mixed;
-    /* The finaliser of a common hash: it separates neighbouring ids. */
-    mixed = (mixed ^ mixed >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
-    mixed ^= mixed >> 31;
-    return GENERATION_PLAIN_MAX + 1 + mixed % (GENERATION_MAX - GENERATION_PLAIN_MAX);
 }
 
 int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err)
@@ -141,7 +126,7 @@ static int note_slots(struct cox_cache *cache, const struct cox_batch *batch, st
         cache->slot_count = needed;
     }
     for (uint32_t i = 0; i < batch->row_count; i++)
-        cache->slots[batch->rows[i].slot] = cox_cache_generation_of(batch->rows[i].id);
+        cache->slots[batch->rows[i].slot] = cox_kv_generation_of(batch->rows[i].id);
     return 0;
 }
 
@@ -152,7 +137,7 @@ static void forget_ended(struct cox_cache *cache, const struct cox_batch *batch)
     forgotten_add_slots(&forgotten, batch->finished_slots, batch->finished_count);
     for (uint32_t i = 0; i < batch->row_count; i++)
         if (batch->rows[i].position == 0)
-            forgotten_add(&forgotten, cox_cache_generation_of(batch->rows[i].id));
+            forgotten_add(&forgotten, cox_kv_generation_of(batch->rows[i].id));
     forgotten_flush(&forgotten);
 }
 
@@ -178,7 +163,7 @@ static void take_targets(struct cox_cache *cache, const struct cox_block_pair *p
  * with other blocks. */
 static void take_written(struct cox_cache *cache, const struct cox_batch_row *row)
 {
-    const uint64_t generation = cox_cache_generation_of(row->id);
+    const uint64_t generation = cox_kv_generation_of(row->id);
     uint32_t first, end;
 
     written_part(cache, row, &first, &end);
@@ -224,7 +209,7 @@ static uint64_t owner_in(const struct cox_batch *batch, int32_t block)
     for (uint32_t i = 0; i < batch->row_count; i++)
         for (uint32_t k = 0; k < batch->rows[i].tables[0].count; k++)
             if (batch->rows[i].tables[0].blocks[k] == block)
-                return cox_cache_generation_of(batch->rows[i].id);
+                return cox_kv_generation_of(batch->rows[i].id);
     return COX_CACHE_UNUSED;
 }
 
@@ -243,7 +228,7 @@ void cox_cache_end(struct cox_cache *cache, const struct cox_batch *batch)
     give_targets(cache, batch, batch->copy, batch->copy_count);
     for (uint32_t i = 0; i < batch->row_count; i++) {
         const struct cox_batch_row *row = &batch->rows[i];
-        const uint64_t generation = cox_cache_generation_of(row->id);
+        const uint64_t generation = cox_kv_generation_of(row->id);
         uint32_t first, end;
 
         written_part(cache, row, &first, &end);

@@ -11,7 +11,7 @@
 #include "channel/memory/pool/kv_blocks.h"
 
 /* Interval of the check that the remote process lives: a system call per block would be too slow.
- */
+ * And of all checks, while a block is awaited. */
 #define LOOK_NS (10 * COX_NSEC_PER_MSEC)
 
 struct cox_pulls {
@@ -207,11 +207,17 @@ static int run_copy(struct pull_run *run, const struct cox_pull_pair *pair, stru
 {
     struct cox_pull *pull = run->pull;
     struct cox_error why = {0};
-    int r = run_check(run, err);
-    if (r)
-        return r;
-    r = cox_kv_view_copy(pull->link->view, pair->from, pull->from_generation,
-                         cox_cache_block(run->cache, pair->to), &why);
+    int r;
+    do {
+        r = run_check(run, err);
+        if (r)
+            return r;
+        r = cox_kv_view_copy(pull->link->view, pair->from, pull->from_generation,
+                             cox_cache_block(run->cache, pair->to), &why);
+        if (r == COX_EMPTY)
+            cox_kv_view_await(pull->link->view, pair->from,
+                              cox_deadline_min(pull->deadline_ns, cox_now_ns() + LOOK_NS));
+    } while (r == COX_EMPTY);
     if (r)
         return cox_fail(err, r, "%s: %s", pull->link->cluster, why.text);
     cox_fault_point(COX_FAULT_PULL_COPIED);

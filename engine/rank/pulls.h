@@ -6,9 +6,10 @@
  * block under the requested generation. A copy fails if the source block has another generation, or
  * was taken during the copy (channel/memory/pool/kv_blocks.h). Only when all blocks are copied are
  * they given to the sequence, so a failed copy is never visible. A pull waits for no reader or
- * writer on either side. Before each block it checks whether it must end: cancelled, unlinked, past
- * its deadline or the lease, cancelled by the coordinator, paused, cleared, or the remote process
- * is dead.
+ * writer on either side, except for a block whose content is on its way (COX_KV_EXPECTED). Before
+ * each block, and while it waits, it checks whether it must end: cancelled, unlinked, past its
+ * deadline or the lease, cancelled by the coordinator, paused, cleared, or the remote process is
+ * dead.
  *
  * A pull is cancelled by request id, also before it begins. Up to COX_CANCELLED_COUNT_MAX such ids
  * are kept, the oldest forgotten first, and each ends one pull. So an id is for one attempt: a

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import _native
 from ._errors import (
     Aborted,
+    Empty,
     Error,
     Full,
     Invalid,
@@ -38,11 +39,9 @@ ffi, lib = _native.ffi, _native.lib
 
 # Of the handles of one link, where they come through a control socket.
 _LINK_SECONDS = 5.0
-# How often a pull asks whether the other rank lives.
+# How often a pull asks whether the other rank lives, and how long it waits for a block in between.
 _ALIVE_NS = 10_000_000
 _LINKS_MAX = 64
-_PLAIN_MAX = 1 << 47
-_GENERATION_MAX = (1 << 48) - 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,16 +136,21 @@ class KvBlocks(Mapped):
         """Before it is written: it has no user from now on."""
         lib.cox_kv_blocks_take(self._blocks, self._check(block))
 
+    def expect(self, block: int) -> None:
+        """As take, for content that is on its way: readers that know of the block wait for its
+        give, or for a take."""
+        lib.cox_kv_blocks_expect(self._blocks, self._check(block))
+
     def give(self, block: int, generation: int) -> None:
         """After it was written: it belongs to this user. Raises StateError: it was not taken."""
         r = lib.cox_kv_blocks_give(self._blocks, self._check(block), generation)
         if r == lib.COX_STATE:
             raise StateError(f"KV block {block} has a user: take it first")
         if r:
-            raise Invalid(f"generation {generation}; it may be 1 to 2^64 - 1")
+            raise Invalid(f"generation {generation}; it may be 1 to 2^64 - 2")
 
     def generation(self, block: int) -> int:
-        """The user of a block; 0: none."""
+        """The user of a block; 0: none; 2^64 - 1: its content is on its way."""
         return int(lib.cox_kv_blocks_generation(self._blocks, self._check(block)))
 
 
@@ -181,7 +185,7 @@ class KvView(Owned):
     def copy(self, block: int, to: Any, generation: int = 0) -> None:
         """Copies a block to a writable buffer of block_bytes. generation: the user that it must
         have; 0: any. Raises Stale: it has another one, or was taken during the copy; `to` is
-        invalid then."""
+        invalid then. Raises Empty: its content is on its way, so wait and copy again."""
         with ffi.from_buffer(to, require_writable=True) as target:
             if len(target) != self.block_bytes:
                 raise Invalid(f"a block has {self.block_bytes} bytes, not {len(target)}")
@@ -190,17 +194,15 @@ class KvView(Owned):
             )
 
 
+    def wait(self, block: int, timeout: float) -> None:
+        """Until the block's content is not on its way, or no longer, or for `timeout` seconds."""
+        lib.cox_kv_view_await(self._use(), block, time.monotonic_ns() + int(timeout * 1e9))
+
+
 def generation_of(sequence: int) -> int:
     """The generation of a sequence's blocks: its id, or a hash of one that is not 1 to 2^47. All
     ranks of all groups agree on it."""
-    if 1 <= sequence <= _PLAIN_MAX:
-        return sequence
-    mixed, mask = sequence & (2**64 - 1), 2**64 - 1
-    # The finaliser of MurmurHash3, as of splitmix64.
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & mask
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & mask
-    mixed ^= mixed >> 31
-    return _PLAIN_MAX + 1 + mixed % (_GENERATION_MAX - _PLAIN_MAX)
+    return int(lib.cox_kv_generation_of(sequence))
 
 
 def _again(error: Error) -> Error:
@@ -483,14 +485,19 @@ class KvTransfer:
                 self._take(to)
         memory = blocks.memory
         for source, to in pairs:
-            if time.monotonic_ns() - looked > _ALIVE_NS:
-                link.alive()
-                looked = time.monotonic_ns()
-            self._check(pull, link, clears)
-            try:
-                view.copy(source, memory[to * size : (to + 1) * size], expected)
-            except Error as error:
-                raise type(error)(f"{pull.cluster_id}: {error}") from None
+            arrived = False
+            while not arrived:
+                if time.monotonic_ns() - looked > _ALIVE_NS:
+                    link.alive()
+                    looked = time.monotonic_ns()
+                self._check(pull, link, clears)
+                try:
+                    view.copy(source, memory[to * size : (to + 1) * size], expected)
+                    arrived = True
+                except Empty:
+                    view.wait(source, _ALIVE_NS / 1e9)
+                except Error as error:
+                    raise type(error)(f"{pull.cluster_id}: {error}") from None
             copied[0] += size
         with self._lock:
             for _, to in pairs:

@@ -775,12 +775,14 @@ int cox_queue_set_add(struct cox_queue_set *set, struct cox_subscriber *subscrib
 int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
                        struct cox_subscriber **ret_subscriber);
 
+uint64_t cox_kv_generation_of(int64_t sequence);
 int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_blocks **ret_blocks,
                       struct cox_error *err);
 struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks);
 void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
 int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
 int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
+int cox_kv_blocks_expect(struct cox_kv_blocks *blocks, uint32_t block);
 int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t generation);
 uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block);
 int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct cox_error *err);
@@ -789,3 +791,4 @@ uint32_t cox_kv_view_count(const struct cox_kv_view *view);
 uint64_t cox_kv_view_size(const struct cox_kv_view *view);
 int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation, void *to,
                      struct cox_error *err);
+int cox_kv_view_await(const struct cox_kv_view *view, uint32_t block, uint64_t deadline_ns);

@@ -1,6 +1,6 @@
 /*
- * kv: one block of channel/memory/pool/kv_blocks.h: the owner takes it, writes it and gives it,
- * readers copy it between two loads of its count of changes.
+ * kv: one block of channel/memory/pool/kv_blocks.h: the owner takes or expects it, writes it and
+ * gives it, readers copy it between two loads of its count of changes, and wait while it is expected.
  *
  * `half` stands for the block's bytes, in two pieces, each with the number of the take that wrote
  * it; `whose` is the one of two generations that the take's content was given to, so that a
@@ -22,12 +22,17 @@
 #endif
 
 #define NOBODY 0
+/* Generations are 1 and 2. */
+#define EXPECTED 3
 
 byte change;
 byte generation;
 byte half[2];
 byte tail;
 byte whose[TAKES + 1];
+/* Readers that the kernel has put to sleep on the generation, and calls that woke all of them. */
+byte sleepers;
+byte wakes;
 
 inline write()
 {
@@ -35,9 +40,24 @@ inline write()
     half[1] = n
 }
 
+/* All that sleep. */
+inline wake()
+{
+#ifndef NO_WAKE
+    d_step {
+        if
+        :: sleepers > 0 -> sleepers = 0; wakes = wakes + 1
+        :: else
+        fi
+    }
+#else
+    skip
+#endif
+}
+
 active proctype owner()
 {
-    byte n, g;
+    byte n, g, nobody, before;
 
     do
     :: n < TAKES ->
@@ -46,22 +66,32 @@ active proctype owner()
        :: g = 1
        :: g = 2
        fi;
+       if
+       :: nobody = NOBODY
+       :: nobody = EXPECTED
+       fi;
+       before = generation;
        /* take */
 #ifdef COUNT_FIRST
        change = change + 1;
-       generation = NOBODY;
+       generation = nobody;
 #elif defined(COUNT_LAST)
-       generation = NOBODY;
+       generation = nobody;
 #elif defined(NO_COUNT)
-       generation = NOBODY;
+       generation = nobody;
 #elif defined(WRITE_FIRST)
        half[0] = n;
-       generation = NOBODY;
+       generation = nobody;
        change = change + 1;
 #else
-       generation = NOBODY;
+       generation = nobody;
        change = change + 1;
 #endif
+       /* Of what was expected and does not come. */
+       if
+       :: before == EXPECTED -> wake()
+       :: else
+       fi;
        whose[n] = g;
 #ifdef GIVE_FIRST
        generation = g;
@@ -71,8 +101,16 @@ active proctype owner()
 #ifdef COUNT_LAST
        change = change + 1;
 #endif
-       generation = g;
+       /* or it does not come */
+       if
+       :: generation = g
+       :: n < TAKES -> skip
+       fi;
 #endif
+       if
+       :: nobody == EXPECTED && generation == g -> wake()
+       :: else
+       fi;
        /* Written by the block's sequence, behind the positions given. */
        tail = tail + 1
     :: n == TAKES -> break
@@ -98,7 +136,18 @@ active [READERS] proctype reader()
        now = generation;
 #endif
        if
-       :: now != g -> skip
+       :: now == EXPECTED ->
+          /* The kernel compares once more, and puts it to sleep in the same step. */
+          if
+#ifdef NO_COMPARE
+          :: atomic { true -> sleepers = sleepers + 1; before = wakes };
+#else
+          :: atomic { generation == EXPECTED -> sleepers = sleepers + 1; before = wakes };
+#endif
+             wakes != before
+          :: generation != EXPECTED
+          fi
+       :: now != EXPECTED && now != g -> skip
        :: now == g ->
           /* In any order, as memcpy may. */
           if

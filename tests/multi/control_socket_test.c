@@ -846,7 +846,7 @@ static void limit_lowered(void *context)
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     cox_hello_format(&hello, frame);
     CHECK(cox_socket_send(fds[0], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
-    /* The thread that was waiting in poll(2) refuses the hello, and the next poll(2) fails. One that
+    /* A thread that was waiting in poll(2) refuses the hello, and its next poll(2) fails. One that
      * had not begun to wait fails at once, and answers nobody. */
     int r = cox_socket_wait(fds[0], POLLIN, cox_deadline_after_ms(500));
     CHECK(r == COX_TIMEOUT || (r == 0 && raw_reply(fds[0], NULL) == COX_INVALID));

@@ -21,7 +21,7 @@
 /* Several blocks in a piece, and several pieces. */
 #define BLOCK_SIZE ((size_t)64 << 10)
 #define BLOCK_COUNT 31u
-#define GENERATION 7
+#define SEQUENCE 7
 #define BODY_SIZE (sizeof(int32_t) + BLOCK_SIZE)
 #define PATIENCE_MS 10000
 #define SHORT_MS 300
@@ -42,6 +42,8 @@ struct cluster {
     /* of b's rank */
     struct cox_kv_blocks *blocks;
     struct cox_exporter *exporter;
+    /* whose they are */
+    int64_t sequence;
     /* what node a's rank gets, for them */
     struct cox_handle local;
 };
@@ -112,6 +114,16 @@ static void block_fill(uint8_t *block, uint32_t number)
     }
 }
 
+/* Makes all blocks a sequence's. */
+static void blocks_give(struct cluster *cluster, int64_t sequence)
+{
+    cluster->sequence = sequence;
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
+        assert_int_equal(cox_kv_blocks_take(cluster->blocks, b), 0);
+        assert_int_equal(cox_kv_blocks_give(cluster->blocks, b, cox_kv_generation_of(sequence)), 0);
+    }
+}
+
 static void blocks_make(struct cluster *cluster)
 {
     struct cox_error err = {0};
@@ -119,10 +131,9 @@ static void blocks_make(struct cluster *cluster)
         cox_exporter_new(NULL, &cluster->exporter, &err))
         fail_msg("%s", err.text);
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
-        assert_int_equal(cox_kv_blocks_take(cluster->blocks, b), 0);
         block_fill((uint8_t *)cox_kv_blocks_memory(cluster->blocks) + b * BLOCK_SIZE, b);
-        assert_int_equal(cox_kv_blocks_give(cluster->blocks, b, GENERATION), 0);
     }
+    blocks_give(cluster, SEQUENCE);
 }
 
 /* link: or unlink. */
@@ -165,49 +176,79 @@ static uint32_t block_at(uint32_t i)
     return i * 7 % BLOCK_COUNT;
 }
 
+/* A request to pull all blocks of these sequences, one after the other. */
+struct request {
+    int64_t numbers[BLOCK_COUNT];
+    ProtobufCBinaryData table;
+    Coxswain__PullKVRequest__PullKVInfo infos[2], *pointers[2];
+    Coxswain__PullKVRequest message;
+};
+
+static void request_make(struct request *request, const int64_t *sequences, size_t count)
+{
+    request->message = (Coxswain__PullKVRequest)COXSWAIN__PULL_KVREQUEST__INIT;
+    request->message.n_pull_kv_infos = count;
+    request->message.pull_kv_infos = request->pointers;
+    for (uint32_t i = 0; i < BLOCK_COUNT; i++)
+        request->numbers[i] = block_at(i);
+    request->table =
+        (ProtobufCBinaryData){.data = (uint8_t *)request->numbers, .len = sizeof request->numbers};
+    for (size_t i = 0; i < count; i++) {
+        Coxswain__PullKVRequest__PullKVInfo *info = request->pointers[i] = &request->infos[i];
+        *info = (Coxswain__PullKVRequest__PullKVInfo)COXSWAIN__PULL_KVREQUEST__PULL_KVINFO__INIT;
+        info->cluster_id = GROUP;
+        info->n_src_block_tables = 1;
+        info->src_block_tables = &request->table;
+        info->has_src_sequence = 1;
+        info->src_sequence = sequences[i];
+    }
+}
+
+static void pull_all(struct cluster *cluster, const int64_t *sequences, size_t count,
+                     uint64_t timeout_ms)
+{
+    struct request request;
+    request_make(&request, sequences, count);
+    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
+    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(timeout_ms));
+}
+
 static void pull(struct cluster *cluster, uint64_t timeout_ms)
 {
-    Coxswain__PullKVRequest request = COXSWAIN__PULL_KVREQUEST__INIT;
-    Coxswain__PullKVRequest__PullKVInfo info = COXSWAIN__PULL_KVREQUEST__PULL_KVINFO__INIT;
-    Coxswain__PullKVRequest__PullKVInfo *infos = &info;
-    int64_t numbers[BLOCK_COUNT];
-    ProtobufCBinaryData table = {.data = (uint8_t *)numbers, .len = sizeof numbers};
-    for (uint32_t i = 0; i < BLOCK_COUNT; i++)
-        numbers[i] = block_at(i);
-    info.cluster_id = GROUP;
-    info.n_src_block_tables = 1;
-    info.src_block_tables = &table;
-    info.has_src_sequence = 1;
-    info.src_sequence = GENERATION;
-    request.n_pull_kv_infos = 1;
-    request.pull_kv_infos = &infos;
-    cox_kv_relay_pull(cluster->a.relay, &request, 0, 1, cox_deadline_after_ms(timeout_ms));
+    pull_all(cluster, &cluster->sequence, 1, timeout_ms);
 }
 
 /* As a rank of node a would pull it. */
-static int local_copy(const struct cox_kv_view *view, uint32_t block)
+static int local_copy(const struct cluster *cluster, const struct cox_kv_view *view, uint32_t block)
 {
     static uint8_t copied[BLOCK_SIZE], expected[BLOCK_SIZE];
-    int r = cox_kv_view_copy(view, block, GENERATION, copied, NULL);
+    int r = cox_kv_view_copy(view, block, cox_kv_generation_of(cluster->sequence), copied, NULL);
     block_fill(expected, block);
     if (r == 0 && memcmp(copied, expected, BLOCK_SIZE))
         fail_msg("block %" PRIu32 " has other bytes", block);
     return r;
 }
 
-/* How many of the blocks have come; the others must be unused. */
-static uint32_t local_count(const struct cluster *cluster)
+/* As a link would attach it. */
+static struct cox_kv_view *local_view(const struct cluster *cluster)
 {
     struct cox_kv_view *view;
     struct cox_error err = {0};
     int fd;
-    uint32_t count = 0;
     if (cox_handle_open(&cluster->local, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, &err) ||
         cox_kv_view_attach(fd, &view, &err))
         fail_msg("%s", err.text);
     close(fd);
+    return view;
+}
+
+/* How many of the blocks have come; the others must be unused. */
+static uint32_t local_count(const struct cluster *cluster)
+{
+    struct cox_kv_view *view = local_view(cluster);
+    uint32_t count = 0;
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
-        const int r = local_copy(view, b);
+        const int r = local_copy(cluster, view, b);
         assert_true(r == 0 || r == COX_STALE);
         count += r == 0;
     }
@@ -260,10 +301,47 @@ static void a_stale_block_is_unused_and_the_others_come(void **state)
     pull(cluster, PATIENCE_MS);
     cox_kv_blocks_take(cluster->blocks, 0);
     cox_kv_blocks_take(cluster->blocks, 11);
-    cox_kv_blocks_give(cluster->blocks, 11, GENERATION + 1);
+    cox_kv_blocks_give(cluster->blocks, 11, SEQUENCE + 1);
     pull(cluster, PATIENCE_MS);
     assert_string_equal(cluster->a.said, "");
     assert_int_equal(local_count(cluster), BLOCK_COUNT - 2);
+}
+
+static void pulls_of_one_request_may_share_blocks(void **state)
+{
+    static const int64_t sequences[][2] = {
+        {SEQUENCE, SEQUENCE}, {SEQUENCE, SEQUENCE + 1}, {SEQUENCE + 1, SEQUENCE}};
+    struct cluster *cluster = *state;
+    for (size_t i = 0; i < sizeof sequences / sizeof sequences[0]; i++) {
+        pull_all(cluster, sequences[i], 2, PATIENCE_MS);
+        assert_string_equal(cluster->a.said, "");
+        assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    }
+}
+
+static void what_is_not_passed_on_is_given_up(void **state)
+{
+    struct cluster *cluster = *state;
+    struct request request;
+    struct cox_kv_view *view = local_view(cluster);
+    request_make(&request, &cluster->sequence, 1);
+    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++)
+        assert_int_equal(local_copy(cluster, view, b), COX_EMPTY);
+    cox_kv_relay_give_up(cluster->a.relay, &request.message, 0, 1);
+    assert_int_equal(local_count(cluster), 0);
+    cox_kv_view_free(view);
+}
+
+static void a_sequence_may_have_any_number(void **state)
+{
+    static const int64_t sequences[] = {0, -1, INT64_MIN, INT64_MAX};
+    struct cluster *cluster = *state;
+    for (size_t i = 0; i < sizeof sequences / sizeof sequences[0]; i++) {
+        blocks_give(cluster, sequences[i]);
+        pull(cluster, PATIENCE_MS);
+        assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    }
 }
 
 static void memory_of_another_process_is_refused(void **state)
@@ -359,7 +437,46 @@ static void an_unlink_ends_the_pull(void **state)
 {
     struct cluster *cluster = *state;
     struct reply reply = {.unlinks = true};
+    struct cox_kv_view *view = local_view(cluster);
     assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
+    /* And the wait of a rank that pulls from it. */
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++)
+        assert_int_equal(local_copy(cluster, view, b), COX_STALE);
+    cox_kv_view_free(view);
+}
+
+static void *pull_main(void *context)
+{
+    pull(context, PATIENCE_MS);
+    return NULL;
+}
+
+static void a_rank_copies_what_has_come_while_the_rest_comes(void **state)
+{
+    struct cluster *cluster = *state;
+    struct reply reply = {
+        .cluster = cluster,
+        .from = &cluster->b,
+        .piece = {.first = 0, .count = 1, .block_size = BLOCK_SIZE},
+        .body_size = BODY_SIZE,
+    };
+    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    struct cox_kv_view *view = local_view(cluster);
+    pthread_t thread;
+    uint8_t bytes[BLOCK_SIZE];
+    cluster->b.mute = true;
+    assert_int_equal(pthread_create(&thread, NULL, pull_main, cluster), 0);
+    reply_main(&reply);
+    assert_int_equal(cox_kv_view_await(view, block_at(0), deadline_ns), 0);
+    assert_int_equal(
+        cox_kv_view_copy(view, block_at(0), cox_kv_generation_of(SEQUENCE), bytes, NULL), 0);
+    assert_int_equal(local_copy(cluster, view, block_at(1)), COX_EMPTY);
+    reply.piece.status = COX_DENIED; /* of the rest */
+    reply_main(&reply);
+    assert_int_equal(cox_kv_view_await(view, block_at(1), deadline_ns), 0);
+    assert_int_equal(local_copy(cluster, view, block_at(1)), COX_STALE);
+    pthread_join(thread, NULL);
+    cox_kv_view_free(view);
 }
 
 int main(void)
@@ -368,10 +485,15 @@ int main(void)
         cmocka_unit_test_setup_teardown(blocks_come_in_pieces, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_stale_block_is_unused_and_the_others_come, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(a_sequence_may_have_any_number, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(pulls_of_one_request_may_share_blocks, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(what_is_not_passed_on_is_given_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(memory_of_another_process_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(only_the_node_that_was_asked_answers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_piece_out_of_its_place_ends_the_pull, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_piece_that_is_cut_off_ends_the_pull, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_rank_copies_what_has_come_while_the_rest_comes, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(an_unlink_ends_the_pull, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

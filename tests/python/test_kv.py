@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -47,6 +48,20 @@ def test_a_view_copies_what_was_given():
         blocks.take(2)
         with pytest.raises(coxswain.Stale):
             view.copy(2, to, 77)
+
+
+def test_what_is_expected_is_awaited():
+    with coxswain.KvBlocks(2, 64) as blocks, coxswain.KvView(blocks.fd) as view:
+        blocks.expect(1)
+        assert blocks.generation(1) == 2**64 - 1
+        with pytest.raises(coxswain.Empty, match="on its way"):
+            view.copy(1, bytearray(64), 7)
+        view.wait(1, 0.01)
+        timer = threading.Timer(0.05, lambda: blocks.give(1, 7))
+        timer.start()
+        view.wait(1, 60)
+        view.copy(1, bytearray(64), 7)
+        timer.join()
 
 
 def test_misuse_is_an_exception():

@@ -251,21 +251,6 @@ static void step(struct cox_cache *cache, const struct cox_batch *batch)
     cox_cache_end(cache, batch);
 }
 
-static void generations_are_sequence_ids_where_they_can_be(void **state)
-{
-    static const int64_t odd[] = {0, -1, INT64_MIN, INT64_MAX, (INT64_C(1) << 47) + 1};
-
-    (void)state;
-    assert_int_equal(cox_cache_generation_of(1), 1);
-    assert_int_equal(cox_cache_generation_of(INT64_C(1) << 47), UINT64_C(1) << 47);
-    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
-        assert_in_range(cox_cache_generation_of(odd[i]), (UINT64_C(1) << 47) + 1,
-                        (UINT64_C(1) << 48) - 2);
-        for (size_t k = 0; k < i; k++)
-            assert_int_not_equal(cox_cache_generation_of(odd[i]), cox_cache_generation_of(odd[k]));
-    }
-}
-
 static void lent_memory_has_no_other_user(void **state)
 {
     char *memory = aligned_alloc(COX_CACHE_ALIGNMENT,
@@ -512,7 +497,6 @@ int main(void)
         cmocka_unit_test(bad_block_ids_move_nothing),
         cmocka_unit_test(host_blocks_have_their_own_count),
         cmocka_unit_test(new_refuses_absurd_geometry),
-        cmocka_unit_test(generations_are_sequence_ids_where_they_can_be),
         cmocka_unit_test(lent_memory_has_no_other_user),
         cmocka_unit_test(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded),
         cmocka_unit_test(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time),

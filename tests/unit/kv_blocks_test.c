@@ -89,6 +89,21 @@ static void p9_a_block_is_copied_under_its_generation_alone(void **state)
     both_close(&both);
 }
 
+static void generations_are_sequence_ids_where_they_can_be(void **state)
+{
+    static const int64_t odd[] = {0, -1, INT64_MIN, INT64_MAX, (INT64_C(1) << 47) + 1};
+
+    (void)state;
+    assert_int_equal(cox_kv_generation_of(1), 1);
+    assert_int_equal(cox_kv_generation_of(INT64_C(1) << 47), UINT64_C(1) << 47);
+    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+        assert_in_range(cox_kv_generation_of(odd[i]), (UINT64_C(1) << 47) + 1,
+                        (UINT64_C(1) << 48) - 2);
+        for (size_t k = 0; k < i; k++)
+            assert_int_not_equal(cox_kv_generation_of(odd[i]), cox_kv_generation_of(odd[k]));
+    }
+}
+
 static void what_cannot_be_taken_or_given_is_refused(void **state)
 {
     struct both both;
@@ -98,10 +113,77 @@ static void what_cannot_be_taken_or_given_is_refused(void **state)
     assert_int_equal(cox_kv_blocks_take(both.blocks, COUNT), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, COUNT, 7), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, COX_KV_UNUSED), COX_INVALID);
+    assert_int_equal(cox_kv_blocks_give(both.blocks, 0, COX_KV_EXPECTED), COX_INVALID);
+    assert_int_equal(cox_kv_blocks_expect(both.blocks, COUNT), COX_INVALID);
+    assert_int_equal(cox_kv_view_await(both.view, COUNT, 0), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 7), 0);
     /* Without a take readers of 7 would not notice. */
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 8), COX_STATE);
     assert_int_equal(cox_kv_blocks_generation(both.blocks, 0), 7);
+    both_close(&both);
+}
+
+static void what_is_expected_is_awaited(void **state)
+{
+    struct both both;
+    struct cox_error err = {0};
+
+    (void)state;
+    both_open(&both);
+    assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0); /* nothing is expected */
+    give(&both, 1, 7, 'a');
+    assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0);
+    assert_int_equal(cox_kv_blocks_expect(both.blocks, 1), 0);
+    assert_int_equal(cox_kv_blocks_generation(both.blocks, 1), COX_KV_EXPECTED);
+    assert_int_equal(copy(&both, 1, 7, &err), COX_EMPTY);
+    assert_non_null(strstr(err.text, "block 1 is on its way"));
+    assert_int_equal(copy(&both, 1, COX_KV_UNUSED, NULL), COX_EMPTY);
+    assert_int_equal(cox_kv_view_await(both.view, 1, cox_deadline_after_ms(25)), COX_TIMEOUT);
+    fill(&both, 1, 'b');
+    assert_int_equal(cox_kv_blocks_give(both.blocks, 1, 7), 0);
+    assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0);
+    assert_int_equal(copy(&both, 1, 7, NULL), 0);
+    assert_int_equal(both.bytes[9], 'b');
+    /* What does not come after all. */
+    assert_int_equal(cox_kv_blocks_expect(both.blocks, 1), 0);
+    assert_int_equal(cox_kv_blocks_take(both.blocks, 1), 0);
+    assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0);
+    assert_int_equal(copy(&both, 1, 7, NULL), COX_STALE);
+    both_close(&both);
+}
+
+static void *awaiting_main(void *argument)
+{
+    const struct both *both = argument;
+
+    return (void *)(intptr_t)cox_kv_view_await(both->view, 1, cox_deadline_after_ms(60000));
+}
+
+static void a_give_and_a_take_end_the_wait(void **state)
+{
+    struct both both;
+
+    (void)state;
+    both_open(&both);
+    for (int i = 0; i < 200; i++) {
+        pthread_t threads[2];
+        void *result;
+
+        assert_int_equal(cox_kv_blocks_expect(both.blocks, 1), 0);
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(pthread_create(&threads[k], NULL, awaiting_main, &both), 0);
+        if (i % 2)
+            sched_yield();
+        /* The kernel compares the lower half, which is that of COX_KV_EXPECTED. */
+        if (i % 4 < 2)
+            assert_int_equal(cox_kv_blocks_give(both.blocks, 1, UINT32_MAX), 0);
+        else
+            assert_int_equal(cox_kv_blocks_take(both.blocks, 1), 0);
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(pthread_join(threads[k], &result), 0);
+            assert_int_equal((intptr_t)result, 0);
+        }
+    }
     both_close(&both);
 }
 
@@ -255,13 +337,14 @@ static void g1d_a_view_checks_all_that_an_owner_writes(void **state)
     struct {
         struct cox_kv_header header;
         uint64_t words[6];
-    } odd = {.words = {UINT64_MAX, UINT64_MAX, 0, 1, UINT64_MAX, 0}};
+    } odd = {.words = {UINT64_MAX, UINT64_MAX - 1, 0, COX_KV_EXPECTED, UINT64_MAX, 0}};
     memcpy((void *)&odd.header, (const void *)&good, sizeof(good));
     fd = forge(&odd, sizeof(odd), 16384, ALL);
     assert_int_equal(cox_kv_view_attach(fd, &view, NULL), 0);
     close(fd);
-    assert_int_equal(cox_kv_view_copy(view, 0, UINT64_MAX, bytes, NULL), 0);
-    assert_int_equal(cox_kv_view_copy(view, 1, 1, bytes, NULL), 0);
+    assert_int_equal(cox_kv_view_copy(view, 0, UINT64_MAX - 1, bytes, NULL), 0);
+    assert_int_equal(cox_kv_view_copy(view, 1, COX_KV_EXPECTED, bytes, NULL), COX_EMPTY);
+    assert_int_equal(cox_kv_view_await(view, 1, cox_deadline_after_ms(25)), COX_TIMEOUT);
     assert_int_equal(cox_kv_view_copy(view, 2, UINT64_MAX, bytes, NULL), COX_STALE);
     cox_kv_view_free(view);
     assert_int_equal(cox_kv_view_attach(STDIN_FILENO, &view, NULL), COX_DENIED);
@@ -344,7 +427,10 @@ int main(void)
 #endif
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(p9_a_block_is_copied_under_its_generation_alone),
+        cmocka_unit_test(generations_are_sequence_ids_where_they_can_be),
         cmocka_unit_test(what_cannot_be_taken_or_given_is_refused),
+        cmocka_unit_test(what_is_expected_is_awaited),
+        cmocka_unit_test(a_give_and_a_take_end_the_wait),
         cmocka_unit_test(a_view_outlives_the_owner),
         cmocka_unit_test(new_refuses_numbers_that_cannot_be),
         cmocka_unit_test(g1d_only_the_owner_can_ever_write),

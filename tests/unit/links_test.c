@@ -520,6 +520,61 @@ static void p9_a_destination_that_was_taken_meanwhile_is_stale(void **state)
     side_close(&side);
 }
 
+/* ---- blocks on their way ---- */
+
+enum { ARRIVAL_GIVE, ARRIVAL_TAKE, ARRIVAL_NEVER };
+
+struct arrival {
+    struct side *side;
+    int how;
+    /* checks of the pull so far */
+    int checks;
+    int cancel_at;
+};
+
+/* Block 3 comes, or does not, once the pull has waited for it. */
+static bool arrival_look(void *context)
+{
+    struct arrival *arrival = context;
+    struct cox_kv_blocks *blocks = cox_cache_kv_blocks(arrival->side->remote.cache);
+
+    if (++arrival->checks == 4 && arrival->how == ARRIVAL_GIVE)
+        cox_kv_blocks_give(blocks, 3, 7);
+    if (arrival->checks == 4 && arrival->how == ARRIVAL_TAKE)
+        cox_kv_blocks_take(blocks, 3);
+    return arrival->checks == arrival->cancel_at;
+}
+
+static void expect_pull(struct side *side, struct arrival *arrival, struct cox_pull *pull, int code)
+{
+    arrival->side = side;
+    pull->cancelled = arrival_look;
+    pull->context = arrival;
+    assert_int_equal(cox_kv_blocks_expect(cox_cache_kv_blocks(side->remote.cache), 3), 0);
+    assert_int_equal(cox_pulls_run(side->pulls, pull, NULL), code);
+    assert_int_equal(generation_of(side->cache, 5), code ? COX_CACHE_UNUSED : 9);
+    if (code)
+        assert_int_equal(pull->copied_bytes, 0);
+}
+
+static void a_pull_waits_for_a_block_on_its_way(void **state)
+{
+    struct side side;
+
+    (void)state;
+    side_open(&side);
+    struct cox_pull pull = pull_of(&side, "r");
+    expect_pull(&side, &(struct arrival){.how = ARRIVAL_GIVE}, &pull, 0);
+    expect_pull(&side, &(struct arrival){.how = ARRIVAL_TAKE}, &pull, COX_STALE);
+    expect_pull(&side, &(struct arrival){.how = ARRIVAL_NEVER, .cancel_at = 6}, &pull, COX_ABORTED);
+    pull.deadline_ns = cox_deadline_after_ms(30);
+    expect_pull(&side, &(struct arrival){.how = ARRIVAL_NEVER}, &pull, COX_TIMEOUT);
+    pull.deadline_ns = COX_DEADLINE_NEVER;
+    pull.lease_ns = cox_deadline_after_ms(30);
+    expect_pull(&side, &(struct arrival){.how = ARRIVAL_NEVER}, &pull, COX_STALE);
+    side_close(&side);
+}
+
 /* ---- many blocks ---- */
 
 /* All blocks there, to as many here. */
@@ -678,6 +733,7 @@ int main(void)
         cmocka_unit_test(p9_the_newest_1024_cancelled_ids_are_kept),
         cmocka_unit_test(p9_without_a_cache_nothing_is_pulled),
         cmocka_unit_test(p9_a_destination_that_was_taken_meanwhile_is_stale),
+        cmocka_unit_test(a_pull_waits_for_a_block_on_its_way),
         cmocka_unit_test(m11_all_blocks_are_copied_and_given),
         cmocka_unit_test(p9_a_stale_block_ends_the_pull_and_nothing_is_given),
         cmocka_unit_test(p9_a_pull_that_ends_between_two_copies_reports_what_it_copied),

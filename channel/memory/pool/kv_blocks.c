@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/futex.h"
 #include "channel/shm/region.h"
 #include "channel/memory/domain/domain_table.h"
 #include "kv_blocks_layout.h"
@@ -16,6 +17,8 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define LABEL "cox_payload_kv"
+#define GENERATION_PLAIN_MAX (UINT64_C(1) << 47)
+#define GENERATION_MAX ((UINT64_C(1) << 48) - 2)
 
 struct cox_kv_blocks {
     struct cox_region region;
@@ -128,33 +131,71 @@ int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks)
     return blocks->fd;
 }
 
-int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block)
+uint64_t cox_kv_generation_of(int64_t sequence)
 {
-    if (block >= blocks->count)
-        return COX_INVALID;
-    struct cox_kv_words *words = &blocks->words[block];
+    uint64_t mixed = (uint64_t)sequence;
+    if (sequence >= 1 && mixed <= GENERATION_PLAIN_MAX)
+        return mixed;
+    /* The finaliser of MurmurHash3, as of splitmix64: it separates neighbouring ids. */
+    mixed = (mixed ^ mixed >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
+    mixed ^= mixed >> 31;
+    return GENERATION_PLAIN_MAX + 1 + mixed % (GENERATION_MAX - GENERATION_PLAIN_MAX);
+}
+
+/* Without a user, and no longer awaited. */
+static void block_take(struct cox_kv_words *words, uint64_t generation)
+{
+    /* relaxed: the owner's own value. */
+    const uint64_t before = atomic_load_explicit(&words->kv_generation, memory_order_relaxed);
     /* (1) relaxed: ordered by (2). */
-    atomic_store_explicit(&words->kv_generation, COX_KV_UNUSED, memory_order_relaxed);
+    atomic_store_explicit(&words->kv_generation, generation, memory_order_relaxed);
     /* (2) release; partner: (a) in cox_kv_view_copy. */
     atomic_fetch_add_explicit(&words->kv_change, 1, memory_order_release);
     /* (3) Orders (2) before all writes of the content; partner: (d). */
     cox_kv_fence(memory_order_release);
     cox_fault_point(COX_FAULT_KV_TAKEN);
+    if (before == COX_KV_EXPECTED)
+        cox_futex_wake(cox_kv_futex(words));
+}
+
+int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block)
+{
+    if (block >= blocks->count)
+        return COX_INVALID;
+    block_take(&blocks->words[block], COX_KV_UNUSED);
     return 0;
+}
+
+int cox_kv_blocks_expect(struct cox_kv_blocks *blocks, uint32_t block)
+{
+    if (block >= blocks->count)
+        return COX_INVALID;
+    block_take(&blocks->words[block], COX_KV_EXPECTED);
+    return 0;
+}
+
+/* Returns whether the generation was `from`. */
+static bool block_give(struct cox_kv_words *words, uint64_t from, uint64_t generation)
+{
+    /* (5) release; partner: (b) in cox_kv_view_copy, which then sees the content. relaxed on
+     * failure: nothing depends on it. */
+    if (!atomic_compare_exchange_strong_explicit(&words->kv_generation, &from, generation,
+                                                 memory_order_release, memory_order_relaxed))
+        return false;
+    cox_fault_point(COX_FAULT_KV_GIVEN);
+    return true;
 }
 
 int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t generation)
 {
-    if (block >= blocks->count || generation == COX_KV_UNUSED)
+    if (block >= blocks->count || generation == COX_KV_UNUSED || generation == COX_KV_EXPECTED)
         return COX_INVALID;
-    uint64_t unused = COX_KV_UNUSED;
-    /* (5) release; partner: (b) in cox_kv_view_copy, which then sees the content. relaxed on
-     * failure: nothing depends on it. */
-    if (!atomic_compare_exchange_strong_explicit(&blocks->words[block].kv_generation, &unused,
-                                                 generation, memory_order_release,
-                                                 memory_order_relaxed))
+    struct cox_kv_words *words = &blocks->words[block];
+    if (block_give(words, COX_KV_EXPECTED, generation))
+        cox_futex_wake(cox_kv_futex(words));
+    else if (!block_give(words, COX_KV_UNUSED, generation))
         return COX_STATE;
-    cox_fault_point(COX_FAULT_KV_GIVEN);
     return 0;
 }
 

@@ -11,21 +11,25 @@
  *
  *     UNUSED -give: its content belongs to G-> G -take: it will be written, or G has ended-> UNUSED
  *
- * Each take also increments a counter of the block. A reader loads counter and generation, copies,
- * and loads the counter again. If the block was taken meanwhile, the copy may be torn: COX_STALE.
+ * Expect instead of take says that a give will follow soon: until then the generation is
+ * COX_KV_EXPECTED, and a reader can wait for it.
+ *
+ * Each take or expect also increments a counter of the block. A reader loads counter and
+ * generation, copies, and loads the counter again. If the block was taken meanwhile, the copy may
+ * be torn: COX_STALE.
  * So a block may be written only
- *   - between take and give; or
+ *   - between take or expect, and give; or
  *   - for the user it was given to, behind the positions that were filled at the give. Readers
  *     ignore those bytes, so no copy becomes invalid.
  * New content under the same generation is detected as well: there is a take in between.
  * kv_blocks_layout.h explains the memory order.
  *
- * Threads: any. But no other call on the object runs during new, free or attach, and only one take
- *   or give of a block at a time. Concurrent ones make the content of that block invalid, and have
- *   no other effect.
+ * Threads: any. But no other call on the object runs during new, free or attach, and only one take,
+ *   expect or give of a block at a time. Concurrent ones make the content of that block invalid,
+ *   and have no other effect.
  * Ownership: memory and fd belong to the object and are lent until free. A view has its own mapping
  *   and outlives the owner.
- * Blocks: nothing. Owner and readers never wait for each other: a copy is tried once.
+ * Blocks: await. Nothing else: a copy is tried once, and the owner waits for no reader.
  * Bytes: what a view reads is untrusted input. A hostile owner can falsify only its own blocks; a
  *   hostile reader cannot harm the owner.
  * Forks: in a child only free may be called on the owner's object.
@@ -44,9 +48,16 @@ extern "C" {
 
 /* Generation of a block without a user: it cannot be copied. */
 #define COX_KV_UNUSED UINT64_C(0)
+/* Generation of a block whose content is on its way: it cannot be copied yet. */
+#define COX_KV_EXPECTED UINT64_MAX
 #define COX_KV_BLOCK_COUNT_MAX (UINT32_C(1) << 24)
 /* block_size is a multiple of it, and blocks are aligned to it. */
 #define COX_KV_BLOCK_ALIGNMENT 64
+
+/* The generation that all ranks give the blocks of a sequence, and that a pull asks for: its id if
+ * that is 1 to 2^47, otherwise a hash above that range and below 2^48. Two hashes are equal in one
+ * of 2^47 cases. */
+COX_PUBLIC uint64_t cox_kv_generation_of(int64_t sequence);
 
 /* ---- the owner ---- */
 
@@ -84,15 +95,19 @@ COX_PUBLIC int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
  *   COX_INVALID: no such block
  */
 COX_PUBLIC int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
+/* As take, and says that a give, or a take, will follow soon: readers that know of the block wait
+ * for it. */
+COX_PUBLIC int cox_kv_blocks_expect(struct cox_kv_blocks *blocks, uint32_t block);
 /* From now on the block's content belongs to this generation.
  * Returns
  *   0
- *   COX_INVALID: no such block, or generation COX_KV_UNUSED
+ *   COX_INVALID: no such block, or generation COX_KV_UNUSED or COX_KV_EXPECTED
  *   COX_STATE: the block has a user, which stays: take it first
  */
 COX_PUBLIC int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block,
                                   uint64_t generation);
-/* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
+/* The current value, COX_KV_EXPECTED too; a relaxed load. COX_KV_UNUSED also if there is no such
+ * block. */
 COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block);
 
 /* ---- readers ---- */
@@ -127,11 +142,21 @@ uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
  * Returns
  *   0: `to` has the content that the owner gave under one generation
  *   COX_INVALID: no such block
+ *   COX_EMPTY: the block's content is on its way: await it, and copy again
  *   COX_STALE: the block has another user or none, or was taken during the copy; the bytes in `to`
  *     are invalid
  */
 COX_PUBLIC int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
                                 void *to, struct cox_error *err);
+/* Waits while the block's content is on its way. Whether it then comes under the generation that is
+ * wanted, copy says.
+ * Returns
+ *   0: it is not on its way, or no longer
+ *   COX_INVALID: no such block
+ *   COX_TIMEOUT
+ */
+COX_PUBLIC int cox_kv_view_await(const struct cox_kv_view *view, uint32_t block,
+                                 uint64_t deadline_ns);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,8 @@
  *   128             words         16 bytes per block: {kv_change, kv_generation}
  *   blocks_offset   blocks        block b at blocks_offset + b * block_size; a multiple of a page
  *
+ * A reader waits on the lower half of kv_generation, a futex, while that is EXPECTED.
+ *
  * Only the owner writes, all of it. Readers map it read-only, and the seals allow no more. What
  * they read is input: they copy the header once and check the copy; the words may be any numbers.
  *
@@ -18,12 +20,14 @@
  *          (4) the block's bytes                          (d) fence                       acquire
  *   give   (5) kv_generation = G       release            (e) kv_change == change?        relaxed
  *
+ * Expect is a take with EXPECTED in (1), which no copy accepts either.
+ *
  * A copy is valid when (b) read the requested generation and (e) holds. Let change be C and the
  * generation G, which a give (5) stored after take E.
  *   - Its bytes are those of take E or a later one: (b) is acquire and pairs with release (5),
  *   which follows the bytes (4).
  *   - E >= C: (a) is acquire and pairs with release (2); so (1) of take C is before (b), which
- *   reads UNUSED or what a give after that take stored.
+ *   reads UNUSED, EXPECTED or what a give after that take stored.
  *   - E <= C: (b) is acquire; so (2) of take E is before (e), which reads E or more.
  *   - No byte is of a take above C: had (c) read what (4) of take C + 1 wrote, the fences (3) and
  *   (d) would order (2) of that take before (e), which would have read C + 1.
@@ -72,6 +76,12 @@ struct cox_kv_words {
     _Atomic uint64_t kv_generation;
 };
 static_assert(sizeof(struct cox_kv_words) == 16, "layout");
+
+static inline _Atomic uint32_t *cox_kv_futex(const struct cox_kv_words *words)
+{
+    static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the lower half comes first");
+    return (_Atomic uint32_t *)(uintptr_t)&words->kv_generation;
+}
 
 /* (3) and (d). gcc rejects thread fences under ThreadSanitizer, which does not model them. That
  * build runs on x86-64 only, where loads are not reordered with loads, nor stores with stores. */

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/futex.h"
 #include "channel/shm/region.h"
 #include "channel/memory/domain/domain_table.h"
 #include "kv_blocks.h"
@@ -16,6 +17,8 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define LABEL "cox_payload_kv"
+/* Of one wait: the kernel compares half of a generation, and a hostile owner wakes nobody. */
+#define WAIT_MS 10
 
 struct cox_kv_view {
     /* read-only */
@@ -138,6 +141,8 @@ int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t ge
     const uint64_t change = atomic_load_explicit(&words->kv_change, memory_order_acquire);
     /* (b) acquire; partner: (5) in cox_kv_blocks_give. */
     const uint64_t now = atomic_load_explicit(&words->kv_generation, memory_order_acquire);
+    if (now == COX_KV_EXPECTED)
+        return cox_fail(err, COX_EMPTY, "the content of block %" PRIu32 " is on its way", block);
     if (now == COX_KV_UNUSED && generation == COX_KV_UNUSED)
         return cox_fail(err, COX_STALE, "block %" PRIu32 " belongs to no sequence", block);
     if (now == COX_KV_UNUSED || (generation != COX_KV_UNUSED && now != generation))
@@ -151,5 +156,20 @@ int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t ge
     /* (e) relaxed: ordered by (d). */
     if (atomic_load_explicit(&words->kv_change, memory_order_relaxed) != change)
         return cox_fail(err, COX_STALE, "block %" PRIu32 " was taken while it was copied", block);
+    return 0;
+}
+
+int cox_kv_view_await(const struct cox_kv_view *view, uint32_t block, uint64_t deadline_ns)
+{
+    if (block >= view->count)
+        return COX_INVALID;
+    const struct cox_kv_words *words = &view->words[block];
+    /* relaxed: a copy orders what it reads. */
+    while (atomic_load_explicit(&words->kv_generation, memory_order_relaxed) == COX_KV_EXPECTED) {
+        if (cox_now_ns() >= deadline_ns)
+            return COX_TIMEOUT;
+        cox_futex_wait(cox_kv_futex(words), (uint32_t)COX_KV_EXPECTED,
+                       cox_deadline_min(deadline_ns, cox_deadline_after_ms(WAIT_MS)));
+    }
     return 0;
 }
