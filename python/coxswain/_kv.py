@@ -193,7 +193,6 @@ class KvView(Owned):
                 lambda native, err: lib.cox_kv_view_copy(native, block, generation, target, err)
             )
 
-
     def wait(self, block: int, timeout: float) -> None:
         """Until the block's content is not on its way, or no longer, or for `timeout` seconds."""
         lib.cox_kv_view_await(self._use(), block, time.monotonic_ns() + int(timeout * 1e9))
