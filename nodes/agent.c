@@ -3,7 +3,7 @@
  *
  * Threads: frames come on a thread of libnats, or of a direct connection; one thread keeps the time
  *   and hands requests to the ranks that did not fit before; one starts, replaces and ends ranks, which
- *   takes time; one sends what is too large for NATS. `lock` protects the link and the fields below
+ *   takes time; one runs pulls; an outbox sends what is too large for NATS. `lock` protects the link and the fields below
  *   it. The executor's forward is called with it held; hooks of the executor take it, and hold none of
  *   the executor's locks then.
  */
@@ -19,10 +19,10 @@
 #include "group_relay.h"
 #include "image.h"
 #include "kv_relay.h"
-#include "nodes/direct/direct.h"
 #include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
 #include "nodes/link/recorder_fetch.h"
+#include "outbox.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 
@@ -39,19 +39,11 @@
 #define TICK_NS (20 * COX_NSEC_PER_MSEC)
 #define CONNECT_MS 10000
 #define START_TIMEOUT_MS 60000
-#define LARGE_MS 10000
 #define FLUSH_MS 500
 /* How often it is looked whether ranks are stopped. */
 #define LOOK_NS (250 * COX_NSEC_PER_MSEC)
 /* How often their processor time and memory are read. */
 #define USAGE_NS COX_NSEC_PER_SEC
-#define DIRECT_FRAME 1u
-
-struct large {
-    struct large *next;
-    uint8_t *bytes;
-    size_t size;
-};
 
 struct agent {
     const struct cox_node_agent_options *options;
@@ -83,15 +75,16 @@ struct agent {
     bool dead[COX_RANK_COUNT_MAX];
     uint32_t killed[COX_RANK_COUNT_MAX];
     struct cox_images images;
-    struct large *large_first, **large_end;
+    /* for what is too large for NATS; NULL: direct is not open */
+    struct cox_outbox *outbox;
     /* all that frames of the lead need is there */
     bool opened;
     /* why the agent ends; 0 with ending: the group has ended */
     bool ending;
     int end_code;
     char end_text[400];
-    bool threaded, large_threaded, time_threaded, kv_threaded;
-    pthread_t thread, large_thread, time_thread, kv_thread;
+    bool threaded, time_threaded, kv_threaded;
+    pthread_t thread, time_thread, kv_thread;
 };
 
 static void agent_say(const struct agent *agent, const char *text)
@@ -131,15 +124,11 @@ static void group_end(struct agent *agent, int code, const char *text)
 /* By a direct connection. Takes bytes. The lock is held. */
 static void send_large(struct agent *agent, uint8_t *bytes, size_t size)
 {
-    struct large *large = agent->cluster ? calloc(1, sizeof *large) : NULL;
-    if (!large) {
+    if (agent->outbox)
+        cox_outbox_put(agent->outbox, agent->link.lead_address, COX_DIRECT_FRAME, bytes, size, -1,
+                       0);
+    else
         free(bytes); /* as if it were lost */
-        return;
-    }
-    *large = (struct large){.bytes = bytes, .size = size};
-    *agent->large_end = large;
-    agent->large_end = &large->next;
-    pthread_cond_broadcast(&agent->changed);
 }
 
 /* The lock is held. */
@@ -152,39 +141,14 @@ static void agent_send(void *context, uint8_t *bytes, size_t size)
         send_large(agent, bytes, size);
 }
 
-static void *large_main(void *context)
+/* The outbox has lost a message. */
+static void on_lost(void *context, uint32_t number)
 {
     struct agent *agent = context;
-    pthread_setname_np(pthread_self(), "cox-node-large");
+    (void)number;
     pthread_mutex_lock(&agent->lock);
-    while (!agent->ending) {
-        struct large *large = agent->large_first;
-        if (!large) {
-            pthread_cond_wait(&agent->changed, &agent->lock);
-            continue;
-        }
-        agent->large_first = large->next;
-        if (!agent->large_first)
-            agent->large_end = &agent->large_first;
-        char address[128];
-        snprintf(address, sizeof address, "%s", agent->link.lead_address);
-        pthread_mutex_unlock(&agent->lock);
-        struct cox_error why = {0};
-        const struct iovec part = {.iov_base = large->bytes, .iov_len = large->size};
-        int r = cox_direct_send(
-            agent->direct, "lead", address, DIRECT_FRAME, &part, 1,
-            cox_now_ns() + LARGE_MS * COX_NSEC_PER_MSEC + cox_frame_transfer_ns(large->size), &why);
-        if (r)
-            cox_log_write(&agent->options->log, 4, "%zu bytes for the lead at %s: %s", large->size,
-                          address, why.text);
-        free(large->bytes);
-        free(large);
-        pthread_mutex_lock(&agent->lock);
-        if (r)
-            cox_agent_link_lost(&agent->link);
-    }
+    cox_agent_link_lost(&agent->link);
     pthread_mutex_unlock(&agent->lock);
-    return NULL;
 }
 
 /* The lock is held. */
@@ -967,7 +931,7 @@ static void on_direct(void *context, const char *peer, const char *group, uint32
         cox_group_relay_take(agent->relay, peer + 5, bytes, size);
         return;
     }
-    if (from_lead && kind == DIRECT_FRAME)
+    if (from_lead && kind == COX_DIRECT_FRAME)
         frame_take(agent, bytes, size, &bytes);
     else if (from_lead && kind == COX_DIRECT_IMAGE)
         image_take(agent, bytes, size);
@@ -1096,6 +1060,22 @@ static bool is_rank(void *context, pid_t pid)
     return found;
 }
 
+static int outbox_open(struct agent *agent, struct cox_error *err)
+{
+    const struct cox_outbox_options options = {.direct = agent->direct,
+                                               .peer = "lead",
+                                               .log = agent->options->log,
+                                               .context = agent,
+                                               .lost = on_lost};
+    struct cox_outbox *outbox = NULL;
+    if (cox_outbox_new(&options, &outbox))
+        return cox_fail(err, -ENOMEM, "no memory for the agent");
+    pthread_mutex_lock(&agent->lock);
+    agent->outbox = outbox;
+    pthread_mutex_unlock(&agent->lock);
+    return 0;
+}
+
 static int direct_open(struct agent *agent, struct cox_error *err)
 {
     const struct cox_node_agent_options *options = agent->options;
@@ -1125,6 +1105,8 @@ static int direct_open(struct agent *agent, struct cox_error *err)
     };
     int r = cox_direct_open(&direct, &agent->direct, err);
     if (r == 0)
+        r = outbox_open(agent, err);
+    if (r == 0)
         r = cox_group_relay_new(agent->direct, options->node, &options->log, &agent->relay, err);
     if (r == 0)
         snprintf(agent->address, sizeof agent->address, "%s:%u", host,
@@ -1144,8 +1126,6 @@ static void agent_close(struct agent *agent)
         pthread_join(agent->time_thread, NULL);
     if (agent->threaded)
         pthread_join(agent->thread, NULL);
-    if (agent->large_threaded)
-        pthread_join(agent->large_thread, NULL);
     if (agent->kv_threaded)
         pthread_join(agent->kv_thread, NULL);
     stop_ranks(agent);
@@ -1158,18 +1138,17 @@ static void agent_close(struct agent *agent)
     /* Direct connections still bring frames, which would be answered. */
     pthread_mutex_lock(&agent->lock);
     struct cox_cluster *cluster = agent->cluster;
+    struct cox_outbox *outbox = agent->outbox;
     agent->cluster = NULL;
+    agent->outbox = NULL;
     pthread_mutex_unlock(&agent->lock);
     cox_cluster_close(cluster);
+    if (agent->direct)
+        cox_direct_end(agent->direct);
+    cox_outbox_free(outbox);
     cox_direct_close(agent->direct);
     cox_group_relay_free(agent->relay);
     cox_kv_relay_free(agent->kv);
-    while (agent->large_first) {
-        struct large *large = agent->large_first;
-        agent->large_first = large->next;
-        free(large->bytes);
-        free(large);
-    }
     cox_images_clear(&agent->images);
     cox_agent_link_deinit(&agent->link);
     pthread_cond_destroy(&agent->changed);
@@ -1183,7 +1162,6 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
     if (!agent)
         return cox_fail(err, -ENOMEM, "no memory for the agent");
     agent->options = options;
-    agent->large_end = &agent->large_first;
     pthread_mutex_init(&agent->lock, NULL);
     cox_condition_init(&agent->changed);
     if (getrandom(&id, sizeof id, 0) != (ssize_t)sizeof id)
@@ -1222,11 +1200,8 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
         r = cox_thread_start(&agent->thread, agent_main, agent);
     agent->threaded = agent->direct && r == 0;
     if (r == 0)
-        r = cox_thread_start(&agent->large_thread, large_main, agent);
-    agent->large_threaded = agent->threaded && r == 0;
-    if (r == 0)
         r = cox_thread_start(&agent->time_thread, time_main, agent);
-    agent->time_threaded = agent->large_threaded && r == 0;
+    agent->time_threaded = agent->threaded && r == 0;
     if (r == 0)
         r = cox_thread_start(&agent->kv_thread, kv_main, agent);
     agent->kv_threaded = agent->time_threaded && r == 0;

@@ -3,7 +3,7 @@
  * cluster, to direct connections, and to the executor.
  *
  * Threads: frames come on a thread of libnats, or of a direct connection; a thread of this file keeps
- *   the time; a second one sends what is too large for NATS. `lock` protects the links. Events are
+ *   the time; outboxes send what is too large for NATS. `lock` protects the links. Events are
  *   handled without it, in their order, under `delivery`: the executor's functions are called there.
  *   So the order of locks is delivery, the executor's, lock.
  */
@@ -13,9 +13,9 @@
 #include "channel/base/thread.h"
 #include "channel/base/version.h"
 #include "image.h"
-#include "nodes/direct/direct.h"
 #include "nodes/link/lead_link.h"
 #include "nodes/link/recorder_fetch.h"
+#include "outbox.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -23,7 +23,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,13 +31,9 @@
 #define START_TIMEOUT_MS 60000
 #define CONNECT_MS 10000
 #define TELL_MS 1000
-/* A large frame must be handed over by then; it is asked for again otherwise. */
-#define LARGE_MS 10000
 /* The end of the group, and what was published before it, must be with the server by then. */
 #define FLUSH_MS 500
 #define SEQUENCE_MARGIN 65536
-/* Direct messages: a frame. */
-#define DIRECT_FRAME 1u
 
 /* What a node said that is not admitted. */
 struct hello {
@@ -61,18 +56,6 @@ struct hello {
     char **facts; /* name, value, ... */
     /* why it was refused; "": it was not */
     char refusal[320];
-};
-
-/* What goes by a direct connection, in this order. */
-struct large {
-    struct large *next;
-    uint32_t node;
-    uint32_t kind;
-    uint8_t *bytes;
-    size_t size;
-    /* of an image that is to follow bytes; -1: nothing follows */
-    int fd;
-    uint64_t fd_size;
 };
 
 /* Whether an agent whose connection to the server has ended is there: its address is tried. A process
@@ -133,11 +116,12 @@ struct cox_nodes {
     struct cox_recorder_fetches fetches;
     /* one of them is done */
     pthread_cond_t fetched;
-    /* the thread of large frames */
+    /* stopping has */
     pthread_cond_t changed;
-    struct large *large_first, **large_end;
-    bool threaded, large_threaded;
-    pthread_t thread, large_thread;
+    /* of each node, for what is too large for NATS; NULL: direct is not open */
+    struct cox_outbox **outboxes;
+    bool threaded;
+    pthread_t thread;
 };
 
 /* ---- sending ---- */
@@ -146,24 +130,13 @@ struct cox_nodes {
 static void send_large(struct cox_nodes *nodes, uint32_t node, uint32_t kind, uint8_t *bytes,
                        size_t size, int fd, uint64_t fd_size)
 {
-    struct large *large = calloc(1, sizeof *large);
-    if (!large) {
-        free(bytes); /* as if it were lost */
-        cox_close_fd(&fd);
+    if (nodes->outboxes[node]) {
+        cox_outbox_put(nodes->outboxes[node], nodes->links[node].address, kind, bytes, size, fd,
+                       fd_size);
         return;
     }
-    *large = (struct large){
-        .node = node, .kind = kind, .bytes = bytes, .size = size, .fd = fd, .fd_size = fd_size};
-    *nodes->large_end = large;
-    nodes->large_end = &large->next;
-    pthread_cond_broadcast(&nodes->changed);
-}
-
-static void large_free(struct large *large)
-{
-    free(large->bytes);
-    cox_close_fd(&large->fd);
-    free(large);
+    free(bytes); /* as if it were lost */
+    cox_close_fd(&fd);
 }
 
 /* A request that names an image follows it. */
@@ -181,7 +154,7 @@ static void send_to(struct cox_nodes *nodes, uint32_t node, uint8_t *bytes, size
     else if (goes_by_nats(nodes, bytes, size))
         cox_cluster_send(nodes->cluster, nodes->links[node].node, bytes, size);
     else
-        send_large(nodes, node, DIRECT_FRAME, bytes, size, -1, 0);
+        send_large(nodes, node, COX_DIRECT_FRAME, bytes, size, -1, 0);
 }
 
 /* Of a link; the lock is held. */
@@ -230,57 +203,13 @@ static void send_gathered(struct cox_nodes *nodes)
     }
 }
 
-static int large_send(struct cox_nodes *nodes, const struct large *large, const char *peer,
-                      const char *address, struct cox_error *err)
-{
-    struct iovec parts[2] = {{.iov_base = large->bytes, .iov_len = large->size}};
-    void *base = MAP_FAILED;
-    if (large->fd >= 0) {
-        base = mmap(NULL, large->fd_size, PROT_READ, MAP_SHARED, large->fd, 0);
-        if (base == MAP_FAILED)
-            return cox_fail(err, -errno, "mapping an image: %s", cox_status_text(-errno));
-        parts[1] = (struct iovec){.iov_base = base, .iov_len = large->fd_size};
-    }
-    const uint64_t deadline_ns = cox_now_ns() + LARGE_MS * COX_NSEC_PER_MSEC +
-                                 cox_frame_transfer_ns(large->size + large->fd_size);
-    int r = cox_direct_send(nodes->direct, peer, address, large->kind, parts,
-                            base == MAP_FAILED ? 1 : 2, deadline_ns, err);
-    if (base != MAP_FAILED)
-        munmap(base, large->fd_size);
-    return r;
-}
-
-static void *large_main(void *context)
+/* An outbox has lost a message for this node. */
+static void on_lost(void *context, uint32_t node)
 {
     struct cox_nodes *nodes = context;
-    pthread_setname_np(pthread_self(), "cox-nodes-large");
     pthread_mutex_lock(&nodes->lock);
-    while (!nodes->stopping) {
-        struct large *large = nodes->large_first;
-        if (!large) {
-            pthread_cond_wait(&nodes->changed, &nodes->lock);
-            continue;
-        }
-        nodes->large_first = large->next;
-        if (!nodes->large_first)
-            nodes->large_end = &nodes->large_first;
-        char peer[COX_NODE_NAME_MAX + 8], address[128];
-        snprintf(peer, sizeof peer, "node-%s", nodes->links[large->node].node);
-        snprintf(address, sizeof address, "%s", nodes->links[large->node].address);
-        pthread_mutex_unlock(&nodes->lock);
-        struct cox_error why = {0};
-        int r = address[0] ? large_send(nodes, large, peer, address, &why) : 0;
-        if (r)
-            cox_log_write(&nodes->options.log, 4, "%" PRIu64 " bytes for %s at %s: %s",
-                          large->size + large->fd_size, peer, address, why.text);
-        const uint32_t node = large->node;
-        large_free(large);
-        pthread_mutex_lock(&nodes->lock);
-        if (r)
-            cox_lead_link_lost(&nodes->links[node], cox_now_ns());
-    }
+    cox_lead_link_lost(&nodes->links[node], cox_now_ns());
     pthread_mutex_unlock(&nodes->lock);
-    return NULL;
 }
 
 static void send_message(struct cox_nodes *nodes, uint32_t node, enum cox_frame_kind kind,
@@ -329,11 +258,8 @@ static void event_handle(struct cox_nodes *nodes, const struct cox_lead_event *e
                               event->exit_status);
         break;
     case COX_LEAD_NODE_STATE:
-        if (event->state == COX_NODE_ABSENT) {
-            char peer[COX_NODE_NAME_MAX + 8];
-            snprintf(peer, sizeof peer, "node-%s", link->node);
-            cox_direct_drop(nodes->direct, peer);
-        }
+        if (event->state == COX_NODE_ABSENT)
+            cox_outbox_drop(nodes->outboxes[event->node]);
         cox_log_write(&nodes->options.log, event->state == COX_NODE_ALIVE ? 5 : 4, "%s",
                       event->text);
         break;
@@ -677,7 +603,8 @@ static void on_direct(void *context, const char *peer, const char *group, uint32
                       uint8_t *bytes, size_t size)
 {
     struct cox_nodes *nodes = context;
-    if (kind == DIRECT_FRAME && strncmp(peer, "node-", 5) == 0 && strcmp(group, nodes->group) == 0)
+    if (kind == COX_DIRECT_FRAME && strncmp(peer, "node-", 5) == 0 &&
+        strcmp(group, nodes->group) == 0)
         frame_take(nodes, peer + 5, bytes, size);
     free(bytes);
 }
@@ -1092,6 +1019,41 @@ static int direct_open(struct cox_nodes *nodes, struct cox_error *err)
     return r;
 }
 
+static int outboxes_open(struct cox_nodes *nodes, struct cox_error *err)
+{
+    for (uint32_t i = 0; i < nodes->node_count; i++) {
+        char peer[COX_NODE_NAME_MAX + 8];
+        const struct cox_outbox_options options = {.direct = nodes->direct,
+                                                   .peer = peer,
+                                                   .log = nodes->options.log,
+                                                   .context = nodes,
+                                                   .number = i,
+                                                   .lost = on_lost};
+        struct cox_outbox *outbox = NULL;
+        snprintf(peer, sizeof peer, "node-%s", nodes->links[i].node);
+        if (cox_outbox_new(&options, &outbox))
+            return cox_fail(err, -ENOMEM, "no memory for the nodes");
+        pthread_mutex_lock(&nodes->lock);
+        nodes->outboxes[i] = outbox;
+        pthread_mutex_unlock(&nodes->lock);
+    }
+    return 0;
+}
+
+/* What they send fails from now on. */
+static void outboxes_free(struct cox_nodes *nodes)
+{
+    if (nodes->direct)
+        cox_direct_end(nodes->direct);
+    for (uint32_t i = 0; nodes->outboxes && i < nodes->node_count; i++) {
+        pthread_mutex_lock(&nodes->lock);
+        struct cox_outbox *outbox = nodes->outboxes[i];
+        nodes->outboxes[i] = NULL;
+        pthread_mutex_unlock(&nodes->lock);
+        cox_outbox_free(outbox);
+    }
+}
+
 /* A node that is not there yet, or refused; -1: none. */
 static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, int *ret_code)
 {
@@ -1217,19 +1179,19 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     pthread_mutex_init(&nodes->lock, NULL);
     cox_condition_init(&nodes->changed);
     cox_condition_init(&nodes->fetched);
-    nodes->large_end = &nodes->large_first;
     cox_lead_events_init(&nodes->events);
     nodes->links = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->links);
     nodes->hellos = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->hellos);
     nodes->probes = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->probes);
     nodes->gathered = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->gathered);
+    nodes->outboxes = calloc(COX_NODE_COUNT_MAX, sizeof(struct cox_outbox *));
     for (uint32_t i = 0; nodes->probes && i < COX_NODE_COUNT_MAX; i++)
         nodes->probes[i].fd = -1;
     nodes->peers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peers);
     nodes->peer_pointers = calloc(COX_NODE_COUNT_MAX, sizeof *nodes->peer_pointers);
     nodes->facts = calloc(2 * options->nodes->fact_count + 1, sizeof *nodes->facts);
-    if (!nodes->links || !nodes->hellos || !nodes->probes || !nodes->gathered || !nodes->peers ||
-        !nodes->peer_pointers || !nodes->facts)
+    if (!nodes->links || !nodes->hellos || !nodes->probes || !nodes->gathered || !nodes->outboxes ||
+        !nodes->peers || !nodes->peer_pointers || !nodes->facts)
         return cox_fail(err, -ENOMEM, "no memory for the nodes");
     for (size_t i = 0; i < options->nodes->fact_count; i++) {
         nodes->facts[2 * i] = strdup(options->nodes->facts[i].name);
@@ -1312,13 +1274,11 @@ int cox_nodes_open(const struct cox_nodes_options *options, struct cox_nodes **r
     if (r == 0)
         r = direct_open(nodes, err);
     if (r == 0)
+        r = outboxes_open(nodes, err);
+    if (r == 0)
         r = cox_thread_start(&nodes->thread, nodes_main, nodes);
     if (nodes)
         nodes->threaded = nodes->direct && r == 0;
-    if (r == 0)
-        r = cox_thread_start(&nodes->large_thread, large_main, nodes);
-    if (nodes)
-        nodes->large_threaded = nodes->threaded && r == 0;
     if (r == 0)
         r = await_nodes(nodes, err);
     if (r) {
@@ -1345,23 +1305,17 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     pthread_mutex_unlock(&nodes->lock);
     if (nodes->threaded)
         pthread_join(nodes->thread, NULL);
-    if (nodes->large_threaded)
-        pthread_join(nodes->large_thread, NULL);
     /* Frames still come, by direct connections too, and would be answered. */
     pthread_mutex_lock(&nodes->lock);
     struct cox_cluster *cluster = nodes->cluster;
     nodes->cluster = NULL;
     pthread_mutex_unlock(&nodes->lock);
     cox_cluster_close(cluster);
+    outboxes_free(nodes);
     cox_direct_close(nodes->direct);
     struct cox_lead_event *event;
     while ((event = cox_lead_events_take(&nodes->events)))
         cox_lead_event_free(event);
-    while (nodes->large_first) {
-        struct large *large = nodes->large_first;
-        nodes->large_first = large->next;
-        large_free(large);
-    }
     cox_images_clear(&nodes->images);
     for (uint32_t i = 0; nodes->links && i < nodes->node_count; i++) {
         cox_lead_link_deinit(&nodes->links[i]);
@@ -1375,6 +1329,7 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     free(nodes->hellos);
     free(nodes->probes);
     free(nodes->gathered);
+    free((void *)nodes->outboxes);
     free(nodes->peers);
     free(nodes->peer_pointers);
     pthread_cond_destroy(&nodes->changed);

@@ -10,6 +10,9 @@
 
 #include "cluster.h"
 
+/* A direct message that is a frame. Other kinds: image.h, group_relay.h, kv_relay.h. */
+#define COX_DIRECT_FRAME 1u
+
 int cox_nodes_open(const struct cox_nodes_options *options, struct cox_nodes **ret_nodes,
                    struct cox_error *err);
 const struct cox_transport *cox_nodes_transport(struct cox_nodes *nodes);

@@ -394,16 +394,21 @@ int cox_direct_open(const struct cox_direct_options *options, struct cox_direct 
     return 0;
 }
 
-struct cox_direct *cox_direct_close(struct cox_direct *direct)
+void cox_direct_end(struct cox_direct *direct)
 {
-    if (!direct)
-        return NULL;
     pthread_mutex_lock(&direct->lock);
     direct->closing = true;
     for (struct cox_direct_peer *p = direct->peers; p; p = p->next)
         peer_shut_down(p);
     pthread_cond_broadcast(&direct->changed);
     pthread_mutex_unlock(&direct->lock);
+}
+
+struct cox_direct *cox_direct_close(struct cox_direct *direct)
+{
+    if (!direct)
+        return NULL;
+    cox_direct_end(direct);
     cox_direct_incoming_stop(direct);
     pthread_mutex_lock(&direct->lock);
     while (direct->send_count > 0)

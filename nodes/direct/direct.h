@@ -84,6 +84,9 @@ int cox_direct_open(const struct cox_direct_options *options, struct cox_direct 
  * Returns 0 or COX_INVALID. */
 int cox_direct_check_certificate(const char *ca, const char *certificate, const char *key,
                                  const char *name, struct cox_error *err);
+/* Ends all connections: sends that are under way, and later ones, fail with COX_CLOSED. For what else
+ * must end before close. */
+void cox_direct_end(struct cox_direct *direct);
 /* Ends all connections and threads, makes the sends under way fail, and frees. Waits for callbacks
  * that run. Not on a thread of this object; after it has begun, no other call may begin, except
  * from those callbacks. NULL-safe, returns NULL. */

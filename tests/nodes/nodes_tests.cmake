@@ -12,6 +12,14 @@ if(COX_NODES)
     cox_command_test(NAME nodes/direct LABEL nodes TIER all TIMEOUT 120
         COMMAND test_nodes_direct)
 
+    cox_test_program(test_nodes_outbox
+        SOURCES outbox_test.c ${PROJECT_SOURCE_DIR}/nodes/outbox.c ${direct_sources}
+        LIBS coxswain_node_links coxswain_channel PkgConfig::OPENSSL Threads::Threads)
+    target_include_directories(test_nodes_outbox PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    add_dependencies(test_nodes_outbox coxswain_messages)
+    cox_command_test(NAME nodes/outbox LABEL nodes TIER all TIMEOUT 60
+        COMMAND test_nodes_outbox)
+
     cox_test_program(test_nodes_kv_relay
         SOURCES kv_relay_test.c ${PROJECT_SOURCE_DIR}/nodes/kv_relay.c ${direct_sources}
         LIBS coxswain_node_links coxswain_messages coxswain_channel PkgConfig::OPENSSL Threads::Threads)

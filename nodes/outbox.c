@@ -1,0 +1,176 @@
+#include "outbox.h"
+
+#include "channel/base/thread.h"
+#include "nodes/link/frame.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* A message must be handed over by then, and by what cox_frame_transfer_ns adds for its size. */
+#define SEND_MS 10000
+#define ADDRESS_SIZE 128
+
+struct message {
+    struct message *next;
+    char address[ADDRESS_SIZE];
+    uint32_t kind;
+    uint8_t *bytes;
+    size_t size;
+    /* of memory that follows bytes; -1: nothing follows */
+    int fd;
+    uint64_t fd_size;
+};
+
+struct cox_outbox {
+    struct cox_outbox_options options;
+    char peer[COX_DIRECT_NAME_MAX + 1];
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* under the lock */
+    struct message *first, **end;
+    bool threaded, ending;
+    pthread_t thread;
+};
+
+int cox_outbox_new(const struct cox_outbox_options *options, struct cox_outbox **ret_outbox)
+{
+    struct cox_outbox *outbox = calloc(1, sizeof *outbox);
+    if (!outbox)
+        return -ENOMEM;
+    outbox->options = *options;
+    snprintf(outbox->peer, sizeof outbox->peer, "%s", options->peer);
+    outbox->end = &outbox->first;
+    pthread_mutex_init(&outbox->lock, NULL);
+    cox_condition_init(&outbox->changed);
+    *ret_outbox = outbox;
+    return 0;
+}
+
+static void message_free(struct message *message)
+{
+    free(message->bytes);
+    cox_close_fd(&message->fd);
+    free(message);
+}
+
+/* With the lock. */
+static void messages_free(struct cox_outbox *outbox)
+{
+    while (outbox->first) {
+        struct message *message = outbox->first;
+        outbox->first = message->next;
+        message_free(message);
+    }
+    outbox->end = &outbox->first;
+}
+
+struct cox_outbox *cox_outbox_free(struct cox_outbox *outbox)
+{
+    if (!outbox)
+        return NULL;
+    pthread_mutex_lock(&outbox->lock);
+    outbox->ending = true;
+    pthread_cond_broadcast(&outbox->changed);
+    pthread_mutex_unlock(&outbox->lock);
+    if (outbox->threaded)
+        pthread_join(outbox->thread, NULL);
+    messages_free(outbox);
+    pthread_cond_destroy(&outbox->changed);
+    pthread_mutex_destroy(&outbox->lock);
+    free(outbox);
+    return NULL;
+}
+
+void cox_outbox_drop(struct cox_outbox *outbox)
+{
+    pthread_mutex_lock(&outbox->lock);
+    messages_free(outbox);
+    pthread_mutex_unlock(&outbox->lock);
+    cox_direct_drop(outbox->options.direct, outbox->peer);
+}
+
+static int message_send(struct cox_outbox *outbox, const struct message *message,
+                        struct cox_error *err)
+{
+    struct iovec parts[2] = {{.iov_base = message->bytes, .iov_len = message->size}};
+    const uint64_t size = message->size + message->fd_size;
+    void *base = MAP_FAILED;
+    if (message->fd >= 0) {
+        base = mmap(NULL, message->fd_size, PROT_READ, MAP_SHARED, message->fd, 0);
+        if (base == MAP_FAILED)
+            return cox_fail(err, -errno, "mapping what is to be sent: %s", cox_status_text(-errno));
+        parts[1] = (struct iovec){.iov_base = base, .iov_len = message->fd_size};
+    }
+    int r = cox_direct_send(outbox->options.direct, outbox->peer, message->address, message->kind,
+                            parts, base == MAP_FAILED ? 1 : 2,
+                            cox_deadline_after_ms(SEND_MS) + cox_frame_transfer_ns(size), err);
+    if (base != MAP_FAILED)
+        munmap(base, message->fd_size);
+    return r;
+}
+
+/* Without the lock. */
+static void message_handle(struct cox_outbox *outbox, const struct message *message)
+{
+    const struct cox_outbox_options *options = &outbox->options;
+    struct cox_error why = {0};
+    int r = message->address[0] ? message_send(outbox, message, &why) : 0;
+    if (r == 0)
+        return;
+    cox_log_write(&options->log, 4, "%" PRIu64 " bytes for %s at %s: %s",
+                  message->size + message->fd_size, outbox->peer, message->address, why.text);
+    options->lost(options->context, options->number);
+}
+
+static void *outbox_main(void *context)
+{
+    struct cox_outbox *outbox = context;
+    pthread_setname_np(pthread_self(), "cox-outbox");
+    pthread_mutex_lock(&outbox->lock);
+    while (!outbox->ending) {
+        struct message *message = outbox->first;
+        if (!message) {
+            pthread_cond_wait(&outbox->changed, &outbox->lock);
+            continue;
+        }
+        outbox->first = message->next;
+        if (!outbox->first)
+            outbox->end = &outbox->first;
+        pthread_mutex_unlock(&outbox->lock);
+        message_handle(outbox, message);
+        message_free(message);
+        pthread_mutex_lock(&outbox->lock);
+    }
+    pthread_mutex_unlock(&outbox->lock);
+    return NULL;
+}
+
+void cox_outbox_put(struct cox_outbox *outbox, const char *address, uint32_t kind, uint8_t *bytes,
+                    size_t size, int fd, uint64_t fd_size)
+{
+    struct message *message = calloc(1, sizeof *message);
+    if (!message) {
+        free(bytes);
+        cox_close_fd(&fd);
+        return;
+    }
+    *message = (struct message){
+        .kind = kind, .bytes = bytes, .size = size, .fd = fd, .fd_size = fd >= 0 ? fd_size : 0};
+    snprintf(message->address, sizeof message->address, "%s", address);
+    pthread_mutex_lock(&outbox->lock);
+    if (!outbox->threaded && !outbox->ending)
+        outbox->threaded = cox_thread_start(&outbox->thread, outbox_main, outbox) == 0;
+    const bool sent = outbox->threaded && !outbox->ending;
+    if (sent) {
+        *outbox->end = message;
+        outbox->end = &message->next;
+        pthread_cond_broadcast(&outbox->changed);
+    }
+    pthread_mutex_unlock(&outbox->lock);
+    if (!sent)
+        message_free(message);
+}

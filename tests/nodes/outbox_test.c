@@ -1,0 +1,255 @@
+/* Outboxes (nodes/outbox.h), between processes that are addresses of the loopback here. */
+#include "nodes/outbox.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "channel/base/thread.h"
+
+#define PATIENCE_MS 30000
+/* More than the buffers of a connection hold. */
+#define LARGE_SIZE ((size_t)64 << 20)
+
+struct process {
+    struct cox_direct *direct;
+    char address[32];
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* under the lock */
+    bool stuck;
+    uint32_t arrived, stuck_count;
+    /* of the last message */
+    uint64_t sum;
+};
+
+struct world {
+    struct process lead, a, b;
+    struct cox_outbox *to_a, *to_b;
+    /* messages that were lost, of each */
+    _Atomic uint32_t lost[2];
+};
+
+static void on_message(void *context, const char *peer, const char *group, uint32_t kind,
+                       uint8_t *bytes, size_t size)
+{
+    struct process *process = context;
+    (void)peer, (void)group;
+    pthread_mutex_lock(&process->lock);
+    process->stuck_count++;
+    pthread_cond_broadcast(&process->changed);
+    while (process->stuck)
+        pthread_cond_wait(&process->changed, &process->lock);
+    assert_int_equal(kind, process->arrived); /* in order */
+    process->sum = 0;
+    for (size_t i = 0; i < size; i++)
+        process->sum += bytes[i];
+    process->arrived++;
+    pthread_cond_broadcast(&process->changed);
+    pthread_mutex_unlock(&process->lock);
+    free(bytes);
+}
+
+static void process_open(struct process *process, const char *name, const char *host)
+{
+    char listen[32];
+    struct cox_error err = {0};
+    snprintf(listen, sizeof listen, "%s:0", host);
+    const struct cox_direct_options options = {.name = name,
+                                               .group = "big",
+                                               .insecure_loopback = true,
+                                               .listen = listen,
+                                               .context = process,
+                                               .on_message = on_message};
+    *process = (struct process){.stuck = false};
+    pthread_mutex_init(&process->lock, NULL);
+    cox_condition_init(&process->changed);
+    if (cox_direct_open(&options, &process->direct, &err))
+        fail_msg("%s: %s", name, err.text);
+    snprintf(process->address, sizeof process->address, "%s:%u", host,
+             cox_direct_port(process->direct));
+}
+
+static void set_stuck(struct process *process, bool stuck)
+{
+    pthread_mutex_lock(&process->lock);
+    process->stuck = stuck;
+    pthread_cond_broadcast(&process->changed);
+    pthread_mutex_unlock(&process->lock);
+}
+
+/* count of process has come. */
+static void await(struct process *process, const uint32_t *count, uint32_t enough)
+{
+    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(PATIENCE_MS));
+    int r = 0;
+    pthread_mutex_lock(&process->lock);
+    while (*count < enough && r == 0)
+        r = pthread_cond_timedwait(&process->changed, &process->lock, &until);
+    assert_int_equal(*count, enough);
+    pthread_mutex_unlock(&process->lock);
+}
+
+static void on_lost(void *context, uint32_t number)
+{
+    struct world *world = context;
+    atomic_fetch_add(&world->lost[number], 1);
+}
+
+static void await_lost(struct world *world, uint32_t number)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    while (atomic_load(&world->lost[number]) == 0 && cox_now_ns() < deadline_ns)
+        usleep(1000);
+    assert_int_equal(atomic_load(&world->lost[number]), 1);
+}
+
+static struct cox_outbox *outbox_of(struct world *world, const char *peer, uint32_t number)
+{
+    const struct cox_outbox_options options = {.direct = world->lead.direct,
+                                               .peer = peer,
+                                               .context = world,
+                                               .number = number,
+                                               .lost = on_lost};
+    struct cox_outbox *outbox;
+    assert_int_equal(cox_outbox_new(&options, &outbox), 0);
+    return outbox;
+}
+
+static int set_up(void **state)
+{
+    static struct world world;
+    memset(&world, 0, sizeof world);
+    process_open(&world.lead, "lead", "127.0.0.1");
+    process_open(&world.a, "node-a", "127.0.0.2");
+    process_open(&world.b, "node-b", "127.0.0.3");
+    world.to_a = outbox_of(&world, "node-a", 0);
+    world.to_b = outbox_of(&world, "node-b", 1);
+    *state = &world;
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    struct world *world = *state;
+    set_stuck(&world->a, false);
+    cox_direct_end(world->lead.direct);
+    cox_outbox_free(world->to_a);
+    cox_outbox_free(world->to_b);
+    cox_direct_close(world->lead.direct);
+    cox_direct_close(world->a.direct);
+    cox_direct_close(world->b.direct);
+    return 0;
+}
+
+static void put(struct cox_outbox *outbox, const struct process *to, uint32_t kind, size_t size)
+{
+    uint8_t *bytes = malloc(size);
+    assert_non_null(bytes);
+    memset(bytes, 1, size);
+    cox_outbox_put(outbox, to->address, kind, bytes, size, -1, 0);
+}
+
+static void messages_arrive_in_order(void **state)
+{
+    struct world *world = *state;
+    for (uint32_t i = 0; i < 100; i++)
+        put(world->to_a, &world->a, i, i % 2 ? 10 : 100000);
+    await(&world->a, &world->a.arrived, 100);
+    assert_int_equal(atomic_load(&world->lost[0]), 0);
+}
+
+static void memory_follows_the_bytes(void **state)
+{
+    struct world *world = *state;
+    int fd = memfd_create("image", MFD_CLOEXEC);
+    uint8_t *bytes = malloc(2);
+    assert_int_equal(write(fd, "\3\4\5", 3), 3);
+    memcpy(bytes, "\1\2", 2);
+    cox_outbox_put(world->to_a, world->a.address, 0, bytes, 2, fd, 3);
+    await(&world->a, &world->a.arrived, 1);
+    assert_int_equal(world->a.sum, 1 + 2 + 3 + 4 + 5);
+    bytes = calloc(1, 1);
+    cox_outbox_put(world->to_a, "", 9, bytes, 1, -1, 0); /* to nobody */
+    put(world->to_a, &world->a, 1, 7);
+    await(&world->a, &world->a.arrived, 2);
+}
+
+/* Node a reads nothing, and what goes to it fills all buffers. */
+static void stick(struct world *world)
+{
+    set_stuck(&world->a, true);
+    put(world->to_a, &world->a, 0, 1);
+    await(&world->a, &world->a.stuck_count, 1);
+    for (uint32_t i = 1; i < 4; i++)
+        put(world->to_a, &world->a, i, LARGE_SIZE);
+}
+
+static void a_process_that_does_not_read_delays_no_other(void **state)
+{
+    struct world *world = *state;
+    stick(world);
+    for (uint32_t i = 0; i < 10; i++)
+        put(world->to_b, &world->b, i, 100000);
+    await(&world->b, &world->b.arrived, 10);
+    set_stuck(&world->a, false);
+    await(&world->a, &world->a.arrived, 4);
+}
+
+static void what_waits_for_a_dead_process_is_dropped(void **state)
+{
+    struct world *world = *state;
+    stick(world);
+    usleep(50000); /* mostly it is being sent then */
+    cox_outbox_drop(world->to_a);
+    set_stuck(&world->a, false);
+    await(&world->a, &world->a.arrived, 1);
+    /* What comes now is for the next process of this name. */
+    put(world->to_a, &world->a, 1, 7);
+    await(&world->a, &world->a.arrived, 2);
+    assert_int_equal(world->a.sum, 7);
+}
+
+static void the_end_waits_for_no_reader(void **state)
+{
+    struct world *world = *state;
+    const uint64_t start_ns = cox_now_ns();
+    stick(world);
+    cox_direct_end(world->lead.direct);
+    world->to_a = cox_outbox_free(world->to_a);
+    assert_true(cox_now_ns() - start_ns < 9000 * COX_NSEC_PER_MSEC);
+}
+
+static void a_message_that_is_refused_is_lost(void **state)
+{
+    struct world *world = *state;
+    put(world->to_b, &world->a, 0, 10); /* node a is not node b */
+    await_lost(world, 1);
+    put(world->to_b, &world->b, 0, 10);
+    await(&world->b, &world->b.arrived, 1);
+    assert_int_equal(atomic_load(&world->lost[1]), 1);
+    assert_int_equal(atomic_load(&world->lost[0]), 0);
+}
+
+int main(void)
+{
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(messages_arrive_in_order, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(memory_follows_the_bytes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_process_that_does_not_read_delays_no_other, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(what_waits_for_a_dead_process_is_dropped, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(the_end_waits_for_no_reader, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_message_that_is_refused_is_lost, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
