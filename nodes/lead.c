@@ -258,8 +258,10 @@ static void event_handle(struct cox_nodes *nodes, const struct cox_lead_event *e
                               event->exit_status);
         break;
     case COX_LEAD_NODE_STATE:
-        if (event->state == COX_NODE_ABSENT)
+        pthread_mutex_lock(&nodes->lock);
+        if (link->state == COX_NODE_ABSENT)
             cox_outbox_drop(nodes->outboxes[event->node]);
+        pthread_mutex_unlock(&nodes->lock);
         cox_log_write(&nodes->options.log, event->state == COX_NODE_ALIVE ? 5 : 4, "%s",
                       event->text);
         break;
@@ -395,6 +397,7 @@ static void admit(struct cox_nodes *nodes, uint32_t node)
     snprintf(link->address, sizeof link->address, "%s", hello->address);
     snprintf(link->server_id, sizeof link->server_id, "%s", hello->server_id);
     link->client_id = hello->client_id;
+    cox_outbox_drop(nodes->outboxes[node]); /* of an agent before it */
     cox_lead_link_admit(link, hello->agent, cox_now_ns());
     hello->heard_ns = 0; /* from here on its beats say whether it lives */
     peers_fill(nodes);

@@ -1,7 +1,8 @@
 #!/bin/sh
 # superseded.sh BUILD_DIR: a lead is stopped for longer than --dead-after, and a second one of the same name takes its
 # nodes over. The first one, going on, ends within 2 s, and its error names the second, whatever it does about deaths; the
-# second goes on answering right. A node of another release is refused, and named. Root only; under a minute.
+# second goes on answering right. A node that alone names a later lead ends no group. A node of another release is refused,
+# and named. Root only; under a minute.
 set -eu
 
 [ $# -eq 1 ] || { echo "usage: sh $0 BUILD_DIR" >&2; exit 2; }
@@ -72,6 +73,16 @@ for policy in fail wait restart restart-all; do
     export COXSWAIN_RUNTIME_DIR="$cluster_dir/run"
     rm "$cluster_dir/lead.log"
 done
+
+# One node, or who has its key, cannot end a group that others follow.
+cluster_lead a:2,b:2 --on-death fail
+cluster_ready
+COXSWAIN_VERSION=$version net_exec b python3 "$(dirname "$0")/hello.py" big b "$cluster_dir/certificates" \
+    "$(net_address "$cluster_server")" "$(net_address b):1" 9000000000000000000
+answers "after a hello of one node with a later epoch"
+echo "one node names a later epoch: the group goes on"
+cluster_run stop --name big >/dev/null
+cluster_await 10 gone "$cluster_lead_pid" || { echo "the lead does not end"; exit 1; }
 
 cluster_group=releases
 cluster_bin=$other/bin
