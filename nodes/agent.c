@@ -74,6 +74,8 @@ struct agent {
     /* its process is dead, and is not being replaced */
     bool dead[COX_RANK_COUNT_MAX];
     uint32_t killed[COX_RANK_COUNT_MAX];
+    /* the request that the kv thread fetches blocks for; 0: none */
+    uint64_t pulling;
     struct cox_images images;
     /* for what is too large for NATS; NULL: direct is not open */
     struct cox_outbox *outbox;
@@ -354,6 +356,7 @@ static void on_forwarded(void *context, const struct cox_forwarded *forwarded)
         pthread_mutex_lock(&agent->lock);
         cox_agent_link_done(&agent->link, forwarded->channel, forwarded->sequence);
         cox_agent_link_tick(&agent->link, cox_now_ns());
+        pthread_cond_broadcast(&agent->changed); /* the next pull may begin */
         pthread_mutex_unlock(&agent->lock);
         return;
     }
@@ -379,6 +382,11 @@ static void on_forwarded(void *context, const struct cox_forwarded *forwarded)
     pthread_mutex_lock(&agent->lock);
     cox_agent_link_answer(&agent->link, forwarded->channel, forwarded->sequence, &answer, done,
                           cox_now_ns());
+    if (forwarded->channel == COX_CHANNEL_TRANSFER) {
+        if (forwarded->sequence == agent->pulling)
+            cox_kv_relay_cancel(agent->kv); /* the ranks have ended, with all blocks or without */
+        pthread_cond_broadcast(&agent->changed);
+    }
     pthread_mutex_unlock(&agent->lock);
     while (owned_count > 0)
         free(owned[--owned_count]);
@@ -436,6 +444,15 @@ static void relay_begin(struct agent *agent)
         cox_log_write(&agent->options->log, 3, "%s", why.text);
 }
 
+static void info_translate(const struct cox_agent_link *link,
+                           Coxswain__PullKVRequest__PullKVInfo *info)
+{
+    if (info->deadline_ns)
+        info->deadline_ns = cox_agent_link_here(link, info->deadline_ns);
+    if (info->lease_ns)
+        info->lease_ns = cox_agent_link_here(link, info->lease_ns);
+}
+
 /* Times of the lead become times here, and KV blocks of other machines those that stand for them. Other
  * requests are passed on as they are. Returns the bytes, which the caller frees; NULL: they stay. */
 static uint8_t *request_rewrite(struct agent *agent, const struct cox_frame *frame,
@@ -457,13 +474,8 @@ static uint8_t *request_rewrite(struct agent *agent, const struct cox_frame *fra
             cox_kv_relay_link(agent->kv, message->pd_link_request, agent->rank_first,
                               agent->rank_count, cox_executor_socket(agent->executor), err);
     if (message->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST)
-        for (size_t i = 0; i < message->pull_kv_request->n_pull_kv_infos; i++) {
-            Coxswain__PullKVRequest__PullKVInfo *info = message->pull_kv_request->pull_kv_infos[i];
-            if (info->deadline_ns)
-                info->deadline_ns = cox_agent_link_here(link, info->deadline_ns);
-            if (info->lease_ns)
-                info->lease_ns = cox_agent_link_here(link, info->lease_ns);
-        }
+        for (size_t i = 0; i < message->pull_kv_request->n_pull_kv_infos; i++)
+            info_translate(link, message->pull_kv_request->pull_kv_infos[i]);
     *ret_size = coxswain__execute_request__get_packed_size(message);
     uint8_t *bytes = malloc(*ret_size + 1);
     if (bytes)
@@ -559,15 +571,19 @@ static bool run_transfer(struct agent *agent, const struct cox_frame *frame, uin
             ? message->pull_kv_request
             : NULL;
     const uint32_t first = agent->rank_first, count = agent->rank_count;
+    for (size_t i = 0; pulls && i < pulls->n_pull_kv_infos; i++)
+        info_translate(&agent->link, pulls->pull_kv_infos[i]);
     if (pulls)
         cox_kv_relay_expect(agent->kv, pulls, first, count);
     const int r = run_request(agent, frame, deadline_ns);
     if (pulls && r)
         cox_kv_relay_give_up(agent->kv, pulls, first, count);
     if (pulls && r == 0) {
+        agent->pulling = frame->sequence;
         pthread_mutex_unlock(&agent->lock);
         cox_kv_relay_pull(agent->kv, pulls, first, count, deadline_ns);
         pthread_mutex_lock(&agent->lock);
+        agent->pulling = 0;
     }
     coxswain__execute_request__free_unpacked(message, NULL);
     return r != COX_FULL;
@@ -581,7 +597,9 @@ static void *kv_main(void *context)
     while (!agent->ending) {
         struct cox_frame frame;
         uint64_t deadline_ns;
-        const bool ran = agent->executor && !agent->renew &&
+        const struct cox_agent_channel *transfer = &agent->link.channels[COX_CHANNEL_TRANSFER];
+        /* The ranks have replied to the request before. */
+        const bool ran = agent->executor && !agent->renew && transfer->done == transfer->taken &&
                          cox_agent_link_next(&agent->link, COX_CHANNEL_TRANSFER, cox_now_ns(),
                                              &frame, &deadline_ns) &&
                          run_transfer(agent, &frame, deadline_ns);
@@ -1121,6 +1139,8 @@ static void agent_close(struct agent *agent)
 {
     pthread_mutex_lock(&agent->lock);
     agent_end(agent, 0, "");
+    if (agent->kv)
+        cox_kv_relay_cancel(agent->kv);
     pthread_mutex_unlock(&agent->lock);
     if (agent->time_threaded)
         pthread_join(agent->time_thread, NULL);

@@ -21,6 +21,12 @@
 /* Of a piece, with one block at least: small enough that it is still in the cache when it is sent, or
  * put in its place. */
 #define PIECE_SIZE ((uint64_t)256 << 10)
+/* Without a piece for this long, it is tried whether the other agent is there. */
+#define LOOK_MS 500
+/* Of blocks that were pulled under any generation: one that no sequence has. */
+#define GENERATION_ANY (COX_KV_EXPECTED - 1)
+/* The other agent must have the question by then. */
+#define FETCH_MS 5000
 #define REPLY_MS 10000
 #define REPLY_BYTES_PER_MS 10000
 
@@ -93,6 +99,8 @@ struct cox_kv_relay {
     struct source *sources[SOURCE_COUNT_MAX];
     uint32_t source_count;
     struct fetching fetching;
+    /* of the request that is expected last */
+    bool cancelled;
     /* Begins anywhere: blocks for an earlier process at this address, of any group, fit no fetch of
      * this one. */
     uint64_t last_id;
@@ -278,23 +286,30 @@ static const char *name_of(const Coxswain__PullKVRequest__PullKVInfo *info)
     return info->cluster_id ? info->cluster_id : "";
 }
 
+static uint32_t block_at(const ProtobufCBinaryData *table, size_t i)
+{
+    int64_t block;
+    memcpy(&block, table->data + i * sizeof block, sizeof block);
+    return (uint32_t)(int64_t)le64toh((uint64_t)block);
+}
+
+static size_t blocks_in(const ProtobufCBinaryData *table)
+{
+    return table->len / sizeof(int64_t);
+}
+
 /* The block numbers of all tables, as a pull has them: i64 each. Returns how many; they are freed by the
- * caller. */
-static uint32_t blocks_of(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t **ret_blocks)
+ * caller. 0: none, or no memory for them. */
+static size_t blocks_of(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t **ret_blocks)
 {
     size_t count = 0, at = 0;
     for (size_t t = 0; t < info->n_src_block_tables; t++)
-        count += info->src_block_tables[t].len / sizeof(int64_t);
-    *ret_blocks = count && count <= BLOCK_COUNT_MAX ? calloc(count, sizeof **ret_blocks) : NULL;
-    if (!*ret_blocks)
-        return 0;
-    for (size_t t = 0; t < info->n_src_block_tables; t++)
-        for (size_t i = 0; i < info->src_block_tables[t].len / sizeof(int64_t); i++) {
-            int64_t block;
-            memcpy(&block, info->src_block_tables[t].data + i * sizeof block, sizeof block);
-            (*ret_blocks)[at++] = (uint32_t)(int64_t)le64toh((uint64_t)block);
-        }
-    return (uint32_t)count;
+        count += blocks_in(&info->src_block_tables[t]);
+    *ret_blocks = count ? calloc(count, sizeof **ret_blocks) : NULL;
+    for (size_t t = 0; *ret_blocks && t < info->n_src_block_tables; t++)
+        for (size_t i = 0; i < blocks_in(&info->src_block_tables[t]); i++)
+            (*ret_blocks)[at++] = block_at(&info->src_block_tables[t], i);
+    return *ret_blocks ? count : 0;
 }
 
 /* Two pulls of a request may copy the same block: what has come for one stays for the other, unless the
@@ -337,7 +352,8 @@ static int piece_use(struct fetching *fetching, const uint8_t *bytes, size_t siz
             continue;
         if (size < source->block_size)
             return COX_CORRUPT;
-        block_put(source, number, fetching->generation == COX_KV_UNUSED ? 1 : fetching->generation,
+        block_put(source, number,
+                  fetching->generation == COX_KV_UNUSED ? GENERATION_ANY : fetching->generation,
                   at);
         at += source->block_size;
         size -= source->block_size;
@@ -351,29 +367,60 @@ static bool fetching_is_over(const struct fetching *fetching)
     return fetching->status || fetching->unlinked || fetching->arrived == fetching->count;
 }
 
-/* Returns 0; COX_TIMEOUT; COX_CLOSED: unlinked; COX_CORRUPT; the owner's status. */
+/* Whether no process listens at this address any more. *fd: a probe whose result was not there the last
+ * time, or -1. */
+static bool is_gone(const char *address, int *fd)
+{
+    int r;
+    if (*fd < 0) {
+        r = cox_direct_probe(address);
+        *fd = r < 0 ? -1 : r;
+    } else {
+        r = cox_direct_probe_result(*fd);
+        if (r != -EINPROGRESS)
+            cox_close_fd(fd);
+    }
+    return r == -ECONNREFUSED;
+}
+
+/* Returns 0; COX_TIMEOUT; COX_CLOSED: unlinked, or cancelled; COX_PEER_DEAD; COX_CORRUPT; the owner's
+ * status. */
 static int fetching_await(struct cox_kv_relay *relay, uint64_t deadline_ns)
 {
-    const struct timespec until = cox_deadline_timespec(deadline_ns);
     const struct fetching *fetching = &relay->fetching;
+    uint32_t arrived = 0;
+    bool gone = false;
+    int fd = -1;
     pthread_mutex_lock(&relay->lock);
-    while (!fetching_is_over(fetching) && cox_now_ns() < deadline_ns)
-        pthread_cond_timedwait(&relay->arrived, &relay->lock, &until);
+    while (!fetching_is_over(fetching) && !relay->cancelled && !gone &&
+           cox_now_ns() < deadline_ns) {
+        const uint64_t look_ns = cox_deadline_min(deadline_ns, cox_deadline_after_ms(LOOK_MS));
+        const struct timespec until = cox_deadline_timespec(look_ns);
+        int r = 0;
+        while (!fetching_is_over(fetching) && !relay->cancelled && r == 0)
+            r = pthread_cond_timedwait(&relay->arrived, &relay->lock, &until);
+        if (r && fetching->arrived == arrived && !fetching->unlinked)
+            gone = is_gone(fetching->source->address, &fd);
+        arrived = fetching->arrived;
+    }
     int r = fetching->status;
     if (r == 0 && fetching->arrived < fetching->count)
-        r = fetching->unlinked ? COX_CLOSED : COX_TIMEOUT;
+        r = fetching->unlinked || relay->cancelled ? COX_CLOSED
+            : gone                                 ? COX_PEER_DEAD
+                                                   : COX_TIMEOUT;
     pthread_mutex_unlock(&relay->lock);
+    cox_close_fd(&fd);
     return r;
 }
 
-/* From now on pieces are put in the place of these blocks. Returns whether there is such a link; then
- * end has to be called. */
+/* From now on pieces are put in the place of these blocks. Returns whether there is such a link, and
+ * somebody waits; then end has to be called. */
 static bool fetching_begin(struct cox_kv_relay *relay,
                            const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t rank,
                            const uint32_t *numbers, uint32_t count)
 {
     pthread_mutex_lock(&relay->lock);
-    struct source *source = source_find(relay, name_of(info), rank);
+    struct source *source = relay->cancelled ? NULL : source_find(relay, name_of(info), rank);
     if (source)
         relay->fetching = (struct fetching){
             .id = ++relay->last_id,
@@ -412,16 +459,37 @@ static int blocks_fetch(struct cox_kv_relay *relay, uint64_t deadline_ns, struct
                                   {.iov_base = (void *)(uintptr_t)fetching->numbers,
                                    .iov_len = fetching->count * sizeof *fetching->numbers}};
     int r = cox_direct_send(relay->direct, peer, source->address, COX_DIRECT_FETCH, parts, 2,
-                            deadline_ns, err);
+                            cox_deadline_min(deadline_ns, cox_deadline_after_ms(FETCH_MS)), err);
     if (r)
         return r;
     r = fetching_await(relay, deadline_ns);
     if (r == COX_TIMEOUT)
         return cox_fail(err, r, "node %s has not sent %" PRIu32 " KV blocks in time", source->node,
                         fetching->count);
+    if (r == COX_PEER_DEAD)
+        return cox_fail(err, r,
+                        "the agent of node %s has died, and has not sent %" PRIu32 " KV blocks",
+                        source->node, fetching->count);
     return r ? cox_fail(err, r, "node %s refuses %" PRIu32 " KV blocks: %s", source->node,
                         fetching->count, cox_status_text(r))
              : 0;
+}
+
+/* What one rank pulls in one pull. COX_CLOSED is not an error: nobody waits. */
+static int pull_one(struct cox_kv_relay *relay, const Coxswain__PullKVRequest__PullKVInfo *info,
+                    uint32_t rank, const uint32_t *numbers, size_t count, uint64_t deadline_ns,
+                    struct cox_error *err)
+{
+    int r = 0;
+    for (size_t at = 0; r == 0 && at < count; at += BLOCK_COUNT_MAX) {
+        const size_t left = count - at;
+        if (!fetching_begin(relay, info, rank, numbers + at,
+                            left < BLOCK_COUNT_MAX ? (uint32_t)left : BLOCK_COUNT_MAX))
+            return 0;
+        r = blocks_fetch(relay, deadline_ns, err);
+        fetching_end(relay);
+    }
+    return r == COX_CLOSED ? 0 : r;
 }
 
 /* What is done with each block of a request's pulls, under the lock. */
@@ -429,18 +497,15 @@ static void blocks_each(struct cox_kv_relay *relay, const Coxswain__PullKVReques
                         uint32_t rank_first, uint32_t rank_count,
                         void (*what)(struct source *source, uint32_t block))
 {
-    pthread_mutex_lock(&relay->lock);
     for (size_t i = 0; i < request->n_pull_kv_infos; i++) {
         const Coxswain__PullKVRequest__PullKVInfo *info = request->pull_kv_infos[i];
-        uint32_t *numbers, count = blocks_of(info, &numbers);
         for (uint32_t rank = rank_first; rank < rank_first + rank_count; rank++) {
             struct source *source = source_find(relay, name_of(info), rank);
-            for (uint32_t k = 0; source && k < count; k++)
-                what(source, numbers[k]);
+            for (size_t t = 0; source && t < info->n_src_block_tables; t++)
+                for (size_t k = 0; k < blocks_in(&info->src_block_tables[t]); k++)
+                    what(source, block_at(&info->src_block_tables[t], k));
         }
-        free(numbers);
     }
-    pthread_mutex_unlock(&relay->lock);
 }
 
 static void block_expect(struct source *source, uint32_t block)
@@ -451,13 +516,32 @@ static void block_expect(struct source *source, uint32_t block)
 void cox_kv_relay_expect(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
                          uint32_t rank_first, uint32_t rank_count)
 {
+    pthread_mutex_lock(&relay->lock);
+    relay->cancelled = false;
     blocks_each(relay, request, rank_first, rank_count, block_expect);
+    pthread_mutex_unlock(&relay->lock);
 }
 
 void cox_kv_relay_give_up(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
                           uint32_t rank_first, uint32_t rank_count)
 {
+    pthread_mutex_lock(&relay->lock);
     blocks_each(relay, request, rank_first, rank_count, block_give_up);
+    pthread_mutex_unlock(&relay->lock);
+}
+
+void cox_kv_relay_cancel(struct cox_kv_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->cancelled = true;
+    pthread_cond_broadcast(&relay->arrived);
+    pthread_mutex_unlock(&relay->lock);
+}
+
+/* 0 in a message: never. */
+static uint64_t until(uint64_t deadline_ns, uint64_t time_ns)
+{
+    return time_ns ? cox_deadline_min(deadline_ns, time_ns) : deadline_ns;
 }
 
 void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
@@ -465,15 +549,14 @@ void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest
 {
     for (size_t i = 0; i < request->n_pull_kv_infos; i++) {
         const Coxswain__PullKVRequest__PullKVInfo *info = request->pull_kv_infos[i];
-        uint32_t *numbers, count = blocks_of(info, &numbers);
-        for (uint32_t rank = rank_first; count && rank < rank_first + rank_count; rank++) {
+        const uint64_t end_ns = until(until(deadline_ns, info->deadline_ns), info->lease_ns);
+        uint32_t *numbers;
+        const size_t count = blocks_of(info, &numbers);
+        for (uint32_t rank = rank_first; rank < rank_first + rank_count; rank++) {
             struct cox_error why = {0};
-            if (!fetching_begin(relay, info, rank, numbers, count))
-                continue;
-            if (blocks_fetch(relay, deadline_ns, &why))
+            if (pull_one(relay, info, rank, numbers, count, end_ns, &why))
                 cox_log_write(&relay->log, 4, "a pull from the group '%s', rank %" PRIu32 ": %s",
                               name_of(info), rank, why.text);
-            fetching_end(relay);
         }
         free(numbers);
     }

@@ -13,9 +13,13 @@
  * A process may fetch from the ranks of an agent only: the handle must be of one of them. Pieces are taken
  * from the node that was asked only. The other agent is of another group, mostly.
  *
+ * One request at a time is expected and pulled, after the ranks have replied to the one before: else
+ * they could copy a block of it that is expected anew.
+ *
  * Threads: link on one at a time, and expect, pull and give_up on one at a time; they may be two, and a
- *   link that is removed during its pull ends it. take on any.
- * Blocks: pull, until the blocks are there, or deadline_ns.
+ *   link that is removed during its pull ends it. take and cancel on any.
+ * Blocks: pull, until the blocks are there, cancel, the deadlines, or the end of the process that has
+ *   them (0.5 s later).
  */
 #ifndef COX_NODES_KV_RELAY_H
 #define COX_NODES_KV_RELAY_H
@@ -47,9 +51,12 @@ void cox_kv_relay_expect(struct cox_kv_relay *relay, const Coxswain__PullKVReque
 /* Nothing will come of what was expected: the request was not passed on. */
 void cox_kv_relay_give_up(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
                           uint32_t rank_first, uint32_t rank_count);
-/* Fetches what is expected. What cannot be had is unused in the end, and logged. */
+/* Fetches what is expected. What cannot be had is unused in the end, and logged. The deadlines and leases
+ * of the request are on this machine's clock. */
 void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,
                        uint32_t rank_first, uint32_t rank_count, uint64_t deadline_ns);
+/* Nobody waits any more for what is expected, or is being fetched: ends the pull. */
+void cox_kv_relay_cancel(struct cox_kv_relay *relay);
 /* A direct message of these kinds, of the process `peer`. Takes bytes (free). */
 void cox_kv_relay_take(struct cox_kv_relay *relay, const char *peer, uint32_t kind, uint8_t *bytes,
                        size_t size);

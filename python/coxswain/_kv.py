@@ -138,7 +138,7 @@ class KvBlocks(Mapped):
 
     def expect(self, block: int) -> None:
         """As take, for content that is on its way: readers that know of the block wait for its
-        give, or for a take."""
+        give, or for a take. For those on other machines it is stale until then."""
         lib.cox_kv_blocks_expect(self._blocks, self._check(block))
 
     def give(self, block: int, generation: int) -> None:

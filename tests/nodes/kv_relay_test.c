@@ -213,6 +213,15 @@ static void pull_all(struct cluster *cluster, const int64_t *sequences, size_t c
     cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(timeout_ms));
 }
 
+/* Without a deadline: something else has to end it. */
+static void pull_for_ever(struct cluster *cluster)
+{
+    struct request request;
+    request_make(&request, &cluster->sequence, 1);
+    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
+    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, COX_DEADLINE_NEVER);
+}
+
 static void pull(struct cluster *cluster, uint64_t timeout_ms)
 {
     pull_all(cluster, &cluster->sequence, 1, timeout_ms);
@@ -319,6 +328,45 @@ static void pulls_of_one_request_may_share_blocks(void **state)
     }
 }
 
+/* A pull of any sequence leaves nothing that a pull of one takes for its own. */
+static void a_pull_of_any_sequence_is_of_none(void **state)
+{
+    static const int64_t sequences[] = {0, 1};
+    struct cluster *cluster = *state;
+    struct request request;
+    struct cox_kv_view *view = local_view(cluster);
+    uint8_t bytes[BLOCK_SIZE];
+    request_make(&request, sequences, 2);
+    request.infos[0].has_src_sequence = 0;
+    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
+    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(PATIENCE_MS));
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
+        assert_int_equal(cox_kv_view_copy(view, b, cox_kv_generation_of(1), bytes, NULL),
+                         COX_STALE);
+        assert_int_equal(cox_kv_view_copy(view, b, COX_KV_UNUSED, bytes, NULL), 0);
+    }
+    cox_kv_view_free(view);
+}
+
+/* More than one fetch may have. */
+static void long_tables_are_pulled_whole(void **state)
+{
+    enum { COUNT = 66000 };
+    struct cluster *cluster = *state;
+    struct request request;
+    int64_t *numbers = calloc(COUNT, sizeof *numbers);
+    request_make(&request, &cluster->sequence, 1);
+    for (uint32_t i = 0; i < COUNT; i++) /* none exists but the last */
+        numbers[i] = i < COUNT - 1 ? BLOCK_COUNT + i : 3;
+    request.table =
+        (ProtobufCBinaryData){.data = (uint8_t *)numbers, .len = COUNT * sizeof *numbers};
+    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
+    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(PATIENCE_MS));
+    assert_string_equal(cluster->a.said, "");
+    assert_int_equal(local_count(cluster), 1);
+    free(numbers);
+}
+
 static void what_is_not_passed_on_is_given_up(void **state)
 {
     struct cluster *cluster = *state;
@@ -359,7 +407,7 @@ struct reply {
     struct piece piece;
     /* behind it: a status and a block, both zero, if all of it is sent */
     size_t body_size;
-    bool unlinks;
+    enum { SENDS, UNLINKS, CANCELS, DIES } does;
 };
 
 /* Once the fetch has arrived at b, which is mute. */
@@ -370,10 +418,14 @@ static void *reply_main(void *context)
     uint64_t id;
     while ((id = atomic_load(&cluster->b.asked)) == 0)
         usleep(1000);
-    if (reply->unlinks) {
+    if (reply->does == UNLINKS)
         ask_link(cluster, false);
+    if (reply->does == CANCELS)
+        cox_kv_relay_cancel(cluster->a.relay);
+    if (reply->does == DIES)
+        cluster->b.direct = cox_direct_close(cluster->b.direct);
+    if (reply->does != SENDS)
         return NULL;
-    }
     reply->piece.id = id;
     static uint8_t body[BODY_SIZE];
     const struct iovec parts[] = {{.iov_base = &reply->piece, .iov_len = sizeof reply->piece},
@@ -436,13 +488,64 @@ static void a_piece_that_is_cut_off_ends_the_pull(void **state)
 static void an_unlink_ends_the_pull(void **state)
 {
     struct cluster *cluster = *state;
-    struct reply reply = {.unlinks = true};
+    struct reply reply = {.does = UNLINKS};
     struct cox_kv_view *view = local_view(cluster);
     assert_true(pull_with(cluster, &reply, PATIENCE_MS) < PATIENCE_MS);
     /* And the wait of a rank that pulls from it. */
     for (uint32_t b = 0; b < BLOCK_COUNT; b++)
         assert_int_equal(local_copy(cluster, view, b), COX_STALE);
     cox_kv_view_free(view);
+}
+
+static void expect_end(struct cluster *cluster, struct reply *reply)
+{
+    struct cox_kv_view *view = local_view(cluster);
+    pthread_t thread;
+    reply->cluster = cluster;
+    cluster->b.mute = true;
+    assert_int_equal(pthread_create(&thread, NULL, reply_main, reply), 0);
+    pull_for_ever(cluster);
+    pthread_join(thread, NULL);
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++)
+        assert_int_equal(local_copy(cluster, view, b), COX_STALE);
+    cox_kv_view_free(view);
+}
+
+static void a_cancel_ends_the_pull(void **state)
+{
+    struct cluster *cluster = *state;
+    struct reply reply = {.does = CANCELS};
+    expect_end(cluster, &reply);
+    assert_string_equal(cluster->a.said, "");
+    /* And that one alone. */
+    cluster->b.mute = false;
+    pull(cluster, PATIENCE_MS);
+    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+}
+
+static void the_death_of_the_other_agent_ends_the_pull(void **state)
+{
+    struct cluster *cluster = *state;
+    struct reply reply = {.does = DIES};
+    expect_end(cluster, &reply);
+    assert_non_null(strstr(cluster->a.said, "the agent of node b has died"));
+}
+
+/* Of which the request may have no deadline. */
+static void the_end_of_a_lease_ends_the_pull(void **state)
+{
+    struct cluster *cluster = *state;
+    struct request request;
+    cluster->b.mute = true;
+    for (int i = 0; i < 2; i++) {
+        request_make(&request, &cluster->sequence, 1);
+        *(i ? &request.infos[0].lease_ns : &request.infos[0].deadline_ns) =
+            cox_deadline_after_ms(SHORT_MS);
+        cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
+        cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, COX_DEADLINE_NEVER);
+        assert_non_null(strstr(cluster->a.said, "in time"));
+        cluster->a.said[0] = '\0';
+    }
 }
 
 static void *pull_main(void *context)
@@ -487,11 +590,17 @@ int main(void)
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_sequence_may_have_any_number, set_up, tear_down),
         cmocka_unit_test_setup_teardown(pulls_of_one_request_may_share_blocks, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_pull_of_any_sequence_is_of_none, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(long_tables_are_pulled_whole, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_not_passed_on_is_given_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(memory_of_another_process_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(only_the_node_that_was_asked_answers, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_piece_out_of_its_place_ends_the_pull, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_piece_that_is_cut_off_ends_the_pull, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_cancel_ends_the_pull, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(the_death_of_the_other_agent_ends_the_pull, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(the_end_of_a_lease_ends_the_pull, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_rank_copies_what_has_come_while_the_rest_comes, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(an_unlink_ends_the_pull, set_up, tear_down),

@@ -330,7 +330,7 @@ static void g1d_a_view_checks_all_that_an_owner_writes(void **state)
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         expect_refused(&bad[i], 16384, ALL, COX_CORRUPT);
     memcpy((void *)&bad[0], (const void *)&good, sizeof(good));
-    bad[0].version = 2;
+    bad[0].version = COX_KV_VERSION + 1;
     expect_refused(&bad[0], 16384, ALL, COX_VERSION);
 
     /* Any numbers in the words are valid generations, nothing else. */

@@ -96,7 +96,7 @@ COX_PUBLIC int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
  */
 COX_PUBLIC int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
 /* As take, and says that a give, or a take, will follow soon: readers that know of the block wait
- * for it. */
+ * for it. For readers on other machines, whose agent copies it for them, it is stale until then. */
 COX_PUBLIC int cox_kv_blocks_expect(struct cox_kv_blocks *blocks, uint32_t block);
 /* From now on the block's content belongs to this generation.
  * Returns

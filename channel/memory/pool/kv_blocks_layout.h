@@ -31,6 +31,8 @@
  *   - E <= C: (b) is acquire; so (2) of take E is before (e), which reads E or more.
  *   - No byte is of a take above C: had (c) read what (4) of take C + 1 wrote, the fences (3) and
  *   (d) would order (2) of that take before (e), which would have read C + 1.
+ * (4) may be another thread's, which a mutex orders behind (3): processors make stores visible to
+ * all others at once, so (2) is visible before (4) is.
  * So all bytes belong to take C = E. What the block's sequence writes behind the positions it had
  * filled belongs to the same take, and disturbs no copy.
  *
@@ -52,7 +54,7 @@
 #include "channel/base/tsan.h"
 
 #define COX_KV_MAGIC UINT64_C(0x31304b4c42564b43) /* "CKVBLK01" */
-#define COX_KV_VERSION 1
+#define COX_KV_VERSION 2
 #define COX_KV_WORDS_OFFSET 128
 #define COX_KV_PAGE_SIZE UINT64_C(4096)
 
