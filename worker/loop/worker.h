@@ -283,8 +283,9 @@ struct cox_worker_callbacks {
      *   - link attaches to the KV blocks of another group's ranks (cox_handle_open,
      *     cox_kv_view_attach).
      *   - pull_kv copies a block under the generation that the request names (cox_kv_view_copy,
-     *     cox_kv_generation_of). On COX_EMPTY, as for a block that still comes from another machine,
-     *     it waits a moment (cox_kv_view_await), looks whether it must end, and copies again.
+     *     cox_kv_generation_of). On COX_EMPTY, as for a block that still comes from another
+     *     machine, it waits a moment (cox_kv_view_await), looks whether it must end, and copies
+     *     again.
      *   - Before a step writes a block that belonged to another sequence, it calls
      *     cox_kv_blocks_take, and cox_kv_blocks_give after it. */
     void (*link)(void *context, const struct Coxswain__PDLinkRequest *request);
