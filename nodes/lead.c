@@ -19,7 +19,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TICK_NS (20 * COX_NSEC_PER_MSEC)
 #define START_TIMEOUT_MS 60000
 #define CONNECT_MS 10000
 #define TELL_MS 1000
@@ -238,7 +237,7 @@ static void *nodes_main(void *context)
     struct cox_nodes *nodes = context;
     pthread_setname_np(pthread_self(), "cox-nodes");
     for (;;) {
-        nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = COX_LEAD_TICK_NS}, NULL);
         const uint64_t now_ns = cox_now_ns();
         pthread_mutex_lock(&nodes->lock);
         const bool stopping = nodes->stopping;
@@ -382,7 +381,7 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
             cox_log_write(&options->log, 4, "waiting: %s", text);
         if (cox_now_ns() >= tell_ns)
             told = missing;
-        nanosleep(&(struct timespec){.tv_nsec = TICK_NS}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = COX_LEAD_TICK_NS}, NULL);
     }
 }
 

@@ -12,6 +12,9 @@
 
 #include <pthread.h>
 
+/* How often the lead looks at the time. */
+#define COX_LEAD_TICK_NS (20 * COX_NSEC_PER_MSEC)
+
 /* What a node said that is not admitted. */
 struct hello {
     /* 0: none */

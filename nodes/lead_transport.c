@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TICK_NS (20 * COX_NSEC_PER_MSEC)
 /* The end of the group, and what was published before it, must be with the server by then. */
 #define FLUSH_MS 500
 
@@ -237,7 +236,8 @@ static int transport_recorder(void *context, uint32_t rank, void *copy, uint64_t
         recorder_ask(nodes, &fetch, link);
     /* Nothing wakes this when a node becomes suspect: it is looked at. */
     while (!fetch.done && !silent && !nodes->stopping && now_ns < deadline_ns) {
-        const uint64_t until_ns = now_ns + TICK_NS < deadline_ns ? now_ns + TICK_NS : deadline_ns;
+        const uint64_t until_ns =
+            now_ns + COX_LEAD_TICK_NS < deadline_ns ? now_ns + COX_LEAD_TICK_NS : deadline_ns;
         const struct timespec until = cox_deadline_timespec(until_ns);
         pthread_cond_timedwait(&nodes->fetched, &nodes->lock, &until);
         now_ns = cox_now_ns();
