@@ -1,6 +1,6 @@
 /*
- * nodes: the functions behind nodes_library.h: the lead's side (lead.c) and the agent of one machine
- * (agent.c). What they tell each other: frame.h, lead_link.h, agent_link.h.
+ * nodes: the functions behind nodes_library.h: the lead's side (lead/) and the agent of one machine
+ * (agent/). What they tell each other: frame.h, lead_link.h, agent_link.h.
  *
  * If the lead dies: agents keep their ranks for lead_grace_ms; a lead of the same group takes them over.
  * If an agent dies: its ranks die with it; the lead's executor reports each.

@@ -56,8 +56,9 @@ FOLDERS = {
                            "coordinator/cli coordinator/metrics coordinator/recording coordinator/trace",
     "nodes/link": "channel/base channel/recorder channel/shm coordinator/transport",
     "nodes/direct": "channel/base channel/socket",
-    "nodes": "channel/base channel/recorder channel/shm channel/socket channel/handle channel/memory/pool proto "
-             "worker/group coordinator/executor nodes/link nodes/direct",
+    "nodes/lead": "channel/base nodes nodes/link",
+    "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor nodes nodes/link",
+    "nodes": "channel/base channel/shm channel/handle channel/memory/pool worker/group nodes/link nodes/direct",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/shm channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "

@@ -3,14 +3,14 @@
 #ifndef COX_NODES_AGENT_PRIVATE_H
 #define COX_NODES_AGENT_PRIVATE_H
 
-#include "nodes.h"
+#include "nodes/nodes.h"
 
 #include "coordinator/executor/executor.h"
-#include "group_relay.h"
-#include "image.h"
-#include "kv_relay.h"
+#include "nodes/group_relay.h"
+#include "nodes/image.h"
+#include "nodes/kv_relay.h"
 #include "nodes/link/agent_link.h"
-#include "outbox.h"
+#include "nodes/outbox.h"
 
 #include <pthread.h>
 

@@ -3,12 +3,12 @@
 #ifndef COX_NODES_LEAD_PRIVATE_H
 #define COX_NODES_LEAD_PRIVATE_H
 
-#include "nodes.h"
+#include "nodes/nodes.h"
 
-#include "image.h"
+#include "nodes/image.h"
 #include "nodes/link/lead_link.h"
 #include "nodes/link/recorder_fetch.h"
-#include "outbox.h"
+#include "nodes/outbox.h"
 
 #include <pthread.h>
 
