@@ -303,15 +303,17 @@ static void print_troubles(const CoxswainControl__RankStatus *rank)
 
 static void print_rank(const status_reply *status, const CoxswainControl__RankStatus *rank)
 {
-    char text[4 * TEXT_SIZE], state[2 * TEXT_SIZE], serving[TEXT_SIZE] = "", node[TEXT_SIZE] = "";
+    char text[4 * TEXT_SIZE], state[2 * TEXT_SIZE];
+    char node[TEXT_SIZE] = "", process[TEXT_SIZE] = "", serving[TEXT_SIZE] = "";
     struct lines lines = {0};
     if (rank->node)
         snprintf(node, sizeof node, " on node %.48s", rank->node);
+    if (rank->pid)
+        snprintf(process, sizeof process, " pid %" PRId64, rank->pid);
     if (rank->serving_pid != rank->pid)
         snprintf(serving, sizeof serving, " (serving %" PRId64 ")", rank->serving_pid);
-    snprintf(text, sizeof text,
-             "rank %" PRIu32 "%s pid %" PRId64 "%.40s incarnation %" PRIu32 " %s%s%s%.120s",
-             rank->rank, node, rank->pid, serving, rank->incarnation,
+    snprintf(text, sizeof text, "rank %" PRIu32 "%s%.32s%.40s incarnation %" PRIu32 " %s%s%s%.120s",
+             rank->rank, node, process, serving, rank->incarnation,
              cox_rank_liveness_name(rank->liveness), rank->stopped ? ", stopped by a signal" : "",
              rank->trouble ? ", " : "", text_or(rank->trouble, ""));
     print_part(&lines, "", text);
