@@ -60,9 +60,11 @@ if(COX_BUILD_COMMANDS)
 endif()
 
 # The protocol needs neither libnats nor a network.
-cox_test_program(test_nodes_link SOURCES link_test.c LIBS coxswain_node_links coxswain_channel)
-cox_command_test(NAME nodes/link LABEL nodes TIER all TIMEOUT 120
-    COMMAND test_nodes_link)
+foreach(part link link_leads frame)
+    cox_test_program(test_nodes_${part} SOURCES ${part}_test.c link_world.c LIBS coxswain_node_links coxswain_channel)
+    cox_command_test(NAME nodes/${part} LABEL nodes TIER all TIMEOUT 120
+        COMMAND test_nodes_${part})
+endforeach()
 cox_test_program(test_nodes_mirror SOURCES mirror_test.c LIBS coxswain_testlib)
 cox_command_test(NAME nodes/mirror LABEL nodes TIER all TIMEOUT 120
     COMMAND test_nodes_mirror)

@@ -1,0 +1,341 @@
+/* A lead that takes over, requests to all nodes, and what else a lead asks of its nodes
+ * (nodes/link). */
+#include "link_world.h"
+
+#include "channel/base/version.h"
+#include "channel/recorder/recorder.h"
+#include "nodes/link/recorder_fetch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- two leads ---- */
+
+/* From its next tick on: it believes then that it has heard the node suspect_ms ago. */
+static void lead_wakes(struct world *world, struct lead *lead)
+{
+    const uint64_t tick_ns = LEAD_TICK_MS * MS;
+    lead->alive = true;
+    lead->heard_ns = (world->now_ns / tick_ns + 1) * tick_ns - times.suspect_ms * MS;
+}
+
+static void a_lead_learns_that_it_was_taken_over(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *old = &world->leads[0], *new = &world->leads[1];
+    publish(world, COX_CHANNEL_EXECUTE, 3, true);
+    world_run(world, 50);
+    old->alive = false; /* stopped */
+    world_run(world, times.dead_ms + 50);
+    assert_int_equal(world->agent.state, COX_LEAD_LOST);
+    lead_start(world, 1, 11, 1000);
+    world_run(world, 500);
+    assert_true(new->attached[0] && new->attached[1]);
+    /* A rank of it is being started. */
+    cox_lead_link_want(&old->link, RANK_FIRST, old->wanted[0] = 2);
+    old->attached[0] = false;
+    old->link.ranks[0].attached = 0;
+    lead_wakes(world, old);
+    world_run(world, 50);
+    assert_true(old->superseded);
+    assert_int_equal(old->link.state, COX_NODE_ABSENT);
+    assert_false(old->attached[0] || old->attached[1]);
+    assert_string_equal(old->died_text, "is lost: node b is gone: another lead has taken over");
+    assert_int_equal(old->wanted[0], 3); /* and so has that one */
+    assert_int_equal(world->agent.epoch, 11);
+    assert_int_equal(new->link.state, COX_NODE_ALIVE);
+    /* Once in 100 ms, whatever it sends. */
+    const struct cox_frame of_old = {.kind = COX_FRAME_REQUEST, .epoch = 10, .incarnation = 1};
+    const uint64_t said_ns = world->agent.hello_ns;
+    assert_true(said_ns > 0);
+    assert_false(cox_agent_link_greets(&world->agent, &of_old, COX_STALE, said_ns + 99 * MS));
+    assert_true(cox_agent_link_greets(&world->agent, &of_old, COX_STALE, said_ns + 100 * MS));
+    const struct cox_frame seek = {.kind = COX_FRAME_SEEK, .epoch = 10};
+    assert_false(cox_agent_link_greets(&world->agent, &seek, COX_STALE, said_ns + 99 * MS));
+    assert_true(cox_agent_link_greets(&world->agent, &seek, COX_STALE, said_ns + 100 * MS));
+    const struct cox_frame of_new = {.kind = COX_FRAME_REQUEST, .epoch = 11, .incarnation = 7};
+    assert_false(cox_agent_link_greets(&world->agent, &of_new, COX_STALE, said_ns + 100 * MS));
+    world_run(world, 300);
+    const uint32_t ended = new->ended;
+    assert_true(lead_publish(world, new, COX_CHANNEL_EXECUTE, 3, true, COX_DEADLINE_NEVER));
+    world_run(world, 100);
+    assert_int_equal(new->ended, ended + 1);
+    world_free(world);
+}
+
+/* What was sent to it meanwhile is yet to be read. */
+static void a_lead_that_was_stopped_blames_no_node(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    lead->alive = false;
+    world_run(world, 700);
+    lead_wakes(world, lead);
+    world->cut_to_lead_ns = world->now_ns + 200 * MS;
+    world_run(world, 100);
+    assert_int_equal(lead->link.state, COX_NODE_SUSPECT);
+    world_run(world, 300);
+    assert_int_equal(lead->link.state, COX_NODE_ALIVE);
+    assert_int_equal(lead->deaths, 0);
+    /* But silence of 500 ms more is its death. */
+    lead->alive = false;
+    world_run(world, 700);
+    lead_wakes(world, lead);
+    world->cut_to_lead_ns = world->now_ns + 2000 * MS;
+    world_run(world, times.dead_ms - times.suspect_ms + 20);
+    assert_int_equal(lead->deaths, 1);
+    world_free(world);
+}
+
+static void another_release_is_refused(void **state)
+{
+    (void)state;
+    struct world *world = world_new(0, NULL);
+    const struct cox_lead_link *link = &world->leads[0].link;
+    CoxNode__Hello hello = COX_NODE__HELLO__INIT;
+    char text[320];
+    hello.protocol = COX_FRAME_PROTOCOL;
+    hello.version = (char *)(uintptr_t)COX_VERSION_TEXT;
+    assert_true(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
+    hello.version = (char *)(uintptr_t) "0.9.7";
+    assert_false(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
+    assert_string_equal(text, "node b has Coxswain 0.9.7, the lead has " COX_VERSION_TEXT
+                              ": install the same version");
+    hello.protocol = COX_FRAME_PROTOCOL + 7;
+    assert_false(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
+    assert_non_null(strstr(text, "0.9.7, whose protocol between nodes is 9; the lead has "));
+    hello.version = NULL;
+    hello.protocol = COX_FRAME_PROTOCOL;
+    assert_false(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
+    assert_non_null(strstr(text, "Coxswain ?, "));
+    world_free(world);
+}
+
+/* A lead whose numbers are nonsense does not keep the agent busy. */
+/* One frame for all nodes: an agent takes it only if it has the peers that the frame is of. */
+static void a_request_to_all(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_agent_link *agent = &world->agent;
+    uint8_t bytes[COX_FRAME_HEAD_SIZE + 4] = {0}, other[sizeof bytes];
+    struct cox_frame frame = {.kind = COX_FRAME_REQUEST,
+                              .epoch = agent->epoch,
+                              .incarnation = 1,
+                              .sequence = 1,
+                              .asked = {{UINT64_C(3) << RANK_FIRST, 0}},
+                              .deadline_ns = COX_DEADLINE_NEVER,
+                              .size = 4};
+    uint64_t deadline_ns;
+    agent->peers_version = 5;
+    cox_frame_pack_head(&frame, bytes);
+    frame.incarnation = 2;
+    cox_frame_pack_head(&frame, other);
+    memset(other + COX_FRAME_HEAD_SIZE, 0, 4);
+    assert_true(cox_frame_same_for_all(bytes, other, sizeof bytes));
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        other[i] ^= 1;
+        assert_int_equal(cox_frame_same_for_all(bytes, other, sizeof bytes), i / 8 == 3);
+        other[i] ^= 1;
+    }
+    for (uint64_t version = 4; version <= 6; version++) {
+        cox_frame_address_all(bytes, version);
+        assert_int_equal(cox_frame_unpack(bytes, sizeof bytes, &frame, NULL), 0);
+        assert_true(frame.kind == COX_FRAME_REQUEST_ALL && frame.sequence == 1);
+        const int r = cox_agent_link_receive(agent, &frame, agent_now(world), NULL);
+        assert_int_equal(r, version == 5 ? 0 : COX_STALE);
+        assert_int_equal(cox_agent_link_next(agent, 0, agent_now(world), &frame, &deadline_ns),
+                         version >= 5);
+    }
+    frame.epoch--;
+    assert_int_equal(cox_agent_link_receive(agent, &frame, agent_now(world), NULL), COX_STALE);
+    world_free(world);
+}
+
+static void numbers_far_apart(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_frame next;
+    uint64_t deadline_ns;
+    alarm(20);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct cox_frame frame = {.kind = COX_FRAME_REQUEST,
+                                        .epoch = 10,
+                                        .incarnation = 1,
+                                        .sequence = UINT64_MAX / 2 + i,
+                                        .previous = i ? UINT64_MAX / 2 : 0,
+                                        .deadline_ns = COX_DEADLINE_NEVER,
+                                        .sent_ns = world->now_ns};
+        assert_int_equal(cox_agent_link_receive(&world->agent, &frame, agent_now(world), NULL), 0);
+        assert_true(cox_agent_link_next(&world->agent, 0, agent_now(world), &next, &deadline_ns));
+        cox_agent_link_taken(&world->agent, 0, next.sequence, true);
+    }
+    alarm(0);
+    assert_true(world->agent.channels[0].done == UINT64_MAX / 2 + 1);
+    world_free(world);
+}
+
+/* ---- flight recorders ---- */
+
+/* A reply to the fetch, of that many bytes more than a recorder has. */
+static uint8_t *recorder_reply(const struct cox_recorder_fetch *fetch, const void *copy, int more,
+                               struct cox_frame *ret_frame)
+{
+    const struct cox_frame ask = {.kind = COX_FRAME_RECORDER_ASK, .sequence = fetch->number};
+    size_t size;
+    uint8_t *bytes = cox_recorder_fetch_reply(&ask, fetch->rank, copy, 7, &size);
+    assert_non_null(bytes);
+    assert_int_equal(cox_frame_unpack(bytes, size, ret_frame, NULL), 0);
+    if (more) {
+        size = (size_t)((int64_t)size + more);
+        uint8_t *other = calloc(1, size);
+        assert_non_null(other);
+        ret_frame->size = size - COX_FRAME_HEAD_SIZE;
+        memcpy(other, bytes, more < 0 ? size : size - (size_t)more);
+        cox_frame_pack_head(ret_frame, other);
+        free(bytes);
+        bytes = other;
+        assert_int_equal(cox_frame_unpack(bytes, size, ret_frame, NULL), 0);
+    }
+    return bytes;
+}
+
+static void recorders_are_awaited_and_checked(void **state)
+{
+    (void)state;
+    const size_t size = cox_recorder_block_size(false);
+    uint8_t *block = calloc(1, size), *copy = calloc(1, size);
+    struct cox_recorder_fetches fetches = {0};
+    struct cox_recorder_fetch fetch = {.rank = RANK_FIRST + 1, .copy = copy}, other = fetch;
+    struct cox_frame frame;
+    assert_true(block && copy);
+    cox_recorder_block_init(block, fetch.rank, 1, NULL);
+    memset(block + 4096, 0x5a, 64);
+    cox_recorder_fetch_begin(&fetches, &other);
+    cox_recorder_fetch_begin(&fetches, &fetch);
+    assert_true(fetch.number != other.number);
+    uint8_t *bytes = recorder_reply(&fetch, block, 0, &frame);
+    assert_true(frame.kind == COX_FRAME_RECORDER && frame.size == size);
+    /* Not from a node that does not have the rank, nor for another rank, nor twice. */
+    assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST + 2, RANK_COUNT));
+    assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, 1));
+    struct cox_frame wrong = frame;
+    wrong.asked = (struct cox_rank_set){{0}};
+    assert_false(cox_recorder_fetch_take(&fetches, &wrong, "b", RANK_FIRST, RANK_COUNT));
+    wrong = frame;
+    wrong.sequence += 100;
+    assert_false(cox_recorder_fetch_take(&fetches, &wrong, "b", RANK_FIRST, RANK_COUNT));
+    assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+    assert_true(fetch.done && fetch.status == 0 && !other.done);
+    assert_memory_equal(copy, block, size);
+    assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+    cox_recorder_fetch_end(&fetches, &other);
+    cox_recorder_fetch_end(&fetches, &fetch);
+    assert_null(fetches.first);
+    assert_false(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+    free(bytes);
+    /* Bytes that are no recorder of this rank are refused in words, and not copied. */
+    static const struct {
+        int more;
+        uint32_t rank;
+        uint8_t offset, value;
+        const char *text;
+    } bad[] = {
+        {.more = 1, .rank = RANK_FIRST + 1, .text = "node b sent 223233 bytes"},
+        {.more = -1, .rank = RANK_FIRST + 1, .text = "node b sent 223231 bytes"},
+        {.more = 8 - (int)223232, .rank = RANK_FIRST + 1, .text = "node b sent 8 bytes"},
+        {.rank = RANK_FIRST, .text = "of another process than rank"},
+        {.rank = COX_RECORDER_COORDINATOR, .text = "node b sent no recorder"},
+        {.rank = COX_RANK_COUNT_MAX, .text = "node b sent no recorder"},
+        {.rank = RANK_FIRST + 1, .offset = 0, .value = 1, .text = "magic"},
+        {.rank = RANK_FIRST + 1, .offset = 8, .value = 9, .text = "version 9"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        memset(block, 0, size);
+        memset(copy, 0, size);
+        cox_recorder_block_init(block, bad[i].rank, 1, NULL);
+        if (bad[i].value)
+            block[bad[i].offset] = bad[i].value;
+        cox_recorder_fetch_begin(&fetches, &fetch);
+        bytes = recorder_reply(&fetch, block, bad[i].more, &frame);
+        assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+        assert_int_equal(fetch.status, COX_CORRUPT);
+        assert_int_equal(fetch.err.code, COX_CORRUPT);
+        if (!strstr(fetch.err.text, bad[i].text))
+            fail_msg("'%s' instead of '%s'", fetch.err.text, bad[i].text);
+        for (size_t k = 0; k < size; k++)
+            assert_int_equal(copy[k], 0);
+        cox_recorder_fetch_end(&fetches, &fetch);
+        free(bytes);
+    }
+    /* Nothing is recorded. */
+    cox_recorder_fetch_begin(&fetches, &fetch);
+    bytes = recorder_reply(&fetch, NULL, 0, &frame);
+    assert_int_equal(frame.size, 0);
+    assert_true(cox_recorder_fetch_take(&fetches, &frame, "b", RANK_FIRST, RANK_COUNT));
+    assert_true(fetch.status == COX_NOT_FOUND && fetch.err.code == 0);
+    free(bytes);
+    free(block);
+    free(copy);
+}
+
+static void recorders_are_asked_for_by_the_lead_that_is_followed(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_agent_link *agent = &world->agent;
+    struct cox_frame ask = {.kind = COX_FRAME_RECORDER_ASK,
+                            .epoch = agent->epoch,
+                            .incarnation = agent->incarnation,
+                            .sent_ns = world->now_ns};
+    assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), 0);
+    /* That frame had no way at all: the clocks differ by no more. */
+    assert_true(cox_agent_link_offset(agent) == (int64_t)SKEW_NS);
+    ask.epoch--;
+    assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), COX_STALE);
+    world_free(world);
+}
+
+static void usage_is_in_one_beat(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    const struct cox_lead_rank *rank = &lead->link.ranks[1];
+    struct cox_agent_rank is = {.incarnation = 1, .state = COX_NODE__RANK_STATE__DEAD, .pid = 101};
+    assert_true(lead->attached[1] && !rank->cpu_ns && !rank->resident_bytes);
+    world->agent.ranks[1].cpu_ns = 5;
+    world->agent.ranks[1].resident_bytes = 6;
+    world_run(world, 150);
+    assert_true(rank->cpu_ns == 5 && rank->resident_bytes == 6);
+    assert_true(!world->agent.ranks[1].cpu_ns && !world->agent.ranks[1].resident_bytes);
+    world_run(world, 150); /* beats without it change nothing */
+    assert_true(rank->cpu_ns == 5 && rank->resident_bytes == 6);
+    /* It is not the next process's. */
+    world->dead[1] = true;
+    cox_agent_link_set_rank(&world->agent, RANK_FIRST + 1, &is);
+    world_run(world, 300);
+    assert_true(lead->attached[1] && lead->wanted[1] == 2);
+    assert_true(!rank->cpu_ns && !rank->resident_bytes);
+    world_free(world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(recorders_are_awaited_and_checked),
+        cmocka_unit_test(recorders_are_asked_for_by_the_lead_that_is_followed),
+        cmocka_unit_test(usage_is_in_one_beat),
+        cmocka_unit_test(a_lead_learns_that_it_was_taken_over),
+        cmocka_unit_test(a_lead_that_was_stopped_blames_no_node),
+        cmocka_unit_test(another_release_is_refused),
+        cmocka_unit_test(a_request_to_all),
+        cmocka_unit_test(numbers_far_apart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
