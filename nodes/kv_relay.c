@@ -17,6 +17,7 @@
 #define CLUSTER_SIZE 256
 #define SOURCE_COUNT_MAX 512
 #define VIEW_COUNT_MAX 16
+#define SERVER_COUNT_MAX 32
 #define BLOCK_COUNT_MAX 65536
 /* Of a piece, with one block at least: small enough that it is still in the cache when it is sent, or
  * put in its place. */
@@ -59,6 +60,8 @@ struct source {
     char node[COX_NODE_NAME_MAX + 1];
     char address[ADDRESS_SIZE];
     struct cox_kv_blocks *blocks;
+    /* of each block: its pages are there */
+    bool *reserved;
     uint32_t block_count;
     uint64_t block_size;
     struct cox_exporter *exporter;
@@ -69,6 +72,14 @@ struct source {
 struct view {
     struct cox_handle handle;
     struct cox_kv_view *view;
+};
+
+/* A fetch of another agent. */
+struct ask {
+    struct ask *next;
+    char peer[COX_DIRECT_NAME_MAX + 1];
+    uint8_t *bytes;
+    size_t size;
 };
 
 /* The blocks that pull waits for. */
@@ -109,6 +120,15 @@ struct cox_kv_relay {
     pthread_mutex_t view_lock;
     struct view views[VIEW_COUNT_MAX];
     uint32_t view_count;
+
+    /* which wait for a thread; threads are started when none is idle */
+    pthread_mutex_t serve_lock;
+    pthread_cond_t asked;
+    struct ask *asks, **asks_end;
+    uint32_t ask_count;
+    pthread_t servers[SERVER_COUNT_MAX];
+    uint32_t server_count, idle_count;
+    bool ending;
 };
 
 int cox_kv_relay_new(struct cox_direct *direct, const char *address, const struct cox_log *log,
@@ -128,6 +148,9 @@ int cox_kv_relay_new(struct cox_direct *direct, const char *address, const struc
     snprintf(relay->address, sizeof relay->address, "%s", address);
     pthread_mutex_init(&relay->lock, NULL);
     pthread_mutex_init(&relay->view_lock, NULL);
+    pthread_mutex_init(&relay->serve_lock, NULL);
+    cox_condition_init(&relay->asked);
+    relay->asks_end = &relay->asks;
     cox_condition_init(&relay->arrived);
     *ret_relay = relay;
     return 0;
@@ -148,13 +171,32 @@ static void source_free(struct source *source)
         cox_exporter_put(source->exporter, &source->local);
     cox_exporter_free(source->exporter);
     cox_kv_blocks_free(source->blocks);
+    free(source->reserved);
     free(source);
+}
+
+void cox_kv_relay_end(struct cox_kv_relay *relay)
+{
+    pthread_mutex_lock(&relay->serve_lock);
+    relay->ending = true;
+    pthread_cond_broadcast(&relay->asked);
+    pthread_mutex_unlock(&relay->serve_lock);
+    for (; relay->server_count > 0; relay->server_count--) /* no other is started */
+        pthread_join(relay->servers[relay->server_count - 1], NULL);
+    while (relay->asks) {
+        struct ask *ask = relay->asks;
+        relay->asks = ask->next;
+        free(ask->bytes);
+        free(ask);
+    }
+    relay->asks_end = &relay->asks;
 }
 
 struct cox_kv_relay *cox_kv_relay_free(struct cox_kv_relay *relay)
 {
     if (!relay)
         return NULL;
+    cox_kv_relay_end(relay);
     for (uint32_t i = 0; i < relay->source_count; i++)
         source_free(relay->sources[i]);
     for (uint32_t i = 0; i < relay->view_count; i++)
@@ -162,6 +204,8 @@ struct cox_kv_relay *cox_kv_relay_free(struct cox_kv_relay *relay)
     pthread_cond_destroy(&relay->arrived);
     pthread_mutex_destroy(&relay->lock);
     pthread_mutex_destroy(&relay->view_lock);
+    pthread_cond_destroy(&relay->asked);
+    pthread_mutex_destroy(&relay->serve_lock);
     free(relay);
     return NULL;
 }
@@ -184,12 +228,13 @@ static struct source *source_find(const struct cox_kv_relay *relay, const char *
     return NULL;
 }
 
+/* cluster: NULL: of all. */
 static void sources_remove(struct cox_kv_relay *relay, const char *cluster)
 {
     pthread_mutex_lock(&relay->lock);
     for (uint32_t i = relay->source_count; i-- > 0;) {
         struct source *source = relay->sources[i];
-        if (strcmp(source->cluster, cluster))
+        if (cluster && strcmp(source->cluster, cluster))
             continue;
         relay->sources[i] = relay->sources[--relay->source_count];
         if (source == relay->fetching.source)
@@ -199,6 +244,11 @@ static void sources_remove(struct cox_kv_relay *relay, const char *cluster)
     }
     pthread_cond_broadcast(&relay->arrived);
     pthread_mutex_unlock(&relay->lock);
+}
+
+void cox_kv_relay_unlink(struct cox_kv_relay *relay)
+{
+    sources_remove(relay, NULL);
 }
 
 /* "HOST" of "HOST:PORT" is the same: the ranks share a machine. */
@@ -227,7 +277,10 @@ static int source_new(struct cox_kv_relay *relay, const char *cluster, uint32_t 
     snprintf(source->address, sizeof source->address, "%s", pool->address);
     source->block_count = pool->block_count;
     source->block_size = pool->layout->block_bytes;
-    int r = cox_kv_blocks_new(source->block_count, source->block_size, &source->blocks, err);
+    source->reserved = calloc((size_t)source->block_count + 1, sizeof *source->reserved);
+    int r = source->reserved ? cox_kv_blocks_new_sparse(source->block_count, source->block_size,
+                                                        &source->blocks, err)
+                             : cox_fail(err, -ENOMEM, "no memory for a link");
     if (r == 0)
         r = cox_exporter_new(&options, &source->exporter, err);
     if (r == 0)
@@ -244,19 +297,52 @@ static int source_new(struct cox_kv_relay *relay, const char *cluster, uint32_t 
     return 0;
 }
 
+/* A pool of another machine that a link can name. */
+static bool is_remote(const struct cox_kv_relay *relay, const Coxswain__KvPool *pool)
+{
+    return pool->node && pool->address && !same_host(pool->address, relay->address) &&
+           pool->blocks.len == sizeof(struct cox_handle) && pool->layout;
+}
+
+/* Whether the source still stands for this pool. */
+static bool source_is_of(const struct source *source, const Coxswain__KvPool *pool)
+{
+    return source && !memcmp(&source->remote, pool->blocks.data, sizeof source->remote) &&
+           !strcmp(source->node, pool->node) && !strcmp(source->address, pool->address) &&
+           source->block_count == pool->block_count &&
+           source->block_size == pool->layout->block_bytes;
+}
+
+/* Whether all of a group's sources are there already: the request has come before, and the ranks had no
+ * room for it. */
+static bool is_linked(struct cox_kv_relay *relay, const Coxswain__RemoteInfo *info,
+                      uint32_t rank_first, uint32_t rank_count)
+{
+    bool linked = true;
+    pthread_mutex_lock(&relay->lock);
+    for (uint32_t rank = rank_first; rank < rank_first + rank_count && rank < info->n_kv_pools;
+         rank++)
+        if (is_remote(relay, info->kv_pools[rank]))
+            linked = linked &&
+                     source_is_of(source_find(relay, cluster_of(info), rank), info->kv_pools[rank]);
+    pthread_mutex_unlock(&relay->lock);
+    return linked;
+}
+
 static int link_one(struct cox_kv_relay *relay, Coxswain__RemoteInfo *info, uint32_t rank_first,
                     uint32_t rank_count, const char *control_socket, struct cox_error *err)
 {
     const char *cluster = cluster_of(info);
-    sources_remove(relay, cluster);
+    const bool linked = is_linked(relay, info, rank_first, rank_count);
+    if (!linked)
+        sources_remove(relay, cluster);
     for (uint32_t rank = rank_first; rank < rank_first + rank_count && rank < info->n_kv_pools;
          rank++) {
         Coxswain__KvPool *pool = info->kv_pools[rank];
-        struct source *source = NULL;
-        if (!pool->node || !pool->address || same_host(pool->address, relay->address) ||
-            pool->blocks.len != sizeof source->remote || !pool->layout)
+        if (!is_remote(relay, pool))
             continue;
-        int r = source_new(relay, cluster, rank, pool, control_socket, &source, err);
+        struct source *source = linked ? source_find(relay, cluster, rank) : NULL;
+        int r = linked ? 0 : source_new(relay, cluster, rank, pool, control_socket, &source, err);
         if (r)
             return r;
         memcpy(pool->blocks.data, &source->local, sizeof source->local);
@@ -313,18 +399,25 @@ static size_t blocks_of(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_
 }
 
 /* Two pulls of a request may copy the same block: what has come for one stays for the other, unless the
- * block has another generation by now. */
-static void block_put(struct source *source, uint32_t block, uint64_t generation,
-                      const uint8_t *bytes)
+ * block has another generation by now. Returns 0, or COX_NO_SPACE. */
+static int block_put(struct source *source, uint32_t block, uint64_t generation,
+                     const uint8_t *bytes)
 {
     const uint64_t now = cox_kv_blocks_generation(source->blocks, block);
-    if (now == generation)
-        return;
+    if (now == generation ||
+        (generation == GENERATION_ANY && now != COX_KV_UNUSED && now != COX_KV_EXPECTED))
+        return 0;
+    if (!source->reserved[block]) {
+        if (cox_kv_blocks_reserve(source->blocks, block))
+            return COX_NO_SPACE;
+        source->reserved[block] = true;
+    }
     if (now != COX_KV_EXPECTED)
         cox_kv_blocks_take(source->blocks, block);
     memcpy((uint8_t *)cox_kv_blocks_memory(source->blocks) + block * source->block_size, bytes,
            source->block_size);
     cox_kv_blocks_give(source->blocks, block, generation);
+    return 0;
 }
 
 /* Puts a piece in the place of the source's blocks. Returns 0; COX_CORRUPT; the owner's status. With
@@ -348,13 +441,14 @@ static int piece_use(struct fetching *fetching, const uint8_t *bytes, size_t siz
         const uint32_t number = fetching->numbers[head.first + i];
         int32_t status;
         memcpy(&status, statuses + i * sizeof status, sizeof status);
-        if (status || number >= source->block_count)
+        if (status)
             continue;
         if (size < source->block_size)
             return COX_CORRUPT;
-        block_put(source, number,
-                  fetching->generation == COX_KV_UNUSED ? GENERATION_ANY : fetching->generation,
-                  at);
+        const uint64_t generation =
+            fetching->generation == COX_KV_UNUSED ? GENERATION_ANY : fetching->generation;
+        if (number < source->block_count && block_put(source, number, generation, at))
+            return COX_NO_SPACE;
         at += source->block_size;
         size -= source->block_size;
     }
@@ -383,11 +477,18 @@ static bool is_gone(const char *address, int *fd)
     return r == -ECONNREFUSED;
 }
 
+/* The other agent sends a piece within this time, or gives up, which is not said. */
+static uint64_t silence_ns(const struct source *source)
+{
+    return (FETCH_MS + REPLY_MS + source->block_size / REPLY_BYTES_PER_MS) * COX_NSEC_PER_MSEC;
+}
+
 /* Returns 0; COX_TIMEOUT; COX_CLOSED: unlinked, or cancelled; COX_PEER_DEAD; COX_CORRUPT; the owner's
  * status. */
 static int fetching_await(struct cox_kv_relay *relay, uint64_t deadline_ns)
 {
     const struct fetching *fetching = &relay->fetching;
+    uint64_t heard_ns = cox_now_ns();
     uint32_t arrived = 0;
     bool gone = false;
     int fd = -1;
@@ -399,8 +500,11 @@ static int fetching_await(struct cox_kv_relay *relay, uint64_t deadline_ns)
         int r = 0;
         while (!fetching_is_over(fetching) && !relay->cancelled && r == 0)
             r = pthread_cond_timedwait(&relay->arrived, &relay->lock, &until);
-        if (r && fetching->arrived == arrived && !fetching->unlinked)
-            gone = is_gone(fetching->source->address, &fd);
+        if (fetching->arrived != arrived)
+            heard_ns = cox_now_ns();
+        else if (r && !fetching->unlinked)
+            gone = cox_now_ns() >= heard_ns + silence_ns(fetching->source) ||
+                   is_gone(fetching->source->address, &fd);
         arrived = fetching->arrived;
     }
     int r = fetching->status;
@@ -468,7 +572,8 @@ static int blocks_fetch(struct cox_kv_relay *relay, uint64_t deadline_ns, struct
                         fetching->count);
     if (r == COX_PEER_DEAD)
         return cox_fail(err, r,
-                        "the agent of node %s has died, and has not sent %" PRIu32 " KV blocks",
+                        "the agent of node %s has died, or given up, and has not sent %" PRIu32
+                        " KV blocks",
                         source->node, fetching->count);
     return r ? cox_fail(err, r, "node %s refuses %" PRIu32 " KV blocks: %s", source->node,
                         fetching->count, cox_status_text(r))
@@ -565,6 +670,20 @@ void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest
 
 /* ---- what others fetch ---- */
 
+/* Those of processes that are no ranks any more keep their memory. With view_lock. */
+static void views_forget(struct cox_kv_relay *relay)
+{
+    struct cox_handle_info info;
+    for (uint32_t i = relay->view_count; i-- > 0;) {
+        if (cox_handle_parse(&relay->views[i].handle, &info, NULL) == 0 &&
+            relay->is_rank(relay->context, (pid_t)info.pid))
+            continue;
+        cox_kv_view_free(relay->views[i].view);
+        memmove(relay->views + i, relay->views + i + 1,
+                (--relay->view_count - i) * sizeof *relay->views);
+    }
+}
+
 /* With view_lock. */
 static int view_find(struct cox_kv_relay *relay, const struct cox_handle *handle,
                      struct cox_kv_view **ret_view, struct cox_error *err)
@@ -578,6 +697,7 @@ static int view_find(struct cox_kv_relay *relay, const struct cox_handle *handle
             *ret_view = relay->views[i].view;
             return 0;
         }
+    views_forget(relay);
     int r = cox_handle_parse(handle, &info, err);
     if (r == 0 && !relay->is_rank(relay->context, (pid_t)info.pid))
         return cox_fail(err, COX_DENIED, "process %" PRIu32 " is no rank of this node", info.pid);
@@ -698,6 +818,62 @@ static void serve_fetch(struct cox_kv_relay *relay, const char *peer, const uint
     free(serving.bytes);
 }
 
+static void *serve_main(void *context)
+{
+    struct cox_kv_relay *relay = context;
+    pthread_setname_np(pthread_self(), "cox-kv-serve");
+    pthread_mutex_lock(&relay->serve_lock);
+    while (!relay->ending) {
+        struct ask *ask = relay->asks;
+        if (!ask) {
+            relay->idle_count++;
+            pthread_cond_wait(&relay->asked, &relay->serve_lock);
+            relay->idle_count--;
+            continue;
+        }
+        relay->asks = ask->next;
+        if (!relay->asks)
+            relay->asks_end = &relay->asks;
+        relay->ask_count--;
+        pthread_mutex_unlock(&relay->serve_lock);
+        serve_fetch(relay, ask->peer, ask->bytes, ask->size);
+        free(ask->bytes);
+        free(ask);
+        pthread_mutex_lock(&relay->serve_lock);
+    }
+    pthread_mutex_unlock(&relay->serve_lock);
+    return NULL;
+}
+
+/* Takes bytes. */
+static void fetch_take(struct cox_kv_relay *relay, const char *peer, uint8_t *bytes, size_t size)
+{
+    struct ask *ask = calloc(1, sizeof *ask);
+    if (!ask) {
+        free(bytes);
+        return;
+    }
+    *ask = (struct ask){.bytes = bytes, .size = size};
+    snprintf(ask->peer, sizeof ask->peer, "%s", peer);
+    pthread_mutex_lock(&relay->serve_lock);
+    if (relay->ask_count >= relay->idle_count && relay->server_count < SERVER_COUNT_MAX &&
+        !relay->ending &&
+        cox_thread_start(&relay->servers[relay->server_count], serve_main, relay) == 0)
+        relay->server_count++;
+    const bool taken = relay->server_count > 0 && !relay->ending;
+    if (taken) {
+        *relay->asks_end = ask;
+        relay->asks_end = &ask->next;
+        relay->ask_count++;
+        pthread_cond_signal(&relay->asked);
+    }
+    pthread_mutex_unlock(&relay->serve_lock);
+    if (!taken) {
+        free(bytes);
+        free(ask);
+    }
+}
+
 static void piece_take(struct cox_kv_relay *relay, const char *peer, const uint8_t *bytes,
                        size_t size)
 {
@@ -719,9 +895,10 @@ static void piece_take(struct cox_kv_relay *relay, const char *peer, const uint8
 void cox_kv_relay_take(struct cox_kv_relay *relay, const char *peer, uint32_t kind, uint8_t *bytes,
                        size_t size)
 {
-    if (kind == COX_DIRECT_FETCH)
-        serve_fetch(relay, peer, bytes, size);
-    else
-        piece_take(relay, peer, bytes, size);
+    if (kind == COX_DIRECT_FETCH) {
+        fetch_take(relay, peer, bytes, size);
+        return;
+    }
+    piece_take(relay, peer, bytes, size);
     free(bytes);
 }

@@ -16,10 +16,16 @@
  * One request at a time is expected and pulled, after the ranks have replied to the one before: else
  * they could copy a block of it that is expected anew.
  *
+ * Fetches of other agents are served on threads of the relay: the thread of a connection only reads, or
+ * two agents that fetch from each other would wait for each other.
+ *
+ * The relay's blocks have no pages before the first pull of each: they are as many as the other rank has.
+ *
  * Threads: link on one at a time, and expect, pull and give_up on one at a time; they may be two, and a
  *   link that is removed during its pull ends it. take and cancel on any.
- * Blocks: pull, until the blocks are there, cancel, the deadlines, or the end of the process that has
- *   them (0.5 s later).
+ * Blocks: pull, until the blocks are there, cancel, the deadlines, 0.5 s after the end of the process
+ *   that has them, or if no piece has come for 15 s and a second for 10 MB of a block. end, for sends that
+ *   are under way.
  */
 #ifndef COX_NODES_KV_RELAY_H
 #define COX_NODES_KV_RELAY_H
@@ -38,12 +44,17 @@ struct cox_kv_relay;
 int cox_kv_relay_new(struct cox_direct *direct, const char *address, const struct cox_log *log,
                      bool (*is_rank)(void *context, pid_t pid), void *context,
                      struct cox_kv_relay **ret_relay, struct cox_error *err);
-struct cox_kv_relay *cox_kv_relay_free(struct cox_kv_relay *relay); /* NULL-safe */
+/* Serves no fetch from now on, and waits for those under way: after cox_direct_end, before
+ * cox_direct_close. */
+void cox_kv_relay_end(struct cox_kv_relay *relay);
+struct cox_kv_relay *cox_kv_relay_free(struct cox_kv_relay *relay); /* NULL-safe; calls end */
 /* Puts own blocks in the place of those of other machines, for these ranks. The request then points
  * into the relay, until the next link. Returns 0; COX_NO_SPACE: no memory for them; COX_INVALID. */
 int cox_kv_relay_link(struct cox_kv_relay *relay, Coxswain__PDLinkRequest *request,
                       uint32_t rank_first, uint32_t rank_count, const char *control_socket,
                       struct cox_error *err);
+/* The ranks have ended, and with them all links. As link, one at a time. */
+void cox_kv_relay_unlink(struct cox_kv_relay *relay);
 /* Says that what the pulls of a request copy is on its way: then the request may be passed on, and pull
  * or give_up has to follow. */
 void cox_kv_relay_expect(struct cox_kv_relay *relay, const Coxswain__PullKVRequest *request,

@@ -13,6 +13,9 @@
 /* A message must be handed over by then, and by what cox_frame_transfer_ns adds for its size. */
 #define SEND_MS 10000
 #define ADDRESS_SIZE 128
+/* More than that waits only of messages up to SMALL_SIZE. */
+#define WAITING_SIZE_MAX ((size_t)256 << 20)
+#define SMALL_SIZE 65536
 
 struct message {
     struct message *next;
@@ -32,6 +35,8 @@ struct cox_outbox {
     pthread_cond_t changed;
     /* under the lock */
     struct message *first, **end;
+    /* bytes */
+    size_t waiting;
     bool threaded, ending;
     pthread_t thread;
 };
@@ -66,6 +71,7 @@ static void messages_free(struct cox_outbox *outbox)
         message_free(message);
     }
     outbox->end = &outbox->first;
+    outbox->waiting = 0;
 }
 
 struct cox_outbox *cox_outbox_free(struct cox_outbox *outbox)
@@ -85,11 +91,16 @@ struct cox_outbox *cox_outbox_free(struct cox_outbox *outbox)
     return NULL;
 }
 
-void cox_outbox_drop(struct cox_outbox *outbox)
+void cox_outbox_clear(struct cox_outbox *outbox)
 {
     pthread_mutex_lock(&outbox->lock);
     messages_free(outbox);
     pthread_mutex_unlock(&outbox->lock);
+}
+
+void cox_outbox_drop(struct cox_outbox *outbox)
+{
+    cox_outbox_clear(outbox);
     cox_direct_drop(outbox->options.direct, outbox->peer);
 }
 
@@ -140,6 +151,7 @@ static void *outbox_main(void *context)
         outbox->first = message->next;
         if (!outbox->first)
             outbox->end = &outbox->first;
+        outbox->waiting -= message->size;
         pthread_mutex_unlock(&outbox->lock);
         message_handle(outbox, message);
         message_free(message);
@@ -164,8 +176,10 @@ void cox_outbox_put(struct cox_outbox *outbox, const char *address, uint32_t kin
     pthread_mutex_lock(&outbox->lock);
     if (!outbox->threaded && !outbox->ending)
         outbox->threaded = cox_thread_start(&outbox->thread, outbox_main, outbox) == 0;
-    const bool sent = outbox->threaded && !outbox->ending;
+    const bool sent = outbox->threaded && !outbox->ending &&
+                      (size <= SMALL_SIZE || outbox->waiting <= WAITING_SIZE_MAX);
     if (sent) {
+        outbox->waiting += size;
         *outbox->end = message;
         outbox->end = &message->next;
         pthread_cond_broadcast(&outbox->changed);

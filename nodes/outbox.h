@@ -35,9 +35,11 @@ int cox_outbox_new(const struct cox_outbox_options *options, struct cox_outbox *
 struct cox_outbox *cox_outbox_free(struct cox_outbox *outbox);
 /* The process is dead: drops what waits, and all connections to it and from it (cox_direct_drop). */
 void cox_outbox_drop(struct cox_outbox *outbox);
+/* Drops what waits. What is being sent goes on. */
+void cox_outbox_clear(struct cox_outbox *outbox);
 /* Sends bytes, and behind them, if fd is not -1, fd_size bytes of the memory fd. address: as for
  * cox_direct_send; "": it is dropped. Without memory or a thread it is dropped, too, as if it were lost
- * on the way. */
+ * on the way; and if it has more than 64 KiB, and 256 MiB wait already: nobody reads them. */
 void cox_outbox_put(struct cox_outbox *outbox, const char *address, uint32_t kind, uint8_t *bytes,
                     size_t size, int fd, uint64_t fd_size);
 

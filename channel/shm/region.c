@@ -488,7 +488,7 @@ int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned 
     r = fd < 0 ? -errno : cox_fd_raise(&fd);
     if (r == 0)
         r = region_resize(fd, size);
-    if (r == 0 && (fchmod(fd, 0600) < 0 || fcntl(fd, F_ADD_SEALS, (int)(seals | F_SEAL_SEAL)) < 0))
+    if (r == 0 && (fchmod(fd, 0600) < 0 || fcntl(fd, F_ADD_SEALS, (int)seals) < 0))
         r = -errno;
     cox_fault_point(COX_FAULT_MEMORY_CREATED);
     if (r)

@@ -79,6 +79,8 @@ static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
         welcome->n_response_size != COX_CHANNEL_COUNT ||
         cox_agent_link_follow(&agent->link, welcome, cox_now_ns()))
         return;
+    if (agent->outbox)
+        cox_outbox_clear(agent->outbox); /* what the lead before has asked for */
     const size_t sizes = sizeof agent->request_size;
     bool behind = false;
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT && agent->executor; c++)
@@ -206,6 +208,13 @@ static void on_direct(void *context, const char *peer, const char *group, uint32
                       uint8_t *bytes, size_t size)
 {
     struct agent *agent = context;
+    pthread_mutex_lock(&agent->lock);
+    const bool opened = agent->opened;
+    pthread_mutex_unlock(&agent->lock);
+    if (!opened) { /* as if it had come before this process listened */
+        free(bytes);
+        return;
+    }
     /* KV blocks go to, and come from, other groups; everything else is the group's own. */
     if ((kind == COX_DIRECT_FETCH || kind == COX_DIRECT_BLOCKS) && strncmp(peer, "node-", 5) == 0) {
         cox_kv_relay_take(agent->kv, peer, kind, bytes, size);
@@ -433,6 +442,8 @@ static void agent_close(struct agent *agent)
     cox_cluster_close(cluster);
     if (agent->direct)
         cox_direct_end(agent->direct);
+    if (agent->kv)
+        cox_kv_relay_end(agent->kv);
     cox_outbox_free(outbox);
     cox_direct_close(agent->direct);
     cox_group_relay_free(agent->relay);

@@ -194,6 +194,7 @@ void cox_agent_stop_ranks(struct agent *agent)
         return;
     cox_group_relay_pause(agent->relay);
     cox_executor_stop(executor);
+    cox_kv_relay_unlink(agent->kv);
     pthread_mutex_lock(&agent->lock);
     /* Unless another lead has come, for which these have never stood, or comes meanwhile. */
     const bool same = agent->link.epoch == epoch && agent->link.incarnation == incarnation &&

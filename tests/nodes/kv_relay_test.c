@@ -44,6 +44,7 @@ struct cluster {
     struct cox_exporter *exporter;
     /* whose they are */
     int64_t sequence;
+    struct cox_handle remote;
     /* what node a's rank gets, for them */
     struct cox_handle local;
 };
@@ -128,7 +129,9 @@ static void blocks_make(struct cluster *cluster)
 {
     struct cox_error err = {0};
     if (cox_kv_blocks_new(BLOCK_COUNT, BLOCK_SIZE, &cluster->blocks, &err) ||
-        cox_exporter_new(NULL, &cluster->exporter, &err))
+        cox_exporter_new(NULL, &cluster->exporter, &err) ||
+        cox_exporter_export(cluster->exporter, cox_kv_blocks_fd(cluster->blocks), 0, 0,
+                            &cluster->remote, &err))
         fail_msg("%s", err.text);
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
         block_fill((uint8_t *)cox_kv_blocks_memory(cluster->blocks) + b * BLOCK_SIZE, b);
@@ -136,8 +139,8 @@ static void blocks_make(struct cluster *cluster)
     blocks_give(cluster, SEQUENCE);
 }
 
-/* link: or unlink. */
-static void ask_link(struct cluster *cluster, bool link)
+/* Node `from` to the ranks of node `to`, which have the same blocks. link: or unlink. */
+static void ask_link_of(struct cluster *cluster, struct node *from, struct node *to, bool link)
 {
     Coxswain__KvLayout layout = COXSWAIN__KV_LAYOUT__INIT;
     Coxswain__KvPool pool = COXSWAIN__KV_POOL__INIT, *pools = &pool;
@@ -146,17 +149,14 @@ static void ask_link(struct cluster *cluster, bool link)
     Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     Coxswain__PDLinkRequest__PDLinkInfo *infos = &info;
     Coxswain__PDLinkRequest request = COXSWAIN__PDLINK_REQUEST__INIT;
-    struct cox_handle handle;
+    struct cox_handle handle = cluster->remote;
     struct cox_error err = {0};
-    assert_int_equal(cox_exporter_export(cluster->exporter, cox_kv_blocks_fd(cluster->blocks), 0, 0,
-                                         &handle, &err),
-                     0);
     layout.block_bytes = BLOCK_SIZE;
     pool.block_count = BLOCK_COUNT;
     pool.layout = &layout;
     pool.blocks = (ProtobufCBinaryData){.data = (uint8_t *)&handle, .len = sizeof handle};
-    pool.node = "b";
-    pool.address = cluster->b.address;
+    pool.node = to == &cluster->a ? "a" : "b";
+    pool.address = to->address;
     host.cluster_id = GROUP;
     remote.n_host_info = remote.n_kv_pools = request.n_pd_link_info = 1;
     remote.host_info = &hosts;
@@ -165,9 +165,14 @@ static void ask_link(struct cluster *cluster, bool link)
     info.n_link_info = link;
     info.n_unlink_info = !link;
     info.link_info = info.unlink_info = &remotes;
-    if (cox_kv_relay_link(cluster->a.relay, &request, 0, 1, NULL, &err))
+    if (cox_kv_relay_link(from->relay, &request, 0, 1, NULL, &err))
         fail_msg("%s", err.text);
     cluster->local = handle;
+}
+
+static void ask_link(struct cluster *cluster, bool link)
+{
+    ask_link_of(cluster, &cluster->a, &cluster->b, link);
 }
 
 /* All blocks, in an order that is not theirs. */
@@ -282,8 +287,12 @@ static int tear_down(void **state)
 {
     struct cluster *cluster = *state;
     struct node *nodes[] = {&cluster->a, &cluster->b, &cluster->c};
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 3; i++) {
+        if (nodes[i]->direct)
+            cox_direct_end(nodes[i]->direct);
+        cox_kv_relay_end(nodes[i]->relay);
         cox_direct_close(nodes[i]->direct);
+    }
     for (int i = 0; i < 3; i++)
         cox_kv_relay_free(nodes[i]->relay);
     cox_exporter_free(cluster->exporter);
@@ -345,7 +354,73 @@ static void a_pull_of_any_sequence_is_of_none(void **state)
                          COX_STALE);
         assert_int_equal(cox_kv_view_copy(view, b, COX_KV_UNUSED, bytes, NULL), 0);
     }
+    /* Nor does it take what a pull of one sequence has. */
+    request_make(&request, &cluster->sequence, 1);
+    request.infos[1] = request.infos[0];
+    request.infos[1].has_src_sequence = 0;
+    request.pointers[1] = &request.infos[1];
+    request.message.n_pull_kv_infos = 2;
+    cox_kv_relay_expect(cluster->a.relay, &request.message, 0, 1);
+    cox_kv_relay_pull(cluster->a.relay, &request.message, 0, 1, cox_deadline_after_ms(PATIENCE_MS));
+    assert_int_equal(local_count(cluster), BLOCK_COUNT);
     cox_kv_view_free(view);
+}
+
+struct mutual {
+    struct cluster *cluster;
+    struct node *node;
+};
+
+static void *mutual_main(void *context)
+{
+    enum { COUNT = 1500 }; /* more bytes than the buffers of a connection hold */
+    const struct mutual *mutual = context;
+    struct cox_kv_relay *relay = mutual->node->relay;
+    struct request request;
+    int64_t *numbers = calloc(COUNT, sizeof *numbers);
+    request_make(&request, &mutual->cluster->sequence, 1);
+    for (uint32_t i = 0; i < COUNT; i++)
+        numbers[i] = block_at(i);
+    request.table =
+        (ProtobufCBinaryData){.data = (uint8_t *)numbers, .len = COUNT * sizeof *numbers};
+    for (int i = 0; i < 3; i++) {
+        cox_kv_relay_expect(relay, &request.message, 0, 1);
+        cox_kv_relay_pull(relay, &request.message, 0, 1, cox_deadline_after_ms(PATIENCE_MS));
+    }
+    free(numbers);
+    return NULL;
+}
+
+static void two_nodes_pull_from_each_other(void **state)
+{
+    struct cluster *cluster = *state;
+    struct mutual a = {cluster, &cluster->a}, b = {cluster, &cluster->b};
+    const struct cox_handle local = cluster->local;
+    pthread_t thread;
+    ask_link_of(cluster, &cluster->b, &cluster->a, true);
+    assert_int_equal(pthread_create(&thread, NULL, mutual_main, &b), 0);
+    mutual_main(&a);
+    pthread_join(thread, NULL);
+    assert_string_equal(cluster->a.said, "");
+    assert_string_equal(cluster->b.said, "");
+    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    cluster->local = local;
+    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+}
+
+/* Of ranks that had no room for it, or were replaced. */
+static void a_link_that_comes_again_ends_no_pull(void **state)
+{
+    struct cluster *cluster = *state;
+    const struct cox_handle local = cluster->local;
+    pull(cluster, PATIENCE_MS);
+    ask_link(cluster, true);
+    assert_memory_equal(&cluster->local, &local, sizeof local);
+    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    cox_kv_relay_unlink(cluster->a.relay);
+    ask_link(cluster, true);
+    assert_memory_not_equal(&cluster->local, &local, sizeof local);
+    assert_int_equal(local_count(cluster), 0);
 }
 
 /* More than one fetch may have. */
@@ -592,6 +667,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(pulls_of_one_request_may_share_blocks, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_pull_of_any_sequence_is_of_none, set_up, tear_down),
         cmocka_unit_test_setup_teardown(long_tables_are_pulled_whole, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(two_nodes_pull_from_each_other, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_link_that_comes_again_ends_no_pull, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_not_passed_on_is_given_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(memory_of_another_process_is_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(only_the_node_that_was_asked_answers, set_up, tear_down),

@@ -268,6 +268,41 @@ static void g1d_only_the_owner_can_ever_write(void **state)
     both_close(&both);
 }
 
+static long pages_of(const struct cox_kv_blocks *blocks)
+{
+    struct stat st;
+
+    assert_int_equal(fstat(cox_kv_blocks_fd(blocks), &st), 0);
+    return st.st_blocks / 8;
+}
+
+static void sparse_blocks_have_the_pages_that_are_reserved(void **state)
+{
+    enum { MANY = 1 << 18 };
+    struct both both;
+    struct cox_error err = {0};
+
+    (void)state;
+    if (cox_kv_blocks_new_sparse(MANY, 6400, &both.blocks, &err) ||
+        cox_kv_view_attach(cox_kv_blocks_fd(both.blocks), &both.view, &err))
+        fail_msg("%s", err.text);
+    const long words = pages_of(both.blocks);
+    assert_int_equal(words, (128 + 16L * MANY + 4095) / 4096);
+    assert_int_equal(cox_kv_blocks_reserve(both.blocks, MANY), COX_INVALID);
+    assert_int_equal(cox_kv_blocks_reserve(both.blocks, MANY - 1), 0);
+    const long one = pages_of(both.blocks) - words;
+    assert_in_range(one, 2, 3);
+    assert_int_equal(cox_kv_blocks_take(both.blocks, MANY - 1), 0);
+    memset((uint8_t *)cox_kv_blocks_memory(both.blocks) + (MANY - 1) * UINT64_C(6400), 'q', 6400);
+    assert_int_equal(cox_kv_blocks_give(both.blocks, MANY - 1, 7), 0);
+    assert_int_equal(pages_of(both.blocks), words + one);
+    uint8_t bytes[6400];
+    assert_int_equal(cox_kv_view_copy(both.view, MANY - 1, 7, bytes, NULL), 0);
+    assert_int_equal(bytes[6399], 'q');
+    expect_no_writing(cox_kv_blocks_fd(both.blocks));
+    both_close(&both);
+}
+
 /* ---- a hostile owner ---- */
 
 /* Arbitrary memory with these seals. */
@@ -434,6 +469,7 @@ int main(void)
         cmocka_unit_test(a_view_outlives_the_owner),
         cmocka_unit_test(new_refuses_numbers_that_cannot_be),
         cmocka_unit_test(g1d_only_the_owner_can_ever_write),
+        cmocka_unit_test(sparse_blocks_have_the_pages_that_are_reserved),
         cmocka_unit_test(g1d_a_view_checks_all_that_an_owner_writes),
 #if COX_TESTING
         cmocka_unit_test(g1d_whatever_is_taken_during_a_copy_is_stale),

@@ -191,7 +191,8 @@ static int host_create(void *context, uint32_t device, uint64_t size, bool on_de
     /* Not on huge pages: see cox_domain_check_host_fd. */
     if (!on_demand)
         r = cox_region_create_unnamed(&host->region, LABEL, size, SEALS, false, &host->fd, err);
-    else if ((r = cox_region_create_unnamed_sparse(LABEL, size, SEALS, &host->fd, err)) == 0)
+    else if ((r = cox_region_create_unnamed_sparse(LABEL, size, SEALS | F_SEAL_SEAL, &host->fd,
+                                                   err)) == 0)
         r = cox_region_map(&host->region, host->fd, size, COX_REGION_WRITE, LABEL, err);
     if (r == 0)
         *ret_memory = host_give(&host, size, true);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "channel/base/fault.h"
@@ -13,6 +14,9 @@
 #include "channel/memory/domain/domain_table.h"
 #include "kv_blocks_layout.h"
 
+#ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
+#define MADV_POPULATE_WRITE 23
+#endif
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -63,8 +67,34 @@ static void blocks_fill(struct cox_kv_blocks *blocks, uint64_t offset)
     cox_fault_point(COX_FAULT_KV_MADE);
 }
 
-int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_blocks **ret_blocks,
+/* Mapped before it is sealed, so no other mapping can write. Not on huge pages, which readers refuse
+ * (cox_domain_check_host_fd). */
+static int blocks_map(struct cox_kv_blocks *blocks, uint64_t size, bool sparse, int *ret_fd,
                       struct cox_error *err)
+{
+    const unsigned seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+    if (!sparse)
+        return cox_region_create_unnamed(&blocks->region, LABEL, size, seals, false, ret_fd, err);
+    int r = cox_region_create_unnamed_sparse(LABEL, size, 0, ret_fd, err);
+    if (r == 0)
+        r = cox_region_map(&blocks->region, *ret_fd, size, COX_REGION_WRITE, LABEL, err);
+    if (r == 0 && fcntl(*ret_fd, F_ADD_SEALS, (int)(seals | F_SEAL_SEAL)) < 0)
+        r = cox_fail(err, -errno, "KV blocks: sealing: %s", cox_status_text(-errno));
+    return r;
+}
+
+/* Its pages are there, and stay. */
+static int memory_reserve(void *begin, uint64_t size)
+{
+    if (madvise(begin, size, MADV_POPULATE_WRITE) == 0)
+        return 0;
+    if (errno == ENOMEM || errno == EFAULT)
+        return COX_NO_SPACE;
+    return errno == EINVAL ? 0 : -errno; /* Linux before 5.14 */
+}
+
+static int blocks_new(uint32_t block_count, uint64_t block_size, bool sparse,
+                      struct cox_kv_blocks **ret_blocks, struct cox_error *err)
 {
     _cox_cleanup_(cox_kv_blocks_freep) struct cox_kv_blocks *blocks = NULL;
     _cox_cleanup_(cox_close_fd) int fd = -1;
@@ -78,15 +108,13 @@ int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_b
     if (!blocks)
         return cox_fail(err, -ENOMEM, "no memory for KV blocks");
     blocks->fd = -1;
-    /* Mapped before it is sealed, so no other mapping can write. Not on huge pages, which readers
-     * refuse (cox_domain_check_host_fd). */
-    r = cox_region_create_unnamed(&blocks->region, LABEL, size,
-                                  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE, false, &fd,
-                                  err);
+    r = blocks_map(blocks, size, sparse, &fd, err);
     if (r == 0)
         r = cox_region_open_reader(fd, LABEL, &blocks->fd, err);
     if (r)
         return r;
+    if (sparse && memory_reserve(blocks->region.base, offset))
+        return cox_fail(err, COX_NO_SPACE, "no memory for the words of KV blocks");
     blocks->count = block_count;
     blocks->size = block_size;
     blocks->words = (void *)((uint8_t *)blocks->region.base + COX_KV_WORDS_OFFSET);
@@ -94,6 +122,27 @@ int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_b
     blocks_fill(blocks, offset);
     *ret_blocks = cox_steal_ptr(&blocks);
     return 0;
+}
+
+int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_blocks **ret_blocks,
+                      struct cox_error *err)
+{
+    return blocks_new(block_count, block_size, false, ret_blocks, err);
+}
+
+int cox_kv_blocks_new_sparse(uint32_t block_count, uint64_t block_size,
+                             struct cox_kv_blocks **ret_blocks, struct cox_error *err)
+{
+    return blocks_new(block_count, block_size, true, ret_blocks, err);
+}
+
+int cox_kv_blocks_reserve(struct cox_kv_blocks *blocks, uint32_t block)
+{
+    if (block >= blocks->count)
+        return COX_INVALID;
+    /* Whole pages: the first block begins one. */
+    const uint64_t begin = block * blocks->size / COX_KV_PAGE_SIZE * COX_KV_PAGE_SIZE;
+    return memory_reserve(blocks->memory + begin, (block + UINT64_C(1)) * blocks->size - begin);
 }
 
 struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks)

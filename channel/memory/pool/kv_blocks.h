@@ -77,6 +77,19 @@ COX_PUBLIC int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size,
 /* NULL-safe, returns NULL. Views stay valid. */
 COX_PUBLIC struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks);
 #ifdef COX_INTERNAL
+/* The same, but no page of a block is there before reserve: for copies of blocks of which few are
+ * ever used. Does not take the time that so much memory takes. */
+int cox_kv_blocks_new_sparse(uint32_t block_count, uint64_t block_size,
+                             struct cox_kv_blocks **ret_blocks, struct cox_error *err);
+/* Before a block of sparse ones is written first: else a write without free memory kills the
+ * process.
+ * Returns
+ *   0
+ *   COX_INVALID: no such block
+ *   COX_NO_SPACE
+ *   -errno
+ */
+int cox_kv_blocks_reserve(struct cox_kv_blocks *blocks, uint32_t block);
 void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
 
 uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks);
