@@ -122,7 +122,8 @@ COX_PUBLIC int cox_region_attach_image(struct cox_region *region, int fd, const 
 int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
 /* Create an object of that size without reserving or mapping it: the kernel allocates each page
  * when it is touched, unless it was reserved before. The first function makes a named object, the
- * second a memfd with these seals, to which more can be added unless F_SEAL_SEAL is one. The caller owns *ret_fd, which is open for reading and writing.
+ * second a memfd with these seals, to which more can be added unless F_SEAL_SEAL is one. The caller
+ * owns *ret_fd, which is open for reading and writing.
  * Returns as cox_region_create and cox_region_create_unnamed. */
 int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struct cox_error *err);
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,

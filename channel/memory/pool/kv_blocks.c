@@ -67,8 +67,8 @@ static void blocks_fill(struct cox_kv_blocks *blocks, uint64_t offset)
     cox_fault_point(COX_FAULT_KV_MADE);
 }
 
-/* Mapped before it is sealed, so no other mapping can write. Not on huge pages, which readers refuse
- * (cox_domain_check_host_fd). */
+/* Mapped before it is sealed, so no other mapping can write. Not on huge pages, which readers
+ * refuse (cox_domain_check_host_fd). */
 static int blocks_map(struct cox_kv_blocks *blocks, uint64_t size, bool sparse, int *ret_fd,
                       struct cox_error *err)
 {
