@@ -68,8 +68,8 @@ static void there_prepare(void)
     struct cox_error err = {0};
     static char dirt[4096];
     memset(dirt, 'x', sizeof dirt);
-    if (cox_region_create_unnamed_sparse("windows", cox_geometry_group_object_size(&geometry), F_SEAL_SEAL,
-                                         &there, &err))
+    if (cox_region_create_unnamed_sparse("windows", cox_geometry_group_object_size(&geometry),
+                                         F_SEAL_SEAL, &there, &err))
         fail_msg("%s", err.text);
     for (uint64_t life = 0; life < COX_GROUP_WINDOW_COUNT; life++)
         assert_int_equal(
