@@ -124,8 +124,9 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
     char how[COX_RANK_TEXT_SIZE], lines[400];
     cox_supervisor_describe(executor->supervisor, rank, how, sizeof how);
     size_t length = cox_supervisor_last_lines(executor->supervisor, rank, lines, sizeof lines);
-    return cox_fail(err, code, "%s %s%s%s", how, what, length ? "; its last lines: " : "",
-                    length ? lines : "");
+    const bool said = strstr(how, what) != NULL; /* by another machine */
+    return cox_fail(err, code, "%s%s%s%s%s", how, said ? "" : " ", said ? "" : what,
+                    length ? "; its last lines: " : "", length ? lines : "");
 }
 
 /* A process that cannot be adopted may have lost its wrapper at this moment, and one that the

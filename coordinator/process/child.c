@@ -192,7 +192,9 @@ void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t
 {
     char name_text[96];
     bool wrapped = child->adopted.pid != 0;
-    if (child->node[0])
+    if (child->node[0] && cox_rank_pid(child->record) == COX_SUPERVISOR_PID_NONE)
+        snprintf(name_text, sizeof name_text, "rank %u (node %s)", child->rank, child->node);
+    else if (child->node[0])
         snprintf(name_text, sizeof name_text, "rank %u (node %s, pid %d)", child->rank, child->node,
                  cox_rank_pid(child->record));
     else if (wrapped)

@@ -176,6 +176,8 @@ int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t
  */
 int cox_supervisor_register(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                             uint64_t start);
+/* The pid of a remote rank whose process there never was. */
+#define COX_SUPERVISOR_PID_NONE 1
 /* Registers a process on another machine as a rank, with `external`. `end_fd`, which becomes the
  * supervisor's, is readable when it is dead; set_remote_end says how it ended, before. The process
  * is not signalled: cox_supervisor_kill calls hooks.kill. Returns as register. */
