@@ -101,8 +101,9 @@ static void transport_failed(struct cox_executor *executor, uint32_t rank, const
     int end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int kept_fd = end_fd < 0 ? -1 : fcntl(end_fd, F_DUPFD_CLOEXEC, 3);
     pthread_mutex_lock(&executor->transport_lock);
-    if (kept_fd >= 0 && cox_supervisor_register_remote(executor->supervisor, rank, node, COX_SUPERVISOR_PID_NONE,
-                                                       cox_steal_fd(&end_fd)) == 0) {
+    if (kept_fd >= 0 &&
+        cox_supervisor_register_remote(executor->supervisor, rank, node, COX_SUPERVISOR_PID_NONE,
+                                       cox_steal_fd(&end_fd)) == 0) {
         cox_close_fd(&executor->remote_ends[rank]);
         executor->remote_ends[rank] = cox_steal_fd(&kept_fd);
     }
