@@ -246,7 +246,7 @@ static int local_copy(const struct cluster *cluster, const struct cox_kv_view *v
 /* As a link would attach it. */
 static struct cox_kv_view *local_view(const struct cluster *cluster)
 {
-    struct cox_kv_view *view;
+    struct cox_kv_view *view = NULL;
     struct cox_error err = {0};
     int fd;
     if (cox_handle_open(&cluster->local, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, &err) ||
