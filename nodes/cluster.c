@@ -618,13 +618,30 @@ size_t cox_cluster_size_max(const struct cox_cluster *cluster)
     return cluster->size_max;
 }
 
-bool cox_cluster_local_address(struct cox_cluster *cluster, char *buffer, size_t buffer_size)
+/* "127.0.0.1" if it is not known. */
+static void local_address(struct cox_cluster *cluster, char host[COX_CLUSTER_HOST_SIZE])
 {
     char *address = NULL;
-    int port;
-    if (natsConnection_GetLocalIPAndPort(cluster->connection, &address, &port) != NATS_OK)
-        return false;
-    const int length = snprintf(buffer, buffer_size, strchr(address, ':') ? "[%s]" : "%s", address);
+    int port, length = 0;
+    if (natsConnection_GetLocalIPAndPort(cluster->connection, &address, &port) == NATS_OK)
+        length =
+            snprintf(host, COX_CLUSTER_HOST_SIZE, strchr(address, ':') ? "[%s]" : "%s", address);
     free(address);
-    return length > 0 && length < (int)buffer_size;
+    if (length <= 0 || length >= COX_CLUSTER_HOST_SIZE)
+        snprintf(host, COX_CLUSTER_HOST_SIZE, "127.0.0.1");
+}
+
+void cox_cluster_listen_address(struct cox_cluster *cluster, const char *wanted,
+                                char host[COX_CLUSTER_HOST_SIZE],
+                                char listen[COX_CLUSTER_LISTEN_SIZE])
+{
+    const char *colon = wanted ? strrchr(wanted, ':') : NULL;
+    if (!wanted) {
+        local_address(cluster, host);
+        snprintf(listen, COX_CLUSTER_LISTEN_SIZE, "%s:0", host);
+        return;
+    }
+    snprintf(listen, COX_CLUSTER_LISTEN_SIZE, "%s", wanted);
+    snprintf(host, COX_CLUSTER_HOST_SIZE, "%.*s",
+             (int)(colon ? colon - wanted : (ptrdiff_t)strlen(wanted)), wanted);
 }

@@ -61,8 +61,13 @@ void cox_cluster_send(struct cox_cluster *cluster, const char *node, uint8_t *by
 void cox_cluster_flush(struct cox_cluster *cluster, uint64_t deadline_ns);
 /* The present connection, as the server names it. Returns false if there is none. */
 bool cox_cluster_identity(struct cox_cluster *cluster, char server_id[64], uint64_t *ret_client_id);
-/* The address of this machine from which the cluster is reached. Returns false if it is not known. */
-bool cox_cluster_local_address(struct cox_cluster *cluster, char *buffer, size_t buffer_size);
+#define COX_CLUSTER_HOST_SIZE 128
+#define COX_CLUSTER_LISTEN_SIZE (COX_CLUSTER_HOST_SIZE + 32)
+/* Where direct connections are listened for: as wanted, "HOST:PORT" (cox_direct_open checks it); NULL: the
+ * address of this machine from which the cluster is reached, any port. host: that which others use. */
+void cox_cluster_listen_address(struct cox_cluster *cluster, const char *wanted,
+                                char host[COX_CLUSTER_HOST_SIZE],
+                                char listen[COX_CLUSTER_LISTEN_SIZE]);
 /* The largest frame that NATS takes; larger ones go by direct connections. */
 size_t cox_cluster_size_max(const struct cox_cluster *cluster);
 

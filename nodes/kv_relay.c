@@ -190,6 +190,7 @@ void cox_kv_relay_end(struct cox_kv_relay *relay)
         free(ask);
     }
     relay->asks_end = &relay->asks;
+    relay->ask_count = 0;
 }
 
 struct cox_kv_relay *cox_kv_relay_free(struct cox_kv_relay *relay)

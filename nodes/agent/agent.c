@@ -374,18 +374,8 @@ static int outbox_open(struct agent *agent, struct cox_error *err)
 static int direct_open(struct agent *agent, struct cox_error *err)
 {
     const struct cox_node_agent_options *options = agent->options;
-    char host[128], listen[160], name[COX_NODE_NAME_MAX + 8];
-    if (options->listen) {
-        const char *colon = strrchr(options->listen, ':');
-        if (!colon)
-            return cox_fail(err, COX_INVALID, "--listen '%s' is no HOST:PORT", options->listen);
-        snprintf(listen, sizeof listen, "%s", options->listen);
-        snprintf(host, sizeof host, "%.*s", (int)(colon - options->listen), options->listen);
-    } else {
-        if (!cox_cluster_local_address(agent->cluster, host, sizeof host))
-            snprintf(host, sizeof host, "127.0.0.1");
-        snprintf(listen, sizeof listen, "%s:0", host);
-    }
+    char host[COX_CLUSTER_HOST_SIZE], listen[COX_CLUSTER_LISTEN_SIZE], name[COX_NODE_NAME_MAX + 8];
+    cox_cluster_listen_address(agent->cluster, options->listen, host, listen);
     snprintf(name, sizeof name, "node-%s", options->node);
     const struct cox_direct_options direct = {
         .name = name,

@@ -261,15 +261,8 @@ static void *nodes_main(void *context)
 static int direct_open(struct cox_nodes *nodes, struct cox_error *err)
 {
     const struct cox_executor_nodes *options = nodes->options.nodes;
-    char host[128], listen[160];
-    if (options->listen) {
-        snprintf(listen, sizeof listen, "%s", options->listen);
-        snprintf(host, sizeof host, "%.*s", (int)(strrchr(listen, ':') - listen), listen);
-    } else {
-        if (!cox_cluster_local_address(nodes->cluster, host, sizeof host))
-            snprintf(host, sizeof host, "127.0.0.1");
-        snprintf(listen, sizeof listen, "%s:0", host);
-    }
+    char host[COX_CLUSTER_HOST_SIZE], listen[COX_CLUSTER_LISTEN_SIZE];
+    cox_cluster_listen_address(nodes->cluster, options->listen, host, listen);
     const struct cox_direct_options direct = {
         .name = "lead",
         .group = nodes->group,

@@ -44,6 +44,8 @@ struct cluster {
     struct cox_exporter *exporter;
     /* whose they are */
     int64_t sequence;
+    /* as many as a link says that there are */
+    uint32_t pool_count;
     struct cox_handle remote;
     /* what node a's rank gets, for them */
     struct cox_handle local;
@@ -152,7 +154,7 @@ static void ask_link_of(struct cluster *cluster, struct node *from, struct node 
     struct cox_handle handle = cluster->remote;
     struct cox_error err = {0};
     layout.block_bytes = BLOCK_SIZE;
-    pool.block_count = BLOCK_COUNT;
+    pool.block_count = cluster->pool_count;
     pool.layout = &layout;
     pool.blocks = (ProtobufCBinaryData){.data = (uint8_t *)&handle, .len = sizeof handle};
     pool.node = to == &cluster->a ? "a" : "b";
@@ -273,7 +275,7 @@ static uint32_t local_count(const struct cluster *cluster)
 static int set_up(void **state)
 {
     static struct cluster cluster;
-    cluster = (struct cluster){0};
+    cluster = (struct cluster){.pool_count = BLOCK_COUNT};
     node_start(&cluster.a, "first", "node-a", "127.0.0.1");
     node_start(&cluster.b, GROUP, "node-b", "127.0.0.2");
     node_start(&cluster.c, "third", "node-c", "127.0.0.3");
@@ -406,6 +408,40 @@ static void two_nodes_pull_from_each_other(void **state)
     assert_int_equal(local_count(cluster), BLOCK_COUNT);
     cluster->local = local;
     assert_int_equal(local_count(cluster), BLOCK_COUNT);
+}
+
+/* A rank may have more than the link has said, and the request may name them. */
+static void a_block_that_the_link_has_not_moves_no_other(void **state)
+{
+    struct cluster *cluster = *state;
+    cluster->pool_count = BLOCK_COUNT - 10;
+    ask_link(cluster, true);
+    pull(cluster, PATIENCE_MS);
+    struct cox_kv_view *view = local_view(cluster);
+    for (uint32_t b = 0; b < BLOCK_COUNT; b++)
+        assert_int_equal(local_copy(cluster, view, b), b < cluster->pool_count ? 0 : COX_INVALID);
+    cox_kv_view_free(view);
+}
+
+/* Its memory is not kept, nor served. */
+static void a_rank_that_has_gone_is_forgotten(void **state)
+{
+    struct cluster *cluster = *state;
+    const struct cox_handle first = cluster->remote;
+    pull(cluster, PATIENCE_MS);
+    assert_int_equal(local_count(cluster), BLOCK_COUNT);
+    cluster->b.rank = 1; /* the process is a rank no more */
+    assert_int_equal(cox_exporter_export(cluster->exporter, cox_kv_blocks_fd(cluster->blocks), 0, 0,
+                                         &cluster->remote, NULL),
+                     0);
+    for (int i = 0; i < 2; i++) { /* the next one is not there, and then the first one neither */
+        ask_link(cluster, true);
+        pull(cluster, PATIENCE_MS);
+        assert_non_null(strstr(cluster->a.said, "refuses"));
+        assert_int_equal(local_count(cluster), 0);
+        cluster->remote = first;
+        cluster->a.said[0] = '\0';
+    }
 }
 
 /* Of ranks that had no room for it, or were replaced. */
@@ -668,6 +704,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_pull_of_any_sequence_is_of_none, set_up, tear_down),
         cmocka_unit_test_setup_teardown(long_tables_are_pulled_whole, set_up, tear_down),
         cmocka_unit_test_setup_teardown(two_nodes_pull_from_each_other, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_block_that_the_link_has_not_moves_no_other, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(a_rank_that_has_gone_is_forgotten, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_link_that_comes_again_ends_no_pull, set_up, tear_down),
         cmocka_unit_test_setup_teardown(what_is_not_passed_on_is_given_up, set_up, tear_down),
         cmocka_unit_test_setup_teardown(memory_of_another_process_is_refused, set_up, tear_down),

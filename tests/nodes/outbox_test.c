@@ -2,9 +2,9 @@
 #include "nodes/outbox.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +34,10 @@ struct process {
 struct world {
     struct process lead, a, b;
     struct cox_outbox *to_a, *to_b;
-    /* messages that were lost, of each */
-    _Atomic uint32_t lost[2];
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    /* messages that were lost, of each; under the lock */
+    uint32_t lost[2];
 };
 
 static void on_message(void *context, const char *peer, const char *group, uint32_t kind,
@@ -86,30 +88,39 @@ static void set_stuck(struct process *process, bool stuck)
     pthread_mutex_unlock(&process->lock);
 }
 
-/* count of process has come. */
-static void await(struct process *process, const uint32_t *count, uint32_t enough)
+static void await_count(pthread_mutex_t *lock, pthread_cond_t *changed, const uint32_t *count,
+                        uint32_t enough)
 {
     const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(PATIENCE_MS));
     int r = 0;
-    pthread_mutex_lock(&process->lock);
+    pthread_mutex_lock(lock);
     while (*count < enough && r == 0)
-        r = pthread_cond_timedwait(&process->changed, &process->lock, &until);
+        r = pthread_cond_timedwait(changed, lock, &until);
     assert_int_equal(*count, enough);
-    pthread_mutex_unlock(&process->lock);
+    pthread_mutex_unlock(lock);
+}
+
+/* count of process has come. */
+static void await(struct process *process, const uint32_t *count, uint32_t enough)
+{
+    await_count(&process->lock, &process->changed, count, enough);
 }
 
 static void on_lost(void *context, uint32_t number)
 {
     struct world *world = context;
-    atomic_fetch_add(&world->lost[number], 1);
+    pthread_mutex_lock(&world->lock);
+    world->lost[number]++;
+    pthread_cond_broadcast(&world->changed);
+    pthread_mutex_unlock(&world->lock);
 }
 
-static void await_lost(struct world *world, uint32_t number)
+static uint32_t lost_count(struct world *world, uint32_t number)
 {
-    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
-    while (atomic_load(&world->lost[number]) == 0 && cox_now_ns() < deadline_ns)
-        usleep(1000);
-    assert_int_equal(atomic_load(&world->lost[number]), 1);
+    pthread_mutex_lock(&world->lock);
+    const uint32_t count = world->lost[number];
+    pthread_mutex_unlock(&world->lock);
+    return count;
 }
 
 static struct cox_outbox *outbox_of(struct world *world, const char *peer, uint32_t number)
@@ -128,6 +139,8 @@ static int set_up(void **state)
 {
     static struct world world;
     memset(&world, 0, sizeof world);
+    pthread_mutex_init(&world.lock, NULL);
+    cox_condition_init(&world.changed);
     process_open(&world.lead, "lead", "127.0.0.1");
     process_open(&world.a, "node-a", "127.0.0.2");
     process_open(&world.b, "node-b", "127.0.0.3");
@@ -164,7 +177,7 @@ static void messages_arrive_in_order(void **state)
     for (uint32_t i = 0; i < 100; i++)
         put(world->to_a, &world->a, i, i % 2 ? 10 : 100000);
     await(&world->a, &world->a.arrived, 100);
-    assert_int_equal(atomic_load(&world->lost[0]), 0);
+    assert_int_equal(lost_count(world, 0), 0);
 }
 
 static void memory_follows_the_bytes(void **state)
@@ -183,7 +196,25 @@ static void memory_follows_the_bytes(void **state)
     await(&world->a, &world->a.arrived, 2);
 }
 
-/* Node a reads nothing, and what goes to it fills all buffers. */
+/* Whether the kernel has bytes for a process that it has not read: of /proc/net/tcp. */
+static bool has_unread(const struct process *process)
+{
+    char line[512];
+    bool found = false;
+    FILE *file = fopen("/proc/net/tcp", "r");
+    assert_non_null(file);
+    while (!found && fgets(line, sizeof line, file)) {
+        unsigned port, state, sending, unread;
+        found =
+            sscanf(line, " %*u: %*x:%x %*x:%*x %x %x:%x", &port, &state, &sending, &unread) == 4 &&
+            port == cox_direct_port(process->direct) && state == 1 && unread > 0;
+    }
+    fclose(file);
+    return found;
+}
+
+/* Node a reads nothing, and what goes to it fills all buffers: the first large message is being sent,
+ * and two wait. */
 static void stick(struct world *world)
 {
     set_stuck(&world->a, true);
@@ -191,6 +222,10 @@ static void stick(struct world *world)
     await(&world->a, &world->a.stuck_count, 1);
     for (uint32_t i = 1; i < 4; i++)
         put(world->to_a, &world->a, i, LARGE_SIZE);
+    const uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    while (!has_unread(&world->a) && cox_now_ns() < deadline_ns)
+        sched_yield();
+    assert_true(has_unread(&world->a));
 }
 
 static void a_process_that_does_not_read_delays_no_other(void **state)
@@ -208,7 +243,6 @@ static void what_waits_for_a_dead_process_is_dropped(void **state)
 {
     struct world *world = *state;
     stick(world);
-    usleep(50000); /* mostly it is being sent then */
     cox_outbox_drop(world->to_a);
     set_stuck(&world->a, false);
     await(&world->a, &world->a.arrived, 1);
@@ -216,6 +250,33 @@ static void what_waits_for_a_dead_process_is_dropped(void **state)
     put(world->to_a, &world->a, 1, 7);
     await(&world->a, &world->a.arrived, 2);
     assert_int_equal(world->a.sum, 7);
+}
+
+/* For a new lead: what is being sent arrives, and what waited does not. */
+static void what_waits_can_be_cleared(void **state)
+{
+    struct world *world = *state;
+    stick(world);
+    cox_outbox_clear(world->to_a);
+    set_stuck(&world->a, false);
+    put(world->to_a, &world->a, 2, 7);
+    await(&world->a, &world->a.arrived, 3);
+    assert_int_equal(world->a.sum, 7);
+    assert_int_equal(lost_count(world, 0), 0);
+}
+
+static void only_so_much_waits_and_small_messages_always(void **state)
+{
+    struct world *world = *state;
+    stick(world);
+    for (uint32_t i = 4; i < 7; i++) /* with them 320 MiB wait */
+        put(world->to_a, &world->a, i, LARGE_SIZE);
+    put(world->to_a, &world->a, 99, LARGE_SIZE);
+    put(world->to_a, &world->a, 99, 65537);
+    put(world->to_a, &world->a, 7, 65536);
+    set_stuck(&world->a, false);
+    await(&world->a, &world->a.arrived, 8);
+    assert_int_equal(world->a.sum, 65536);
 }
 
 static void the_end_waits_for_no_reader(void **state)
@@ -232,11 +293,11 @@ static void a_message_that_is_refused_is_lost(void **state)
 {
     struct world *world = *state;
     put(world->to_b, &world->a, 0, 10); /* node a is not node b */
-    await_lost(world, 1);
+    await_count(&world->lock, &world->changed, &world->lost[1], 1);
     put(world->to_b, &world->b, 0, 10);
     await(&world->b, &world->b.arrived, 1);
-    assert_int_equal(atomic_load(&world->lost[1]), 1);
-    assert_int_equal(atomic_load(&world->lost[0]), 0);
+    assert_int_equal(lost_count(world, 1), 1);
+    assert_int_equal(lost_count(world, 0), 0);
 }
 
 int main(void)
@@ -247,6 +308,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_process_that_does_not_read_delays_no_other, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(what_waits_for_a_dead_process_is_dropped, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(what_waits_can_be_cleared, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(only_so_much_waits_and_small_messages_always, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(the_end_waits_for_no_reader, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_message_that_is_refused_is_lost, set_up, tear_down),
