@@ -504,8 +504,9 @@ static int fetching_await(struct cox_kv_relay *relay, uint64_t deadline_ns)
         if (fetching->arrived != arrived)
             heard_ns = cox_now_ns();
         else if (r && !fetching->unlinked)
-            gone = cox_now_ns() >= heard_ns + silence_ns(fetching->source) ||
-                   is_gone(fetching->source->address, &fd);
+            gone = is_gone(fetching->source->address, &fd);
+        if (cox_now_ns() >= heard_ns + silence_ns(fetching->source))
+            break;
         arrived = fetching->arrived;
     }
     int r = fetching->status;
@@ -573,8 +574,7 @@ static int blocks_fetch(struct cox_kv_relay *relay, uint64_t deadline_ns, struct
                         fetching->count);
     if (r == COX_PEER_DEAD)
         return cox_fail(err, r,
-                        "the agent of node %s has died, or given up, and has not sent %" PRIu32
-                        " KV blocks",
+                        "the agent of node %s has died, and has not sent %" PRIu32 " KV blocks",
                         source->node, fetching->count);
     return r ? cox_fail(err, r, "node %s refuses %" PRIu32 " KV blocks: %s", source->node,
                         fetching->count, cox_status_text(r))
