@@ -213,8 +213,8 @@ static bool has_unread(const struct process *process)
     return found;
 }
 
-/* Node a reads nothing, and what goes to it fills all buffers: the first large message is being sent,
- * and two wait. */
+/* Node a reads nothing, and what goes to it fills all buffers: the first large message is being
+ * sent, and two wait. */
 static void stick(struct world *world)
 {
     set_stuck(&world->a, true);
