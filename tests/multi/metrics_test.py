@@ -256,6 +256,8 @@ def test_s2_ranks_that_disagree_are_an_error_with_words_and_counted():
     try:
         with Group(env=harness.environment(COXSWAIN_TEST_BEND=os.path.join(folder, "rank"))) as group:
             expect(run(["generate", "--name", group.name, "27+58="]), 0)
+            # A step that was published before the text had ended may still run, and would take the file.
+            wait_until(lambda: value(group.metrics(), "coxswain_in_flight", channel="execute") == 0, "the last step")
             check(value(group.metrics(), "coxswain_divergences_total", channel="execute") == 0, "ranks disagreed")
             with open(os.path.join(folder, "rank1"), "w", encoding="utf-8"):
                 pass
