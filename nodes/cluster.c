@@ -34,6 +34,11 @@
 #define HEARD_NS (150 * COX_NSEC_PER_MSEC)
 #define UNHEARD_SIZE_MAX (32u << 10)
 
+/* libnats frees a message on a thread of its own, which it wakes for each. Messages that were handled
+ * are given to it this many at a time, or once they are so large together. */
+#define HANDLED_COUNT_MAX 64
+#define HANDLED_SIZE_MAX ((size_t)1 << 20)
+
 struct outgoing {
     struct outgoing *next;
     char node[COX_NODE_NAME_MAX + 1];
@@ -50,6 +55,11 @@ struct cox_cluster {
     natsConnection *connection;
     natsSubscription *frames, *to_all, *gone;
     size_t size_max;
+
+    /* messages that nothing reads any more; owned. Of the thread that calls on_frame, and of close */
+    natsMsg *handled[HANDLED_COUNT_MAX];
+    uint32_t handled_count;
+    size_t handled_size;
 
     /* when something came last, and what was written since */
     _Atomic uint64_t heard_ns;
@@ -201,6 +211,22 @@ void cox_cluster_flush(struct cox_cluster *cluster, uint64_t deadline_ns)
 
 /* ---- what libnats calls ---- */
 
+static void handled_free(struct cox_cluster *cluster)
+{
+    while (cluster->handled_count)
+        natsMsg_Destroy(cluster->handled[--cluster->handled_count]);
+    cluster->handled_size = 0;
+}
+
+/* Takes the message. */
+static void handled_add(struct cox_cluster *cluster, natsMsg *message)
+{
+    cluster->handled[cluster->handled_count++] = message;
+    cluster->handled_size += (size_t)natsMsg_GetDataLength(message);
+    if (cluster->handled_count == HANDLED_COUNT_MAX || cluster->handled_size > HANDLED_SIZE_MAX)
+        handled_free(cluster);
+}
+
 static void on_frame(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
                      void *context)
 {
@@ -213,7 +239,7 @@ static void on_frame(natsConnection *connection, natsSubscription *subscription,
     cluster->hooks.on_frame(cluster->hooks.context, cluster->node[0] || !from ? NULL : from + 1,
                             (const uint8_t *)natsMsg_GetData(message),
                             (size_t)natsMsg_GetDataLength(message));
-    natsMsg_Destroy(message);
+    handled_add(cluster, message);
 }
 
 /* {"server": {"id": ...}, "client": {"id": ...}, "reason": ...} */
@@ -594,6 +620,7 @@ struct cox_cluster *cox_cluster_close(struct cox_cluster *cluster)
         pthread_cond_wait(&cluster->changed, &cluster->lock);
     pthread_mutex_unlock(&cluster->lock);
     natsConnection_Destroy(cluster->connection);
+    handled_free(cluster);
     while (cluster->first) {
         struct outgoing *outgoing = cluster->first;
         cluster->first = outgoing->next;

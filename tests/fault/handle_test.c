@@ -256,7 +256,8 @@ static void l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead(void **st
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
     assert_true(WIFSTOPPED(status));
     peer_kill(&peer);
-    await_log("with 1 fds left here, "); /* found dead by its connection, or as its export was replied to */
+    /* Found dead by its connection, or as its export was replied to. */
+    await_log("with 1 fds left here, ");
     kill(pid, SIGCONT);
     child_join(pid);
     peer_end(&peer);

@@ -191,7 +191,7 @@ void await_fds(int wanted)
 {
     uint64_t deadline_ns = PATIENCE;
     int count;
-    /* Counted once a round: a killed client's connection may be accepted after the count was right. */
+    /* Counted once a round: a killed client's connection may be accepted after a right count. */
     while ((count = fd_count()) != wanted && cox_now_ns() < deadline_ns)
         sched_yield();
     assert_int_equal(count, wanted);
