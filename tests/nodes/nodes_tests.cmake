@@ -5,12 +5,14 @@ if(COX_NODES)
 
     # What libcoxswain-nodes.so does not export is compiled once more.
     file(GLOB direct_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/nodes/direct/*.c)
-    cox_test_program(test_nodes_direct SOURCES direct_test.c ${direct_sources}
-        LIBS coxswain_node_links coxswain_channel PkgConfig::OPENSSL Threads::Threads)
-    target_include_directories(test_nodes_direct PRIVATE ${PROJECT_SOURCE_DIR}/include)
-    add_dependencies(test_nodes_direct coxswain_messages) # which generates a header
-    cox_command_test(NAME nodes/direct LABEL nodes TIER all TIMEOUT 120
-        COMMAND test_nodes_direct)
+    foreach(name direct direct_peers)
+        cox_test_program(test_nodes_${name} SOURCES ${name}_test.c direct_world.c ${direct_sources}
+            LIBS coxswain_node_links coxswain_channel PkgConfig::OPENSSL Threads::Threads)
+        target_include_directories(test_nodes_${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+        add_dependencies(test_nodes_${name} coxswain_messages) # which generates a header
+        cox_command_test(NAME nodes/${name} LABEL nodes TIER all TIMEOUT 120
+            COMMAND test_nodes_${name})
+    endforeach()
 
     cox_test_program(test_nodes_outbox
         SOURCES outbox_test.c ${PROJECT_SOURCE_DIR}/nodes/outbox.c ${direct_sources}

@@ -1,0 +1,363 @@
+/* Peers of a direct connection that are no cox_direct: their certificates, greetings, heads, and
+ * silence. */
+#include "direct_world.h"
+
+#include <arpa/inet.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+
+static int raw_connect(uint16_t port)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+/* name and group: of at most 64 bytes. */
+static void greeting_fill(uint8_t record[128], const char *name, const char *group)
+{
+    memset(record, 0, 128);
+    memcpy(record, name, strlen(name));
+    memcpy(record + 64, group, strlen(group));
+}
+
+static void raw_hello(int fd, const char *name)
+{
+    uint8_t record[128];
+    greeting_fill(record, name, "");
+    assert_int_equal(send(fd, record, 128, MSG_NOSIGNAL), 128);
+    assert_int_equal(recv(fd, record, 128, MSG_WAITALL), 128);
+    assert_string_equal((char *)record, "node-b");
+}
+
+static void raw_head(int fd, uint32_t magic, uint64_t size, uint64_t reserved)
+{
+    struct {
+        uint32_t magic, kind;
+        uint64_t size, reserved;
+    } head = {magic, 1, size, reserved};
+    assert_int_equal(send(fd, &head, sizeof head, MSG_NOSIGNAL), 24);
+}
+
+static SSL_CTX *raw_context(const char *file)
+{
+    SSL_CTX *context = SSL_CTX_new(TLS_method());
+    char name[64];
+    if (file) {
+        snprintf(name, sizeof name, "%s.crt", file);
+        assert_int_equal(SSL_CTX_use_certificate_chain_file(context, path(name)), 1);
+        snprintf(name, sizeof name, "%s.key", file);
+        assert_int_equal(SSL_CTX_use_PrivateKey_file(context, path(name), SSL_FILETYPE_PEM), 1);
+    }
+    return context;
+}
+
+/* OpenSSL's own sockets raise it. What is tested must not: its threads have it unblocked here. */
+static void sigpipe_block(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+struct raw_client {
+    uint16_t port;
+    const char *file;
+    int version;
+    /* says that it is this; NULL: nothing */
+    const char *name;
+};
+
+/* Handshakes and waits for the other side's end. */
+static void *raw_client_main(void *argument)
+{
+    const struct raw_client *client = argument;
+    sigpipe_block();
+    SSL_CTX *context = raw_context(client->file);
+    SSL_CTX_set_max_proto_version(context, client->version);
+    SSL *ssl = SSL_new(context);
+    int fd = raw_connect(client->port);
+    SSL_set_fd(ssl, fd);
+    uint8_t byte;
+    uint8_t record[128];
+    if (SSL_connect(ssl) == 1) {
+        greeting_fill(record, client->name ? client->name : "", "");
+        if (client->name)
+            SSL_write(ssl, record, sizeof record);
+        SSL_read(ssl, &byte, 1);
+    }
+    ERR_clear_error();
+    SSL_free(ssl);
+    SSL_CTX_free(context);
+    close(fd);
+    return NULL;
+}
+
+static void raw_tls_client_says(uint16_t port, const char *file, int version, const char *name)
+{
+    struct raw_client client = {port, file, version, name};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, raw_client_main, &client), 0);
+    pthread_join(thread, NULL);
+}
+
+static void raw_tls_client(uint16_t port, const char *file, int version)
+{
+    raw_tls_client_says(port, file, version, NULL);
+}
+
+static void certificates_that_are_not_valid_are_refused(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct *b = node("node-b", "b", &box);
+    const uint16_t port = cox_direct_port(b);
+    static const int versions[] = {TLS1_2_VERSION, TLS1_3_VERSION};
+    for (int i = 0; i < 2; i++) {
+        box_forget(&box);
+        raw_tls_client(port, NULL, versions[i]);
+        box_await_end(&box, "peer did not return a certificate");
+        raw_tls_client(port, "expired", versions[i]);
+        box_await_end(&box, "certificate has expired");
+        raw_tls_client(port, "early", versions[i]);
+        box_await_end(&box, "certificate is not yet valid");
+        raw_tls_client(port, "two", versions[i]);
+        box_await_end(&box, "has no name that is valid");
+        raw_tls_client(port, "server", versions[i]);
+        box_await_end(&box, "certificate purpose");
+        raw_tls_client_says(port, "a", versions[i], "node-c");
+        box_await_end(&box, "says that it is node-c: its certificate is that of node-a");
+    }
+    raw_tls_client(port, "a", TLS1_1_VERSION);
+    box_await_end(&box, "TLS: ");
+    assert_int_equal(box_message_count(&box), 0);
+    assert_false(box_end_has_peer(&box));
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
+struct raw_server {
+    int fd;
+    uint16_t port;
+    /* NULL: says nothing that makes sense */
+    SSL_CTX *context;
+    pthread_t thread;
+};
+
+static void *raw_server_main(void *argument)
+{
+    struct raw_server *server = argument;
+    sigpipe_block();
+    int fd = accept(server->fd, NULL, NULL);
+    uint8_t byte;
+    if (server->context) {
+        SSL *ssl = SSL_new(server->context);
+        SSL_set_fd(ssl, fd);
+        if (SSL_accept(ssl) == 1)
+            SSL_read(ssl, &byte, 1);
+        ERR_clear_error();
+        SSL_free(ssl);
+    } else {
+        uint8_t nonsense[256];
+        memset(nonsense, 'x', sizeof nonsense);
+        send(fd, nonsense, sizeof nonsense, MSG_NOSIGNAL);
+        while (recv(fd, &byte, 1, 0) > 0)
+            continue;
+    }
+    close(fd);
+    return NULL;
+}
+
+static void refuses_server(const char *own, const char *file, const char *text)
+{
+    struct raw_server server = {.context = file ? raw_context(file) : NULL};
+    server.fd = raw_listen(&server.port);
+    assert_int_equal(pthread_create(&server.thread, NULL, raw_server_main, &server), 0);
+    struct cox_direct *a = node("node-a", own, NULL);
+    refuses(a, "node-b", server.port, COX_DENIED, text);
+    cox_direct_close(a);
+    pthread_join(server.thread, NULL);
+    SSL_CTX_free(server.context);
+    close(server.fd);
+}
+
+static void servers_that_are_not_valid_are_refused(void **state)
+{
+    (void)state;
+    refuses_server("a", "expired", "certificate has expired");
+    refuses_server("a", "early", "certificate is not yet valid");
+    refuses_server("a", "two", "has no name that is valid");
+    refuses_server("a", NULL, "TLS: ");
+    refuses_server(NULL, NULL, "does not begin with a name");
+}
+
+static void heads_that_are_none_end_the_connection(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct *b = node("node-b", NULL, &box);
+    const uint16_t port = cox_direct_port(b);
+    for (int i = 0; i < 3; i++) {
+        box_forget(&box);
+        int fd = raw_connect(port);
+        raw_hello(fd, "node-a");
+        raw_head(fd, i == 0 ? 1 : 0x44584f43, i == 1 ? COX_DIRECT_SIZE_MAX + 1 : 0, i == 2);
+        box_await_end(&box, i == 1 ? "at most 2147483648 are accepted" : "is not a message");
+        assert_true(box_end_has_peer(&box));
+        close(fd);
+    }
+    /* 64 characters: no NUL behind them */
+    static const char full[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    static const char *const names[][2] = {
+        {"GET / HTTP/1.1", ""}, {"", ""},           {"", "group"}, {"a b", ""},     {"a\nb", ""},
+        {"node-a", "a b"},      {"node-a", "a\nb"}, {full, ""},    {"node-a", full}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        box_forget(&box);
+        int fd = raw_connect(port);
+        uint8_t record[128];
+        greeting_fill(record, names[i][0], names[i][1]);
+        assert_int_equal(send(fd, record, 128, MSG_NOSIGNAL), 128);
+        box_await_end(&box, "does not begin with a name");
+        close(fd);
+    }
+    assert_int_equal(box_message_count(&box), 0);
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
+static long peak_kib(void)
+{
+    FILE *f = fopen("/proc/self/status", "re");
+    char line[256];
+    long peak = -1;
+    while (fgets(line, sizeof line, f))
+        sscanf(line, "VmPeak: %ld", &peak);
+    fclose(f);
+    return peak;
+}
+
+static void a_large_size_allocates_nothing_before_bytes_arrive(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct *b = node("node-b", NULL, &box);
+    const long before = peak_kib();
+    int fd = raw_connect(cox_direct_port(b));
+    raw_hello(fd, "node-a");
+    raw_head(fd, 0x44584f43, COX_DIRECT_SIZE_MAX, 0);
+    assert_int_equal(send(fd, "12345", 5, MSG_NOSIGNAL), 5);
+    shutdown(fd, SHUT_WR);
+    box_await_end(&box, "has ended within a message");
+    assert_true(peak_kib() - before < 512 << 10);
+    close(fd);
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
+static void silence_holds_nobody_up(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct *b = node("node-b", "b", &box), *a = node("node-a", "a", NULL);
+    const uint64_t begin = cox_now_ns();
+    int silent = raw_connect(cox_direct_port(b));
+    sends(a, "node-b", cox_direct_port(b), "x");
+    box_await(&box, 1);
+    box_await_end(&box, "the deadline has passed");
+    assert_true(cox_now_ns() - begin >= 2 * COX_NSEC_PER_SEC);
+    assert_false(box_end_has_peer(&box));
+    close(silent);
+    /* close does not wait for a handshake */
+    silent = raw_connect(cox_direct_port(b));
+    cox_direct_close(a);
+    cox_direct_close(b);
+    close(silent);
+    box_deinit(&box);
+}
+
+static void connections_are_limited(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct *b = node("node-b", NULL, &box);
+    const uint16_t port = cox_direct_port(b);
+    int fds[256];
+    for (int i = 0; i < 256; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "node-%d", i);
+        fds[i] = raw_connect(port);
+        raw_hello(fds[i], name);
+    }
+    struct cox_direct *a = node("node-a", NULL, NULL);
+    refuses(a, "node-b", port, -ECONNRESET, "cannot send to node-b");
+    box_await_end(&box, "refused: there are 256 already");
+    assert_int_equal(box_end_count(&box), 1);
+    close(fds[0]);
+    box_await_end(&box, "the connection from node-0");
+    /* It is counted until on_end has returned. */
+    int r;
+    for (int i = 0; (r = send_bytes(a, "node-b", port, 9, "x", 1, PATIENCE_MS, NULL)) && i < 1000;
+         i++)
+        moment();
+    assert_int_equal(r, 0);
+    cox_direct_close(b);
+    for (int i = 1; i < 256; i++)
+        close(fds[i]);
+    cox_direct_close(a);
+    box_deinit(&box);
+}
+
+static void a_later_connection_replaces_the_earlier_one_in_order(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    box_hold(&box, true);
+    struct cox_direct *b = node("node-b", "b", &box), *a = node("node-a", "a", NULL);
+    const uint16_t port = cox_direct_port(b);
+    sends(a, "node-b", port, "first");
+    sends(a, "node-b", port, "second");
+    box_await(&box, 1);
+    struct cox_direct *again = node("node-a", "a", NULL);
+    /* The first one's messages are not yet delivered. */
+    struct cox_error err = {0};
+    assert_int_equal(send_bytes(again, "node-b", port, 9, "third", 5, 200, &err), COX_TIMEOUT);
+    assert_int_equal(box_message_count(&box), 1);
+    box_hold(&box, false);
+    sends(again, "node-b", port, "fourth");
+    box_await(&box, 3);
+    assert_memory_equal(box.bytes, "fourth", 6);
+    box_await_end(&box, "was replaced by a later one");
+    cox_direct_close(again);
+    cox_direct_close(a);
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(certificates_that_are_not_valid_are_refused),
+        TEST(servers_that_are_not_valid_are_refused),
+        TEST(heads_that_are_none_end_the_connection),
+        TEST(a_large_size_allocates_nothing_before_bytes_arrive),
+        TEST(silence_holds_nobody_up),
+        TEST(connections_are_limited),
+        TEST(a_later_connection_replaces_the_earlier_one_in_order),
+    };
+    return cmocka_run_group_tests(tests, certificates_make, certificates_remove);
+}
