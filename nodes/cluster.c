@@ -2,14 +2,17 @@
 
 #include "channel/base/thread.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <nats/nats.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define PING_MS 100
@@ -17,6 +20,8 @@
 #define RECONNECT_MS 50
 /* One attempt to connect; a server that is stopped does not hold up the others longer. */
 #define ATTEMPT_MS 500
+/* What it waits for is told after so long. */
+#define TELL_MS 1000
 #define CHECK_MS 2000
 /* the same, of a server that took the place of another; the thread that asks sends nothing meanwhile */
 #define CHECK_AGAIN_MS 500
@@ -419,33 +424,140 @@ static int options_fill(struct cox_cluster *cluster, natsOptions *options,
                                    natsStatus_GetText(s));
 }
 
+/* What became of a connection to HOST:PORT of an URL, without a word of NATS. */
+static void server_try(const char *url, char *text, size_t size)
+{
+    const char *scheme = strstr(url, "//"), *colon = strrchr(url, ':');
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    const struct timeval patience = {.tv_usec = ATTEMPT_MS * 1000};
+    struct addrinfo *found = NULL;
+    char host[COX_CLUSTER_HOST_SIZE];
+    const char *at = scheme ? scheme + 2 : url;
+    if (!colon || colon < at) {
+        snprintf(text, size, "no HOST:PORT");
+        return;
+    }
+    if (*at == '[')
+        snprintf(host, sizeof host, "%.*s", (int)strcspn(at + 1, "]"), at + 1);
+    else
+        snprintf(host, sizeof host, "%.*s", (int)(colon - at), at);
+    int r = getaddrinfo(host, colon + 1, &hints, &found);
+    if (r) {
+        snprintf(text, size, "%s: %s", host, gai_strerror(r));
+        return;
+    }
+    _cox_cleanup_(cox_close_fd) int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    r = fd < 0 || setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) < 0 ||
+                connect(fd, found->ai_addr, found->ai_addrlen) < 0
+            ? errno
+            : 0;
+    freeaddrinfo(found);
+    snprintf(text, size, "%s",
+             r == EINPROGRESS ? "does not answer"
+             : r              ? cox_status_text(-r)
+                              : "accepts the connection, and does not speak NATS");
+}
+
+/* The same of each server. */
+static void servers_try(const char *urls, char *text, size_t size)
+{
+    char list[1024], *rest = NULL;
+    size_t length = 0;
+    snprintf(list, sizeof list, "%s", urls);
+    for (char *url = strtok_r(list, ",", &rest); url && length < size;
+         url = strtok_r(NULL, ",", &rest)) {
+        char what[160];
+        server_try(url, what, sizeof what);
+        length += (size_t)snprintf(text + length, size - length, "%s%s: %s", length ? "; " : "",
+                                   url, what);
+    }
+}
+
+/* Returns NATS_OK, or the last failure, of which text says more. */
+static natsStatus connect_once(struct cox_cluster *cluster, natsOptions *options, char *text,
+                               size_t size)
+{
+    const natsStatus s = natsConnection_Connect(&cluster->connection, options);
+    const char *last = s == NATS_OK ? NULL : nats_GetLastError(NULL);
+    const char *behind = last ? strstr(last, "): ") : NULL; /* "(conn.c:773): ..." */
+    snprintf(text, size, "%s", behind ? behind + 3 : last ? last : natsStatus_GetText(s));
+    return s;
+}
+
+/* Fails for good: trying again does not help. */
+static int connect_refused(const struct cox_cluster_access *access, natsStatus s, const char *text,
+                           struct cox_error *err)
+{
+    const char *certificate = access->certificate ? access->certificate : "none";
+    switch (s) {
+    case NATS_INVALID_ARG:
+        return cox_fail(err, COX_INVALID, "the cluster %s: %s: expected tls://HOST:PORT",
+                        access->url, text);
+    case NATS_SECURE_CONNECTION_WANTED:
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the server of the cluster %s has no TLS: start it with coxswain-nats.conf",
+                        access->url);
+    case NATS_SECURE_CONNECTION_REQUIRED:
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the server of the cluster %s wants TLS: give tls://HOST:PORT and "
+                        "certificates in place of --insecure-loopback",
+                        access->url);
+    case NATS_SSL_ERROR:
+        if (access->insecure_loopback)
+            return connect_refused(access, NATS_SECURE_CONNECTION_REQUIRED, text, err);
+        if (strstr(text, "certificate") && !strstr(text, "alert"))
+            return cox_fail(err, COX_DENIED,
+                            "this process does not accept the server of the cluster %s: %s: it "
+                            "needs a certificate for '" SERVER_NAME "' of the CA in %s",
+                            access->url, text, access->ca ? access->ca : "--ca");
+        break;
+    default:
+        break;
+    }
+    return cox_fail(err, COX_DENIED,
+                    "the cluster %s refuses this process: %s: certificate %s (is it of the "
+                    "server's CA, in its time, its node in the server's configuration, and "
+                    "verify_and_map set there?)",
+                    access->url, text, certificate);
+}
+
 static int cluster_connect(struct cox_cluster *cluster, natsOptions *options,
                            const struct cox_cluster_options *from, struct cox_error *err)
 {
-    const uint64_t deadline_ns = cox_deadline_after_ms(from->timeout_ms);
-    natsStatus s;
-    const char *text;
+    const uint64_t deadline_ns = cox_deadline_after_ms(from->timeout_ms),
+                   tell_ns = cox_deadline_after_ms(TELL_MS);
+    bool told = false;
     callers_add(cluster);
     for (;;) {
-        s = natsConnection_Connect(&cluster->connection, options);
+        char text[256], server[256];
+        const natsStatus s = connect_once(cluster, options, text, sizeof text);
+        int r = 0;
         if (s == NATS_OK)
             return 0;
-        text = nats_GetLastError(NULL);
-        if (s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR || s == NATS_NOT_PERMITTED ||
-            cox_now_ns() >= deadline_ns)
-            break;
+        const bool late = cox_now_ns() >= deadline_ns;
+        if (from->cancelled && from->cancelled(from->cancel_context))
+            r = cox_fail(err, COX_CLOSED, "cancelled while the cluster was connected to");
+        else if (s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR ||
+                 s == NATS_NOT_PERMITTED || s == NATS_INVALID_ARG ||
+                 s == NATS_SECURE_CONNECTION_WANTED || s == NATS_SECURE_CONNECTION_REQUIRED)
+            r = connect_refused(&from->access, s, text, err);
+        else if (late || (!told && cox_now_ns() >= tell_ns)) {
+            servers_try(from->access.url, server, sizeof server);
+            if (late)
+                r = cox_fail(err, COX_TIMEOUT,
+                             "no server of the cluster answers: %s (is nats-server running there, "
+                             "and is this its address and port?)",
+                             server);
+            else
+                cox_log_write(&cluster->hooks.log, 4, "waiting for the cluster: %s", server);
+            told = true;
+        }
+        if (r) {
+            on_ended(cluster);
+            return r;
+        }
         usleep(RECONNECT_MS * 1000);
     }
-    on_ended(cluster);
-    const bool denied = s == NATS_CONNECTION_AUTH_FAILED || s == NATS_SSL_ERROR;
-    return cox_fail(err, denied ? COX_DENIED : COX_TIMEOUT,
-                    denied
-                        ? "the cluster %s refuses this process: %s: %s%s%s (is the certificate of "
-                          "its CA, in its time, and its node in the server's configuration?)"
-                        : "no server of the cluster %s answers: %s: %s%s%s",
-                    from->access.url, natsStatus_GetText(s), text ? text : "",
-                    from->access.certificate ? ", certificate " : "",
-                    from->access.certificate ? from->access.certificate : "");
 }
 
 static int check_value(const json_t *data, const char *name, json_int_t unit, json_int_t min,

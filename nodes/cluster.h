@@ -32,6 +32,9 @@ struct cox_cluster_options {
     const char *node;
     uint64_t timeout_ms;
     struct cox_log log;
+    /* Asked while there is no connection yet; true ends open. NULL: nobody is. */
+    bool (*cancelled)(void *cancel_context);
+    void *cancel_context;
     void *context;
     /* A frame has come; the lead: from this node. */
     void (*on_frame)(void *context, const char *node, const uint8_t *bytes, size_t size);
@@ -46,7 +49,8 @@ struct cox_cluster_options {
  *   0
  *   COX_INVALID: the options, or a certificate
  *   COX_DENIED: the server refuses the certificate, or the subjects
- *   COX_TIMEOUT: no server answers
+ *   COX_TIMEOUT: no server answers; err says what became of each
+ *   COX_CLOSED: cancelled
  *   COX_UNSUPPORTED: the server is configured otherwise; err says what, and what it should be
  */
 int cox_cluster_open(const struct cox_cluster_options *options, struct cox_cluster **ret_cluster,

@@ -30,6 +30,8 @@
 struct top_choice {
     int count;
     char *const *names;
+    /* by --name, as for other commands; NULL: none is */
+    const char *name;
     uint64_t interval_ms;
     bool once;
     enum cox_top_column sort;
@@ -89,7 +91,7 @@ static int source_ask(struct top *top, struct source *source, struct cox_error *
 static void top_sample(struct top *top)
 {
     const uint64_t now_ns = cox_now_ns();
-    if (top->choice->count == 0 && now_ns >= top->names_ns) {
+    if (top->choice->count == 0 && !top->choice->name && now_ns >= top->names_ns) {
         cox_client_names(source_add, top, cox_deadline_after_ms(REPLY_MS), NULL);
         top->names_ns = now_ns + NAMES_NS;
     }
@@ -297,6 +299,8 @@ static int run(void *context)
     top->sort = choice->sort;
     for (int i = 0; i < choice->count; i++)
         source_add(top, choice->names[i]);
+    if (choice->name)
+        source_add(top, choice->name);
     status = choice->once ? top_print(top) : top_show(top);
     for (uint32_t i = 0; i < top->source_count; i++)
         cox_client_close(&top->sources[i].client);
@@ -309,6 +313,7 @@ enum {
     OPTION_ONCE = COX_OPTION_KEY(0x100),
     OPTION_INTERVAL,
     OPTION_SORT,
+    OPTION_NAME,
 };
 
 static int take_sort(struct top_choice *choice, const char *value, struct cox_error *err)
@@ -328,6 +333,10 @@ static int take(void *context, int key, const char *value, struct cox_error *err
     struct top_choice *choice = context;
     if (key == OPTION_SORT)
         return take_sort(choice, value, err);
+    if (key == OPTION_NAME) {
+        choice->name = value;
+        return cox_name_check(value, err);
+    }
     if (key == OPTION_ONCE) {
         choice->once = true;
         return 0;
@@ -341,8 +350,9 @@ static int take(void *context, int key, const char *value, struct cox_error *err
 static int take_names(void *context, int count, char *const *words, struct cox_error *err)
 {
     struct top_choice *choice = context;
-    if (count > GROUP_COUNT_MAX)
-        return cox_fail(err, COX_INVALID, "%d groups: at most %d", count, GROUP_COUNT_MAX);
+    if (count + !!choice->name > GROUP_COUNT_MAX)
+        return cox_fail(err, COX_INVALID, "%d groups: at most %d", count + !!choice->name,
+                        GROUP_COUNT_MAX);
     for (int i = 0; i < count; i++) {
         int r = cox_name_check(words[i], err);
         if (r)
@@ -360,6 +370,7 @@ static void init(void *context)
 }
 
 static const struct argp_option options[] = {
+    {"name", OPTION_NAME, "NAME", 0, "this group; the same as NAME as an argument", 0},
     {"once", OPTION_ONCE, NULL, 0, "print it once as text, after one interval; needs no terminal",
      0},
     {"interval", OPTION_INTERVAL, "SEC", 0, "ask the groups again after this time (default 1)", 0},

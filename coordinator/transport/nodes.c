@@ -57,6 +57,9 @@ int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places, uint32
     uint32_t count = 0, world = 0;
     if (snprintf(list, sizeof list, "%s", nodes) >= (int)sizeof list)
         return cox_fail(err, COX_INVALID, "--nodes: the list is too long");
+    if (strstr(list, ",,") || list[0] == ',' || (list[0] && list[strlen(list) - 1] == ','))
+        return cox_fail(err, COX_INVALID, "--nodes '%.60s': a node is empty, expected a:4,b:4",
+                        list);
     for (char *item = strtok_r(list, ",", &rest); item; item = strtok_r(NULL, ",", &rest)) {
         struct cox_node_place place = {.rank_first = world};
         int r = place_parse(item, &place, err);

@@ -5,10 +5,12 @@
 #include "coordinator/cli/signals.h"
 #include "nodes_options.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     OPTION_NAME = COX_OPTION_KEY(0),
@@ -68,6 +70,15 @@ static int take_option(void *choice, int key, const char *value, struct cox_erro
     }
 }
 
+/* Before a lead comes, whose whole start it would fail. One of PATH is not looked for. */
+static int program_check(const char *program, struct cox_error *err)
+{
+    return !strchr(program, '/') || access(program, X_OK) == 0
+               ? 0
+               : cox_fail(err, COX_INVALID, "cannot execute the worker's program '%s': %s", program,
+                          cox_status_text(-errno));
+}
+
 static int take_command(void *choice, int count, char *const *words, struct cox_error *err)
 {
     struct node_command *node = choice;
@@ -82,9 +93,11 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
         return r;
     if (count) {
         node->command = (const char *const *)words;
-        return 0;
+        return program_check(words[0], err);
     }
     r = cox_worker_find(&node->group, &worker, err);
+    if (r == 0)
+        r = program_check(worker, err);
     if (r == 0)
         r = cox_model_find(&node->group, &node->model, err);
     return r ? r : cox_worker_command(&node->group, worker, node->model, &node->command, err);
@@ -167,6 +180,8 @@ static int run(void *choice)
     };
     r = library->agent_run(&options, &error);
     cox_signals_end(&signals);
+    if (r == COX_CLOSED && is_cancelled(node)) /* before it was there */
+        return cox_exit_interrupted(atomic_load(&node->signal_number));
     if (r)
         return cox_exit_with(&error);
     cox_console_say("node %s: %s", node->node,

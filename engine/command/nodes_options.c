@@ -110,6 +110,15 @@ static const struct argp_option agent_options[] = {
 const struct cox_option_group cox_agent_option_group = {
     .title = "The cluster:", .options = agent_options, .take = take};
 
+bool cox_nodes_choice_given(const struct cox_nodes_choice *choice)
+{
+    const struct cox_cluster_access *access = &choice->access;
+    const struct cox_node_times *times = &choice->times;
+    return access->url || access->ca || access->certificate || access->key ||
+           access->insecure_loopback || choice->listen || times->lead_grace_ms ||
+           times->suspect_ms || times->dead_ms;
+}
+
 int cox_nodes_choice_check(const struct cox_nodes_choice *choice, struct cox_error *err)
 {
     const struct cox_cluster_access *access = &choice->access;

@@ -19,11 +19,12 @@ struct cox_nodes_choice {
 };
 
 /* --cluster, --ca, --cert, --key, --insecure-loopback, --listen; of the lead also --nodes,
- * --lead-grace,
- * --suspect-after and --dead-after. Of a struct cox_nodes_choice. */
+ * --lead-grace, --suspect-after and --dead-after. Of a struct cox_nodes_choice. */
 extern const struct cox_option_group cox_lead_option_group;
 extern const struct cox_option_group cox_agent_option_group;
 
+/* Whether any of them was, but --nodes. */
+bool cox_nodes_choice_given(const struct cox_nodes_choice *choice);
 /* Whether what the cluster needs was given. Returns 0 or COX_INVALID. */
 int cox_nodes_choice_check(const struct cox_nodes_choice *choice, struct cox_error *err);
 /* What must be the same everywhere, of a model's folder: its digest, and that of its tokenizer.

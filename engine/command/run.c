@@ -241,6 +241,10 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
         options->prompts_refusal = NOT_INITIALIZED;
     if (run->nodes.nodes) {
         r = choose_nodes(run, count, words, err);
+    } else if (cox_nodes_choice_given(&run->nodes)) {
+        r = cox_fail(err, COX_INVALID,
+                     "--nodes is missing, as in --nodes a:4,b:4: --cluster and the options with it "
+                     "are for ranks on several machines");
     } else if (options->external) {
         r = choose_external(run, count, words, err);
     } else if (count) {

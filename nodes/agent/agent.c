@@ -13,6 +13,7 @@
 #include "channel/base/peer.h"
 #include "channel/base/thread.h"
 #include "channel/socket/control_socket.h"
+#include "coordinator/recording/recording.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -464,6 +465,8 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
         .node = options->node,
         .timeout_ms = CONNECT_MS,
         .log = options->log,
+        .cancelled = options->cancelled,
+        .cancel_context = options->context,
         .context = agent,
         .on_frame = on_frame,
         .on_connection = on_connection,
@@ -476,6 +479,9 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
                 ? 0
                 : cox_direct_check_certificate(options->access.ca, options->access.certificate,
                                                options->access.key, name, err);
+    /* Before a lead comes, whose whole start it would fail. */
+    if (r == 0 && options->crash_dir)
+        r = cox_recording_folder_make(options->crash_dir, err);
     if (r == 0)
         r = cox_cluster_open(&cluster, &made, err);
     pthread_mutex_lock(&agent->lock);

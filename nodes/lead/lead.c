@@ -275,9 +275,12 @@ static int direct_open(struct cox_nodes *nodes, struct cox_error *err)
         .on_message = on_direct,
     };
     int r = cox_direct_open(&direct, &nodes->direct, err);
-    if (r == 0)
+    if (r == 0) {
+        pthread_mutex_lock(&nodes->lock);
         snprintf(nodes->address, sizeof nodes->address, "%s:%u", host,
                  cox_direct_port(nodes->direct));
+        pthread_mutex_unlock(&nodes->lock);
+    }
     return r;
 }
 
@@ -316,6 +319,26 @@ static void outboxes_free(struct cox_nodes *nodes)
     }
 }
 
+/* Ranks that have loaded the model for another layout are not given up for a mistyped one. */
+static bool has_other_ranks(const struct cox_nodes *nodes, uint32_t node)
+{
+    const struct hello *hello = &nodes->hellos[node];
+    const struct cox_lead_link *link = &nodes->links[node];
+    return hello->rank_count && !nodes->fresh &&
+           (hello->rank_first != link->rank_first || hello->rank_count != link->rank_count ||
+            hello->world != nodes->world);
+}
+
+/* The nodes behind this one that have not come, as ", c, d". */
+static void missing_others(const struct cox_nodes *nodes, uint32_t node, char *text, size_t size)
+{
+    size_t length = 0;
+    text[0] = '\0';
+    for (uint32_t i = node + 1; i < nodes->node_count && length < size; i++)
+        if (!nodes->hellos[i].agent)
+            length += (size_t)snprintf(text + length, size - length, ", %s", nodes->links[i].node);
+}
+
 /* A node that is not there yet, or refused; -1: none. */
 static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, int *ret_code)
 {
@@ -332,19 +355,32 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
         }
         const bool follows = fresh && hello->epoch && hello->epoch != nodes->epoch &&
                              hello->silent_ms < nodes->times.dead_ms;
-        if ((!fresh || follows) && missing < 0) {
+        const bool others = fresh && has_other_ranks(nodes, i);
+        if ((!fresh || follows || others) && missing < 0) {
+            char behind[160];
             missing = (int32_t)i;
-            *ret_code = follows ? COX_TAKEN : COX_TIMEOUT;
-            if (follows)
+            missing_others(nodes, i, behind, sizeof behind);
+            *ret_code = fresh ? COX_TAKEN : COX_TIMEOUT;
+            if (others && !follows)
+                snprintf(text, size,
+                         "node %s has %" PRIu32 " ranks, from %" PRIu32 " on, of %" PRIu32
+                         ", loaded for a lead that is lost; --nodes gives it %" PRIu32
+                         " of %" PRIu32 ": give the --nodes of that lead, or wait until its "
+                         "--lead-grace is over",
+                         nodes->links[i].node, hello->rank_count, hello->rank_first, hello->world,
+                         nodes->links[i].rank_count, nodes->world);
+            else if (follows)
                 snprintf(text, size,
                          "node %s follows another lead of the group '%s', heard %" PRIu64
                          " ms ago: stop that one",
                          nodes->links[i].node, nodes->group, hello->silent_ms);
             else
                 snprintf(text, size,
-                         "node %s has not come: run there: coxswain node --name %s --node %s "
+                         "node %s has not come%s%s: run there: coxswain node --name %s --node %s "
                          "--cluster %.100s ...",
-                         nodes->links[i].node, nodes->group, nodes->links[i].node, nodes->url);
+                         nodes->links[i].node, behind[0] ? ", nor have" : "",
+                         behind[0] ? behind + 1 : "", nodes->group, nodes->links[i].node,
+                         nodes->url);
         }
     }
     return missing;
@@ -359,7 +395,7 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
     const uint64_t tell_ns = cox_deadline_after_ms(TELL_MS);
     int32_t told = -1;
     for (;;) {
-        char text[512];
+        char text[768];
         int code;
         pthread_mutex_lock(&nodes->lock);
         const int32_t missing = missing_node(nodes, text, sizeof text, &code);
@@ -394,7 +430,7 @@ static void take_over(struct cox_nodes *nodes)
     pthread_mutex_lock(&nodes->lock);
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         const struct hello *hello = &nodes->hellos[i];
-        nodes->continued = nodes->continued || (hello->has_ranks && !nodes->fresh);
+        nodes->continued = nodes->continued || (hello->rank_count && !nodes->fresh);
         if (hello->epoch >= nodes->epoch)
             nodes->epoch = hello->epoch + 1;
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
@@ -467,7 +503,8 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     nodes->epoch = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
     if (times->suspect_ms < 2 * times->beat_ms || times->dead_ms <= times->suspect_ms)
         return cox_fail(err, COX_INVALID,
-                        "beats of %" PRIu64 " ms, suspect after %" PRIu64 " ms, dead after %" PRIu64
+                        "beats of %" PRIu64 " ms, --suspect-after %" PRIu64
+                        " ms, --dead-after %" PRIu64
                         " ms: suspect needs two beats at least, and dead must be later",
                         times->beat_ms, times->suspect_ms, times->dead_ms);
     struct cox_node_place places[COX_NODE_COUNT_MAX];
@@ -497,6 +534,8 @@ int cox_nodes_open(const struct cox_nodes_options *options, struct cox_nodes **r
         .group = options->group,
         .timeout_ms = CONNECT_MS,
         .log = options->log,
+        .cancelled = options->cancelled,
+        .cancel_context = options->context,
         .context = nodes,
         .on_frame = on_frame,
         .on_gone = on_gone,

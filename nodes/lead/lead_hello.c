@@ -61,6 +61,37 @@ static bool facts_agree(const struct cox_nodes *nodes, uint32_t node, char *refu
     return true;
 }
 
+static bool is_loopback(const char *address)
+{
+    return strncmp(address, "127.", 4) == 0 || strncmp(address, "[::1]", 5) == 0 ||
+           strncmp(address, "localhost:", 10) == 0;
+}
+
+/* A process that reaches the cluster over loopback listens there, too: on Debian the name of a machine
+ * is 127.0.1.1 on that machine. Returns false if it is the node or the lead, and not both; *ret_lead:
+ * it is the lead. refusal says what to do. */
+static bool addresses_agree(const struct cox_nodes *nodes, uint32_t node, bool *ret_lead,
+                            char *refusal, size_t size)
+{
+    const char *theirs = nodes->hellos[node].address, *ours = nodes->address;
+    *ret_lead = is_loopback(ours);
+    if (is_loopback(theirs) == *ret_lead)
+        return true;
+    if (*ret_lead)
+        snprintf(refusal, size,
+                 "the lead listens at %.64s, which node %s at %.64s cannot reach: start the lead, "
+                 "and each node on its machine, with --listen HOST:PORT, the address that other "
+                 "machines have of it",
+                 ours, nodes->links[node].node, theirs);
+    else
+        snprintf(refusal, size,
+                 "node %s listens at %.64s, which other machines cannot reach (the lead is at "
+                 "%.64s): start it with --listen HOST:PORT, the address that other machines have "
+                 "of it",
+                 nodes->links[node].node, theirs, ours);
+    return false;
+}
+
 static void refuse(struct cox_nodes *nodes, uint32_t node, uint64_t agent, bool final,
                    const char *text)
 {
@@ -216,8 +247,8 @@ int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__H
     struct cox_lead_link *link = &nodes->links[node];
     const uint64_t now_ns = cox_now_ns();
     char text[320];
-    if (!message->address || !message->address[0])
-        return COX_STALE; /* it says it again when it has one */
+    if (!message->address || !message->address[0] || !nodes->address[0])
+        return COX_STALE; /* it says it again when both have one */
     /* While this one starts, it takes an epoch that is later than all (take_over). */
     if (nodes->started && message->epoch > nodes->epoch && !any_follows(nodes))
         give_up(nodes, node, message);
@@ -243,7 +274,9 @@ int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__H
     hello->heard_ns = now_ns;
     hello->epoch = message->epoch;
     hello->silent_ms = message->silent_ms;
-    hello->has_ranks = message->rank_count > 0;
+    hello->rank_first = message->rank_first;
+    hello->rank_count = message->rank_count;
+    hello->world = message->world;
     hello->pid = message->pid;
     hello->generation = message->generation;
     hello->client_id = message->client_id;
@@ -261,10 +294,14 @@ int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__H
         hello->facts[2 * i + 1] = strdup(fact->value ? fact->value : "");
         hello->fact_count = i + 1;
     }
-    if (cox_lead_link_release_agrees(link, message, hello->refusal, sizeof hello->refusal))
-        facts_agree(nodes, node, hello->refusal, sizeof hello->refusal);
+    bool is_leads = false;
+    if (cox_lead_link_release_agrees(link, message, hello->refusal, sizeof hello->refusal) &&
+        facts_agree(nodes, node, hello->refusal, sizeof hello->refusal))
+        addresses_agree(nodes, node, &is_leads, hello->refusal, sizeof hello->refusal);
     if (hello->refusal[0]) {
-        refuse(nodes, node, hello->agent, true, hello->refusal);
+        /* A lead that is started otherwise finds the node that waits. */
+        if (!is_leads || nodes->started)
+            refuse(nodes, node, hello->agent, true, hello->refusal);
         return COX_INVALID;
     }
     if (hello->epoch && hello->epoch != nodes->epoch && hello->silent_ms < nodes->times.dead_ms)

@@ -23,7 +23,8 @@ struct hello {
     /* another agent of this name, and when it came; 0: none */
     uint64_t rival, rival_ns;
     uint64_t epoch, silent_ms;
-    bool has_ranks;
+    /* the ranks that it has, of an earlier lead; rank_count 0: none */
+    uint32_t rank_first, rank_count, world;
     char address[128];
     char server_id[64];
     uint64_t client_id;
@@ -35,7 +36,7 @@ struct hello {
     size_t fact_count;
     char **facts; /* name, value, ... */
     /* why it was refused; "": it was not */
-    char refusal[320];
+    char refusal[400];
 };
 
 /* Whether an agent whose connection to the server has ended is there: its address is tried. A process

@@ -69,9 +69,16 @@ static int transport_open(void *context, uint32_t rank, uint32_t incarnation, st
     struct cox_nodes *nodes = context;
     pthread_mutex_lock(&nodes->lock);
     int r = taken_over(nodes, err);
+    struct cox_lead_link *link = &nodes->links[node_of(nodes, rank)];
     if (r == 0)
-        cox_lead_link_want(&nodes->links[node_of(nodes, rank)], rank, incarnation);
+        cox_lead_link_want(link, rank, incarnation);
+    const bool absent = r == 0 && link->state == COX_NODE_ABSENT && rank == link->rank_first;
     pthread_mutex_unlock(&nodes->lock);
+    if (absent)
+        cox_log_write(&nodes->options.log, 4,
+                      "rank %" PRIu32 " waits for node %s: run there: coxswain node --name %s "
+                      "--node %s --cluster %.100s ...",
+                      rank, link->node, nodes->group, link->node, nodes->url);
     return r;
 }
 

@@ -44,6 +44,8 @@ if(COX_NODES)
             COMMAND ${where_possible} sh ${nodes_here}/settings.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/stillborn LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/stillborn.sh ${PROJECT_BINARY_DIR})
+        cox_command_test(NAME nodes/mistakes LABEL nodes TIER nightly TIMEOUT 180 PROCESSORS 2
+            COMMAND ${where_possible} sh ${nodes_here}/mistakes.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/superseded LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/superseded.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/trace LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2

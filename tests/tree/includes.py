@@ -57,7 +57,7 @@ FOLDERS = {
     "nodes/link": "channel/base channel/recorder channel/shm coordinator/transport",
     "nodes/direct": "channel/base channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
-    "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor nodes nodes/link",
+    "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
     "nodes": "channel/base channel/shm channel/handle channel/memory/pool worker/group nodes/link nodes/direct",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",

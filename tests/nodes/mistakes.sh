@@ -1,0 +1,144 @@
+#!/bin/sh
+# mistakes.sh BUILD_DIR: what a user does wrong with two machines: an address that others cannot reach, options without
+# --nodes, a server without TLS, a wrong port, another layout for ranks that wait for their lead, a signal at each wait.
+# Each is told with what to do, and ends nothing that was right. Root only; under a minute.
+set -eu
+
+[ $# -eq 1 ] || { echo "usage: sh $0 BUILD_DIR" >&2; exit 2; }
+build=$(cd "$1" && pwd)
+. "$(dirname "$0")/cluster.sh"
+
+trap cluster_down EXIT
+trap 'exit 1' HUP INT TERM
+cluster_up "$build" 2
+said=$cluster_dir/said
+certificates=$cluster_dir/certificates
+
+gone() { ! kill -0 "$1" 2>/dev/null; }
+tells() { grep -q -e "$1" "$2"; }
+fails() {
+    echo "$1"
+    cat "$cluster_dir"/*.log "$said" 2>/dev/null
+    exit 1
+}
+
+# ends STATUS TEXT FILE PID: the process has that exit status, and the file the text.
+ends() {
+    cluster_await 30 gone "$4" || fails "a process goes on that should say: $2"
+    r=0
+    wait "$4" || r=$?
+    [ "$r" -eq "$1" ] || fails "status $r in place of $1: $2"
+    tells "$2" "$3" || fails "not said: $2"
+    echo "status $r: $(grep -m 1 -e "$2" "$3")"
+}
+
+# refused STATUS TEXT COMMAND...: coxswain on machine a.
+refused() {
+    status=$1 text=$2
+    shift 2
+    r=0
+    cluster_run "$@" >"$said" 2>&1 || r=$?
+    [ "$r" -eq "$status" ] || fails "status $r in place of $status: $text"
+    tells "$text" "$said" || fails "not said: $text"
+    echo "status $r: $(grep -m 1 -e "$text" "$said")"
+}
+
+as_node() { echo "--name big --node $1 --ca $certificates/ca.pem --cert $certificates/node-$1.pem --key $certificates/node-$1-key.pem"; }
+
+# ---- options ----
+
+refused 2 '--nodes is missing' run --name big --cluster "$cluster_url" --ca x --cert x --key x
+refused 2 "--nodes 'a:2,,b:2': a node is empty" run --name big --nodes a:2,,b:2 --cluster "$cluster_url" \
+    --ca "$certificates/ca.pem" --cert "$certificates/lead.pem" --key "$certificates/lead-key.pem"
+# shellcheck disable=SC2046
+{
+    refused 2 "cannot execute the worker's program '/nonexist'" node $(as_node a) --cluster "$cluster_url" --worker /nonexist
+    refused 2 "expected tls://HOST:PORT" node $(as_node a) --cluster tls://127.0.0.1:abc
+    refused 2 "cannot execute the worker's program '/nonexist'" node $(as_node a) --cluster "$cluster_url" -- /nonexist
+    refused 1 '/proc/x' node $(as_node a) --cluster "$cluster_url" --crash-dir /proc/x
+}
+
+# ---- servers ----
+
+net_spawn a nats-server -a 127.0.0.1 -p 4333 >"$cluster_dir/plain.log" 2>&1
+cluster_await 10 tells 'Server is ready' "$cluster_dir/plain.log" || fails "no plain server"
+# shellcheck disable=SC2046
+refused 1 'has no TLS: start it with coxswain-nats.conf' node $(as_node a) --cluster tls://127.0.0.1:4333
+sh "$cluster_source/packaging/nats/coxswain-certificates" "$cluster_dir/other" --server x --node a >"$cluster_dir/other.log"
+certificates=$cluster_dir/other
+# shellcheck disable=SC2046
+refused 1 "does not accept the server of the cluster .*local issuer certificate.*of the CA in $certificates/ca.pem" \
+    node $(as_node a) --cluster "$cluster_url"
+certificates=$cluster_dir/certificates
+net_spawn "$cluster_server" "$cluster_bin/coxswain" node --name big --node a --insecure-loopback \
+    --cluster nats://127.0.0.1:4222 >"$said" 2>&1
+ends 1 'wants TLS: give tls://HOST:PORT and certificates' "$said" "$net_pid"
+cluster_right=$cluster_url
+cluster_url=tls://127.0.0.1:4444
+cluster_node a
+cluster_await 10 tells 'waiting for the cluster: tls://127.0.0.1:4444: Connection refused' "$cluster_dir/node-a.log" ||
+    fails "an agent does not say that nobody listens"
+kill -TERM "$net_pid"
+ends 143 'ended by signal 15' "$cluster_dir/node-a.log" "$net_pid"
+cluster_lead a:2,b:2
+cluster_await 10 tells 'waiting for the cluster: tls://127.0.0.1:4444: Connection refused' "$cluster_dir/lead.log" ||
+    fails "a lead does not say that nobody listens"
+kill -TERM "$cluster_lead_pid"
+ends 143 'ended by signal 15' "$cluster_dir/lead.log" "$cluster_lead_pid"
+cluster_url=$cluster_right
+
+# ---- addresses ----
+
+: >"$cluster_dir/node-a.log"
+cluster_node a --stay
+agent_a=$net_pid
+cluster_node b --listen 127.0.0.1:0
+agent_b=$net_pid
+cluster_lead a:2,b:2
+ends 2 'node b listens at 127.0.0.1:[0-9]*, which other machines cannot reach .*--listen HOST:PORT' \
+    "$cluster_dir/lead.log" "$cluster_lead_pid"
+ends 2 'node b listens at 127.0.0.1:[0-9]*, which other machines cannot reach .*--listen HOST:PORT' \
+    "$cluster_dir/node-b.log" "$agent_b"
+cluster_node b --stay
+agent_b=$net_pid
+cluster_lead a:2,b:2 --listen 127.0.0.1:0
+ends 2 'the lead listens at 127.0.0.1:[0-9]*, which node [ab] at .* cannot reach' "$cluster_dir/lead.log" "$cluster_lead_pid"
+kill -0 "$agent_a" && kill -0 "$agent_b" || fails "a lead's address has ended an agent"
+
+# ---- nodes that do not come, and ranks for another lead ----
+
+cluster_lead a:2,c:2,d:2
+cluster_await 10 tells 'waiting: node c has not come, nor have d: run there' "$cluster_dir/lead.log" ||
+    fails "the nodes that are missing are not named"
+kill -TERM "$cluster_lead_pid"
+ends 143 'ended by signal 15' "$cluster_dir/lead.log" "$cluster_lead_pid"
+cluster_lead a:2,b:2 --on-death restart
+cluster_ready
+workers() { cluster_run status --name big | sed -n 's/^rank \([0-9]*\) on node [a-z]* pid \([0-9]*\) .*/\1 \2/p'; }
+before=$(workers)
+[ "$(echo "$before" | wc -l)" -eq 4 ] || fails "not four ranks: $before"
+cluster_run top --once --name big >"$said" || fails "top --name"
+tells ' 3 .*big' "$said" || fails "top --name does not show rank 3"
+kill -9 "$cluster_lead_pid"
+wait "$cluster_lead_pid" || :
+cluster_lead a:2,b:1
+cluster_await 10 tells 'waiting: node a has 2 ranks, from 0 on, of 4, loaded for a lead that is lost; --nodes gives it 2 of 3' \
+    "$cluster_dir/lead.log" || fails "a lead with another layout does not wait"
+kill -TERM "$cluster_lead_pid"
+ends 143 'ended by signal 15' "$cluster_dir/lead.log" "$cluster_lead_pid"
+cluster_lead a:2,b:2 --on-death restart
+cluster_ready
+[ "$(workers)" = "$before" ] || fails "a mistyped --nodes has ended ranks: $before, now $(workers)"
+[ "$(cluster_run generate --name big --quiet 27+58=)" = "27+58=85" ] || fails "no answer"
+echo "ranks have outlived a lead that had another layout"
+
+# ---- a node that has gone ----
+
+kill -9 "$agent_b"
+cluster_await 10 tells 'rank 2 waits for node b: run there: coxswain node --name big --node b' "$cluster_dir/lead.log" ||
+    fails "what to do about a lost node is not said"
+cluster_node b
+answers() { [ "$(cluster_run generate --name big --quiet 27+58= 2>/dev/null)" = "27+58=85" ]; }
+cluster_await 30 answers || fails "no answer after a node came back"
+cluster_run stop --name big >/dev/null
+echo "mistakes are told, with what to do"
