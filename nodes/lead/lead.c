@@ -371,9 +371,11 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
                          nodes->links[i].rank_count, nodes->world);
             else if (follows)
                 snprintf(text, size,
-                         "node %s follows another lead of the group '%s', heard %" PRIu64
+                         "node %s follows another lead of the group '%s', at %s, heard %" PRIu64
                          " ms ago: stop that one",
-                         nodes->links[i].node, nodes->group, hello->silent_ms);
+                         nodes->links[i].node, nodes->group,
+                         hello->lead_address[0] ? hello->lead_address : "an unknown address",
+                         hello->silent_ms);
             else
                 snprintf(text, size,
                          "node %s has not come%s%s: run there: coxswain node --name %s --node %s "

@@ -281,6 +281,8 @@ int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__H
     hello->generation = message->generation;
     hello->client_id = message->client_id;
     snprintf(hello->address, sizeof hello->address, "%s", message->address ? message->address : "");
+    snprintf(hello->lead_address, sizeof hello->lead_address, "%s",
+             message->lead_address ? message->lead_address : "");
     snprintf(hello->server_id, sizeof hello->server_id, "%s",
              message->server_id ? message->server_id : "");
     for (size_t c = 0; c < message->n_channels && c < COX_TWO_WAY_COUNT; c++)

@@ -26,6 +26,8 @@ struct hello {
     /* the ranks that it has, of an earlier lead; rank_count 0: none */
     uint32_t rank_first, rank_count, world;
     char address[128];
+    /* of the lead that it follows; "": of none */
+    char lead_address[128];
     char server_id[64];
     uint64_t client_id;
     uint32_t pid;

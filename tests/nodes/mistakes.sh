@@ -132,6 +132,19 @@ cluster_ready
 [ "$(cluster_run generate --name big --quiet 27+58=)" = "27+58=85" ] || fails "no answer"
 echo "ranks have outlived a lead that had another layout"
 
+# ---- a second lead ----
+
+first=$cluster_lead_pid
+mkdir "$cluster_dir/elsewhere"
+COXSWAIN_RUNTIME_DIR=$cluster_dir/elsewhere
+cluster_lead a:2,b:2
+cluster_await 10 tells "waiting: node a follows another lead of the group 'big', at $(net_address a):[0-9]*, heard" \
+    "$cluster_dir/lead.log" || fails "a second lead does not say where the first is"
+kill -TERM "$cluster_lead_pid"
+ends 143 'ended by signal 15' "$cluster_dir/lead.log" "$cluster_lead_pid"
+COXSWAIN_RUNTIME_DIR=$cluster_dir/run
+cluster_lead_pid=$first
+
 # ---- a node that has gone ----
 
 kill -9 "$agent_b"
