@@ -463,6 +463,7 @@ static void servers_try(const char *urls, char *text, size_t size)
 {
     char list[1024], *rest = NULL;
     size_t length = 0;
+    snprintf(text, size, "no URL");
     snprintf(list, sizeof list, "%s", urls);
     for (char *url = strtok_r(list, ",", &rest); url && length < size;
          url = strtok_r(NULL, ",", &rest)) {

@@ -339,7 +339,8 @@ static void missing_others(const struct cox_nodes *nodes, uint32_t node, char *t
             length += (size_t)snprintf(text + length, size - length, ", %s", nodes->links[i].node);
 }
 
-/* A node that is not there yet, or refused; -1: none. */
+/* A node that is not there yet (COX_TIMEOUT), follows another lead (COX_TAKEN), has ranks of another
+ * layout (COX_STATE) or is refused (COX_INVALID); -1: none. */
 static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, int *ret_code)
 {
     int32_t missing = -1;
@@ -360,7 +361,7 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
             char behind[160];
             missing = (int32_t)i;
             missing_others(nodes, i, behind, sizeof behind);
-            *ret_code = fresh ? COX_TAKEN : COX_TIMEOUT;
+            *ret_code = !fresh ? COX_TIMEOUT : follows ? COX_TAKEN : COX_STATE;
             if (others && !follows)
                 snprintf(text, size,
                          "node %s has %" PRIu32 " ranks, from %" PRIu32 " on, of %" PRIu32
@@ -396,6 +397,7 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
     /* Those that are there say so at once. */
     const uint64_t tell_ns = cox_deadline_after_ms(TELL_MS);
     int32_t told = -1;
+    int told_code = 0; /* the same node may be waited for for another reason */
     for (;;) {
         char text[768];
         int code;
@@ -408,10 +410,11 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
             return cox_fail(err, code, "%s", text);
         if (options->cancelled && options->cancelled(options->context))
             return cox_fail(err, COX_CLOSED, "cancelled while nodes were awaited");
-        if (missing != told && cox_now_ns() >= tell_ns)
+        if ((missing != told || code != told_code) && cox_now_ns() >= tell_ns) {
             cox_log_write(&options->log, 4, "waiting: %s", text);
-        if (cox_now_ns() >= tell_ns)
             told = missing;
+            told_code = code;
+        }
         nanosleep(&(struct timespec){.tv_nsec = COX_LEAD_TICK_NS}, NULL);
     }
 }

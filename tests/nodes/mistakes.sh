@@ -137,13 +137,20 @@ echo "ranks have outlived a lead that had another layout"
 first=$cluster_lead_pid
 mkdir "$cluster_dir/elsewhere"
 COXSWAIN_RUNTIME_DIR=$cluster_dir/elsewhere
-cluster_lead a:2,b:2
+: >"$cluster_dir/lead.log"
+cluster_lead a:2,b:1
 cluster_await 10 tells "waiting: node a follows another lead of the group 'big', at $(net_address a):[0-9]*, heard" \
     "$cluster_dir/lead.log" || fails "a second lead does not say where the first is"
+# The same node is waited for, for another reason.
+kill -9 "$first"
+cluster_await 10 tells 'waiting: node a has 2 ranks, from 0 on, of 4' "$cluster_dir/lead.log" ||
+    fails "a lead that waits does not say that its reason has changed"
 kill -TERM "$cluster_lead_pid"
 ends 143 'ended by signal 15' "$cluster_dir/lead.log" "$cluster_lead_pid"
 COXSWAIN_RUNTIME_DIR=$cluster_dir/run
-cluster_lead_pid=$first
+cluster_lead a:2,b:2 --on-death restart
+cluster_ready
+[ "$(workers)" = "$before" ] || fails "a second lead has ended ranks: $before, now $(workers)"
 
 # ---- a node that has gone ----
 
