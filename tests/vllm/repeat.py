@@ -27,13 +27,13 @@ METRICS = {
 
 
 def allow_async():
-    """vLLM switches async scheduling off on a CPU; after this it stays on where it is asked for."""
+    """vLLM switches async scheduling off on a CPU; after this it stays as it was asked for."""
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config
 
     def keep(config):
-        wanted = bool(config.scheduler_config.async_scheduling)
+        wanted = config.scheduler_config.async_scheduling
         check(config)
         config.scheduler_config.async_scheduling = wanted
 
@@ -99,6 +99,7 @@ def run(kind, tp=1, count=None, tokens=64, options=None):
             "block_size": 32,
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
+            "async_scheduling": False,
             "dtype": "float32",
             "disable_log_stats": False,
             **models.write(kind, folder),
