@@ -1,12 +1,11 @@
-"""Ranks that stand by for the next incident of coxswain.vllm.Executor.
+"""Ranks that have loaded the model and stand by for the next incident of coxswain.vllm.Executor.
 
     none --fill--> starting --ready--> waiting --take--> none
-                    |    ^                |
-                    |    +----- dies -----+
-                    +--fails FAILURES times in a row--> given up
+     ^                |                   |
+     +---- fails -----+------- dies ------+
 
-A thread starts them, at low priority, while the engine computes; there is one set at a time. It
-dies with the engine like any other rank.
+A thread starts them, at low priority, while the engine computes; there is one set at a time. After
+FAILURES in a row no others are started until an incident. They die with the engine.
 """
 
 from __future__ import annotations
@@ -17,131 +16,100 @@ from collections.abc import Callable
 
 from vllm.logger import init_logger
 
+from ._errors import Closed
+
 logger = init_logger("vllm.coxswain")
 
-#: "warm": they have imported vLLM. "hot": they have loaded the model, too
-KINDS = ("none", "warm", "hot")
-#: in a row
+KINDS = ("none", "hot")
 FAILURES = 3
 
 
 class Spares:
     """The set that stands by. Any thread."""
 
-    def __init__(
-        self, kind: str, make: Callable[[], Any], changed: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, kind: str, make: Callable[[], Any], changed: Callable[[], object]) -> None:
         """make() -> Ranks, whose prepare() makes them ready. changed(): after a change of state."""
-        self.kind = kind
-        self._make, self._changed = make, changed
+        self._kind, self._make, self._changed = kind, make, changed
         # Protects what follows, and tells its changes.
         self._lock = threading.Condition()
-        self._state = "none"
-        self._failures = 0
         self._ranks: Any = None
-        self._thread: threading.Thread | None = None
-        #: a thread waits in take
-        self._wanted = False
+        #: they wait for an incident
+        self.ready = False
+        # in a row
+        self._failures = 0
         self._ended = False
+        self._thread: threading.Thread | None = None
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "none" else f"{self.kind}, {self._state}"
-
-    @property
-    def ready(self) -> bool:
-        """A set waits for an incident."""
-        return self._state == "waiting"
+        if self._kind == "none":
+            return "none"
+        state = "none" if self._failures < FAILURES else "given up"
+        if self._ranks:
+            state = "waiting" if self.ready else "starting"
+        return f"{self._kind}, {state}"
 
     def fill(self) -> None:
         """Begins to start a set, unless there is one."""
         with self._lock:
-            if self.kind == "none" or self._ended or self._state != "none":
+            full = self._ranks or self._failures >= FAILURES
+            if self._kind == "none" or full or self._ended:
                 return
-            self._begin()
-        self._changed()
+            self._ranks = self._make()
+            self._run(self._prepare, self._ranks)
 
-    def _begin(self, failed: tuple[Any, str] | None = None) -> None:
-        """With the lock. failed: ranks that have waited until now, and why."""
-        self._state = "starting"
+    def _run(self, function: Callable[..., None], *args: Any) -> None:
         self._thread = threading.Thread(
-            target=self._prepare, args=(failed,), name="coxswain-spare", daemon=True
+            target=function, args=args, name="coxswain-spare", daemon=True
         )
         self._thread.start()
 
-    def _prepare(self, failed: tuple[Any, str] | None) -> None:
-        if failed and not self._goes_on(*failed):
-            return
-        while True:
+    def _prepare(self, ranks: Any) -> None:
+        try:
+            ranks.prepare()
             with self._lock:
-                if self._ended:
-                    return
-                ranks = self._ranks = self._make()
-            try:
-                ranks.prepare(self.kind)
-                with self._lock:
-                    # A death is told to `died` from now on, and nobody was told of one before.
-                    whole = set(ranks.liveness()) == {"alive"}
-                    if whole:
-                        self._state = "waiting"
-                        self._lock.notify_all()
-                if whole:
-                    logger.info("Spare ranks wait: %s.", self)
-                    self._changed()
-                    return
-                cause = "a rank has died"
-            except Exception as error:  # pylint: disable=broad-exception-caught
-                cause = str(error)
-            if not self._goes_on(ranks, cause):
-                return
+                # Of a death from now on `died` is told; of one before nobody was.
+                if set(ranks.liveness()) != {"alive"}:
+                    raise Closed("a rank has died")
+                self.ready = True
+                self._lock.notify_all()
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            self._failed(ranks, str(error))
+            return
+        logger.info("Spare ranks wait: %s.", self)
+        self._changed()
 
-    def _goes_on(self, ranks: Any, cause: str) -> bool:
-        """Spare ranks have failed. True: others are to be started."""
+    def _failed(self, ranks: Any, cause: str) -> None:
         ranks.stop(kill=True)
         with self._lock:
             if self._ended:
-                return False
-            self._ranks = None
+                return
+            self._ranks, self.ready = None, False
             self._failures += 1
-            again = self._failures < FAILURES
-            logger.error(
-                "Spare ranks failed (%d in a row%s): %s",
-                self._failures,
-                "" if again else "; no others are started until an incident",
-                cause.split("\n")[0],
-            )
-            if self._wanted or not again:
-                self._state = "none" if again else "given up"
-                again = False
-                self._lock.notify_all()
+            again = "" if self._failures < FAILURES else "; no others are started until an incident"
+            text = "Spare ranks failed (%d in a row%s): %s"
+            logger.error(text, self._failures, again, cause.split("\n")[0])
+            self._lock.notify_all()
         self._changed()
-        return again
+        self.fill()
 
     def died(self, ranks: Any, cause: str) -> None:
         """A rank has died; `ranks` may be none of these. Does not block."""
         with self._lock:
-            if self._ranks is not ranks or self._state != "waiting":
-                return  # else the thread that waits for it sees it
-            self._state = "starting"
-            self._begin((ranks, cause))
+            if self._ranks is ranks and self.ready:  # else the thread that waits for it sees it
+                self.ready = False
+                self._run(self._failed, ranks, cause)
 
     def take(self) -> Any:
         """The set, which becomes the caller's; waits for one that is being started. None: there is
         none."""
         with self._lock:
-            if self._ranks:
+            while self._ranks and not self.ready and not self._ended:
                 self._ranks.hurry()
-            self._wanted = True
-            while self._state == "starting" and not self._ended:
                 self._lock.wait()
-            self._wanted = False
-            if self._ended:
-                return None
-            if self._state == "given up":
-                self._state = "none"
-            self._failures = 0
-            ranks, self._ranks = self._ranks, None
+            ranks = self._ranks if self.ready and not self._ended else None
             if ranks:
-                self._state = "none"
+                self._ranks, self.ready = None, False
+            self._failures = 0
             return ranks
 
     def stop(self) -> None:

@@ -54,6 +54,7 @@ _KILL_SECONDS = 3.0
 # How much nicer spare ranks are until they are needed.
 _LOW = 5
 _STEPS = ("execute_model", "sample_tokens")
+_PARTS_OF_STEPS = (*_STEPS, "take_draft_token_ids", "execute_dummy_batch")
 # Executes a command with the environment of this rank, of a list of all.
 _WITH_ENVIRONMENT = """import json, os, sys
 os.environ.update(json.loads(sys.argv[1])[int(os.environ["COXSWAIN_RANK"])])
@@ -68,13 +69,13 @@ class Options:
     #: of the group, for `coxswain status --name`; None: it is made up, and logged
     name: str | None = None
     #: "fail": the loss of a rank ends the engine. "restart": the ranks are replaced, and the
-    #: requests go on
-    on_death: str = "fail"
+    #: requests go on. None: "restart" where the engine's configuration allows it
+    on_death: str | None = None
     #: with "restart": how often in `window` seconds, before the engine ends
     incidents: int = 10
     window: float = 600.0
-    #: with "restart": processes that stand by for an incident: "none"; "warm": they have imported
-    #: vLLM; "hot": they have loaded the model, too
+    #: with "restart": processes that stand by for an incident: "none"; "hot": they have loaded the
+    #: model
     spares: str = "none"
     #: "a:2,b:2": the ranks are on these machines, where
     #: `coxswain node --name NAME --node a --stay ... -- python3 -m coxswain.vllm_worker` runs
@@ -108,8 +109,23 @@ class Options:
             if value is not None:
                 given.setdefault(field, value)
         options = cls(**given)
-        if options.on_death not in ("fail", "restart"):
+        if options.on_death not in (None, "fail", "restart"):
             raise Invalid(f"on_death is {options.on_death!r}; it may be 'fail' or 'restart'")
+        obstacles = _vllm_survive.obstacles(config)
+        if options.on_death == "restart" and obstacles:
+            raise Unsupported(
+                f"on_death 'restart' does not go together with {'; '.join(obstacles)}; on_death "
+                "'fail' does"
+            )
+        if options.on_death is None:
+            options.on_death = "fail" if obstacles else "restart"
+            logger.info(
+                "on_death is '%s': the loss of a rank %s.",
+                options.on_death,
+                f"ends the engine, which has {'; '.join(obstacles)}"
+                if obstacles
+                else "costs a pause, and no request",
+            )
         if options.spares not in _vllm_spares.KINDS:
             kinds = ", ".join(map(repr, _vllm_spares.KINDS))
             raise Invalid(f"spares is {options.spares!r}; it may be {kinds}")
@@ -142,27 +158,26 @@ class Ranks:
 
     def __init__(
         self,
-        config: VllmConfig,
-        pickled_config: bytes,
-        command: list[str],
+        executor: Executor,
         name: str | None,
-        crash_dir: str | None,
         on_rank_death: Callable[[Ranks, int, str], object],
-        options: Options,
-        warm_up: Callable[[Ranks], object] | None = None,
+        warm_up: Callable[[Ranks], object] | None,
+        standby: bool,
     ) -> None:
-        """warm_up: of spare ranks, which have no name yet."""
+        """warm_up: of spare ranks. standby: they get their name when they take over."""
+        self._config = config = executor.vllm_config
+        self._options = options = executor._options
+        self._pickled_config = executor._pickled_config
         self.world_size = config.parallel_config.world_size
-        self._config = config
-        self._pickled_config = pickled_config
-        self._options = options
-        self._environments = _environments(config) if options.nodes else None
+        self.on_nodes = bool(options.nodes)
+        self._environments = _environments(config) if self.on_nodes else None
         #: of the group; None: not started yet
-        self.name = name
+        self.name = None if standby else name
         self._warm_up = warm_up
         # their priority
         self._low = warm_up is not None
         self._priority_lock = threading.Lock()
+        self._started = False
         #: calls of the initialisation that they have had
         self.prepared = 0
         self.loaded = False
@@ -172,32 +187,38 @@ class Ranks:
         # Two calls for each step in flight, and some for calls from elsewhere.
         depth = min(32, 2 * _batches_in_flight(config) + 2)
         self.group = Group(
-            None if options.nodes else command,
+            None if self.on_nodes else executor._command,
             self.world_size,
             nodes=options.nodes,
             cluster=options.machines(),
             attach="sealed",  # nothing has a name that could outlive a killed engine
-            name=name,
+            name=self.name,
             depth=depth,
             timeout=_ATTACH_SECONDS,
             on_line=_write_line,
             on_rank_death=lambda rank, text: on_rank_death(self, rank, text),
-            standby=warm_up is not None,
-            crash_dir=crash_dir,
+            standby=standby,
+            crash_dir=options.crash_dir,
         )
+        self._standby = standby
 
     def start(self) -> None:
-        """Starts the processes, which import vLLM."""
+        """Starts the processes, which import vLLM. Idempotent."""
+        if self._started:
+            return
         self.group.start()
+        self._started = True
         self._set_priority()
-        if not self._warm_up:
+        if not self._standby:
             self._told(self.group.name)
         # Nothing of vLLM is in it: the environment counts before vLLM is imported.
         first = vllm_worker.pickled((self._environments, self._pickled_config))
         self.group.call(first, timeout=None, gather="none")
 
     def load(self) -> None:
-        """Loads the model in each process."""
+        """Loads the model in each process. Idempotent."""
+        if self.loaded:
+            return
         tensor_parallel_size = self._config.parallel_config.tensor_parallel_size
         stem = f"/dev/shm/{self._stem}"
         start = vllm_worker.Start(
@@ -215,20 +236,22 @@ class Ranks:
             # All ranks have mapped them. NCCL may need its store later, at a first collective.
             _unlink(glob.glob(f"{stem}*"))
 
-    def prepare(self, kind: str) -> None:
+    def prepare(self) -> None:
         """Makes spare ranks ready."""
         self.start()
-        if kind == "hot" and self._warm_up:
-            self.load()
+        self.load()
+        if self._warm_up:
             self._warm_up(self)
 
     def take_over(self, name: str) -> None:
-        """Spare ranks take the place of others, which have ended."""
-        try:
-            self.group.take_name(name)
-        except Error as error:
-            logger.warning("`coxswain status --name %s` does not find the ranks: %s", name, error)
-        self._told(name)
+        """They take the place of others, which have ended."""
+        if self._standby:
+            try:
+                self.group.take_name(name)
+            except Error as error:
+                text = "`coxswain status --name %s` does not find the ranks: %s"
+                logger.warning(text, name, error)
+            self._told(name)
 
     def _told(self, name: str) -> None:
         self.name = name
@@ -266,15 +289,11 @@ class Ranks:
             except (Full, Late):
                 self.group._await_room(_NEVER if deadline is None else int(deadline * 1e9))
 
-    def _kill(self) -> None:
-        """Kills all and waits for it: a group takes its time to say goodbye to one that lives."""
+    def kill(self) -> None:
+        """Kills all, and does not wait for it."""
         for rank in range(self.world_size):
             with contextlib.suppress(Error):
                 self.group.kill(rank)
-        deadline = time.monotonic() + _KILL_SECONDS
-        with contextlib.suppress(Error):  # it is not started
-            while "alive" in self.liveness() and time.monotonic() < deadline:
-                time.sleep(0.001)
 
     def stop(self, kill: bool) -> None:
         """Ends the processes. kill: at once; they may hang. Idempotent."""
@@ -282,7 +301,12 @@ class Ranks:
             return
         self.ended = True
         if kill:
-            self._kill()
+            # A group takes its time to say goodbye to a rank that lives.
+            self.kill()
+            deadline = time.monotonic() + _KILL_SECONDS
+            with contextlib.suppress(Error):  # it is not started
+                while "alive" in self.liveness() and time.monotonic() < deadline:
+                    time.sleep(0.001)
         self.group.stop()
         _unlink(glob.glob(f"/dev/shm/{self._stem}*"))
 
@@ -404,6 +428,8 @@ class Reply(concurrent.futures.Future[Any]):
         self,
         executor: Executor,
         method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         payload: bytes,
         timeout: float | None,
         reply_rank: int | None,
@@ -411,22 +437,32 @@ class Reply(concurrent.futures.Future[Any]):
     ) -> None:
         super().__init__()
         self._executor = executor
-        self.method = method
+        self.method, self.args, self.kwargs = method, args, kwargs
         self.payload = payload
         self._timeout = timeout
         self._reply_rank = reply_rank
         self._aggregate = aggregate
         self._future: GroupFuture | None = None
-        #: it is to be repeated in new ranks
-        self.repeated = False
+        self._error: Error | None = None
         #: that it was sent to
         self.ranks: Ranks | None = None
+        #: it is a part of a step: it is not repeated in other ranks
+        self.drops = method in _PARTS_OF_STEPS
+        #: the SchedulerOutput of that step
+        self.step: Any = args[0] if method == "execute_model" else None
 
     def send(self) -> None:
         """Sends the call, for the first time or to other ranks."""
-        self.ranks = self._executor._ranks
+        executor = self._executor
+        self._future = self._error = None
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        self._future = self.ranks.submit(self.payload, deadline)
+        try:
+            if executor._survivor and not executor._survivor.fits(self):
+                raise Closed("the ranks are new")
+            self.ranks = executor._ranks
+            self._future = self.ranks.submit(self.payload, deadline)
+        except Error as error:
+            self._error = error
 
     def result(self, timeout: float | None = None) -> Any:
         """As of any Future."""
@@ -446,37 +482,40 @@ class Reply(concurrent.futures.Future[Any]):
                 oldest = in_flight[0]
             except IndexError:
                 continue  # another thread has just collected this one
-            future = oldest._future
-            assert future is not None
-            future.exception(_left(deadline))
+            if future := oldest._future:
+                future.exception(_left(deadline))
             with self._executor._lock:
                 # Unless another thread was faster, or the call was sent again.
                 if in_flight and in_flight[0] is oldest and oldest._future is future:
-                    if oldest._resolve(future):
+                    oldest._resolve()
+                    if oldest.done():
                         in_flight.popleft()
 
-    def _resolve(self, future: GroupFuture) -> bool:
-        """Takes the result. False: the call was sent to other ranks."""
+    def _resolve(self) -> None:
+        """Takes the result, unless the call is sent to other ranks."""
         executor = self._executor
+        survivor = executor._survivor
         try:
-            replies = future.result()
+            if self._future is None:
+                assert self._error
+                raise self._error
+            replies = self._future.result()
             if executor._failure is not None:
                 # vLLM may have asked for the second half of a failed step only.
                 raise executor._failure
-            if self._reply_rank is not None:
-                result = pickle.loads(replies[self._reply_rank])
-            else:
-                result = [pickle.loads(reply) for reply in replies]
-            if executor._survivor:
-                result = executor._survivor.resolved(self, result)
+            if survivor and self.ranks is not executor._ranks:
+                raise Closed("the ranks were replaced")
+            chosen = replies if self._reply_rank is None else [replies[self._reply_rank]]
+            results = [pickle.loads(reply) for reply in chosen]
+            if survivor:
+                results = survivor.succeeded(self, results)
+            result: Any = results if self._reply_rank is None else results[0]
             self.set_result(self._aggregate(result) if self._aggregate else result)
         except Error as error:
-            if executor._recover(error, self):
-                return False
-            self.set_exception(executor._explained(error, self))
+            if not (survivor and survivor.recover(error, self)):
+                self.set_exception(executor._explained(error, self))
         except Exception as error:  # pylint: disable=broad-exception-caught
             self.set_exception(error)
-        return True
 
 
 class Executor(abstract.Executor):  # type: ignore[misc]
@@ -486,9 +525,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Yes, except where requests outlive a rank: the reply of a step may come while the next
-        one is taken."""
-        return os.environ.get("VLLM_COXSWAIN_ON_DEATH") != "restart"
+        """Yes: the reply of a step may come while the next one is taken."""
+        return True
 
     def _init_executor(self) -> None:
         interface.check(type(self))
@@ -507,17 +545,12 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         # Protects what is in flight and the survivor. It is not held while a reply is awaited.
         self._lock = threading.RLock()
         self._in_flight: collections.deque[Reply] = collections.deque()
-        self._survivor: _vllm_survive.Survivor | None = None
-        if self._options.on_death == "restart":
-            self._survivor = _vllm_survive.Survivor(
-                self, self._options.incidents, self._options.window
-            )
-        self._spares = _vllm_spares.Spares(
-            self._options.spares, lambda: self._new_ranks(None, standby=True), self._note
-        )
         # Of this moment: vLLM changes it, and repeats these changes in ranks by calls.
         self._pickled_config = pickle.dumps(self.vllm_config)
         self._command = _command(self.vllm_config)
+        self._survivor: _vllm_survive.Survivor | None = None
+        if self._options.on_death == "restart":
+            self._survivor = _vllm_survive.Survivor(self, self._options)
         self._ranks = self._new_ranks(self._options.name)
         try:
             self._ranks.start()
@@ -528,26 +561,21 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         if set_torch_threads := interface.optional("set_torch_threads"):
             set_torch_threads()  # this process only schedules
         if self._survivor:
-            _vllm_survive.register_scheduler(self.vllm_config)
-        self._note()
+            self._survivor.note()
 
-    def _new_ranks(self, name: str | None, standby: bool = False) -> Ranks:
+    def _new_ranks(
+        self,
+        name: str | None,
+        warm_up: Callable[[Ranks], object] | None = None,
+        standby: bool = False,
+    ) -> Ranks:
         reference = weakref.ref(self)
 
         def on_rank_death(ranks: Ranks, rank: int, text: str) -> None:
             if executor := reference():
                 executor._on_rank_death(ranks, rank, text)
 
-        return Ranks(
-            self.vllm_config,
-            self._pickled_config,
-            self._command,
-            name,
-            self._options.crash_dir,
-            on_rank_death,
-            self._options,
-            self._survivor.warm_up if standby and self._survivor else None,
-        )
+        return Ranks(self, name, on_rank_death, warm_up, standby)
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -584,28 +612,23 @@ class Executor(abstract.Executor):  # type: ignore[misc]
                 return result
 
         name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
-        if method is _vllm_survive.sample:
-            name = "sample_tokens"
+        survivor = self._survivor
         sent = method if isinstance(method, str) else cloudpickle.dumps(method, protocol=5)
-        payload = vllm_worker.pickled((sent, args, kwargs or {}, unique_reply_rank))
-        reply = Reply(self, name, payload, timeout, unique_reply_rank, aggregate)
+        if survivor and method == "sample_tokens":
+            sent = survivor.sample
+        kwargs = kwargs or {}
+        payload = vllm_worker.pickled((sent, args, kwargs, unique_reply_rank))
+        reply = Reply(self, name, args, kwargs, payload, timeout, unique_reply_rank, aggregate)
         with self._lock:
             if self._failure is not None:
                 raise self._failure
+            if survivor:
+                survivor.begin(reply)
             self._in_flight.append(reply)
-            if self._survivor:
-                self._survivor.submitted(reply, method, args)
-            try:
-                if self._survivor and self._survivor.stale:
-                    raise Closed("the ranks are new")
-                reply.send()
-            except Error as error:
-                if not self._recover(error, reply):
-                    self._in_flight.remove(reply)
-                    raise self._explained(error, reply) from None
+            reply.send()
         return reply if non_block else reply.result()
 
-    def _step(self, method: Any, *args: Any, non_block: bool = False, whole: bool = False) -> Any:
+    def _step(self, method: str, *args: Any, non_block: bool = False, whole: bool = False) -> Any:
         """A call with the reply of the last stage alone, unless an aggregator wants all."""
         aggregators = (
             {}
@@ -630,8 +653,6 @@ class Executor(abstract.Executor):  # type: ignore[misc]
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """Samples the tokens of the step."""
-        if self._survivor:
-            return self._step(_vllm_survive.sample, grammar_output, non_block=non_block)
         return self._step("sample_tokens", grammar_output, non_block=non_block, whole=True)
 
     def execute_dummy_batch(self) -> None:
@@ -661,112 +682,16 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         seen = time.monotonic()
         if self._stopping or ranks.ended:
             return
-        if ranks is not self._ranks:
-            self._spares.died(ranks, text)
-            return
-        if not ranks.loaded:
-            return  # the thread that starts them sees it
-        death = ranks.group._death_of([rank], text)
-        if not self._survivor:
-            self._fail(death)
-            return
-        # New ranks load while the engine computes on, or waits; it restores them when it calls.
-        threading.Thread(
-            target=self._replace, args=(death, ranks, seen), name="coxswain-replace", daemon=True
-        ).start()
-
-    def _replace(self, error: Error, ranks: Ranks, seen: float) -> bool:
-        """Replaces lost ranks. seen: when the loss was. False: that is the end."""
-        with self._lock:
-            survivor = self._survivor
-            if self._stopping or self._failure is not None or survivor is None:
-                return False
-            while self._ranks is ranks:
-                if self._stopping:
-                    return False
-                obstacles = survivor.obstacles()
-                if obstacles:
-                    error.add_note(f"The requests cannot be continued: {'; '.join(obstacles)}.")
-                    self._fail(error)
-                    return False
-                logger.error("Coxswain group %s: %s. Replacing its ranks.", ranks.name, error)
-                begin = time.monotonic()
-                try:
-                    survivor.replace(error, seen)
-                    logger.info(
-                        "Coxswain group %s: new ranks have loaded the model after %.3f s.",
-                        ranks.name,
-                        time.monotonic() - begin,
-                    )
-                except Error as again:
-                    error, ranks, seen = again, self._ranks, time.monotonic()
-            if not self._in_flight:
-                survivor.idle()
-                self._spares.fill()
-            self._note()
-            return True
-
-    def _replace_ranks(self) -> None:
-        """For the survivor."""
-        survivor, old = self._survivor, self._ranks
-        assert survivor
-        with survivor.part("stop"):
-            old.stop(kill=True)
-        with survivor.part("start"):
-            spare = self._spares.take()
-            self._ranks = ranks = spare or self._new_ranks(old.name)
-            if self._stopping:
-                ranks.stop(kill=True)
-                raise Closed("the engine ends")
-            if spare:
-                ranks.take_over(str(old.name))
-            else:
-                ranks.start()
-        if not ranks.loaded:
-            with survivor.part("load"):
-                ranks.load()
-
-    def _recover(self, error: Error, reply: Reply) -> bool:
-        """With the lock, on the thread that calls: has the calls in flight go on with other ranks.
-        False: the error stands."""
-        seen = time.monotonic()
         survivor = self._survivor
-        if survivor is None or self._stopping or self._failure is not None:
-            return False
-        cause = self._cause(error, reply)
-        ranks = reply.ranks or self._ranks
-        lost = isinstance(cause, (RankDied, Closed)) or (
-            reply.method in _STEPS and survivor.survives(cause)
-        )
-        while lost:
-            if not survivor.stale and not self._replace(cause, ranks, seen):
-                return False
-            ranks = self._ranks
-            try:
-                survivor.restore(list(self._in_flight))
-            except Error as again:
-                cause, survivor.stale, seen = again, False, time.monotonic()
-                lost = isinstance(cause, Closed) or survivor.survives(cause)
-                continue
-            logger.info("Coxswain group %s: %s", ranks.name, survivor.told())
-            self._spares.fill()
-            self._note()
-            return True
-        return False
-
-    def _note(self) -> None:
-        """Has `coxswain status` show incidents and spares."""
-        if self._survivor is None:
-            return
-        note = {
-            "spares": str(self._spares),
-            "spares_ready": int(self._spares.ready),
-            **self._survivor.note(),
-        }
-        try:
-            self._ranks.group.note = json.dumps(note)
-        except Error:
-            pass  # the next ranks get it
+        if ranks is not self._ranks:
+            if survivor:
+                survivor.spares.died(ranks, text)
+        elif ranks.loaded:  # else the thread that starts them sees it
+            death = ranks.group._death_of([rank], text)
+            if survivor:
+                survivor.rank_died(death, ranks, seen)
+            else:
+                self._fail(death)
 
     def _cause(self, error: Error, reply: Reply) -> Error:
         """The death behind an error: a rank whose peer died may say so first."""
@@ -810,7 +735,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         if ranks is None:
             return
         self._stopping = True
-        self._spares.stop()
+        if self._survivor:
+            self._survivor.spares.stop()
         # A rank that owes a reply may hang; so may one whose peer is dead.
         ranks.stop(kill=self._failure is not None or bool(self._in_flight))
 

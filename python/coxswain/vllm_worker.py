@@ -84,7 +84,6 @@ class Rank:
         self.config = config
         self.worker: Any = WorkerWrapperBase(rpc_rank=rank, global_rank=rank)
         self.outputs: Outputs | None = None
-        self.late_type = interface.find("vllm.v1.outputs:AsyncModelRunnerOutput")
         #: in /dev/shm, that this process has the tracker remove
         self.names: list[str] = []
         worker_type = config.parallel_config.worker_cls
@@ -162,12 +161,16 @@ class Rank:
                 import cloudpickle
 
                 function = partial(cloudpickle.loads(method), self.worker)
+            elif method.startswith("coxswain:"):
+                from . import _vllm_survive
+
+                function = partial(getattr(_vllm_survive, method[9:]), self.worker)
             else:
                 function = getattr(self.worker, method)
             output = function(*args, **kwargs)
             if reply_rank is not None and reply_rank != self.rank:
                 request.reply(b"")
-            elif isinstance(output, self.late_type):
+            elif hasattr(output, "get_output"):  # an AsyncModelRunnerOutput
                 if self.outputs is None:
                     self.outputs = Outputs(getattr(self.worker, "device", None))
                 self.outputs.queue.put((request, output))

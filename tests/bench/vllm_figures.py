@@ -34,7 +34,7 @@ def percentile(samples, share):
 class Engine:
     """A subject: vllm_subject.py with one executor."""
 
-    def __init__(self, executor, ranks, model, log):
+    def __init__(self, executor, ranks, model, log, **more):
         cores = [str(rank % (os.cpu_count() or 1)) for rank in range(ranks)]
         environment = {
             **os.environ,
@@ -42,6 +42,7 @@ class Engine:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
+            **more,
         }
         self.process = subprocess.Popen(
             [sys.executable, os.path.join(HERE, "vllm_subject.py"), executor, str(ranks), model],
@@ -164,7 +165,10 @@ def kills(ranks, model, options, log):
     found = {(one, loaded): [] for one in EXECUTORS for loaded in (True, False)}
     starts = {one: [] for one in EXECUTORS}
     with contextlib.ExitStack() as stack:
-        engines = {one: stack.enter_context(Engine(one, ranks, model, log)) for one in EXECUTORS}
+        fail = {"VLLM_COXSWAIN_ON_DEATH": "fail"}
+        engines = {
+            one: stack.enter_context(Engine(one, ranks, model, log, **fail)) for one in EXECUTORS
+        }
         for i in range(options.kills):
             for loaded in (True, False):
                 for executor, engine in engines.items():

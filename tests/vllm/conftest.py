@@ -160,7 +160,12 @@ class Server:
         command += ["--worker-cls", "faulty_worker.Worker", "--dtype", "float32"]
         command += ["--enforce-eager"] if eager else []
         command += ["--max-model-len", str(length), *options]
-        own = {"VLLM_COXSWAIN_NAME": self.name, "VLLM_TEST_FAULT": self.fault, **more}
+        own = {
+            "VLLM_COXSWAIN_NAME": self.name,
+            "VLLM_COXSWAIN_ON_DEATH": "fail",  # None: as it is by default
+            "VLLM_TEST_FAULT": self.fault,
+            **more,
+        }
         self.log = open(self.log_path, "w")  # noqa: SIM115
         self.process = subprocess.Popen(
             command,
@@ -254,14 +259,15 @@ def server(models, tmp_path):
     return lambda **arguments: Server(str(tmp_path), os.path.join(models, "sums"), **arguments)
 
 
-def run_script(script, job, ranks, **more):
-    """Runs a script with a job in a process of its own, where the engine is. Returns its result."""
+def run_script(script, job, ranks, path="", **more):
+    """Runs a script with a job in a process of its own, where the engine is. Returns its result.
+    path: of more modules."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "result")
         more.setdefault("VLLM_TEST_FAULT", os.path.join(folder, "fault"))
         done = subprocess.run(
             [sys.executable, str(HERE / script), json.dumps(job), path],
-            env=environment(ranks, VLLM_ENABLE_V1_MULTIPROCESSING="0", **more),
+            env=environment(ranks, path, VLLM_ENABLE_V1_MULTIPROCESSING="0", **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -15,6 +15,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 # What this rank did: ("execute" or "late", begin, end).
 SPANS = []
+CALLS = []
 
 
 class Late(AsyncModelRunnerOutput):
@@ -89,6 +90,18 @@ class Worker(CPUWorker):
         os.kill(os.getpid(), getattr(signal, action))
 
     # ---- what tests call by name ----
+
+    def sleep(self, level=1):
+        CALLS.append("sleep")  # a CPU worker has none
+
+    def wake_up(self, tags=None):
+        CALLS.append("wake_up")
+
+    def reload_weights(self, **_):
+        CALLS.append("reload_weights")
+
+    def get_calls(self):
+        return CALLS
 
     def late(self, seconds, value):
         return Late(value, seconds)

@@ -2,8 +2,6 @@
 
 KINDS has a row for each: what writes it, the arguments of LLM that it needs, and its prompts. The
 weights are float32 and follow from a seed. All have the tokenizer of models/sums.
-
-repeat.py runs them with vLLM's own executor.
 """
 
 import dataclasses
@@ -152,7 +150,7 @@ def texts(count=24):
     return found
 
 
-def pictures():
+def pictures(count=18):
     """Prompts with no image, one or two; some images are in more than one prompt."""
     from PIL import Image
 
@@ -161,7 +159,7 @@ def pictures():
         return Image.frombytes("RGB", (8, 8), bytes(data.flatten().tolist())).resize((64, 64))
 
     found = []
-    for i, text in enumerate(texts(18)):
+    for i, text in enumerate(texts(count)):
         images = [picture(i % 5 + number) for number in range(i % 3)]
         prompt = {"prompt": IMAGE * len(images) + text}
         found.append({**prompt, "multi_modal_data": {"image": images}} if images else prompt)
@@ -191,19 +189,22 @@ KINDS = {
 
 
 def write(kind, folder):
-    """Writes a kind's models into a folder. Returns the arguments of LLM."""
+    """Writes a kind's models into a folder, unless they are there. Returns the arguments of LLM."""
     row = KINDS[kind]
-    paths = [os.path.join(folder, kind, name) for name in ("model", "drafter")]
-    os.makedirs(paths[0])
-    row.write(paths[0])
-    options = dict(row.options)
+
+    def written(name, write):
+        path = os.path.join(folder, kind, name)
+        if not os.path.exists(path):
+            os.makedirs(path)
+            write(path)
+        return path
+
+    options = {"model": written("model", row.write), **row.options}
     if row.drafter:
         method, write_drafter = row.drafter
-        os.makedirs(paths[1])
-        write_drafter(paths[1])
         options["speculative_config"] = {
             "method": method,
-            "model": paths[1],
+            "model": written("drafter", write_drafter),
             "num_speculative_tokens": 3,
         }
-    return {"model": paths[0], **options}
+    return options

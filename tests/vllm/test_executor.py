@@ -19,7 +19,7 @@ from coxswain import _vllm_interface as interface
 def make(models):
     """Makes an executor of two ranks, with no engine around it."""
     before = dict(os.environ)
-    os.environ.update(environment(2))
+    os.environ.update(environment(2, VLLM_COXSWAIN_ON_DEATH="fail"))
     from vllm.engine.arg_utils import EngineArgs
 
     from coxswain.vllm import Executor

@@ -131,7 +131,7 @@ if __name__ == "__main__":  # the engine's process imports this file again
     with open(log, "w") as file:
         engine = subprocess.Popen(
             ["nsenter", f"--net=/run/netns/{machines.prefix}-a", "--", sys.executable, str(script)],
-            env=machines.environment,
+            env={**machines.environment, "VLLM_COXSWAIN_ON_DEATH": "fail"},
             stdout=file,
             stderr=file,
         )
@@ -155,7 +155,7 @@ def test_m19_a_dead_machine_is_survived(models, machines, tmp_path, tp, pp):
     """As a dead rank is: its process in a step, then the agent of its machine and all below it."""
     machines.keep()
     result, log = tmp_path / "result", tmp_path / "log"
-    job = {"model": os.path.join(models, "random"), "tp": tp, "pp": pp, "seeded": True}
+    job = {"models": models, "tp": tp, "pp": pp, "kinds": ["greedy", "logprobs", "seed"]}
     cable = f"ip -n {machines.prefix}-switch link set dev b"
     places = ["executed", "agent", f"{cable} down; sleep 3; {cable} up"]
     job |= {"ranks": [1], "places": places, "kills": len(places)}
@@ -180,7 +180,8 @@ def test_m19_a_dead_machine_is_survived(models, machines, tmp_path, tp, pp):
     for place, seconds, cause in found["told"]:
         print(f"{place}: {seconds:.3f} s: {cause[:200]}")
     assert found["incidents"] == found["kills"] == job["kills"]
-    assert all(texts == found["reference"] for texts in found["rounds"])
+    assert not found["again"]["wrong"]
+    assert not [one["first"] for one in found["rounds"] if one["wrong"]]
     assert "not enough values" not in said  # a call of the new engine to ranks of the old one
 
 
