@@ -259,9 +259,10 @@ def run_script(script, job, ranks, **more):
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "result")
         more.setdefault("VLLM_TEST_FAULT", os.path.join(folder, "fault"))
+        more.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         done = subprocess.run(
             [sys.executable, str(HERE / script), json.dumps(job), path],
-            env=environment(ranks, VLLM_ENABLE_V1_MULTIPROCESSING="0", **more),
+            env=environment(ranks, **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
