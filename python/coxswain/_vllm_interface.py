@@ -126,6 +126,7 @@ OPTIONAL = {
     "all_concurrent_batches": "vllm.config:VllmConfig.max_concurrent_batches",
     # of the engine, and of the processes that wait for it or ask it
     "engine": "vllm.v1.engine.core:EngineCore.__init__",
+    "start": "vllm.v1.engine.core:EngineCore._initialize_kv_caches",
     "wait_for_start": "vllm.v1.engine.utils:wait_for_engine_startup",
     "engine_dead": "vllm.v1.engine.exceptions:EngineDeadError.__init__",
     "client_message": "vllm.v1.engine.exceptions:EngineDeadError.CLIENT_MESSAGE",
@@ -146,6 +147,18 @@ OPTIONAL = {
     "feed": "vllm.utils.watch_dog:WatchDog.feed()",
     "disable": "vllm.utils.watch_dog:WatchDog.disable()",
 }
+
+#: Calls of an engine's start, after the load of the model. vLLM sets no limit to any of it, and a
+#: rank that hangs would have everybody wait for ever.
+START = (
+    "get_kv_cache_spec",
+    "get_supported_kv_cache_layouts",
+    "set_kv_cache_layout",
+    "determine_available_memory",
+    "initialize_from_config",
+    "get_simple_cpu_offload_num_cpu_blocks",
+    "compile_or_warm_up_model",
+)
 
 #: What wait_for_start raises when an engine does not start; the cause is added to it.
 START_FAILED = "Engine core initialization failed."

@@ -107,8 +107,8 @@ def _explaining_start(wait: Any) -> Any:
 def _in_a_line(text: str) -> str:
     """Without the last lines of a rank's output, and those of its traceback, which are indented:
     they stand above this one."""
-    text = re.sub(r"; its last lines:.*?(?=; rank \d+ |\nIt was in |\Z)", ".", text, flags=re.S)
-    return " ".join(line for line in text.splitlines() if not line.startswith(" "))
+    text = re.sub(r"; its last lines:.*?(?=; rank \d+ |\nIt was in |\Z)", "", text, flags=re.S)
+    return ". ".join(line.rstrip(".") for line in text.splitlines() if not line.startswith(" "))
 
 
 def _explaining_death(construct: Any) -> Any:

@@ -66,14 +66,6 @@ _KILL_SECONDS = 3.0
 # How much nicer spare ranks are until they are needed.
 _LOW = 5
 _STEPS = ("execute_model", "sample_tokens")
-# Calls of an engine's start that take long. As with the load of the model before them, vLLM sets no
-# limit, and a rank that hangs would have everybody wait for ever.
-_START = (
-    "get_kv_cache_spec",
-    "determine_available_memory",
-    "initialize_from_config",
-    "compile_or_warm_up_model",
-)
 # Executes a command with the environment of this rank, of a list of all.
 _WITH_ENVIRONMENT = """import json, os, sys
 os.environ.update(json.loads(sys.argv[1])[int(os.environ["COXSWAIN_RANK"])])
@@ -431,7 +423,7 @@ def _place(error: Error, method: str) -> None:
         error.args = (text.replace(" failed: in ", " failed in "), *error.args[1:])
     if error.code and not isinstance(error, RankError):
         error.add_note(f"It was in {method}.")
-    if isinstance(error, TimedOut) and method in (*_START, "load_model"):
+    if isinstance(error, TimedOut) and method in (*interface.START, "load_model"):
         error.add_note("The limit is VLLM_ENGINE_READY_TIMEOUT_S, in seconds.")
 
 
@@ -646,7 +638,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
         if method is _vllm_survive.sample:
             name = "sample_tokens"
-        if timeout is None and method in _START:
+        if timeout is None and method in interface.START:
             timeout = envs.VLLM_ENGINE_READY_TIMEOUT_S
         sent = method if isinstance(method, str) else cloudpickle.dumps(method, protocol=5)
         payload = vllm_worker.pickled((sent, args, kwargs or {}, unique_reply_rank))
@@ -865,9 +857,10 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         error, method = self._cause(error, reply), reply.method
         if self._failure is None:
             _place(error, method)
-        if self._failure or isinstance(error, RankDied) or method in (*_STEPS, *_START):
+        last = (*_STEPS, *interface.START)
+        if self._failure or isinstance(error, RankDied) or method in last:
             error = self._fail(error)
-        if method in _START:
+        if method in interface.START:
             self._ranks.stop(kill=True)  # vLLM does not shut down an engine that has not started
         return error
 

@@ -5,16 +5,21 @@ Usage: starts.py JOB RESULT. JOB is JSON: the arguments of LLM. RESULT becomes t
 
 import json
 import os
+import signal
 import sys
 
 from coxswain import vllm
 
 
 class Executor(vllm.Executor):
-    """A rank that hangs is found soon, once the others have loaded the model."""
+    """With VLLM_TEST_STOP rank 1 is stopped when it has loaded the model, and soon missed."""
 
     def determine_available_memory(self):
-        os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = "2"
+        if "VLLM_TEST_STOP" in os.environ:
+            pid = self._ranks.group.status().ranks[1].pid
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+            os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = "2"
         return super().determine_available_memory()
 
 

@@ -212,6 +212,19 @@ def test_the_executor_does_all_that_vllm_calls(source):
         assert not list(interface.narrower(name, signature(own[name]), signature(base[name])))
 
 
+def test_the_calls_of_a_start_have_a_limit(source):
+    start = source.find(interface.OPTIONAL["start"])
+    base = functions(source.find("vllm.v1.executor.abstract:Executor"))
+    used = [getattr(one, "attr", "") for one in ast.walk(start)]
+    calls = [one for name in used if name in base for one in ast.walk(base[name])]
+    names = {
+        call.args[0].value
+        for call in calls
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "self.collective_rpc"
+    }
+    assert {"initialize_from_config", "compile_or_warm_up_model"} <= names <= set(interface.START)
+
+
 def test_late_outputs_are_what_the_rank_takes_them_for(source):
     methods = functions(source.find("vllm.v1.outputs:AsyncModelRunnerOutput"))
     abstract = {name for name, one in methods.items() if is_abstract(one)}

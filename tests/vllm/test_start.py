@@ -7,31 +7,32 @@ import pytest
 from conftest import run_script, wait_for_end, children
 
 VLLMS = r"Engine core initialization failed\. See root cause above\. Failed core proc\(s\): {.*?}"
-# What a rank does at start, and what the error says.
+# What a rank does at start, and what the error says. Rank 1 is stopped from outside.
 FAULTS = {
     "1 raise load_model": r"rank 1 failed in load_model: ValueError: the device is on fire",
     "0 SIGKILL load_model": r"rank 0 \(pid \d+\) was killed by signal 9 \(Killed\)\. "
-    r"It was in load_model\.",
-    "1 SIGSTOP determine_available_memory": r".*timed out after 2\.000 s; 0 of 2 ranks replied; "
-    r".*rank 1 \(pid \d+\).* stopped by a signal.* It was in determine_available_memory\. "
-    r"The limit is VLLM_ENGINE_READY_TIMEOUT_S, in seconds\.",
+    r"It was in load_model",
+    "stop": r".*timed out after .* rank 1.* stopped by a signal.*\. "
+    r"It was in determine_available_memory\. "
+    r"The limit is VLLM_ENGINE_READY_TIMEOUT_S, in seconds",
 }
 
 
 def start(models, tmp_path, fault, processes, **arguments):
     """The error of an engine that does not start."""
     path = tmp_path / "fault"
-    if fault:
+    if " " in fault:
         path.write_text(fault)
     job = {"model": os.path.join(models, "random"), **arguments}
     more = {"VLLM_TEST_FAULT": str(path), "VLLM_ENABLE_V1_MULTIPROCESSING": str(processes)}
+    more["VLLM_TEST_STOP"] = fault if fault == "stop" else None
     return run_script("starts.py", job, 2, **more)["result"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_last_line_has_the_cause(models, tmp_path, fault):
     said = start(models, tmp_path, fault, 1)
-    assert re.fullmatch(rf"{VLLMS}\. The cause: {FAULTS[fault]} *", said), said
+    assert re.fullmatch(rf"{VLLMS}\. The cause: {FAULTS[fault]}", said), said
 
 
 def test_an_engine_in_this_process_raises_the_cause(models, tmp_path):
