@@ -18,6 +18,7 @@ import glob
 import json
 import os
 import pickle
+import re
 import sys
 import threading
 import time
@@ -40,11 +41,22 @@ from . import (
     _vllm_survive,
     vllm_worker,
 )
-from ._errors import Closed, Error, Full, Invalid, Late, RankDied, RankError, Unsupported
+from ._errors import (
+    Closed,
+    Error,
+    Full,
+    Invalid,
+    Late,
+    RankDied,
+    RankError,
+    TimedOut,
+    Unsupported,
+)
 from ._group import Cluster, Future as GroupFuture, Group
 
 # Below vLLM's own logger, which has the handlers.
 logger = init_logger("vllm.coxswain")
+_vllm_plugin.explain()
 
 _NEVER = 2**64 - 1
 # For the ranks to attach: they have imported nothing but this package by then.
@@ -91,6 +103,9 @@ class Options:
     #: where `coxswain postmortem` finds what the ranks did before one died; None: that of
     #: COXSWAIN_CRASH_DIR, if it is set
     crash_dir: str | None = None
+    #: clients of the API server get the whole cause of an engine's end; False: which rank failed
+    #: and how, without paths, pids and other texts of this host
+    tell_clients: bool = True
 
     @classmethod
     def of(cls, config: VllmConfig) -> Options:
@@ -132,7 +147,8 @@ class Options:
         if options.spares != "none" and options.on_death != "restart":
             raise Invalid(f"spares {options.spares!r} goes together with on_death 'restart' only")
         options.incidents, options.window = int(options.incidents), float(options.window)
-        options.insecure_loopback = options.insecure_loopback in (True, "1", "true")
+        for flag in ("insecure_loopback", "tell_clients"):
+            setattr(options, flag, getattr(options, flag) in (True, "1", "true"))
         if options.nodes and not (options.name and options.cluster and options.master):
             raise Invalid("with nodes the group needs a name, a cluster and a master")
         if options.nodes and options.spares != "none":
@@ -228,7 +244,13 @@ class Ranks:
             lock_path=stem,
             drivers=[rank % tensor_parallel_size == 0 for rank in range(self.world_size)],
         )
-        replies = self.group.call(vllm_worker.pickled(start), timeout=None)
+        try:
+            replies = self.group.call(
+                vllm_worker.pickled(start), timeout=envs.VLLM_ENGINE_READY_TIMEOUT_S
+            )
+        except Error as error:
+            _place(error, "load_model")
+            raise
         self.loaded = True
         for reply in replies:
             _unlink(pickle.loads(reply))
@@ -417,6 +439,34 @@ def _write_line(rank: int, line: str) -> None:
     )
 
 
+def _place(error: Error, method: str) -> None:
+    """Has an error say where it happened."""
+    if isinstance(error, (RankDied, RankError)):
+        text = re.sub(r"^.*? ranks replied; (?=rank)", "", str(error))
+        # vllm_worker has its rank's error begin so.
+        error.args = (text.replace(" failed: in ", " failed in "), *error.args[1:])
+    if error.code and not isinstance(error, RankError):
+        error.add_note(f"It was in {method}.")
+    if isinstance(error, TimedOut) and method in (*interface.START, "load_model"):
+        error.add_note("The limit is VLLM_ENGINE_READY_TIMEOUT_S, in seconds.")
+
+
+def _for_clients(error: Error) -> str:
+    """An error without paths, pids and other texts of this host."""
+    if isinstance(error, RankDied) and error.rank >= 0:
+        how = "is lost"
+        if error.signal:
+            how = f"was killed by signal {error.signal}"
+        elif error.exit_status >= 0:
+            how = f"ended with status {error.exit_status}"
+        return f"rank {error.rank} {how}"
+    if isinstance(error, TimedOut) and error.late:
+        return f"no reply in time from rank {', '.join(str(late.rank) for late in error.late)}"
+    if isinstance(error, RankError) and error.rank >= 0:
+        return f"rank {error.rank} failed"
+    return "the ranks failed"
+
+
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
@@ -529,8 +579,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         return True
 
     def _init_executor(self) -> None:
-        interface.check(type(self))
         _vllm_plugin.write_cause("")  # of an earlier engine
+        interface.check(type(self))
         _check_parallel(self.parallel_config)
         self._options = Options.of(self.vllm_config)
         self.world_size = self.parallel_config.world_size
@@ -550,12 +600,14 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         self._command = _command(self.vllm_config)
         self._survivor: _vllm_survive.Survivor | None = None
         if self._options.on_death == "restart":
+            interface.check(names=interface.SURVIVAL)
             self._survivor = _vllm_survive.Survivor(self, self._options)
         self._ranks = self._new_ranks(self._options.name)
         try:
             self._ranks.start()
             self._ranks.load()
         except BaseException:
+            self._ranks.stop(kill=True)  # one may hang, or wait for another
             self.shutdown()
             raise
         if set_torch_threads := interface.optional("set_torch_threads"):
@@ -613,6 +665,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
 
         name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
         survivor = self._survivor
+        if timeout is None and method in interface.START:
+            timeout = envs.VLLM_ENGINE_READY_TIMEOUT_S
         sent = method if isinstance(method, str) else cloudpickle.dumps(method, protocol=5)
         if survivor and method == "sample_tokens":
             sent = survivor.sample
@@ -713,20 +767,26 @@ class Executor(abstract.Executor):  # type: ignore[misc]
                 return self._failure or error
             self._failure, self.is_failed = error, True
             callback, self._failure_callback = self._failure_callback, None
-        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        text = _vllm_plugin.text_of(error)
         logger.error("Coxswain group %s: %s", self._ranks.name, text)
-        _vllm_plugin.write_cause(f"Coxswain group {self._ranks.name}: {text}")
+        _vllm_plugin.write_cause(
+            f"Coxswain group {self._ranks.name}: {text}",
+            None if self._options.tell_clients else _for_clients(error),
+        )
         if callback:
             callback()
         return error
 
     def _explained(self, error: Error, reply: Reply) -> Error:
-        """What a call raises. A dead rank is the end, and so is a step that failed."""
+        """What a call raises. A dead rank is the end, and so is a step or a start that failed."""
         error, method = self._cause(error, reply), reply.method
-        if self._failure is None and error.code and method not in str(error):
-            error.add_note(f"It was vLLM's call {method!r}.")
-        if self._failure or isinstance(error, RankDied) or method in _STEPS:
-            return self._fail(error)
+        if self._failure is None:
+            _place(error, method)
+        last = (*_STEPS, *interface.START)
+        if self._failure or isinstance(error, RankDied) or method in last:
+            error = self._fail(error)
+        if method in interface.START:
+            self._ranks.stop(kill=True)  # vLLM does not shut down an engine that has not started
         return error
 
     def shutdown(self) -> None:

@@ -23,7 +23,7 @@ from multiprocessing import resource_tracker, shared_memory
 from typing import Any
 
 from ._errors import Closed
-from ._worker import Request, Worker
+from ._worker import Request, Worker, _explain
 
 
 @dataclasses.dataclass
@@ -66,7 +66,7 @@ class Outputs(threading.Thread):
             except Closed:
                 return
             except Exception as error:  # pylint: disable=broad-exception-caught
-                _fail(request, error)
+                _fail(request, error, "get_output")
             del request, output
 
 
@@ -83,6 +83,13 @@ class Rank:
         self.rank = rank
         self.config = config
         self.worker: Any = WorkerWrapperBase(rpc_rank=rank, global_rank=rank)
+        #: what it does, for the text of an error
+        self.method = "init_worker"
+        #: it has its model
+        self.loaded = False
+        #: vLLM's, which writes the stacks of this process to a file when a call takes too long;
+        #: None: it is off
+        self.watch_dog: Any = None
         self.outputs: Outputs | None = None
         #: in /dev/shm, that this process has the tracker remove
         self.names: list[str] = []
@@ -131,10 +138,12 @@ class Rank:
         }
         made = _made_names()
         self.worker.init_worker(arguments)
+        self.method = "init_device"
         set_title = interface.optional("set_title")
         _call(set_title, parallel.enable_expert_parallel)
         self.worker.init_device()
         _call(set_title, parallel.enable_expert_parallel)  # now the parallel groups are known
+        self.method = "load_model"
         if getattr(interface.find("vllm:envs"), "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH", False):
             self.worker.elastic_ep_execute("load_model")
         else:
@@ -144,6 +153,11 @@ class Rank:
             enable_envs_cache()
         if rank == 0 and not current_platform.is_cpu():
             self._register(os.path.basename(start.lock_path))
+        watched = getattr(config, "watchdog_config", None)
+        if watched is not None and watched.dump_dir:
+            start_watch_dog = interface.optional("start_watch_dog")
+            self.watch_dog = start_watch_dog(f"worker_{rank}", watched, _logger())
+        self.loaded = True
         return made
 
     def _register(self, stem: str) -> None:
@@ -153,6 +167,12 @@ class Rank:
         for name in self.names:
             resource_tracker.register(f"/{name}", "shared_memory")
 
+    def idle(self) -> contextlib.AbstractContextManager[None]:
+        """Around the wait for a request, which may take as long as it likes."""
+        if self.watch_dog is None:
+            return contextlib.nullcontext()
+        return self.watch_dog.disable()  # type: ignore[no-any-return]
+
     def serve(self, request: Request) -> None:
         """Runs one call. Its reply may come later, from the thread of Outputs."""
         try:
@@ -160,14 +180,22 @@ class Rank:
             if isinstance(method, bytes):
                 import cloudpickle
 
-                function = partial(cloudpickle.loads(method), self.worker)
+                function = cloudpickle.loads(method)
+                self.method = getattr(function, "__qualname__", repr(function))
+                function = partial(function, self.worker)
             elif method.startswith("coxswain:"):
                 from . import _vllm_survive
 
-                function = partial(getattr(_vllm_survive, method[9:]), self.worker)
+                self.method = method[9:]
+                function = partial(getattr(_vllm_survive, self.method), self.worker)
             else:
+                self.method = method
                 function = getattr(self.worker, method)
+            if self.watch_dog is not None:
+                self.watch_dog.feed()
             output = function(*args, **kwargs)
+            if self.watch_dog is not None:
+                self.watch_dog.feed()  # what follows has the whole limit again
             if reply_rank is not None and reply_rank != self.rank:
                 request.reply(b"")
             elif hasattr(output, "get_output"):  # an AsyncModelRunnerOutput
@@ -179,11 +207,13 @@ class Rank:
         except Closed:
             raise
         except Exception as error:  # pylint: disable=broad-exception-caught
-            _fail(request, error)
+            _fail(request, error, self.method)
 
     def shutdown(self) -> None:
         from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 
+        if not self.loaded:
+            return
         for name in self.names:
             resource_tracker.unregister(f"/{name}", "shared_memory")
             with contextlib.suppress(OSError):
@@ -204,11 +234,15 @@ def _lock(path: str) -> Any:
     return FileLock(path)
 
 
-def _fail(request: Request, error: Exception) -> None:
+def _logger() -> Any:
     from vllm.logger import init_logger
 
-    init_logger("vllm.coxswain").error("a call of this rank failed", exc_info=error)
-    request.fail(error)
+    return init_logger("vllm.coxswain")
+
+
+def _fail(request: Request, error: Exception, method: str) -> None:
+    _logger().error("a call of this rank failed", exc_info=error)
+    request.fail(f"in {method}: {_explain(error)}")
 
 
 def _made_names() -> list[str]:
@@ -260,13 +294,15 @@ def main() -> None:
                 else:
                     reply = rank.load(given)
             except Exception as error:  # pylint: disable=broad-exception-caught
-                _fail(request, error)
+                _fail(request, error, rank.method if rank else "its imports")
                 raise
             request.reply(pickled(reply))
             request = None
         while True:
-            request = worker.next()
-            if request is not None and rank is not None:
+            assert rank is not None
+            with rank.idle():
+                request = worker.next()
+            if request is not None:
                 rank.serve(request)
             request = None
     except (Closed, SystemExit):

@@ -259,15 +259,16 @@ def server(models, tmp_path):
     return lambda **arguments: Server(str(tmp_path), os.path.join(models, "sums"), **arguments)
 
 
-def run_script(script, job, ranks, path="", **more):
+def run_script(script, job, ranks, modules="", **more):
     """Runs a script with a job in a process of its own, where the engine is. Returns its result.
-    path: of more modules."""
+    modules: where more are."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "result")
         more.setdefault("VLLM_TEST_FAULT", os.path.join(folder, "fault"))
+        more.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         done = subprocess.run(
             [sys.executable, str(HERE / script), json.dumps(job), path],
-            env=environment(ranks, path, VLLM_ENABLE_V1_MULTIPROCESSING="0", **more),
+            env=environment(ranks, modules, **more),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

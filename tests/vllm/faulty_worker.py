@@ -1,7 +1,8 @@
 """A worker of vLLM for tests: its steps fail as a file says, and its output may come late.
 
 The file is VLLM_TEST_FAULT; its content is "RANK ACTION PLACE": a rank or "all", an ACTION of
-Worker.fail, and the PLACE "execute" or "sample", before that is done, or "executed" or "sampled".
+Worker.fail, and the PLACE "execute" or "sample", before that is done, or "executed" or "sampled";
+or a method of the start, "load_model" or "determine_available_memory".
 VLLM_TEST_LATE is the number of seconds that the output of every step comes late.
 """
 
@@ -33,6 +34,9 @@ class Late(AsyncModelRunnerOutput):
             raise self.output
         return self.output
 
+    def get_kv_connector_output(self):
+        return None
+
 
 class Worker(CPUWorker):
     #: the present step computes no request, or is one of Coxswain's own
@@ -42,6 +46,14 @@ class Worker(CPUWorker):
         # For the runner: it has no device from which tokens would come late.
         vllm_config.scheduler_config.async_scheduling = False
         super().__init__(vllm_config, *args, **kwargs)
+
+    def load_model(self, *args, **kwargs):
+        self.obey("load_model")
+        return super().load_model(*args, **kwargs)
+
+    def determine_available_memory(self):
+        self.obey("determine_available_memory")
+        return super().determine_available_memory()
 
     def execute_model(self, scheduler_output):
         requests = scheduler_output.num_scheduled_tokens

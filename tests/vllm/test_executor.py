@@ -1,9 +1,11 @@
 """The executor without an engine: calls, late replies, deaths, what it needs of vLLM."""
 
 import concurrent.futures
+import contextlib
 import gc
 import os
 import pathlib
+import pickle
 import select
 import signal
 import threading
@@ -12,7 +14,7 @@ import time
 import coxswain
 import pytest
 from conftest import environment, shared_memory
-from coxswain import _vllm_interface as interface
+from coxswain import _vllm_interface as interface, _vllm_plugin as plugin, vllm_worker
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +157,9 @@ def test_threads_call_at_the_same_time(executor):
 
 
 def test_an_error_has_the_ranks_traceback(executor):
-    with pytest.raises(coxswain.RankError, match="on fire") as caught:
+    with pytest.raises(
+        coxswain.RankError, match=r"^rank [01] failed in fail: ValueError: the device is on fire\n"
+    ) as caught:
         executor.collective_rpc("fail", args=("raise",))
     assert "faulty_worker.py" in str(caught.value)
     assert executor.collective_rpc("say", args=(1,)) == [(0, 1), (1, 1)]
@@ -233,7 +237,7 @@ def test_wrong_options_are_refused(make, what):
 def test_this_vllm_fits():
     from coxswain.vllm import Executor
 
-    assert interface.differences(Executor) == []
+    assert interface.differences(Executor, interface.NEEDED + interface.SURVIVAL) == []
 
 
 def test_a_vllm_that_differs_is_refused_in_words(monkeypatch):
@@ -257,3 +261,81 @@ def test_a_vllm_that_differs_is_refused_in_words(monkeypatch):
         "0.31",
     ):
         assert part in str(caught.value)
+
+
+class Dead(Exception):
+    """As vLLM's EngineDeadError."""
+
+    @plugin._explaining_death
+    def __init__(self, *args):
+        super().__init__("It is dead.", *args)
+
+
+class NewerDead(Dead):
+    CLIENT_MESSAGE = "There was an error."
+
+
+def test_a_dead_engines_cause_is_for_the_log_and_for_clients(monkeypatch, tmp_path):
+    monkeypatch.setenv("COXSWAIN_VLLM_CAUSE", str(tmp_path / "cause"))
+    assert str(Dead()) == "It is dead."
+    plugin.write_cause("rank 1 (pid 5) died")
+    assert str(Dead()) == str(NewerDead()) == "It is dead. The cause: rank 1 (pid 5) died"
+    assert NewerDead().CLIENT_MESSAGE == "There was an error. The cause: rank 1 (pid 5) died"
+    plugin.write_cause("rank 1 (pid 5) died", "rank 1 died")
+    assert str(Dead()) == "It is dead. The cause: rank 1 died"
+    assert str(NewerDead()) == "It is dead. The cause: rank 1 (pid 5) died"
+    assert NewerDead().CLIENT_MESSAGE == "There was an error. The cause: rank 1 died"
+    plugin.write_cause("")
+    assert str(Dead()) == "It is dead."
+
+
+def test_clients_get_no_texts_of_the_host():
+    from coxswain.vllm import _for_clients
+
+    def made(type_, **fields):
+        error = type_("rank 1 (pid 4711): /home/me")
+        vars(error).update(fields)
+        return error
+
+    late = [coxswain.LateRank(rank, 4711, True, 5.0, "alive", False) for rank in (0, 2)]
+    for error, text in (
+        (made(coxswain.RankDied, rank=1, signal=9), "rank 1 was killed by signal 9"),
+        (made(coxswain.RankDied, rank=1, exit_status=3), "rank 1 ended with status 3"),
+        (made(coxswain.RankDied, rank=1, exit_status=-1), "rank 1 is lost"),
+        (made(coxswain.RankError, rank=1), "rank 1 failed"),
+        (made(coxswain.TimedOut, late=late), "no reply in time from rank 0, 2"),
+        (made(coxswain.Closed), "the ranks failed"),
+    ):
+        assert _for_clients(error) == text
+
+
+def test_a_watch_dog_is_fed_around_each_call():
+    """vLLM's own, from 0.33 on: it is off while a rank waits for a call."""
+    seen = []
+
+    class WatchDog:
+        def feed(self):
+            seen.append("fed")
+
+        @contextlib.contextmanager
+        def disable(self):
+            seen.append("off")
+            yield
+            seen.append("on")
+
+    class Worker:
+        def say(self, value):
+            seen.append(value)
+
+    class Request:
+        data = pickle.dumps(("say", (5,), {}, None))
+
+        def reply(self, data):
+            seen.append("replied")
+
+    rank = object.__new__(vllm_worker.Rank)
+    rank.rank, rank.worker, rank.watch_dog, rank.late_type = 0, Worker(), WatchDog(), WatchDog
+    with rank.idle():
+        seen.append("waits")
+    rank.serve(Request())
+    assert seen == ["off", "waits", "on", "fed", 5, "fed", "replied"]

@@ -73,6 +73,16 @@ def test_a_rank_that_fails_in_a_step(server, fault, texts):
         assert not left(running.name, before)
 
 
+def test_clients_are_not_told_of_the_host(server):
+    with server(VLLM_COXSWAIN_TELL_CLIENTS="0") as running:
+        pids = [rank["pid"] for rank in status(running.name)["ranks"]]
+        running.inject("1 SIGKILL execute")
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(running.client(), "1+2=")
+        assert caught.value.body["message"].endswith(" The cause: rank 1 was killed by signal 9")
+        running.wait_for_text(f"rank 1 (pid {pids[1]}) was killed by signal 9", 20)
+
+
 def test_a_rank_that_dies_while_the_engine_is_idle(server):
     with server() as running:
         ask(running.client(), "1+2=")

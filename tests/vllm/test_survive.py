@@ -76,7 +76,7 @@ def survive(models, kills=KILLS, v2=False, **job):
         more |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
     path = os.pathsep.join(map(str, V2)) if v2 else ""
     ranks = job.get("tp", 1) * job.get("pp", 1)
-    found = run_script("survivor.py", job, ranks, path=path, **more)
+    found = run_script("survivor.py", job, ranks, path, **more)
     for line in found["log"].splitlines():
         if "go on after" in line:
             print(line[line.index("steps go") :])
