@@ -163,7 +163,9 @@ class Survivor:
         self._incidents, self._window = options.incidents, options.window
         self._is_v1 = not getattr(config, "use_v2_model_runner", False)
         self.spares = _vllm_spares.Spares(options.spares, self._new_spares, self.note)
-        #: of the engine, once it has made it
+        # of the group
+        self._name = ""
+        # of the engine, once it has made it
         self._scheduler: Any = None
         self._watch_scheduler(config.scheduler_config)
         # Calls that bring a new process to where the old one is, by what they change, in order.
@@ -319,7 +321,8 @@ class Survivor:
                 error.add_note(f"The requests cannot be continued: {obstacle}.")
                 executor._fail(error)
                 return False
-            logger.error("Coxswain group %s: %s. Replacing its ranks.", ranks.name, error)
+            name = ranks.name or self._name
+            logger.error("Coxswain group %s: %s. Replacing its ranks.", name, error)
             self._count(error, seen)
             self.stale = True
             try:
@@ -359,6 +362,7 @@ class Survivor:
     def _start_ranks(self) -> None:
         executor, incident = self._executor, self._incident
         old = executor._ranks
+        self._name = old.name or self._name  # those that never took over have none
         assert incident
         with incident.part("stop"):
             old.kill()
@@ -367,7 +371,7 @@ class Survivor:
             if ranks is None:
                 if old.on_nodes:
                     old.stop(kill=True)
-                ranks = executor._new_ranks(old.name, standby=not old.on_nodes)
+                ranks = executor._new_ranks(self._name, standby=not old.on_nodes)
             executor._ranks = ranks
             if executor._stopping:
                 ranks.stop(kill=True)
@@ -375,7 +379,7 @@ class Survivor:
             ranks.start()
         with incident.part("stop"):
             old.stop(kill=True)  # their memory is free for what is loaded now
-            ranks.take_over(old.name)
+            ranks.take_over(self._name)
         with incident.part("load"):
             ranks.load()
         with incident.part("KV"):
