@@ -218,14 +218,9 @@ static void resource_read(const struct resource *resource, const char *root,
     *ret_limit = found;
 }
 
-void cox_cgroup_read_cpu(const char *root, struct cox_cgroup_limit *ret_limit)
-{
-    resource_read(&cpu, root, ret_limit);
-}
-
 void cox_cgroup_read(const char *root, struct cox_cgroup *ret_cgroup)
 {
-    cox_cgroup_read_cpu(root, &ret_cgroup->cpu);
+    resource_read(&cpu, root, &ret_cgroup->cpu);
     resource_read(&memory, root, &ret_cgroup->memory);
     resource_read(&pids, root, &ret_cgroup->pids);
 }

@@ -39,7 +39,5 @@ struct cox_cgroup {
 
 /* root: "", or a folder that stands for / (its proc/self and what is mounted below it). */
 void cox_cgroup_read(const char *root, struct cox_cgroup *ret_cgroup);
-/* Reads the processor limit only. */
-void cox_cgroup_read_cpu(const char *root, struct cox_cgroup_limit *ret_limit);
 
 #endif

@@ -74,7 +74,7 @@ void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *seal
         };
     cox_gate_bind(&channel->gate,
                   id == COX_CHANNEL_ERROR ? NULL : &cox_sealed_wake(sealed, id)->ranks_wakeup,
-                  cox_sealed_wake(sealed, id), geometry->depth, coordinator, geometry->spin_ns > 0);
+                  cox_sealed_wake(sealed, id), geometry->depth, coordinator);
 }
 
 int cox_channel_renew_regions(struct cox_channel *channel, const char *name, struct cox_error *err)

@@ -178,14 +178,10 @@ void cox_gate_close(struct cox_gate *gate)
 }
 
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ranks_wakeup *ranks_wakeup,
-                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
-                   bool elides)
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator)
 {
-    *gate = (struct cox_gate){.ranks_wakeup = ranks_wakeup,
-                              .wake = wake,
-                              .depth = depth,
-                              .coordinator = coordinator,
-                              .elides = elides};
+    *gate = (struct cox_gate){
+        .ranks_wakeup = ranks_wakeup, .wake = wake, .depth = depth, .coordinator = coordinator};
 }
 
 /* ---- futexes ---- */
@@ -198,7 +194,7 @@ COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox
     return wakeup == COX_WAKEUP_RESPONSE_CONSUME ? &gate->wake->wakeup : NULL;
 }
 
-/* asleep: the number of waiters on the word; NULL: unknown. */
+/* asleep: the number of waiters on the word; NULL: wakes whatever it is. */
 COX_HOT static void word_wake(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
 {
     /* seq_cst: the event before the word; partner: the acquire in cox_gate_wake_sequence. Before
@@ -214,8 +210,6 @@ COX_HOT static void word_wake(_Atomic uint32_t *word, const _Atomic uint32_t *as
 COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep,
                               uint32_t wake_sequence, uint64_t deadline_ns, bool signals_end)
 {
-    if (!asleep)
-        return cox_futex_wait_signals(word, wake_sequence, deadline_ns, signals_end);
     /* seq_cst: see word_wake. A count, because there may be many waiters; a process that is killed
      * here stays counted. */
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
@@ -294,7 +288,7 @@ COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t seque
     cox_fault_point(COX_FAULT_HINT_COUNTED);
     if (!last && !failed)
         return;
-    word_wake(&gate->wake->wakeup, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
+    word_wake(&gate->wake->wakeup, &gate->wake->coordinator_sleeps);
     gate_notify(gate);
 }
 
@@ -310,7 +304,7 @@ COX_HOT uint32_t cox_gate_wake_sequence(const struct cox_gate *gate, enum cox_wa
 COX_HOT void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 {
     if (cox_gate_shared(gate)) {
-        word_wake(&gate->ranks_wakeup->word, gate->elides ? &gate->ranks_wakeup->asleep : NULL);
+        word_wake(&gate->ranks_wakeup->word, &gate->ranks_wakeup->asleep);
         return;
     }
     for (uint32_t rank = gate->rank_first; rank < gate->rank_first + gate->rank_count; rank++)
@@ -353,8 +347,7 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup 
         _Atomic uint32_t *asleep = which == COX_WAKEUP_RESPONSE_CONSUME
                                        ? &gate->wake->coordinator_sleeps
                                        : &gate->ranks_wakeup->asleep;
-        return word_sleep(word, gate->elides ? asleep : NULL, wake_sequence, deadline_ns,
-                          signals_end);
+        return word_sleep(word, asleep, wake_sequence, deadline_ns, signals_end);
     }
     struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, which);
     int r = cox_semaphore_wait_signals(&wakeup->semaphore, deadline_ns, signals_end);

@@ -50,8 +50,6 @@ struct cox_gate {
     bool credits;
     /* may write `ranks_wakeup` */
     bool coordinator;
-    /* futexes: waiters announce themselves, and the call to wake is skipped if there are none */
-    bool elides;
     /* a signal that this thread handles ends a wait for a request */
     bool signals_end;
     /* A rank's: borrowed; its word `notify` says whether replies are also notified through the
@@ -60,11 +58,9 @@ struct cox_gate {
     int notify_fd;
 };
 
-/* Uses futexes, whose words are borrowed. elides: set where ranks spin before they block, so that
- * most wakeups have no waiter. Closed like the others. */
+/* Uses futexes, whose words are borrowed. Closed like the others. */
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ranks_wakeup *ranks_wakeup,
-                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
-                   bool elides);
+                   struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator);
 /* For a rank: replies also write to the eventfd while the coordinator asks for that. Both are
  * borrowed until close. */
 void cox_gate_set_notify(struct cox_gate *gate, const struct cox_layout_channel_state *state,

@@ -232,8 +232,8 @@ struct cox_layout_hint {
     uint8_t padding[COX_LINE_SIZE - 8];
 };
 
-/* When waiters spin first, the waker checks a count of blocked waiters and skips FUTEX_WAKE if it
- * is zero. */
+/* Waiters spin first, so the waker checks a count of blocked waiters and skips FUTEX_WAKE if it is
+ * zero. */
 struct cox_layout_wake_channel {
     /* the coordinator blocks on it; grows with every wakeup */
     _Atomic uint32_t wakeup;

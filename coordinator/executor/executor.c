@@ -586,10 +586,7 @@ static int executor_check_options(struct cox_executor_options *options, char *na
         .sealed = options->attach == COX_ATTACH_SEALED || elsewhere,
         .no_recorder = options->no_recorder,
         .mirrored = options->rank_here && options->rank_here < options->rank_count,
-        /* A rank has one active channel thread at a time, and so has the coordinator. */
-        .spin_ns = cox_spin_budget_ns(
-            options->spin,
-            elsewhere ? 1 : 1 + (options->rank_here ? options->rank_here : options->rank_count)),
+        .spin_ns = cox_spin_budget_ns(options->spin),
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);

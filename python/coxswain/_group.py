@@ -365,7 +365,7 @@ class Group:
     standby: `coxswain status` does not find the group until `take_name` gives it a name: it stands
         by for another group. Not with external.
     devices: the device number of each rank; None: its rank.
-    spin: whether waits spin for some microseconds before they block, where cores are free.
+    spin: whether waits spin for some microseconds, and yield meanwhile, before they block.
     crash_dir: a directory of this user's: what the ranks did becomes a file there when one dies, a
         request meets its deadline, or a start fails; `coxswain postmortem FILE` tells it. None:
         that of COXSWAIN_CRASH_DIR, if it is set.

@@ -172,8 +172,7 @@ static int impostor(struct hostile *hostile, const struct cox_geometry *geometry
     memcpy(slot, &prefix, sizeof prefix);
     atomic_fetch_add(&block->lines[COX_CHANNEL_ERROR].done, 1);
     struct cox_gate gate;
-    cox_gate_bind(&gate, NULL, &wake->channels[COX_CHANNEL_ERROR], geometry->depth, false,
-                  geometry->spin_ns > 0);
+    cox_gate_bind(&gate, NULL, &wake->channels[COX_CHANNEL_ERROR], geometry->depth, false);
     cox_gate_post(&gate, HOSTILE, COX_WAKEUP_RESPONSE_CONSUME);
     return r;
 }

@@ -6,10 +6,6 @@ cox_command_test(NAME fault/hostile LABEL fault TIER all TIMEOUT 300 PROCESSORS 
 cox_test_program(test_fault_hostile_sealed SOURCES hostile_sealed_test.c LIBS coxswain_testlib)
 cox_command_test(NAME fault/hostile_sealed LABEL fault TIER all TIMEOUT 120 PROCESSORS 2
     COMMAND test_fault_hostile_sealed)
-if(COX_TESTING)
-    cox_command_test(NAME fault/hostile_sealed_looking LABEL fault TIER all TIMEOUT 120 PROCESSORS 2
-        ENVIRONMENT "COXSWAIN_TEST_CPUS=1000" COMMAND test_fault_hostile_sealed)
-endif()
 # The same of the rank group: its words and values, and the hints.
 cox_test_program(test_fault_hostile_group SOURCES hostile_group_test.c LIBS coxswain_testlib)
 cox_command_test(NAME fault/hostile_group LABEL fault TIER all TIMEOUT 240 PROCESSORS 2

@@ -5,8 +5,3 @@ cox_command_test(NAME fault/matrix LABEL fault TIER all TIMEOUT 450 PROCESSORS 2
     COMMAND test_fault_matrix)
 cox_command_test(NAME fault/matrix_sealed LABEL fault TIER all TIMEOUT 450 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed" COMMAND test_fault_matrix)
-if(COX_TESTING)
-    cox_command_test(NAME fault/matrix_sealed_looking LABEL fault TIER nightly TIMEOUT 450
-        PROCESSORS 2
-        ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed" "COXSWAIN_TEST_CPUS=1000" COMMAND test_fault_matrix)
-endif()

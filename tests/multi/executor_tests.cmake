@@ -54,10 +54,9 @@ foreach(name IN LISTS executor_tests)
     cox_executor_tier(tier ${name} QUICK attach counters executor faults flight operations restart
         step take worker)
     cox_executor_tier(threads ${name} NIGHTLY lateness)
-    cox_executor_tier(looking ${name} NIGHTLY group lateness pause)
-    cox_sealed_test(${name} TIER ${tier} THREADS ${threads} LOOKING ${looking} TIMEOUT 240)
+    cox_sealed_test(${name} TIER ${tier} THREADS ${threads} TIMEOUT 240)
 endforeach()
-cox_sealed_test(soak TIER all THREADS all LOOKING nightly TIMEOUT 240 ARGS 20000)
+cox_sealed_test(soak TIER all THREADS all TIMEOUT 240 ARGS 20000)
 
 # Workers that take requests and reply to them do what those with callbacks do.
 foreach(name executor flight operations replay step)
@@ -102,4 +101,4 @@ cox_multi_test(NAME deadline TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/deadline
 add_dependencies(test_multi_deadline scripted_worker)
 target_link_options(test_multi_deadline PRIVATE
     -Wl,--wrap=syscall,--wrap=sem_clockwait,--wrap=pthread_cond_timedwait)
-cox_sealed_test(deadline TIER all LOOKING nightly TIMEOUT 240)
+cox_sealed_test(deadline TIER all TIMEOUT 240)

@@ -550,8 +550,7 @@ static int connect_main(const char *control_socket)
     atomic_store(&identity->instance, control.instance);
     atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
     cox_gate_bind(&gate, &cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE)->ranks_wakeup,
-                  cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false,
-                  control.geometry.spin_ns > 0);
+                  cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false);
     cox_gate_post(&gate, session.hello_reply.rank, COX_WAKEUP_RESPONSE_CONSUME);
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
