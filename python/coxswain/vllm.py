@@ -34,6 +34,7 @@ from vllm.v1.executor import abstract
 
 from . import (
     _launch,
+    _vllm_fork,
     _vllm_interface as interface,
     _vllm_plugin,
     _vllm_spares,
@@ -76,6 +77,8 @@ class Options:
     #: with "restart": processes that stand by for an incident: "none"; "warm": they have imported
     #: vLLM; "hot": they have loaded the model, too
     spares: str = "none"
+    #: ranks are forked from a process that has imported vLLM, where that is safe; not with nodes
+    fork_server: bool = True
     #: "a:2,b:2": the ranks are on these machines, where
     #: `coxswain node --name NAME --node a --stay ... -- python3 -m coxswain.vllm_worker` runs
     nodes: str | None = None
@@ -117,6 +120,7 @@ class Options:
             raise Invalid(f"spares {options.spares!r} goes together with on_death 'restart' only")
         options.incidents, options.window = int(options.incidents), float(options.window)
         options.insecure_loopback = options.insecure_loopback in (True, "1", "true")
+        options.fork_server = options.fork_server in (True, "1", "true")
         if options.nodes and not (options.name and options.cluster and options.master):
             raise Invalid("with nodes the group needs a name, a cluster and a master")
         if options.nodes and options.spares != "none":
@@ -150,8 +154,9 @@ class Ranks:
         on_rank_death: Callable[[Ranks, int, str], object],
         options: Options,
         warm_up: Callable[[Ranks], object] | None = None,
+        fork_servers: _vllm_fork.ForkServers | None = None,
     ) -> None:
-        """warm_up: of spare ranks, which have no name yet."""
+        """warm_up: of spare ranks, which have no name yet. fork_servers: None: there are none."""
         self.world_size = config.parallel_config.world_size
         self._config = config
         self._pickled_config = pickled_config
@@ -160,6 +165,7 @@ class Ranks:
         #: of the group; None: not started yet
         self.name = name
         self._warm_up = warm_up
+        self._fork_servers = fork_servers
         # their priority
         self._low = warm_up is not None
         self._priority_lock = threading.Lock()
@@ -188,6 +194,8 @@ class Ranks:
 
     def start(self) -> None:
         """Starts the processes, which import vLLM."""
+        if self._fork_servers:
+            self.group._fork_from(self._fork_servers.fds())
         self.group.start()
         self._set_priority()
         if not self._warm_up:
@@ -287,19 +295,16 @@ class Ranks:
         _unlink(glob.glob(f"/dev/shm/{self._stem}*"))
 
 
-def _command(config: VllmConfig) -> list[str]:
+def _command(environments: list[dict[str, str]]) -> list[str]:
     """The program of the ranks, with the environment of each: OpenMP reads it when it is loaded,
     and vLLM has it loaded before anything else."""
-    if set_environment := interface.optional("set_worker_environment"):
-        local = max(1, config.parallel_config.data_parallel_size_local)
-        set_environment(config.parallel_config.world_size * local)
     return [
         sys.executable,
         "-I",
         "-S",
         "-c",
         _WITH_ENVIRONMENT,
-        json.dumps(_environments(config)),
+        json.dumps(environments),
         *_launch.command_of(vllm_worker.main),
     ]
 
@@ -517,7 +522,14 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         )
         # Of this moment: vLLM changes it, and repeats these changes in ranks by calls.
         self._pickled_config = pickle.dumps(self.vllm_config)
-        self._command = _command(self.vllm_config)
+        if set_environment := interface.optional("set_worker_environment"):
+            local = max(1, self.parallel_config.data_parallel_size_local)
+            set_environment(self.world_size * local)
+        environments = _environments(self.vllm_config)
+        self._fork_servers = None
+        if self._options.fork_server and not self._options.nodes:
+            self._fork_servers = _vllm_fork.ForkServers(self.vllm_config, environments)
+        self._command = _command(environments)
         self._ranks = self._new_ranks(self._options.name)
         try:
             self._ranks.start()
@@ -547,6 +559,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             on_rank_death,
             self._options,
             self._survivor.warm_up if standby and self._survivor else None,
+            self._fork_servers,
         )
 
     @property
@@ -813,6 +826,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         self._spares.stop()
         # A rank that owes a reply may hang; so may one whose peer is dead.
         ranks.stop(kill=self._failure is not None or bool(self._in_flight))
+        if self._fork_servers:
+            self._fork_servers.stop()
 
 
 def _check_parallel(parallel: Any) -> None:
