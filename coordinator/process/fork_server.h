@@ -7,12 +7,12 @@
  * ends at once, and this process is the subreaper (PR_SET_CHILD_SUBREAPER) that inherits the
  * worker; only while it asks, unless the host is one anyway.
  *
- *   coordinator                 server             in between          worker
- *   request, fds      ------->  forks   ---------> forks   --------->  waits for the end of its parent
- *                     <-------------------------- BORN, ends
- *                     <-----------------------------------------------  READY: the parent is the coordinator,
- *   opens its pidfd                                                     PDEATHSIG is armed
- *   GO                ----------------------------------------------->  runs
+ *   coordinator             server          in between      worker
+ *   request, fds    ----->  forks  -------> forks  ------>  waits for the end of its parent
+ *                   <---------------------- BORN, ends
+ *                   <-------------------------------------  READY: the coordinator is its parent,
+ *   opens its pidfd                                         PDEATHSIG is armed
+ *   GO              ------------------------------------->  runs
  *
  * Answers come on a socket of the request's own, which ends when all who could answer have ended.
  * A worker that gets no GO ends.

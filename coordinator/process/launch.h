@@ -1,6 +1,6 @@
 /*
- * launch: one worker process: finds its program, prepares its environment, forks and executes it, or
- *   has a fork server fork it (fork_server.h).
+ * launch: one worker process: finds its program, prepares its environment, forks and executes it,
+ *   or has a fork server fork it (fork_server.h).
  *
  * Threads: a plan may be read on any thread once it is made. cox_launch runs on the thread that
  *   lives as long as the worker, with all signals blocked: the worker is killed when that thread

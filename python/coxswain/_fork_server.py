@@ -51,6 +51,11 @@ _REFUSED, _BORN, _READY = 0, 1, 2
 _ANSWER_FD, _FIRST_FD = 3, 4
 _ABOVE = _FIRST_FD + _FD_COUNT_MAX
 _PR_SET_PDEATHSIG = 1
+# Files in /dev that are no device which a child could not share.
+_NO_DEVICES = tuple(
+    f"/dev/{name}"
+    for name in ("null", "zero", "random", "urandom", "tty", "pts/", "ptmx", "console", "shm/")
+)
 # How the names of variables begin that libraries read when they are loaded, and not again.
 _READ_AT_LOAD = (
     *("LD_", "GLIBC_TUNABLES", "MALLOC_", "TCMALLOC_", "PYTHON"),
@@ -108,9 +113,11 @@ class ForkServer:
         """The socket, for cox_executor_options.fork_server_fds."""
         return self._socket.fileno()
 
-    def wait(self) -> str:
+    def wait(self, timeout: float = 300.0) -> str:
         """Waits until it has imported its modules. Returns "", or why it forks nothing."""
         if self._reason is None:
+            if not select.select([self._socket], [], [], timeout)[0]:
+                return f"it has not imported its modules within {timeout:.0f} s"
             message = self._socket.recv(4096).decode("utf-8", "replace")
             self._reason = message[1:] if message else "it has ended"
         return self._reason
@@ -146,6 +153,13 @@ def obstacle(idle: tuple[str, ...] = ()) -> str:
                 tasks.append(f"{name} ({task})")
     if tasks:
         return f"libraries have threads in it: {', '.join(tasks)}"
+    devices = [
+        device
+        for device in map(_target_of, _open_fds())
+        if device.startswith("/dev/") and not device.startswith(_NO_DEVICES)
+    ]
+    if devices:
+        return f"it has opened {', '.join(devices)}"
     torch = sys.modules.get("torch")
     if torch is not None and (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()):
         return "it has initialized CUDA"
@@ -170,9 +184,10 @@ def main() -> None:
 def _serve_forked(connection: socket.socket, call: dict[str, Any]) -> NoReturn:
     """In a child of the coordinator: nothing of it is used again but its modules."""
     try:
-        _close_all_but({0, 1, 2, connection.fileno()})
         atexit._clear()
         _forget_multiprocessing()
+        gc.freeze()  # or objects close fds, which are others by then
+        _close_all_but({0, 1, 2, connection.fileno()})
         _serve(connection, call)
     except BaseException:
         traceback.print_exc()
@@ -183,8 +198,6 @@ def _serve(connection: socket.socket, call: dict[str, Any]) -> NoReturn:
     _end_with(call["parent"])
     os.setpgid(0, 0)  # keys pressed at the terminal signal the coordinator only
     _reset_signals()
-    if set_title := getattr(sys.modules.get("setproctitle"), "setproctitle", None):
-        set_title("coxswain fork server")
     before = dict(os.environ)
     reason = ""
     try:
@@ -196,6 +209,7 @@ def _serve(connection: socket.socket, call: dict[str, Any]) -> NoReturn:
         reason = obstacle()
     except Exception as error:  # pylint: disable=broad-exception-caught
         reason, function = f"{type(error).__name__}: {error}", None
+    _set_title("coxswain fork server")
     gc.collect()
     gc.freeze()  # so that pages stay shared
     server = _Server(connection, call, before, reason, function)
@@ -306,6 +320,9 @@ class _Server:
             _forget_multiprocessing()
             _renew_random_numbers()
             _renew_streams()
+            if reason := obstacle():
+                raise RuntimeError(reason)  # a library has noticed the fork
+            _set_title(f"coxswain rank {environment['COXSWAIN_RANK']}")
             sys.argv[:] = ["-c"]
             _answer(_ANSWER_FD, _READY, os.getpid(), between)
             if not os.read(_ANSWER_FD, 1):
@@ -344,6 +361,12 @@ def _answer(fd: int, kind: int, pid: int = 0, parent: int = 0, text: str = "") -
         answers.send(_ANSWER.pack(kind, pid, parent, text.encode()[:499]), socket.MSG_NOSIGNAL)
 
 
+def _set_title(title: str) -> None:
+    """What `ps` shows, where setproctitle is installed."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("setproctitle").setproctitle(title)
+
+
 def _end_with(parent: int) -> None:
     """Has this process end with its parent, which has this pid unless it has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -374,17 +397,16 @@ def _set_environment(environment: dict[str, str | None]) -> None:
 
 
 def _open_fds() -> set[int]:
-    listed = {int(name) for name in os.listdir("/proc/self/fd")}
-    return {fd for fd in listed if _is_open(fd)}
+    # without the one by which they were listed
+    return {fd for fd in map(int, os.listdir("/proc/self/fd")) if _target_of(fd)}
 
 
-def _is_open(fd: int) -> bool:
-    """False for the one by which they were listed."""
+def _target_of(fd: int) -> str:
+    """What is open; "": nothing."""
     try:
-        os.fstat(fd)
+        return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
-        return False
-    return True
+        return ""
 
 
 def _close_all_but(kept: set[int]) -> None:

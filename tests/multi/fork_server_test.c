@@ -1,6 +1,6 @@
 /* Workers of a fork server: children of the coordinator as if it had forked them, whatever becomes
  * of the server. The server of these tests is a child that forks twice and executes a shell in the
- * worker; it can be told to fail at each step. The real one is tests/python/test_fork_server.py's. */
+ * worker; it can be told to fail at each step. tests/python/test_fork_server.py has the real one. */
 #include "channel/base/fault.h"
 #include "channel/socket/socket.h"
 #include "coordinator/process/fork_server.h"
@@ -26,11 +26,11 @@
 enum failure {
     NONE,
     REFUSES,
-    DIES_ASKED,    /* with the request in its hand */
-    DIES_FORKED,   /* and what it has forked goes on alone */
-    BETWEEN_DIES,  /* before it says anything */
-    WORKER_DIES,   /* before it is ready */
-    LIES,          /* it names a process that is no child of the coordinator */
+    DIES_ASKED,   /* with the request in its hand */
+    DIES_FORKED,  /* and what it has forked goes on alone */
+    BETWEEN_DIES, /* before it says anything */
+    WORKER_DIES,  /* before it is ready */
+    LIES,         /* it names a process that is no child of the coordinator */
     SPEAKS_OTHERWISE,
 };
 
@@ -173,7 +173,8 @@ static void fixture_deinit(struct fixture *f)
 
 static void launch(struct fixture *f, const int *fds, uint32_t fd_count)
 {
-    const struct cox_launch_incarnation incarnation = {.number = 3, .fds = fds, .fd_count = fd_count};
+    const struct cox_launch_incarnation incarnation = {
+        .number = 3, .fds = fds, .fd_count = fd_count};
     struct cox_error err = {0};
     int r = cox_launch(&f->plan, 0, &incarnation, &f->launched, &err);
     if (r)
@@ -255,7 +256,8 @@ static void b15_a_forked_worker_has_the_fds_that_it_inherits(void **state)
         fds[i] = memfd_create(i == 0 ? "first" : "second", MFD_CLOEXEC);
         assert_true(fds[i] >= 0);
     }
-    fixture_init(&f, NONE, "echo $COXSWAIN_FDS; readlink /proc/$$/fd/4 /proc/$$/fd/5 /proc/$$/fd/6");
+    fixture_init(&f, NONE,
+                 "echo $COXSWAIN_FDS; readlink /proc/$$/fd/4 /proc/$$/fd/5 /proc/$$/fd/6");
     launch(&f, fds, 2);
     finish(&f, text, sizeof text);
     assert_string_equal(text, "4:2\n/memfd:first (deleted)\n/memfd:second (deleted)\n");
@@ -371,8 +373,8 @@ static void p2_nothing_outlives_a_coordinator_that_is_killed(void **state)
         int status;
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-        assert_int_equal(
-            cox_socket_wait(pair[0], POLLIN, cox_deadline_after_ms(TEST_PATIENCE_MS)), 0);
+        assert_int_equal(cox_socket_wait(pair[0], POLLIN, cox_deadline_after_ms(TEST_PATIENCE_MS)),
+                         0);
         char byte;
         assert_int_equal(read(pair[0], &byte, 1), 0);
         close(pair[0]);

@@ -13,7 +13,7 @@ import pytest
 
 import coxswain
 import workers
-from coxswain._fork_server import ForkServer
+from coxswain._fork_server import ForkServer, obstacle
 
 RANKS = 2
 
@@ -178,6 +178,12 @@ def test_what_cannot_be_imported_is_said(caplog):
     assert "no_such_module" in server.wait()
     assert "no_such_module" in reason_of(caplog, server)
     server.stop()
+
+
+def test_a_process_with_a_device_is_not_forked():
+    with open("/dev/full"):
+        assert "/dev/full" in obstacle(("",))
+    assert obstacle(("",)) == ""
 
 
 SCRIPT = """
