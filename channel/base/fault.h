@@ -43,6 +43,9 @@
     X(LAUNCH, "launch")                   /* nothing is forked yet */                              \
     X(LAUNCH_CHILD, "launch.child")       /* the new process, before exec */                       \
     X(LAUNCH_FORKED, "launch.forked")     /* the coordinator, after that exec */                   \
+    X(LAUNCH_ASKED, "launch.asked")       /* a fork server, which has not answered */              \
+    X(LAUNCH_ADOPTED, "launch.adopted")   /* its process is this one's, and may not run yet */     \
+    X(LAUNCH_UNDONE, "launch.undone")     /* it has ended, since something failed */               \
     X(ATTACH_ACCEPTED, "attach.accepted") /* by the control socket, with all its fds */            \
     X(ATTACH_CONTROL, "attach.control")                                                            \
     X(ATTACH_CLAIMED, "attach.claimed") /* the slot has a holder, or has none again */             \

@@ -472,6 +472,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .pass_flags = !executor->options.no_flags,
         .prefix = prefix,
         .devices = executor->options.devices,
+        .fork_server_fds = executor->options.fork_server_fds,
         .deadline_ns = deadline_ns,
         .control_socket = cox_executor_socket(executor),
         .sealed = executor->geometry.sealed && !executor->sealed_inherited,

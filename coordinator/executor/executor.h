@@ -48,6 +48,10 @@ struct cox_executor_options {
     bool no_flags;
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
+    /* rank_count sockets of fork servers, which start the workers as long as they live
+     * (coordinator/process/fork_server.h); -1: this rank has none. Borrowed until free has
+     * returned. NULL: command is executed. */
+    const int *fork_server_fds;
     /* requests in flight per channel, 1 to 32; default 4 */
     uint32_t depth;
     /* whether waits spin before they block (channel/base/spin.h); default auto */

@@ -1,6 +1,7 @@
 #include "launch.h"
 
 #include "channel/base/fault.h"
+#include "fork_server.h"
 #include "supervise.h"
 
 #include <fcntl.h>
@@ -184,6 +185,8 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         .control_socket = options->control_socket ? strdup(options->control_socket) : NULL,
         .sealed = options->sealed,
         .notify_fds = options->notify_fds,
+        .fork_server_fds = options->fork_server_fds,
+        .log = options->log,
         .local_first = options->local_first,
         .local_count = options->local_count ? options->local_count : options->rank_count,
     };
@@ -481,6 +484,44 @@ static int launch_hear(int report_fd, struct launch_report *ret_report)
     return size == (ssize_t)sizeof *ret_report ? COX_EXEC_FAILED : 0;
 }
 
+static void launch_done(struct launch *launch, pid_t pid, struct cox_launched *ret_launched)
+{
+    ret_launched->pid = pid;
+    ret_launched->stream_fds[0] = cox_steal_fd(&launch->streams[0].read_fd);
+    ret_launched->stream_fds[1] = cox_steal_fd(&launch->streams[1].read_fd);
+}
+
+/* Returns false if the rank has no fork server, or it fails. */
+static bool launch_ask(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
+                       struct cox_launched *ret_launched)
+{
+    const int server_fd = plan->fork_server_fds ? plan->fork_server_fds[rank] : -1;
+    if (server_fd < 0)
+        return false;
+    const struct cox_fork_request request = {
+        .server_fd = server_fd,
+        .rank = rank,
+        .environment = launch->envp.items,
+        .stream_fds = {launch->streams[0].write_fd, launch->streams[1].write_fd},
+        .fds = launch->fds,
+        .fd_count = launch->fd_count,
+    };
+    struct cox_error err = {0};
+    pid_t pid;
+    int pidfd;
+    int r = cox_fork_server_ask(&request, &pid, &pidfd, &err);
+    if (r) {
+        cox_log_write(&plan->log, 4,
+                      "rank %u: no process of the fork server: %s; its program is executed", rank,
+                      err.text);
+        return false;
+    }
+    /* relaxed: for launch_kill, as the kernel stores it. */
+    atomic_store_explicit(&ret_launched->pidfd, pidfd, memory_order_relaxed);
+    launch_done(launch, pid, ret_launched);
+    return true;
+}
+
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
                const struct cox_launch_incarnation *incarnation, struct cox_launched *ret_launched,
                struct cox_error *err)
@@ -491,6 +532,8 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
         return cox_fail(
             err, r, "rank %u: preparing its process: %s%s", rank, cox_status_text(r),
             r == -EMFILE ? " (raise ulimit -n: a rank needs 3, and 5 more while it starts)" : "");
+    if (launch_ask(&launch, plan, rank, ret_launched))
+        return 0;
     pid_t pid = launch_fork(&ret_launched->pidfd);
     if (pid < 0) {
         r = -errno;
@@ -509,9 +552,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
     struct launch_report report;
     r = launch_hear(launch.report.read_fd, &report);
     if (r == 0) {
-        ret_launched->pid = pid;
-        ret_launched->stream_fds[0] = cox_steal_fd(&launch.streams[0].read_fd);
-        ret_launched->stream_fds[1] = cox_steal_fd(&launch.streams[1].read_fd);
+        launch_done(&launch, pid, ret_launched);
         return 0;
     }
     /* relaxed: stored on behalf of this thread. */

@@ -1,9 +1,10 @@
 /*
- * launch: one worker process: finds its program, prepares its environment, forks and executes it.
+ * launch: one worker process: finds its program, prepares its environment, forks and executes it,
+ *   or has a fork server fork it (fork_server.h).
  *
  * Threads: a plan may be read on any thread once it is made. cox_launch runs on the thread that
  *   lives as long as the worker, with all signals blocked: the worker is killed when that thread
- *   ends (PDEATHSIG).
+ *   ends (PDEATHSIG); one of a fork server when the main thread ends.
  * Ownership: a plan owns copies of everything. The result of cox_launch is the caller's.
  * Blocks: cox_launch until the program was executed or could not be; without a limit if the new
  *   process is stopped before that. Another thread can end it through the pidfd (struct
@@ -50,6 +51,9 @@ struct cox_launch_plan {
     uint32_t local_first, local_count;
     /* of each rank, borrowed; NULL: none */
     const int *notify_fds;
+    /* of each rank, borrowed, -1: none; NULL: none at all */
+    const int *fork_server_fds;
+    struct cox_log log;
 };
 
 struct cox_launched {
@@ -78,8 +82,9 @@ struct cox_launch_incarnation {
 int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
                          struct cox_error *err);
 void cox_launch_plan_deinit(struct cox_launch_plan *plan);
-/* Starts one worker. Returns 0; COX_EXEC_FAILED: err names command, rank and reason; -errno. On
- * failure nothing is left except the pidfd. */
+/* Starts one worker. Where its fork server does not make it, this is logged, and the program is
+ * executed. Returns 0; COX_EXEC_FAILED: err names command, rank and reason; -errno. On failure
+ * nothing is left except the pidfd. */
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
                const struct cox_launch_incarnation *incarnation, struct cox_launched *ret_launched,
                struct cox_error *err);

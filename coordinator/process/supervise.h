@@ -90,6 +90,9 @@ struct cox_supervise_options {
     /* rank_count eventfds, which the workers inherit (COXSWAIN_NOTIFY_FD); borrowed until free;
      * NULL: none */
     const int *notify_fds;
+    /* rank_count sockets of fork servers, -1: none; borrowed until free; NULL: none at all
+     * (fork_server.h) */
+    const int *fork_server_fds;
     /* deadline for the execution of every worker; 0: none */
     uint64_t deadline_ns;
     struct cox_supervise_hooks hooks;

@@ -494,6 +494,12 @@ class Group:
         self._sequence = ffi.new("uint64_t *")
         self._submit_error = new_error()
 
+    def _fork_from(self, fds: list[int]) -> None:
+        """Before start: the sockets of fork servers, one for each rank (_fork_server.py), -1: none.
+        They are borrowed until the group has ended."""
+        self._options.append(ffi.new("int[]", fds))
+        self._options[0].fork_server_fds = self._options[-1]
+
     # ---- life ----
 
     def start(self) -> Group:

@@ -35,6 +35,7 @@ from vllm.v1.executor import abstract
 
 from . import (
     _launch,
+    _vllm_fork,
     _vllm_interface as interface,
     _vllm_plugin,
     _vllm_spares,
@@ -89,6 +90,8 @@ class Options:
     #: with "restart": processes that stand by for an incident: "none"; "hot": they have loaded the
     #: model
     spares: str = "none"
+    #: ranks are forked from a process that has imported vLLM, where that is safe; not with nodes
+    fork_server: bool = True
     #: "a:2,b:2": the ranks are on these machines, where
     #: `coxswain node --name NAME --node a --stay ... -- python3 -m coxswain.vllm_worker` runs
     nodes: str | None = None
@@ -147,7 +150,7 @@ class Options:
         if options.spares != "none" and options.on_death != "restart":
             raise Invalid(f"spares {options.spares!r} goes together with on_death 'restart' only")
         options.incidents, options.window = int(options.incidents), float(options.window)
-        for flag in ("insecure_loopback", "tell_clients"):
+        for flag in ("insecure_loopback", "tell_clients", "fork_server"):
             setattr(options, flag, getattr(options, flag) in (True, "1", "true"))
         if options.nodes and not (options.name and options.cluster and options.master):
             raise Invalid("with nodes the group needs a name, a cluster and a master")
@@ -190,6 +193,7 @@ class Ranks:
         #: of the group; None: not started yet
         self.name = None if standby else name
         self._warm_up = warm_up
+        self._fork_servers = executor._fork_servers
         # their priority
         self._low = warm_up is not None
         self._priority_lock = threading.Lock()
@@ -219,9 +223,11 @@ class Ranks:
         self._standby = standby
 
     def start(self) -> None:
-        """Starts the processes, which import vLLM. Idempotent."""
+        """Starts the processes, which have vLLM imported. Idempotent."""
         if self._started:
             return
+        if self._fork_servers:
+            self.group._fork_from(self._fork_servers.fds())
         self.group.start()
         self._started = True
         self._set_priority()
@@ -333,19 +339,16 @@ class Ranks:
         _unlink(glob.glob(f"/dev/shm/{self._stem}*"))
 
 
-def _command(config: VllmConfig) -> list[str]:
+def _command(environments: list[dict[str, str]]) -> list[str]:
     """The program of the ranks, with the environment of each: OpenMP reads it when it is loaded,
     and vLLM has it loaded before anything else."""
-    if set_environment := interface.optional("set_worker_environment"):
-        local = max(1, config.parallel_config.data_parallel_size_local)
-        set_environment(config.parallel_config.world_size * local)
     return [
         sys.executable,
         "-I",
         "-S",
         "-c",
         _WITH_ENVIRONMENT,
-        json.dumps(_environments(config)),
+        json.dumps(environments),
         *_launch.command_of(vllm_worker.main),
     ]
 
@@ -597,7 +600,14 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         self._in_flight: collections.deque[Reply] = collections.deque()
         # Of this moment: vLLM changes it, and repeats these changes in ranks by calls.
         self._pickled_config = pickle.dumps(self.vllm_config)
-        self._command = _command(self.vllm_config)
+        if set_environment := interface.optional("set_worker_environment"):
+            local = max(1, self.parallel_config.data_parallel_size_local)
+            set_environment(self.world_size * local)
+        environments = _environments(self.vllm_config)
+        self._fork_servers = None
+        if self._options.fork_server and not self._options.nodes:
+            self._fork_servers = _vllm_fork.ForkServers(self.vllm_config, environments)
+        self._command = _command(environments)
         self._survivor: _vllm_survive.Survivor | None = None
         if self._options.on_death == "restart":
             interface.check(names=interface.SURVIVAL)
@@ -799,6 +809,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             self._survivor.spares.stop()
         # A rank that owes a reply may hang; so may one whose peer is dead.
         ranks.stop(kill=self._failure is not None or bool(self._in_flight))
+        if self._fork_servers:
+            self._fork_servers.stop()
 
 
 def _check_parallel(parallel: Any) -> None:

@@ -21,6 +21,7 @@ import traceback
 from functools import partial
 from multiprocessing import resource_tracker, shared_memory
 from typing import Any
+from collections.abc import Sequence
 
 from ._errors import Closed
 from ._worker import Request, Worker, _explain
@@ -265,6 +266,23 @@ def _made_names() -> list[str]:
     resource_tracker.register = registered  # type: ignore[assignment]
     shared_memory.SharedMemory.unlink = unlinked  # type: ignore[method-assign]
     return made
+
+
+def forked(
+    environments: Sequence[dict[str, str]] = (), processors: Sequence[int | None] = ()
+) -> None:
+    """The program of a rank that a fork server has forked. environments: what each rank's has
+    beside the server's, where OpenMP has read the latter; it has no threads yet. processors: to
+    which it binds the only thread of each, None: it does not."""
+    if environments:
+        import torch
+
+        rank = int(os.environ["COXSWAIN_RANK"])
+        os.environ.update(environments[rank])
+        if (processor := processors[rank]) is not None:
+            os.sched_setaffinity(0, {processor})
+            torch.set_num_threads(1)
+    main()
 
 
 def _terminate(*_: object) -> None:

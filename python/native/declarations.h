@@ -113,6 +113,7 @@ struct cox_executor_options {
     const char *const *command;
     bool no_flags;
     const int32_t *devices;
+    const int *fork_server_fds;
     uint32_t depth;
     int spin;
     int attach;

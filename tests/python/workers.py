@@ -290,3 +290,63 @@ def kv_errors():
         return json.dumps(found).encode()
 
     worker.serve()
+
+
+def look():
+    """Replies, as JSON, with what a new process has of its own."""
+    import ctypes
+    import multiprocessing
+    import random
+
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_char_p
+
+    def variable(name):
+        return (libc.getenv(name.encode()) or b"").decode()
+
+    signals = {}
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith(("SigBlk", "SigIgn", "SigCgt")):
+                # without the two that the C library has for itself
+                signals[line[:6]] = hex(int(line.split()[1], 16) & ~(3 << 31))
+    fds = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            fds[int(fd)] = os.readlink("/proc/self/fd/" + fd).split(":")[0]
+        except OSError:
+            pass  # that of the listing
+    seen = {
+        "argv": sys.argv,
+        "fds": fds,
+        "signals": signals,
+        "handler": repr(signal.getsignal(signal.SIGINT)),
+        "streams": [
+            (stream.fileno(), getattr(stream, "line_buffering", None))
+            for stream in (sys.stdin, sys.stdout, sys.stderr)
+        ],
+        "environment": {**os.environ, "COXSWAIN_SOCKET": "", "COXSWAIN_DOOR": ""},
+        "in C": {name: variable(name) for name in ("COXSWAIN_RANK", "LOOKED", "GONE")},
+        "folder": os.getcwd(),
+        "parent": os.getppid(),
+        "leads": os.getpgid(0) == os.getpid(),
+        "process": multiprocessing.current_process().name,
+        "child of multiprocessing": multiprocessing.parent_process() is not None,
+        "method": multiprocessing.get_start_method(allow_none=True),
+        "threads": len(os.listdir("/proc/self/task")),
+    }
+    own = {"pid": os.getpid(), "random": random.random(), "key": None}
+    own["key"] = bytes(multiprocessing.current_process().authkey).hex()
+    print("looked")
+    coxswain.serve(lambda _: json.dumps([seen, own]).encode())
+
+
+def leave():
+    """Ends with a status at the first request, and a line at the end of the interpreter."""
+    import atexit
+
+    atexit.register(print, "at the end")
+    worker = coxswain.Worker().attach()
+    worker.next()
+    print("without a flush")
+    sys.exit(7)

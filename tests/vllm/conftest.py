@@ -89,9 +89,12 @@ def ranks_of(engine):
         try:
             parent = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[1]
             environ = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+            title = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue  # it has ended
-        if int(parent) == engine and b"COXSWAIN_RANK=" in environ:
+        # One that a fork server has forked has its title alone.
+        forked = title.startswith((b"coxswain rank", b"VLLM::Worker"))
+        if int(parent) == engine and (forked or b"COXSWAIN_RANK=" in environ):
             found.add(pid)
     return found
 
