@@ -137,9 +137,13 @@ static void a_long_spin_is_followed_by_a_long_rest(void **state)
     const uint64_t slice_ns = 3 * COX_NSEC_PER_MSEC;
     struct cox_spinner spinner = {.budget_ns = COX_SPIN_AUTO_NS};
     (void)state;
-    assert_int_equal(rest_of(&spinner, COX_SPIN_LONG_NS), COX_SPIN_LONG_NS);
+    const uint64_t short_ns = COX_SPIN_AUTO_NS + COX_SPIN_LONG_NS;
+    assert_int_equal(rest_of(&spinner, short_ns), short_ns);
     assert_int_equal(rest_of(&spinner, slice_ns), slice_ns << COX_SPIN_LONG_DOUBLINGS);
     assert_int_equal(rest_of(&spinner, slice_ns), slice_ns << (COX_SPIN_LONG_DOUBLINGS + 1));
+    /* Beyond the budget: not the budget itself. */
+    spinner = (struct cox_spinner){.budget_ns = COX_SPIN_MAX_NS};
+    assert_int_equal(rest_of(&spinner, COX_SPIN_MAX_NS + 1), COX_SPIN_MAX_NS + 1);
     /* A process that was stopped for a day rests no longer than others. */
     assert_int_equal(rest_of(&spinner, 86400 * COX_NSEC_PER_SEC), COX_SPIN_REST_MAX_NS);
 }
