@@ -23,9 +23,9 @@
  *
  * Spins in vain make a waiter rest: for a time its waits block at once. The rest is the length of
  * the spin, doubled with every further spin in vain, up to 2^COX_SPIN_DOUBLINGS times. So the time
- * spent in vain is soon a thousandth, however long a yield takes. A spin that exceeded its budget by
- * COX_SPIN_LONG_NS begins with a rest of 2^COX_SPIN_LONG_DOUBLINGS times: it has given a slice to
- * another program, and a thread that blocks and is woken interrupts that program instead. A
+ * spent in vain is soon a thousandth, however long a yield takes. A spin that exceeded its budget
+ * by COX_SPIN_LONG_NS begins with a rest of 2^COX_SPIN_LONG_DOUBLINGS times: it has given a slice
+ * to another program, and a thread that blocks and is woken interrupts that program instead. A
  * successful spin begins anew. Rests are counted in time, not in waits: where short and long
  * waits alternate, the rest after a long wait in vain is over before the long wait is.
  *
