@@ -95,7 +95,7 @@ static void what_comes_after_the_budget_is_found_and_makes_a_waiter_rest(void **
     assert_true(wait_once(&spinner, &l, COX_SPIN_LOOKS + 1));
     assert_int_equal(spinner.found, 1);
     assert_true(spinner.rest_until_ns > 0);
-    assert_int_equal(spinner.vain, 1);
+    assert_true(spinner.vain > 0); /* more than 1 if the yield took long */
 }
 
 static void a_waiter_that_rests_blocks_at_once(void **state)
