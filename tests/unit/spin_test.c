@@ -95,7 +95,7 @@ static void what_comes_after_the_budget_is_found_and_makes_a_waiter_rest(void **
     assert_true(wait_once(&spinner, &l, COX_SPIN_LOOKS + 1));
     assert_int_equal(spinner.found, 1);
     assert_true(spinner.rest_until_ns > 0);
-    assert_int_equal(spinner.vain, 1);
+    assert_true(spinner.vain > 0); /* more than 1 if the yield took long */
 }
 
 static void a_waiter_that_rests_blocks_at_once(void **state)
@@ -137,9 +137,13 @@ static void a_long_spin_is_followed_by_a_long_rest(void **state)
     const uint64_t slice_ns = 3 * COX_NSEC_PER_MSEC;
     struct cox_spinner spinner = {.budget_ns = COX_SPIN_AUTO_NS};
     (void)state;
-    assert_int_equal(rest_of(&spinner, COX_SPIN_LONG_NS), COX_SPIN_LONG_NS);
+    const uint64_t short_ns = COX_SPIN_AUTO_NS + COX_SPIN_LONG_NS;
+    assert_int_equal(rest_of(&spinner, short_ns), short_ns);
     assert_int_equal(rest_of(&spinner, slice_ns), slice_ns << COX_SPIN_LONG_DOUBLINGS);
     assert_int_equal(rest_of(&spinner, slice_ns), slice_ns << (COX_SPIN_LONG_DOUBLINGS + 1));
+    /* Beyond the budget: not the budget itself. */
+    spinner = (struct cox_spinner){.budget_ns = COX_SPIN_MAX_NS};
+    assert_int_equal(rest_of(&spinner, COX_SPIN_MAX_NS + 1), COX_SPIN_MAX_NS + 1);
     /* A process that was stopped for a day rests no longer than others. */
     assert_int_equal(rest_of(&spinner, 86400 * COX_NSEC_PER_SEC), COX_SPIN_REST_MAX_NS);
 }
