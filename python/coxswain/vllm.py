@@ -600,25 +600,25 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         self._in_flight: collections.deque[Reply] = collections.deque()
         # Of this moment: vLLM changes it, and repeats these changes in ranks by calls.
         self._pickled_config = pickle.dumps(self.vllm_config)
-        if set_environment := interface.optional("set_worker_environment"):
-            local = max(1, self.parallel_config.data_parallel_size_local)
-            set_environment(self.world_size * local)
-        environments = _environments(self.vllm_config)
-        self._fork_servers = None
-        if self._options.fork_server and not self._options.nodes:
-            self._fork_servers = _vllm_fork.ForkServers(self.vllm_config, environments)
-        self._command = _command(environments)
         self._survivor: _vllm_survive.Survivor | None = None
         if self._options.on_death == "restart":
             interface.check(names=interface.SURVIVAL)
             self._survivor = _vllm_survive.Survivor(self, self._options)
-        self._ranks = self._new_ranks(self._options.name)
+        if set_environment := interface.optional("set_worker_environment"):
+            local = max(1, self.parallel_config.data_parallel_size_local)
+            set_environment(self.world_size * local)
+        environments = _environments(self.vllm_config)
+        self._command = _command(environments)
+        self._fork_servers = None
+        self._ranks: Any = None
         try:
+            if self._options.fork_server and not self._options.nodes:
+                self._fork_servers = _vllm_fork.ForkServers(self.vllm_config, environments)
+            self._ranks = self._new_ranks(self._options.name)
             self._ranks.start()
             self._ranks.load()
         except BaseException:
-            self._ranks.stop(kill=True)  # one may hang, or wait for another
-            self.shutdown()
+            self._end(kill=True)  # a rank may hang, or wait for another
             raise
         if set_torch_threads := interface.optional("set_torch_threads"):
             set_torch_threads()  # this process only schedules
@@ -801,14 +801,16 @@ class Executor(abstract.Executor):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Ends the ranks. Idempotent."""
-        ranks = getattr(self, "_ranks", None)
-        if ranks is None:
-            return
+        if getattr(self, "_ranks", None):
+            # A rank that owes a reply may hang; so may one whose peer is dead.
+            self._end(kill=self._failure is not None or bool(self._in_flight))
+
+    def _end(self, kill: bool) -> None:
         self._stopping = True
         if self._survivor:
             self._survivor.spares.stop()
-        # A rank that owes a reply may hang; so may one whose peer is dead.
-        ranks.stop(kill=self._failure is not None or bool(self._in_flight))
+        if self._ranks:
+            self._ranks.stop(kill)
         if self._fork_servers:
             self._fork_servers.stop()
 
