@@ -80,7 +80,7 @@ cox_command_test(NAME multi/takeover LABEL multi TIER all TIMEOUT 300 PROCESSORS
 cox_command_test(NAME multi/signals LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/signals_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME sealed/commands LABEL sealed TIER all TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME sealed/commands LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
