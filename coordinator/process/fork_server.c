@@ -2,7 +2,6 @@
 
 #include "channel/base/fault.h"
 #include "channel/socket/socket.h"
-#include "launch.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -75,9 +74,9 @@ static int request_send(const struct cox_fork_request *request, int answer_fd, u
     int r = environment_fd(request->environment, &variables_fd);
     if (r)
         return r;
-    int fds[REQUEST_FD_COUNT + COX_LAUNCH_FD_COUNT_MAX] = {
+    int fds[REQUEST_FD_COUNT + COX_FORK_SERVER_FD_COUNT_MAX] = {
         answer_fd, folder_fd, variables_fd, request->stream_fds[0], request->stream_fds[1]};
-    COX_ASSERT(request->fd_count <= COX_LAUNCH_FD_COUNT_MAX);
+    COX_ASSERT(request->fd_count <= COX_FORK_SERVER_FD_COUNT_MAX);
     for (uint32_t i = 0; i < request->fd_count; i++)
         fds[REQUEST_FD_COUNT + i] = request->fds[i];
     const struct request_message message = {
@@ -102,8 +101,10 @@ static void orphan_reap(pid_t pid, bool kill)
         return;
     if (kill)
         syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
-    siginfo_t info = {0};
-    cox_launch_reap(pidfd, kill, &info);
+    siginfo_t info;
+    while (waitid(P_PIDFD, (id_t)pidfd, &info, kill ? WEXITED : WEXITED | WNOHANG) < 0 &&
+           errno == EINTR)
+        ;
     cox_fault_point(COX_FAULT_LAUNCH_UNDONE);
 }
 

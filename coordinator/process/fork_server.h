@@ -30,6 +30,9 @@
 
 #include <sys/types.h>
 
+/* Fds that a worker gets besides its standard ones, at most. */
+#define COX_FORK_SERVER_FD_COUNT_MAX 30
+
 struct cox_fork_request {
     /* a SOCK_SEQPACKET socket whose other end the server has */
     int server_fd;

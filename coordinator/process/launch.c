@@ -24,6 +24,9 @@
  */
 #define FD_FIRST 4
 
+_Static_assert(COX_LAUNCH_FD_COUNT_MAX <= COX_FORK_SERVER_FD_COUNT_MAX,
+               "a fork server hands over all that exec would");
+
 struct pipe {
     int read_fd;
     int write_fd;

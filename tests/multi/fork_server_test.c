@@ -1,6 +1,6 @@
 /* Workers of a fork server: children of the coordinator as if it had forked them, whatever becomes
  * of the server. The server of these tests is a child that forks twice and executes a shell in the
- * worker; it can be told to fail at each step. tests/python/test_fork_server.py has the real one. */
+ * worker; it can be told to fail at each step. python/test_fork_server.py has the real one. */
 #include "channel/base/fault.h"
 #include "channel/socket/socket.h"
 #include "coordinator/process/fork_server.h"

@@ -34,7 +34,7 @@ FOLDERS = {
     "worker/sequences": "channel/base channel/handle proto",
     "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
     "worker/loop": "channel/base channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
-    "coordinator/process": "channel/base",
+    "coordinator/process": "channel/base channel/socket",
     "coordinator/transport": "channel/base channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
     "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory channel/memory/domain proto coordinator/process "
