@@ -227,7 +227,7 @@ class Step:
 
 
 def choose_device(name: str | None, number: int) -> torch.device:
-    """"cpu", "cuda:N", or "cuda": the GPUs in turn. None: "cuda" if there is a GPU."""
+    """Of --device: "cuda" stands for the GPUs in turn; None for "cuda" if there is a GPU."""
     count = torch.cuda.device_count()
     name = name or ("cuda" if count else "cpu")
     if name == "cuda" and count:

@@ -26,6 +26,9 @@ from supervised import supervise  # noqa: E402
 
 PACK = ROOT / "build" / "gpu-pack"
 SUMS = ROOT / "models" / "sums"
+# In the build's folder.
+COMMAND, PACKAGE = "bin/coxswain", "python/coxswain/_native*.so"
+DOMAIN_TEST, STAND_IN = "tests/test_multi_domain_cuda", "lib/libfake_cuda.so"
 TOLERANCE = 1e-3  # of logits, which are float32 and up to about 10
 # The model of which steps are timed: small, so that launches and the channel weigh more than arithmetic.
 MODEL = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 512}
@@ -66,7 +69,7 @@ class Check:
         self.scale = options.minutes / 8
         self.end = time.monotonic() + options.minutes * 60 - 15
         self.out.mkdir(parents=True, exist_ok=True)
-        self.log = open(self.out / "log.txt", "w", encoding="utf-8")
+        self.log = open(self.out / "log.txt", "w", encoding="utf-8", buffering=1)
         self.rows, self.texts, self.records = [], {}, {}
         self.until = self.end
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="coxswain-gpu-"))
@@ -99,8 +102,6 @@ class Check:
         self.rows.append((name, result, taken, detail))
         print(f"    {result}, {taken:.1f} s: {detail}", flush=True)
         self.log.write(f"---- {result}, {taken:.1f} s: {detail}\n")
-        self.log.flush()
-        return result == "passed"
 
     def left(self):
         if time.monotonic() >= self.until:
@@ -157,11 +158,17 @@ class Check:
                          "sh tools/gpu-check pack")
         if site.exists():
             sys.path.append(str(site))
-            self.environment["PYTHONPATH"] = str(site)
+            self.add_path(site)
+
+    def add_path(self, folder):
+        """Python of later commands finds packages there, too."""
+        before = self.environment.get("PYTHONPATH")
+        self.environment["PYTHONPATH"] = f"{folder}:{before}" if before else str(folder)
 
     def compile(self):
         self.add_wheels()
         if self.build:
+            self.check_built()
             return f"as it is in {self.build}"
         self.build = self.out / "build"
         options = ["COX_BUILD_TESTS=ON", "COX_BUILD_PYTHON=ON", "COX_BUILD_MAN=OFF", "COX_NODES=OFF",
@@ -179,22 +186,34 @@ class Check:
             if has_headers.strip() != "True":
                 options.append(f"COX_PYTHON_INCLUDE={PACK}/include/python")
                 packages += ", with its Python.h"
-        generator = "Ninja" if shutil.which("ninja") else "Unix Makefiles"
+        ninja = shutil.which("ninja")
+        generator = "Ninja" if ninja else "Unix Makefiles"
         jobs = len(os.sched_getaffinity(0))
         shutil.rmtree(self.build, ignore_errors=True)
         self.run(["cmake", "-S", ROOT, "-B", self.build, "-G", generator, *(f"-D{option}" for option in options)])
-        self.run(["cmake", "--build", self.build, "-j", jobs, "--target", "coxswain", "coxswain_python",
-                  "test_multi_domain_cuda", "fake_cuda"])
+        # A program that cannot be built leaves the others.
+        _, output = self.run(["cmake", "--build", self.build, "-j", jobs, "--target", "coxswain", "coxswain_python",
+                              "test_multi_domain_cuda", "fake_cuda", "--", *(["-k", "0"] if ninja else ["-k"])],
+                             statuses=range(256))
+        self.check_built(last_lines("\n".join(re.findall(r".*error: .*", output))))
         return f"{packages}, {generator}, {jobs} jobs"
 
-    def bin(self, name):
-        return self.build / "bin" / name
+    def built(self, name):
+        return self.build is not None and any(self.build.glob(name))
+
+    def check_built(self, why=""):
+        self.add_path(self.build / "python")
+        missing = [name for name in (COMMAND, PACKAGE, DOMAIN_TEST, STAND_IN) if not self.built(name)]
+        if missing:
+            raise Failed(f"{self.build} has no {', '.join(missing)}{why and ': '}{why}")
 
     # ---- the CUDA domain ----
 
     def domain_test(self, library, *arguments):
         """The names of the tests that passed; and of those that failed, with the reason."""
-        status, output = self.run([self.build / "tests" / "test_multi_domain_cuda", library, *arguments],
+        if not self.built(DOMAIN_TEST):
+            raise Skipped("it was not built")
+        status, output = self.run([self.build / DOMAIN_TEST, library, *arguments],
                                   statuses=range(-64, 256), CMOCKA_MESSAGE_OUTPUT="TAP")
         if status == 77:
             raise NoDevice(last_lines(output, 1).removeprefix("skipped: "))
@@ -214,20 +233,19 @@ class Check:
         return count
 
     def stand_in(self):
-        return self.domain_row(lambda name: True, self.build / "lib" / "libfake_cuda.so", "stand-in") + ", no driver"
+        return self.domain_row(lambda name: True, self.build / STAND_IN, "stand-in") + ", no driver"
 
     # ---- the PyTorch worker ----
 
     def need_torch(self, device):
         if not importlib.util.find_spec("torch"):
             raise Skipped(f"{sys.executable} has no torch; $PYTHON names another Python")
-        if not self.bin("coxswain").exists() or not glob.glob(str(self.build / "python/coxswain/_native*.so")):
-            raise Skipped("the build failed")
+        if not self.built(COMMAND) or not self.built(PACKAGE):
+            raise Skipped("it was not built")
         import torch
         if device != "cpu" and not torch.cuda.is_available():
             raise NoDevice(f"torch {torch.__version__} sees no GPU")
-        path = [str(self.build / "python"), self.environment.get("PYTHONPATH", "")]
-        return torch, {"PYTHONPATH": ":".join(filter(None, path))}
+        return torch
 
     def options_of(self, device, ranks):
         # Rank by rank on the same GPU: NCCL would refuse that; ranks gather through shared memory.
@@ -242,13 +260,13 @@ class Check:
 
     def generate(self, device, ranks):
         """Texts of the shipped model, then one long text of a random one, whose steps are recorded."""
-        torch, python = self.need_torch(device)
+        torch = self.need_torch(device)
         group = self.options_of(device, ranks)
-        _, text = self.run([self.bin("coxswain"), "generate", "--quiet", *group, "--model", SUMS, "-"],
-                           stdin="\n".join(SUM_PROMPTS[:64]) + "\n", **python)
+        _, text = self.run([self.build / COMMAND, "generate", "--quiet", *group, "--model", SUMS, "-"],
+                           stdin="\n".join(SUM_PROMPTS[:64]) + "\n")
         path = self.scratch / f"{device}-{ranks}.pt"
-        _, tokens = self.run([self.bin("coxswain"), "generate", "--quiet", *group, "--model", self.make_model(),
-                              "--tokens", "--max-tokens", TOKENS, PROMPT], COX_GPU_RECORD=str(path), **python)
+        _, tokens = self.run([self.build / COMMAND, "generate", "--quiet", *group, "--model", self.make_model(),
+                              "--tokens", "--max-tokens", TOKENS, PROMPT], COX_GPU_RECORD=str(path))
         self.texts[device, ranks] = text
         steps = torch.load(path)
         tokens = [int(token) for token in tokens.split()][-TOKENS:]
@@ -282,18 +300,17 @@ class Check:
 
     def replace(self, device):
         """Kills a rank with kill -9 under prompts, whose texts stay right."""
-        _, python = self.need_torch(device)
+        self.need_torch(device)
         if ("cpu", 1) not in self.texts:
             raise Skipped("there is nothing to compare with")
         name = f"gpu-check-{os.getpid()}"
-        command = [str(word) for word in (self.bin("coxswain"), "run", "--name", name, *self.options_of(device, 2),
+        command = [str(word) for word in (self.build / COMMAND, "run", "--name", name, *self.options_of(device, 2),
                                           "--model", SUMS, "--on-death", "restart")]
         self.log.write(f"$ {' '.join(command)}\n")
-        environment = {**self.environment, **python}
         prompts = "\n".join(SUM_PROMPTS) + "\n"
         # Its own output goes to the log; lines "rank N pid P" are for us.
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment,
-                              cwd=ROOT) as group:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True,
+                              env=self.environment, cwd=ROOT) as group:
             watchdog = threading.Timer(self.left(), group.kill)
             watchdog.start()
             try:
@@ -317,7 +334,7 @@ class Check:
                     group.kill()
 
     def kill_one(self, name, pids, prompts):
-        generate = [self.bin("coxswain"), "generate", "--quiet", "--name", name, "--one-at-a-time"]
+        generate = [self.build / COMMAND, "generate", "--quiet", "--name", name, "--one-at-a-time"]
         _, expected = self.run([*generate, "-"], stdin=prompts)
         if not expected.startswith(self.texts["cpu", 1].splitlines()[0]):
             raise Failed("the text is wrong before the death")
@@ -346,7 +363,7 @@ class Check:
 
     def state(self, name):
         # 4: a rank is dead, or being replaced.
-        _, text = self.run([self.bin("coxswain"), "status", "--json", "--name", name], statuses=(0, 4))
+        _, text = self.run([self.build / COMMAND, "status", "--json", "--name", name], statuses=(0, 4))
         ranks = json.loads(text)["ranks"]
         return {"restarts": [rank["restarts"] for rank in ranks],
                 "sequence": min(rank["channels"]["execute"]["sequence"] for rank in ranks)}
@@ -397,16 +414,16 @@ class Check:
         machine = self.machine()
         print("\n".join(machine), flush=True)
         try:
-            if self.step("build", 200, self.compile):
-                self.step("CUDA domain, stand-in for the driver", 30, self.stand_in)
-                for name, among in (("one process", False), ("two processes", True)):
-                    self.step(f"device memory, {name}", 60, self.domain_row,
-                              lambda test, among=among: (test in BETWEEN_PROCESSES) == among, "libcuda.so.1")
-                for device in "cpu", "cuda:0":
-                    for ranks in 1, 2:
-                        self.step(f"PyTorch worker, {device}, {ranks} rank{'s' * (ranks > 1)}", 90, self.generate,
-                                  device, ranks)
-                    self.step(f"a rank killed and replaced, {device}", 90, self.replace, device)
+            self.step("build", 200, self.compile)
+            self.step("CUDA domain, stand-in for the driver", 30, self.stand_in)
+            for name, among in (("one process", False), ("two processes", True)):
+                self.step(f"device memory, {name}", 60, self.domain_row,
+                          lambda test, among=among: (test in BETWEEN_PROCESSES) == among, "libcuda.so.1")
+            for device in "cpu", "cuda:0":
+                for ranks in 1, 2:
+                    self.step(f"PyTorch worker, {device}, {ranks} rank{'s' * (ranks > 1)}", 90, self.generate,
+                              device, ranks)
+                self.step(f"a rank killed and replaced, {device}", 90, self.replace, device)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
             status = self.write(machine)

@@ -4,7 +4,6 @@ import os
 import time
 
 import torch
-
 from coxswain import torch_worker
 
 steps = []
