@@ -1,4 +1,4 @@
-"""`sh tools/gpu-check` over a build that is there: what needs no device is right, a failure is said.
+"""`sh tools/gpu-check` over a build: what needs no device is right, and a failure is said.
 
 Usage: gpu_check.py BUILD OUT. Exit status 77 where no Python here has torch.
 """

@@ -41,7 +41,8 @@ static struct cuda_memory *cuda_of(struct cox_domain_memory *memory)
     return (struct cuda_memory *)memory;
 }
 
-/* code: returned unless the result has a better one. */
+/* code: returned unless the result has a better one. COX_CORRUPT also where the driver calls the
+ * import "not supported", as some do a size too large: find_devices has checked that imports are. */
 static int fail_as(const struct cuda_memory *memory, cox_cuda_result result, int code,
                    const char *what, struct cox_error *err)
 {
@@ -151,14 +152,6 @@ static int set_access(const struct cuda_memory *memory, bool writable)
     return memory->cuda->driver.set_access(memory->base, memory->rounded, &access, 1);
 }
 
-/* Devices can import and map, as find_devices has checked. So a driver that does either not support
- * has got a wrong fd or size, and there are drivers that call a size too large so: COX_CORRUPT. */
-static int fail_import(const struct cuda_memory *memory, cox_cuda_result result, const char *what,
-                       struct cox_error *err)
-{
-    return fail_as(memory, result, COX_CORRUPT, what, err);
-}
-
 /* With the context current. The mapping keeps the allocation alive; on failure destroy undoes what
  * was done. */
 static int cuda_map(struct cuda_memory *memory, cox_cuda_allocation allocation, bool writable,
@@ -172,8 +165,8 @@ static int cuda_map(struct cuda_memory *memory, cox_cuda_allocation allocation, 
     memory->base = base;
     result = driver->map(base, memory->rounded, 0, allocation, 0);
     if (result)
-        return fail_import(memory, result, "mapping memory, perhaps smaller than it is said to be",
-                           err);
+        return fail_as(memory, result, COX_CORRUPT,
+                       "mapping memory, perhaps smaller than it is said to be", err);
     memory->mapped = true;
     result = set_access(memory, writable);
     /* Some devices have no read-only mappings; the copy functions then refuse to write. */
@@ -277,7 +270,7 @@ static int cuda_attach(void *context, uint32_t device, int fd, uint64_t size, bo
     cox_cuda_result result =
         driver->import_fd(&allocation, (void *)(intptr_t)memory->fd, COX_CUDA_HANDLE_FD);
     if (result) {
-        r = fail_import(memory, result, "importing memory from an fd", err);
+        r = fail_as(memory, result, COX_CORRUPT, "importing memory from an fd", err);
     } else {
         r = cuda_map(memory, allocation, writable, err);
         driver->release(allocation);
