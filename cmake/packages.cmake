@@ -68,7 +68,7 @@ endif()
 
 if(COX_BUILD_PYTHON)
     execute_process(COMMAND ${COX_PYTHON} -c "import cffi, os, sysconfig
-assert os.path.exists(sysconfig.get_path('include') + '/Python.h')"
+assert os.path.exists(('${COX_PYTHON_INCLUDE}' or sysconfig.get_path('include')) + '/Python.h')"
         OUTPUT_QUIET ERROR_QUIET RESULT_VARIABLE result)
     if(result)
         cox_package("cffi or Python.h for ${COX_PYTHON}" "python3-cffi python3-dev")

@@ -5,8 +5,8 @@
 
 It is short so that you can copy it, and put your own model in the place of `Model`. A `Batch` says
 what to compute, `RankGroup` gathers the parts of all ranks, and the coordinator replaces a rank
-that dies. Each rank loads its own part of DIR, a folder of Hugging Face (torch_checkpoint.py), on a
-GPU if there is one.
+that dies. Each rank loads its own part of DIR, a folder of Hugging Face (torch_checkpoint.py), on
+--device: a GPU if there is one.
 """
 
 # torch may be missing, and declares no types for some of its functions.
@@ -226,6 +226,19 @@ class Step:
             )
 
 
+def choose_device(name: str | None, number: int) -> torch.device:
+    """Of --device: "cuda" stands for the GPUs in turn; None for "cuda" if there is a GPU."""
+    count = torch.cuda.device_count()
+    name = name or ("cuda" if count else "cpu")
+    if name == "cuda" and count:
+        name = f"cuda:{number % count}"
+    if name not in ("cpu", *(f"cuda:{i}" for i in range(count))):
+        raise coxswain.Invalid(
+            f"--device {name}: expected cpu, cuda or cuda:N; torch sees {count} GPUs"
+        )
+    return torch.device(name)
+
+
 class Engine:
     """What this rank serves: the handlers of its worker."""
 
@@ -286,9 +299,7 @@ class Engine:
         if self.loaded:
             self.loaded = None
             del self.model, self.cache, self.swap
-        device = torch.device("cpu")
-        if torch.cuda.is_available():
-            device = torch.device("cuda", self.worker.device % torch.cuda.device_count())
+        device = choose_device(self.options.device, self.worker.device)
         self.model = Model(
             folder,
             self.worker.rank,
@@ -385,6 +396,11 @@ def main() -> None:
         choices=("float32", "bfloat16", "float16"),
         default="float32",
         help="of weights and KV cache (default float32)",
+    )
+    parser.add_argument(
+        "--device",
+        help="cpu; cuda: rank R computes on GPU R, modulo their number; cuda:N: all ranks on GPU N "
+        "(default: cuda if torch sees a GPU, else cpu)",
     )
     parser.parse_known_args()  # --help is for everybody, all else for a rank
     try:

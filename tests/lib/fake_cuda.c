@@ -292,8 +292,10 @@ FAKE(cuMemMap, cox_cuda_pointer pointer, size_t size, size_t offset, cox_cuda_al
     struct place *place = place_of(pointer, size);
     struct stat st;
     if (!place || place->size != size || place->mapped || offset || flags ||
-        fstat((int)allocation, &st) < 0 || (uint64_t)st.st_size < size)
+        fstat((int)allocation, &st) < 0)
         return INVALID_VALUE;
+    if ((uint64_t)st.st_size < size)
+        return COX_CUDA_NOT_SUPPORTED; /* as a driver on an H200 was seen to call it */
     if (mmap(place->base, size, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)allocation, 0) ==
         MAP_FAILED)
         return COX_CUDA_OUT_OF_MEMORY;

@@ -707,8 +707,20 @@ static void h28_stand_in_results_become_codes_of_ours(void **state)
     err = (struct cox_error){0};
     assert_int_equal(failing("cuMemCreate", 719, &err), -EIO);
     assert_true(strstr(err.text, "719") && strstr(err.text, "device 0"));
-    /* A device without memory for reading alone. */
     struct cox_domain_memory *memory = created(cuda_id, SIZE), *reader;
+    /* The device can do both: what is not supported is what the other process has sent. */
+    static const char *const imports[] = {"cuMemImportFromShareableHandle", "cuMemMap"};
+    for (size_t i = 0; i < sizeof imports / sizeof imports[0]; i++) {
+        fake->calls = 0;
+        fake->fail_name = imports[i];
+        fake->fail_call = 1;
+        fake->fail_result = 801;
+        err = (struct cox_error){0};
+        assert_int_equal(attach(cuda_id, memory->fd, SIZE, true, &reader, &err), COX_CORRUPT);
+        assert_true(strstr(err.text, "801"));
+        fake->fail_call = 0;
+    }
+    /* A device without memory for reading alone. */
     fake->calls = 0;
     fake->fail_name = "cuMemSetAccess";
     fake->fail_call = 1;

@@ -18,4 +18,8 @@ if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
                         "COX_PYTHON=${COX_PYTHON}"
             COMMAND ${COX_PYTHON} -m pytest -q -p no:cacheprovider ${path})
     endforeach()
+    # The command that tries a machine with a GPU, as far as it goes here. It has a CUDA domain to test and a torch to find.
+    cox_command_test(NAME python/gpu_check LABEL python TIER nightly TIMEOUT 1000 PROCESSORS 2
+        COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/gpu_check.py
+                ${PROJECT_BINARY_DIR} ${CMAKE_CURRENT_BINARY_DIR}/gpu_check)
 endif()

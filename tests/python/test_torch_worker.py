@@ -279,6 +279,9 @@ def test_errors_in_words(folder):
         in failure("--model", model)
     )
     assert "0 KV blocks of 16 positions" in failure("--model", SUMS, "--init", "block_count=0")
+    for device in "cuda:97", "tpu":
+        rank = (*WORKER[1:2], f"{WORKER[2]} --device {device}")
+        assert f"--device {device}: expected cpu, cuda or cuda:N" in failure(*rank, "--model", SUMS)
 
 
 def worker(*arguments):

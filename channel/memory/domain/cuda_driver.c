@@ -67,7 +67,7 @@ int cox_cuda_fail(const struct cox_cuda_driver *driver, cox_cuda_result result, 
         code = COX_NO_SPACE;
     else if (result == COX_CUDA_NOT_PERMITTED)
         code = COX_DENIED;
-    else if (result == COX_CUDA_NOT_SUPPORTED)
+    else if (result == COX_CUDA_NOT_SUPPORTED && code == -EIO)
         code = COX_UNSUPPORTED;
     return cox_fail(err, code, "%s: %s (%d): %s", what, name, result, text);
 }

@@ -119,8 +119,8 @@ int cox_cuda_driver_open(struct cox_cuda_driver *driver, const char *library,
                          struct cox_error *err);
 void cox_cuda_driver_close(struct cox_cuda_driver *driver); /* idempotent */
 
-/* Fills err with the attempted step and the result. Returns COX_NO_SPACE, COX_DENIED or
- * COX_UNSUPPORTED if the result means that, else code. */
+/* Fills err with the attempted step and the result. Returns COX_NO_SPACE or COX_DENIED if the
+ * result means that, COX_UNSUPPORTED if it means that and code is -EIO, else code. */
 int cox_cuda_fail(const struct cox_cuda_driver *driver, cox_cuda_result result, int code,
                   const char *what, struct cox_error *err);
 

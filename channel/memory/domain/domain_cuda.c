@@ -41,7 +41,8 @@ static struct cuda_memory *cuda_of(struct cox_domain_memory *memory)
     return (struct cuda_memory *)memory;
 }
 
-/* code: returned unless the result has a better one. */
+/* code: returned unless the result has a better one. COX_CORRUPT also where the driver calls the
+ * import "not supported", as some do a size too large: find_devices has checked that imports are. */
 static int fail_as(const struct cuda_memory *memory, cox_cuda_result result, int code,
                    const char *what, struct cox_error *err)
 {
