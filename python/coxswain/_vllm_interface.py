@@ -97,7 +97,7 @@ SURVIVAL = (
     "vllm.v1.worker.gpu_input_batch:CachedRequestState.generator",
     *_members("vllm.v1.worker.gpu_input_batch:InputBatch", "generators req_ids"),
     f"{_RUNNER}._update_states(_)",
-    *_members(_RUNNER, "requests input_batch max_num_reqs num_prompt_logprobs"),
+    *_members(_RUNNER, "requests input_batch num_prompt_logprobs"),
     *_members("vllm.v1.kv_cache_interface:KVCacheConfig", "kv_cache_groups"),
 )
 

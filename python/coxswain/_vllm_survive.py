@@ -31,6 +31,8 @@ logger = init_logger("vllm.coxswain")
 
 # For one call of a replacement; a rank that hangs in it is lost too.
 _CALL_SECONDS = 600.0
+# Requests that ranks get to know in one call.
+_AT_A_TIME = 16
 # Calls that leave the ranks as they are.
 _READS = re.compile(
     r"check_health|list_loras|get_|supports_|profile|reset_mm_cache|save_|compute_weight_checksums|"
@@ -77,20 +79,17 @@ def introduce(worker: Any, requests: list[tuple[Any, list[int], Any]]) -> None:
     from vllm.v1.core.sched.output import SchedulerOutput
 
     runner = worker.model_runner
-    for first in range(0, len(requests), runner.max_num_reqs):
-        some = requests[first : first + runner.max_num_reqs]
+    for new, outputs, state in requests:
         step = SchedulerOutput.make_empty()
-        step.scheduled_new_reqs = [new for new, _, _ in some]
-        step.num_scheduled_tokens = {new.req_id: 1 for new, _, _ in some}
-        step.total_num_scheduled_tokens = len(some)
+        step.scheduled_new_reqs = [new]
+        step.num_scheduled_tokens, step.total_num_scheduled_tokens = {new.req_id: 1}, 1
         runner._update_states(step)
-        for new, outputs, state in some:
-            request = runner.requests[new.req_id]
-            request.output_token_ids = outputs
-            if state is not None:
-                request.generator.set_state(state)
-            if outputs:  # those of the prompt were delivered with the first one
-                runner.num_prompt_logprobs.pop(new.req_id, None)
+        request = runner.requests[new.req_id]
+        request.output_token_ids = outputs
+        if state is not None:
+            request.generator.set_state(state)
+        if outputs:  # those of the prompt were delivered with the first one
+            runner.num_prompt_logprobs.pop(new.req_id, None)
     runner._update_states(SchedulerOutput.make_empty())  # known, and not in the batch
 
 
@@ -327,8 +326,9 @@ class Survivor:
             self.stale = True
             try:
                 self._start_ranks()
-            except Error as again:
-                error, ranks, seen = again, executor._ranks, time.monotonic()
+            except Exception as again:  # pylint: disable=broad-exception-caught
+                error = again if isinstance(again, Error) else Closed(f"{again!r}")
+                ranks, seen = executor._ranks, time.monotonic()
         self.note()
         return True
 
@@ -428,8 +428,9 @@ class Survivor:
             for one in self._scheduler.requests.values()
             if one.status == RequestStatus.PREEMPTED
         ]
-        if requests:
-            payload = vllm_worker.pickled(("coxswain:introduce", (requests,), {}, 0))
+        for first in range(0, len(requests), _AT_A_TIME):
+            some = requests[first : first + _AT_A_TIME]
+            payload = vllm_worker.pickled(("coxswain:introduce", (some,), {}, 0))
             self._send(payload, self._executor._ranks)
 
     def _send(self, payload: bytes, ranks: Any) -> None:
