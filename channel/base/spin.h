@@ -112,7 +112,7 @@ static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(con
     if (spinner->budget_ns == 0)
         return false;
     const uint64_t begin = cox_now_ns();
-    if (begin < spinner->rest_until_ns)
+    if (begin < spinner->rest_until_ns || begin >= deadline_ns)
         return false;
     uint64_t now = begin;
     while (now - begin < spinner->budget_ns && now < deadline_ns) {

@@ -85,6 +85,7 @@ SURVIVAL = (
     "vllm.v1.request:RequestStatus.PREEMPTED",
     "vllm.config:SchedulerConfig.get_scheduler_cls()",
     "vllm.config:SchedulerConfig.scheduler_cls",
+    f"{_ABSTRACT}.is_sleeping",
     f"{_OUTPUT}:SchedulerOutput.make_empty()",
     *_members(
         f"{_OUTPUT}:SchedulerOutput",
@@ -255,9 +256,9 @@ def differences(executor: type | None = None, names: Iterable[str] = NEEDED) -> 
     return said
 
 
-def check(executor: type | None = None, names: Iterable[str] = NEEDED) -> None:
+def check(executor: type | None = None) -> None:
     """Raises Unsupported, with all differences, where this vLLM cannot be served."""
-    said = differences(executor, names)
+    said = differences(executor)
     if said:
         raise Unsupported(
             f"coxswain.vllm does not fit vLLM {version()}: {'; '.join(said)}. It is "

@@ -37,6 +37,8 @@ class Spares:
         self.ready = False
         # in a row
         self._failures = 0
+        # a thread is in take: if it gets none, it starts others itself
+        self._taking = False
         self._ended = False
         self._thread: threading.Thread | None = None
 
@@ -51,7 +53,7 @@ class Spares:
     def fill(self) -> None:
         """Begins to start a set, unless there is one."""
         with self._lock:
-            full = self._ranks or self._failures >= FAILURES
+            full = self._ranks or self._failures >= FAILURES or self._taking
             if self._kind == "none" or full or self._ended:
                 return
             self._ranks = self._make()
@@ -103,9 +105,11 @@ class Spares:
         """The set, which becomes the caller's; waits for one that is being started. None: there is
         none."""
         with self._lock:
+            self._taking = True
             while self._ranks and not self.ready and not self._ended:
                 self._ranks.hurry()
                 self._lock.wait()
+            self._taking = False
             ranks = self._ranks if self.ready and not self._ended else None
             if ranks:
                 self._ranks, self.ready = None, False

@@ -31,16 +31,19 @@ logger = init_logger("vllm.coxswain")
 
 # For one call of a replacement; a rank that hangs in it is lost too.
 _CALL_SECONDS = 600.0
+# Replacements in a row without an output between them: what fails so fails again.
+_FRUITLESS = 3
 # Requests that ranks get to know in one call.
 _AT_A_TIME = 16
-# Calls that leave the ranks as they are.
+# Calls that change nothing on which outputs depend: requests bring their adapters along.
 _READS = re.compile(
-    r"check_health|list_loras|get_|supports_|profile|reset_mm_cache|save_|compute_weight_checksums|"
+    r"check_health|\w+_loras?$|get_|supports_|profile|reset_mm_cache|save_|compute_weight_checksums|"
     r"synchronize_device|reset_encoder_cache|release_late_interaction"
 )
-# Calls after the first step that are repeated in new ranks.
-_LORA_CALLS = ("add_lora", "pin_lora", "remove_lora")
-_SLEEP_CALLS = ("sleep", "wake_up", "reload_weights")
+# Calls of a running engine that are repeated in new ranks.
+_REPEATED = ("sleep", "wake_up", "reload_weights")
+# The last call of an engine's start.
+_STARTED = "compile_or_warm_up_model"
 _DEVICE_ERRORS = re.compile(
     r"AcceleratorError|CUDA error|HIP error|NCCL|device-side|gloo|"
     r"Connection (reset|closed)"
@@ -54,7 +57,7 @@ class Sampled:
     """What a rank has sampled, and the states of the random generators after that. The output may
     still be on its way from the device."""
 
-    def __init__(self, output: Any, generators: dict[str, Any]) -> None:
+    def __init__(self, output: Any, generators: dict[str, bytes]) -> None:
         self.output, self.generators = output, generators
 
     def get_output(self) -> Sampled:
@@ -69,13 +72,19 @@ def sample(worker: Any, grammar_output: Any) -> Any:
     batch = worker.model_runner.input_batch
     if not batch.generators:
         return output
-    states = {batch.req_ids[i]: one.get_state() for i, one in batch.generators.items()}
-    return Sampled(output, states)
+    return Sampled(
+        output,
+        {
+            batch.req_ids[i]: one.get_state().numpy().tobytes()
+            for i, one in batch.generators.items()
+        },
+    )
 
 
 def introduce(worker: Any, requests: list[tuple[Any, list[int], Any]]) -> None:
     """Makes preempted requests known to a V1 runner, which expects to know what it resumes.
     requests: each as a new one, with its output tokens and the state of its generator."""
+    import torch
     from vllm.v1.core.sched.output import SchedulerOutput
 
     runner = worker.model_runner
@@ -87,7 +96,7 @@ def introduce(worker: Any, requests: list[tuple[Any, list[int], Any]]) -> None:
         request = runner.requests[new.req_id]
         request.output_token_ids = outputs
         if state is not None:
-            request.generator.set_state(state)
+            request.generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         if outputs:  # those of the prompt were delivered with the first one
             runner.num_prompt_logprobs.pop(new.req_id, None)
     runner._update_states(SchedulerOutput.make_empty())  # known, and not in the batch
@@ -167,16 +176,22 @@ class Survivor:
         # of the engine, once it has made it
         self._scheduler: Any = None
         self._watch_scheduler(config.scheduler_config)
-        # Calls that bring a new process to where the old one is, by what they change, in order.
-        self._repeats: dict[Any, tuple[str, bytes]] = {}
-        # Calls that cannot be repeated.
-        self._changes: list[str] = []
-        # The last call of execute_model; None: there was none.
+        # Names and payloads of calls that bring a new process to where the old one is: those of the
+        # engine's start, and later ones.
+        self._setup: list[tuple[str, bytes]] = []
+        self._later: list[tuple[str, bytes]] = []
+        # A call that cannot be repeated.
+        self._change = ""
+        # The engine has started.
+        self._started = False
+        # The last call of execute_model.
         self._step: Any = None
-        # After the last output that was delivered, of requests with a seed (V1).
-        self._generators: dict[str, Any] = {}
+        # After the last output that vLLM took, of requests with a seed (V1).
+        self._generators: dict[str, bytes] = {}
         #: the ranks are new, and the scheduler does not know it
         self.stale = False
+        # how often it got to know it
+        self._resets = 0
         self._incident: Incident | None = None
         #: incidents so far; one lasts until steps go on, however many ranks it costs
         self.count = 0
@@ -185,6 +200,8 @@ class Survivor:
         self._earlier_pauses = 0.0
         # replacements in this incident; 0: all is well
         self._attempts = 0
+        # replacements since the last output
+        self._fruitless = 0
 
     def _watch_scheduler(self, config: Any) -> None:
         """Has vLLM make a scheduler that is known here."""
@@ -204,18 +221,17 @@ class Survivor:
 
     def begin(self, reply: Any) -> None:
         """A call is about to be sent."""
-        method = reply.method
+        method, reply.resets = reply.method, self._resets
         if method == "execute_model":
             self._step = reply
             for request_id in reply.step.finished_req_ids if self._generators else ():
                 self._generators.pop(request_id, None)
         elif method == "sample_tokens":
             reply.step = self._step.step
-        elif self._step and not (reply.drops or self._repeated(method) or _READS.match(method)):
-            self._changes.append(method)
-
-    def _repeated(self, method: str) -> bool:
-        return self._step is None or method in (*_LORA_CALLS, *_SLEEP_CALLS)
+        elif self._started and not (reply.drops or method in _REPEATED or _READS.match(method)):
+            text = "vLLM's call %s changes ranks, and is not repeated: the loss of one is the end"
+            logger.warning(text, method)
+            self._change = method
 
     def fits(self, reply: Any) -> bool:
         """Whether the ranks know what a call needs."""
@@ -229,33 +245,33 @@ class Survivor:
 
     def succeeded(self, reply: Any, results: list[Any]) -> list[Any]:
         """Returns what vLLM gets of ranks."""
-        if not reply.drops and self._repeated(reply.method):
-            self._remember(reply)
-        for i, result in enumerate(results):
-            if isinstance(result, Sampled):
-                live = self._scheduler.requests
-                states = result.generators.items()
-                self._generators.update({name: one for name, one in states if name in live})
-                results[i] = result.output
+        call = reply.method, reply.payload
+        if reply.drops:
+            for i, result in enumerate(results):
+                if isinstance(result, Sampled):
+                    results[i], reply.generators = result.output, result.generators
+        elif not self._started:
+            self._setup.append(call)
+            if reply.method == _STARTED:
+                self._started = True
+                self.spares.fill()
+        elif reply.method in _REPEATED:
+            self._prune()
+            self._later.append(call)
         return results
 
-    def _remember(self, reply: Any) -> None:
-        method, repeats = reply.method, self._repeats
-        key: Any = method, object()
-        if self._step and method in _LORA_CALLS:
-            adapter = getattr(reply.args[0], "lora_int_id", reply.args[0])
-            key = method, adapter
-            if method == "remove_lora":
-                for one in _LORA_CALLS:
-                    repeats.pop((one, adapter), None)
-                return
-        if method == "wake_up" and not reply.kwargs.get("tags"):
-            for one in [one for one in repeats if one[0] in ("sleep", "wake_up")]:
-                del repeats[one]
-            return
-        repeats[key] = method, reply.payload
-        if method == "compile_or_warm_up_model":
-            self.spares.fill()  # the engine has started
+    def taken(self, reply: Any) -> None:
+        """vLLM takes an output of a step, and drops it if its requests were preempted meanwhile."""
+        if reply.resets == self._resets:
+            self._fruitless = 0
+            for name, state in reply.generators.items():
+                if name in self._scheduler.requests:
+                    self._generators[name] = state
+
+    def _prune(self) -> None:
+        """While the engine is awake nothing counts of its sleeps but the weights that it loaded."""
+        if not self._executor.is_sleeping:
+            self._later = [one for one in self._later if one[0] == "reload_weights"][-1:]
 
     # ---- a rank is lost ----
 
@@ -265,7 +281,7 @@ class Survivor:
         def replace() -> None:
             with self._executor._lock:
                 if self._replace(error, ranks, seen) and not self._executor._in_flight:
-                    self._attempts = 0
+                    self._attempts = self._fruitless = 0
                     self.spares.fill()
 
         threading.Thread(target=replace, name="coxswain-replace", daemon=True).start()
@@ -286,13 +302,12 @@ class Survivor:
                 return False
             try:
                 self._reset()
-            except Error as again:
-                cause, ranks, seen, self.stale = again, executor._ranks, time.monotonic(), False
-                if not self._is_loss(cause, True):
+            except Exception as again:  # pylint: disable=broad-exception-caught
+                if not (isinstance(again, Error) and self._is_loss(again, True)):
+                    # A request that cannot be preempted, or made known.
+                    error.add_note(f"The requests cannot be continued: {again}")
                     return False
-            except RuntimeError as refusal:  # a request that cannot be preempted
-                error.add_note(f"The requests cannot be continued: {refusal}")
-                return False
+                cause, ranks, seen, self.stale = again, executor._ranks, time.monotonic(), False
         if reply.drops:
             reply.set_result(None if reply.step is None else _nothing(reply.step))
         else:
@@ -334,27 +349,33 @@ class Survivor:
 
     def _obstacle(self) -> str:
         """Why the requests cannot be continued; empty: they can."""
-        now = time.monotonic()
+        # Pauses do not count: with long ones a limit by time would never be reached.
+        now = time.monotonic() - self._pauses()
         while self._times and self._times[0] < now - self._window:
             self._times.popleft()
-        if self._changes:
-            calls = ", ".join(dict.fromkeys(self._changes))
-            return f"vLLM's call {calls} changed the ranks, and is not repeated"
-        if self._attempts >= self._incidents:
-            return f"in this incident the ranks were replaced {self._attempts} times"
+        if not self._started:
+            return "the engine has not started"
+        if self._change:
+            return f"vLLM's call {self._change} changed the ranks, and is not repeated"
+        if self._fruitless >= _FRUITLESS:
+            return f"ranks were replaced {_FRUITLESS} times without an output since"
         if not self._attempts and len(self._times) >= self._incidents:
             return f"it is incident {len(self._times) + 1} in {self._window:.0f} s"
         return ""
 
     def _count(self, cause: Error, seen: float) -> None:
         if not self._attempts:
-            self._times.append(time.monotonic())
+            self._times.append(time.monotonic() - self._pauses())
             self.count += 1
             if self._incident:
                 self._earlier_pauses += self._incident.pause
             self._incident = Incident(str(cause))
             self._incident.parts["detect"] = time.monotonic() - seen
         self._attempts += 1
+        self._fruitless += 1
+
+    def _pauses(self) -> float:
+        return self._earlier_pauses + (self._incident.pause if self._incident else 0.0)
 
     def _new_spares(self) -> Any:
         return self._executor._new_ranks(None, self._warm_up, standby=True)
@@ -366,31 +387,33 @@ class Survivor:
         assert incident
         with incident.part("stop"):
             old.kill()
-        with incident.part("start"):
-            ranks = self.spares.take()
-            if ranks is None:
-                if old.on_nodes:
-                    old.stop(kill=True)
-                ranks = executor._new_ranks(self._name, standby=not old.on_nodes)
-            executor._ranks = ranks
-            if executor._stopping:
-                ranks.stop(kill=True)
-                raise Closed("the engine ends")
-            ranks.start()
-        with incident.part("stop"):
-            old.stop(kill=True)  # their memory is free for what is loaded now
-            ranks.take_over(self._name)
+            if old.on_nodes:
+                old.stop(kill=True)
+        try:
+            with incident.part("start"):
+                ranks = self.spares.take() or executor._new_ranks(
+                    self._name, standby=not old.on_nodes
+                )
+                executor._ranks = ranks
+                if executor._stopping:
+                    ranks.stop(kill=True)
+                    raise Closed("the engine ends")
+                ranks.start()
+        finally:
+            with incident.part("stop"):
+                old.stop(kill=True)  # their memory is free for what is loaded now
+        ranks.take_over(self._name)
         with incident.part("load"):
             ranks.load()
         with incident.part("KV"):
-            for _, payload in list(self._repeats.values())[ranks.prepared :]:
+            self._prune()
+            for _, payload in self._setup[ranks.prepared :] + self._later:
                 self._send(payload, ranks)
 
     def _warm_up(self, ranks: Any) -> None:
         """Brings spare ranks, which have loaded the model, to where a KV cache is made."""
-        calls = list(self._repeats.values())
-        count = [method for method, _ in calls].index("initialize_from_config")
-        for _, payload in calls[:count]:
+        count = [method for method, _ in self._setup].index("initialize_from_config")
+        for _, payload in self._setup[:count]:
             self._send(payload, ranks)
         self._send(vllm_worker.pickled(("coxswain:warm_up", (), {}, 0)), ranks)
         ranks.prepared = count
@@ -400,6 +423,7 @@ class Survivor:
         assert self._incident
         with self._incident.part("preempt"):
             if self._scheduler is not None:
+                self._resets += 1
                 self._scheduler.reset_prefix_cache(reset_running_requests=True)
                 self._scheduler.reset_encoder_cache()
                 if self._is_v1:
@@ -442,10 +466,9 @@ class Survivor:
             "spares": str(self.spares),
             "spares_ready": int(self.spares.ready),
             "incidents": self.count,
-            "pauses_s": round(self._earlier_pauses, 3),
+            "pauses_s": round(self._pauses(), 3),
         }
         if incident := self._incident:
-            note["pauses_s"] = round(self._earlier_pauses + incident.pause, 3)
             note["last_incident"] = incident.cause.split("\n")[0][:500]
             note["pause_s"] = round(incident.pause, 3)
             note["pause_parts_s"] = {part: round(took, 3) for part, took in incident.parts.items()}

@@ -130,6 +130,7 @@ class Options:
         if options.on_death not in (None, "fail", "restart"):
             raise Invalid(f"on_death is {options.on_death!r}; it may be 'fail' or 'restart'")
         obstacles = _vllm_survive.obstacles(config)
+        obstacles += interface.differences(names=interface.SURVIVAL)
         if options.on_death == "restart" and obstacles:
             raise Unsupported(
                 f"on_death 'restart' does not go together with {'; '.join(obstacles)}; on_death "
@@ -503,6 +504,10 @@ class Reply(concurrent.futures.Future[Any]):
         self.drops = method in _PARTS_OF_STEPS
         #: the SchedulerOutput of that step
         self.step: Any = args[0] if method == "execute_model" else None
+        #: states of random generators, that count once vLLM takes this result
+        self.generators: dict[str, bytes] = {}
+        #: how often requests had been preempted when it was made
+        self.resets = 0
 
     def send(self) -> None:
         """Sends the call, for the first time or to other ranks."""
@@ -520,7 +525,10 @@ class Reply(concurrent.futures.Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         """As of any Future."""
         self._collect(timeout)
-        return super().result(timeout)
+        result = super().result(timeout)
+        if self.drops and self._executor._survivor and result is not None:
+            self._executor._survivor.taken(self)
+        return result
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """As of any Future."""
@@ -602,7 +610,6 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         self._pickled_config = pickle.dumps(self.vllm_config)
         self._survivor: _vllm_survive.Survivor | None = None
         if self._options.on_death == "restart":
-            interface.check(names=interface.SURVIVAL)
             self._survivor = _vllm_survive.Survivor(self, self._options)
         if set_environment := interface.optional("set_worker_environment"):
             local = max(1, self.parallel_config.data_parallel_size_local)

@@ -17,7 +17,9 @@ import threading
 import time
 import types
 
+import coxswain
 import models
+from conftest import status
 
 # Where a rank dies: in a step (faulty_worker.py), anywhere, while it replaces another one, or in
 # the first step after an incident.
@@ -37,6 +39,8 @@ class Job:
     late: float = 0.0
     #: of KINDS; a prompt's kind is the one at its number
     kinds: tuple = ("greedy", "logprobs", "penalties")
+    #: between steps the engine calls its ranks, which collects outputs that are in flight
+    calls: bool = False
     #: prompts
     count: int = 16
     tokens: int = 24
@@ -139,6 +143,8 @@ class Engine:
             for output in self.engine.step():
                 if output.finished:
                     found[int(output.request_id.split("-")[1])] = said(output)
+            if self.job.calls:
+                self.core.model_executor.check_health()
         return [found[i] for i in sorted(found)]
 
 
@@ -200,11 +206,15 @@ class Killer(threading.Thread):
         os.rename(path + ".new", path)
 
     def kill_a_replacement(self, old):
+        """As soon as it is there, or a little later."""
         while self.executor._ranks is old:
             time.sleep(0.001)
-        time.sleep(self.draw.uniform(0, 2))
-        with contextlib.suppress(Exception):
-            os.kill(self.draw.choice(self.pids()), signal.SIGKILL)
+        later, pids = self.draw.choice((0, self.draw.uniform(0, 2))), [0]
+        time.sleep(later)
+        while not all(pids):
+            with contextlib.suppress(coxswain.Closed):  # it is not started
+                pids = self.pids()
+        os.kill(self.draw.choice(pids), signal.SIGKILL)
 
     def run(self):
         survivor = self.executor._survivor
@@ -260,6 +270,7 @@ def main():
     while killer.is_alive():
         rounds.append(compared(engine.generate(), reference))
     rounds.append(compared(engine.generate(), reference))
+    name = engine.core.model_executor._ranks.name
     with open(sys.argv[2], "w") as file:
         json.dump(
             {
@@ -270,6 +281,7 @@ def main():
                 "incidents": survivor.count,
                 "seconds": took,
                 "preemptions": engine.preemptions,
+                "ranks": [rank["liveness"] for rank in status(name)["ranks"]],
                 "groups": len(scheduler.kv_cache_config.kv_cache_groups),
             },
             file,

@@ -39,6 +39,7 @@ FEW = {"num_gpu_blocks_override": 16, "max_num_batched_tokens": 64}
 ROWS = {
     "sync": {"tp": 2, "kinds": ALL},
     "async": {"tp": 2, "kinds": ALL, "late": LATE},
+    "async, calls": {"kinds": ("seed", "top p"), "late": LATE, "calls": True},
     "chunks": {"tp": 2, "options": FEW, "late": LATE},
     "spares": {"tp": 2, "kinds": ALL, "late": LATE, "coxswain": {"spares": "hot"}},
     "stages": {"pp": 2, "kinds": (*LIKELY, "seed")},
@@ -95,6 +96,7 @@ def test_outputs_are_those_of_ranks_that_live(models, name):
     assert not found["again"]["wrong"], found["again"]["first"]
     assert found["kills"] > 0 and found["incidents"] >= found["kills"]
     assert not wrong(found), wrong(found)
+    assert set(found["ranks"]) == {"alive"}  # and these are found by the group's name
     assert name != "chunks" or found["preemptions"] > 16  # more than incidents make
     assert "windows" not in name or found["groups"] > 1
 
@@ -265,8 +267,8 @@ def test_what_cannot_go_on_ends_in_words(server):
 def test_calls_that_change_ranks(models):
     """Some are repeated, in order; after another one the next incident is the end, in words."""
     found = run_script("changes.py", {"model": os.path.join(models, "random")}, 1)["result"]
-    assert found["repeated"] == ["sleep", "reload_weights"]
-    assert found["adapters"] == [2]
+    assert found["asleep"] == ["reload_weights", "sleep"]
+    assert found["awake"] == ["reload_weights"]
     assert found["right"]
     assert "vLLM's call say changed the ranks, and is not repeated" in found["end"]
 
