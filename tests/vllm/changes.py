@@ -41,7 +41,7 @@ def main():
     def lose_a_rank():
         count = survivor.count
         os.kill(executor._ranks.group.status().ranks[0].pid, signal.SIGKILL)
-        wait_until(lambda: survivor.count > count, "no incident")
+        wait_until(lambda: survivor.count > count or executor.is_failed, "no incident")
 
     reference = generate()
     adapter = os.path.join(os.path.dirname(job["model"]), "lora")
