@@ -340,6 +340,12 @@ class Ranks:
         _unlink(glob.glob(f"/dev/shm/{self._stem}*"))
 
 
+def _name(name: str | None, parallel: Any) -> str | None:
+    """Of an engine's group: engines of dense data parallelism have a number behind it, from 1."""
+    number = getattr(parallel, "data_parallel_index", 0)
+    return f"{name}_{number}" if name and number else name
+
+
 def _command(environments: list[dict[str, str]]) -> list[str]:
     """The program of the ranks, with the environment of each: OpenMP reads it when it is loaded,
     and vLLM has it loaded before anything else."""
@@ -621,7 +627,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         try:
             if self._options.fork_server and not self._options.nodes:
                 self._fork_servers = _vllm_fork.ForkServers(self.vllm_config, environments)
-            self._ranks = self._new_ranks(self._options.name)
+            self._ranks = self._new_ranks(_name(self._options.name, self.parallel_config))
             self._ranks.start()
             self._ranks.load()
         except BaseException:
