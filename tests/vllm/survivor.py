@@ -247,8 +247,9 @@ class Killer(threading.Thread):
             if place == "twice":
                 self.kill_at("executed", rank)
                 before += 1
-            while survivor.count == before or survivor.stale:
-                time.sleep(0.01)
+            # Until a step has ended: three losses without one are the end.
+            while survivor.count == before or survivor._fruitless:
+                time.sleep(0.001)
             self.told.append([place, seconds, survivor._incident.cause])
             self.done += 1
 
