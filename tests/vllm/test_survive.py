@@ -50,7 +50,11 @@ ROWS = {
     "eagle": {"kind": "eagle"},
     "lora": {"kinds": ("lora", "no LoRA"), "options": LORA, "late": LATE},
     "windows": {"kind": "gemma3", "kinds": (*LIKELY, "seed")},
-    "windows, async": {"kind": "gemma3", "late": LATE, "options": FEW},
+    "windows, async": {
+        "kind": "gemma3",
+        "late": LATE,
+        "options": {**FEW, "num_gpu_blocks_override": 32},
+    },
     "mamba": {"kind": "hybrid", "options": {"max_num_batched_tokens": 64}},
     "images": {"kind": "idefics3", "late": LATE},
     "pooling": {"kind": "embedding", "options": {"max_num_batched_tokens": 64}},
