@@ -355,17 +355,24 @@ static void p2_a_host_that_is_a_subreaper_stays_one(void **state)
 static void p2_nothing_outlives_a_coordinator_that_is_killed(void **state)
 {
     (void)state;
-    static const char *const plans[] = {"launch.asked:kill", "launch.adopted:kill",
-                                        "launch.forked:kill"};
-    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+    static const struct {
+        const char *plan;
+        enum failure failure;
+    } rows[] = {
+        {"launch.asked:kill", NONE},
+        {"launch.adopted:kill", NONE},
+        {"launch.forked:kill", NONE},
+        {"launch.undone:kill", LIES},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         int pair[2];
         assert_int_equal(pipe(pair), 0);
         pid_t pid = fork();
         if (pid == 0) {
             close(pair[0]);
-            cox_fault_arm(plans[i]);
+            cox_fault_arm(rows[i].plan);
             struct fixture f;
-            fixture_init(&f, NONE, "exec sleep 1000");
+            fixture_init(&f, rows[i].failure, "exec sleep 1000");
             launch(&f, NULL, 0);
             _exit(0); /* not killed */
         }

@@ -255,7 +255,7 @@ def test_a_vllm_that_differs_is_refused_in_words(monkeypatch):
         interface.check(Executor)
     for part in (
         "WorkerWrapperBase.init_device is missing",
-        "takes no 'local_rank'",
+        "does not take 'local_rank'",
         "requires 'device_mesh'",
         "Executor.dance is new",
         "0.31",
