@@ -442,10 +442,17 @@ def _reset_signals() -> None:
 def _forget_multiprocessing() -> None:
     """This process was started by none of it, and has its resource tracker yet to start."""
     process: Any = multiprocessing.process
-    main_type = next(
-        one for one in process.BaseProcess.__subclasses__() if one.__name__ == "_MainProcess"
+    # The type of a main process is gone in one that multiprocessing has started.
+    process._current_process = current = process.BaseProcess.__new__(process.BaseProcess)
+    key = process.AuthenticationString(os.urandom(32))
+    vars(current).update(
+        _identity=(),
+        _name="MainProcess",
+        _parent_pid=None,
+        _popen=None,
+        _closed=False,
+        _config={"authkey": key, "semprefix": "/mp"},
     )
-    process._current_process = main_type()
     process._parent_process = None
     process._process_counter = itertools.count(1)
     process._children = set()

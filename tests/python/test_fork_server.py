@@ -211,3 +211,32 @@ def test_nothing_outlives_the_coordinator(fork):
         assert len(pids) == 3 and all(map(is_alive, pids))
         host.kill()
     wait_for(lambda: not any(map(is_alive, pids)))
+
+
+FORGETTING = """
+import gc, multiprocessing
+
+def forget(queue):
+    gc.collect()  # the type of a main process is gone here
+    from coxswain import _fork_server
+    _fork_server._forget_multiprocessing()
+    current = multiprocessing.current_process()
+    queue.put((current.name, current.daemon, len(current.authkey)))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=forget, args=(queue,))
+    process.start()
+    print(queue.get(timeout=60))
+    process.join()
+"""
+
+
+def test_p2_a_process_of_multiprocessing_can_be_a_server(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(FORGETTING)
+    said = subprocess.run(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, check=True, text=True
+    )
+    assert said.stdout == "('MainProcess', False, 32)\n"
