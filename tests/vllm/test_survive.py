@@ -43,6 +43,7 @@ ROWS = {
     "chunks": {"tp": 2, "options": FEW, "late": LATE},
     "spares": {"tp": 2, "kinds": ALL, "late": LATE, "coxswain": {"spares": "hot"}},
     "stages": {"pp": 2, "kinds": (*LIKELY, "seed")},
+    "stages of two ranks": {"tp": 2, "pp": 2, "kinds": LIKELY},
     # With a seeded request in the batch vLLM's speculation on a CPU gives other tokens the second
     # time, without any kill.
     "ngram": {"options": {"speculative_config": NGRAM}},
