@@ -30,6 +30,7 @@ _ABSTRACT = "vllm.v1.executor.abstract:Executor"
 _WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 _WORKER_PROC = "vllm.v1.executor.multiproc_executor:WorkerProc"
 _NETWORK = "vllm.utils.network_utils"
+_OUTPUT = "vllm.v1.core.sched.output"
 
 #: Of the executor's process and of every rank.
 NEEDED = (
@@ -55,6 +56,10 @@ NEEDED = (
     "vllm.platforms:current_platform.set_device(_)",
     "vllm.platforms:current_platform.update_block_size_for_backend(_)",
     *_members("vllm.config:VllmConfig", "additional_config"),
+    "vllm.config:ModelConfig.runner_type",
+    *_members(
+        f"{_OUTPUT}:SchedulerOutput", "total_num_scheduled_tokens has_structured_output_requests"
+    ),
     *_members(
         "vllm.config:ParallelConfig",
         "world_size tensor_parallel_size pipeline_parallel_size data_parallel_size_local "
@@ -72,7 +77,6 @@ NEEDED = (
     f"{_NETWORK}:get_open_port()",
 )
 
-_OUTPUT = "vllm.v1.core.sched.output"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 
@@ -89,7 +93,7 @@ SURVIVAL = (
     f"{_OUTPUT}:SchedulerOutput.make_empty()",
     *_members(
         f"{_OUTPUT}:SchedulerOutput",
-        "scheduled_new_reqs num_scheduled_tokens total_num_scheduled_tokens finished_req_ids",
+        "scheduled_new_reqs num_scheduled_tokens finished_req_ids",
     ),
     f"{_OUTPUT}:NewRequestData.from_request(_, _)",
     f"{_OUTPUT}:NewRequestData.req_id",
@@ -115,6 +119,8 @@ OPTIONAL = {
     "file_store": f"{_NETWORK}:get_file_store_init_method",
     "needs_tcp_store": f"{_NETWORK}:aiter_requires_tcp_store()",
     "set_torch_threads": "vllm.utils.torch_utils:set_torch_threads_for_runtime()",
+    "encoder_only": "vllm.config:VllmConfig.is_mm_encoder_only",
+    "ec_producer": "vllm.config:ECTransferConfig.is_ec_producer",
     "all_concurrent_batches": "vllm.config:VllmConfig.max_concurrent_batches",
     # of the engine, and of the processes that wait for it or ask it
     "engine": "vllm.v1.engine.core:EngineCore.__init__",
@@ -188,7 +194,11 @@ def _is_set_by(owner: Any, attribute: str) -> bool:
     """Whether objects of a class have it: a field, or something that a constructor sets."""
     if attribute in getattr(owner, "__dataclass_fields__", ()):
         return True
-    constructors = [vars(base).get("__init__") for base in getattr(owner, "__mro__", ())]
+    constructors = [
+        vars(base).get(name)
+        for base in getattr(owner, "__mro__", ())
+        for name in ("__init__", "__post_init__")
+    ]
     codes = [getattr(inspect.unwrap(one), "__code__", None) for one in constructors if one]
     return any(attribute in code.co_names for code in codes if code)
 

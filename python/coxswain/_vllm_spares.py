@@ -4,8 +4,8 @@
      ^                |                   |
      +---- fails -----+------- dies ------+
 
-A thread starts them, at low priority, while the engine computes; there is one set at a time. After
-FAILURES in a row no others are started until an incident. They die with the engine.
+A thread starts them while the engine computes; there is one set at a time. After FAILURES in a row
+no others are started until an incident. They die with the engine.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Spares:
                 return
             self._ranks = self._make()
             self._run(self._prepare, self._ranks)
+        self._changed()
 
     def _run(self, function: Callable[..., None], *args: Any) -> None:
         self._thread = threading.Thread(
@@ -107,7 +108,6 @@ class Spares:
         with self._lock:
             self._taking = True
             while self._ranks and not self.ready and not self._ended:
-                self._ranks.hurry()
                 self._lock.wait()
             self._taking = False
             ranks = self._ranks if self.ready and not self._ended else None

@@ -66,7 +66,7 @@ class Sampled:
         return self
 
 
-def sample(worker: Any, grammar_output: Any) -> Any:
+def sample_tokens(worker: Any, grammar_output: Any) -> Any:
     """sample_tokens of a V1 runner, with the states of seeded generators if there are any."""
     output = worker.sample_tokens(grammar_output)
     batch = worker.model_runner.input_batch
@@ -241,7 +241,7 @@ class Survivor:
     @property
     def sample(self) -> str:
         """The method that samples."""
-        return "coxswain:sample" if self._is_v1 else "sample_tokens"
+        return "coxswain:sample_tokens" if self._is_v1 else "sample_tokens"
 
     def succeeded(self, reply: Any, results: list[Any]) -> list[Any]:
         """Returns what vLLM gets of ranks."""

@@ -13,7 +13,6 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import glob
 import json
 import os
@@ -64,10 +63,11 @@ _NEVER = 2**64 - 1
 _ATTACH_SECONDS = 300.0
 # A process may be held in the kernel for longer.
 _KILL_SECONDS = 3.0
-# How much nicer spare ranks are until they are needed.
-_LOW = 5
 _STEPS = ("execute_model", "sample_tokens")
 _PARTS_OF_STEPS = (*_STEPS, "take_draft_token_ids", "execute_dummy_batch")
+# What execute_model gives where sample_tokens gives the result of the step.
+_NONE_YET: concurrent.futures.Future[None] = concurrent.futures.Future()
+_NONE_YET.set_result(None)
 # Executes a command with the environment of this rank, of a list of all.
 _WITH_ENVIRONMENT = """import json, os, sys
 os.environ.update(json.loads(sys.argv[1])[int(os.environ["COXSWAIN_RANK"])])
@@ -195,9 +195,6 @@ class Ranks:
         self.name = None if standby else name
         self._warm_up = warm_up
         self._fork_servers = executor._fork_servers
-        # their priority
-        self._low = warm_up is not None
-        self._priority_lock = threading.Lock()
         self._started = False
         #: calls of the initialisation that they have had
         self.prepared = 0
@@ -231,7 +228,6 @@ class Ranks:
             self.group._fork_from(self._fork_servers.fds())
         self.group.start()
         self._started = True
-        self._set_priority()
         if not self._standby:
             self._told(self.group.name)
         # Nothing of vLLM is in it: the environment counts before vLLM is imported.
@@ -291,20 +287,6 @@ class Ranks:
             name,
             name,
         )
-
-    def hurry(self) -> None:
-        """Spare ranks are needed now: they have the priority of the engine."""
-        self._low = False
-        try:
-            self._set_priority()
-        except Error:
-            pass  # not started yet
-
-    def _set_priority(self) -> None:
-        with self._priority_lock:
-            if self._warm_up and _may_raise_priority():
-                for rank in self.group.status().ranks:
-                    _set_priority(rank.pid, os.getpriority(os.PRIO_PROCESS, 0), self._low)
 
     def liveness(self) -> list[str]:
         """Of each rank."""
@@ -386,6 +368,16 @@ def _batches_in_flight(config: VllmConfig) -> int:
     return int(found)
 
 
+def _samples(config: VllmConfig) -> bool:
+    """Whether vLLM calls sample_tokens after execute_model, for each step with tokens."""
+    transfer = getattr(config, "ec_transfer_config", None)
+    return (
+        config.model_config.runner_type != "pooling"
+        and not (transfer and transfer.is_ec_producer)
+        and not getattr(config, "is_mm_encoder_only", False)
+    )
+
+
 def _distributed_init_method(path: str, master: str | None) -> str:
     """Where the ranks of this start find each other. path: of a file that may be made for it;
     master: the address of rank 0's machine, None: they are all on this one."""
@@ -409,35 +401,6 @@ def _unlink(names: list[str]) -> None:
             os.unlink(os.path.join("/dev/shm", name))
         except OSError:
             pass  # the ranks have removed it
-
-
-@functools.cache
-def _may_raise_priority() -> bool:
-    """Whether this process may undo a lower priority."""
-    allowed = []
-
-    def attempt() -> None:
-        priority = os.getpriority(os.PRIO_PROCESS, 0)  # of this thread, on Linux
-        os.setpriority(os.PRIO_PROCESS, 0, priority + 1)
-        try:
-            os.setpriority(os.PRIO_PROCESS, 0, priority)
-            allowed.append(True)
-        except OSError:
-            pass
-
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()
-    return bool(allowed)
-
-
-def _set_priority(pid: int, priority: int, low: bool) -> None:
-    """Of all threads of a process."""
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), priority + (_LOW if low else 0))
-    except OSError:
-        pass  # it has ended
 
 
 def _write_line(rank: int, line: str) -> None:
@@ -488,8 +451,7 @@ class Reply(concurrent.futures.Future[Any]):
         self,
         executor: Executor,
         method: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        step: Any,
         payload: bytes,
         timeout: float | None,
         reply_rank: int | None,
@@ -497,8 +459,7 @@ class Reply(concurrent.futures.Future[Any]):
     ) -> None:
         super().__init__()
         self._executor = executor
-        self.method, self.args, self.kwargs = method, args, kwargs
-        self.payload = payload
+        self.method, self.payload = method, payload
         self._timeout = timeout
         self._reply_rank = reply_rank
         self._aggregate = aggregate
@@ -509,7 +470,7 @@ class Reply(concurrent.futures.Future[Any]):
         #: it is a part of a step: it is not repeated in other ranks
         self.drops = method in _PARTS_OF_STEPS
         #: the SchedulerOutput of that step
-        self.step: Any = args[0] if method == "execute_model" else None
+        self.step = step
         #: states of random generators, that count once vLLM takes this result
         self.generators: dict[str, bytes] = {}
         #: how often requests had been preempted when it was made
@@ -544,6 +505,8 @@ class Reply(concurrent.futures.Future[Any]):
     def _collect(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         in_flight = self._executor._in_flight
+        if future := self._future:
+            future.exception(_left(deadline))  # mostly the last of them: one wait for all
         while not self.done():
             try:
                 oldest = in_flight[0]
@@ -609,6 +572,10 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         self._failure_callback: Callable[[], None] | None = None
         self._failure_lock = threading.Lock()
         self._stopping = False
+        # Steps with tokens have their output from sample_tokens.
+        self._samples = _samples(self.vllm_config)
+        # A step that execute_model was given, and sample_tokens sends.
+        self._held: Any = None
         # Protects what is in flight and the survivor. It is not held while a reply is awaited.
         self._lock = threading.RLock()
         self._in_flight: collections.deque[Reply] = collections.deque()
@@ -675,10 +642,29 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         Returns a list with a result per rank; with unique_reply_rank or an aggregator one result;
         with non_block a Future of it. Raises RankDied, RankError, TimedOut.
         """
+        name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
+        sent = method if isinstance(method, str) else cloudpickle.dumps(method, protocol=5)
+        if timeout is None and method in interface.START:
+            timeout = envs.VLLM_ENGINE_READY_TIMEOUT_S
         aggregators = [one for one in (kv_output_aggregator, ec_output_aggregator) if one]
+        reply = self._call(
+            name, (sent, args, kwargs or {}), timeout, unique_reply_rank, aggregators
+        )
+        return reply if non_block else reply.result()
+
+    def _call(
+        self,
+        name: str,
+        call: tuple[str | bytes, tuple[Any, ...], dict[str, Any]],
+        timeout: float | None,
+        reply_rank: int | None,
+        aggregators: list[Any],
+    ) -> Reply:
+        """Sends a method and its arguments. name: of the method, for people. reply_rank: whose
+        result counts, where aggregators do not want all; None: all."""
         aggregate = None
         if aggregators:
-            rank, unique_reply_rank = unique_reply_rank or 0, None
+            rank, reply_rank = reply_rank or 0, None
 
             def aggregate(outputs: list[Any]) -> Any:
                 result = outputs[rank]
@@ -686,51 +672,51 @@ class Executor(abstract.Executor):  # type: ignore[misc]
                     result = aggregator.aggregate(outputs, output_rank=rank)
                 return result
 
-        name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
-        survivor = self._survivor
-        if timeout is None and method in interface.START:
-            timeout = envs.VLLM_ENGINE_READY_TIMEOUT_S
-        sent = method if isinstance(method, str) else cloudpickle.dumps(method, protocol=5)
-        if survivor and method == "sample_tokens":
-            sent = survivor.sample
-        kwargs = kwargs or {}
-        payload = vllm_worker.pickled((sent, args, kwargs, unique_reply_rank))
-        reply = Reply(self, name, args, kwargs, payload, timeout, unique_reply_rank, aggregate)
+        step = call[1][0] if name == "execute_model" else None
+        payload = vllm_worker.pickled((*call, reply_rank))
+        reply = Reply(self, name, step, payload, timeout, reply_rank, aggregate)
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            if survivor:
-                survivor.begin(reply)
+            if self._survivor:
+                self._survivor.begin(reply)
             self._in_flight.append(reply)
             reply.send()
+        return reply
+
+    def _step(self, name: str, *args: Any, sent: str | None = None, non_block: bool = False) -> Any:
+        """A call with the reply of the last stage alone, unless an aggregator wants all."""
+        aggregators: list[Any] = []
+        if name in _STEPS:
+            both = self.kv_output_aggregator, getattr(self, "ec_output_aggregator", None)
+            aggregators = [one for one in both if one]
+        timeout = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+        reply = self._call(name, (sent or name, args, {}), timeout, self.output_rank, aggregators)
         return reply if non_block else reply.result()
 
-    def _step(self, method: str, *args: Any, non_block: bool = False, whole: bool = False) -> Any:
-        """A call with the reply of the last stage alone, unless an aggregator wants all."""
-        aggregators = (
-            {}
-            if not whole
-            else {
-                "kv_output_aggregator": self.kv_output_aggregator,
-                "ec_output_aggregator": getattr(self, "ec_output_aggregator", None),
-            }
-        )
-        return self.collective_rpc(
-            method,
-            args=args,
-            unique_reply_rank=self.output_rank,
-            non_block=non_block,
-            timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS,
-            **aggregators,
-        )
-
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Runs a step; None: sample_tokens gives its result."""
-        return self._step("execute_model", scheduler_output, non_block=non_block, whole=True)
+        """Runs a step; None: sample_tokens gives its result. Where that follows at once, nothing is
+        sent before it is called, so that a step costs one round trip; vLLM's Ray executor does the
+        same. With structured output vLLM computes a bitmask meanwhile, and the ranks begin."""
+        if self._held is not None:
+            raise Invalid("sample_tokens must be called after execute_model has returned None")
+        if (
+            self._samples
+            and scheduler_output.total_num_scheduled_tokens
+            and not scheduler_output.has_structured_output_requests
+        ):
+            self._held = scheduler_output
+            return _NONE_YET if non_block else None
+        return self._step("execute_model", scheduler_output, non_block=non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """Samples the tokens of the step."""
-        return self._step("sample_tokens", grammar_output, non_block=non_block, whole=True)
+        held, self._held = self._held, None
+        sample = self._survivor.sample if self._survivor else "sample_tokens"
+        if held is None:
+            return self._step("sample_tokens", grammar_output, sent=sample, non_block=non_block)
+        args = held, grammar_output, sample
+        return self._step("execute_model", *args, sent="coxswain:step", non_block=non_block)
 
     def execute_dummy_batch(self) -> None:
         """A step without requests: other engines compute together with this one."""

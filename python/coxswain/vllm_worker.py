@@ -178,25 +178,13 @@ class Rank:
         """Runs one call. Its reply may come later, from the thread of Outputs."""
         try:
             method, args, kwargs, reply_rank = pickle.loads(request.data)
-            if isinstance(method, bytes):
-                import cloudpickle
-
-                function = cloudpickle.loads(method)
-                self.method = getattr(function, "__qualname__", repr(function))
-                function = partial(function, self.worker)
-            elif method.startswith("coxswain:"):
-                from . import _vllm_survive
-
-                self.method = method[9:]
-                function = partial(getattr(_vllm_survive, self.method), self.worker)
+            if method == "coxswain:step":
+                scheduler_output, grammar_output, sample = args
+                output = self._call("execute_model", (scheduler_output,), {})
+                if output is None:
+                    output = self._call(sample, (grammar_output,), {})
             else:
-                self.method = method
-                function = getattr(self.worker, method)
-            if self.watch_dog is not None:
-                self.watch_dog.feed()
-            output = function(*args, **kwargs)
-            if self.watch_dog is not None:
-                self.watch_dog.feed()  # what follows has the whole limit again
+                output = self._call(method, args, kwargs)
             if reply_rank is not None and reply_rank != self.rank:
                 request.reply(b"")
             elif hasattr(output, "get_output"):  # an AsyncModelRunnerOutput
@@ -209,6 +197,28 @@ class Rank:
             raise
         except Exception as error:  # pylint: disable=broad-exception-caught
             _fail(request, error, self.method)
+
+    def _call(self, method: str | bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(method, bytes):
+            import cloudpickle
+
+            function = cloudpickle.loads(method)
+            self.method = getattr(function, "__qualname__", repr(function))
+            function = partial(function, self.worker)
+        elif method.startswith("coxswain:"):
+            from . import _vllm_survive
+
+            self.method = method[9:]
+            function = partial(getattr(_vllm_survive, self.method), self.worker)
+        else:
+            self.method = method
+            function = getattr(self.worker, method)
+        if self.watch_dog is not None:
+            self.watch_dog.feed()
+        output = function(*args, **kwargs)
+        if self.watch_dog is not None:
+            self.watch_dog.feed()  # what follows has the whole limit again
+        return output
 
     def shutdown(self) -> None:
         from vllm.distributed import destroy_distributed_environment, destroy_model_parallel

@@ -122,7 +122,7 @@ class Source:
         for inner in reversed(list(statements(node.body))):
             if name in defined(inner):
                 return module, inner
-            if getattr(inner, "name", "") == "__init__":
+            if getattr(inner, "name", "") in ("__init__", "__post_init__"):
                 for one in ast.walk(inner):
                     if getattr(one, "attr", "") == name and isinstance(one.ctx, ast.Store):
                         return module, one
