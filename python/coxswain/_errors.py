@@ -185,6 +185,11 @@ def text_of(chars: Any) -> str:
     return ffi.string(chars).decode("utf-8", "replace") if chars else ""
 
 
+def bytes_of(text: str) -> bytes:
+    """A text for the library. File names may have surrogates in it, of which UTF-8 has none."""
+    return text.encode("utf-8", "backslashreplace")
+
+
 def error_of(code: int, text: str) -> Error:
     """The exception of a status."""
     error = CLASSES.get(code, Error)(text or text_of(lib.cox_status_text(code)))

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from typing import Any, Literal
 from collections.abc import Callable, Generator, Iterable, Sequence
 
 from . import _launch, _native, _status
+from ._arguments import NEVER, buffer_of, deadline_of, seconds_of
 from ._errors import (
     Closed,
     Deadlock,
@@ -28,7 +30,9 @@ from ._errors import (
     LateRank,
     Process,
     RankDied,
+    StateError,
     TimedOut,
+    bytes_of,
     check,
     error_of,
     fail,
@@ -43,7 +47,6 @@ Buffer = bytes | bytearray | memoryview | Any
 Gather = Literal["all", "rank0", "none"]
 OnDeath = Literal["fail", "restart", "restart-all"]
 
-_NEVER = 2**64 - 1
 # Constants of lib and types of ffi are looked up once: there is a lookup in each request otherwise.
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
 _LATE = lib.COX_LATE
@@ -72,14 +75,6 @@ def _choice(what: str, value: str, choices: dict[str, int]) -> int:
     if value not in choices:
         raise Invalid(f"{what} is {value!r}; it may be {', '.join(map(repr, choices))}")
     return choices[value]
-
-
-def _deadline(timeout: float | None) -> int:
-    if timeout is None:
-        return _NEVER
-    if not timeout >= 0:
-        raise Invalid(f"timeout is {timeout}; it may be a number of seconds from 0 on, or None")
-    return min(time.monotonic_ns() + int(timeout * 1e9), _NEVER)
 
 
 def _in_main_thread() -> bool:
@@ -135,6 +130,7 @@ class Future:
         "_callbacks",
         "_ranks",
         "_gather",
+        "_unsent",
         "__weakref__",
     )
 
@@ -147,10 +143,13 @@ class Future:
         self._callbacks: Sequence[Callable[[Future], object]] = ()
         self._ranks = ranks
         self._gather = gather
+        # In an event loop, of a request for which there was no room: data, deadline, ranks, gather.
+        self._unsent: tuple[Any, int, Any, str] | None = None
 
     @property
     def sequence(self) -> int:
-        """The number of the request on its channel, as in messages and `status()`."""
+        """The number of the request on its channel, as in messages and `status()`; 0: it was not
+        sent yet."""
         return self._sequence
 
     def done(self) -> bool:
@@ -163,17 +162,26 @@ class Future:
         timeout: seconds to wait, beside the request's own deadline. Raises TimeoutError when they
         have passed, and otherwise what became of the request: RankDied, RankError, TimedOut, ...
         """
-        if not self._done and not self._group._wait_for(self, _deadline(timeout)):
-            raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
+        self._finish(timeout)
         if self._error is not None:
             raise self._error
         return self._result
 
     def exception(self, timeout: float | None = None) -> Error | None:
         """As result, but returns the exception."""
-        if not self._done and not self._group._wait_for(self, _deadline(timeout)):
-            raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
+        self._finish(timeout)
         return self._error
+
+    def _finish(self, timeout: float | None) -> None:
+        if self._done:
+            return
+        self._check_sent()
+        if not self._group._wait_for(self, deadline_of(timeout)):
+            raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
+
+    def _check_sent(self) -> None:
+        if self._unsent:
+            raise StateError("this request waits for room: await it, which sends it")
 
     def add_done_callback(self, function: Callable[[Future], object]) -> None:
         """Calls function(future) once it is done: at once, or on the thread that collects it.
@@ -181,6 +189,7 @@ class Future:
         A thread of the group collects for callbacks, where no other thread does. A signal handler
         that raises in the main thread interrupts a callback there, as it does any code.
         """
+        self._check_sent()
         with self._group._mutex:
             if not self._done:
                 self._callbacks = (*self._callbacks, function)
@@ -189,6 +198,8 @@ class Future:
         function(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
+        if self._unsent:
+            yield from self._group._send_in_turn(self).__await__()
         if not self._done:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
@@ -207,6 +218,8 @@ class Future:
         return self.result()
 
     def __repr__(self) -> str:
+        if self._unsent:
+            return "<coxswain.Future of a request that waits for room>"
         state = "in flight" if not self._done else repr(self._error) if self._error else "done"
         return f"<coxswain.Future of request {self._sequence}: {state}>"
 
@@ -333,7 +346,7 @@ class Cluster:
 
 def _rank_count(nodes: str) -> int:
     err, nodes_found, ranks = new_error(), ffi.new("uint32_t *"), ffi.new("uint32_t *")
-    check(lib.cox_nodes_parse(nodes.encode(), ffi.NULL, nodes_found, ranks, err), err)
+    check(lib.cox_nodes_parse(bytes_of(nodes), ffi.NULL, nodes_found, ranks, err), err)
     return int(ranks[0])
 
 
@@ -415,7 +428,7 @@ class Group:
             raise Invalid("a group needs a program for its ranks, or external=True and none")
         if devices is not None and len(devices) != ranks:
             raise Invalid(f"devices has {len(devices)} numbers for {ranks} ranks")
-        if timeout is not None and timeout <= 0:
+        if timeout is not None and seconds_of(timeout) == 0:
             raise Invalid(f"timeout is {timeout}; it may be a positive number of seconds, or None")
         self._rank_count = ranks
         self._depth = depth
@@ -427,11 +440,11 @@ class Group:
         server.size = ffi.sizeof("struct cox_server_options")
         keep: list[Any] = [executor, server]
         if name is not None:
-            keep.append(ffi.new("char[]", name.encode()))
+            keep.append(ffi.new("char[]", bytes_of(name)))
             executor.name = keep[-1]
         executor.rank_count = ranks
         if program is not None:
-            parts = [ffi.new("char[]", part.encode()) for part in _launch.command_of(program)]
+            parts = [ffi.new("char[]", bytes_of(part)) for part in _launch.command_of(program)]
             keep += [parts, ffi.new("char *[]", [*parts, ffi.NULL])]
             executor.command = ffi.cast("const char *const *", keep[-1])
         executor.no_flags = True
@@ -451,7 +464,7 @@ class Group:
             keep.append(ffi.new("char[]", os.fsencode(folder)))
             executor.crash_dir = keep[-1]
         # External ranks may take as long as a scheduler needs; 0 is the library's default of 60 s.
-        milliseconds = 2**62 if timeout is None else max(1, int(timeout * 1000))
+        milliseconds = max(1, int(min(2.0**62, math.inf if timeout is None else timeout * 1000)))
         executor.start_timeout_ms = milliseconds
         server.restart.on_death = _choice("on_death", on_death, _ON_DEATHS)
         keep.append(
@@ -471,6 +484,10 @@ class Group:
         self._events: _Events | None = None
         self._fd = -1
         self._loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+        # of each loop: of the request that it sends next
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
         # Protects all below. It and the sleepers' locks are bare ones. A signal handler that raises
         # in the main thread would leave a threading.Condition, or a context manager in Python, with
         # a lock that it should not have, or without one that it should.
@@ -576,7 +593,8 @@ class Group:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.stop()
+        if self._process.is_this():  # a child that was forked in the block leaves it, too
+            self.stop()
 
     async def __aenter__(self) -> Group:
         return await asyncio.to_thread(self.start)
@@ -587,8 +605,9 @@ class Group:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._detach_loops()
-        await asyncio.to_thread(self.stop)
+        if self._process.is_this():
+            self._detach_loops()
+            await asyncio.to_thread(self.stop)
 
     def __del__(self) -> None:
         process = self.__dict__.get("_process")
@@ -623,7 +642,7 @@ class Group:
         """Gives a standby group the name of the one that it stood by for, and that was stopped:
         from now on `coxswain status --name NAME` finds it. Raises Taken while that one lives."""
         err = new_error()
-        text = ffi.new("char[]", name.encode())
+        text = ffi.new("char[]", bytes_of(name))
         check(self._use(lambda _: lib.coxpy_group_take_name(self._native, text, err)), err)
 
     @property
@@ -635,7 +654,7 @@ class Group:
     @note.setter
     def note(self, note: str) -> None:
         err = new_error()
-        text = ffi.new("char[]", note.encode())
+        text = ffi.new("char[]", bytes_of(note))
         check(self._use(lambda _: lib.coxpy_group_set_note(self._native, text, err)), err)
         self._note = note
 
@@ -662,7 +681,7 @@ class Group:
         """
         if not 0 <= rank < self._rank_count:
             raise Invalid(f"rank is {rank}; it may be 0 to {self._rank_count - 1}")
-        deadline = _deadline(self._timeout if timeout is None else timeout)
+        deadline = deadline_of(self._timeout if timeout is None else timeout)
 
         def run() -> None:
             err = new_error()
@@ -714,17 +733,7 @@ class Group:
         Waits for room and for late ranks. Raises RankDied, RankError, TimedOut, Closed, TooLarge,
         ...
         """
-        deadline = _deadline(timeout)
-        while True:
-            try:
-                return self._submit(data, deadline, ranks, gather).result()
-            except (Full, Late):
-                self._await_room(deadline)
-            except RankDied as death:
-                # Of a request that was never sent: a later one is for the rank's replacement.
-                if not (self._waits_for_recovery and death._was_refused):
-                    raise
-                self._await_recovery(deadline, death)
+        return self._submit_when_room(data, deadline_of(timeout), ranks, gather).result()
 
     def submit(
         self,
@@ -733,13 +742,47 @@ class Group:
         *,
         ranks: Iterable[int] | None = None,
         gather: Gather = "all",
+        wait: bool | None = None,
     ) -> Future:
-        """Sends data to the ranks. Does not block: raises Full when `depth` requests are in flight.
+        """Sends data to the ranks. The future's result is what call returns; arguments as for call.
 
-        Arguments as for call; the future's result is what call returns. Raises also Late: a rank
-        owes the reply to a request that has ended; and RankDied.
+        wait: what to do when `depth` requests are in flight, or a rank owes the reply to a request
+        that has ended. False: raises Full, or Late. True: blocks until there is room. None: raises,
+        but in an event loop the future waits for its turn when it is awaited; what data points to
+        must stay as it is until then. Raises also RankDied.
         """
-        return self._submit(data, _deadline(timeout), ranks, gather)
+        deadline = deadline_of(timeout)
+        if wait:
+            return self._submit_when_room(data, deadline, ranks, gather)
+        loop = asyncio._get_running_loop() if wait is None else None
+        if loop is None:
+            return self._submit(data, deadline, ranks, gather)
+        turn = self._turns.get(loop)
+        if not (turn and turn.locked()):  # else others wait already
+            with contextlib.suppress(Full, Late):
+                return self._submit(data, deadline, ranks, gather)
+        future = Future(self, None, 0)
+        future._unsent = data, deadline, ranks if ranks is None else tuple(ranks), gather
+        return future
+
+    async def _send_in_turn(self, future: Future) -> None:
+        """Sends a request for which there was no room, after those that were awaited before."""
+        turn = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        async with turn:
+            if not future._unsent:
+                return  # it was awaited twice
+            data, deadline, ranks, gather = future._unsent
+            while True:
+                try:
+                    self._submit(data, deadline, ranks, gather, future)
+                    future._unsent = None
+                    return
+                except (Full, Late) as obstacle:
+                    left = (deadline - time.monotonic_ns()) / 1e9
+                    try:
+                        await asyncio.wait_for(self.room(), None if deadline == NEVER else left)
+                    except TimeoutError:
+                        raise self._had_no_room(obstacle) from None
 
     async def room(self) -> None:
         """Waits until submit has room: after Full, and after Late."""
@@ -803,19 +846,23 @@ class Group:
         return asked, words
 
     def _submit(
-        self, data: Buffer, deadline: int, ranks: Iterable[int] | None, gather: str
+        self,
+        data: Buffer,
+        deadline: int,
+        ranks: Iterable[int] | None,
+        gather: str,
+        future: Future | None = None,
     ) -> Future:
+        """future: of this request, where there is one already."""
         self._process.check()
         policy = _choice("gather", gather, _GATHERS)
         asked, words = (None, ffi.NULL) if ranks is None else self._rank_set(ranks)
-        try:
-            view = data if type(data) is bytes else ffi.from_buffer(data)
-            size = len(view)
-        except (TypeError, BufferError) as error:
-            raise TypeError(
-                f"data is {type(data).__name__}; it may be bytes, or any contiguous buffer"
-            ) from error
-        future = Future(self, asked, policy)
+        view = data if type(data) is bytes else buffer_of(data, "data")
+        size = len(view)
+        if future is None:
+            future = Future(self, asked, policy)
+        else:
+            future._ranks, future._gather = asked, policy
         with self._mutex:
             if self._state != "running" or self._executor is None:
                 self._check_running()
@@ -842,10 +889,53 @@ class Group:
             self._refused = r in (lib.COX_FULL, lib.COX_LATE)
             err, self._submit_error = self._submit_error, new_error()
         if r == lib.COX_FULL and self._poll():
-            return self._submit(data, deadline, asked, gather)
+            return self._submit(data, deadline, asked, gather, future)
         if r == lib.COX_PEER_DEAD:
             raise self._death_of(asked, text_of(err.text))
         return fail(r, err)
+
+    def _submit_when_room(
+        self, data: Buffer, deadline: int, ranks: Iterable[int] | None, gather: str
+    ) -> Future:
+        """Waits for room, for late ranks, and where dead ranks are replaced for that."""
+        ranks = ranks if ranks is None else tuple(ranks)
+        obstacle: Error | None = None
+        while True:
+            try:
+                return self._submit(data, deadline, ranks, gather)
+            except (Full, Late) as error:
+                obstacle = error
+                self._await_room(deadline, obstacle)
+            except TimedOut:
+                if obstacle:
+                    raise self._had_no_room(obstacle) from None
+                raise
+            except RankDied as death:
+                # Of a request that was never sent: a later one is for the rank's replacement.
+                if not (self._waits_for_recovery and death._was_refused):
+                    raise
+                self._await_recovery(deadline, death)
+
+    def _had_no_room(self, obstacle: Error) -> TimedOut:
+        """The exception of a request that could not be sent until its deadline."""
+        error = TimedOut(f"the request was not sent before its deadline: {obstacle}")
+        error.code = lib.COX_TIMEOUT
+        if isinstance(obstacle, Late):
+            status = self.status()
+            channel = next(one for one in status.channels if one.name == "execute")
+            error.late = tuple(
+                LateRank(
+                    rank.rank,
+                    rank.pid,
+                    rank.channels["execute"].state not in (None, "idle"),
+                    rank.channels["execute"].age_s or 0.0,
+                    rank.liveness,
+                    rank.stopped,
+                )
+                for rank in status.ranks
+                if rank.rank in channel.late_ranks
+            )
+        return error
 
     def _death_of(self, asked: Sequence[int] | None, text: str) -> RankDied:
         """The exception of a request that was refused because a rank is dead."""
@@ -879,15 +969,11 @@ class Group:
             if time.monotonic_ns() >= deadline:
                 raise death
 
-    def _await_room(self, deadline: int) -> None:
-        """Waits for a completion, or a moment, until submit may have room."""
+    def _await_room(self, deadline: int, obstacle: Error) -> None:
+        """Waits for a completion, or a moment, until submit may have room. obstacle: why it has
+        none."""
         if time.monotonic_ns() >= deadline:
-            error = TimedOut(
-                "the group had no room until the deadline: requests are in flight, or a "
-                "late rank owes its reply"
-            )
-            error.code = lib.COX_TIMEOUT
-            raise error
+            raise self._had_no_room(obstacle) from None
         with self._mutex:
             self._check_running()
             sleeper = self._sleeper() if self._collecting else None
@@ -1028,10 +1114,20 @@ class Group:
                 if result.outcome == lib.COX_OUTCOME_LATE
             )
         else:
-            for rank, result in enumerate(results):
-                if result.outcome == lib.COX_OUTCOME_ERROR:
-                    error.rank = rank
-                    break
+            failed = [
+                rank
+                for rank, result in enumerate(results)
+                if result.outcome == lib.COX_OUTCOME_ERROR
+            ]
+            if failed:
+                error.rank = failed[0]
+            if len(failed) > 1:  # the library cuts their texts, so that all have a place
+                begin = str(error).partition("; rank ")[0]
+                text = text_of(results[failed[0]].text)
+                others = ", ".join(map(str, failed[1:]))
+                error.args = (
+                    f"{begin}; ranks {others} failed, too; rank {failed[0]} failed: {text}",
+                )
         return error
 
     def _settle(self, future: Future, result: Any, error: Error | None) -> None:
@@ -1119,7 +1215,7 @@ def _collect_for(reference: weakref.ref[Group]) -> None:
         if sleeper:
             sleeper.acquire()
         else:
-            group._collect(_NEVER)
+            group._collect(NEVER)
 
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()

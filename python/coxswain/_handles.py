@@ -6,8 +6,8 @@ import os
 from typing import Any, Literal
 
 from . import _native
+from ._arguments import deadline_of
 from ._errors import Invalid, check, new_error
-from ._group import _deadline
 from ._owned import Mapped, Owned, check_peer
 
 ffi, lib = _native.ffi, _native.lib
@@ -75,7 +75,7 @@ class Handle:
         err = new_error()
         found = ffi.new("int *", -1)
         check_peer(
-            lib.cox_handle_open(self._handle, _path(socket), _deadline(timeout), found, err), err
+            lib.cox_handle_open(self._handle, _path(socket), deadline_of(timeout), found, err), err
         )
         return int(found[0])
 

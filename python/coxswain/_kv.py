@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _native
+from ._arguments import deadline_of
 from ._errors import (
     Aborted,
     Empty,
@@ -195,7 +196,7 @@ class KvView(Owned):
 
     def wait(self, block: int, timeout: float) -> None:
         """Until the block's content is not on its way, or no longer, or for `timeout` seconds."""
-        lib.cox_kv_view_await(self._use(), block, time.monotonic_ns() + int(timeout * 1e9))
+        lib.cox_kv_view_await(self._use(), block, deadline_of(timeout))
 
 
 def generation_of(sequence: int) -> int:

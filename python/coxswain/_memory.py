@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _native
+from ._arguments import deadline_of
 from ._errors import Invalid, check, error_of, new_error
-from ._group import _deadline, _slice
+from ._group import _slice
 from ._handles import Exporter, Handle, SocketPath, _bytes_as, _path
 from ._owned import Mapped, Owned, check_peer
 
@@ -153,7 +154,7 @@ class Pool(Owned):
         found, err = ffi.new("struct cox_pool **"), new_error()
         check_peer(
             lib.cox_pool_open(
-                native, _path(socket), _deadline(timeout), cls._attaching(read_only), found, err
+                native, _path(socket), deadline_of(timeout), cls._attaching(read_only), found, err
             ),
             err,
         )
@@ -248,7 +249,7 @@ class Queue(Owned):
         found, err = ffi.new("struct cox_queue **"), new_error()
         check_peer(
             lib.cox_queue_open(
-                handle._handle, _path(socket), _deadline(timeout), ffi.NULL, found, err
+                handle._handle, _path(socket), deadline_of(timeout), ffi.NULL, found, err
             ),
             err,
         )
@@ -397,7 +398,7 @@ class QueueSet(Owned):
     def wait(self, timeout: float | None = None) -> Subscriber | None:
         """A subscriber with a message, in turn where several have one. timeout: seconds, None: no
         limit; when they have passed, None. Ctrl-C ends it."""
-        deadline = _deadline(timeout)
+        deadline = deadline_of(timeout)
         found = ffi.new("struct cox_subscriber **")
         while True:
             self._hold()

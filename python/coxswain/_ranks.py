@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _native
+from ._arguments import buffer_of, deadline_of
 from ._errors import (
     Busy,
     Closed,
@@ -25,7 +26,6 @@ from ._errors import (
     new_error,
     text_of,
 )
-from ._group import _deadline
 
 if TYPE_CHECKING:
     from ._worker import Worker
@@ -59,13 +59,11 @@ def _memory_of(what: str, data: Any, writable: bool) -> tuple[Any, int]:
         if not data.is_contiguous():
             raise Invalid(f"{what} is a tensor that is not contiguous")
         return ffi.cast("uint8_t *", data.data_ptr()), data.numel() * data.element_size()
+    buffer_of(data, what)
     try:
         memory = ffi.from_buffer("uint8_t[]", data, require_writable=writable)
     except (TypeError, ValueError, BufferError) as error:
-        kind = "writable, contiguous" if writable else "contiguous"
-        raise TypeError(
-            f"{what} is {type(data).__name__}; it may be a CPU tensor, or any {kind} buffer"
-        ) from error
+        raise TypeError(f"{what} is {type(data).__name__} that is not writable") from error
     return memory, len(memory)
 
 
@@ -190,7 +188,7 @@ class RankGroup:
         raised: list[BaseException] = []
         options.size = ffi.sizeof("struct cox_group_options")
         options.value_size = value_size
-        options.deadline_ns = _deadline(timeout)
+        options.deadline_ns = deadline_of(timeout)
         options.cancelled = ffi.addressof(lib, "coxpy_interrupted")
         options.context = ffi.cast("void *", id(raised))
         memory = -1
@@ -301,14 +299,14 @@ class RankGroup:
     def barrier(self, timeout: float | None = 60.0) -> None:
         """Waits until every rank has called it. What a rank wrote to shared memory before, all see
         after."""
-        self._wait(lib.cox_group_barrier, _deadline(timeout))
+        self._wait(lib.cox_group_barrier, deadline_of(timeout))
 
     def gather(self, data: Buffer, timeout: float | None = 60.0) -> list[bytes]:
         """Gives data, bytes-like, and returns that of every rank, in order. All have one size in
         bytes, 1 to value_size; raises Invalid on every rank if they differ, and TooLarge."""
         value, size = self._value(data)
         values = ffi.new("uint8_t[]", size * self.rank_count)
-        self._wait(lib.cox_group_gather, value, size, values, _deadline(timeout))
+        self._wait(lib.cox_group_gather, value, size, values, deadline_of(timeout))
         return [bytes(ffi.buffer(values + i * size, size)) for i in range(self.rank_count)]
 
     def gather_into(self, data: Buffer, out: Buffer, timeout: float | None = 60.0) -> None:
@@ -322,13 +320,13 @@ class RankGroup:
                 f"out has {values_size} bytes; {self.rank_count} ranks give {size} bytes "
                 f"each, {size * self.rank_count} together"
             )
-        self._wait(lib.cox_group_gather, value, size, values, _deadline(timeout))
+        self._wait(lib.cox_group_gather, value, size, values, deadline_of(timeout))
 
     def gather_fds(self, fd: int, keep: bool = True, timeout: float | None = 60.0) -> list[int]:
         """Gives an open fd, and returns a duplicate of every other rank's, in order; its own entry
         is -1. The caller closes them. keep False: fd is closed if the call succeeds."""
         fds = ffi.new("int[]", self.rank_count)
-        self._wait(lib.cox_group_gather_fds, fd, self._mode(keep), fds, _deadline(timeout))
+        self._wait(lib.cox_group_gather_fds, fd, self._mode(keep), fds, deadline_of(timeout))
         return list(fds)
 
     def broadcast_fd(
@@ -343,7 +341,7 @@ class RankGroup:
             raise Invalid(f"rank {source} is the source, and only it gives an fd")
         found = ffi.new("int *", -1)
         self._wait(
-            lib.cox_group_broadcast_fd, source, given, self._mode(keep), found, _deadline(timeout)
+            lib.cox_group_broadcast_fd, source, given, self._mode(keep), found, deadline_of(timeout)
         )
         return int(found[0])
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
+import logging
 import os
 import sys
 import threading
-import time
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 from collections.abc import Callable
 
 from . import _native
+from ._arguments import NEVER, buffer_of, deadline_of, seconds_of
 from ._batch import Batch
 from ._errors import (
     Aborted,
@@ -22,6 +24,7 @@ from ._errors import (
     Invalid,
     Process,
     StateError,
+    bytes_of,
     check,
     code_of,
     fail,
@@ -34,11 +37,11 @@ if TYPE_CHECKING:
     from ._ranks import RankGroup
 
 ffi, lib = _native.ffi, _native.lib
+_log = logging.getLogger("coxswain")
 
 Buffer = bytes | bytearray | memoryview | Any
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NEVER = 2**64 - 1
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
 _OPAQUE = lib.COX_TYPE_OPAQUE
 _ROLES = ("unknown", "prefill", "decode", "standard")
@@ -67,25 +70,59 @@ _ORDERS = {
     "recover": lib.COXPY_SERVES_RECOVER,
 }
 _LINK_FAILED = 2001
+# Of an error in a reply, beside what the coordinator puts before it.
+_TEXT_SIZE = 560
 
 
 def _explain(error: BaseException) -> str:
-    """What a rank's error says: the exception first, since a long text is cut."""
-    last = "".join(traceback.format_exception_only(type(error), error)).strip()
+    """What a rank's error says: the exception, what caused it, and where it was raised. The caller
+    gets about TEXT_SIZE bytes of it; where that is not all, the rank writes all of it."""
     begin = error.__traceback__
     while begin and begin.tb_next and begin.tb_frame.f_code.co_filename == __file__:
         begin = begin.tb_next  # the handler's own frames are what helps
-    trace = "".join(traceback.format_tb(begin)).rstrip()
-    return f"{last}\n{trace}" if trace else last
+    frames = [frame.rstrip() for frame in traceback.format_tb(begin)]
+    said, cause = _said(error), _root_of(error)
+    lines = [_cut(said, _TEXT_SIZE // 2)]
+    if cause is not None:
+        lines.append(_cut(f"It was caused by {_said(cause)}", _TEXT_SIZE // 4))
+    left = _TEXT_SIZE - sum(map(len, lines))
+    # The last one raised it, those before it called it.
+    first = len(frames) - 1
+    while first > 0 and sum(map(len, frames[first - 1 :])) < left:
+        first -= 1
+    if first > 0:
+        lines.append(f"  ({first} calls above)")
+    lines += frames[max(first, 0) :]
+    if first > 0 or cause is not None or said not in lines:
+        _log.error("the whole of an error that the caller gets in short", exc_info=error)
+    return bytes_of("\n".join(lines)).decode()
 
 
-def _buffer_of(reply: Buffer) -> Any:
-    try:
-        return ffi.from_buffer(reply)
-    except (TypeError, BufferError) as error:
-        raise TypeError(
-            f"the reply is {type(reply).__name__}; it may be bytes, or any contiguous buffer"
-        ) from error
+def _said(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(type(error), error)).strip()
+
+
+def _root_of(error: BaseException) -> BaseException | None:
+    """The exception with which it began; None: itself."""
+    found, seen = error, set[int]()
+    while id(found) not in seen:
+        seen.add(id(found))
+        below = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+        if below is None:
+            break
+        found = below
+    return None if found is error else found
+
+
+def _cut(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[:size]}..."
+
+
+def _owner(handler: Any) -> str:
+    """A handler, by name and place."""
+    code = getattr(inspect.unwrap(handler), "__code__", None)
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(handler, '__qualname__', type(handler).__name__)}{place}"
 
 
 def _kept(sequence: int) -> StateError:
@@ -131,10 +168,10 @@ class Request:
     def _copy(self, data: Buffer) -> tuple[Any, int]:
         """A reply that may be a view of the request, which ends before the reply: in its slot, or
         as bytes where it does not fit."""
-        with _buffer_of(data) as view:
+        with buffer_of(data, "the reply") as view:
             size = len(view)
             if size > self._capacity:
-                return bytes(data), size
+                return ffi.buffer(view)[:], size
             ffi.memmove(self._slot, view, size)
         return self._slot, size
 
@@ -267,7 +304,7 @@ class InitRequest:
 
     def get(self, key: str, default: str | None = None) -> str | None:
         """The value of a key, or default."""
-        found = lib.cox_init_request_get(self._lent(), key.encode())
+        found = lib.cox_init_request_get(self._lent(), bytes_of(key))
         return text_of(found) if found else default
 
     def __getitem__(self, key: str) -> str:
@@ -522,7 +559,7 @@ class Worker:
         have passed, or `wake` was called. Steps, inits and clean-ups go to their handlers
         meanwhile. Raises Closed when the group has ended; Busy: another thread is in next or serve.
         """
-        deadline = _NEVER if timeout is None else time.monotonic_ns() + int(timeout * 1e9)
+        deadline = deadline_of(timeout)
         self._begin_taking()
         try:
             return Request(self, self._request) if self._take(deadline) else None
@@ -577,7 +614,7 @@ class Worker:
         try:
             while True:
                 try:
-                    taken = self._take(_NEVER)
+                    taken = self._take(NEVER)
                 except Closed:
                     return
                 if taken and opaque:
@@ -604,9 +641,12 @@ class Worker:
         try:
             reply = handler(data)
             if type(reply) is not bytes:
-                if not isinstance(reply, (bytes, bytearray)) and not _owns_its_data(reply):
-                    reply = bytes(reply)  # it may be a view of the request
-                reply = _buffer_of(reply)
+                with buffer_of(reply, f"the reply of {_owner(handler)}") as memory:
+                    # It may be a view of the request.
+                    if not isinstance(reply, bytearray) and not _owns_its_data(reply):
+                        reply = ffi.buffer(memory)[:]
+                    else:
+                        reply = ffi.from_buffer(reply)
             if sys.getrefcount(data) > 2:  # torch keeps the view itself
                 raise _kept(sequence)
             try:
@@ -643,8 +683,8 @@ class Worker:
 
     def report_fault(self, text: str, timeout: float = 1.0) -> None:
         """Reports a fault to the coordinator outside any reply."""
-        deadline = time.monotonic_ns() + int(timeout * 1e9)
-        r = lib.cox_worker_report_fault(self._lib(), text.encode(), deadline)
+        deadline = deadline_of(timeout)
+        r = lib.cox_worker_report_fault(self._lib(), bytes_of(text), deadline)
         if r:
             err = new_error()
             fail(r, err)
@@ -658,7 +698,7 @@ class Worker:
         """For the recover handler: asks what is running to return, and waits. Until `resume`, steps
         are refused."""
         err = new_error()
-        check(lib.cox_worker_pause(self._lib(), int(timeout * 1000), err), err)
+        check(lib.cox_worker_pause(self._lib(), int(seconds_of(timeout) * 1000), err), err)
 
     def resume(self) -> None:
         """Ends a pause."""
@@ -669,7 +709,7 @@ class Worker:
     def _fail(self, sequence: int, code: int, text: str) -> None:
         err = new_error()
         # COX_STATE: the group has ended meanwhile
-        lib.cox_worker_reply_error(self._lib(), sequence, code, text.encode(), err)
+        lib.cox_worker_reply_error(self._lib(), sequence, code, bytes_of(text), err)
 
     def _step(self, batch: Batch) -> None:
         sequence, rows = batch.sequence, batch.row_count
@@ -758,7 +798,7 @@ class Worker:
                 # A LoRA reply has a status of its own for it.
                 result = 0 if order.kind == lib.COXPY_LORA else lib.COX_REJECTED
                 lora, text = _LORA_STATUSES["unsupported"], _explain(error)
-            lib.coxpy_order_done(native, order, result, lora, text.encode())
+            lib.coxpy_order_done(native, order, result, lora, bytes_of(text))
 
     def _handler(self, kind: str) -> Callable[..., Any]:
         if kind not in self._handlers:
@@ -784,10 +824,10 @@ class Worker:
             for state in self._handler("link_status")():
                 lib.coxpy_order_link_state(
                     order,
-                    state.cluster_id.encode(),
+                    bytes_of(state.cluster_id),
                     _LINK_STATES[state.state],
                     _LINK_FAILED,
-                    state.text.encode(),
+                    bytes_of(state.text),
                 )
         elif order.kind == lib.COXPY_PULL:
             self._pull(order)
@@ -811,11 +851,11 @@ class Worker:
             failure = result.error
             lib.coxpy_order_pull_result(
                 order,
-                pull.request_id.encode(),
+                bytes_of(pull.request_id),
                 result.copied_bytes,
                 int(result.seconds * 1e9),
                 0 if failure is None else code_of(failure),
-                ("" if failure is None else str(failure) or "it failed").encode(),
+                bytes_of("" if failure is None else str(failure) or "it failed"),
             )
 
 

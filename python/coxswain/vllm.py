@@ -44,9 +44,7 @@ from . import (
 from ._errors import (
     Closed,
     Error,
-    Full,
     Invalid,
-    Late,
     RankDied,
     RankError,
     TimedOut,
@@ -58,7 +56,6 @@ from ._group import Cluster, Future as GroupFuture, Group
 logger = init_logger("vllm.coxswain")
 _vllm_plugin.explain()
 
-_NEVER = 2**64 - 1
 # For the ranks to attach: they have imported nothing but this package by then.
 _ATTACH_SECONDS = 300.0
 # A process may be held in the kernel for longer.
@@ -294,11 +291,7 @@ class Ranks:
 
     def submit(self, payload: bytes, deadline: float | None) -> GroupFuture:
         """Sends a call to every rank. Waits only where no more fit."""
-        while True:
-            try:
-                return self.group.submit(payload, _left(deadline))
-            except (Full, Late):
-                self.group._await_room(_NEVER if deadline is None else int(deadline * 1e9))
+        return self.group.submit(payload, _left(deadline), wait=True)
 
     def kill(self) -> None:
         """Kills all, and does not wait for it."""

@@ -39,13 +39,7 @@ def test_loops_and_threads_share_a_group():
         async def work(number):
             for i in range(100):
                 text = b"%d-%dx" % (number, i)
-                while True:
-                    try:
-                        future = group.submit(text, 30)
-                        break
-                    except coxswain.Full:
-                        await group.room()
-                assert await future == [text.upper()] * 2
+                assert await group.submit(text, 30) == [text.upper()] * 2
 
         def run(number):
             try:
@@ -66,6 +60,58 @@ def test_loops_and_threads_share_a_group():
         assert not failures
 
 
+def test_requests_wait_for_room_in_order(tmp_path):
+    gate = tmp_path / "gate"
+    sequences = {}
+
+    async def ask(group, number):
+        future = group.submit(str(gate).encode(), 30)
+        reply = await future
+        sequences[number] = future.sequence
+        return reply
+
+    async def main():
+        async with coxswain.Group(workers.wait_for_file, 2, depth=4) as group:
+            asked = [asyncio.create_task(ask(group, number)) for number in range(500)]
+            await asyncio.sleep(0.1)
+            assert group.status().channels[0].in_flight == 4
+            # One that is given up leaves its turn to the next.
+            asked[10].cancel()
+            gate.touch()
+            replies = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(replies.pop(10), asyncio.CancelledError)
+            assert replies == [[b"done"] * 2] * 499
+            # Plain futures, without a task of one's own for each.
+            assert len(await asyncio.gather(*[group.submit(b"/", 30) for _ in range(50)])) == 50
+
+    asyncio.run(main())
+    assert len(sequences) == 499
+    assert sorted(sequences, key=sequences.__getitem__) == sorted(sequences)
+
+
+def test_a_request_that_waits_for_its_turn_is_sent_by_await(tmp_path):
+    gate = tmp_path / "gate"
+
+    async def main():
+        with coxswain.Group(workers.wait_for_file, 1, depth=1) as group:
+            first = group.submit(str(gate).encode(), 30)
+            second = group.submit(str(gate).encode(), 30)
+            assert (second.sequence, second.done(), repr(second)) == (
+                0,
+                False,
+                "<coxswain.Future of a request that waits for room>",
+            )
+            with pytest.raises(coxswain.StateError, match="await it"):
+                second.result()
+            with pytest.raises(coxswain.StateError, match="await it"):
+                second.add_done_callback(print)
+            gate.touch()
+            assert await asyncio.gather(second, second, first) == [[b"done"]] * 3
+            assert second.result() == [b"done"]
+
+    asyncio.run(main())
+
+
 def test_room_waits_until_there_is_room(tmp_path):
     gate = tmp_path / "gate"
 
@@ -73,7 +119,7 @@ def test_room_waits_until_there_is_room(tmp_path):
         with coxswain.Group(workers.wait_for_file, 2, depth=2) as group:
             futures = [group.submit(str(gate).encode(), 30) for _ in range(2)]
             with pytest.raises(coxswain.Full):
-                group.submit(b"")
+                group.submit(b"", wait=False)
             waiting = asyncio.create_task(group.room())
             await asyncio.sleep(0)
             assert not waiting.done()
@@ -94,16 +140,12 @@ def test_room_waits_for_a_late_rank(tmp_path):
                 await group.submit(str(gate).encode(), 0.2)
             assert [late.rank for late in caught.value.late] == [0, 1]
             with pytest.raises(coxswain.Late):
-                group.submit(b"")
+                group.submit(b"", wait=False)
+            with pytest.raises(coxswain.TimedOut, match="rank 0 still owes") as caught:
+                await group.submit(b"", 0.2)
+            assert [late.rank for late in caught.value.late] == [0, 1]
             gate.touch()
-            while True:
-                await group.room()
-                try:
-                    future = group.submit(str(gate).encode(), 30)
-                    break
-                except coxswain.Late:
-                    pass
-            assert await future == [b"done"] * 2
+            assert await group.submit(str(gate).encode(), 30) == [b"done"] * 2
 
     asyncio.run(main())
 

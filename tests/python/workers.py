@@ -350,3 +350,49 @@ def leave():
     worker.next()
     print("without a flush")
     sys.exit(7)
+
+
+def odd(data):
+    """Replies or raises what the request names."""
+    what = bytes(data).decode("latin-1")
+    if what == "number":
+        return 5
+    if what == "list":
+        return [1, 2, 3]
+    if what == "text":
+        return "text"
+    if what == "none":
+        return None
+    if what == "objects":
+        import numpy
+
+        return numpy.array([data, None], dtype=object)
+    if what == "columns":
+        import numpy
+
+        return numpy.arange(12, dtype=numpy.int32).reshape(3, 4)[:, 1]
+    if what == "dates":
+        import numpy
+
+        return numpy.array(["2026-11-27"], dtype="datetime64[D]")
+    if what == "surrogate":
+        raise OSError(f"no file {os.fsdecode(b'caf' + bytes([0xE9]))}")
+    if what == "long":
+        return deep(40)
+    if what == "caused":
+        try:
+            deep(0)
+        except ValueError as error:
+            raise RuntimeError("the step failed") from error
+    return what.encode("latin-1")
+
+
+def deep(left):
+    """Raises far down, with a long message."""
+    if left:
+        return deep(left - 1)
+    raise ValueError("the reason " + "x" * 2000)
+
+
+def be_odd():
+    coxswain.serve(odd)
