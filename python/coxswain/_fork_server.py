@@ -81,6 +81,7 @@ class ForkServer:
         fork: it is forked from this process, which `obstacle` has found fit for that, and has its
         modules; else it is a new interpreter."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._program: _launch.Program | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reason: str | None = None
         call = {
@@ -100,9 +101,9 @@ class ForkServer:
                 if self.pid == 0:
                     _serve_forked(theirs, call)
             else:
-                command = [*_launch.command_of(main), str(theirs.fileno()), json.dumps(call)]
+                self._program = _launch.program_of(main)
                 self._process = subprocess.Popen(
-                    command,
+                    [*self._program.command, str(theirs.fileno()), json.dumps(call)],
                     stdin=subprocess.DEVNULL,
                     env={**os.environ, **call["environment"]},  # type: ignore[dict-item]
                     pass_fds=[theirs.fileno()],

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from types import TracebackType
 from typing import Any, Literal
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 from . import _launch, _native, _status
 from ._arguments import NEVER, buffer_of, deadline_of, seconds_of
@@ -358,8 +358,10 @@ class Group:
         with coxswain.Group(["python3", "worker.py"], ranks=4) as group:
             print(group.call(b"hello", timeout=5.0))     # a list of bytes, one per rank
 
-    program: the command of every rank, as for subprocess; or a function at the top level of a
-        module, which each rank imports and calls. None with external=True.
+    program: the command of every rank, as for subprocess; or a function, which each rank calls with
+        args and kwargs. It and they travel as with multiprocessing's "spawn": by pickle, which
+        names what is at the top level of a module. What has no such name (closures, functions of a
+        notebook) needs cloudpickle. None with external=True.
     attach: "named", or "sealed": nothing has a name, and no rank can write another one's memory.
     depth: requests in flight, 1 to 32.
     name: of the group, for `coxswain status --name NAME`; None: "PID_NUMBER".
@@ -392,9 +394,11 @@ class Group:
 
     def __init__(
         self,
-        program: Sequence[str] | Callable[[], Any] | None = None,
+        program: Sequence[str] | Callable[..., Any] | None = None,
         ranks: int = 1,
         *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         attach: Literal["named", "sealed"] = "named",
         depth: int = 4,
         name: str | None = None,
@@ -430,6 +434,7 @@ class Group:
             raise Invalid(f"devices has {len(devices)} numbers for {ranks} ranks")
         if timeout is not None and seconds_of(timeout) == 0:
             raise Invalid(f"timeout is {timeout}; it may be a positive number of seconds, or None")
+        self._program: _launch.Program | None = None
         self._rank_count = ranks
         self._depth = depth
         self._timeout = timeout
@@ -444,7 +449,8 @@ class Group:
             executor.name = keep[-1]
         executor.rank_count = ranks
         if program is not None:
-            parts = [ffi.new("char[]", bytes_of(part)) for part in _launch.command_of(program)]
+            self._program = _launch.program_of(program, args, kwargs)
+            parts = [ffi.new("char[]", os.fsencode(part)) for part in self._program.command]
             keep += [parts, ffi.new("char *[]", [*parts, ffi.NULL])]
             executor.command = ffi.cast("const char *const *", keep[-1])
         executor.no_flags = True
@@ -522,6 +528,7 @@ class Group:
     def start(self) -> Group:
         """Starts the ranks and waits until all have attached. `with` and `async with` do it."""
         self._process.check()
+        _launch.check_main()
         if self._state != "new":
             raise Closed("a group is started once: make another one")
         err = new_error()
@@ -575,6 +582,8 @@ class Group:
                 sleeper = self._sleeper()
             sleeper.acquire()
         lib.coxpy_group_stop(self._native)
+        if self._program:
+            self._program.close()
         for future in list(self._futures.values()):
             self._settle(future, None, Closed("the group was stopped"))
         self._futures.clear()

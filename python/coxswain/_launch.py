@@ -1,59 +1,161 @@
-"""How a function becomes the program of a rank."""
+"""How a function becomes the program of a rank: as multiprocessing's "spawn" does it.
+
+A rank is a new interpreter with the flags and the module path of this one. If the function or its
+arguments are of the main module, it runs that under the name __mp_main__. Then it calls the
+function. What it needs to know lies in a file in memory, which it opens through /proc: a command
+line is too short for a long module path.
+"""
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import runpy
+import subprocess
 import sys
+import types
+import weakref
 from typing import Any
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ._errors import Invalid
+from ._errors import Invalid, StateError
 
-_MAIN = "__coxswain_main__"
-_RUN = "import coxswain._launch; coxswain._launch.main()"
+_MAIN = "__mp_main__"
+# Nothing of this package can be imported before the path is set.
+_RUN = """import pickle, sys
+with open(sys.argv[2], "rb") as file:
+    call = pickle.load(file)
+del sys.argv[1:3]
+sys.path[:] = call["path"]
+import coxswain._launch
+coxswain._launch.main(call)"""
+
+# What "" in the module path meant when this process began.
+try:
+    _DIRECTORY = os.getcwd()
+except OSError:
+    _DIRECTORY = "/"
+# The main module of a rank is being run.
+_preparing = False
 
 
-def command_of(program: Sequence[str] | Callable[[], Any]) -> list[str]:
-    """The command that each rank executes: as given, or one that calls the function."""
+class Program:
+    """The command of a rank. It is good until it is closed, or this process ends."""
+
+    def __init__(self, command: list[str], call: dict[str, Any] | None = None) -> None:
+        self.command = command
+        #: Idempotent.
+        self.close: Callable[[], object] = lambda: None
+        if call is not None:
+            fd = os.memfd_create("coxswain program", os.MFD_CLOEXEC)
+            self.close = weakref.finalize(self, os.close, fd)
+            with open(fd, "wb", closefd=False) as file:
+                pickle.dump(call, file)
+            self.command = [*command, f"/proc/{os.getpid()}/fd/{fd}"]
+
+
+def program_of(
+    program: Sequence[str] | Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Program:
+    """What each rank executes: a command as it is given, or one that calls the function."""
     if not callable(program):
         if isinstance(program, (str, bytes)) or not program:
             raise Invalid(
                 "the program of the ranks is a list, as for subprocess: "
                 "['python3', 'worker.py']; or a function"
             )
-        return [os.fspath(part) for part in program]
-    name = getattr(program, "__qualname__", "")
-    module = getattr(program, "__module__", None)
-    if not module or not name or "<" in name:
-        raise Invalid(
-            f"{program!r} has no place that the ranks can import it from: use a function "
-            "at the top level of a module"
+        if args or kwargs:
+            raise Invalid("args and kwargs are for a function; a command has its own arguments")
+        return Program([os.fspath(part) for part in program])
+    main = _main_module()
+    pickled, needs_main = _pickled((program, tuple(args), dict(kwargs or {})), bool(main))
+    call = {
+        "path": [os.path.join(_DIRECTORY, entry) for entry in sys.path],
+        "main": main if needs_main else {},
+        "pickled": pickled,
+    }
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return Program([sys.executable, *flags, "-c", _RUN, _name_of(program)], call)
+
+
+def _name_of(function: Any) -> str:
+    """For `ps`."""
+    function = getattr(function, "func", function)  # of a partial
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '')}:{name}"
+
+
+def _main_module() -> dict[str, str]:
+    """How a rank has the main module of this process; empty: not at all."""
+    module = sys.modules["__main__"]
+    if spec := getattr(module, "__spec__", None):
+        if spec.name not in ("__main__", _MAIN):  # python -m
+            return {"module": spec.name}
+    file = getattr(module, "__file__", None)
+    if not file:
+        return {}
+    path = os.path.join(_DIRECTORY, file)
+    if spec and os.path.basename(path) == "__main__.py":  # a folder, or an archive
+        path = os.path.dirname(path)
+    return {"path": path} if os.path.exists(path) else {}
+
+
+def _pickled(call: Any, has_main: bool) -> tuple[bytes, bool]:
+    """By reference where the ranks can import it, else by cloudpickle; and whether the main module
+    is needed."""
+    reason: Exception
+    try:
+        pickled = pickle.dumps(call)
+        needs_main = b"__main__" in pickled or _MAIN.encode() in pickled
+        if has_main or not needs_main:
+            return pickled, needs_main
+        reason = Invalid("the main module of this process is no file that the ranks could run")
+    except Exception as error:  # pylint: disable=broad-exception-caught
+        reason = error
+    remedy = "use a function at the top level of a module, or install cloudpickle"
+    try:
+        import cloudpickle  # pylint: disable=import-outside-toplevel
+
+        remedy = "cloudpickle was tried as well"
+        return cloudpickle.dumps(call), False
+    except ImportError:
+        pass
+    except Exception as error:  # pylint: disable=broad-exception-caught
+        reason = error
+    raise Invalid(
+        f"{_name_of(call[0])} or its arguments cannot be sent to the ranks ({reason}): {remedy}"
+    ) from reason
+
+
+def check_main() -> None:
+    """Raises where a rank starts a group while it runs the main module."""
+    if _preparing:
+        raise StateError(
+            "a rank runs this program's main module, which starts the group again: begin that part "
+            "with `if __name__ == '__main__':`"
         )
-    call: dict[str, Any] = {"module": module, "name": name, "path": sys.path}
-    if module == "__main__":
-        file = getattr(sys.modules["__main__"], "__file__", None)
-        if not file:
-            raise Invalid(
-                f"the ranks cannot import {name} from an interactive session: put it into a module"
-            )
-        call["file"] = os.path.abspath(file)
-    return [sys.executable, "-c", _RUN, json.dumps(call)]
 
 
-def main() -> None:
-    """In a rank: imports the function and calls it."""
-    call = json.loads(sys.argv.pop(1))
-    sys.path[:] = call["path"]
-    if "file" in call:
-        namespace: Any = runpy.run_path(call["file"], run_name=_MAIN)
-        first, *rest = call["name"].split(".")
-        function = namespace[first]
-    else:
-        import importlib  # pylint: disable=import-outside-toplevel
+def main(call: dict[str, Any]) -> None:
+    """In a rank: calls the function."""
+    if call["main"]:
+        _run_main(call["main"])
+    function, args, kwargs = pickle.loads(call["pickled"])
+    function(*args, **kwargs)
 
-        function, rest = importlib.import_module(call["module"]), call["name"].split(".")
-    for part in rest:
-        function = getattr(function, part)
-    function()
+
+def _run_main(how: dict[str, str]) -> None:
+    global _preparing  # pylint: disable=global-statement
+    module = types.ModuleType(_MAIN)
+    _preparing = True
+    try:
+        if "module" in how:
+            found = runpy.run_module(how["module"], run_name=_MAIN, alter_sys=True)
+        else:
+            found = runpy.run_path(how["path"], run_name=_MAIN)
+    finally:
+        _preparing = False
+    module.__dict__.update(found)
+    sys.modules["__main__"] = sys.modules[_MAIN] = module

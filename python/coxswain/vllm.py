@@ -321,9 +321,9 @@ def _name(name: str | None, parallel: Any) -> str | None:
     return f"{name}_{number}" if name and number else name
 
 
-def _command(environments: list[dict[str, str]]) -> list[str]:
-    """The program of the ranks, with the environment of each: OpenMP reads it when it is loaded,
-    and vLLM has it loaded before anything else."""
+def _command(environments: list[dict[str, str]], program: list[str]) -> list[str]:
+    """Executes a program with the environment of each rank: OpenMP reads it when it is loaded, and
+    vLLM has it loaded before anything else."""
     return [
         sys.executable,
         "-I",
@@ -331,7 +331,7 @@ def _command(environments: list[dict[str, str]]) -> list[str]:
         "-c",
         _WITH_ENVIRONMENT,
         json.dumps(environments),
-        *_launch.command_of(vllm_worker.main),
+        *program,
     ]
 
 
@@ -581,7 +581,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             local = max(1, self.parallel_config.data_parallel_size_local)
             set_environment(self.world_size * local)
         environments = _environments(self.vllm_config)
-        self._command = _command(environments)
+        self._program = _launch.program_of(vllm_worker.main)
+        self._command = _command(environments, self._program.command)
         self._fork_servers = None
         self._ranks: Any = None
         try:
@@ -805,6 +806,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             self._ranks.stop(kill)
         if self._fork_servers:
             self._fork_servers.stop()
+        self._program.close()
 
 
 def _check_parallel(parallel: Any) -> None:

@@ -491,8 +491,6 @@ def test_options_outside_what_is_allowed_are_refused():
             coxswain.Group(workers.echo, **{"ranks": 2, **arguments})
     with pytest.raises(coxswain.Invalid, match="list"):
         coxswain.Group("python3 worker.py")
-    with pytest.raises(coxswain.Invalid, match="top level"):
-        coxswain.Group(lambda: None)
     with coxswain.Group(workers.echo, 1) as group:
         for timeout in (-1, float("nan")):
             with pytest.raises(coxswain.Invalid):

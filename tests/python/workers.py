@@ -396,3 +396,8 @@ def deep(left):
 
 def be_odd():
     coxswain.serve(odd)
+
+
+def reply_length(data):
+    text = str(len(data)).encode()
+    coxswain.serve(lambda _: text)

@@ -1,0 +1,208 @@
+"""Every way of starting a program, with every kind of function for its ranks: as with
+multiprocessing's "spawn", or better."""
+
+import os
+import subprocess
+import sys
+import zipfile
+
+import coxswain
+import pytest
+import workers
+
+# A program whose ranks reply what they know. KIND is one of KINDS.
+MAIN = """
+import functools, os, sys
+import coxswain
+
+VALUE = 5
+
+def reply(*words, **more):
+    text = " ".join(map(str, [*words, *more.values()])).encode()
+    coxswain.serve(lambda _: text)
+
+class Engine:
+    def __init__(self, value):
+        self.value = value
+
+    def run(self, *words):
+        reply(self.value, *words)
+
+    def __call__(self):
+        reply("called", self.value)
+
+def nested():
+    with coxswain.Group(reply, 1, args=("inner",)) as group:
+        text = b"outer " + group.call(b"", timeout=60)[0]
+    coxswain.serve(lambda _: text)
+
+def start(kind):
+    value = VALUE
+    function, args, kwargs = {
+        "function": (reply, ("a", 1), {"b": 2}),
+        "partial": (functools.partial(reply, "p"), ("q",), {}),
+        "method": (Engine(7).run, ("m",), {}),
+        "object": (Engine(8), (), {}),
+        "closure": (lambda *words: reply(value, *words), ("c",), {}),
+        "nested": (nested, (), {}),
+    }[kind]
+    with coxswain.Group(function, 2, args=args, kwargs=kwargs) as group:
+        print(*(text.decode() for text in group.call(b"", timeout=60)), sep=", ")
+
+if __name__ == "__main__":
+    start(os.environ["KIND"])
+"""
+KINDS = {
+    "function": "a 1 2",
+    "partial": "p q",
+    "method": "7 m",
+    "object": "called 8",
+    "closure": "5 c",
+    "nested": "outer inner",
+}
+# A package whose main module and ranks import by relative names.
+PACKAGE = {
+    "__init__.py": "",
+    "other.py": "from .most import *",
+    "most.py": MAIN.replace('if __name__ == "__main__":\n    start(os.environ["KIND"])\n', ""),
+    "__main__.py": 'import os\nfrom .other import *\nif __name__ == "__main__":\n'
+    '    start(os.environ["KIND"])\n',
+    "tool.py": MAIN + "\nfrom . import other\n",
+}
+
+
+def run(folder, *command, kind="function", code=0, text=None, cwd=None, **environment):
+    """The output of Python with this command."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd or folder,
+        env={**os.environ, "KIND": kind, **environment},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def expected(kind):
+    return ", ".join([KINDS[kind]] * 2) + "\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the program as a script, a package, a folder to run, and an archive."""
+    made = tmp_path_factory.mktemp("a folder")
+    (made / "script.py").write_text(MAIN)
+    (made / "package").mkdir()
+    for name, text in PACKAGE.items():
+        (made / "package" / name).write_text(text)
+    (made / "app").mkdir()
+    (made / "app" / "__main__.py").write_text(MAIN)
+    with zipfile.ZipFile(made / "app.pyz", "w") as archive:
+        archive.write(made / "app" / "__main__.py", "__main__.py")
+    return made
+
+
+WAYS = {
+    "script": ["script.py"],
+    "package": ["-m", "package"],
+    "module of a package": ["-m", "package.tool"],
+    "module": ["-m", "script"],
+    "folder": ["app"],
+    "archive": ["app.pyz"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_and_kinds(folder, way, kind):
+    if kind == "closure":
+        pytest.importorskip("cloudpickle")
+    assert run(folder, *WAYS[way], kind=kind) == expected(kind)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nested"])
+@pytest.mark.parametrize("way", ["-c", "standard input"])
+def test_a_program_that_is_no_file(folder, way, kind):
+    """Its functions travel by value."""
+    pytest.importorskip("cloudpickle")
+    command, text = (["-c", MAIN], None) if way == "-c" else (["-"], MAIN)
+    assert run(folder, *command, kind=kind, text=text) == expected(kind)
+
+
+def test_without_cloudpickle_the_refusal_says_what_to_install(folder):
+    hidden = "import sys; sys.modules['cloudpickle'] = None\n"
+    text = run(folder, "-", kind="function", text=hidden + MAIN, code=1)
+    assert "__main__:reply or its arguments cannot be sent to the ranks" in text
+    assert "the main module of this process is no file" in text
+    assert "install cloudpickle" in text
+    (folder / "hidden.py").write_text(hidden + MAIN)
+    assert "install cloudpickle" in run(folder, "hidden.py", kind="closure", code=1)
+
+
+FLAGS = """
+import sys, coxswain
+def flags():
+    coxswain.serve(lambda _: repr((sys.flags, sys._xoptions, sys.warnoptions)).encode())
+if __name__ == "__main__":
+    with coxswain.Group(flags, 1) as group:
+        (found,) = group.call(b"", timeout=60)
+    assert found.decode() == repr((sys.flags, sys._xoptions, sys.warnoptions)), found
+    print("equal")
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", [["-O"], ["-OO", "-B"], ["-W", "ignore"], ["-X", "dev"], ["-s"], ["-I"], ["-E"]]
+)
+def test_flags_of_the_interpreter(folder, flags):
+    # With -I and -E the environment's PYTHONPATH does not count, here as there.
+    path = os.path.dirname(os.path.dirname(coxswain.__file__))
+    script = folder / "flags.py"
+    script.write_text(f"import sys; sys.path.insert(0, {path!r})\n{FLAGS}")
+    assert run(folder, *flags, str(script)) == "equal\n"
+
+
+def test_a_long_module_path(folder):
+    """Longer than an argument of a command may be."""
+    extra = f"import sys; sys.path += ['/a/{'long/' * 40}' + str(i) for i in range(1500)]\n"
+    (folder / "long.py").write_text(extra + MAIN)
+    assert run(folder, "long.py") == expected("function")
+
+
+def test_a_module_path_that_is_relative_to_where_the_program_began(folder, tmp_path):
+    (folder / "helper.py").write_text(MAIN)
+    code = f"""import coxswain, os, sys
+sys.path.insert(0, "")
+import helper
+os.chdir({str(tmp_path)!r})
+helper.start("function")"""
+    assert run(folder, "-c", code) == expected("function")
+    assert run(folder.parent, os.path.join(folder.name, "script.py")) == expected("function")
+
+
+def test_a_script_without_the_main_guard_says_so(folder):
+    (folder / "bare.py").write_text(
+        "import coxswain\ndef work():\n    coxswain.serve(bytes)\n"
+        "with coxswain.Group(work, 1) as group:\n    print(group.call(b'x'))\n"
+    )
+    text = run(folder, "bare.py", code=1)
+    assert "begin that part with `if __name__ == '__main__':`" in text
+
+
+def test_large_arguments():
+    with coxswain.Group(workers.reply_length, 1, args=(b"x" * 10_000_000,)) as group:
+        assert group.call(b"", timeout=60) == [b"10000000"]
+
+
+def test_what_cannot_be_a_program():
+    with pytest.raises(coxswain.Invalid, match="a command has its own arguments"):
+        coxswain.Group(["true"], args=(1,))
+    with pytest.raises(coxswain.Invalid, match="is a list, as for subprocess"):
+        coxswain.Group("worker.py")
+    with pytest.raises(coxswain.Invalid, match="cannot be sent to the ranks .*lock"):
+        import threading
+
+        coxswain.Group(workers.reply_length, args=(threading.Lock(),))
