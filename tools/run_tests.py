@@ -149,7 +149,7 @@ def check_python():
     return (run([lint + "/bin/ruff", "check", *configuration])
             or run([lint + "/bin/ruff", "format", "--check", *configuration])
             or run([lint + "/bin/mypy", "--config-file", "python/pyproject.toml", "--strict",
-                    "python/coxswain"]))
+                    "python/coxswain", "tests/python/typed.py"]))
 
 
 def step_python():

@@ -5,10 +5,15 @@ from __future__ import annotations
 import numbers
 import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._errors import Invalid
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as Buffer
+else:
+    Buffer = Any
 
 ffi = _native.ffi
 

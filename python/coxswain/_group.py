@@ -10,16 +10,17 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 import weakref
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar, overload
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 from . import _launch, _native, _status
-from ._arguments import NEVER, buffer_of, deadline_of, seconds_of
+from ._arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
 from ._errors import (
     Closed,
     Deadlock,
@@ -43,9 +44,9 @@ from ._errors import (
 ffi, lib = _native.ffi, _native.lib
 _log = logging.getLogger("coxswain")
 
-Buffer = bytes | bytearray | memoryview | Any
 Gather = Literal["all", "rank0", "none"]
 OnDeath = Literal["fail", "restart", "restart-all"]
+OnLine = Literal["print", "log"] | Callable[[int, str], object] | None
 
 # Constants of lib and types of ffi are looked up once: there is a lookup in each request otherwise.
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
@@ -114,7 +115,10 @@ def _bytes_of(result: Any) -> bytes:
     return ffi.buffer(result.bytes, size)[:] if size else b""
 
 
-class Future:
+T = TypeVar("T", covariant=True)
+
+
+class Future(Generic[T]):
     """The result of a request: `await` it, or call `result()`.
 
     Whoever waits collects: no thread of the package is in between. Use it on any thread, and in any
@@ -140,7 +144,7 @@ class Future:
         self._done = False
         self._result: Any = None
         self._error: Error | None = None
-        self._callbacks: Sequence[Callable[[Future], object]] = ()
+        self._callbacks: Sequence[Callable[[Future[Any]], object]] = ()
         self._ranks = ranks
         self._gather = gather
         # In an event loop, of a request for which there was no room: data, deadline, ranks, gather.
@@ -156,7 +160,7 @@ class Future:
         """True if the result is there. It may be waiting to be collected; this does not collect."""
         return self._done
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T:
         """The replies: a list of bytes, one per asked rank; bytes for gather="rank0"; else None.
 
         timeout: seconds to wait, beside the request's own deadline. Raises TimeoutError when they
@@ -165,7 +169,7 @@ class Future:
         self._finish(timeout)
         if self._error is not None:
             raise self._error
-        return self._result
+        return self._result  # type: ignore[no-any-return]
 
     def exception(self, timeout: float | None = None) -> Error | None:
         """As result, but returns the exception."""
@@ -183,7 +187,7 @@ class Future:
         if self._unsent:
             raise StateError("this request waits for room: await it, which sends it")
 
-    def add_done_callback(self, function: Callable[[Future], object]) -> None:
+    def add_done_callback(self, function: Callable[[Future[Any]], object]) -> None:
         """Calls function(future) once it is done: at once, or on the thread that collects it.
 
         A thread of the group collects for callbacks, where no other thread does. A signal handler
@@ -197,7 +201,7 @@ class Future:
                 return
         function(self)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, T]:
         if self._unsent:
             yield from self._group._send_in_turn(self).__await__()
         if not self._done:
@@ -205,7 +209,7 @@ class Future:
             waiter = loop.create_future()
             self._group._attach_loop(loop)
 
-            def wake(_: Future) -> None:
+            def wake(_: Future[Any]) -> None:
                 _wake(loop, waiter)
 
             with self._group._mutex:
@@ -247,7 +251,7 @@ class _Events(threading.Thread):
     def __init__(
         self,
         native: Any,
-        on_line: Callable[[int, str], object] | None,
+        on_line: OnLine,
         on_rank_death: Callable[[int, str], object] | None,
         waiting: threading.Event,
     ) -> None:
@@ -274,10 +278,15 @@ class _Events(threading.Thread):
     def handle(self, kind: int, rank: int, level: int, text: str) -> None:
         extra = {"rank": rank}
         if kind in (lib.COXPY_EVENT_LINE, lib.COXPY_EVENT_ERROR_LINE):
-            if self.on_line:
-                self.on_line(rank, text)
-            else:
+            if self.on_line == "print":
+                stream = sys.stdout if kind == lib.COXPY_EVENT_LINE else sys.stderr
+                if stream:
+                    stream.write(f"rank {rank}: {text}\n")
+                    stream.flush()
+            elif self.on_line == "log":
                 _log.info("rank %d: %s", rank, text, extra=extra)
+            elif self.on_line:
+                self.on_line(rank, text)
         elif kind == lib.COXPY_EVENT_DEATH:
             if self.on_rank_death:
                 self.on_rank_death(rank, text)
@@ -369,8 +378,10 @@ class Group:
     on_death: "fail": requests that ask a dead rank raise RankDied until `restart(rank)`.
         "restart": the requests in flight raise RankDied, the rank is replaced, and later calls wait
         for that. "restart-all": the same with all ranks.
-    on_line: called with (rank, line) for each line that a rank writes, on a thread of the package;
-        None: lines go to logging's "coxswain", level INFO, with the rank.
+    on_line: what becomes of each line that a rank writes. "print": it is written to the standard
+        output or error of this process, with the rank in front. "log": it goes to logging's
+        "coxswain", level INFO. A function is called with (rank, line), on a thread of the package.
+        None: nothing.
     on_rank_death: called with (rank, text) when a rank has died, also while nothing is in flight,
         on the same thread; None: the text goes to logging's "coxswain", level WARNING.
     external: the ranks are started by other means (torchrun, Kubernetes, by hand) with
@@ -404,7 +415,7 @@ class Group:
         name: str | None = None,
         timeout: float | None = 60.0,
         on_death: OnDeath = "fail",
-        on_line: Callable[[int, str], object] | None = None,
+        on_line: OnLine = "print",
         on_rank_death: Callable[[int, str], object] | None = None,
         external: bool = False,
         standby: bool = False,
@@ -430,6 +441,8 @@ class Group:
             raise Invalid(f"depth is {depth}; it may be 1 to 32")
         if (program is None) != (external or nodes is not None):
             raise Invalid("a group needs a program for its ranks, or external=True and none")
+        if not (on_line is None or callable(on_line) or on_line in ("print", "log")):
+            raise Invalid(f"on_line is {on_line!r}; it may be 'print', 'log', a function, or None")
         if devices is not None and len(devices) != ranks:
             raise Invalid(f"devices has {len(devices)} numbers for {ranks} ranks")
         if timeout is not None and seconds_of(timeout) == 0:
@@ -500,7 +513,7 @@ class Group:
         self._mutex = threading.Lock()
         # one lock for each thread that waits for _notify
         self._sleepers: list[threading.Lock] = []
-        self._futures: dict[int, Future] = {}
+        self._futures: dict[int, Future[Any]] = {}
         self._next_key = 1
         # the thread that collects; 0: none
         self._collecting = 0
@@ -727,6 +740,36 @@ class Group:
 
     # ---- requests ----
 
+    @overload
+    def call(
+        self,
+        data: Buffer,
+        timeout: float | None = 60.0,
+        *,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["all"] = "all",
+    ) -> list[bytes]: ...
+
+    @overload
+    def call(
+        self,
+        data: Buffer,
+        timeout: float | None = 60.0,
+        *,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["rank0"],
+    ) -> bytes: ...
+
+    @overload
+    def call(
+        self,
+        data: Buffer,
+        timeout: float | None = 60.0,
+        *,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["none"],
+    ) -> None: ...
+
     def call(
         self,
         data: Buffer,
@@ -734,7 +777,7 @@ class Group:
         *,
         ranks: Iterable[int] | None = None,
         gather: Gather = "all",
-    ) -> Any:
+    ) -> list[bytes] | bytes | None:
         """Sends data to the ranks and waits for their replies: a list of bytes, one per asked rank.
 
         data: bytes-like. timeout: seconds, for all of it, None: no limit. ranks: those that are
@@ -742,7 +785,41 @@ class Group:
         Waits for room and for late ranks. Raises RankDied, RankError, TimedOut, Closed, TooLarge,
         ...
         """
-        return self._submit_when_room(data, deadline_of(timeout), ranks, gather).result()
+        future = self._submit_when_room(data, deadline_of(timeout), ranks, gather)
+        return future.result()  # type: ignore[no-any-return]
+
+    @overload
+    def submit(
+        self,
+        data: Buffer,
+        timeout: float | None = 60.0,
+        *,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["all"] = "all",
+        wait: bool | None = None,
+    ) -> Future[list[bytes]]: ...
+
+    @overload
+    def submit(
+        self,
+        data: Buffer,
+        timeout: float | None = 60.0,
+        *,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["rank0"],
+        wait: bool | None = None,
+    ) -> Future[bytes]: ...
+
+    @overload
+    def submit(
+        self,
+        data: Buffer,
+        timeout: float | None = 60.0,
+        *,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["none"],
+        wait: bool | None = None,
+    ) -> Future[None]: ...
 
     def submit(
         self,
@@ -752,7 +829,7 @@ class Group:
         ranks: Iterable[int] | None = None,
         gather: Gather = "all",
         wait: bool | None = None,
-    ) -> Future:
+    ) -> Future[Any]:
         """Sends data to the ranks. The future's result is what call returns; arguments as for call.
 
         wait: what to do when `depth` requests are in flight, or a rank owes the reply to a request
@@ -770,11 +847,11 @@ class Group:
         if not (turn and turn.locked()):  # else others wait already
             with contextlib.suppress(Full, Late):
                 return self._submit(data, deadline, ranks, gather)
-        future = Future(self, None, 0)
+        future: Future[Any] = Future(self, None, 0)
         future._unsent = data, deadline, ranks if ranks is None else tuple(ranks), gather
         return future
 
-    async def _send_in_turn(self, future: Future) -> None:
+    async def _send_in_turn(self, future: Future[Any]) -> None:
         """Sends a request for which there was no room, after those that were awaited before."""
         turn = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with turn:
@@ -860,8 +937,8 @@ class Group:
         deadline: int,
         ranks: Iterable[int] | None,
         gather: str,
-        future: Future | None = None,
-    ) -> Future:
+        future: Future[Any] | None = None,
+    ) -> Future[Any]:
         """future: of this request, where there is one already."""
         self._process.check()
         policy = _choice("gather", gather, _GATHERS)
@@ -905,7 +982,7 @@ class Group:
 
     def _submit_when_room(
         self, data: Buffer, deadline: int, ranks: Iterable[int] | None, gather: str
-    ) -> Future:
+    ) -> Future[Any]:
         """Waits for room, for late ranks, and where dead ranks are replaced for that."""
         ranks = ranks if ranks is None else tuple(ranks)
         obstacle: Error | None = None
@@ -991,7 +1068,7 @@ class Group:
             return
         self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS))
 
-    def _wait_for(self, future: Future, deadline: int) -> bool:
+    def _wait_for(self, future: Future[Any], deadline: int) -> bool:
         """Collects until this future is done, unless another thread does so. False: the
         deadline."""
         self._process.check()
@@ -1032,7 +1109,7 @@ class Group:
         is settled nevertheless, for other threads may wait for it, and the next thread can collect.
         """
         me = threading.get_ident()
-        done: list[Future] = []
+        done: list[Future[Any]] = []
         try:
             with self._mutex:
                 if self._collecting or self._state != "running" or self._executor is None:
@@ -1067,7 +1144,7 @@ class Group:
                         self._wake_room()
         return room
 
-    def _settle_completions(self, done: list[Future]) -> None:
+    def _settle_completions(self, done: list[Future[Any]]) -> None:
         """Settles what was collected, from the first that is not. What completions point to is lent
         until the next call."""
         while self._settled < self._count[0]:
@@ -1084,7 +1161,9 @@ class Group:
                         del self._futures[key]
             self._settled += 1
 
-    def _outcome(self, future: Future, completion: Any, status: int) -> tuple[Any, Error | None]:
+    def _outcome(
+        self, future: Future[Any], completion: Any, status: int
+    ) -> tuple[Any, Error | None]:
         if status:
             return None, self._failure(completion)
         if future._gather == _ALL:
@@ -1139,13 +1218,13 @@ class Group:
                 )
         return error
 
-    def _settle(self, future: Future, result: Any, error: Error | None) -> None:
+    def _settle(self, future: Future[Any], result: Any, error: Error | None) -> None:
         with self._mutex:
             future._result, future._error, future._done = result, error, True
             self._notify()
         self._call_back(future)
 
-    def _call_back(self, future: Future) -> None:
+    def _call_back(self, future: Future[Any]) -> None:
         """Runs the callbacks of a future that is done, once."""
         with self._mutex:
             callbacks, future._callbacks = future._callbacks, ()

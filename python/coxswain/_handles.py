@@ -6,13 +6,12 @@ import os
 from typing import Any, Literal
 
 from . import _native
-from ._arguments import deadline_of
+from ._arguments import Buffer, deadline_of
 from ._errors import Invalid, check, new_error
 from ._owned import Mapped, Owned, check_peer
 
 ffi, lib = _native.ffi, _native.lib
 
-Buffer = bytes | bytearray | memoryview | Any
 SocketPath = str | os.PathLike[str] | None
 
 

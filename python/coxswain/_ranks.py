@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _native
-from ._arguments import buffer_of, deadline_of
+from ._arguments import Buffer, buffer_of, deadline_of
 from ._errors import (
     Busy,
     Closed,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 ffi, lib = _native.ffi, _native.lib
 
-Buffer = bytes | bytearray | memoryview | Any
 
 _BUSY = "a thread of this process is in an operation of the rank group already"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from collections.abc import Callable
 
 from . import _native
-from ._arguments import NEVER, buffer_of, deadline_of, seconds_of
+from ._arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
 from ._batch import Batch
 from ._errors import (
     Aborted,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 ffi, lib = _native.ffi, _native.lib
 _log = logging.getLogger("coxswain")
 
-Buffer = bytes | bytearray | memoryview | Any
 F = TypeVar("F", bound=Callable[..., Any])
 
 _EXECUTE = lib.COX_CHANNEL_EXECUTE

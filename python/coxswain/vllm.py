@@ -289,7 +289,7 @@ class Ranks:
         """Of each rank."""
         return [rank.liveness for rank in self.group.status().ranks]
 
-    def submit(self, payload: bytes, deadline: float | None) -> GroupFuture:
+    def submit(self, payload: bytes, deadline: float | None) -> GroupFuture[list[bytes]]:
         """Sends a call to every rank. Waits only where no more fit."""
         return self.group.submit(payload, _left(deadline), wait=True)
 
@@ -456,7 +456,7 @@ class Reply(concurrent.futures.Future[Any]):
         self._timeout = timeout
         self._reply_rank = reply_rank
         self._aggregate = aggregate
-        self._future: GroupFuture | None = None
+        self._future: GroupFuture[list[bytes]] | None = None
         self._error: Error | None = None
         #: that it was sent to
         self.ranks: Ranks | None = None

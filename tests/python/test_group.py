@@ -256,9 +256,22 @@ def test_lines_come_with_their_rank():
     assert sorted(lines) == [(1, "a line"), (1, "an error line")]
 
 
-def test_without_on_line_lines_go_to_logging(caplog):
-    caplog.set_level(logging.INFO, "coxswain")
+def test_lines_are_printed_where_they_were_written(capsys):
     with coxswain.Group(workers.obey, 2) as group:
+        group.call(b"print 1", timeout=30)
+    found = capsys.readouterr()
+    assert (found.out, found.err) == ("rank 1: a line\n", "rank 1: an error line\n")
+    with coxswain.Group(workers.obey, 2, on_line=None) as group:
+        group.call(b"print 1", timeout=30)
+    found = capsys.readouterr()
+    assert (found.out, found.err) == ("", "")
+    with pytest.raises(coxswain.Invalid, match="on_line is 'quiet'; it may be 'print', 'log'"):
+        coxswain.Group(workers.obey, on_line="quiet")
+
+
+def test_lines_go_to_logging(caplog):
+    caplog.set_level(logging.INFO, "coxswain")
+    with coxswain.Group(workers.obey, 2, on_line="log") as group:
         group.call(b"print 1", timeout=30)
     records = [record for record in caplog.records if record.getMessage() == "rank 1: a line"]
     assert records and records[0].rank == 1
