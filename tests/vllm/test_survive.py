@@ -195,6 +195,22 @@ def test_requests_outlive(server, spares):
         assert status(running.name)["name"] == running.name
 
 
+def test_engines_of_dense_data_parallelism_outlive_their_ranks(server):
+    """Each by itself: the other one's requests go on."""
+    options = "--data-parallel-size", "2"
+    with survivor(server, ranks=1, options=options, VLLM_CPU_OMP_THREADS_BIND="0|1") as running:
+        names = running.name, f"{running.name}_1"
+        assert asked(running, 16)
+        for name in names:
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                told = pool.submit(asked, running, 16)
+                kill([status(name)["ranks"][0]["pid"]])
+                assert told.result(), running.text()[-5000:]
+            assert asked(running, 16)
+            wait_until(lambda name=name: status(name)["note"]["incidents"] == 1, running.text)
+        assert [status(name)["note"]["incidents"] for name in names] == [1, 1]
+
+
 def test_a_spare_that_dies_is_replaced(server):
     """Three that die in a row are enough, until the next incident."""
     with survivor(server, "hot") as running:
