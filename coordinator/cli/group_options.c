@@ -296,7 +296,7 @@ static const struct argp_option layout_options[] = {
          COX_DEPTH_DEFAULT) ")",
      0},
     {"spin", COX_OPTION_SPIN, "off|auto|max", 0,
-     "how long a wait spins before it blocks: not at all, 50 us (auto, the default), or 2 ms; it "
+     "how long a wait spins before it blocks: not at all, 100 us (auto, the default), or 2 ms; it "
      "yields its processor meanwhile; never with --legacy-workers",
      0},
     {"attach", COX_OPTION_ATTACH, "named|sealed", 0,
