@@ -40,8 +40,8 @@
  *   a request each 10 ms, CPU                            1.0 to 1.1  1.0 to 1.3
  *   quota of one processor, CPU                          0.9 to 1.5  0.9 to 1.1
  * Two groups with the same budget differ by as much, after where the kernel places them; only the
- * first line and CPU at 200 us are beyond that. Under a quota of a control group a spin costs quota,
- * in a row of requests about as much as the blocking and waking that it replaces, or less.
+ * first line and CPU at 200 us are beyond that. Under a quota of a control group a spin costs
+ * quota, in a row of requests about as much as the blocking and waking that it replaces, or less.
  *
  * Threads: a spinner belongs to one thread; all else: any.
  * Ownership: nothing to free.
