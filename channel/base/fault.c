@@ -173,12 +173,11 @@ static void strike(enum action action, uint32_t arm)
                 action == ACTION_KILL ? SIGKILL : SIGSTOP);
 }
 
-void cox_fault_point(enum cox_fault_point point)
+void cox_fault_point_of(enum cox_fault_point point, int rank)
 {
     pthread_once(&plan_once, plan_read);
     /* acquire: partner is the store in cox_fault_arm. The rest is relaxed: counts. */
     const struct plan plan = plan_unpacked(atomic_load_explicit(&plan_word, memory_order_acquire));
-    int rank = atomic_load_explicit(&own_rank, memory_order_relaxed);
     if (counts && rank + 1 < COX_FAULT_PROCESS_COUNT)
         atomic_fetch_add_explicit(&counts->passed[point][rank + 1], 1, memory_order_relaxed);
     if (plan.action == ACTION_NONE || plan.point != point || plan.rank != rank ||
@@ -189,6 +188,11 @@ void cox_fault_point(enum cox_fault_point point)
     if (counts)
         atomic_fetch_add_explicit(&counts->struck, 1, memory_order_release);
     strike(plan.action, arm);
+}
+
+void cox_fault_point(enum cox_fault_point point)
+{
+    cox_fault_point_of(point, atomic_load_explicit(&own_rank, memory_order_relaxed));
 }
 
 #else

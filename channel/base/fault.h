@@ -278,6 +278,8 @@ struct cox_fault_counts {
 };
 
 void cox_fault_point(enum cox_fault_point point);
+/* As the process of `rank`, whose memory is this process's until it executes its program. */
+void cox_fault_point_of(enum cox_fault_point point, int rank);
 const char *cox_fault_name(enum cox_fault_point point);
 /* Sets the rank of this process, for the RANK of the plan; -1, the initial value: the coordinator.
  */
@@ -291,6 +293,11 @@ void cox_fault_arm(const char *plan);
 static inline void cox_fault_point(enum cox_fault_point point)
 {
     (void)point;
+}
+static inline void cox_fault_point_of(enum cox_fault_point point, int rank)
+{
+    (void)point;
+    (void)rank;
 }
 static inline void cox_fault_rank(int rank)
 {

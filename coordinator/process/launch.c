@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -23,6 +24,9 @@
 /* The first fd that a new process inherits besides its standard ones; 3 is the report until exec.
  */
 #define FD_FIRST 4
+
+/* Of the new process, until exec: for child_main and system calls. */
+#define CHILD_STACK_SIZE (64 * 1024)
 
 _Static_assert(COX_LAUNCH_FD_COUNT_MAX <= COX_FORK_SERVER_FD_COUNT_MAX,
                "a fork server hands over all that exec would");
@@ -218,6 +222,8 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
 /* Everything that a new process needs, made before the fork. */
 struct launch {
     pid_t coordinator;
+    uint32_t rank;
+    char *stack;
     const char *program;
     struct cox_strings argv;
     struct cox_strings envp;
@@ -249,6 +255,8 @@ static void launch_deinit(struct launch *launch)
     pipe_deinit(&launch->report);
     for (uint32_t i = 0; i < launch->fd_count; i++)
         cox_close_fd(&launch->fds[i]);
+    if (launch->stack)
+        munmap(launch->stack, CHILD_STACK_SIZE);
 }
 
 static int launch_copy_fd(struct launch *launch, int fd)
@@ -275,7 +283,13 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
                        const struct cox_launch_incarnation *incarnation)
 {
     launch->coordinator = plan->coordinator;
+    launch->rank = rank;
     launch->program = plan->program;
+    void *stack = mmap(NULL, CHILD_STACK_SIZE, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (stack == MAP_FAILED)
+        return -errno;
+    launch->stack = stack;
     int32_t device = plan->devices[rank];
     struct cox_strings *argv = &launch->argv;
     for (size_t i = 0; i < plan->command.count; i++)
@@ -324,10 +338,12 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     return r ? r : pipe_init(&launch->report);
 }
 
-/* Functions that run in the child use system calls directly: sanitizers wrap the C library's
- * functions (and instrument every memory access) with locks, which another thread may have held at
- * the fork. */
-#define CHILD __attribute__((noinline, no_sanitize("thread")))
+/* Functions that run in the child, on its own stack in the memory of this process, use system calls
+ * directly: sanitizers wrap the C library's functions (and instrument every memory access) with
+ * locks, which another thread may hold, and know nothing of this stack. */
+#define CHILD                                                                                      \
+    __attribute__((noinline, no_sanitize("thread"), no_sanitize("address"),                        \
+                   no_sanitize("undefined")))
 
 CHILD static _Noreturn void child_exit(void)
 {
@@ -403,13 +419,15 @@ CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
     return 0;
 }
 
-/* Between fork and exec: a copy of one thread of a threaded process, so nothing but system calls.
- * It never returns into the coordinator's code and runs none of its exit handlers. */
-CHILD static _Noreturn void child_main(const struct launch *launch)
+/* Until exec: it shares the coordinator's memory, whose other threads run on, so nothing but system
+ * calls, and nothing is written but its own stack and errno, of the thread that waits for it. It
+ * never returns into the coordinator's code and runs none of its exit handlers. */
+CHILD static int child_main(void *argument)
 {
-    /* Signals are blocked as in the thread that forked. A signal that the host ignores would stay
-     * ignored over exec, and a handler of the host must not run once the mask is cleared. (Refused
-     * for SIGKILL and SIGSTOP.) */
+    const struct launch *launch = argument;
+    /* All signals are blocked (launch_fork). A signal that the host ignores would stay ignored over
+     * exec, and a handler of the host must not run once the mask is cleared. (Refused for SIGKILL
+     * and SIGSTOP.) */
     const uint64_t none = 0, default_action[8] = {0}; /* SIG_DFL; more than the kernel reads */
     for (int number = 1; number < NSIG; number++)
         syscall(SYS_rt_sigaction, number, default_action, NULL, sizeof none);
@@ -424,7 +442,7 @@ CHILD static _Noreturn void child_main(const struct launch *launch)
     /* A process group of its own: its children end with it, and keys pressed at the terminal signal
      * the coordinator only. This cannot fail for a new process. */
     setpgid(0, 0);
-    cox_fault_point(COX_FAULT_LAUNCH_CHILD);
+    cox_fault_point_of(COX_FAULT_LAUNCH_CHILD, (int)launch->rank);
     if (report.error == 0)
         report.error = -child_arrange_fds(launch, &report_fd);
     if (report.error == 0) {
@@ -437,16 +455,25 @@ CHILD static _Noreturn void child_main(const struct launch *launch)
     child_exit();
 }
 
-/* A process like fork's, with two differences: it comes with its pidfd, so that no other thread can
- * reap the pid in between (a host that ignores SIGCHLD would); and this thread continues when the
- * child has executed its program or is dead, which end-of-file on a pipe does not show once another
- * thread of the host has forked. Fork handlers of the host do not run. The kernel stores the pidfd
- * before this thread sleeps for the child. Zeros, since architectures differ in the order of the
- * unused arguments. */
-static pid_t launch_fork(_Atomic int *ret_pidfd)
+/* A process as posix_spawn makes it: it has this process's memory until it executes its program, so
+ * that the page tables of a host with much memory are not copied, which takes 50 ms for each GB.
+ * This thread continues when the child has executed its program or is dead, which end-of-file on a
+ * pipe does not show once another thread of the host has forked. The child comes with its pidfd, so
+ * that no other thread can reap the pid in between (a host that ignores SIGCHLD would); the kernel
+ * stores the pidfd before this thread sleeps. Fork handlers of the host do not run. All signals are
+ * blocked meanwhile, also those that the C library keeps for itself: a handler in the child would
+ * change this process's memory. */
+static pid_t launch_fork(struct launch *launch, _Atomic int *ret_pidfd)
 {
-    return (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD), NULL,
-                          ret_pidfd, NULL, NULL);
+    const uint64_t all = ~UINT64_C(0);
+    uint64_t before;
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
+    pid_t pid = clone(child_main, launch->stack + CHILD_STACK_SIZE,
+                      CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, launch, ret_pidfd);
+    const int error = errno;
+    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
+    errno = error;
+    return pid;
 }
 
 bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
@@ -537,7 +564,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
             r == -EMFILE ? " (raise ulimit -n: a rank needs 3, and 5 more while it starts)" : "");
     if (launch_ask(&launch, plan, rank, ret_launched))
         return 0;
-    pid_t pid = launch_fork(&ret_launched->pidfd);
+    pid_t pid = launch_fork(&launch, &ret_launched->pidfd);
     if (pid < 0) {
         r = -errno;
         /* The kernel may have stored a number before it failed, which may have been reused. */
@@ -545,10 +572,6 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
         return cox_fail(err, r, "rank %u: creating its process: %s%s", rank, cox_status_text(r),
                         r == -EAGAIN ? " (raise ulimit -u or the pids limit of the control group)"
                                      : "");
-    }
-    if (pid == 0) {
-        cox_fault_rank((int)rank);
-        child_main(&launch);
     }
     cox_fault_point(COX_FAULT_LAUNCH_FORKED);
 

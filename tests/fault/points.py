@@ -40,7 +40,7 @@ EFFECTS = [
     r"\bsem_post\(", r"\bsem_wait\(", r"\bsem_trywait\(", r"\bsem_timedwait\(", r"\bsem_clockwait\(",
     r"\bcox_semaphore_(?:add|remove)\(", r"\bops->(?:post|take|wait)\(",
     # processes
-    r"\bSYS_clone3?\b", r"\bv?fork\(", r"\bposix_spawnp?\(", r"\bf?exec(?:v|ve|vp|vpe|l|le|lp|veat)\(", r"\bprctl\(",
+    r"\bSYS_clone3?\b", r"\bclone\(", r"\bv?fork\(", r"\bposix_spawnp?\(", r"\bf?exec(?:v|ve|vp|vpe|l|le|lp|veat)\(", r"\bprctl\(",
     r"\bSYS_pidfd_send_signal\b", r"\bkill\(", r"\btgkill\(",
     # sockets
     r"\bbind\(", r"\blisten\(", r"\bconnect\(", r"\bsendmsg\(", r"\bsend(?:to)?\(",
@@ -121,7 +121,7 @@ EXEMPT = {
     ("coordinator/executor/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
-    ("coordinator/process/launch.c", "launch_fork", "SYS_clone"): CALLERS,
+    ("coordinator/process/launch.c", "launch_fork", "clone("): CALLERS,
     ("coordinator/process/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
     ("engine/rank/engine.c", "engine_bend", "unlink("): "a file by which a test asks; not in a release",
     ("engine/rank/main.c", "exec_with_one_thread", "execve("): "behind it is the same program, which has done nothing yet",
@@ -175,7 +175,7 @@ EXEMPT = {
 }
 
 STORE = re.compile(r"\batomic_(?:store|exchange|fetch_\w+?|compare_exchange_\w+?)(?:_explicit)?\(\s*&?([^,]*)")
-POINT = re.compile(r"\bcox_fault_point\(")
+POINT = re.compile(r"\bcox_fault_point(?:_of)?\(")
 FUNCTION = re.compile(r"^[^\s{};#][^;{}#]*?\b(\w+)\([^;{}]*\)\n\{\n(.*?)^\}", re.M | re.S)
 
 
@@ -250,7 +250,7 @@ def passes(files_functions):
 def points_behind(body, names):
     """Position of the last point."""
     calls = [match.start() for match in re.finditer(r"\b(\w+)\(", body)
-             if match.group(1) in names or match.group(1) == "cox_fault_point"]
+             if match.group(1) in names or match.group(1).startswith("cox_fault_point")]
     return max(calls, default=-1)
 
 
@@ -262,7 +262,7 @@ def check_constants(files, problems):
         if file.startswith("channel/base/fault."):
             continue
         text = plain(text)
-        used |= set(re.findall(r"cox_fault_point\(COX_FAULT_(\w+)\)", text))
+        used |= set(re.findall(r"cox_fault_point(?:_of)?\(COX_FAULT_(\w+)[,)]", text))
         if re.search(r"cox_fault_point\(\(enum cox_fault_point\)\(COX_FAULT_POSTED_REQUEST_PRODUCE \+ \(int\)wakeup\)\)",
                      text):
             used |= {f"POSTED_{wakeup}" for wakeup in wakeups}

@@ -789,6 +789,57 @@ static void b2_a_process_stopped_before_exec_is_given_up(void **state)
         assert_null(supervisor);
     }
 }
+
+struct start {
+    struct cox_supervise_options options;
+    struct cox_supervisor *supervisor;
+    int r;
+};
+
+static void *start_main(void *start)
+{
+    struct start *s = start;
+    struct cox_error err = {0};
+    s->r = cox_supervisor_start(&s->options, &s->supervisor, &err);
+    return NULL;
+}
+
+/* A copy of the host's page tables takes 50 ms for each GB. A value that this process writes while
+ * the new one is stopped before exec is there in both. */
+static void m14_a_new_process_copies_no_memory(void **state)
+{
+    (void)state;
+    static volatile uint64_t witness;
+    const char *const command[] = {"/bin/sleep", "1000", NULL};
+    struct cox_rank ranks[1];
+    cox_ranks_init(ranks, 1);
+    struct start start = {.options = {.rank_count = 1,
+                                      .ranks = ranks,
+                                      .command = command,
+                                      .prefix = "/test",
+                                      .deadline_ns = cox_deadline_after_ms(60000)}};
+    cox_fault_arm("launch.child:stop:0");
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, start_main, &start), 0);
+    siginfo_t stopped = {0};
+    while (waitid(P_ALL, 0, &stopped, WSTOPPED | WNOWAIT) < 0 && errno == ECHILD)
+        sched_yield(); /* it is not there yet */
+    cox_fault_arm(NULL);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/mem", (int)stopped.si_pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    const uint64_t secret = 0x636f787377616e21;
+    witness = secret;
+    uint64_t seen = 0;
+    assert_int_equal(pread(fd, &seen, sizeof seen, (off_t)(uintptr_t)&witness), sizeof seen);
+    close(fd);
+    kill(stopped.si_pid, SIGCONT);
+    pthread_join(thread, NULL);
+    assert_int_equal(start.r, 0);
+    cox_supervisor_free(start.supervisor);
+    assert_true(seen == secret);
+}
 #endif
 
 static void b15_a_worker_has_only_its_standard_fds(void **state)
@@ -1379,6 +1430,7 @@ int main(int argc, char **argv)
         TEST(m14_arguments_are_checked),
 #if COX_TESTING
         TEST(b2_a_process_stopped_before_exec_is_given_up),
+        TEST(m14_a_new_process_copies_no_memory),
 #endif
         TEST(b15_a_worker_has_only_its_standard_fds),
         TEST(m14_a_worker_starts_with_default_signals),
