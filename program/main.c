@@ -1,6 +1,7 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
 #include "coordinator/cli/console.h"
 #include "engine/command/engine_command.h"
+#include "process_one.h"
 #include "tables.h"
 
 #include <fcntl.h>
@@ -106,6 +107,12 @@ int main(int argc, char **argv)
     const char *name = argc > 1 ? argv[1] : "";
     const struct cox_command *command = command_find(name);
     if (command) {
+        int r = cox_process_one();
+        if (r) {
+            cox_console_say("as process 1, a process for the command cannot be made: %s",
+                            cox_status_text(r));
+            return COX_EXIT_FAILED;
+        }
         int exit_status = cox_command_main(command, argc - 1, argv + 1);
         cox_console_flush(cox_deadline_after_ms(FLUSH_MS));
         return exit_status;

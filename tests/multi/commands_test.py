@@ -895,6 +895,24 @@ def clean_of_everything_leaves_alone_what_another_cleans():
 
 
 @test
+def process_1_of_a_container_reaps_orphans_and_passes_signals_on():
+    under = ["unshare", *([] if os.geteuid() == 0 else ["-r"]), "-pf", "--mount-proc"]
+    if subprocess.run([*under, "true"], stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False).returncode:
+        skip("no PID namespace of its own")
+    with tempfile.TemporaryDirectory() as folder:
+        # Its parent ends at once, so process 1 is what it becomes a child of.
+        worker = temporary("#!/bin/sh\nfor i in 1 2 3 4 5; do (sh -c 'echo $PPID > %s/$$' &); done\nexec '%s' \"$@\"\n" %
+                           (folder, program("coxswain-worker")), 0o700)
+        process = start(["run", "-n", "1", "--worker", worker, "--model", MODEL], under=under)
+        started(process)
+        harness.wait_until(lambda: len(os.listdir(folder)) == 5, "the worker has left nothing behind")
+        [first] = harness.children(process.pid)
+        harness.wait_until(lambda: len(harness.children(first)) == 1, "process 1 reaps no orphans")
+        os.kill(first, signal.SIGTERM)
+        expect(finish(process), 0, "the group ends")
+
+
+@test
 def clean_reports_what_is_wrong_with_the_runtime_directory():
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "coxswain"))
