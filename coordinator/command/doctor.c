@@ -158,11 +158,10 @@ static void check_calls(struct doctor *doctor, const struct cox_cgroup *cgroup)
     finding_call(doctor, BAD, "children by pidfd", cox_doctor_child_pidfd(),
                  "CLONE_PIDFD and P_PIDFD work", "Linux 5.4 or later is needed",
                  "the seccomp profile has to allow clone and waitid");
-    int r = cox_doctor_pidfd_open();
     finding_call(
-        doctor, r == -ENOSYS ? NOTE : BAD, "pidfd_open", r, "deaths are seen at once",
+        doctor, NOTE, "pidfd_open", cox_doctor_pidfd_open(), "deaths are seen at once",
         "Linux 5.3 has it; without it ranks see each other's deaths by /proc, and a worker inside a wrapper (sh -c) cannot start",
-        "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does)");
+        "a newer seccomp profile allows it (Docker 20.10 or later); without it ranks see each other's deaths by /proc, and a worker inside a wrapper (sh -c) cannot start");
     finding_call(doctor, NOTE, "close_range", cox_doctor_close_range(), "there",
                  "Linux 5.9 has it; without it a worker starts more slowly",
                  "a newer seccomp profile allows it; without it a worker starts more slowly");

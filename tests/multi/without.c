@@ -40,6 +40,7 @@ static const struct {
     {"getsockopt", SYS_getsockopt},
     {"kcmp", SYS_kcmp},
     {"linkat", SYS_linkat},
+    {"madvise", SYS_madvise},
     {"memfd_create", SYS_memfd_create},
     {"mount", SYS_mount},
     {"perf_event_open", SYS_perf_event_open},

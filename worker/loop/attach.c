@@ -141,7 +141,8 @@ static int worker_attach_control(struct cox_worker *worker, struct cox_error *er
     return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
 }
 
-/* Under valgrind there is no pidfd_open; the kernel still ends this process with its parent. */
+/* Without pidfd_open (valgrind has none, a filter may refuse it) the kernel still ends this process
+ * with its parent. */
 static bool worker_ends_with_parent(pid_t coordinator)
 {
     int number;
@@ -172,7 +173,7 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     /* Its pid is of another namespace, or /proc hides the process: the connection shows its end. */
     if ((r == COX_PEER_DEAD || r == -EACCES) && worker->socket_fd >= 0)
         return 0;
-    if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
+    if ((r == -ENOSYS || r == -EPERM) && worker_ends_with_parent((pid_t)pid)) {
         worker->coordinator.pid = (pid_t)pid;
         return 0;
     }
