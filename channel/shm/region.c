@@ -11,6 +11,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "channel/base/cgroup.h"
 #include "channel/base/fault.h"
 #include "channel/base/tsan.h"
 
@@ -24,6 +25,9 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define HUGE_PAGE (UINT64_C(2) << 20)
+/* From here on to find the limit of the control group, some hundred microseconds, takes less than
+ * to fill the memory. */
+#define CGROUP_SIZE_MIN (UINT64_C(16) << 20)
 #define IMAGE_SIZE_SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 
 #if COX_TESTING
@@ -154,12 +158,22 @@ static int region_check_limit(const char *what, const char *name, uint64_t size,
 {
     struct cox_region_space space = {.region = UINT64_MAX};
     cox_region_space(&space);
-    return size <= space.region
-               ? 0
-               : cox_fail(err, COX_NO_SPACE,
-                          "%s %s needs %" PRIu64 " bytes, a file may have %" PRIu64
-                          " (ulimit -f): raise that limit or choose smaller regions",
-                          what, name, size, space.region);
+    if (size > space.region)
+        return cox_fail(err, COX_NO_SPACE,
+                        "%s %s needs %" PRIu64 " bytes, a file may have %" PRIu64
+                        " (ulimit -f): raise that limit or choose smaller regions",
+                        what, name, size, space.region);
+    if (size < CGROUP_SIZE_MIN)
+        return 0;
+    struct cox_cgroup_limit memory;
+    cox_cgroup_read_memory(&memory);
+    if (memory.state == COX_CGROUP_LIMITED && size > memory.limit)
+        return cox_fail(err, COX_NO_SPACE,
+                        "%s %s needs %" PRIu64
+                        " bytes, this process's control group may use %" PRIu64
+                        " (%.400s), and the kernel would kill it: raise that limit or send less",
+                        what, name, size, memory.limit, memory.file);
+    return 0;
 }
 
 int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *name,

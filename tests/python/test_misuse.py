@@ -341,3 +341,42 @@ def test_signal_handlers_that_raise_lose_no_result_of_other_threads():
         print(min(counts) >= 3000, interrupts >= 20)
     """)
     assert (code, output.split()) == (0, ["True", "True"]), output
+
+
+@pytest.fixture
+def memory_limit():
+    """A control group that may use 200 MiB; the path of its list of processes."""
+    v2 = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
+    parent = "/sys/fs/cgroup" if v2 else "/sys/fs/cgroup/memory"
+    group = f"{parent}/coxswain_test_{os.getpid()}"
+    try:
+        os.mkdir(group)
+        with open(f"{group}/{'memory.max' if v2 else 'memory.limit_in_bytes'}", "w") as file:
+            file.write(str(200 << 20))
+    except OSError as error:
+        if os.path.isdir(group):
+            os.rmdir(group)
+        pytest.skip(f"no control group for memory can be made: {error}")
+    yield f"{group}/cgroup.procs"
+    os.rmdir(group)
+
+
+def test_a_request_beyond_the_memory_limit_is_refused(memory_limit):
+    """The kernel would kill the host. The bytes themselves are one page of zeros, mapped often."""
+    script = f"""
+import os, sys
+open({memory_limit!r}, "w").write(str(os.getpid()))
+sys.path.append({os.path.dirname(workers.__file__)!r})
+import coxswain, workers
+with coxswain.Group(workers.echo, ranks=1) as group:
+    try:
+        group.call(bytes(300 << 20))
+    except coxswain.NoSpace as error:
+        print(error)
+    print(group.call(b"x"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert "this process's control group may use 209715200" in done.stdout, done
+    assert done.stdout.endswith("[b'x']\n")
