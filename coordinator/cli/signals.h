@@ -1,6 +1,7 @@
 /*
  * signals: SIGINT, SIGTERM and SIGHUP, those of them that were not ignored at the start, blocked in
- * every thread and taken by one of their own. So is SIGCHLD, on request.
+ * every thread and taken by one of their own. So is SIGCHLD, on request. A process that has not
+ * ended 20 s after the first one gets it once more.
  *
  * Threads: start and end from the main thread, start before any other thread exists; taken and
  *   child_changed are called on the thread of signals.

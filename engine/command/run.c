@@ -1,3 +1,4 @@
+#include "channel/base/thread.h"
 #include "coordinator/cli/console.h"
 #include "coordinator/metrics/http.h"
 #include "coordinator/cli/init_options.h"
@@ -9,9 +10,12 @@
 #include "nodes_options.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
-#include <stdio_ext.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     OPTION_NO_INIT = COX_OPTION_KEY(0),
@@ -29,24 +33,58 @@ enum {
 
 /* Time for the ranks to receive their role. */
 #define ROLE_MS 10000
+/* For a standard output that is read slowly or not at all. */
+#define PRINT_MS 1000
 
 #define LEGACY "legacy workers hold and pull nothing"
 #define NOT_INITIALIZED "its workers were not initialized (--no-init)"
 
+/* Returns 0 or -errno, as a pointer. Frees the text. */
+static void *write_main(void *argument)
+{
+    _cox_cleanup_(cox_free_ptr) char *text = argument;
+    intptr_t r = 0;
+    for (size_t at = 0, size = strlen(text); r == 0 && at < size;) {
+        ssize_t done = write(STDOUT_FILENO, text + at, size - at);
+        if (done > 0)
+            at += (size_t)done;
+        else if (errno != EINTR)
+            r = -errno;
+    }
+    return (void *)r;
+}
+
+/* A pipe that nobody reads holds nothing up: what is written by a thread of its own arrives when the
+ * pipe is read. */
 static int print_group(struct cox_executor *executor, struct cox_error *err)
 {
-    printf("name %s\n", cox_executor_name(executor));
-    if (cox_executor_socket(executor))
-        printf("socket %s\n", cox_executor_socket(executor));
-    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
-        printf("rank %u pid %d\n", rank, (int)cox_executor_pid(executor, rank));
-    errno = 0;
-    if (fflush(stdout) == 0 && !ferror(stdout))
+    _cox_cleanup_(cox_free_ptr) char *text = NULL;
+    size_t size;
+    FILE *file = open_memstream(&text, &size);
+    if (file) {
+        fprintf(file, "name %s\n", cox_executor_name(executor));
+        if (cox_executor_socket(executor))
+            fprintf(file, "socket %s\n", cox_executor_socket(executor));
+        for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
+            fprintf(file, "rank %u pid %d\n", rank, (int)cox_executor_pid(executor, rank));
+    }
+    if (!file || fclose(file))
+        return cox_fail(err, -ENOMEM, "no memory");
+    pthread_t thread;
+    int r = cox_thread_start(&thread, write_main, text);
+    if (r)
+        return cox_fail(err, r, "standard output: no thread: %s", cox_status_text(r));
+    text = NULL; /* the thread's */
+    const struct timespec deadline = cox_deadline_timespec(cox_deadline_after_ms(PRINT_MS));
+    void *result;
+    if (pthread_clockjoin_np(thread, &result, CLOCK_MONOTONIC, &deadline)) {
+        pthread_detach(thread);
+        cox_console_log(4, "standard output is not read: coxswain status --name %s tells the pids",
+                        cox_executor_name(executor));
         return 0;
-    int r = errno ? -errno : -EIO;
-    __fpurge(stdout); /* exit must not try, and report, again */
-    clearerr(stdout);
-    return cox_fail(err, r, "cannot write to standard output: %s", cox_status_text(r));
+    }
+    r = (int)(intptr_t)result;
+    return r ? cox_fail(err, r, "cannot write to standard output: %s", cox_status_text(r)) : 0;
 }
 
 /* Tells the service manager, if there is one, that the group is ready. */

@@ -475,6 +475,29 @@ def nobody_reads_standard_error_and_the_group_ends_all_the_same():
 
 
 @test
+def nobody_reads_standard_output_either_and_the_group_serves_and_ends():
+    """As in a container whose log pipe is full: both are one pipe."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"x" * fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ))
+        name = harness.fresh_name("unread")
+        process = start(["run", "-n", "2", "--name", name, "--model", MODEL], stdout=writer, stderr=writer)
+        harness.wait_until(lambda: run(["status", "--name", name]).status == 0, "a group that serves")
+        check(expect(run(["generate", "--name", name, "1+1="]), 0).out == "1+1=2\n", "another text")
+        process.send_signal(signal.SIGTERM)
+        check(process.wait(timeout=TIMEOUT) == 0, "another exit status")
+        # A command that is inside a write of its result.
+        process = start(["generate", "-n", "1", "--model", MODEL, "1+1="], stdout=writer, stderr=subprocess.DEVNULL)
+        harness.wait_until(lambda: "pipe_write" in harness.sleeps_in(process.pid), "a full standard output")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)  # 20 s later the first one would count again
+        check(-process.wait(timeout=TIMEOUT) in (signal.SIGTERM, signal.SIGINT), "another exit status")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@test
 def no_line_is_lost_unsaid():
     # A reader that keeps up gets everything, in order, and what came of it last.
     command, done = talkative(3000, "exit 7")
