@@ -164,7 +164,7 @@ struct cox_region_space {
 int cox_region_space(struct cox_region_space *ret_space);
 #endif
 
-#if COX_TESTING
+#ifdef COX_TESTING
 #ifdef COX_INTERNAL
 /* From now on this process maps each object only once: an attach returns the existing mapping,
  * after all checks, and the last detach unmaps it. For tests whose ranks are threads:

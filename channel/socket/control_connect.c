@@ -176,7 +176,7 @@ static int connect_failed(int r, int fd, const char *path, struct cox_error *err
     struct cox_socket_peer peer;
     switch (r) {
     case COX_TIMEOUT:
-        if (cox_socket_peer(fd, &peer) == 0 && peer.pid > 0 && cox_peer_stopped(peer.pid))
+        if (cox_socket_read_peer(fd, &peer) == 0 && peer.pid > 0 && cox_peer_stopped(peer.pid))
             return cox_fail(
                 err, r,
                 "%s: no whole reply came in time: process %d, the coordinator, is stopped by a signal",

@@ -135,7 +135,7 @@ static void socket_let_in(struct cox_control_socket *control_socket, int fd)
     struct cox_socket_peer peer;
     struct cox_client_connection *client = NULL;
     char reason[128] = "";
-    int r = cox_socket_peer(fd, &peer), code = COX_REJECTED;
+    int r = cox_socket_read_peer(fd, &peer), code = COX_REJECTED;
     if (r == 0 && peer.uid != geteuid() && peer.uid != 0) {
         code = COX_DENIED;
         snprintf(reason, sizeof reason, "user %u may not come in: expected %u or 0", peer.uid,

@@ -286,7 +286,7 @@ int cox_runtime_dir_check_listener(int fd, const char *path, bool other_users,
                                    struct cox_error *err)
 {
     struct cox_socket_peer peer;
-    int r = cox_socket_peer(fd, &peer);
+    int r = cox_socket_read_peer(fd, &peer);
     if (r)
         return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
     if (peer.uid != geteuid() && peer.uid != 0 && !(other_users && geteuid() == 0))
@@ -322,7 +322,7 @@ int cox_runtime_dir_probe(int runtime_dir_fd, const char *file, pid_t *ret_pid)
     if (e && e != EAGAIN && e != EINTR) /* its backlog is full, so it lives */
         return -e;
     if (e == 0)
-        cox_socket_peer(fd, &peer); /* else it stays 0 */
+        cox_socket_read_peer(fd, &peer); /* else it stays 0 */
     *ret_pid = peer.pid;
     return 0;
 }

@@ -215,7 +215,7 @@ int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds, uint32_t 
     return 0;
 }
 
-int cox_socket_peer(int fd, struct cox_socket_peer *ret_peer)
+int cox_socket_read_peer(int fd, struct cox_socket_peer *ret_peer)
 {
     struct ucred credentials;
     socklen_t size = sizeof credentials;

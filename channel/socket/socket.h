@@ -124,7 +124,7 @@ struct cox_socket_peer {
     gid_t gid;
 };
 /* Returns 0 or -errno. */
-COX_PUBLIC int cox_socket_peer(int fd, struct cox_socket_peer *ret_peer);
+COX_PUBLIC int cox_socket_read_peer(int fd, struct cox_socket_peer *ret_peer);
 
 #ifdef __cplusplus
 }

@@ -88,7 +88,7 @@ int cox_doctor_socket_peer(void)
     int r = cox_socket_pair(fds);
     if (r)
         return r;
-    r = cox_socket_peer(fds[0], &peer);
+    r = cox_socket_read_peer(fds[0], &peer);
     if (r == 0 && (peer.pid != getpid() || peer.uid != geteuid()))
         r = -EPROTO;
     cox_close_fd(&fds[0]);

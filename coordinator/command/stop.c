@@ -63,7 +63,7 @@ static int stop(const void *choice, struct cox_client *client, uint64_t timeout_
     (void)choice, (void)timeout_ms, (void)ret_reply;
     /* Before the request: the coordinator replies after this, so the pid is still its own. */
     struct cox_socket_peer socket_peer = {0};
-    if (cox_socket_peer(client->stream.fd, &socket_peer) || socket_peer.pid == 0 ||
+    if (cox_socket_read_peer(client->stream.fd, &socket_peer) || socket_peer.pid == 0 ||
         cox_peer_open(socket_peer.pid, 0, &peer))
         peer = (struct cox_peer)COX_PEER_NONE;
     int r = ask(client, deadline_ns, err);

@@ -535,9 +535,9 @@ struct cox_executor_status {
  * wait: it returns at once whatever state the group is in. From the return of start until free. Any
  * thread, also inside a handler or hook. ret_ranks: rank_count of them. Values that ranks report
  * are not checked. */
-COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
-                                    struct cox_executor_status *ret_status,
-                                    struct cox_rank_status *ret_ranks);
+COX_PUBLIC void cox_executor_read_status(struct cox_executor *executor,
+                                         struct cox_executor_status *ret_status,
+                                         struct cox_rank_status *ret_ranks);
 #ifdef COX_INTERNAL
 /* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
 const char *cox_rank_state_name(uint32_t state);

@@ -299,7 +299,7 @@ static recording *recording_make(struct cox_executor *executor, enum cox_crash k
         return cox_recording_free(message);
     /* Without a supervisor no worker was started. */
     if (executor->supervisor)
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
     message->has_pid = message->has_depth = 1;
     message->pid = getpid();
     message->depth = executor->geometry.depth;

@@ -174,8 +174,8 @@ static void collector_status(struct cox_executor *executor, enum cox_channel_id 
     pthread_mutex_unlock(&collector->lock);
 }
 
-void cox_executor_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
-                         struct cox_rank_status *ret_ranks)
+void cox_executor_read_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
+                              struct cox_rank_status *ret_ranks)
 {
     uint64_t now = cox_now_ns();
     *ret_status = (struct cox_executor_status){

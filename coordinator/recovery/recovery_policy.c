@@ -118,7 +118,7 @@ int cox_recovery_leave(struct cox_recovery *recovery, int r)
 {
     struct cox_executor_status status;
     pthread_mutex_lock(&recovery->lock);
-    cox_executor_status(recovery->executor, &status, recovery->statuses);
+    cox_executor_read_status(recovery->executor, &status, recovery->statuses);
     recovery->busy = false;
     recovery->doing[0] = '\0';
     recovery->closing = recovery->closing || r == COX_CLOSED;
@@ -155,7 +155,7 @@ static void rank_remember(struct cox_recovery *recovery, uint32_t number)
 {
     struct cox_executor_status status;
     struct cox_recovery_rank *rank = &recovery->ranks[number];
-    cox_executor_status(recovery->executor, &status, recovery->statuses);
+    cox_executor_read_status(recovery->executor, &status, recovery->statuses);
     rank->before = recovery->statuses[number].pid;
     if (rank->dead)
         snprintf(rank->how, sizeof rank->how, "%s", recovery->statuses[number].death);
@@ -389,7 +389,7 @@ static void replace_all(struct cox_recovery *recovery)
 static void kill_late(struct cox_recovery *recovery)
 {
     struct cox_executor_status status;
-    cox_executor_status(recovery->executor, &status, recovery->statuses);
+    cox_executor_read_status(recovery->executor, &status, recovery->statuses);
     const struct cox_rank_set *late = &status.channels[COX_CHANNEL_EXECUTE].late;
     bool new_ones = false;
     for (uint32_t i = 0; i < recovery->rank_count; i++)

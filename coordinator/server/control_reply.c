@@ -266,7 +266,7 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
     status_reply *reply = cox_arena_alloc(arena, sizeof *reply);
     if (!ranks || !reply)
         return -ENOMEM;
-    cox_executor_status(source->phase.executor, &status, ranks);
+    cox_executor_read_status(source->phase.executor, &status, ranks);
     coxswain_control__status_reply__init(reply);
     reply->name = (char *)(uintptr_t)status.name;
     reply->attach = (char *)(uintptr_t)status.attach;

@@ -3,8 +3,8 @@
  *
  * Threads: any.
  * Ownership: the message lives in the arena.
- * Blocks: status: nothing, see cox_executor_status. recover, lora, weights and the requests about
- * links: until their deadlines; weights also while files are read.
+ * Blocks: status: nothing, see cox_executor_read_status. recover, lora, weights and the requests
+ * about links: until their deadlines; weights also while files are read.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_CONTROL_REPLY_H

@@ -112,7 +112,7 @@ static int restart_result(const struct cox_control_source *source, uint32_t rank
         calloc(cox_executor_rank_count(source->phase.executor), sizeof *ranks);
     if (!ranks)
         return -ENOMEM;
-    cox_executor_status(source->phase.executor, &status, ranks);
+    cox_executor_read_status(source->phase.executor, &status, ranks);
     *ret_result = (struct cox_recover_result){.device = -1, .result = r};
     if (replaced)
         snprintf(ret_result->text, sizeof ret_result->text,
@@ -150,7 +150,7 @@ static int restart_dead(const struct cox_control_source *source, uint64_t deadli
     _cox_cleanup_(cox_free_ptr) struct cox_rank_status *ranks = calloc(rank_count, sizeof *ranks);
     if (!ranks)
         return -ENOMEM;
-    cox_executor_status(source->phase.executor, &status, ranks);
+    cox_executor_read_status(source->phase.executor, &status, ranks);
     int r = 0;
     for (uint32_t rank = 0; !r && rank < rank_count; rank++)
         /* A rank that is being replaced is waited for. */

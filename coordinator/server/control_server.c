@@ -982,7 +982,7 @@ int cox_control_server_take(struct cox_control_server *service, int fd, struct c
         *c = (struct connection){.service = service, .used = true, .wake_fd = -1};
         c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
         c->idle_ns = cox_now_ns();
-        c->pid = cox_socket_peer(fd, &peer) == 0 ? peer.pid : 0;
+        c->pid = cox_socket_read_peer(fd, &peer) == 0 ? peer.pid : 0;
         cox_stream_init(&c->stream, fd);
         r = cox_thread_start(&c->thread, connection_main, c);
         if (r) {

@@ -551,7 +551,7 @@ static void late_check(struct cox_transfers *transfer)
         calloc(transfer->rank_count, sizeof *ranks);
     if (!ranks)
         return;
-    cox_executor_status(transfer->executor, &status, ranks);
+    cox_executor_read_status(transfer->executor, &status, ranks);
     const struct cox_rank_set *late = &status.channels[COX_CHANNEL_TRANSFER].late;
     for (uint32_t rank = 0; rank < transfer->rank_count; rank++)
         if (cox_rank_set_has(late, rank))

@@ -67,7 +67,7 @@ static void on_death(void *context, uint32_t rank, const char *text)
     int signal = 0, exit_status = -1;
     uint32_t pid = 0;
     if (ranks) {
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
         signal = ranks[rank].signal;
         exit_status = ranks[rank].exit_status;
         pid = (uint32_t)ranks[rank].pid;

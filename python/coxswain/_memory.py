@@ -200,7 +200,7 @@ class Pool(Owned):
         """Blocks, references, and what was swept."""
         found = ffi.new("struct cox_pool_stats *")
         with self._lock:
-            lib.cox_pool_stats(self._use(), found)
+            lib.cox_pool_read_stats(self._use(), found)
         return PoolStats(
             *(int(getattr(found, field.name)) for field in dataclasses.fields(PoolStats))
         )

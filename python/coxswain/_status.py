@@ -170,7 +170,7 @@ def read(executor: Any, rank_count: int, pid: int, note: str = "") -> GroupStatu
     """Reads the status of an executor, which the caller keeps alive."""
     status = ffi.new("struct cox_executor_status *")
     ranks = ffi.new("struct cox_rank_status[]", rank_count)
-    lib.cox_executor_status(executor, status, ranks)
+    lib.cox_executor_read_status(executor, status, ranks)
     return GroupStatus(
         name=text_of(status.name),
         attach=text_of(status.attach),

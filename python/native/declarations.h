@@ -245,8 +245,8 @@ int cox_executor_completions(struct cox_executor *executor, int channel,
                              struct cox_completion *ret_completions, uint32_t count_max,
                              uint64_t deadline_ns, uint32_t *ret_count, struct cox_error *err);
 int cox_executor_fd(struct cox_executor *executor, int channel, int *ret_fd, struct cox_error *err);
-void cox_executor_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
-                         struct cox_rank_status *ret_ranks);
+void cox_executor_read_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
+                              struct cox_rank_status *ret_ranks);
 
 /* ---- worker ---- */
 
@@ -706,7 +706,7 @@ int cox_pool_ref(struct cox_pool *pool, const struct cox_block_ref *ref, struct 
 int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref, struct cox_error *err);
 void *cox_pool_pointer(const struct cox_pool *pool, const struct cox_block_ref *ref);
 uint64_t cox_pool_sweep(struct cox_pool *pool);
-void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
+void cox_pool_read_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
 
 /* ---- queues ---- */
 

@@ -83,7 +83,7 @@ static void pool_prepare(void)
 static void pool_restore(void)
 {
     struct cox_pool_stats stats;
-    cox_pool_stats(pool, &stats);
+    cox_pool_read_stats(pool, &stats);
     assert_int_equal(stats.free_count, stats.block_count);
     assert_int_equal(stats.owner_count, 1);
     pool = cox_pool_free(pool);

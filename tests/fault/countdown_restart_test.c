@@ -143,7 +143,7 @@ static void rank_await_death(uint32_t rank)
     struct cox_rank_status ranks[RANK_COUNT];
     uint64_t deadline_ns = patience();
     do {
-        cox_executor_status(live, &status, ranks);
+        cox_executor_read_status(live, &status, ranks);
         assert_true(cox_now_ns() < deadline_ns);
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     } while (ranks[rank].liveness != COX_LIVENESS_DEAD);

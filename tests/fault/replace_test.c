@@ -202,7 +202,7 @@ static void end_one(struct cox_executor *executor)
     struct cox_rank_status ranks[2];
     cox_executor_kill(executor, 1, NULL);
     do
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
     while (ranks[1].liveness != COX_LIVENESS_DEAD);
 }
 

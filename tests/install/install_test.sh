@@ -18,6 +18,9 @@ fail() {
     exit 1
 }
 
+# What the user of a header may ask of a compiler.
+warnings="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wundef -Werror"
+
 # Every public header compiles on its own, as C and as C++.
 headers() {
     cflags=$(pkg-config --cflags coxswain)
@@ -25,11 +28,11 @@ headers() {
     for header in $(cd "$include" && find coxswain -name '*.h' | sort); do
         count=$((count + 1))
         printf '#include <%s>\nextern int unit;\n' "$header" >"$scratch/header.c"
-        "$CC" -std=c11 -Wall -Wextra -Wpedantic -Werror $cflags -fsyntax-only "$scratch/header.c" ||
+        "$CC" -std=c11 $warnings $cflags -fsyntax-only "$scratch/header.c" ||
             fail "$header as C"
         if command -v g++ >/dev/null; then
-            g++ -x c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror $cflags -fsyntax-only \
-                "$scratch/header.c" || fail "$header as C++"
+            g++ -x c++ -std=c++11 $warnings $cflags -fsyntax-only "$scratch/header.c" ||
+                fail "$header as C++"
         fi
     done
     [ "$count" -ge 10 ] || fail "only $count headers are installed"
@@ -39,7 +42,6 @@ headers() {
 # program that packs no messages links libcoxswain alone, and one that packs them libcoxswain-proto too.
 tiers() {
     cflags=$(pkg-config --cflags coxswain)
-    warnings="-Wall -Wextra -Wpedantic -Werror"
     compiled=0
     for compiler in "$CC:c11 c17 c2x" "gcc:c11 c17 c2x" "clang:c11 c17 c2x" "g++:c++17" "clang++:c++17"; do
         command -v "${compiler%%:*}" >/dev/null || continue

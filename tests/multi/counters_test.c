@@ -21,7 +21,7 @@ static struct seen seen;
 
 static const struct cox_channel_stats *look(struct test_group *g)
 {
-    cox_executor_status(test_group_executor(g), &seen.group, seen.ranks);
+    cox_executor_read_status(test_group_executor(g), &seen.group, seen.ranks);
     return &seen.group.channels[COX_CHANNEL_EXECUTE].stats;
 }
 

@@ -80,7 +80,7 @@ static void s2_a_rank_with_a_bent_block_table_is_named(void **state)
         step_digests_are(g, "block tables: ranks 0-1,3 have ", 0, base, chats, base, &sequence);
         struct cox_executor_status status;
         struct cox_rank_status ranks[4];
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
         assert_contains(ranks[2].last_error, "block tables: ranks 0-1,3 have ");
         assert_contains(ranks[2].last_error, ", rank 2 has ");
         assert_int_equal(ranks[1].last_error[0], '\0');
@@ -90,7 +90,7 @@ static void s2_a_rank_with_a_bent_block_table_is_named(void **state)
         step_digests_are(g, "block tables: ranks 0-1,3 have ", sequence, base, chats, sequence,
                          &later);
         prefill(g, chats);
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
         assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.divergences, 2);
         test_group_free(g);
     }
@@ -164,7 +164,7 @@ static void s2_a_worker_sets_digests_of_its_own(void **state)
     step_digests_are(g, "positions: rank 0 has ", 0, base, chats, base, &sequence);
     struct cox_executor_status status;
     struct cox_rank_status ranks[2];
-    cox_executor_status(test_group_executor(g), &status, ranks);
+    cox_executor_read_status(test_group_executor(g), &status, ranks);
     for (uint32_t r = 0; r < 2; r++)
         assert_contains(ranks[r].last_error, "positions: rank 0 has ");
     test_group_free(g);

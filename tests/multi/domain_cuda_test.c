@@ -458,7 +458,7 @@ static void h20_h28_an_importer_that_is_killed_takes_nothing_along(void **state)
 static uint32_t used_blocks(const struct cox_pool *pool)
 {
     struct cox_pool_stats stats;
-    cox_pool_stats(pool, &stats);
+    cox_pool_read_stats(pool, &stats);
     return stats.block_count - stats.free_count;
 }
 

@@ -195,7 +195,7 @@ static void m9_fault_is_reported_beside_the_reply(void **state)
         /* Legacy workers do not say which rank they are: it is no rank's. */
         struct cox_executor_status status;
         struct cox_rank_status ranks[2];
-        cox_executor_status(test_group_executor(group), &status, ranks);
+        cox_executor_read_status(test_group_executor(group), &status, ranks);
         assert_string_equal(status.unknown_error, says_rank ? "" : "it reported: device lost");
         assert_true(says_rank == (status.unknown_error_age_ns == 0));
         assert_string_equal(ranks[0].last_error, "");

@@ -797,7 +797,7 @@ static void *dying_main(void *context)
     struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
     do {
         sched_yield();
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
     } while (ranks[0].channels[COX_CHANNEL_LINK].sequence < 2 ||
              ranks[0].channels[COX_CHANNEL_LINK].state != 0);
     kill(cox_executor_pid(executor, dying->rank), SIGKILL);

@@ -321,7 +321,7 @@ static void await_others(struct test_group *g, enum cox_channel_id channel, uint
     while (!done && cox_now_ns() < deadline_ns) {
         struct cox_executor_status status;
         struct cox_rank_status ranks[RANK_COUNT];
-        cox_executor_status(test_group_executor(g), &status, ranks);
+        cox_executor_read_status(test_group_executor(g), &status, ranks);
         done = true;
         for (uint32_t rank = 0; rank < status.rank_count; rank++) {
             const struct cox_rank_channel_status *said = &ranks[rank].channels[channel];
@@ -399,7 +399,7 @@ static void await_pausing(struct test_group *g, uint32_t rank)
     struct cox_executor_status status;
     struct cox_rank_status ranks[RANK_COUNT];
     do
-        cox_executor_status(test_group_executor(g), &status, ranks);
+        cox_executor_read_status(test_group_executor(g), &status, ranks);
     while (ranks[rank].channels[COX_CHANNEL_RECOVER].state != 2 && cox_now_ns() < deadline_ns);
     assert_int_equal(ranks[rank].channels[COX_CHANNEL_RECOVER].state, 2);
 }

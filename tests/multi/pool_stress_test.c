@@ -171,7 +171,7 @@ static void check_all_free(const struct forks_self *self, const struct cox_pool 
     atomic_fetch_add(&stress->dropped, 1);
     while (atomic_load(&stress->dropped) < self->rank_count)
         sched_yield();
-    cox_pool_stats(pool, &stats);
+    cox_pool_read_stats(pool, &stats);
     FORK_CHECK(stats.free_count == stats.block_count && stats.reference_count == 0 &&
                    stats.allocated == stats.freed,
                "%" PRIu32 " of %" PRIu32 " free", stats.free_count, stats.block_count);

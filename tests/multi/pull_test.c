@@ -845,7 +845,7 @@ static void await_stopped(struct kv_group *g, uint32_t rank)
     do {
         if (cox_now_ns() > until_ns)
             fail_msg("rank %" PRIu32 " does not come to its point", rank);
-        cox_executor_status(test_group_executor(g->group), &status, ranks);
+        cox_executor_read_status(test_group_executor(g->group), &status, ranks);
     } while (!ranks[rank].stopped);
 }
 

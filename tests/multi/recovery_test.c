@@ -191,7 +191,7 @@ static uint32_t incarnation(uint32_t rank)
 {
     struct cox_executor_status status;
     struct cox_rank_status ranks[RANK_COUNT_MAX];
-    cox_executor_status(group.executor, &status, ranks);
+    cox_executor_read_status(group.executor, &status, ranks);
     return ranks[rank].incarnation;
 }
 
@@ -575,7 +575,7 @@ static enum cox_rank_liveness liveness(uint32_t rank)
 {
     struct cox_executor_status status;
     struct cox_rank_status ranks[RANK_COUNT_MAX];
-    cox_executor_status(group.executor, &status, ranks);
+    cox_executor_read_status(group.executor, &status, ranks);
     return ranks[rank].liveness;
 }
 

@@ -63,7 +63,7 @@ static struct cox_rank_status status_of(struct hand *hand, uint32_t rank)
 {
     struct cox_executor_status status;
     struct cox_rank_status ranks[8];
-    cox_executor_status(test_group_executor(hand->group), &status, ranks);
+    cox_executor_read_status(test_group_executor(hand->group), &status, ranks);
     return ranks[rank];
 }
 

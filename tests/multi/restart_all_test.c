@@ -152,7 +152,7 @@ static void p3_p8_a_stopped_rank_is_killed(void **state)
         struct cox_executor_status status;
         struct cox_rank_status ranks[2];
         struct cox_error err = {0};
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
         assert_int_equal(ranks[1].serving_pid != ranks[1].pid, w);
         test_stop_process(ranks[1].serving_pid);
         if (w)
@@ -210,7 +210,7 @@ static void p8_b2_those_that_never_attach(void **state)
         assert_int_equal(cox_executor_restart_all(executor, cox_deadline_after_ms(ms), &err),
                          COX_TIMEOUT);
         assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
     }
     restart_all(g);
     test_expect_echo(g, "all");
@@ -334,7 +334,7 @@ static void drain_handler(void *context, const struct cox_completion *completion
     atomic_store(&drain->status, completion->status);
     atomic_store(&drain->entered, true);
     do {
-        cox_executor_status(drain->executor, &status, ranks);
+        cox_executor_read_status(drain->executor, &status, ranks);
         if (ranks[1].incarnation > 1)
             atomic_store(&drain->early, true);
     } while (cox_now_ns() < until_ns);

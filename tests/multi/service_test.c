@@ -47,7 +47,7 @@ static void stuck_handler(void *context, const struct cox_completion *completion
     struct stuck *stuck = context;
     struct cox_rank_status ranks[2];
     (void)completion;
-    cox_executor_status(stuck->executor, &stuck->inside, ranks);
+    cox_executor_read_status(stuck->executor, &stuck->inside, ranks);
     sem_post(&stuck->entered);
     sem_wait(&stuck->go_on);
 }
@@ -78,7 +78,7 @@ static void p3_status_replies_while_a_handler_is_stuck(void **state)
         assert_int_equal(
             cox_executor_submit_opaque(stuck.executor, "echo x", 6, &options, &sequence, &err), 0);
     sem_await(&stuck.entered);
-    cox_executor_status(stuck.executor, &status, ranks);
+    cox_executor_read_status(stuck.executor, &status, ranks);
     assert_string_equal(status.name, cox_executor_name(stuck.executor));
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].published, sequence);
     assert_true(status.channels[COX_CHANNEL_EXECUTE].in_flight >= 2);
@@ -110,7 +110,7 @@ static void p3_status_reports_what_a_rank_does_and_which_is_late(void **state)
     assert_int_equal(test_call_how(group, NULL, &how, "block %s", test_pipe_path(pipe)),
                      COX_TIMEOUT);
     test_await_lines(group, 1, "blocked", 1);
-    cox_executor_status(executor, &status, ranks);
+    cox_executor_read_status(executor, &status, ranks);
     struct cox_rank_channel_status *line = &ranks[1].channels[COX_CHANNEL_EXECUTE];
     assert_string_equal(cox_rank_state_name(line->state), "running");
     assert_int_equal(line->sequence, status.channels[COX_CHANNEL_EXECUTE].published);
@@ -121,7 +121,7 @@ static void p3_status_reports_what_a_rank_does_and_which_is_late(void **state)
     test_pipe_release(pipe, 1);
     assert_int_equal(test_submit_persist(group, &(struct test_how){0}, "echo x"), 0);
     test_await(group, 0);
-    cox_executor_status(executor, &status, ranks);
+    cox_executor_read_status(executor, &status, ranks);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].late.words[0], 0);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.late_replies, 1);
     test_group_free(group);
@@ -140,7 +140,7 @@ static void p3_status_reports_how_a_rank_died_and_its_last_lines(void **state)
     test_completion_deinit(&completion);
     test_await_death(group, 1);
     test_stop_process(cox_executor_pid(executor, 0));
-    cox_executor_status(executor, &status, ranks);
+    cox_executor_read_status(executor, &status, ranks);
     assert_int_equal(ranks[1].liveness, COX_LIVENESS_DEAD);
     assert_non_null(strstr(ranks[1].death, "exited with status 7"));
     assert_false(ranks[1].stopped);
@@ -166,7 +166,7 @@ static void p10_status_believes_nothing_that_a_rank_writes(void **state)
         struct cox_rank_status rank;
         atomic_store(&line->word, bits);
         atomic_store(&line->stamp_ns, ~bits);
-        cox_executor_status(executor, &status, &rank);
+        cox_executor_read_status(executor, &status, &rank);
         assert_non_null(cox_rank_state_name(rank.channels[COX_CHANNEL_LINK].state));
         assert_true(rank.channels[COX_CHANNEL_LINK].age_ns <= cox_now_ns());
         if (bits >> 60)
@@ -176,7 +176,7 @@ static void p10_status_believes_nothing_that_a_rank_writes(void **state)
     atomic_store(&line->stamp_ns, UINT64_MAX);
     struct cox_executor_status status;
     struct cox_rank_status rank;
-    cox_executor_status(executor, &status, &rank);
+    cox_executor_read_status(executor, &status, &rank);
     assert_string_equal(cox_rank_state_name(rank.channels[COX_CHANNEL_LINK].state), "unknown");
     assert_int_equal(rank.channels[COX_CHANNEL_LINK].age_ns, 0);
     assert_string_equal(cox_rank_liveness_name(99), "unknown");

@@ -217,7 +217,7 @@ static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t r
 {
     struct cox_executor_status status;
     static struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
-    cox_executor_status(test_group_executor(g), &status, ranks);
+    cox_executor_read_status(test_group_executor(g), &status, ranks);
     return ranks[rank].channels[channel];
 }
 

@@ -317,7 +317,7 @@ static uint32_t deaths_of(uint32_t rank)
 {
     struct cox_executor_status status;
     struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
-    cox_executor_status(executor, &status, ranks);
+    cox_executor_read_status(executor, &status, ranks);
     return ranks[rank].deaths;
 }
 
@@ -441,7 +441,7 @@ static void g1c_switches_leave_nothing_behind(void **state)
     for (uint32_t i = 0; i < SWITCH_COUNT; i++) {
         struct texts texts = prompts();
         texts_run_to(&texts, folders[(i + 1) % 2], 2, 2);
-        cox_executor_status(executor, &status, ranks);
+        cox_executor_read_status(executor, &status, ranks);
         const pid_t pids[3] = {getpid(), ranks[0].pid, ranks[1].pid};
         for (size_t k = 0; k < 3; k++) {
             if (i < 2) {
@@ -471,7 +471,7 @@ static void rank_kill(uint32_t rank)
 {
     struct cox_executor_status status;
     struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
-    cox_executor_status(executor, &status, ranks);
+    cox_executor_read_status(executor, &status, ranks);
     assert_int_equal(kill(ranks[rank].pid, SIGKILL), 0);
 }
 

@@ -301,8 +301,8 @@ uint32_t cox_executor_rank_count(const struct cox_executor *executor)
     return 1;
 }
 
-void cox_executor_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
-                         struct cox_rank_status *ret_ranks)
+void cox_executor_read_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
+                              struct cox_rank_status *ret_ranks)
 {
     *ret_status = (struct cox_executor_status){0};
     memset(ret_ranks, 0, sizeof *ret_ranks);

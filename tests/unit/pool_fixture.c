@@ -108,7 +108,7 @@ struct cox_block_ref pool_allocated(struct cox_pool *pool, uint64_t size)
 struct cox_pool_stats pool_stats(const struct cox_pool *pool)
 {
     struct cox_pool_stats stats;
-    cox_pool_stats(pool, &stats);
+    cox_pool_read_stats(pool, &stats);
     return stats;
 }
 

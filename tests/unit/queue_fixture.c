@@ -129,6 +129,6 @@ void fixture_let_go(const struct cox_message *message)
 uint32_t fixture_used(const struct cox_pool *pool)
 {
     struct cox_pool_stats stats;
-    cox_pool_stats(pool, &stats);
+    cox_pool_read_stats(pool, &stats);
     return stats.block_count - stats.free_count;
 }

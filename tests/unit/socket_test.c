@@ -401,11 +401,11 @@ static void b9_the_other_side_is_known_to_the_kernel(void **state)
     struct cox_socket_peer peer;
     int file = file_new();
     ends_make();
-    assert_int_equal(cox_socket_peer(ends[0], &peer), 0);
+    assert_int_equal(cox_socket_read_peer(ends[0], &peer), 0);
     assert_int_equal(peer.pid, getpid());
     assert_int_equal(peer.uid, geteuid());
     assert_int_equal(peer.gid, getegid());
-    assert_int_equal(cox_socket_peer(file, &peer), -ENOTSOCK);
+    assert_int_equal(cox_socket_read_peer(file, &peer), -ENOTSOCK);
     close(file);
     ends_close();
 }
@@ -468,7 +468,7 @@ static void k28_processes_find_each_other_by_a_name(void **state)
     pid_t pid = child_start(connects_and_gives, NULL);
     assert_int_equal(cox_socket_accept(listening, PATIENCE, &fd), 0);
     assert_true(fd > STDERR_FILENO && fcntl(fd, F_GETFD) == FD_CLOEXEC);
-    assert_int_equal(cox_socket_peer(fd, &peer), 0);
+    assert_int_equal(cox_socket_read_peer(fd, &peer), 0);
     assert_int_equal(peer.pid, pid);
     assert_int_equal(cox_socket_receive(fd, &byte, 1, &came, 1, &count, PATIENCE), 0);
     assert_int_equal(fstat(came, &st), 0);

@@ -164,7 +164,7 @@ static int post_receive(struct post *post, int fd, struct cox_error *err)
     struct tag tag;
     uint32_t count = 0;
     int got = -1;
-    if (cox_socket_peer(fd, &from) || !is_owing(post, &from))
+    if (cox_socket_read_peer(fd, &from) || !is_owing(post, &from))
         return 0;
     int r = post_hear(post, fd, err);
     if (r)

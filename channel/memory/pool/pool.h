@@ -358,7 +358,7 @@ struct cox_pool_stats {
     uint64_t swept;
 };
 /* Exact only while no process changes the pool. */
-COX_PUBLIC void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
+COX_PUBLIC void cox_pool_read_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
 #ifdef COX_INTERNAL
 /* Owners, queues and used blocks as text, for a debugger or a log. line is called for each line. */
 void cox_pool_dump(const struct cox_pool *pool, void (*line)(void *context, const char *text),

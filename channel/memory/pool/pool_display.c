@@ -51,7 +51,7 @@ static bool slab_is_empty(const struct cox_pool *pool, uint32_t slab)
     return true;
 }
 
-void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats)
+void cox_pool_read_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats)
 {
     struct cox_pool_stats stats = {.size = pool->geometry.memory_size};
     for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
