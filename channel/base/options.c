@@ -40,3 +40,12 @@ int cox_options_convert(void *known, size_t known_size, const void *options, con
     memcpy(known, &known_size, sizeof known_size);
     return 0;
 }
+
+int cox_deadline_check(uint64_t deadline_ns, struct cox_error *err)
+{
+    return deadline_ns ? 0
+                       : cox_fail(err, COX_INVALID,
+                                  "deadline_ns is 0, and no deadline was meant by that: it is an "
+                                  "absolute time of CLOCK_MONOTONIC, such as "
+                                  "cox_deadline_after_ms(1000), or COX_DEADLINE_NEVER");
+}

@@ -1,5 +1,6 @@
 /*
- * options: structs that begin with their size (base.h), as callers of other releases pass them.
+ * options: what callers pass: structs that begin with their size (base.h), also of other releases,
+ *   and deadlines.
  *
  * Threads: any. Blocks: nothing. If the process dies: nothing is left.
  *
@@ -17,6 +18,13 @@
 /* The slow path of cox_options_copy: callers of other releases, and NULL. */
 int cox_options_convert(void *known, size_t known_size, const void *options, const char *type,
                         struct cox_error *err);
+
+/* For functions that need a deadline: 0 is one that the caller has forgotten.
+ * Returns
+ *   0
+ *   COX_INVALID: it is 0
+ */
+int cox_deadline_check(uint64_t deadline_ns, struct cox_error *err);
 
 /* Copies options to known, which has the known_size bytes that this library knows. Fields beyond
  * options->size become zero. options NULL: all are zero. type: "cox_pool_options", for err.

@@ -3,6 +3,7 @@
 #include "fd_store.h"
 #include "channel/base/fault.h"
 #include "channel/base/hash.h"
+#include "channel/base/options.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -413,5 +414,6 @@ int cox_handle_open(const struct cox_handle *handle, const char *socket_path, ui
                     int *ret_fd, struct cox_error *err)
 {
     enum cox_handle_way way;
-    return cox_handle_open_way(handle, socket_path, deadline_ns, ret_fd, &way, err);
+    int r = socket_path ? cox_deadline_check(deadline_ns, err) : 0; /* not used without */
+    return r ? r : cox_handle_open_way(handle, socket_path, deadline_ns, ret_fd, &way, err);
 }

@@ -4,6 +4,7 @@
  * succeeded, and the state that it leaves. */
 #include "operations.h"
 
+#include "channel/base/options.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -490,7 +491,9 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
     _cox_cleanup_(record_freep) struct cox_init_record *record = record_new(config, config_count);
     if (!record)
         return cox_fail(err, -ENOMEM, "no memory for the init request");
-    int r = init_enter(executor, deadline_ns, err);
+    int r = cox_deadline_check(deadline_ns, err);
+    if (r == 0)
+        r = init_enter(executor, deadline_ns, err);
     if (r)
         return r;
     const struct cox_transport *transport = executor->options.transport;
@@ -512,7 +515,9 @@ int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns
 {
     _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
     (void)entered;
-    int r = init_enter(executor, deadline_ns, err);
+    int r = cox_deadline_check(deadline_ns, err);
+    if (r == 0)
+        r = init_enter(executor, deadline_ns, err);
     if (r)
         return r;
     const struct cox_init_record *record = executor->init_record;

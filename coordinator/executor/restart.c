@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
 #include "coordinator/collector/reentrancy.h"
@@ -324,7 +325,9 @@ int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t 
         return cox_fail(err, COX_DEADLOCK,
                         "a rank cannot be started again from inside a handler or hook");
     _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
-    int r = restart_refuse(inside, err);
+    int r = cox_deadline_check(deadline_ns, err);
+    if (r == 0)
+        r = restart_refuse(inside, err);
     if (r)
         return r;
     if (!restart_take(inside, rank))
@@ -466,7 +469,9 @@ int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns
         return cox_fail(err, COX_DEADLOCK,
                         "ranks cannot be started again from inside a handler or hook");
     _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
-    int r = restart_refuse(inside, err);
+    int r = cox_deadline_check(deadline_ns, err);
+    if (r == 0)
+        r = restart_refuse(inside, err);
     if (r)
         return r;
     uint32_t taken = 0;

@@ -182,10 +182,14 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .epoch = options->epoch,
         .asked = cox_rank_set_first(executor->geometry.rank_count),
     };
-    if (operation->replies && options->deadline_ns <= entry.submitted_ns)
-        return cox_fail(err, COX_TIMEOUT,
-                        "%s: the deadline has passed already; it is absolute, on CLOCK_MONOTONIC",
-                        operation->name);
+    if (operation->replies && options->deadline_ns <= entry.submitted_ns) {
+        int r = cox_deadline_check(options->deadline_ns, err);
+        return r ? r
+                 : cox_fail(err, COX_TIMEOUT,
+                            "%s: the deadline has passed already; it is absolute, on "
+                            "CLOCK_MONOTONIC: cox_deadline_after_ms",
+                            operation->name);
+    }
     if (operation->replies && options->gather == COX_GATHER_NONE)
         return cox_fail(err, COX_INVALID,
                         "%s has replies: gather NONE is for requests without a reply",
@@ -251,6 +255,8 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     struct cox_submit_options known;
     struct cox_entry entry;
     int r = cox_options_copy(&known, sizeof known, options, "cox_submit_options", err);
+    if (r == 0)
+        r = cox_deadline_check(known.deadline_ns, err);
     if (r == 0)
         r = entry_prepare(executor, type, &known, &entry, err);
     if (r)

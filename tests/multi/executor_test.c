@@ -3,6 +3,7 @@
 #include "testing.h"
 
 #include "channel/base/hash.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 
@@ -488,6 +489,74 @@ static void m5_inside_a_handler_call_is_refused_and_submit_works(void **state)
     test_group_free(g);
 }
 
+/* A deadline that was forgotten: the same words from each function that needs one. */
+static void m5_a_deadline_of_0_is_refused(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(1, NULL);
+    struct cox_executor *executor = test_group_executor(g);
+    const struct cox_submit_options options = {.size = sizeof options};
+    Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
+    Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
+    Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
+    struct cox_init_summary summary;
+    struct cox_link_status links;
+    struct cox_pull_result *pulls;
+    struct cox_lora_result loras[1];
+    struct cox_recover_result recovered[1];
+    size_t count;
+    uint64_t sequence;
+    const int64_t ended = 1;
+    for (int function = 0; function < 12; function++) {
+        struct cox_error err = {0};
+        int r = 0;
+        switch (function) {
+        case 0:
+            r = cox_executor_submit_opaque(executor, "x", 1, &options, &sequence, &err);
+            break;
+        case 1:
+            r = cox_executor_call_opaque(executor, "x", 1, &options, NULL, NULL, &err);
+            break;
+        case 2:
+            r = cox_executor_init(executor, NULL, 0, 0, &summary, &err);
+            break;
+        case 3:
+            r = cox_executor_replay_init(executor, 0, &err);
+            break;
+        case 4:
+            r = cox_executor_cleanup(executor, &ended, 1, 0, &err);
+            break;
+        case 5:
+            r = cox_executor_link(executor, &link, 0, &err);
+            break;
+        case 6:
+            r = cox_executor_link_status(executor, 0, &links, &err);
+            break;
+        case 7:
+            r = cox_executor_pull_kv(executor, &pull, 0, &pulls, &count, &err);
+            break;
+        case 8:
+            r = cox_executor_lora_results(executor, &lora, 0, loras, &err);
+            break;
+        case 9:
+            r = cox_executor_recover(executor, COX_RECOVER_CLEAR, 0, recovered, &err);
+            break;
+        case 10:
+            r = cox_executor_restart(executor, 0, 0, &err);
+            break;
+        case 11:
+            r = cox_executor_restart_all(executor, 0, &err);
+            break;
+        }
+        if (r != COX_INVALID)
+            fail_msg("function %d: %d: %s", function, r, err.text);
+        assert_contains(err.text, "deadline_ns is 0");
+        assert_contains(err.text, "cox_deadline_after_ms");
+    }
+    test_expect_echo(g, "still here");
+    test_group_free(g);
+}
+
 static void m5_register_once(void **state)
 {
     (void)state;
@@ -739,6 +808,7 @@ int main(void)
         TEST(m5_stop_completes_what_is_outstanding),
         TEST(m5_a_deadline_does_not_wait_for_the_request_before),
         TEST(m5_inside_a_handler_call_is_refused_and_submit_works),
+        TEST(m5_a_deadline_of_0_is_refused),
         TEST(m5_register_once),
         TEST(m5_the_handler_is_replaced_while_requests_run),
         TEST(m5_replace_waits_for_the_handler_that_runs),

@@ -205,7 +205,7 @@ static void end_once(const struct forks_self *self, struct rank *rank, enum oper
         if (threaded)
             FORK_CHECK(pthread_create(&rank->thread, NULL, abort_main, rank) == 0, "thread");
         uint64_t deadline_ns = end == DEADLINE          ? cox_deadline_after_ms(20)
-                               : end == DEADLINE_PASSED ? 0
+                               : end == DEADLINE_PASSED ? 1 /* long ago */
                                                         : rank_group_patience();
         int r = operate(self, rank, operation, deadline_ns, &err);
         if (threaded)

@@ -32,6 +32,9 @@
 #endif
 #endif
 
+/* A deadline long ago; 0 would be none. */
+#define PASSED_NS 1
+
 static size_t own_names(void)
 {
     return test_count_names(test_name_prefix());
@@ -329,8 +332,11 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
            COX_GROUP_JOINED)
         sched_yield();
     uint8_t *made = (uint8_t *)&layout->wakeup.made;
-    const struct cox_group_options options = {
-        .size = sizeof(struct cox_group_options), .name = name, .rank = 1, .rank_count = 2};
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .name = name,
+                                              .rank = 1,
+                                              .rank_count = 2,
+                                              .deadline_ns = PASSED_NS};
     for (size_t bit = 0; bit < 8 * offsetof(struct cox_group_layout_made, rank); bit++) {
         size_t byte = bit / 8;
         int expected = byte < offsetof(struct cox_group_layout_made, generation)   ? COX_DENIED
@@ -364,11 +370,13 @@ static void k3_b2_a_deadline_that_has_passed(void **state)
     char name[64];
     struct cox_group *group = NULL;
     struct cox_error err = {0};
-    struct cox_group_options options = {
-        .size = sizeof(struct cox_group_options), .name = test_unique_name(name), .rank_count = 1};
+    struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                        .name = test_unique_name(name),
+                                        .rank_count = 1,
+                                        .deadline_ns = PASSED_NS};
     size_t fds = test_count_fds();
     assert_int_equal(cox_group_join(&options, &group, NULL), 0);
-    assert_int_equal(cox_group_barrier(group, 0, NULL), 0);
+    assert_int_equal(cox_group_barrier(group, PASSED_NS, NULL), 0);
     group = cox_group_leave(group);
     options.rank_count = 4;
     options.rank = 1;

@@ -82,6 +82,37 @@ static void k25_the_largest_world(void **state)
     forks_run(COX_RANK_COUNT_MAX, barriers_main, forks_share(sizeof(struct counters)));
 }
 
+/* A deadline that was forgotten is no death or timeout: the group stays in step. */
+static void no_deadline_main(const struct forks_self *self)
+{
+    struct cox_group *group = rank_group_join(self), *none = NULL;
+    int fds[FORKS_MAX];
+    uint64_t value = 1, values[FORKS_MAX];
+    for (int call = 0; call < 4; call++) {
+        struct cox_error err = {0};
+        int r = call == 0   ? cox_group_barrier(group, 0, &err)
+                : call == 1 ? cox_group_gather(group, &value, sizeof value, values, 0, &err)
+                : call == 2
+                    ? cox_group_gather_fds(group, 0, COX_GROUP_FD_KEEP, fds, 0, &err)
+                    : cox_group_join(
+                          &(struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                      .name = "no_deadline",
+                                                      .fd = -1,
+                                                      .rank_count = 1},
+                          &none, &err);
+        FORK_CHECK(r == COX_INVALID && strstr(err.text, "deadline_ns is 0"), "call %d: %d %s", call,
+                   r, err.text);
+    }
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+static void k7_a_deadline_of_0_is_refused(void **state)
+{
+    (void)state;
+    forks_run(2, no_deadline_main, NULL);
+}
+
 /* ---- values ---- */
 
 static void gather_once(const struct forks_self *self, struct cox_group *group, size_t size,
@@ -812,6 +843,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(k5_k7_k24_b41_barriers_order_memory_in_worlds_of_any_size),
         TEST(k25_the_largest_world),
+        TEST(k7_a_deadline_of_0_is_refused),
         TEST(k8_values_of_all_in_order),
         TEST(k8_large_values),
         TEST(k25_the_memory_that_an_executor_reserves_is_enough),

@@ -120,6 +120,8 @@ int cox_group_join(const struct cox_group_options *options, struct cox_group **r
         return r;
     options = &known;
     r = options_check(options, err);
+    if (r == 0)
+        r = cox_deadline_check(options->deadline_ns, err);
     if (r)
         return r;
     struct group_whole *whole = whole_new(options);

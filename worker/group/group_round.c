@@ -69,6 +69,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
+#include "channel/base/options.h"
 #include "channel/recorder/probes.h"
 #include "channel/recorder/recorder.h"
 
@@ -883,7 +884,9 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
                            uint32_t detail, const void *value, uint32_t size, uint8_t *values,
                            size_t stride, uint64_t deadline_ns, struct cox_error *err)
 {
-    int r = round_enter(group, err);
+    int r = cox_deadline_check(deadline_ns, err);
+    if (r == 0)
+        r = round_enter(group, err);
     if (r)
         return r;
     const struct recorded recorded = record_begin(group, operation, size);
