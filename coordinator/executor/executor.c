@@ -118,6 +118,25 @@ static void executor_on_death(void *context, uint32_t rank, pid_t pid, const str
 
 /* ---- start ---- */
 
+/* A process that ended of itself and never attached may be a program of another kind. lines: its
+ * last ones. */
+static const char *executor_why_ended(struct cox_executor *executor, uint32_t rank,
+                                      const char *lines)
+{
+    struct cox_exit how;
+    if (executor->options.transport || cox_executor_is_external(executor) ||
+        cox_state_attached(&executor->control.ranks[rank]->identity) ||
+        !cox_supervisor_dead(executor->supervisor, rank, &how) || !how.known || how.signal)
+        return "";
+    if (!executor->options.no_flags && strstr(lines, "local_rank"))
+        return "; it may not know the flags that are appended to its command: --no-flags "
+               "(options.no_flags) leaves them out";
+    if (how.exit_status == 0 || !lines[0])
+        return "; it may be no Coxswain worker: a worker attaches to the group and serves requests "
+               "until the group ends (cox_worker_run, or coxswain.serve in Python)";
+    return "";
+}
+
 int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
                                   const char *what, struct cox_error *err)
 {
@@ -125,8 +144,9 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
     cox_supervisor_describe(executor->supervisor, rank, how, sizeof how);
     size_t length = cox_supervisor_last_lines(executor->supervisor, rank, lines, sizeof lines);
     const bool said = strstr(how, what) != NULL; /* by another machine */
-    return cox_fail(err, code, "%s%s%s%s%s", how, said ? "" : " ", said ? "" : what,
-                    length ? "; its last lines: " : "", length ? lines : "");
+    return cox_fail(err, code, "%s%s%s%s%s%s", how, said ? "" : " ", said ? "" : what,
+                    code == COX_PEER_DEAD ? executor_why_ended(executor, rank, lines) : "",
+                    length ? "; its last lines: " : "", lines);
 }
 
 /* A process that cannot be adopted may have lost its wrapper at this moment, and one that the

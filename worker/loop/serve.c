@@ -545,8 +545,9 @@ __attribute__((always_inline)) static inline void opaque_call_back(
     cox_channel_thread_return(thread, request->sequence);
     if (r == 0 && call.length > reply->capacity)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
-                     "the reply has %zu bytes, there is room for %zu", call.length,
-                     reply->capacity);
+                     "the reply has %zu bytes, there is room for %zu: cox_worker_reply_grow makes "
+                     "more, before the reply is written",
+                     call.length, reply->capacity);
     if (r == 0 && call.length > reply->slot_capacity) {
         cox_channel_thread_send_block(thread, request->sequence, COX_TYPE_OPAQUE, call.length);
         return;
