@@ -140,7 +140,7 @@ static const char *executor_why_ended(struct cox_executor *executor, uint32_t ra
 int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
                                   const char *what, struct cox_error *err)
 {
-    char how[COX_RANK_TEXT_SIZE], lines[400];
+    char how[COX_RANK_TEXT_SIZE], lines[400] = "";
     cox_supervisor_describe(executor->supervisor, rank, how, sizeof how);
     size_t length = cox_supervisor_last_lines(executor->supervisor, rank, lines, sizeof lines);
     const bool said = strstr(how, what) != NULL; /* by another machine */
@@ -489,6 +489,8 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .ranks = executor->ranks,
         .notify_fds = executor->options.collect ? executor->notify_fds : NULL,
         .command = executor->options.command,
+        .environment = executor->options.environment,
+        .working_directory = executor->options.working_directory,
         .pass_flags = !executor->options.no_flags,
         .prefix = prefix,
         .devices = executor->options.devices,
@@ -562,6 +564,17 @@ static int executor_check_options(struct cox_executor_options *options, char *na
         return cox_fail(err, COX_INVALID,
                         "ranks on other nodes are started there: leave out external and legacy "
                         "workers and sealed attach");
+    if ((options->environment || options->working_directory) &&
+        (options->external_workers || elsewhere))
+        return cox_fail(err, COX_INVALID,
+                        "environment and working_directory are for workers that this group starts; "
+                        "%s: set them there",
+                        elsewhere ? "those of nodes have what `coxswain node` was started with"
+                                  : "external ones have what they were started with");
+    if (options->working_directory && options->fork_server_fds)
+        return cox_fail(err, COX_INVALID,
+                        "workers of a fork server have its working directory: leave out "
+                        "working_directory");
     if (options->forwarded && (options->collect || options->legacy_workers || elsewhere))
         return cox_fail(err, COX_INVALID,
                         "an executor that passes requests on has no other requests, and no "

@@ -46,6 +46,15 @@ struct cox_executor_options {
     const char *const *command;
     /* do not append the rank's flags to command; the environment has the same values */
     bool no_flags;
+    /* Changes of the environment that every worker inherits from this process, replacements
+     * included: "NAME=value" sets a variable, "NAME" removes one; NULL-terminated. Variables that
+     * the group sets itself (COXSWAIN_RANK, ...) are refused. Only for workers that this group
+     * starts. NULL: none. */
+    const char *const *environment;
+    /* The working directory of every worker. A command that is a relative path, and relative
+     * entries of PATH, start there. Only for workers that this group starts. NULL: that of this
+     * process when the worker starts. */
+    const char *working_directory;
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
     /* rank_count sockets of fork servers, which start the workers as long as they live
@@ -160,6 +169,7 @@ struct cox_executor_options {
  *   COX_DENIED: an object with another owner, mode or type is in the way
  *   COX_NO_SPACE
  *   COX_EXEC_FAILED: the program of a worker cannot be executed
+ *   COX_NOT_FOUND: working_directory is no directory that can be entered
  *   COX_PEER_DEAD: a worker ended before it attached
  *   COX_TIMEOUT: a worker did not attach in time
  *   -errno

@@ -82,23 +82,34 @@ static int pipe_init(struct pipe *pipe)
     return r || fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) == 0 ? r : -errno;
 }
 
-/* Finds a command as a shell does, which skips folders that cannot be searched. NULL with errno:
- * ENOENT, nowhere in PATH; ENOMEM. A file that cannot be executed is returned only if there is no
- * better one, so that exec reports what is wrong with it. */
-static char *program_find(const char *command)
+/* A relative path starts in the workers' directory. */
+static const char *path_start(const struct cox_launch_plan *plan, const char *path)
 {
+    return plan->working_directory && path[0] != '/' ? plan->working_directory : "";
+}
+
+/* Finds a command as a shell does in the workers' environment, which skips folders that cannot be
+ * searched. NULL with errno: ENOENT, nowhere in PATH; ENOMEM. A file that cannot be executed is
+ * returned only if there is no better one, so that exec reports what is wrong with it. */
+static char *program_find(const struct cox_launch_plan *plan)
+{
+    const char *command = plan->command.items[0];
+    char *candidate;
+    const char *start = path_start(plan, command);
     if (strchr(command, '/'))
-        return strdup(command);
-    const char *path = getenv("PATH");
-    if (!path)
-        path = "/usr/local/bin:/bin:/usr/bin";
+        return asprintf(&candidate, "%s%s%s", start, start[0] ? "/" : "", command) < 0 ? NULL
+                                                                                       : candidate;
+    const char *path = "/usr/local/bin:/bin:/usr/bin";
+    for (size_t i = 0; i < plan->environment.count; i++)
+        if (strncmp(plan->environment.items[i], "PATH=", strlen("PATH=")) == 0)
+            path = plan->environment.items[i] + strlen("PATH=");
     _cox_cleanup_(cox_free_ptr) char *second_best = NULL;
     while (path) {
         size_t length = strcspn(path, ":");
-        char *candidate;
+        start = path_start(plan, path);
         /* An empty entry means the working directory. */
-        if (asprintf(&candidate, "%.*s/%s", length ? (int)length : 1, length ? path : ".",
-                     command) < 0)
+        if (asprintf(&candidate, "%s%s%.*s/%s", start, start[0] ? "/" : "",
+                     length ? (int)length : 1, length ? path : ".", command) < 0)
             return NULL;
         struct stat st;
         errno = 0;
@@ -160,14 +171,73 @@ static bool is_ours(const char *variable)
     return false;
 }
 
+/* Whether one of the changes is about this variable. */
+static bool is_changed(const char *variable, const char *const *changes)
+{
+    const size_t length = strcspn(variable, "=");
+    for (; changes && *changes; changes++)
+        if (strcspn(*changes, "=") == length && strncmp(variable, *changes, length) == 0)
+            return true;
+    return false;
+}
+
+static int environment_init(struct cox_strings *environment, const char *const *changes,
+                            struct cox_error *err)
+{
+    for (char **variable = environ; variable && *variable; variable++)
+        if (!is_ours(*variable) && !is_changed(*variable, changes))
+            strings_add(environment, "%s", *variable);
+    for (; changes && *changes; changes++) {
+        const char *change = *changes, *value = strchr(change, '=');
+        const int length = (int)strcspn(change, "=");
+        if (length == 0)
+            return cox_fail(err, COX_INVALID,
+                            "environment has '%.200s', which names no variable: expected "
+                            "NAME=value, or NAME to remove it",
+                            change);
+        char name[64];
+        snprintf(name, sizeof name, "%.*s=", length, change);
+        if (is_ours(name))
+            return cox_fail(err, COX_INVALID,
+                            "environment has %.*s, which the group sets itself for every rank: "
+                            "leave it out",
+                            length, change);
+        if (is_changed(change, changes + 1))
+            return cox_fail(err, COX_INVALID, "environment has %.*s twice: leave one out", length,
+                            change);
+        if (value)
+            strings_add(environment, "%s", change);
+    }
+    return 0;
+}
+
+/* Checked now, not by the first worker in its own way. */
+static int working_directory_init(char **ret_directory, const char *path, struct cox_error *err)
+{
+    struct stat st;
+    if (stat(path, &st) < 0)
+        return cox_fail(err, errno == ENOMEM ? -ENOMEM : COX_NOT_FOUND,
+                        "the ranks cannot have '%.400s' as their working directory: %s", path,
+                        cox_status_text(-errno));
+    if (!S_ISDIR(st.st_mode) || faccessat(AT_FDCWD, path, X_OK, AT_EACCESS) < 0)
+        return cox_fail(err, COX_NOT_FOUND,
+                        "the ranks cannot have '%.400s' as their working directory: %s", path,
+                        S_ISDIR(st.st_mode) ? cox_status_text(-errno) : "it is no directory");
+    *ret_directory = realpath(path, NULL);
+    return *ret_directory
+               ? 0
+               : cox_fail(err, -errno, "the path of '%.400s': %s", path, cox_status_text(-errno));
+}
+
 void cox_launch_plan_deinit(struct cox_launch_plan *plan)
 {
     strings_deinit(&plan->command);
     strings_deinit(&plan->environment);
     cox_free_ptr(&plan->prefix);
     cox_free_ptr(&plan->program);
+    cox_free_ptr(&plan->working_directory);
     cox_free_ptr(&plan->control_socket);
-    plan->prefix = plan->program = plan->control_socket = NULL;
+    plan->prefix = plan->program = plan->working_directory = plan->control_socket = NULL;
 }
 
 int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
@@ -199,16 +269,18 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
     };
     for (const char *const *argument = options->command; *argument; argument++)
         strings_add(&made.command, "%s", *argument);
-    for (char **variable = environ; variable && *variable; variable++)
-        if (!is_ours(*variable))
-            strings_add(&made.environment, "%s", *variable);
+    int r = environment_init(&made.environment, options->environment, err);
+    if (r == 0 && options->working_directory)
+        r = working_directory_init(&made.working_directory, options->working_directory, err);
+    if (r)
+        return r;
     for (uint32_t i = 0; i < made.local_count; i++)
         made.devices[made.local_first + i] = options->devices ? options->devices[i] : (int32_t)i;
     if (!made.prefix || (options->control_socket && !made.control_socket) || made.command.failed ||
         made.environment.failed)
         return cox_fail(err, -ENOMEM, "preparing the workers' command: %s",
                         cox_status_text(-ENOMEM));
-    made.program = program_find(made.command.items[0]);
+    made.program = program_find(&made);
     if (!made.program && errno != ENOENT)
         return cox_fail(err, -ENOMEM, "looking for '%.400s': %s", made.command.items[0],
                         cox_status_text(-ENOMEM));
@@ -225,6 +297,7 @@ struct launch {
     uint32_t rank;
     char *stack;
     const char *program;
+    const char *working_directory;
     struct cox_strings argv;
     struct cox_strings envp;
     struct pipe streams[2];
@@ -243,7 +316,7 @@ struct launch {
 /* The reason why a new process could not become a worker. */
 struct launch_report {
     int error;
-    bool at_exec;
+    enum { AT_SETUP, AT_DIRECTORY, AT_EXEC } stage;
 };
 
 static void launch_deinit(struct launch *launch)
@@ -290,6 +363,7 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     if (stack == MAP_FAILED)
         return -errno;
     launch->stack = stack;
+    launch->working_directory = plan->working_directory;
     int32_t device = plan->devices[rank];
     struct cox_strings *argv = &launch->argv;
     for (size_t i = 0; i < plan->command.count; i++)
@@ -445,10 +519,13 @@ CHILD static int child_main(void *argument)
     cox_fault_point_of(COX_FAULT_LAUNCH_CHILD, (int)launch->rank);
     if (report.error == 0)
         report.error = -child_arrange_fds(launch, &report_fd);
+    if (report.error == 0 && launch->working_directory &&
+        syscall(SYS_chdir, launch->working_directory) < 0)
+        report = (struct launch_report){.error = errno, .stage = AT_DIRECTORY};
     if (report.error == 0) {
         syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof none);
         execve(launch->program, launch->argv.items, launch->envp.items);
-        report = (struct launch_report){.error = errno, .at_exec = true};
+        report = (struct launch_report){.error = errno, .stage = AT_EXEC};
     }
     long written = syscall(SYS_write, report_fd, &report, sizeof report);
     (void)written; /* the pipe is the only way to report it */
@@ -590,8 +667,11 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
     if (r < 0)
         return cox_fail(err, r, "rank %u: whether its program was executed cannot be read: %s",
                         rank, cox_status_text(r));
-    if (report.at_exec)
+    if (report.stage == AT_EXEC)
         return exec_failed(plan->command.items[0], plan->program, rank, report.error, err);
+    if (report.stage == AT_DIRECTORY)
+        return cox_fail(err, -report.error, "rank %u: entering its working directory '%.400s': %s",
+                        rank, plan->working_directory, cox_status_text(-report.error));
     return cox_fail(err, -report.error, "rank %u: setting its process up: %s", rank,
                     cox_status_text(-report.error));
 }

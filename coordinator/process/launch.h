@@ -40,11 +40,13 @@ struct cox_launch_plan {
     /* NULL: none */
     char *control_socket;
     bool sealed;
-    /* path of the program, found in PATH */
+    /* path of the program, found in the workers' PATH */
     char *program;
+    /* absolute; NULL: that of this process */
+    char *working_directory;
     /* argv without flags */
     struct cox_strings command;
-    /* without the COXSWAIN_ variables that the launch sets */
+    /* with the changes of the options, without the COXSWAIN_ variables that the launch sets */
     struct cox_strings environment;
     int32_t devices[COX_RANK_COUNT_MAX];
     /* the ranks of this machine: COXSWAIN_LOCAL_RANK, COXSWAIN_LOCAL_WORLD_SIZE */
@@ -78,7 +80,7 @@ struct cox_launch_incarnation {
 };
 
 /* Copies the options and finds the program (unless workers are external). Returns 0; COX_INVALID;
- * COX_EXEC_FAILED: it is not in PATH; -ENOMEM. */
+ * COX_NOT_FOUND: the working directory; COX_EXEC_FAILED: it is not in PATH; -ENOMEM. */
 int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
                          struct cox_error *err);
 void cox_launch_plan_deinit(struct cox_launch_plan *plan);

@@ -66,6 +66,9 @@ struct cox_supervise_options {
     struct cox_rank *ranks;
     /* argv of every worker, NULL-terminated; PATH is searched */
     const char *const *command;
+    /* as in struct cox_executor_options */
+    const char *const *environment;
+    const char *working_directory;
     /* append --local_rank R --local_world_size N --npu_num_per_dp N --npu_device_id D --parent_pid
      * P --shm_name_prefix PREFIX */
     bool pass_flags;
@@ -107,8 +110,10 @@ struct cox_supervise_options {
  * Returns
  *   0
  *   COX_EXEC_FAILED: err names command, rank and reason
+ *   COX_NOT_FOUND: working_directory is no directory that can be entered
  *   COX_TIMEOUT: a process had not executed the command by the deadline; err names its rank
- *   COX_INVALID: no command, no prefix, or a number of ranks outside 1 to 128
+ *   COX_INVALID: no command, no prefix, an invalid change of the environment, a number of ranks
+ *     outside 1 to 128
  *   -errno
  */
 int cox_supervisor_start(const struct cox_supervise_options *options,

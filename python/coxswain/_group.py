@@ -371,6 +371,12 @@ class Group:
         args and kwargs. It and they travel as with multiprocessing's "spawn": by pickle, which
         names what is at the top level of a module. What has no such name (closures, functions of a
         notebook) needs cloudpickle. None with external=True.
+    env: changes of the environment that the ranks inherit, replacements included: a value sets a
+        variable, None removes it. (subprocess's env is the whole environment: for that, remove the
+        rest.) The module path of a function's ranks is that of this process; a PYTHONPATH that is
+        set here comes in front of it.
+    cwd: the working directory of the ranks; None: that of this process when a rank starts. A
+        command that is a relative path starts there, as do relative entries of PATH.
     attach: "named", or "sealed": nothing has a name, and no rank can write another one's memory.
     depth: requests in flight, 1 to 32.
     name: of the group, for `coxswain status --name NAME`; None: "PID_NUMBER".
@@ -410,6 +416,8 @@ class Group:
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
         attach: Literal["named", "sealed"] = "named",
         depth: int = 4,
         name: str | None = None,
@@ -441,6 +449,17 @@ class Group:
             raise Invalid(f"depth is {depth}; it may be 1 to 32")
         if (program is None) != (external or nodes is not None):
             raise Invalid("a group needs a program for its ranks, or external=True and none")
+        if program is None and (env is not None or cwd is not None):
+            raise Invalid(
+                "env and cwd are for ranks that the group starts itself: "
+                + (
+                    "those of nodes have what `coxswain node` was started with"
+                    if nodes
+                    else "external ones have what they were started with"
+                )
+                + "; set them there"
+            )
+        changes = _launch.environment_of(env or {})
         if not (on_line is None or callable(on_line) or on_line in ("print", "log")):
             raise Invalid(f"on_line is {on_line!r}; it may be 'print', 'log', a function, or None")
         if devices is not None and len(devices) != ranks:
@@ -462,11 +481,18 @@ class Group:
             executor.name = keep[-1]
         executor.rank_count = ranks
         if program is not None:
-            self._program = _launch.program_of(program, args, kwargs)
+            self._program = _launch.program_of(program, args, kwargs, env or {})
             parts = [ffi.new("char[]", os.fsencode(part)) for part in self._program.command]
             keep += [parts, ffi.new("char *[]", [*parts, ffi.NULL])]
             executor.command = ffi.cast("const char *const *", keep[-1])
         executor.no_flags = True
+        if changes:
+            parts = [ffi.new("char[]", change) for change in changes]
+            keep += [parts, ffi.new("char *[]", [*parts, ffi.NULL])]
+            executor.environment = ffi.cast("const char *const *", keep[-1])
+        if cwd is not None:
+            keep.append(ffi.new("char[]", _launch.directory_of(cwd)))
+            executor.working_directory = keep[-1]
         if devices is not None:
             keep.append(ffi.new("int32_t[]", list(devices)))
             executor.devices = keep[-1]

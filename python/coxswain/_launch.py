@@ -15,14 +15,18 @@ import subprocess
 import sys
 import types
 import weakref
+from types import NoneType
 from typing import Any
 from collections.abc import Callable, Mapping, Sequence
 
 from ._errors import Invalid, StateError
 
 _MAIN = "__mp_main__"
-# Nothing of this package can be imported before the path is set.
-_RUN = """import pickle, sys
+# Nothing of this package can be imported before the path is set. "" in the path is the working
+# directory, which may have a pickle.py.
+_RUN = """import sys
+sys.path = [entry for entry in sys.path if entry]
+import pickle
 with open(sys.argv[2], "rb") as file:
     call = pickle.load(file)
 del sys.argv[1:3]
@@ -58,8 +62,10 @@ def program_of(
     program: Sequence[str] | Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
+    env: Mapping[str, str | None] | None = None,
 ) -> Program:
-    """What each rank executes: a command as it is given, or one that calls the function."""
+    """What each rank executes: a command as it is given, or one that calls the function. env: the
+    changes of its environment."""
     if not callable(program):
         if isinstance(program, (str, bytes)) or not program:
             raise Invalid(
@@ -71,13 +77,45 @@ def program_of(
         return Program([os.fspath(part) for part in program])
     main = _main_module()
     pickled, needs_main = _pickled((program, tuple(args), dict(kwargs or {})), bool(main))
+    path = [os.path.join(_DIRECTORY, entry) for entry in sys.path]
+    if not sys.flags.ignore_environment and (first := (env or {}).get("PYTHONPATH")):
+        path = [*first.split(os.pathsep), *path]
     call = {
-        "path": [os.path.join(_DIRECTORY, entry) for entry in sys.path],
+        "path": path,
         "main": main if needs_main else {},
         "pickled": pickled,
     }
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return Program([sys.executable, *flags, "-c", _RUN, _name_of(program)], call)
+
+
+def environment_of(env: Mapping[str, str | None]) -> list[bytes]:
+    """The changes of the ranks' environment, as the library takes them."""
+    if not isinstance(env, Mapping):
+        raise Invalid(f"env is {type(env).__name__}; it may be a mapping of names to values")
+    changes = []
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, (str, NoneType)):
+            raise Invalid(
+                f"env has {name!r}: {value!r}; it may have names and values that are str, and None "
+                "for a variable to be removed"
+            )
+        if not name or "=" in name or "\0" in name:
+            raise Invalid(f"env has {name!r}, which is no name: it is empty, or has '=' or NUL")
+        if value is not None and "\0" in value:
+            raise Invalid(f"the value of {name} in env has a NUL: {value!r}")
+        changes.append(os.fsencode(name if value is None else f"{name}={value}"))
+    return changes
+
+
+def directory_of(cwd: str | os.PathLike[str]) -> bytes:
+    """The path of the ranks' working directory, as the library takes it."""
+    if not isinstance(cwd, (str, os.PathLike)):
+        raise Invalid(f"cwd is {type(cwd).__name__}; it may be a path")
+    path = os.fsencode(cwd)
+    if b"\0" in path or not os.path.isdir(path):
+        raise Invalid(f"cwd is {os.fspath(cwd)!r}, which is no directory")
+    return path
 
 
 def _name_of(function: Any) -> str:

@@ -112,6 +112,8 @@ struct cox_executor_options {
     uint32_t rank_count;
     const char *const *command;
     bool no_flags;
+    const char *const *environment;
+    const char *working_directory;
     const int32_t *devices;
     const int *fork_server_fds;
     uint32_t depth;

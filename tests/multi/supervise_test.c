@@ -4,6 +4,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
 #include "channel/base/thread.h"
+#include "coordinator/process/launch.h"
 #include "coordinator/process/output.h"
 #include "coordinator/process/supervise.h"
 
@@ -293,6 +294,119 @@ static void m14_every_rank_gets_environment_and_flags(void **state)
     assert_int_equal(times, 1);
     group_free(&g);
     unsetenv("COXSWAIN_RANK");
+}
+
+/* A group of one rank with changes of the environment and a working directory. */
+static int elsewhere_try(struct group *g, const char *const *command,
+                         const char *const *environment, const char *directory,
+                         struct cox_error *err)
+{
+    group_init(g);
+    const struct cox_supervise_options options = {
+        .rank_count = 1,
+        .ranks = g->ranks,
+        .command = command,
+        .environment = environment,
+        .working_directory = directory,
+        .prefix = "/test",
+        .hooks = {.context = g, .line = on_line, .death = on_death},
+    };
+    *err = (struct cox_error){0};
+    return cox_supervisor_start(&options, &g->supervisor, err);
+}
+
+static void write_script(const char *folder, const char *name, const char *text)
+{
+    char *path;
+    assert_true(asprintf(&path, "%s/%s", folder, name) > 0);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) > 0);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(chmod(path, 0700), 0);
+    free(path);
+}
+
+static void m14_environment_and_working_directory(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/supervise-XXXXXX", *deeper, *missing, *file;
+    assert_non_null(mkdtemp(folder));
+    assert_true(asprintf(&deeper, "%s/bin", folder) > 0);
+    assert_true(asprintf(&missing, "%s/missing", folder) > 0);
+    assert_true(asprintf(&file, "%s/here", folder) > 0);
+    assert_int_equal(mkdir(deeper, 0700), 0);
+    const char *const text = "#!/bin/sh\necho \"$PWD|$KEPT|$CHANGED|${GONE-none}|$ADDED\"\n";
+    write_script(folder, "here", text);
+    write_script(deeper, "there", text);
+    setenv("KEPT", "kept", 1);
+    setenv("CHANGED", "before", 1);
+    setenv("GONE", "still", 1);
+    char expected[200];
+    snprintf(expected, sizeof expected, "%s|kept|after|none|a=b", folder);
+    const char *const changes[] = {"CHANGED=after", "GONE", "ADDED=a=b", "PATH=nowhere:bin", NULL};
+    /* Relative to the directory; and in a relative entry of the workers' PATH. */
+    static const char *const programs[] = {"./here", "there"};
+    for (size_t i = 0; i < 2; i++) {
+        struct group g;
+        struct cox_error err;
+        const char *const command[] = {programs[i], NULL};
+        const int r = elsewhere_try(&g, command, changes, folder, &err);
+        if (r)
+            fail_msg("%d: %s", r, err.text);
+        group_await_end(&g);
+        assert_string_equal(group_line(&g, 0, false, 0), expected);
+        group_free(&g);
+    }
+    const struct {
+        const char *change, *directory;
+        int code;
+        const char *text;
+    } refused[] = {
+        {"=value", NULL, COX_INVALID, "environment has '=value', which names no variable"},
+        {"", NULL, COX_INVALID, "environment has '', which names no variable"},
+        {"COXSWAIN_RANK=1", NULL, COX_INVALID, "COXSWAIN_RANK, which the group sets itself"},
+        {"COXSWAIN_SOCKET", NULL, COX_INVALID, "COXSWAIN_SOCKET, which the group sets itself"},
+        {"KEPT=1", NULL, COX_INVALID, "environment has KEPT twice"},
+        {NULL, missing, COX_NOT_FOUND, "/missing' as their working directory: No such file"},
+        {NULL, file, COX_NOT_FOUND, "/here' as their working directory: it is no directory"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        struct group g;
+        struct cox_error err;
+        const char *const command[] = {"/bin/true", NULL};
+        const char *const wrong[] = {refused[i].change, "KEPT", NULL};
+        const int r = elsewhere_try(&g, command, refused[i].change ? wrong : NULL,
+                                    refused[i].directory, &err);
+        assert_int_equal(r, refused[i].code);
+        if (!strstr(err.text, refused[i].text))
+            fail_msg("'%s' is not in: %s", refused[i].text, err.text);
+        group_free(&g);
+    }
+    /* It is entered at each start, and may have gone since. */
+    struct group g;
+    struct cox_error err;
+    const char *const true_command[] = {"/bin/true", NULL};
+    assert_int_equal(elsewhere_try(&g, true_command, NULL, deeper, &err), 0);
+    group_await_end(&g);
+    char *there;
+    assert_true(asprintf(&there, "%s/there", deeper) > 0);
+    assert_int_equal(unlink(there), 0);
+    assert_int_equal(rmdir(deeper), 0);
+    const struct cox_launch_incarnation second = {.number = 2};
+    assert_int_equal(cox_supervisor_relaunch(g.supervisor, 0, &second, group_deadline(), &err),
+                     -ENOENT);
+    assert_non_null(strstr(err.text, "rank 0: entering its working directory '"));
+    group_free(&g);
+    assert_int_equal(unlink(file), 0);
+    assert_int_equal(rmdir(folder), 0);
+    free(there);
+    free(file);
+    free(missing);
+    free(deeper);
+    unsetenv("KEPT");
+    unsetenv("CHANGED");
+    unsetenv("GONE");
 }
 
 static void m14_lines_carry_rank_and_stream(void **state)
@@ -1415,6 +1529,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
         TEST(m14_every_rank_gets_environment_and_flags),
+        TEST(m14_environment_and_working_directory),
         TEST(m14_lines_carry_rank_and_stream),
         TEST(m14_long_and_binary_lines),
         TEST(m14_lines_do_not_depend_on_how_they_arrive),

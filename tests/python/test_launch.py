@@ -213,3 +213,118 @@ def test_what_cannot_be_a_program():
         import threading
 
         coxswain.Group(workers.reply_length, args=(threading.Lock(),))
+
+
+# ---- environment and working directory ----
+
+
+def report(*names):
+    """Replies its working directory, and these variables."""
+    texts = [os.getcwd(), *(os.environ.get(name, "none") for name in names)]
+    coxswain.serve(lambda _: " ".join(texts).encode())
+
+
+COMMAND = """#!/usr/bin/env python3
+import sys
+sys.path[:0] = {path!r}
+import test_launch
+test_launch.report("KEPT", "CHANGED", "GONE", "ADDED")
+"""
+CHANGES = {"CHANGED": "after", "GONE": None, "ADDED": "a=b"}
+
+
+@pytest.mark.parametrize("how", ["function", "relative command", "in PATH"])
+def test_env_and_cwd(tmp_path, monkeypatch, how):
+    """They are those of a replacement, too. env adds to what is inherited."""
+    for name in ("KEPT", "CHANGED", "GONE"):
+        monkeypatch.setenv(name, "before")
+    path = [os.path.dirname(__file__), os.path.dirname(os.path.dirname(coxswain.__file__))]
+    (tmp_path / "bin").mkdir()
+    for script in (tmp_path / "work", tmp_path / "bin" / "found"):
+        script.write_text(COMMAND.format(path=path))
+        script.chmod(0o755)
+    # What a rank imports is not what lies in its working directory.
+    (tmp_path / "pickle.py").write_text("raise ImportError('of the working directory')")
+    program, args, more = {
+        "function": (report, ("KEPT", "CHANGED", "GONE", "ADDED"), {}),
+        "relative command": (["./work"], (), {}),
+        "in PATH": (["found"], (), {"PATH": f"bin:{os.environ['PATH']}"}),
+    }[how]
+    if how != "function":
+        (tmp_path / "pickle.py").unlink()
+    with coxswain.Group(program, 2, args=args, env=CHANGES | more, cwd=tmp_path) as group:
+        expected = f"{tmp_path} before after none a=b".encode()
+        assert group.call(b"", timeout=60) == [expected] * 2
+        group.restart(1, kill=True, timeout=60)
+        assert group.call(b"", timeout=60) == [expected] * 2
+    assert os.environ["CHANGED"] == "before"
+
+
+def paths(*names):
+    import extra  # in a folder of PYTHONPATH
+
+    report(*names, extra.__name__)
+
+
+def test_variables_of_the_interpreter(tmp_path, monkeypatch):
+    """The function reaches its ranks whatever these say."""
+    (tmp_path / "extra.py").write_text("")
+    changes = {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"}
+    with coxswain.Group(paths, 1, args=tuple(changes), env=changes) as group:
+        (text,) = group.call(b"", timeout=60)
+    assert text.decode().split()[1:] == [*changes.values(), "none"]
+    monkeypatch.setenv("PYTHONPATH", "/of/the/coordinator")
+    gone = {"PYTHONPATH": None, "PYTHONHASHSEED": "7"}
+    with coxswain.Group(report, 1, args=tuple(gone), env=gone, cwd="/") as group:
+        assert group.call(b"", timeout=60) == [b"/ none 7"]
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"env": ["A=b"]}, "env is list; it may be a mapping"),
+        ({"env": {"A": 1}}, "env has 'A': 1; it may have names and values that are str"),
+        ({"env": {b"A": "1"}}, "env has b'A': '1'; it may have"),
+        ({"env": {"A=B": "1"}}, "env has 'A=B', which is no name"),
+        ({"env": {"": "1"}}, "env has '', which is no name"),
+        ({"env": {"A\0": None}}, r"env has 'A\\x00', which is no name"),
+        ({"env": {"A": "b\0"}}, "the value of A in env has a NUL"),
+        ({"cwd": 3}, "cwd is int; it may be a path"),
+        ({"cwd": ""}, "cwd is '', which is no directory"),
+        ({"cwd": "/no/such/folder"}, "cwd is '/no/such/folder', which is no directory"),
+        ({"cwd": "/dev/null"}, "cwd is '/dev/null', which is no directory"),
+    ],
+)
+def test_what_cannot_be_an_environment_or_a_directory(given, text):
+    with pytest.raises(coxswain.Invalid, match=text):
+        coxswain.Group(["true"], **given)
+
+
+def test_env_and_cwd_are_for_ranks_that_the_group_starts():
+    cluster = coxswain.Cluster("nats://127.0.0.1:4222", insecure_loopback=True)
+    for given in ({"env": {"A": "b"}}, {"cwd": "/"}):
+        with pytest.raises(
+            coxswain.Invalid, match="external ones have what they were started with"
+        ):
+            coxswain.Group(external=True, **given)
+        with pytest.raises(coxswain.Invalid, match="what `coxswain node` was started with"):
+            coxswain.Group(name="env", nodes="a:1", cluster=cluster, **given)
+
+
+def test_variables_that_the_group_sets_are_refused_and_a_folder_may_go(tmp_path):
+    with pytest.raises(coxswain.Invalid, match="COXSWAIN_RANK, which the group sets itself"):
+        coxswain.Group(["true"], env={"COXSWAIN_RANK": "1"}).start()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with coxswain.Group(report, 1, cwd=folder) as group:
+        folder.rmdir()
+        with pytest.raises(coxswain.Error, match="entering its working directory .*No such file"):
+            group.restart(0, kill=True, timeout=60)
+
+
+# ---- programs that are no workers ----
+
+
+def test_a_program_that_is_no_worker_says_so():
+    with pytest.raises(coxswain.RankDied, match="may be no Coxswain worker: .*coxswain.serve"):
+        coxswain.Group([sys.executable, "-c", "print('done')"]).start()
