@@ -47,11 +47,19 @@ def signature(value: object) -> str:
     return re.sub(r"['\"]", "", defaults).replace("self, ", "").replace("(self)", "()")
 
 
+def source(cls: type) -> str:
+    """inspect.getsource looks where a class is imported from."""
+    begin = re.compile(rf"^class {cls.__name__}\b.*?(?=^\S|\Z)", re.M | re.S)
+    folder = pathlib.Path(coxswain.__file__).parent
+    found = (begin.search(path.read_text()) for path in sorted(folder.glob("_*.py")))
+    return next(match[0] for match in found if match)
+
+
 def field_notes(cls: type) -> dict[str, str]:
     """The comments `#: ...` above the fields of a dataclass."""
     notes: dict[str, str] = {}
     note = ""
-    for line in inspect.getsource(cls).splitlines():
+    for line in source(cls).splitlines():
         line = line.strip()
         if line.startswith("#: "):
             note = line[3:]
@@ -87,7 +95,8 @@ def describe_class(name: str, cls: type) -> list[str]:
         elif isinstance(value, (staticmethod, classmethod)) or inspect.isfunction(value):
             function = getattr(cls, member)
             text = paragraph(function.__doc__ or "").replace("\n", "\n  ")
-            lines += [f"* `{member}{signature(function)}`  ", f"  {text}"]
+            kind = "async " if inspect.iscoroutinefunction(function) else ""
+            lines += [f"* `{kind}{member}{signature(function)}`  ", f"  {text}"]
     return [*lines, ""]
 
 

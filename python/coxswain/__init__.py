@@ -1,17 +1,28 @@
 """Drives the worker processes ("ranks") of an inference engine, from either side.
 
 A coordinator starts N ranks, sends each request to all of them through shared memory, and gathers
-their replies::
+their replies; a rank serves them::
 
-    with coxswain.Group(["python3", "worker.py"], ranks=4) as group:
-        replies = group.call(b"...", timeout=5.0)
+    def work():
+        coxswain.serve(lambda data: bytes(data).upper())
 
-A rank serves::
+    if __name__ == "__main__":
+        with coxswain.Group(work, ranks=4) as group:
+            print(group.call(b"hello", timeout=5.0))
 
-    coxswain.serve(lambda data: bytes(data).upper())
+What to read first:
 
-The death of a rank is RankDied with rank, pid and signal, a hang is TimedOut and says what each
-rank does, and an exception in a rank is RankError with its traceback.
+Group       the ranks of a program or a function; `with` starts and stops them
+  call      sends a request and returns the replies; submit and `await` do not wait
+  status    how every rank is; restart replaces one
+serve       the loop of a rank: a function of each request's bytes, which returns the reply's
+Worker      the same with more: inits, steps of inference, orders of the coordinator
+RankDied    the death of a rank, with rank, pid and signal. TimedOut: a hang, and what each rank
+            does. RankError: an exception in a rank, with its traceback. All are coxswain.Error.
+RankGroup   barriers and gathers among the ranks; Pool, Queue and Handle: memory without copies
+
+Everything public is in `coxswain` itself, `coxswain.vllm` (vLLM's executor) and `coxswain.torch_*`
+(a worker that computes with PyTorch). Modules with a leading underscore are private.
 """
 
 import sys as _sys
@@ -78,6 +89,7 @@ from ._worker import (
 from ._errors import lib as _lib, text_of as _text_of
 
 __version__: str = _text_of(_lib.cox_version())
+del _lib, _text_of
 
 __all__ = [
     "Aborted",
@@ -147,3 +159,8 @@ __all__ = [
     "rank_count",
     "serve",
 ]
+
+# Errors and help() name what is public by where it is imported from.
+for _value in [value for name, value in vars().copy().items() if name in __all__]:
+    _value.__module__ = __name__
+del _value

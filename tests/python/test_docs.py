@@ -1,11 +1,14 @@
 """docs/python.md: its programs run and print what stands below them; the reference is current."""
 
+import inspect
 import os
 import pathlib
+import pydoc
 import re
 import subprocess
 import sys
 
+import coxswain
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -76,3 +79,20 @@ def test_the_reference_is_current(tmp_path):
         "write it anew: PYTHONPATH=build/test/python python3 tools/python_reference.py "
         "docs/python-api.md"
     )
+
+
+def test_help_begins_with_what_a_user_needs():
+    text = pydoc.plain(pydoc.render_doc(coxswain))
+    described = text[: text.index("PACKAGE CONTENTS")]
+    places = [described.index(f"\n    {name} ") for name in ("Group", "  call", "serve")]
+    assert places == sorted(places)
+    assert "SUBMODULES" not in text
+    # What is public has the name by which it is imported.
+    for name in coxswain.__all__:
+        assert getattr(coxswain, name).__module__ == "coxswain", name
+    assert repr(coxswain.RankDied) == "<class 'coxswain.RankDied'>"
+
+
+def test_what_is_a_coroutine_is_shown_as_one():
+    assert inspect.iscoroutinefunction(coxswain.Group.room)
+    assert "\n* `async room() -> None`\n" in (ROOT / "docs" / "python-api.md").read_text()
