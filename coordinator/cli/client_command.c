@@ -1,5 +1,6 @@
 #include "client_command.h"
 
+#include "console.h"
 #include "reply_json.h"
 
 #include <stdio.h>
@@ -39,6 +40,10 @@ int cox_client_command_run(const struct cox_client_command *command,
                               .heard_ns = cox_now_ns()};
     client.check = cox_connection_watch;
     client.watch = &watch;
+    if (!r && command->did && !connection->name && !connection->control_socket)
+        r = cox_fail(&error, COX_INVALID,
+                     "this changes a group, so say which: --name %s is the only one that is alive",
+                     client.group);
     if (!r)
         r = command->ask(choice, &client, timeout_ms, deadline_ns, &reply, &error);
     cox_client_clean_text(error.text);
@@ -46,6 +51,8 @@ int cox_client_command_run(const struct cox_client_command *command,
         json_print(command, choice, reply, &error);
     else if (reply && command->print)
         command->print(choice, reply);
+    if (!r && command->did && !connection->json)
+        cox_console_say("the group '%s' %s", client.group, command->did);
     if (!r)
         return command->exit_status ? command->exit_status(choice, reply) : COX_EXIT_OK;
     int exit_status = cox_exit_with(&error);

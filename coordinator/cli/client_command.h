@@ -21,6 +21,9 @@
 struct cox_client_command {
     /* the type of the reply; if there is none, JSON has an empty one */
     const ProtobufCMessageDescriptor *reply;
+    /* What a group did whose command succeeded, printed on standard error behind its name. Such a
+     * command changes a group, which the command line names. NULL: it changes nothing. */
+    const char *did;
     /* the default of --timeout */
     uint64_t timeout_ms;
     /* Added to the timeout: the group itself ends the command at the timeout, with the reason. */

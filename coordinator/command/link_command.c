@@ -77,10 +77,13 @@ static int ask_link(const void *context, struct cox_client *client, uint64_t tim
                                err);
 }
 
-static int run_link(void *choice)
+static int run_link(void *context)
 {
+    const struct link_choice *choice = context;
     return talk(
-        &(struct cox_client_command){.reply = &coxswain_control__done__descriptor, .ask = ask_link},
+        &(struct cox_client_command){.reply = &coxswain_control__done__descriptor,
+                                     .did = choice->no_wait ? "begins to link" : "is linked",
+                                     .ask = ask_link},
         choice);
 }
 
@@ -129,6 +132,7 @@ static int ask_unlink(const void *context, struct cox_client *client, uint64_t t
 static int run_unlink(void *choice)
 {
     return talk(&(struct cox_client_command){.reply = &coxswain_control__done__descriptor,
+                                             .did = "is unlinked",
                                              .grace_ms = GRACE_MS,
                                              .ask = ask_unlink},
                 choice);
@@ -314,9 +318,11 @@ static void json_role(const void *context, const ProtobufCMessage *reply, json_t
     json_object_set_new(root, "error", error);
 }
 
-static int run_role(void *choice)
+static int run_role(void *context)
 {
+    const struct link_choice *choice = context;
     return talk(&(struct cox_client_command){.reply = &coxswain_control__status_reply__descriptor,
+                                             .did = choice->word ? "has this role" : NULL,
                                              .grace_ms = GRACE_MS,
                                              .ask = ask_role,
                                              .print = print_role,

@@ -138,6 +138,9 @@ static int run(void *context)
     const struct lora_choice *choice = context;
     const struct cox_client_command command = {
         .reply = &coxswain_control__lora_reply__descriptor,
+        .did = choice->action == ACTION(LORA_LOAD)     ? "has loaded the adapter"
+               : choice->action == ACTION(LORA_UNLOAD) ? "has unloaded the adapter"
+                                                       : NULL,
         .timeout_ms = TIMEOUT_MS,
         /* No rank is asked for a list. */
         .grace_ms = choice->action == ACTION(LORA_LIST) ? 0 : GRACE_MS,

@@ -149,7 +149,13 @@ static int take(void *context, int key, const char *value, struct cox_error *err
 
 static int run(void *context)
 {
-    static const struct cox_client_command command = {
+    /* by command: pause, pause-net, clear, reinit, start, restart */
+    static const char *const did[] = {
+        "is paused", "does no transfers", "has dropped its transfers", "has rebuilt its state",
+        "continues", "has no dead rank"};
+    const struct recover_choice *choice = context;
+    const struct cox_client_command command = {
+        .did = did[choice->command],
         .reply = &coxswain_control__recover_reply__descriptor,
         .timeout_ms = TIMEOUT_MS,
         .grace_ms = GRACE_MS,
@@ -157,7 +163,6 @@ static int run(void *context)
         .print = print,
         .json = json,
     };
-    const struct recover_choice *choice = context;
     return cox_client_command_run(&command, &choice->connection, choice);
 }
 

@@ -73,7 +73,11 @@ static int stop(const void *choice, struct cox_client *client, uint64_t timeout_
 static int run(void *choice)
 {
     static const struct cox_client_command command = {
-        .reply = &coxswain_control__done__descriptor, .timeout_ms = TIMEOUT_MS, .ask = stop};
+        .reply = &coxswain_control__done__descriptor,
+        .did = "has ended",
+        .timeout_ms = TIMEOUT_MS,
+        .ask = stop,
+    };
     return cox_client_command_run(&command, choice, choice);
 }
 

@@ -72,6 +72,7 @@ static int run(void *context)
 {
     static const struct cox_client_command command = {
         .reply = &coxswain_control__weights_reply__descriptor,
+        .did = "computes with these weights",
         .timeout_ms = TIMEOUT_MS,
         .grace_ms = GRACE_MS,
         .ask = ask,

@@ -318,6 +318,16 @@ def test_wrong_names_and_several_groups():
         expect(one.stop(), 0)
         one.left_nothing()
         check(json.loads(expect(run(["status", "--json"]), 0).out)["name"] == two.name, "the other one is left")
+        # What changes a group is not for whichever happens to be alive.
+        for words in (["stop"], ["recover", "pause"], ["lora", "unload", "a"], ["weights", MODEL], ["link", "a"],
+                      ["unlink", "a"], ["role", "decode"]):
+            result = expect(run(words), 2, "this changes a group, so say which: --name %s is the only" % two.name)
+            check(result.out == "", "it went on", result)
+        for words in (["lora", "list"], ["role"], ["link-status"]):
+            expect(run(words), 0)
+        check(two.status()["engine_state"] == "NORMAL", "changed")
+        result = expect(run(["recover", "pause", "--name", two.name]), 0)
+        check(result.err == "coxswain: the group '%s' is paused\n" % two.name, "not said", result)
         # What a killed one leaves is no group.
         two.process.kill()
         two.process.wait()
@@ -845,7 +855,8 @@ def test_waiting_for_workers_ends_at_a_stop():
                     if number:
                         group.process.send_signal(number)
                     else:
-                        expect(run(["stop"]), 0)
+                        result = expect(run(["stop", "--name", group.name]), 0)
+                        check(result.err == "coxswain: the group '%s' has ended\n" % group.name, "not said", result)
                     expect(finish(group.process), status, "ended by signal %d" % (status - 128))
                     group.left_nothing()
 
