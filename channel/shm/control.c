@@ -236,8 +236,8 @@ static int control_verify_names(struct cox_control *old, const char *name, const
     if (layout->header.abi != COX_LAYOUT_ABI || rank_count == 0 || rank_count > COX_RANK_COUNT_MAX)
         return cox_fail(
             err, COX_DENIED,
-            "%s is in the way: %s; when nothing of that version runs any more, remove all that it left (rm /dev/shm/%s_* /dev/shm/sem.%s_*)",
-            object, why.text, name, name);
+            "%s is in the way: %s; choose another name than '%s', or clean up with that version (coxswain clean)",
+            object, why.text, name);
     old->layout = layout;
     old->geometry =
         (struct cox_geometry){.rank_count = rank_count, .serial = layout->header.serial};

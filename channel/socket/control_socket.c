@@ -365,7 +365,7 @@ static int socket_check_file(const struct cox_control_socket *control_socket, co
     if (r > 0)
         return cox_fail(
             err, COX_DENIED,
-            "%.*s/%s is in the way: expected nothing there, or the socket of a control socket of user %u; remove it",
+            "%.*s/%s is in the way: expected nothing there, or the socket of a group of user %u: choose another name",
             length, control_socket->path, file, geteuid());
     return cox_fail(err, r, "%.*s/%s: %s", length, control_socket->path, file, cox_status_text(r));
 }
@@ -461,7 +461,9 @@ static int socket_listen_once(struct cox_control_socket *control_socket, const c
     if (r == 0) {
         r = socket_bind(control_socket);
         if (r == COX_DENIED)
-            cox_fail(err, r, "%.*s/%s is in the way: expected nothing there; remove it",
+            cox_fail(err, r,
+                     "%.*s/%s is in the way: expected nothing there; move it away if it is yours, "
+                     "or set COXSWAIN_RUNTIME_DIR to another folder",
                      (int)(strrchr(control_socket->path, '/') - control_socket->path),
                      control_socket->path, COX_RUNTIME_DIR_NEW_FILE);
         else if (r)

@@ -143,12 +143,12 @@ static int runtime_dir_check(const char *path, const struct stat *st, struct cox
     if (st->st_uid != geteuid())
         return cox_fail(
             err, COX_DENIED,
-            "%s belongs to user %u, expected %u: remove it, or set COXSWAIN_RUNTIME_DIR to a folder of your own",
+            "%s belongs to user %u, expected %u: set COXSWAIN_RUNTIME_DIR to a folder of your own",
             path, st->st_uid, geteuid());
     if (st->st_mode & 077)
         return cox_fail(
             err, COX_DENIED,
-            "%s has mode %04o, expected %04o: others could put sockets there; check its owner, then chmod 700 it",
+            "%s has mode %04o, expected %04o: others could put sockets there; set COXSWAIN_RUNTIME_DIR to a folder of your own for sockets alone, or chmod 700 this one if it is that",
             path, st->st_mode & 07777, MODE);
     return 0;
 }
@@ -174,8 +174,9 @@ static int runtime_dir_find(const char *path, int *ret_fd, struct cox_error *err
             "%s is not there, nor can it be made: %s (set XDG_RUNTIME_DIR to a folder that exists, or unset it, or set COXSWAIN_RUNTIME_DIR)",
             path, cox_status_text(-e));
     if (e == ENOTDIR || e == ELOOP)
-        return cox_fail(err, COX_DENIED, "%s is a link or a file, expected a folder: remove it",
-                        path);
+        return cox_fail(
+            err, COX_DENIED,
+            "%s is a link or a file, expected a folder: set COXSWAIN_RUNTIME_DIR to one", path);
     if (e)
         return cox_fail(err, -e, "%s: %s", path, cox_status_text(-e));
     *ret_fd = fd;

@@ -1042,7 +1042,7 @@ def doctor_checks_the_runtime_directory():
         found("note", "mode 0755", "chmod 700")
         os.rmdir(inside)
         os.symlink("/tmp", inside)
-        found("note", "is a link", "remove it")
+        found("note", "is a link", "set COXSWAIN_RUNTIME_DIR")
         os.unlink(inside)
         if rights.can_switch_user():
             os.mkdir(inside, 0o700)

@@ -350,7 +350,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
     rmdir(path);
     snprintf(path, sizeof path, "%s/starting.new", runtime_dir);
     close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-    refused(&options, COX_DENIED, "starting.new is in the way: expected nothing there; remove it");
+    refused(&options, COX_DENIED, "starting.new is in the way: expected nothing there; move it");
     assert_int_equal(stat(path, &st), 0);
     unlink(path);
     /* A socket without a control socket's name may belong to another program. */
