@@ -1,6 +1,6 @@
 # What has to be installed. All of it is looked for before any of it is reported, so that one run tells everything.
 #
-# PkgConfig::PROTOBUF_C, PkgConfig::JANSSON, PkgConfig::MICROHTTPD, PkgConfig::NCURSES, PkgConfig::OPENBLAS and, for the tests, PkgConfig::CMOCKA; PROTOC_C_EXECUTABLE.
+# PkgConfig::PROTOBUF_C, PkgConfig::JANSSON, PkgConfig::MICROHTTPD, PkgConfig::NCURSES and, for the tests, PkgConfig::CMOCKA; PROTOC_C_EXECUTABLE.
 
 set(cox_missing "")
 set(cox_missing_debian "")
@@ -41,7 +41,6 @@ if(COX_BUILD_COMMANDS)
     cox_module(JANSSON jansson jansson.h libjansson-dev)
     cox_module(MICROHTTPD libmicrohttpd microhttpd.h libmicrohttpd-dev)
     cox_module(NCURSES ncurses curses.h libncurses-dev)
-    cox_module(OPENBLAS openblas openblas_config.h libopenblas-pthread-dev)
 endif()
 # Groups over several machines: optional, and built where both are there.
 option(COX_NODES "Build libcoxswain-nodes (needs libnats, OpenSSL and jansson)" ON)

@@ -408,45 +408,6 @@ static int read_tensors(struct cox_adapter *adapter, const char *directory,
     return r;
 }
 
-/* ---- kernels ---- */
-
-/* With noise instead of the adapter's numbers, so that all ranks get the same result, also where
- * their parts are zero. */
-static int probe_shape(size_t out, size_t in, bool *rows_apart, struct cox_error *err)
-{
-    const size_t length = (size_t)align(out * in);
-    _cox_cleanup_(cox_free_ptr) float *memory =
-        aligned_alloc(COX_WEIGHTS_ALIGNMENT,
-                      (length + (size_t)align(COX_TILE_ROWS * (in + out))) * sizeof(float));
-    struct cox_matrix matrix = {memory, in, out, in};
-    uint32_t noise = 1;
-
-    if (!memory)
-        return cox_fail(err, COX_NO_SPACE, "no memory to try the matrix kernels");
-    for (size_t i = 0; i < out * in; i++) {
-        noise = noise * UINT32_C(1664525) + UINT32_C(1013904223);
-        memory[i] = (float)(int32_t)noise * 0x1p-31f;
-    }
-    *rows_apart = *rows_apart || !cox_tile_rows_alike(&matrix, memory + length);
-    return 0;
-}
-
-static int probe_kernels(struct cox_adapter *adapter, const struct cox_model_config *config,
-                         struct cox_error *err)
-{
-    const size_t hidden = config->hidden_size, rank = adapter->rank;
-    const size_t piece = (size_t)config->head_count * config->head_dim / cox_slice_count(config);
-    const struct {
-        size_t out, in;
-    } shapes[] = {
-        {rank, hidden}, {piece, rank}, {config->head_dim, rank}, {rank, piece}, {hidden, rank}};
-    int r = 0;
-
-    for (size_t i = 0; r == 0 && i < sizeof(shapes) / sizeof(shapes[0]); i++)
-        r = probe_shape(shapes[i].out, shapes[i].in, &adapter->rows_apart, err);
-    return r;
-}
-
 /* ---- constructor and destructor ---- */
 
 int cox_adapter_load(const char *directory, const struct cox_model_config *config,
@@ -470,8 +431,6 @@ int cox_adapter_load(const char *directory, const struct cox_model_config *confi
                         (unsigned long long)adapter->size);
     memset(adapter->memory, 0, (size_t)adapter->size);
     r = read_tensors(adapter, directory, config, share, &description, err);
-    if (!r)
-        r = probe_kernels(adapter, config, err);
     if (r)
         return r;
     *ret_adapter = cox_steal_ptr(&adapter);

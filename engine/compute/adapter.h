@@ -40,8 +40,6 @@ struct cox_adapter {
     /* padded */
     uint32_t rank;
     float scale;
-    /* as in tile.h, for the shapes of this adapter */
-    bool rows_apart;
     /* layers, layer_stride apart; each piece is 64-byte aligned */
     float *memory;
     /* bytes */

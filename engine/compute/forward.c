@@ -41,7 +41,6 @@ struct cox_forward {
     struct cox_kv_heads kv_heads;
     /* token rows of a pass, whole tiles */
     uint32_t row_count_max;
-    bool rows_apart;
     /* head_count * head_dim */
     size_t head_width;
     /* part of it in one slice */
@@ -150,8 +149,7 @@ static void multiply_tiles(const struct cox_forward *forward, struct cox_matrix 
 {
     for (size_t tile = 0; tile < forward->tile_count; tile++)
         cox_tile_multiply(&matrix, input + tile * COX_TILE_ROWS * input_leading, input_leading,
-                          output + tile * COX_TILE_ROWS * output_leading, output_leading,
-                          forward->rows_apart);
+                          output + tile * COX_TILE_ROWS * output_leading, output_leading);
 }
 
 static void norm_tiles(const struct cox_forward *forward, const float *gain)
@@ -222,7 +220,7 @@ static void multiply_a(struct cox_forward *forward, const struct cox_adapter *ad
     const struct cox_matrix matrix = matrix_of(a, adapter->rank, in);
 
     cox_tile_multiply(&matrix, forward->adapter_input + column, width, forward->adapter_low,
-                      adapter->rank, forward->rows_apart || adapter->rows_apart);
+                      adapter->rank);
 }
 
 /* Adds scale * B * low to the columns of output from `column` on, in the rows that the tile was
@@ -234,8 +232,7 @@ static void add_b(struct cox_forward *forward, const struct cox_adapter *adapter
     const struct cox_matrix matrix = matrix_of(b, out, adapter->rank);
     const float scale = adapter->scale;
 
-    cox_tile_multiply(&matrix, forward->adapter_low, adapter->rank, forward->adapter_output, out,
-                      forward->rows_apart || adapter->rows_apart);
+    cox_tile_multiply(&matrix, forward->adapter_low, adapter->rank, forward->adapter_output, out);
     for (uint32_t row = 0; row < count; row++) {
         float *to = output + rows[row] * width + column;
         const float *from = forward->adapter_output + row * out;
@@ -598,8 +595,8 @@ static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_
         struct cox_matrix matrix =
             matrix_of(slice_of(forward, output, layout->vocab_stride, slice), width, hidden);
 
-        cox_tile_multiply(&matrix, forward->normed, hidden, forward->sliced + slice * length, width,
-                          forward->rows_apart);
+        cox_tile_multiply(&matrix, forward->normed, hidden, forward->sliced + slice * length,
+                          width);
     }
     r = gather_slices(forward, forward->sliced, length, count * width, slices, err);
     for (uint32_t i = 0; !r && i < count; i++) {
@@ -672,60 +669,12 @@ void cox_forward_set_adapters(struct cox_forward *forward, const struct cox_adap
     forward->adapters = source ? *source : (struct cox_adapter_source){0};
 }
 
-bool cox_forward_rows_apart(const struct cox_forward *forward)
-{
-    return forward->rows_apart;
-}
-
 size_t cox_forward_slice_length_max(const struct cox_forward *forward)
 {
     const size_t hidden = (size_t)forward->row_count_max * forward->config.hidden_size;
     const size_t vocabulary = (size_t)COX_TILE_ROWS * forward->layout.vocab_slice;
 
     return hidden > vocabulary ? hidden : vocabulary;
-}
-
-/* Tests the matrix kernels with every shape in use. All slices have the same shapes, so all ranks
- * of a machine get the same result. */
-static int probe_kernels(struct cox_forward *forward, struct cox_error *err)
-{
-    const struct cox_model_config *config = &forward->config;
-    const struct cox_weights_layout *layout = &forward->layout;
-    const size_t hidden = config->hidden_size, head_dim = config->head_dim;
-    const size_t head_piece = forward->head_slice;
-    const size_t piece = layout->column_slice;
-    const float *output = forward->weights + layout->output;
-    const uint32_t slice = forward->own.first, head = forward->kv_heads.first;
-    const struct {
-        uint64_t offset, stride;
-        size_t out, in;
-    } sliced[] = {
-        {layout->query, layout->head_stride, head_piece, hidden},
-        {layout->attention_output, layout->head_stride, hidden, head_piece},
-        {layout->gate, layout->column_stride, piece, hidden},
-        {layout->down, layout->column_stride, hidden, piece},
-    };
-    struct cox_matrix matrices[6] = {
-        matrix_of(kv_head_of(forward, layer_tensor(forward, 0, layout->key), head), head_dim,
-                  hidden),
-        matrix_of(slice_of(forward, output, layout->vocab_stride, slice), layout->vocab_slice,
-                  hidden),
-    };
-
-    for (size_t i = 0; i < sizeof(sliced) / sizeof(sliced[0]); i++)
-        matrices[2 + i] = matrix_of(
-            slice_of(forward, layer_tensor(forward, 0, sliced[i].offset), sliced[i].stride, slice),
-            sliced[i].out, sliced[i].in);
-    for (size_t i = 0; i < sizeof(matrices) / sizeof(matrices[0]); i++) {
-        _cox_cleanup_(cox_free_ptr) float *scratch =
-            calloc(matrices[i].in + matrices[i].out, COX_TILE_ROWS * sizeof(float));
-
-        if (!scratch)
-            return cox_fail(err, COX_NO_SPACE, "no memory to try the matrix kernels");
-        if (!cox_tile_rows_alike(&matrices[i], scratch))
-            forward->rows_apart = true;
-    }
-    return 0;
 }
 
 static size_t longest(size_t a, size_t b, size_t c)
@@ -817,14 +766,10 @@ int cox_forward_new(const struct cox_model_config *config, const struct cox_weig
     forward->head_slice = forward->head_width / forward->slice_count;
     forward->column_width = (size_t)forward->layout.column_slice * forward->slice_count;
     forward->kv_width = (size_t)config->kv_head_count * config->head_dim;
-    cox_tile_start();
     r = allocate_scratch(forward, err);
     if (r)
         return r;
     cox_rotary_frequencies(config, forward->frequencies);
-    r = probe_kernels(forward, err);
-    if (r)
-        return r;
     *ret_forward = cox_steal_ptr(&forward);
     return 0;
 }

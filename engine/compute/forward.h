@@ -46,10 +46,6 @@ int cox_forward_new(const struct cox_model_config *config, const struct cox_weig
 struct cox_forward *cox_forward_free(struct cox_forward *forward);
 void cox_forward_freep(struct cox_forward **forward); /* for _cox_cleanup_ */
 
-/* True when this machine's matrix kernels treat rows of a tile differently, so that products are
- * made row by row. */
-bool cox_forward_rows_apart(const struct cox_forward *forward);
-
 /* How rows find the adapters that they name; NULL: no row may name one. source is copied; what it
  * points to is lent until free. */
 void cox_forward_set_adapters(struct cox_forward *forward, const struct cox_adapter_source *source);

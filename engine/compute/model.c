@@ -190,11 +190,6 @@ size_t cox_model_slice_length_max(const struct cox_model *model)
     return cox_forward_slice_length_max(model->forward);
 }
 
-bool cox_model_rows_apart(const struct cox_model *model)
-{
-    return cox_forward_rows_apart(model->forward);
-}
-
 struct cox_cache_geometry cox_model_cache_geometry(const struct cox_model *model,
                                                    uint32_t block_count, uint32_t block_size,
                                                    uint32_t swap_block_count)

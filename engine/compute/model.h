@@ -81,9 +81,6 @@ uint32_t cox_model_slice_count(const struct cox_model *model);
 /* The longest slice, in floats, that the share's gather is called with. */
 size_t cox_model_slice_length_max(const struct cox_model *model);
 
-/* True when this machine's matrix kernels require the slow products row by row (tile.h). */
-bool cox_model_rows_apart(const struct cox_model *model);
-
 /* The geometry of a KV cache for this model and share. cox_cache_block_size gives the bytes of a
  * block. */
 struct cox_cache_geometry cox_model_cache_geometry(const struct cox_model *model,

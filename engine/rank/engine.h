@@ -14,9 +14,9 @@
  * Recovery: pause and pause_net stop at the next layer or gather, or abandon the step wherever it
  * is (cox_worker_pause, half a second for each way, so a stuck rank replies after one). An
  * abandoned step neither allocates nor prints, so it holds a C library lock only if it was inside
- * the library. It may keep one of OpenBLAS's buffers, of which there are dozens. clear ends the
- * running pulls. A pull is never abandoned, because it checks before each block, and every 50 ms,
- * whether it must end. reinit clears the KV cache to zero, in the pool that other groups know.
+ * the library. clear ends the running pulls. A pull is never abandoned, because it checks before
+ * each block, and every 50 ms, whether it must end. reinit clears the KV cache to zero, in the pool
+ * that other groups know.
  * Model, group and tensor gather stay. The next step after a cancelled one begins a new epoch of
  * the group, which depends on nothing of the previous one. start resumes. Each command may be
  * repeated, also on a rank that has loaded nothing yet.

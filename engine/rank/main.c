@@ -6,13 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/auxv.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "adapter_cache.h"
 #include "engine.h"
-#include "engine/compute/tile.h"
 #include "worker/loop/worker.h"
 
 #define BLOCK_SIZE_DEFAULT 16
@@ -24,93 +21,6 @@ enum exit_status {
     EXIT_FAILED = 1,
     EXIT_USAGE = 2,
 };
-
-/* ---- OpenBLAS ---- */
-
-/* If mmap fails, OpenBLAS's allocator retries for ever, also while the library is loaded, before
- * main. Loading and a first product take a few milliseconds of CPU. So their CPU time is limited,
- * starting before the libraries' own constructors. OpenBLAS must start no threads: they would need
- * buffers too, could spin at any later time, and are not used here (cox_tile_start). */
-#define BLAS_CPU_SECONDS 2
-#define BLAS_PROBE_SIZE 256
-
-__attribute__((no_sanitize("address", "thread", "undefined"))) static void on_blas_spins(int number)
-{
-    static const char text[] =
-        "coxswain-worker: OpenBLAS cannot allocate its buffers (32 MiB or more) and would spin for ever; raise the limit of address space (ulimit -v) or of overcommitted memory (vm.overcommit_memory)\n";
-    (void)number;
-    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)written;
-    _exit(EXIT_FAILED);
-}
-
-static void blas_watch(time_t seconds)
-{
-    const struct itimerval timer = {.it_value = {.tv_sec = seconds}};
-    setitimer(ITIMER_PROF, &timer, NULL);
-}
-
-__attribute__((no_sanitize("address", "thread", "undefined"))) static void blas_watch_begin(void)
-{
-    struct sigaction action = {.sa_handler = on_blas_spins};
-    sigaction(SIGPROF, &action, NULL);
-    blas_watch(BLAS_CPU_SECONDS);
-}
-
-/* Sanitizers may start after this constructor, and need memory without a limit. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define BLAS_ENTRY "OPENBLAS_NUM_THREADS="
-
-/* The libraries read their environment at exec. Returns if nothing needs to change, or the exec
- * failed. */
-static void exec_with_one_thread(char **argv, char **envp)
-{
-    size_t count = 0, kept = 0;
-    while (envp[count])
-        if (strcmp(envp[count++], BLAS_ENTRY "1") == 0)
-            return;
-    char *environment[count + 2];
-    for (size_t i = 0; i < count; i++)
-        if (strncmp(envp[i], BLAS_ENTRY, sizeof BLAS_ENTRY - 1) != 0)
-            environment[kept++] = envp[i];
-    environment[kept++] = (char[]){BLAS_ENTRY "1"};
-    environment[kept] = NULL;
-    execve((const char *)getauxval(AT_EXECFN), argv, environment);
-}
-
-static void before_libraries(int argc, char **argv, char **envp)
-{
-    (void)argc;
-    exec_with_one_thread(argv, envp);
-    blas_watch_begin();
-}
-
-__attribute__((section(".preinit_array"),
-               used)) static void (*const preinit)(int, char **, char **) = before_libraries;
-#endif
-
-/* The library keeps the buffer of this product for all later ones, which run one at a time. */
-static void blas_probe(void)
-{
-    static float weights[BLAS_PROBE_SIZE * BLAS_PROBE_SIZE];
-    static float product[BLAS_PROBE_SIZE * BLAS_PROBE_SIZE];
-    const struct cox_matrix matrix = {.weights = weights,
-                                      .out = BLAS_PROBE_SIZE,
-                                      .in = BLAS_PROBE_SIZE,
-                                      .leading = BLAS_PROBE_SIZE};
-    blas_watch_begin();
-    cox_tile_start();
-    cox_tile_multiply(&matrix, weights, BLAS_PROBE_SIZE, product, BLAS_PROBE_SIZE, false);
-    blas_watch(0);
-    signal(SIGPROF, SIG_DFL);
-}
 
 /* Lock-free: read in a signal handler. */
 static struct cox_worker *_Atomic running_worker;
@@ -264,7 +174,6 @@ int main(int argc, char **argv)
         .block_count = BLOCK_COUNT_DEFAULT,
         .swap_block_count = SWAP_BLOCK_COUNT_DEFAULT,
     };
-    blas_probe();
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
             return help();

@@ -17,9 +17,7 @@ root=$work/root
 mkdir -p "$work"
 [ -e "$work/sysroot/usr/lib/aarch64-linux-gnu/pkgconfig/libmicrohttpd.pc" ] ||
     sh tests/arm64/sysroot.sh "$work/sysroot" arm64 libc6-dev libgcc-12-dev libprotobuf-c-dev libjansson-dev \
-        libopenblas-pthread-dev libmicrohttpd-dev libncurses-dev libcmocka-dev
-# What the packages' scripts would do, which never run here.
-ln -sf ../openblas-pthread/pkgconfig/openblas.pc "$work/sysroot/usr/lib/aarch64-linux-gnu/pkgconfig/openblas.pc"
+        libmicrohttpd-dev libncurses-dev libcmocka-dev
 [ "${1:-}" != sysroot ] || exit 0
 sh tools/packages build arm64 || { echo "$0: skipped: packages are missing" >&2; exit 77; }
 
@@ -35,7 +33,7 @@ cmake --build "$build" -j "${JOBS:-$(nproc)}" --target coxswain coxswain-worker 
 
 # A root of programs that are unpacked, with the tree where the tests look for it.
 sh tests/arm64/sysroot.sh "$root" arm64 linux-image-cloud-arm64 bash coreutils dash grep sed findutils procps mount \
-    util-linux gawk libprotobuf-c1 libjansson4 libopenblas0-pthread libmicrohttpd12 libncurses6 libcmocka0 libgcc-s1
+    util-linux gawk libprotobuf-c1 libjansson4 libmicrohttpd12 libncurses6 libcmocka0 libgcc-s1
 mv "$root"/boot/vmlinuz-* "$work/kernel"
 rm -rf "$root/boot" "$root/usr/lib/modules" "$root/usr/share" "$root"/usr/lib/*/perl*
 mkdir -p "$root$PWD/build/arm64/full" "$root/proc" "$root/sys" "$root/dev" "$root/run" "$root/tmp" "$root/root" "$root/etc"
@@ -43,7 +41,6 @@ echo "root:x:0:0::/root:/bin/sh
 nobody:x:65534:65534::/:/bin/false" >"$root/etc/passwd"
 printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
 lib=$root/usr/lib/aarch64-linux-gnu
-[ -e "$lib/libopenblas.so.0" ] || ln -s openblas-pthread/libopenblas.so.0 "$lib/libopenblas.so.0"
 cp -a models tests "$root$PWD/"
 rm -rf "$root$PWD/tests/bench"
 cp -a "$build/bin" "$build/tests" "$root$PWD/build/arm64/full/"

@@ -124,7 +124,6 @@ EXEMPT = {
     ("coordinator/process/launch.c", "launch_fork", "clone("): CALLERS,
     ("coordinator/process/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
     ("engine/rank/engine.c", "engine_bend", "unlink("): "a file by which a test asks; not in a release",
-    ("engine/rank/main.c", "exec_with_one_thread", "execve("): "behind it is the same program, which has done nothing yet",
     ("coordinator/process/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",
     ("coordinator/process/launch.c", "cox_launch_kill_group", "kill("): "what others see of it is the end of a process",
     ("coordinator/process/launch.c", "cox_launch", "SYS_pidfd_send_signal"): "ends a process that nobody has heard of yet",

@@ -31,10 +31,10 @@ configure() {
 
 # Everything that is missing is told at once, with the packages; cmocka only where tests are wanted.
 PKG_CONFIG_LIBDIR=/nonexistent configure && fail "it configures without libraries"
-says "These are missing" libprotobuf-c-dev libjansson-dev libopenblas-pthread-dev "apt-get install"
+says "These are missing" libprotobuf-c-dev libjansson-dev "apt-get install"
 says_not cmocka
 PKG_CONFIG_LIBDIR=/nonexistent configure -D COX_BUILD_TESTS=ON && fail "it configures without libraries"
-says libprotobuf-c-dev libjansson-dev libopenblas-pthread-dev libcmocka-dev
+says libprotobuf-c-dev libjansson-dev libcmocka-dev
 
 # Without cmocka and options the product is configured, and no test.
 mkdir "$scratch/pc"

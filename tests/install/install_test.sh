@@ -196,14 +196,14 @@ engine() {
         cp "$SOURCE/channel/base/$name.h" "$scratch/source/channel/base"
     done
     cflags="-std=gnu11 -O2 -fPIC -D_GNU_SOURCE -ffp-contract=off -I$scratch/source -I$include/coxswain
-        $(pkg-config --cflags coxswain-proto openblas jansson)"
+        $(pkg-config --cflags coxswain-proto jansson)"
     find "$scratch/source/engine" -name '*.c' | sort |
         CFLAGS=$cflags OBJECTS=$scratch/objects xargs -P 2 -n 4 sh -c '
             for source in "$@"; do
                 folder=$(basename "$(dirname "$source")")
                 "$CC" $CFLAGS -c "$source" -o "$OBJECTS/$folder-$(basename "$source" .c).o" || exit 255
             done' sh || fail "the engine does not compile on the installed headers"
-    libraries="$(pkg-config --libs coxswain coxswain-proto openblas jansson) -lpthread -lm"
+    libraries="$(pkg-config --libs coxswain coxswain-proto jansson) -lpthread -lm"
     cd "$scratch/objects"
     "$CC" -o ../worker rank-*.o compute-*.o model-*.o $libraries ||
         fail "the engine's worker does not link with the installed libraries"

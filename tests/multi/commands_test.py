@@ -670,27 +670,6 @@ def a_bad_model_is_wrong_input_whichever_process_reads_it_first():
 
 
 @test
-def a_worker_without_memory_for_openblas_says_so():
-    """It would spin in OpenBLAS's allocator, most of all where that library is loaded."""
-    if is_sanitized():
-        skip("sanitizers need address space without a limit")
-    told = 0
-    with tempfile.TemporaryDirectory() as folder:
-        wrapper = os.path.join(folder, "limited")
-        for megabytes in (40, 80, 140, 200, 400):
-            with open(wrapper, "w", encoding="ascii") as file:
-                file.write('#!/bin/sh\nulimit -v %d\nexec %s "$@"\n' % (
-                    megabytes << 10, program("coxswain-worker")))
-            os.chmod(wrapper, 0o700)
-            result = generate("-n", "2", "--start-timeout", "1000", "--worker", wrapper, "1+1=")
-            check(result.status in (0, 1, 3), "odd end with %d MiB" % megabytes, result)
-            if "OpenBLAS cannot allocate" in result.err:
-                told += 1
-                expect(result, 3, "rank ", "32 MiB or more", "ulimit -v")
-    check(told > 0, "OpenBLAS had memory each time")
-
-
-@test
 def a_bad_model_for_a_group_that_runs_is_wrong_input():
     process = start(["run", "-n", "2", "--model", MODEL])
     name = started(process)
@@ -1159,7 +1138,7 @@ def a_sealed_start_that_has_fds_by_the_socket_alone_says_how_many_it_needs():
 @test
 def doctor_counts_the_threads_of_a_group():
     if is_sanitized():
-        skip("sanitizers have threads of their own, or let OpenBLAS have some")
+        skip("sanitizers have threads of their own")
     for ranks in (1, 4):
         told = int(re.search(r"ranks has (\d+)", findings("-n", str(ranks))["processes"][1]).group(1))
         process = start(["run", "-n", str(ranks), "--model", MODEL])
