@@ -1,6 +1,6 @@
 # What has to be installed. All of it is looked for before any of it is reported, so that one run tells everything.
 #
-# PkgConfig::PROTOBUF_C, PkgConfig::JANSSON, PkgConfig::MICROHTTPD, PkgConfig::NCURSES and, for the tests, PkgConfig::CMOCKA; PROTOC_C_EXECUTABLE.
+# PkgConfig::PROTOBUF_C, PkgConfig::JANSSON, PkgConfig::NCURSES and, for the tests, PkgConfig::CMOCKA; PROTOC_C_EXECUTABLE.
 
 set(cox_missing "")
 set(cox_missing_debian "")
@@ -39,7 +39,6 @@ endif()
 cox_module(PROTOBUF_C libprotobuf-c protobuf-c/protobuf-c.h libprotobuf-c-dev)
 if(COX_BUILD_COMMANDS)
     cox_module(JANSSON jansson jansson.h libjansson-dev)
-    cox_module(MICROHTTPD libmicrohttpd microhttpd.h libmicrohttpd-dev)
     cox_module(NCURSES ncurses curses.h libncurses-dev)
 endif()
 # Groups over several machines: optional, and built where both are there.

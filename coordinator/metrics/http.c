@@ -1,26 +1,39 @@
 #include "http.h"
 
 #include "channel/base/idioms.h"
+#include "channel/base/thread.h"
 #include "coordinator/client/client.h"
 #include "coordinator/metrics/metrics.h"
+#include "coordinator/metrics/request.h"
 
 #include <arpa/inet.h>
-#include <microhttpd.h>
+#include <limits.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
+/* Each serves one connection at a time: /healthz replies while some wait for a slow status. */
+#define THREAD_COUNT 8
+/* Until a request has arrived, and again until its reply is taken. */
+#define TRANSFER_MS 5000
 #define STATUS_MS 5000
-#define IDLE_SECONDS 30
-#define CONNECTION_COUNT_MAX 16
+/* Until the next attempt to accept, where the process has no fd or memory left. */
+#define PAUSE_MS 100
 #define BACKLOG 64
 #define UNIX_PREFIX "unix:"
 
 struct cox_metrics_server {
-    struct MHD_Daemon *daemon;
+    int listen_fd;
+    /* an eventfd, readable from the beginning of free on */
+    int stop_fd;
+    pthread_t threads[THREAD_COUNT];
+    unsigned int thread_count;
     /* of the group; NULL: not given */
     char *name, *socket_path;
     /* of a unix socket; empty: none */
@@ -28,51 +41,43 @@ struct cox_metrics_server {
     char url[160];
 };
 
-/* ---- requests ---- */
+/* ---- replies ---- */
 
-static enum MHD_Result reply(struct MHD_Connection *connection, unsigned int code, const char *type,
-                             char *text, size_t size)
+struct reply {
+    unsigned int status;
+    const char *type;
+    /* owned; NULL: there was no memory for it */
+    char *text;
+    size_t size;
+};
+
+static void reply_line(struct reply *reply, unsigned int status, const char *line)
 {
-    struct MHD_Response *response =
-        MHD_create_response_from_buffer(size, text, MHD_RESPMEM_MUST_FREE);
-    if (!response) {
-        free(text);
-        return MHD_NO;
-    }
-    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-    enum MHD_Result result = MHD_queue_response(connection, code, response);
-    MHD_destroy_response(response);
-    return result;
+    const int size = asprintf(&reply->text, "%s\n", line);
+    reply->status = status;
+    reply->type = "text/plain; charset=utf-8";
+    if (size < 0)
+        reply->text = NULL;
+    else
+        reply->size = (size_t)size;
 }
 
-static enum MHD_Result reply_line(struct MHD_Connection *connection, unsigned int code,
-                                  const char *line)
+static void reply_metrics(struct reply *reply, const struct CoxswainControl__StatusReply *status)
 {
-    char *text = NULL;
-    const int size = asprintf(&text, "%s\n", line);
-    return size < 0 ? MHD_NO
-                    : reply(connection, code, "text/plain; charset=utf-8", text, (size_t)size);
-}
-
-static enum MHD_Result reply_metrics(struct MHD_Connection *connection,
-                                     const struct CoxswainControl__StatusReply *status)
-{
-    char *text = NULL;
-    size_t size = 0;
-    FILE *file = open_memstream(&text, &size);
+    FILE *file = open_memstream(&reply->text, &reply->size);
     if (!file)
-        return MHD_NO;
+        return;
+    reply->status = COX_HTTP_OK;
+    reply->type = COX_METRICS_CONTENT_TYPE;
     cox_metrics_write(file, status);
     if (fclose(file)) {
-        free(text);
-        return MHD_NO;
+        free(reply->text);
+        reply->text = NULL;
     }
-    return reply(connection, MHD_HTTP_OK, COX_METRICS_CONTENT_TYPE, text, size);
 }
 
 /* Both that need the group's status. */
-static enum MHD_Result serve_status(const struct cox_metrics_server *server,
-                                    struct MHD_Connection *connection, bool metrics)
+static void reply_status(const struct cox_metrics_server *server, struct reply *reply, bool metrics)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct CoxswainControl__StatusReply *status;
@@ -85,36 +90,130 @@ static enum MHD_Result serve_status(const struct cox_metrics_server *server,
     if (!r)
         r = cox_client_status(&client, deadline_ns, &status, &err);
     if (r)
-        return reply_line(connection, MHD_HTTP_SERVICE_UNAVAILABLE, err.text);
-    if (metrics)
-        return reply_metrics(connection, status);
-    if (!cox_metrics_ready(status, reason))
-        return reply_line(connection, MHD_HTTP_SERVICE_UNAVAILABLE, reason);
-    return reply_line(connection, MHD_HTTP_OK, "ready");
+        reply_line(reply, COX_HTTP_UNAVAILABLE, err.text);
+    else if (metrics)
+        reply_metrics(reply, status);
+    else if (!cox_metrics_ready(status, reason))
+        reply_line(reply, COX_HTTP_UNAVAILABLE, reason);
+    else
+        reply_line(reply, COX_HTTP_OK, "ready");
 }
 
-static enum MHD_Result serve(void *context, struct MHD_Connection *connection, const char *url,
-                             const char *method, const char *version, const char *upload,
-                             size_t *upload_size, void **request)
+static bool asks(const struct cox_http_request *request, const char *path)
+{
+    return request->path_size == strlen(path) &&
+           memcmp(request->path, path, request->path_size) == 0;
+}
+
+static void reply_to(const struct cox_metrics_server *server,
+                     const struct cox_http_request *request, struct reply *reply)
+{
+    if (asks(request, "/metrics"))
+        reply_status(server, reply, true);
+    else if (asks(request, "/readyz"))
+        reply_status(server, reply, false);
+    else if (asks(request, "/healthz"))
+        reply_line(reply, COX_HTTP_OK, "alive");
+    else
+        reply_line(reply, COX_HTTP_NOT_FOUND, "there are /metrics, /healthz and /readyz");
+}
+
+/* ---- connections ---- */
+
+/* Waits until fd is ready. Returns false at the deadline, and where the server ends. */
+static bool await(const struct cox_metrics_server *server, int fd, short events,
+                  uint64_t deadline_ns)
+{
+    struct pollfd fds[2] = {{.fd = fd, .events = events},
+                            {.fd = server->stop_fd, .events = POLLIN}};
+    for (;;) {
+        int timeout_ms = -1;
+        if (deadline_ns != COX_DEADLINE_NEVER) {
+            const uint64_t now = cox_now_ns();
+            if (now >= deadline_ns)
+                return false;
+            timeout_ms = (int)((deadline_ns - now) / COX_NSEC_PER_MSEC) + 1;
+        }
+        const int count = poll(fds, 2, timeout_ms);
+        if (fds[1].revents || (count < 0 && errno != EINTR))
+            return false;
+        if (count > 0)
+            return true;
+    }
+}
+
+/* Returns the status, or 0 where the connection has ended, or is too slow. */
+static unsigned int receive(const struct cox_metrics_server *server, int fd,
+                            char bytes[COX_HTTP_REQUEST_SIZE_MAX], struct cox_http_request *request)
+{
+    const uint64_t deadline_ns = cox_deadline_after_ms(TRANSFER_MS);
+    size_t size = 0;
+    unsigned int status = 0;
+    while (!status && await(server, fd, POLLIN, deadline_ns)) {
+        const ssize_t got = recv(fd, bytes + size, COX_HTTP_REQUEST_SIZE_MAX - size, 0);
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+            return 0;
+        size += got > 0 ? (size_t)got : 0;
+        status = cox_http_request_parse(bytes, size, request);
+    }
+    return status;
+}
+
+static void send_all(const struct cox_metrics_server *server, int fd, const char *bytes,
+                     size_t size, uint64_t deadline_ns)
+{
+    while (size && await(server, fd, POLLOUT, deadline_ns)) {
+        const ssize_t sent = send(fd, bytes, size, MSG_NOSIGNAL);
+        if (sent < 0 && errno != EAGAIN && errno != EINTR)
+            return;
+        bytes += sent > 0 ? sent : 0;
+        size -= sent > 0 ? (size_t)sent : 0;
+    }
+}
+
+static void serve(const struct cox_metrics_server *server, int fd)
+{
+    char bytes[COX_HTTP_REQUEST_SIZE_MAX], head[256], date[64];
+    struct cox_http_request request = {0};
+    struct reply reply = {0};
+    const unsigned int status = receive(server, fd, bytes, &request);
+    if (!status)
+        return;
+    if (status == COX_HTTP_OK)
+        reply_to(server, &request, &reply);
+    else
+        reply_line(&reply, status, cox_http_reason(status));
+    if (!reply.text)
+        return;
+    const time_t now = time(NULL);
+    struct tm utc;
+    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &utc));
+    const int size = snprintf(
+        head, sizeof head,
+        "HTTP/1.1 %u %s\r\nDate: %s\r\n%sContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
+        reply.status, cox_http_reason(reply.status), date,
+        reply.status == COX_HTTP_METHOD_NOT_ALLOWED ? "Allow: GET, HEAD\r\n" : "", reply.type,
+        reply.size);
+    const uint64_t deadline_ns = cox_deadline_after_ms(TRANSFER_MS);
+    send_all(server, fd, head, (size_t)size, deadline_ns);
+    if (!request.head_only)
+        send_all(server, fd, reply.text, reply.size, deadline_ns);
+    free(reply.text);
+}
+
+static void *serve_connections(void *context)
 {
     const struct cox_metrics_server *server = context;
-    static int seen;
-    (void)version, (void)upload;
-    if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
-        return MHD_NO; /* closes the connection: a body is not read */
-    if (!*request) {   /* the headers are there */
-        *request = &seen;
-        return MHD_YES;
+    while (await(server, server->listen_fd, POLLIN, COX_DEADLINE_NEVER)) {
+        /* Non-blocking: another thread may have been first. */
+        _cox_cleanup_(cox_close_fd) int fd =
+            accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd >= 0)
+            serve(server, fd);
+        else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            await(server, -1, 0, cox_deadline_after_ms(PAUSE_MS));
     }
-    if (*upload_size)
-        return MHD_NO;
-    if (!strcmp(url, "/metrics"))
-        return serve_status(server, connection, true);
-    if (!strcmp(url, "/readyz"))
-        return serve_status(server, connection, false);
-    if (!strcmp(url, "/healthz"))
-        return reply_line(connection, MHD_HTTP_OK, "alive");
-    return reply_line(connection, MHD_HTTP_NOT_FOUND, "there are /metrics, /healthz and /readyz");
+    return NULL;
 }
 
 /* ---- the address ---- */
@@ -248,6 +347,17 @@ static void note_url(struct cox_metrics_server *server, int fd, const union addr
 
 /* ---- constructor and destructor ---- */
 
+static int start(struct cox_metrics_server *server)
+{
+    server->stop_fd = eventfd(0, EFD_CLOEXEC);
+    int r = server->stop_fd < 0 ? -errno : 0;
+    while (!r && server->thread_count < THREAD_COUNT) {
+        r = cox_thread_start(&server->threads[server->thread_count], serve_connections, server);
+        server->thread_count += !r;
+    }
+    return r;
+}
+
 int cox_metrics_server_new(const char *address, const char *name, const char *socket_path,
                            struct cox_metrics_server **ret_server, struct cox_error *err)
 {
@@ -256,34 +366,23 @@ int cox_metrics_server_new(const char *address, const char *name, const char *so
     int r = parse_address(address, &at, &size, err);
     if (r)
         return r;
-    struct cox_metrics_server *server = calloc(1, sizeof *server);
+    _cox_cleanup_(cox_metrics_server_freep) struct cox_metrics_server *server =
+        calloc(1, sizeof *server);
     if (server) {
+        server->listen_fd = server->stop_fd = -1;
         server->name = name ? strdup(name) : NULL;
         server->socket_path = socket_path ? strdup(socket_path) : NULL;
     }
-    if (!server || (name && !server->name) || (socket_path && !server->socket_path)) {
-        cox_metrics_server_free(server);
+    if (!server || (name && !server->name) || (socket_path && !server->socket_path))
         return cox_fail(err, -ENOMEM, "no memory for the metrics");
+    r = server->listen_fd = listen_at(&at, size);
+    if (r >= 0) {
+        note_url(server, server->listen_fd, &at);
+        r = start(server);
     }
-    const int fd = listen_at(&at, size);
-    if (fd < 0) {
-        cox_metrics_server_free(server);
-        return cox_fail(err, fd, "metrics address %.200s: %s", address, cox_status_text(fd));
-    }
-    note_url(server, fd, &at);
-    server->daemon =
-        MHD_start_daemon(MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD |
-                             MHD_USE_ITC | MHD_USE_POLL,
-                         0, NULL, NULL, serve, server, MHD_OPTION_LISTEN_SOCKET, fd,
-                         MHD_OPTION_CONNECTION_LIMIT, (unsigned int)CONNECTION_COUNT_MAX,
-                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned int)IDLE_SECONDS, MHD_OPTION_END);
-    if (!server->daemon) {
-        close(fd);
-        cox_metrics_server_free(server);
-        return cox_fail(err, -EAGAIN, "metrics address %.200s: the HTTP server cannot start",
-                        address);
-    }
-    *ret_server = server;
+    if (r)
+        return cox_fail(err, r, "metrics address %.200s: %s", address, cox_status_text(r));
+    *ret_server = cox_steal_ptr(&server);
     return 0;
 }
 
@@ -296,8 +395,14 @@ struct cox_metrics_server *cox_metrics_server_free(struct cox_metrics_server *se
 {
     if (!server)
         return NULL;
-    if (server->daemon)
-        MHD_stop_daemon(server->daemon); /* closes the listening socket, too */
+    if (server->thread_count) {
+        const ssize_t written = write(server->stop_fd, &(uint64_t){1}, sizeof(uint64_t));
+        COX_ASSERT(written == sizeof(uint64_t)); /* nothing else has written */
+    }
+    for (unsigned int i = 0; i < server->thread_count; i++)
+        pthread_join(server->threads[i], NULL);
+    cox_close_fd(&server->listen_fd);
+    cox_close_fd(&server->stop_fd);
     if (server->path[0])
         unlink(server->path);
     free(server->name);

@@ -8,11 +8,13 @@
  * Each request reads the group's status over its control socket, as `coxswain status` does: no rank
  * is asked, so that it replies also when all are stuck.
  *
- * Threads: new and free from one. Requests are served by threads of libmicrohttpd, 16 at most.
- * Blocks: new, until the address is bound; free, until requests that are being served have ended, 5
- *   s each at most.
- * Bytes: requests are untrusted input, parsed by libmicrohttpd; nothing of them is used but method
- *   and path.
+ * One request per connection, HTTP/1.0 or 1.1, GET or HEAD; no TLS, which a proxy in front adds.
+ *
+ * Threads: new and free from one. Requests are served by eight threads, one each at a time; others
+ *   wait. A connection whose request has not come after 5 s is closed.
+ * Blocks: new, until the address is bound; free, until statuses that are being asked for have come,
+ *   5 s at most.
+ * Bytes: requests are untrusted input (request.h); nothing of them is used but method and path.
  * If the process dies: a unix socket stays as a file; the next one at this path removes it.
  */
 #ifndef COX_COORDINATOR_METRICS_SERVER_H

@@ -15,9 +15,9 @@ root=$work/root
 . tests/lib/boot.sh
 
 mkdir -p "$work"
-[ -e "$work/sysroot/usr/lib/aarch64-linux-gnu/pkgconfig/libmicrohttpd.pc" ] ||
+[ -e "$work/sysroot/usr/lib/aarch64-linux-gnu/pkgconfig/cmocka.pc" ] ||
     sh tests/arm64/sysroot.sh "$work/sysroot" arm64 libc6-dev libgcc-12-dev libprotobuf-c-dev libjansson-dev \
-        libmicrohttpd-dev libncurses-dev libcmocka-dev
+        libncurses-dev libcmocka-dev
 [ "${1:-}" != sysroot ] || exit 0
 sh tools/packages build arm64 || { echo "$0: skipped: packages are missing" >&2; exit 77; }
 
@@ -33,7 +33,7 @@ cmake --build "$build" -j "${JOBS:-$(nproc)}" --target coxswain coxswain-worker 
 
 # A root of programs that are unpacked, with the tree where the tests look for it.
 sh tests/arm64/sysroot.sh "$root" arm64 linux-image-cloud-arm64 bash coreutils dash grep sed findutils procps mount \
-    util-linux gawk libprotobuf-c1 libjansson4 libmicrohttpd12 libncurses6 libcmocka0 libgcc-s1
+    util-linux gawk libprotobuf-c1 libjansson4 libncurses6 libcmocka0 libgcc-s1
 mv "$root"/boot/vmlinuz-* "$work/kernel"
 rm -rf "$root/boot" "$root/usr/lib/modules" "$root/usr/share" "$root"/usr/lib/*/perl*
 mkdir -p "$root$PWD/build/arm64/full" "$root/proc" "$root/sys" "$root/dev" "$root/run" "$root/tmp" "$root/root" "$root/etc"

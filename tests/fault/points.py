@@ -142,6 +142,7 @@ EXEMPT = {
     ("coordinator/metrics/http.c", "listen_at", "bind("): "the socket of the HTTP server, no part of a group",
     ("coordinator/metrics/http.c", "listen_at", "listen("): "the socket of the HTTP server, no part of a group",
     ("coordinator/metrics/http.c", "cox_metrics_server_free", "unlink("): "the socket of the HTTP server, no part of a group",
+    ("coordinator/metrics/http.c", "send_all", "send("): "to a client of the HTTP server, no part of a group",
     ("coordinator/service/notify.c", "socket_open", "connect("): "to the service manager, no part of a group",
     ("coordinator/service/notify.c", "cox_notify_send", "send("): "to the service manager, no part of a group",
     ("worker/group/group_peer.c", "cox_group_known_pid_is_dead", "kill("): "asks",

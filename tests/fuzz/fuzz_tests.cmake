@@ -43,6 +43,7 @@ cox_fuzz_target(config LIBS coxswain_model)
 cox_fuzz_target(tokenizer LIBS coxswain_commands)
 cox_fuzz_target(recording TIER nightly LIBS coxswain_commands coxswain_proto)
 cox_fuzz_target(node_frame TIER nightly LIBS coxswain_node_links coxswain_worker_lib)
+cox_fuzz_target(http_request LIBS coxswain_commands)
 cox_fuzz_target(sizes LIBS coxswain_commands coxswain_worker_lib)
 
 # Writes tests/fuzz/corpus anew: make_corpus tests/fuzz/corpus

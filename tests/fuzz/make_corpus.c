@@ -561,6 +561,14 @@ static void hellos(void)
     save("hello", "later_version", &bytes);
 }
 
+static void http_requests(void)
+{
+    save_text("http_request", "get", "GET /metrics?a=b HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    save_text("http_request", "head", "HEAD /readyz HTTP/1.0\r\n\r\n");
+    save_text("http_request", "post", "POST /metrics HTTP/1.1\r\nContent-Length: 1\r\n\r\nx");
+    save_text("http_request", "http2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+}
+
 static void sockets(void)
 {
     struct cox_hello_reply hello_reply = {.version = COX_HELLO_VERSION,
@@ -917,6 +925,7 @@ int main(int argc, char **argv)
     reply_slot("failed", 1, 0, 1, 8, 3, true, "no");
     reply_slot("legacy_whole", 1, 0, 0, 1 | 2 | 4, 1, false, "hello");
     hellos();
+    http_requests();
     sockets();
     handles();
     steps();

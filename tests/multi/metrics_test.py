@@ -319,6 +319,50 @@ def test_m18_many_scrapes_at_once():
 
 
 @test
+def test_m18_what_is_no_request_is_refused():
+    with Group() as group:
+        def connect():
+            return socket.create_connection(("127.0.0.1", int(group.url.split(":")[2].split("/")[0])), timeout=TIMEOUT)
+
+        def ask(*parts):
+            """The reply to these bytes, each part sent on its own: status, head, body."""
+            with connect() as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                for part in parts:
+                    connection.sendall(part)
+                reply = b""
+                while more := connection.recv(4096):
+                    reply += more
+            head, end, body = reply.partition(b"\r\n\r\n")
+            check(end, "no head: %r" % reply)
+            return int(head.split()[1]), head.decode(), body.decode()
+
+        for request, status in [(b"nonsense", 400), (b"GET /metrics", 400), (b"GET  /metrics HTTP/1.1", 400),
+                                (b"GET metrics HTTP/1.1", 400), (b"GET /metrics HTTP/1.1 x", 400),
+                                (b"PRI * HTTP/2.0", 400), (b"GET /metrics HTTP/2.0", 505),
+                                (b"get /metrics HTTP/1.1", 405), (b"POST /metrics HTTP/1.1", 405),
+                                (b"GET /metric HTTP/1.1", 404), (b"GET /metricss HTTP/1.1", 404),
+                                (b"GET /healthz?from=probe HTTP/1.0", 200), (b"GET /healthz HTTP/1.1\r\nA: b", 200)]:
+            got, head, body = ask(request + b"\r\n\r\n")
+            check(got == status, "%r: %s" % (request, head))
+            check(("Allow: GET, HEAD" in head) == (status == 405), head)
+            check("Content-Length: %d" % len(body) in head and "Connection: close" in head, head)
+        check(ask(b"GET /" + (8192 - 5) * b"x")[0] == 431, "a head of any length")
+        status, head, body = ask(b"HEAD /healthz HTTP/1.1\r\n\r\n")
+        check(status == 200 and "Content-Length: 6" in head and not body, head)
+        check(ask(*(bytes([byte]) for byte in b"GET /healthz HTTP/1.1\r\n\r\n"))[2] == "alive\n", "byte by byte")
+        # As many as it serves at once, of which none says what it wants: closed after 5 s.
+        silent = [connect() for _ in range(8)]
+        silent[0].sendall(b"GET /hea")
+        check(group.get("/healthz")[0] == 200, "silent connections keep others out")
+        check(silent[0].recv(1) == b"", "a reply to half a request")
+        # The end of the group does not wait for one.
+        silent.append(connect())
+    for connection in silent:
+        connection.close()
+
+
+@test
 def test_m18_a_scrape_every_10_ms():
     """For COX_SCRAPE_SECONDS, over prompts, deaths and replacements: counters only grow, nothing is left."""
     seconds = float(os.environ.get("COX_SCRAPE_SECONDS", "1"))

@@ -81,7 +81,7 @@ try() {
     inside apt-get -q update >"$work/try.log" 2>&1 || { tail "$work/try.log" >&2; exit 77; }
     # What the tests need beside the packages is there before and after.
     inside apt-get -qy install --no-install-recommends systemd apt-utils build-essential cmake pkg-config python3 \
-        python3-cffi-backend libprotobuf-c-dev libjansson4 libmicrohttpd12 libncurses6 libnats3.4 nats-server \
+        python3-cffi-backend libprotobuf-c-dev libjansson4 libncurses6 libnats3.4 nats-server \
         openssl >>"$work/try.log" 2>&1
     files >"$work/before"
     for deb in "$work"/*.deb; do

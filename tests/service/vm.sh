@@ -17,7 +17,7 @@ sh tools/packages service || { echo "$0: skipped: packages are missing" >&2; exi
 ls build/packages/coxswain_*.deb >/dev/null 2>&1 || sh tests/packages/packages.sh build
 mkdir -p "$work"
 sh tools/root "$root" systemd systemd-sysv udev linux-image-cloud-"$(dpkg --print-architecture)" initramfs-tools \
-    libjansson4 libmicrohttpd12 libncurses6 libprotobuf-c1 procps
+    libjansson4 libncurses6 libprotobuf-c1 procps
 
 cp build/packages/coxswain_*.deb "$root/tmp/"
 cp tests/service/guest.sh "$root/usr/local/sbin/guest"
