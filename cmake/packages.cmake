@@ -64,6 +64,27 @@ if(COX_BUILD_TESTS)
     cox_module(CMOCKA cmocka cmocka.h libcmocka-dev)
 endif()
 
+# For what runs where these libraries are not installed, as from a wheel: the two programs need libc and libm alone,
+# libcoxswain and libcoxswain-proto libc. libcoxswain-nodes keeps libnats, OpenSSL and jansson, whose archive in Debian
+# cannot be part of a shared library.
+option(COX_STATIC_DEPENDENCIES "Link protobuf-c, jansson and ncurses from their archives" OFF)
+if(COX_STATIC_DEPENDENCIES)
+    foreach(module PROTOBUF_C JANSSON NCURSES)
+        set(archives "")
+        foreach(name IN LISTS ${module}_LIBRARIES)
+            find_library(archive_${name} lib${name}.a HINTS ${${module}_LIBRARY_DIRS})
+            mark_as_advanced(archive_${name})
+            if(NOT archive_${name})
+                message(FATAL_ERROR "COX_STATIC_DEPENDENCIES=ON: there is no lib${name}.a; Debian's -dev packages have archives")
+            endif()
+            list(APPEND archives ${archive_${name}})
+        endforeach()
+        if(TARGET PkgConfig::${module})
+            set_target_properties(PkgConfig::${module} PROPERTIES INTERFACE_LINK_LIBRARIES "${archives}")
+        endif()
+    endforeach()
+endif()
+
 if(COX_BUILD_PYTHON)
     execute_process(COMMAND ${COX_PYTHON} -c "import cffi, os, sysconfig
 assert os.path.exists(('${COX_PYTHON_INCLUDE}' or sysconfig.get_path('include')) + '/Python.h')"

@@ -49,6 +49,12 @@ PKG_CONFIG_LIBDIR=$scratch/pc configure || fail "it does not configure without c
 says coxswain-worker coxswain_shared
 says_not test_unit_ coxswain-bench
 
+# Archives in the programs, for machines that have only libc.
+PKG_CONFIG_LIBDIR=$scratch/pc configure -G "Unix Makefiles" -D COX_STATIC_DEPENDENCIES=ON || fail "it does not configure"
+cat "$scratch/build/program/CMakeFiles/coxswain.dir/link.txt" "$scratch/build/engine/rank/CMakeFiles"/*/link.txt >"$scratch/output"
+says libprotobuf-c.a libjansson.a libncurses.a libtinfo.a
+says_not "lib[a-z-]*\.so" "-l\(protobuf-c\|jansson\|ncurses\|tinfo\)"
+
 # make installs no package unasked. These stand in for the tools of the system and write down their calls.
 mkdir "$scratch/bin"
 for tool in apt-get sudo cmake; do
