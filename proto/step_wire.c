@@ -160,7 +160,8 @@ static bool response_is_plain(const ExecuteResponse *response)
                           model->step->base.n_unknown_fields | model->n_outputs |
                           (digests && digests != DIGEST_COUNT);
     const int flags = response->has_error_channel | response->has_error_sequence |
-                      model->has_model_forward_time | model->has_layerwise_is_prefill;
+                      model->has_model_forward_time | model->has_layerwise_is_prefill |
+                      response->has_error_detail;
     return counts == 0 && flags == 0 && !response->error_text && !response->bulk && !model->err_msg;
 }
 

@@ -50,7 +50,8 @@ struct cox_rank_result {
     bool taken;
     /* LATE: time since the rank last stored a state on this channel, or since publication */
     uint64_t silent_ns;
-    /* payload, if the policy asks for it */
+    /* payload, if the policy asks for it; ERROR: what the rank has added to its text
+     * (cox_worker_reply_failure), NULL: nothing */
     const void *bytes;
     size_t size;
     /* the same unpacked; NULL for opaque requests */

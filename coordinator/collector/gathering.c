@@ -129,6 +129,10 @@ COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t r
     char text[128];
     if (response->status != 0) {
         gathering_error(gathering, rank, response->status, response_text(response));
+        if (response->has_error_detail) {
+            result->bytes = response->error_detail.data;
+            result->size = response->error_detail.len;
+        }
     } else if ((uint32_t)response->rank != rank) {
         snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds a reply of rank %" PRId32,
                  rank, response->rank);
@@ -356,9 +360,11 @@ COX_HOT const struct cox_rank_result *cox_gathering_choose(struct cox_gathering 
                 payload = result;
             continue;
         }
+        result->response = NULL;
+        if (result->outcome == COX_OUTCOME_ERROR)
+            continue;
         result->bytes = NULL;
         result->size = 0;
-        result->response = NULL;
     }
     return payload;
 }

@@ -45,14 +45,20 @@ def deadline_of(timeout: Any) -> int:
     return time.monotonic_ns() + int(nanoseconds) if nanoseconds < 2**62 else NEVER
 
 
-def buffer_of(data: Any, what: str) -> Any:
+def buffer_of(data: Any, what: str, writable: bool = False) -> Any:
     """The memory of a bytes-like object, as cffi has it. Raises TypeError, which begins with
-    `what`, for all that another process could not read: also for arrays of Python objects."""
+    `what`, for all that another process could not read: also for arrays of Python objects; and
+    for what this one cannot write, if it is to be `writable`."""
     type_name = type(data).__name__
     try:
         with memoryview(data) as view:
             contiguous, codes = view.c_contiguous, set(_NAMES.sub("", view.format))
     except (TypeError, BufferError) as error:
+        if hasattr(data, "data_ptr"):  # torch: a tensor is no buffer
+            raise TypeError(
+                f"{what} is a tensor, which is no buffer: pass tensor.numpy(), or "
+                "tensor.cpu().numpy() where it is on a device"
+            ) from error
         raise TypeError(
             f"{what} is {type_name}; it may be bytes, or any contiguous buffer of plain data"
         ) from error
@@ -65,7 +71,9 @@ def buffer_of(data: Any, what: str) -> Any:
         )
     try:
         if contiguous:
-            return ffi.from_buffer(data)
-    except (TypeError, BufferError, ValueError):
-        pass  # an array of dates
+            return ffi.from_buffer(data, require_writable=writable)
+    except (TypeError, BufferError, ValueError) as error:
+        if writable:
+            raise TypeError(f"{what} is {type_name} that is not writable") from error
+        # else an array of dates
     raise TypeError(f"{what} is {type_name} and not contiguous; numpy.ascontiguousarray copies it")

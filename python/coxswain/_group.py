@@ -15,11 +15,11 @@ import threading
 import time
 import warnings
 import weakref
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Generic, Literal, TypeVar, overload
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-from . import _launch, _native, _status
+from . import _launch, _native, _objects, _status
 from ._arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
 from ._errors import (
     Closed,
@@ -31,6 +31,7 @@ from ._errors import (
     LateRank,
     Process,
     RankDied,
+    RankError,
     StateError,
     TimedOut,
     bytes_of,
@@ -115,6 +116,10 @@ def _bytes_of(result: Any) -> bytes:
     return ffi.buffer(result.bytes, size)[:] if size else b""
 
 
+def _message_of(result: Any) -> bytes | bytearray:
+    return _objects.own(memoryview(ffi.buffer(result.bytes, result.size)), _objects.REPLY)
+
+
 T = TypeVar("T", covariant=True)
 
 
@@ -135,6 +140,7 @@ class Future(Generic[T]):
         "_ranks",
         "_gather",
         "_unsent",
+        "_details",
         "__weakref__",
     )
 
@@ -143,7 +149,9 @@ class Future(Generic[T]):
         self._sequence = 0
         self._done = False
         self._result: Any = None
-        self._error: Error | None = None
+        self._error: Exception | None = None
+        # What is not unpickled yet: nothing; the replies; of an error, what the rank said beside.
+        self._details: bytes | bool = False
         self._callbacks: Sequence[Callable[[Future[Any]], object]] = ()
         self._ranks = ranks
         self._gather = gather
@@ -162,6 +170,7 @@ class Future(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """The replies: a list of bytes, one per asked rank; bytes for gather="rank0"; else None.
+        Objects instead of bytes for `submit_method`.
 
         timeout: seconds to wait, beside the request's own deadline. Raises TimeoutError when they
         have passed, and otherwise what became of the request: RankDied, RankError, TimedOut, ...
@@ -171,17 +180,39 @@ class Future(Generic[T]):
             raise self._error
         return self._result  # type: ignore[no-any-return]
 
-    def exception(self, timeout: float | None = None) -> Error | None:
+    def exception(self, timeout: float | None = None) -> Exception | None:
         """As result, but returns the exception."""
         self._finish(timeout)
         return self._error
 
     def _finish(self, timeout: float | None) -> None:
-        if self._done:
-            return
-        self._check_sent()
-        if not self._group._wait_for(self, deadline_of(timeout)):
-            raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
+        if not self._done:
+            self._check_sent()
+            if not self._group._wait_for(self, deadline_of(timeout)):
+                raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
+        if self._details:
+            self._unpickle()
+
+    def _unpickle(self) -> None:
+        """Makes objects of what has come. Not on the thread that collects, since it calls functions
+        of those objects, which may wait for requests. Two threads may do so at once: the first one
+        is right."""
+        result, error, details = self._result, self._error, self._details
+        try:
+            if not details:
+                return
+            if isinstance(error, Error) and isinstance(details, bytes):
+                error = _objects.raised(error, details)
+            elif self._gather == _ALL:
+                ranks = range(self._group._rank_count) if self._ranks is None else self._ranks
+                result = list(map(_objects.reply_of, result, ranks))
+            elif result is not None:
+                result = _objects.reply_of(result, min(self._ranks or (0,)))
+        except Exception as failure:  # pylint: disable=broad-exception-caught
+            result, error = None, failure
+        with self._group._mutex:
+            if self._details:
+                self._result, self._error, self._details = result, error, False
 
     def _check_sent(self) -> None:
         if self._unsent:
@@ -378,6 +409,12 @@ class Group:
     cwd: the working directory of the ranks; None: that of this process when a rank starts. A
         command that is a relative path starts there, as do relative entries of PATH.
     attach: "named", or "sealed": nothing has a name, and no rank can write another one's memory.
+    codec: "bytes": `call` and `submit` send bytes. "pickle": `call_method` and `submit_method` call
+        methods of a worker object in each rank by name, with objects as arguments and results.
+        program is then its class, which each rank calls with args and kwargs; a function that
+        returns it; a module, or a dict of functions; or a command that calls
+        `coxswain.serve(worker, codec="pickle")`. The ranks unpickle what this process sends, and
+        this process what they send: whoever can write to one can run code in the other.
     depth: requests in flight, 1 to 32.
     name: of the group, for `coxswain status --name NAME`; None: "PID_NUMBER".
     timeout: seconds that the ranks have to attach, at a start and a restart; None: no limit.
@@ -411,13 +448,14 @@ class Group:
 
     def __init__(
         self,
-        program: Sequence[str] | Callable[..., Any] | None = None,
+        program: Sequence[str] | Callable[..., Any] | Mapping[str, Any] | ModuleType | None = None,
         ranks: int = 1,
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str | None] | None = None,
         cwd: str | os.PathLike[str] | None = None,
+        codec: Literal["bytes", "pickle"] = "bytes",
         attach: Literal["named", "sealed"] = "named",
         depth: int = 4,
         name: str | None = None,
@@ -462,11 +500,17 @@ class Group:
         changes = _launch.environment_of(env or {})
         if not (on_line is None or callable(on_line) or on_line in ("print", "log")):
             raise Invalid(f"on_line is {on_line!r}; it may be 'print', 'log', a function, or None")
+        if codec not in ("bytes", "pickle"):
+            raise Invalid(f"codec is {codec!r}; it may be 'bytes' or 'pickle'")
         if devices is not None and len(devices) != ranks:
             raise Invalid(f"devices has {len(devices)} numbers for {ranks} ranks")
         if timeout is not None and seconds_of(timeout) == 0:
             raise Invalid(f"timeout is {timeout}; it may be a positive number of seconds, or None")
         self._program: _launch.Program | None = None
+        if codec == "pickle":  # classes of the main module have this name in ranks
+            sys.modules.setdefault(_launch.MAIN, sys.modules["__main__"])
+        self._codec = codec
+        self._copy: Callable[[Any], Any] = _bytes_of if codec == "bytes" else _message_of
         self._rank_count = ranks
         self._depth = depth
         self._timeout = timeout
@@ -481,7 +525,10 @@ class Group:
             executor.name = keep[-1]
         executor.rank_count = ranks
         if program is not None:
-            self._program = _launch.program_of(program, args, kwargs, env or {})
+            served: Any = program
+            if codec == "pickle" and not isinstance(program, Sequence):
+                served = _objects.Program(program)
+            self._program = _launch.program_of(served, args, kwargs, env or {})
             parts = [ffi.new("char[]", os.fsencode(part)) for part in self._program.command]
             keep += [parts, ffi.new("char *[]", [*parts, ffi.NULL])]
             executor.command = ffi.cast("const char *const *", keep[-1])
@@ -811,6 +858,7 @@ class Group:
         Waits for room and for late ranks. Raises RankDied, RankError, TimedOut, Closed, TooLarge,
         ...
         """
+        self._check_codec("bytes", "call")
         future = self._submit_when_room(data, deadline_of(timeout), ranks, gather)
         return future.result()  # type: ignore[no-any-return]
 
@@ -863,7 +911,148 @@ class Group:
         but in an event loop the future waits for its turn when it is awaited; what data points to
         must stay as it is until then. Raises also RankDied.
         """
+        self._check_codec("bytes", "submit")
+        return self._send(data, deadline_of(timeout), ranks, gather, wait)
+
+    @overload
+    def call_method(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        timeout: float | None = 60.0,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["all"] = "all",
+        **kwargs: Any,
+    ) -> list[Any]: ...
+
+    @overload
+    def call_method(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        timeout: float | None = 60.0,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["rank0"],
+        **kwargs: Any,
+    ) -> Any: ...
+
+    @overload
+    def call_method(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        timeout: float | None = 60.0,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["none"],
+        **kwargs: Any,
+    ) -> None: ...
+
+    def call_method(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        timeout: float | None = 60.0,
+        ranks: Iterable[int] | None = None,
+        gather: Gather = "all",
+        **kwargs: Any,
+    ) -> Any:
+        """Calls worker.name(*args, **kwargs) on the worker object of each rank, and returns what it
+        returned: a list, one per asked rank. For a group with codec="pickle".
+
+        ::
+
+            with coxswain.Group(Engine, ranks=4, args=(path,), codec="pickle") as group:
+                print(group.call_method("step", tokens, timeout=5.0))
+
+        timeout, ranks and gather are as for call, and never the method's: it gets an argument with
+        such a name by its place. Arguments and results travel by pickle; numpy arrays and CPU
+        tensors beside it, without being copied into it. Who receives an array owns it: nobody else
+        writes to it, it may be kept, and it is writable if it was where it came from.
+
+        An exception of the method is raised here as itself, with the traceback of its rank as
+        `__cause__`, a RankError; as that RankError if it cannot be pickled, unpickled here, or is a
+        coxswain.Error. As with call the first rank that fails ends the request. Raises TypeError
+        for what cannot be pickled; else as call.
+        """
+        self._check_codec("pickle", "call_method")
         deadline = deadline_of(timeout)
+        data = _objects.request(name, args, kwargs)
+        return self._submit_when_room(data, deadline, ranks, gather).result()
+
+    @overload
+    def submit_method(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        timeout: float | None = 60.0,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["all"] = "all",
+        wait: bool | None = None,
+        **kwargs: Any,
+    ) -> Future[list[Any]]: ...
+
+    @overload
+    def submit_method(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        timeout: float | None = 60.0,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["rank0"],
+        wait: bool | None = None,
+        **kwargs: Any,
+    ) -> Future[Any]: ...
+
+    @overload
+    def submit_method(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        timeout: float | None = 60.0,
+        ranks: Iterable[int] | None = None,
+        gather: Literal["none"],
+        wait: bool | None = None,
+        **kwargs: Any,
+    ) -> Future[None]: ...
+
+    def submit_method(
+        self,
+        name: str,
+        /,
+        *args: Any,
+        timeout: float | None = 60.0,
+        ranks: Iterable[int] | None = None,
+        gather: Gather = "all",
+        wait: bool | None = None,
+        **kwargs: Any,
+    ) -> Future[Any]:
+        """As call_method, and returns a future of its result: `await` it. wait: as for submit. The
+        arguments are pickled before it returns, and may change then."""
+        self._check_codec("pickle", "submit_method")
+        deadline = deadline_of(timeout)
+        return self._send(_objects.request(name, args, kwargs), deadline, ranks, gather, wait)
+
+    def _check_codec(self, codec: str, what: str) -> None:
+        if self._codec != codec:
+            raise StateError(
+                f"{what} is for a group with codec={codec!r}; this one's is {self._codec!r}"
+            )
+
+    def _send(
+        self,
+        data: Buffer,
+        deadline: int,
+        ranks: Iterable[int] | None,
+        gather: str,
+        wait: bool | None,
+    ) -> Future[Any]:
         if wait:
             return self._submit_when_room(data, deadline, ranks, gather)
         loop = asyncio._get_running_loop() if wait is None else None
@@ -1181,9 +1370,11 @@ class Group:
                 future = self._futures.get(key)
                 if future is not None:  # None: settled, and then interrupted
                     result, error = self._outcome(future, completion, status)
+                    details = self._details(completion, error)
                     done.append(future)
                     with self._mutex:
-                        future._result, future._error, future._done = result, error, True
+                        future._result, future._error, future._details = result, error, details
+                        future._done = True
                         del self._futures[key]
             self._settled += 1
 
@@ -1196,10 +1387,18 @@ class Group:
             ranks = ffi.unpack(completion.ranks, completion.rank_count)
             if future._ranks is not None:
                 ranks = [ranks[rank] for rank in future._ranks]
-            return [_bytes_of(rank) for rank in ranks], None
+            return list(map(self._copy, ranks)), None
         if future._gather == lib.COX_GATHER_RANK0:
-            return _bytes_of(completion.payload), None
+            return self._copy(completion.payload), None
         return None, None
+
+    def _details(self, completion: Any, error: Error | None) -> bytes | bool:
+        """What the future has to unpickle: Future._details."""
+        if self._codec == "bytes":
+            return False
+        if error is None:
+            return True
+        return _bytes_of(completion.ranks[error.rank]) if isinstance(error, RankError) else False
 
     def _failure(self, completion: Any) -> Error:
         """The exception of a request that ended with another status than 0."""

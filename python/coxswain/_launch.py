@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ._errors import Invalid, StateError
 
-_MAIN = "__mp_main__"
+MAIN = "__mp_main__"
 # Nothing of this package can be imported before the path is set. "" in the path is the working
 # directory, which may have a pickle.py.
 _RUN = """import sys
@@ -129,7 +129,7 @@ def _main_module() -> dict[str, str]:
     """How a rank has the main module of this process; empty: not at all."""
     module = sys.modules["__main__"]
     if spec := getattr(module, "__spec__", None):
-        if spec.name not in ("__main__", _MAIN):  # python -m
+        if spec.name not in ("__main__", MAIN):  # python -m
             return {"module": spec.name}
     file = getattr(module, "__file__", None)
     if not file:
@@ -146,7 +146,7 @@ def _pickled(call: Any, has_main: bool) -> tuple[bytes, bool]:
     reason: Exception
     try:
         pickled = pickle.dumps(call)
-        needs_main = b"__main__" in pickled or _MAIN.encode() in pickled
+        needs_main = b"__main__" in pickled or MAIN.encode() in pickled
         if has_main or not needs_main:
             return pickled, needs_main
         reason = Invalid("the main module of this process is no file that the ranks could run")
@@ -186,14 +186,14 @@ def main(call: dict[str, Any]) -> None:
 
 def _run_main(how: dict[str, str]) -> None:
     global _preparing  # pylint: disable=global-statement
-    module = types.ModuleType(_MAIN)
+    module = types.ModuleType(MAIN)
     _preparing = True
     try:
         if "module" in how:
-            found = runpy.run_module(how["module"], run_name=_MAIN, alter_sys=True)
+            found = runpy.run_module(how["module"], run_name=MAIN, alter_sys=True)
         else:
-            found = runpy.run_path(how["path"], run_name=_MAIN)
+            found = runpy.run_path(how["path"], run_name=MAIN)
     finally:
         _preparing = False
     module.__dict__.update(found)
-    sys.modules["__main__"] = sys.modules[_MAIN] = module
+    sys.modules["__main__"] = sys.modules[MAIN] = module

@@ -58,11 +58,7 @@ def _memory_of(what: str, data: Any, writable: bool) -> tuple[Any, int]:
         if not data.is_contiguous():
             raise Invalid(f"{what} is a tensor that is not contiguous")
         return ffi.cast("uint8_t *", data.data_ptr()), data.numel() * data.element_size()
-    buffer_of(data, what)
-    try:
-        memory = ffi.from_buffer("uint8_t[]", data, require_writable=writable)
-    except (TypeError, ValueError, BufferError) as error:
-        raise TypeError(f"{what} is {type(data).__name__} that is not writable") from error
+    memory = buffer_of(data, what, writable)
     return memory, len(memory)
 
 

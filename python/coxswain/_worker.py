@@ -10,10 +10,11 @@ import os
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from collections.abc import Callable
 
-from . import _native
+from . import _native, _objects
 from ._arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
 from ._batch import Batch
 from ._errors import (
@@ -71,15 +72,14 @@ _ORDERS = {
 _LINK_FAILED = 2001
 # Of an error in a reply, beside what the coordinator puts before it.
 _TEXT_SIZE = 560
+# Their frames are above those of each handler.
+_OWN_FILES = (__file__, _objects.__file__)
 
 
-def _explain(error: BaseException) -> str:
+def _explain(error: BaseException, writes: bool = True) -> str:
     """What a rank's error says: the exception, what caused it, and where it was raised. The caller
     gets about TEXT_SIZE bytes of it; where that is not all, the rank writes all of it."""
-    begin = error.__traceback__
-    while begin and begin.tb_next and begin.tb_frame.f_code.co_filename == __file__:
-        begin = begin.tb_next  # the handler's own frames are what helps
-    frames = [frame.rstrip() for frame in traceback.format_tb(begin)]
+    frames = [frame.rstrip() for frame in traceback.format_tb(_begin_of(error))]
     said, cause = _said(error), _root_of(error)
     lines = [_cut(said, _TEXT_SIZE // 2)]
     if cause is not None:
@@ -92,9 +92,17 @@ def _explain(error: BaseException) -> str:
     if first > 0:
         lines.append(f"  ({first} calls above)")
     lines += frames[max(first, 0) :]
-    if first > 0 or cause is not None or said not in lines:
+    if writes and (first > 0 or cause is not None or said not in lines):
         _log.error("the whole of an error that the caller gets in short", exc_info=error)
     return bytes_of("\n".join(lines)).decode()
+
+
+def _begin_of(error: BaseException) -> TracebackType | None:
+    """Where the handler's own frames begin, which are what helps."""
+    begin = error.__traceback__
+    while begin and begin.tb_next and begin.tb_frame.f_code.co_filename in _OWN_FILES:
+        begin = begin.tb_next
+    return begin
 
 
 def _said(error: BaseException) -> str:
@@ -640,12 +648,12 @@ class Worker:
         try:
             reply = handler(data)
             if type(reply) is not bytes:
-                with buffer_of(reply, f"the reply of {_owner(handler)}") as memory:
-                    # It may be a view of the request.
-                    if not isinstance(reply, bytearray) and not _owns_its_data(reply):
-                        reply = ffi.buffer(memory)[:]
-                    else:
-                        reply = ffi.from_buffer(reply)
+                memory = buffer_of(reply, f"the reply of {_owner(handler)}")
+                if isinstance(reply, bytearray) or _owns_its_data(reply):
+                    reply = memory
+                else:  # it may be a view of the request
+                    reply = ffi.buffer(memory)[:]
+                    ffi.release(memory)
             if sys.getrefcount(data) > 2:  # torch keeps the view itself
                 raise _kept(sequence)
             try:
@@ -658,7 +666,15 @@ class Worker:
             if r:
                 fail(r, self._next_error)
         except BaseException as error:
-            self._fail(sequence, lib.COX_REJECTED, _explain(error))
+            if isinstance(handler, _objects.Methods):
+                self._fail(
+                    sequence,
+                    lib.COX_REJECTED,
+                    _explain(error, False),
+                    _objects.failure(error, _begin_of(error)),
+                )
+            else:
+                self._fail(sequence, lib.COX_REJECTED, _explain(error))
             with contextlib.suppress(BufferError):
                 data.release()
             if not isinstance(error, Exception):
@@ -705,10 +721,15 @@ class Worker:
 
     # ---- what next serves itself ----
 
-    def _fail(self, sequence: int, code: int, text: str) -> None:
+    def _fail(self, sequence: int, code: int, text: str, detail: bytes = b"") -> None:
         err = new_error()
         # COX_STATE: the group has ended meanwhile
-        lib.cox_worker_reply_error(self._lib(), sequence, code, bytes_of(text), err)
+        if detail:
+            lib.cox_worker_reply_failure(
+                self._lib(), sequence, code, bytes_of(text), detail, len(detail), err
+            )
+        else:
+            lib.cox_worker_reply_error(self._lib(), sequence, code, bytes_of(text), err)
 
     def _step(self, batch: Batch) -> None:
         sequence, rows = batch.sequence, batch.row_count
@@ -971,7 +992,15 @@ def rank_count() -> int:
     return _this_worker().rank_count
 
 
-def serve(handler: Callable[[memoryview], Buffer]) -> None:
+@overload
+def serve(handler: Callable[[memoryview], Buffer], codec: Literal["bytes"] = "bytes") -> None: ...
+
+
+@overload
+def serve(handler: object, codec: Literal["pickle"]) -> None: ...
+
+
+def serve(handler: Any, codec: str = "bytes") -> None:
     """Serves the requests of `Group.call` with handler(data) -> bytes-like, until the group ends.
 
     ::
@@ -985,7 +1014,14 @@ def serve(handler: Callable[[memoryview], Buffer]) -> None:
 
     data is a read-only memoryview of the request, in place: what outlives the call must be copied.
     An exception of the handler fails the request: the caller gets RankError with the traceback.
+
+    codec "pickle": handler is the worker object, a module, or a dict of functions. It serves the
+    requests of `Group.call_method`, one after the other; what begins with an underscore is not
+    called. Arguments belong to the method: it may keep them, and write to the arrays among them
+    that were writable at the caller. It unpickles what the coordinator sends.
     """
+    if codec not in ("bytes", "pickle"):
+        raise Invalid(f"codec is {codec!r}; it may be 'bytes' or 'pickle'")
     worker = _this_worker()
-    worker._handlers["opaque"] = handler
+    worker._handlers["opaque"] = _objects.Methods(handler) if codec == "pickle" else handler
     worker.serve()

@@ -293,6 +293,9 @@ int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *b
                      struct cox_error *err);
 int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int code, const char *text,
                            struct cox_error *err);
+int cox_worker_reply_failure(struct cox_worker *worker, uint64_t sequence, int code,
+                             const char *text, const void *detail, size_t detail_size,
+                             struct cox_error *err);
 int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence, const int32_t *tokens,
                           const float *logprobs, uint32_t count, struct cox_error *err);
 void cox_worker_set_digest(struct cox_worker *worker, int which, uint64_t value);

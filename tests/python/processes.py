@@ -22,6 +22,22 @@ def listen():
     return json.loads(sys.stdin.readline())
 
 
+def find_torch():
+    """A Python with PyTorch: that of $COX_TORCH_PYTHON, or of tools/torch; None: there is none."""
+    for python in (
+        os.environ.get("COX_TORCH_PYTHON"),
+        pathlib.Path(HERE).parents[1] / "build/venv-torch/bin/python",
+        sys.executable,
+    ):
+        if python and os.access(python, os.X_OK):
+            found = subprocess.run(
+                [python, "-c", "import cffi, safetensors, torch"], capture_output=True, check=False
+            )
+            if found.returncode == 0:
+                return str(python)
+    return None
+
+
 class Other:
     """A process that calls function(*arguments), which must be JSON."""
 

@@ -1,8 +1,8 @@
 # The Python package: one test of CTest for each file, run by pytest.
 if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
     # What takes longer: torch comes from PyPI, packaging compiles the library twice, and misuse waits
-    # for groups with ranks that hang, fork_server for imports.
-    set(python_all torch_worker packaging misuse fork_server launch arguments)
+    # for groups with ranks that hang, fork_server and objects for imports.
+    set(python_all torch_worker packaging misuse fork_server launch arguments objects)
     file(GLOB python_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.py)
     foreach(path IN LISTS python_tests)
         cmake_path(GET path STEM name)

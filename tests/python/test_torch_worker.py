@@ -11,9 +11,9 @@ import pathlib
 import random
 import signal
 import subprocess
-import sys
 
 import checkpoints
+import processes
 import pytest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
@@ -36,23 +36,7 @@ RANDOM_PROMPTS = [
 SUM_PROMPTS = ["27+58=", "1+2=", "999+1=", "46+", "3"]
 
 
-def find_torch():
-    """A Python with PyTorch."""
-    for python in (
-        os.environ.get("COX_TORCH_PYTHON"),
-        SOURCE / "build/venv-torch/bin/python",
-        sys.executable,
-    ):
-        if python and os.access(python, os.X_OK):
-            found = subprocess.run(
-                [python, "-c", "import cffi, safetensors, torch"], capture_output=True, check=False
-            )
-            if found.returncode == 0:
-                return str(python)
-    return None
-
-
-PYTHON = find_torch()
+PYTHON = processes.find_torch()
 if PYTHON is None:
     pytest.skip(
         "no Python here has torch, safetensors and cffi; `sh tools/torch` installs them from PyPI",

@@ -1,7 +1,7 @@
 """What mypy --strict makes of the package. It is checked, not run; what is ignored has to occur."""
 
 import asyncio
-from typing import assert_type
+from typing import Any, assert_type
 
 import coxswain
 
@@ -22,6 +22,27 @@ async def awaits(group: coxswain.Group) -> None:
     both = await asyncio.gather(group.submit(b"x"), group.submit(b"y", gather="rank0"))
     assert_type(both, tuple[list[bytes], bytes])
     await group.room()
+
+
+class Engine:
+    def __init__(self, scale: int) -> None: ...
+
+
+def methods(group: coxswain.Group) -> None:
+    coxswain.Group(Engine, args=(1,), codec="pickle")
+    coxswain.Group({"programs": programs}, codec="pickle")
+    coxswain.Group(asyncio, codec="pickle")
+    coxswain.Group(Engine, codec="json")  # type: ignore[arg-type]
+    assert_type(group.call_method("step", [1], scale=2), list[Any])
+    assert_type(group.call_method("step", gather="all", timeout=None), list[Any])
+    assert_type(group.call_method("step", ranks=[0], gather="rank0"), Any)
+    group.call_method("step", gather="none")
+    assert_type(group.submit_method("step", 1, wait=True), coxswain.Future[list[Any]])
+    assert_type(group.submit_method("step", gather="none").result(), None)
+    group.call_method(5)  # type: ignore[call-overload]
+    group.call_method("step", timeout="5")  # type: ignore[call-overload]
+    coxswain.serve(Engine(1), codec="pickle")
+    coxswain.serve(Engine(1))  # type: ignore[call-overload]
 
 
 def programs(path: str) -> None:

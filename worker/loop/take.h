@@ -139,6 +139,18 @@ COX_PUBLIC int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequen
                                       const char *text, struct cox_error *err);
 
 /*
+ * As cox_worker_reply_error, for an opaque request, with detail_size bytes beside the text that only
+ * the application interprets: cox_rank_result.bytes of a rank that failed. Without them where they
+ * do not fit the slot.
+ *
+ * Returns as cox_worker_reply_error, and
+ *   COX_INVALID: the request is a step or an init
+ */
+COX_PUBLIC int cox_worker_reply_failure(struct cox_worker *worker, uint64_t sequence, int code,
+                                        const char *text, const void *detail, size_t detail_size,
+                                        struct cox_error *err);
+
+/*
  * Replies to a lent step with two arrays of count == batch->row_count values: the sampled token of
  * each row (-1 where it does not emit) and its logprob. tokens NULL: the caller has filled
  * request.outputs. logprobs NULL: all are 0. The sequence table advances.

@@ -172,7 +172,7 @@ static void typed_fail(struct cox_channel_thread *thread, enum cox_lent_kind kin
 
 /* Uses nothing of the channel thread, which another thread may be using inside next. */
 static void opaque_fail(struct cox_channel_thread *thread, const struct cox_lent *entry, int code,
-                        const char *text)
+                        const char *text, const void *detail, size_t detail_size)
 {
     const uint64_t sequence = entry->sequence;
     struct cox_error error;
@@ -184,9 +184,14 @@ static void opaque_fail(struct cox_channel_thread *thread, const struct cox_lent
     response.rank = (int32_t)thread->worker->options.rank;
     response.status = code;
     response.error_text = error.text;
+    response.has_error_detail = detail_size > 0;
+    response.error_detail =
+        (ProtobufCBinaryData){.data = (uint8_t *)(uintptr_t)detail, .len = detail_size};
     size_t capacity;
     opaque_end(thread, entry);
     uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
+    if (slot && cox_wire_response_size(&response) > capacity)
+        response.has_error_detail = 0;
     if (slot)
         cox_channel_thread_send_failure(thread, sequence, COX_TYPE_OPAQUE, &response, error.text,
                                         slot, capacity);
@@ -207,9 +212,26 @@ int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int cod
     if (!text || !text[0])
         text = cox_status_text(code);
     if (entry->kind == COX_LENT_OPAQUE)
-        opaque_fail(thread, entry, code, text);
+        opaque_fail(thread, entry, code, text, NULL, 0);
     else
         typed_fail(thread, entry->kind, code, text);
+    return 0;
+}
+
+int cox_worker_reply_failure(struct cox_worker *worker, uint64_t sequence, int code,
+                             const char *text, const void *detail, size_t detail_size,
+                             struct cox_error *err)
+{
+    struct cox_channel_thread *thread = reply_thread(worker);
+    int r;
+    if (code == 0)
+        return cox_fail(err, COX_INVALID, "an error of code 0 would be a success");
+    struct cox_lent *entry = reply_claim(thread, sequence, COX_LENT_OPAQUE, &r, err);
+    if (!entry)
+        return r;
+    if (!text || !text[0])
+        text = cox_status_text(code);
+    opaque_fail(thread, entry, code, text, detail, detail_size);
     return 0;
 }
 

@@ -1,0 +1,329 @@
+"""Objects as requests and replies: methods of a worker object, which are called by name.
+
+A message is a pickle, what lies outside of it, and one byte that says what it is:
+
+    pickle | buffer | ... | the sizes of these, and how many buffers | kind
+
+Buffers begin at multiples of 64 bytes, and most messages have none: then the kind follows the
+pickle. It is another byte for a request and a reply, so that a process that speaks bytes is told
+so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import io
+import pickle
+import struct
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ._errors import Error, Invalid, RankError, StateError
+
+# The last byte of a message; in upper case where buffers follow the pickle.
+REQUEST, REPLY = b"q", b"r"
+
+_ALIGNMENT = 64
+# Smaller buffers are copied into the pickle.
+_IN_BAND = 4096
+_WORD = struct.Struct("<Q")
+# Of an error: what fits the slot of a reply with all that is beside it.
+_TEXT_SIZE, _EXCEPTION_SIZE = 16 << 10, 32 << 10
+
+
+# ---- messages ----
+
+
+def dumps(value: Any, kind: bytes) -> bytes:
+    """A message. Raises what pickle raises."""
+    buffers: list[memoryview] = []
+
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _IN_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    if "torch" in sys.modules:
+        file = io.BytesIO()
+        _Pickler(file, 5, buffer_callback=is_in_band).dump(value)
+        pickled = file.getvalue()
+    else:
+        pickled = pickle.dumps(value, 5, buffer_callback=is_in_band)
+    if not buffers:
+        return pickled + kind
+    return b"".join(_parts(pickled, buffers, kind.upper()))
+
+
+def _parts(pickled: bytes, buffers: list[memoryview], kind: bytes) -> Iterator[bytes | memoryview]:
+    size = 0
+    parts: list[bytes | memoryview] = [pickled, *buffers]
+    for part in parts:
+        if padding := -size % _ALIGNMENT:
+            yield bytes(padding)
+        yield part
+        size += padding + len(part)
+    yield struct.pack(f"<{len(buffers) + 2}Q", len(pickled), *map(len, buffers), len(buffers))
+    yield kind
+
+
+def own(message: memoryview, kind: bytes) -> bytes | bytearray:
+    """A copy of a message that is lent, of which arrays may be views."""
+    return bytearray(message) if message[-1:] == kind.upper() else bytes(message)
+
+
+def loads(message: bytes | bytearray | memoryview, kind: bytes) -> Any:
+    """The object of a message. Arrays with buffers of their own are views of it: it must be the
+    receiver's, and writable. Raises StateError: no message of this kind."""
+    last = message[-1:]
+    if last == kind:
+        return pickle.loads(message)
+    if last != kind.upper():
+        raise StateError("they are no object")
+    view = memoryview(message)
+    end = len(view) - 1 - _WORD.size
+    (count,) = _WORD.unpack_from(view, end)
+    sizes = struct.unpack_from(f"<{count + 1}Q", view, end - (count + 1) * _WORD.size)
+    buffers, at = [], sizes[0]
+    for size in sizes[1:]:
+        at += -at % _ALIGNMENT
+        buffers.append(view[at : at + size])
+        at += size
+    return pickle.loads(view, buffers=buffers)
+
+
+# ---- torch ----
+
+
+class _Pickler(pickle.Pickler):
+    """Where torch is imported: tensors in the memory of the CPU travel as arrays do."""
+
+    def reducer_override(self, value: Any) -> Any:
+        # Of a torch that is being imported the types are missing.
+        tensor = getattr(sys.modules["torch"], "Tensor", None)
+        if type(value) is tensor and not value.__dict__:
+            return _reduce_tensor(value)
+        return NotImplemented
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    import torch  # pylint: disable=import-outside-toplevel
+
+    if (
+        tensor.device.type != "cpu"
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or not tensor.is_leaf
+    ):
+        return NotImplemented
+    flat = tensor.detach().contiguous().reshape(-1)
+    try:
+        array = flat.view(torch.uint8).numpy()
+    except RuntimeError:  # without numpy
+        return NotImplemented
+    return _tensor_of, (
+        pickle.PickleBuffer(array),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.requires_grad,
+    )
+
+
+def _tensor_of(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch  # pylint: disable=import-outside-toplevel
+
+    if len(memoryview(buffer)):
+        tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
+    else:
+        tensor = torch.empty(shape, dtype=dtype)
+    return tensor.requires_grad_(requires_grad)
+
+
+# ---- the coordinator's side ----
+
+
+def request(name: str, args: Any, kwargs: Any) -> bytes:
+    """A request for a method. Raises TypeError where an argument cannot be pickled."""
+    if not isinstance(name, str):
+        raise TypeError(f"the method is {name!r}; it may be the name of one, as a text")
+    try:
+        return dumps((name, args, kwargs), REQUEST)
+    except Exception as error:
+        raise TypeError(f"an argument of {name} cannot be pickled: {error}") from error
+
+
+def reply_of(message: bytes | bytearray, rank: int) -> Any:
+    """The object that a rank has replied."""
+    try:
+        return loads(message, REPLY)
+    except StateError:
+        text = (
+            f"rank {rank} replied with {len(message)} bytes that are no object: its program has to "
+            "call coxswain.serve(worker, codec='pickle')"
+        )
+        raise _rank_error(text, rank) from None
+    except Exception as error:
+        text = f"the reply of rank {rank} cannot be unpickled here: {error!r}"
+        raise _rank_error(text, rank) from error
+
+
+def _rank_error(text: str, rank: int) -> RankError:
+    error = RankError(text)
+    error.rank = rank
+    return error
+
+
+def raised(error: Error, detail: bytes) -> Exception:
+    """What a method has raised, with `error` as its cause; `error` itself where it is unknown.
+    detail: of failure."""
+    text, pickled = pickle.loads(detail)
+    found: Any = None
+    why = ""
+    if pickled:
+        try:
+            found = pickle.loads(pickled)
+        except Exception as failure:  # pylint: disable=broad-exception-caught
+            why = f"\nIt is no exception here: {failure!r}"
+    begin = str(error).partition(f"rank {error.rank} failed: ")[0]
+    error.args = (f"{begin}rank {error.rank} failed: {text.rstrip()}{why}",)
+    if not isinstance(found, Exception):
+        return error
+    found.__cause__ = error
+    return found
+
+
+# ---- the rank's side ----
+
+
+class Program:
+    """What a rank executes: makes the worker object, and serves its methods."""
+
+    def __init__(self, func: Any) -> None:
+        if isinstance(func, types.ModuleType):
+            func = functools.partial(importlib.import_module, func.__name__)
+        self.func = func  # for _launch._name_of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        from ._worker import serve  # pylint: disable=import-outside-toplevel
+
+        serve(self.func(*args, **kwargs) if callable(self.func) else self.func, codec="pickle")
+
+
+class Methods:
+    """Replies to requests by calling methods of a worker object, or functions of a table."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._is_table = isinstance(worker, Mapping)
+
+    def __call__(self, data: memoryview) -> bytes:
+        try:
+            name, args, kwargs = loads(own(data, REQUEST), REQUEST)
+        except StateError:
+            raise StateError(
+                f"the request is {len(data)} bytes that are no object, and this rank serves "
+                "objects: make the group with codec='pickle', and use call_method"
+            ) from None
+        result = self._find(name)(*args, **kwargs)
+        try:
+            return dumps(result, REPLY)
+        except Exception as error:
+            raise TypeError(
+                f"the result of {name}, of type {type(result).__name__}, cannot be pickled: {error}"
+            ) from error
+
+    def _find(self, name: str) -> Callable[..., Any]:
+        found: Any = None
+        if not name.startswith("_"):
+            if self._is_table:
+                found = self._worker.get(name)
+            else:
+                found = getattr(self._worker, name, None)
+        if callable(found):
+            return found  # type: ignore[no-any-return]
+        what = (
+            "begins with an underscore, which is not called from outside"
+            if name.startswith("_")
+            else "is not a method"
+            if found is None
+            else f"is {type(found).__name__}, which is not callable"
+        )
+        names = ", ".join(self._names()) or "nothing"
+        raise Invalid(f"{name!r} {what}; {_name_of(self._worker)} has {names}")
+
+    def _names(self) -> list[str]:
+        """What may be called. Properties are not evaluated for that."""
+        if self._is_table:
+            return sorted(str(name) for name, value in self._worker.items() if callable(value))
+        return sorted(
+            name
+            for name in dir(self._worker)
+            if not name.startswith("_") and _is_method(inspect.getattr_static(self._worker, name))
+        )
+
+
+def _is_method(value: Any) -> bool:
+    return callable(value) or isinstance(value, classmethod)
+
+
+def _name_of(worker: Any) -> str:
+    if isinstance(worker, Mapping):
+        return "the table"
+    named = worker if isinstance(worker, (type, types.ModuleType)) else type(worker)
+    return str(named.__name__)
+
+
+def failure(error: BaseException, begin: types.TracebackType | None) -> bytes:
+    """For `raised`: the traceback from `begin` on, and the exception, if it can be pickled.
+
+    An exception of this package, or one that ends an interpreter or a generator, stays a text: at
+    the coordinator it would be taken for one of its own.
+    """
+    text = "".join(traceback.format_exception(type(error), error, begin))
+    if len(text) > _TEXT_SIZE:
+        text = f"{text[: _TEXT_SIZE // 2]}\n...\n{text[-_TEXT_SIZE // 2 :]}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    pickled = b""
+    if isinstance(error, Exception) and not isinstance(error, (Error, StopIteration)):
+        try:
+            file = io.BytesIO()
+            _ExceptionPickler(file, 5).dump(error)
+            if file.tell() <= _EXCEPTION_SIZE:
+                pickled = file.getvalue()
+        except Exception:  # pylint: disable=broad-exception-caught
+            pass  # it stays a text
+    return pickle.dumps((text, pickled), 5)
+
+
+class _ExceptionPickler(pickle.Pickler):
+    """Pickles exceptions whose __init__ takes other arguments than `args`, too."""
+
+    def reducer_override(self, value: Any) -> Any:
+        kind: Any = type(value)
+        if (
+            isinstance(value, BaseException)
+            and kind.__reduce__ is BaseException.__reduce__
+            and kind.__reduce_ex__ is object.__reduce_ex__
+            and isinstance(kind.__init__, types.FunctionType)
+        ):
+            return _exception_of, (kind, value.args), value.__dict__ or None
+        return NotImplemented
+
+
+def _exception_of(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An exception with these args, by the __init__ of its base that Python itself has."""
+    made = kind.__new__(kind, *args)
+    for base in kind.__mro__:
+        init = vars(base).get("__init__")
+        if init and not isinstance(init, types.FunctionType):
+            init(made, *args)
+            break
+    return made

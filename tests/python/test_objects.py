@@ -1,0 +1,448 @@
+"""Groups with codec="pickle": methods by name, with objects as arguments and results."""
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import traceback
+import types
+
+import coxswain
+import objects
+import processes
+import pytest
+
+SECONDS = 30
+HERE = os.path.dirname(objects.__file__)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 4])
+def ranks(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def group(ranks):
+    with coxswain.Group(objects.Engine, ranks, args=(10,), codec="pickle") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with coxswain.Group(objects.Engine, 2, kwargs={"name": "pair"}, codec="pickle") as found:
+        yield found
+
+
+def refused(group, name, *args):
+    with pytest.raises(coxswain.RankError) as caught:
+        group.call_method(name, *args, timeout=SECONDS)
+    assert group.call_method("add", 1, timeout=SECONDS)  # the ranks live
+    return str(caught.value)
+
+
+# ---- calls ----
+
+
+def test_methods_are_called_by_name_with_arguments(group, ranks):
+    assert group.call_method("add", 1, timeout=SECONDS) == [11] * ranks
+    assert group.call_method("add", 1, 2, 3, scale=2, timeout=SECONDS) == [32] * ranks
+    assert group.call_method("add", x=1, timeout=None) == [11] * ranks
+    args, kwargs = (1, "text", None, [b"x"], {1, 2}), {"name": "a", "data": 5, "self_": 6}
+    found = group.call_method("echo", *args, **kwargs, timeout=SECONDS)
+    assert found == [(args, kwargs)] * ranks
+    assert [rank for rank, _, _ in group.call_method("who")] == list(range(ranks))
+    assert group.call_method("of_class") == ["Engine"] * ranks
+    assert group.call_method("of_none") == ["static"] * ranks
+
+
+def test_ranks_and_gather_are_those_of_call(group, ranks):
+    last = ranks - 1
+    assert group.call_method("who", ranks=[last])[0][0] == last
+    assert group.call_method("who", ranks=[last], gather="rank0")[0] == last
+    assert group.call_method("who", gather="rank0")[0] == 0
+    assert group.call_method("same", None, gather="rank0") is None
+    assert group.call_method("who", gather="none") is None
+    future = group.submit_method("add", 5, gather="none")
+    assert future.result(SECONDS) is None and future.exception() is None
+    future = group.submit_method("same", {"a": [1]})
+    assert future.result(SECONDS) == [{"a": [1]}] * ranks
+    assert future.result() is future.result()  # it is unpickled once
+
+
+def test_what_may_not_be_called_is_refused_with_what_may(pair):
+    methods = (
+        "Engine has add, add_to, echo, fail, generate, hang, keep, kill, leave, of_class, of_none, "
+        "same, sums, who"
+    )
+    text = refused(pair, "_private")
+    assert "'_private' begins with an underscore" in text and methods in text
+    assert "'__class__' begins with an underscore" in refused(pair, "__class__")
+    assert "'limit' is int, which is not callable; Engine has add" in refused(pair, "limit")
+    assert "'none' is not a method; Engine has add" in refused(pair, "none")
+    assert "'add.__self__' is not a method" in refused(pair, "add.__self__")
+    with pytest.raises(TypeError, match="the method is 5; it may be the name of one"):
+        pair.call_method(5)
+
+
+def test_wrong_arguments_are_the_methods_own_error(pair):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+        pair.call_method("add")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
+        pair.call_method("add", 1, z=2)
+
+
+def test_the_worker_may_be_made_by_a_function_or_be_a_table():
+    with coxswain.Group(objects.make, 2, args=(3,), codec="pickle") as group:
+        assert group.call_method("add", 1) == [4] * 2
+        assert group.call_method("who", gather="rank0")[2] == "made"
+    for table in (objects.TABLE, objects):
+        with coxswain.Group(table, 1, codec="pickle") as group:
+            assert group.call_method("double", 4) == [8]
+            assert group.call_method("negative", x=4) == [-4]
+            text = refused_of_table(group, "_hidden")
+            assert "begins with an underscore" in text and "double" in text
+            assert "'nothing' is not a method" in refused_of_table(group, "nothing")
+    assert "the table has double, negative" in text or "objects has " in text
+
+
+def refused_of_table(group, name):
+    with pytest.raises(coxswain.RankError) as caught:
+        group.call_method(name, 1)
+    return str(caught.value)
+
+
+def test_a_command_serves_objects_by_itself():
+    program = [sys.executable, "-c", "import objects; objects.serve_engine()"]
+    paths = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, paths])
+    try:
+        with coxswain.Group(program, 2, codec="pickle") as group:
+            assert group.call_method("add", 1) == [101] * 2
+    finally:
+        os.environ["PYTHONPATH"] = paths
+
+
+def test_each_codec_says_that_the_other_side_has_another(pair):
+    for name in ("call", "submit"):
+        with pytest.raises(coxswain.StateError, match=f"{name} is for a group with codec='bytes'"):
+            getattr(pair, name)(b"x")
+    with coxswain.Group(objects.serve_bytes, 1) as group:
+        for name in ("call_method", "submit_method"):
+            with pytest.raises(coxswain.StateError, match=f"{name} is for .* codec='pickle'"):
+                getattr(group, name)("add")
+        with pytest.raises(coxswain.Invalid, match="codec is 'json'; it may be 'bytes' or 'pick"):
+            coxswain.serve(objects, codec="json")
+    with pytest.raises(coxswain.Invalid, match="codec is 'json'; it may be 'bytes' or 'pickle'"):
+        coxswain.Group(objects.Engine, codec="json")
+    command = [sys.executable, "-c", "import coxswain; coxswain.serve(lambda data: data)"]
+    with coxswain.Group(command, 1, codec="pickle") as group:
+        with pytest.raises(coxswain.RankError, match="rank 0 replied .* that are no object: its"):
+            group.call_method("add")
+    command = [sys.executable, "-c", "import coxswain; coxswain.serve({}, codec='pickle')"]
+    with coxswain.Group(command, 1) as group:
+        for data in (b"", b"bytes", b"q"):
+            with pytest.raises(coxswain.RankError, match="this rank serves objects|Unpickling"):
+                group.call(data)
+
+
+def test_what_cannot_be_pickled_is_said_with_the_method(pair):
+    with pytest.raises(TypeError, match="an argument of same cannot be pickled: .*lambda"):
+        pair.call_method("same", lambda: 0)
+    with pytest.raises(TypeError, match="the result of generate, of type generator, cannot be"):
+        pair.call_method("generate")
+    assert pair.call_method("add", 1) == [1, 1]
+
+
+# ---- exceptions ----
+
+
+def caught(group, what, *ranks):
+    with pytest.raises(Exception) as found:
+        group.call_method("fail", what, *ranks, timeout=SECONDS)
+    return found.value
+
+
+def test_exceptions_are_raised_as_themselves(group, ranks):
+    error = caught(group, "own", ranks - 1)
+    assert type(error) is objects.OwnError and error.args == ("code 7",)
+    assert error.code == 7 and error.hint == {"try": "again"}
+    cause = error.__cause__
+    assert type(cause) is coxswain.RankError and cause.rank == ranks - 1
+    text = str(cause)
+    assert f"rank {ranks - 1} failed: Traceback" in text and "objects.py" in text
+    assert 'raise OwnError(7, hint={"try": "again"})' in text and "OwnError: code 7" in text
+    assert "_worker.py" not in text and "_objects.py" not in text
+    printed = "".join(traceback.format_exception(error))
+    assert "direct cause of the following exception" in printed
+    assert type(caught(group, "key")) is KeyError
+    error = caught(group, "system")
+    assert type(error) is FileNotFoundError and error.filename == "weights.bin"
+    error = caught(group, "unicode")
+    assert type(error) is UnicodeDecodeError and error.object == b"\xff" and error.start == 0
+    text = str(caught(group, "caused").__cause__)
+    assert "KeyError: 'missing'" in text and "was the direct cause" in text
+
+
+def test_exceptions_that_cannot_travel_are_rank_errors(pair):
+    for what, said in (
+        ("locked", "LockedError: ('the lock', <unlocked"),
+        ("narrow", "It is no exception here: RuntimeError('not here')"),
+        ("large", "ValueError: xxx"),
+        ("coxswain", "TimedOut: a barrier's"),
+        ("stop", "StopIteration: 5"),
+    ):
+        error = caught(pair, what, 1)
+        assert type(error) is coxswain.RankError and error.rank == 1
+        assert said in str(error) and "in fail\n    raise" in str(error)
+
+
+def test_the_first_of_several_ranks_that_fail_is_raised():
+    with coxswain.Group(objects.Engine, 4, codec="pickle") as group:
+        error = caught(group, "own", 2, 3)
+        assert type(error) is objects.OwnError and error.__cause__.rank in (2, 3)
+        assert group.call_method("fail", "own", 9) == ["well"] * 4
+
+
+def test_an_error_ends_the_request_while_another_rank_is_busy(pair, tmp_path):
+    """As with bytes: otherwise a rank that waits for the one that failed would hide why."""
+    file = tmp_path / "file"
+    busy = pair.submit_method("hang", str(file), ranks=[1])
+    with pytest.raises(objects.OwnError):
+        pair.call_method("fail", "own", 0, timeout=SECONDS)
+    assert not busy.done()
+    file.touch()
+    assert busy.result(SECONDS) == ["woken"]
+
+
+def test_an_exit_ends_the_rank():
+    with coxswain.Group(objects.Engine, 1, codec="pickle", on_line=None) as group:
+        with pytest.raises(coxswain.RankError, match="SystemExit: 3"):
+            group.call_method("leave", timeout=SECONDS)
+        with pytest.raises(coxswain.RankDied):
+            group.call_method("add", 1, timeout=SECONDS)
+
+
+# ---- arrays ----
+
+
+def arrays():
+    numpy = pytest.importorskip("numpy")
+    large = numpy.arange(30_000, dtype=numpy.float64)
+    fields = numpy.zeros(1000, dtype=[("a", "i4"), ("b", "f8", (2,))])
+    fields["b"] = 3
+    read_only = large.copy()
+    read_only.flags.writeable = False
+    return {
+        "contiguous": large.reshape(100, 300),
+        "small": numpy.arange(3),
+        "Fortran": numpy.asfortranarray(large.reshape(100, 300)),
+        "gaps": large.reshape(100, 300)[:, ::2],
+        "backwards": large[::-1],
+        "empty": numpy.zeros((0, 4)),
+        "scalar": numpy.array(5.0),
+        "structured": fields,
+        "objects": numpy.array([1, "two", None, large], dtype=object),
+        "dates": numpy.arange("2000-01-01", "2020-01-01", dtype="datetime64[D]"),
+        "texts": numpy.array(["ab", "c"] * 2000),
+        "bytes swapped": large.astype(">f4"),
+        "half": large.astype("f2"),
+        "above a slot": numpy.arange(40_000, dtype=numpy.int64),
+        "kept out of line": numpy.arange(300_000, dtype=numpy.int64),
+        "large": numpy.arange(700_000, dtype=numpy.int64),
+        "read-only": read_only,
+    }
+
+
+def same(one, other):
+    import numpy
+
+    assert type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
+    if one.dtype == object:
+        return all(numpy.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return bool((one == other).all())
+
+
+@pytest.mark.parametrize("attach", ["named", "sealed"])
+def test_arrays_go_there_and_back(attach):
+    with coxswain.Group(objects.Engine, 2, codec="pickle", attach=attach) as group:
+        for name, array in arrays().items():
+            for found in group.call_method("same", array, timeout=SECONDS):
+                assert same(found, array), name
+                assert found.flags.f_contiguous == array.flags.f_contiguous or name == "backwards"
+                assert found.flags.writeable == (name != "read-only"), name
+        everything = arrays()
+        for found in group.call_method("same", everything, timeout=SECONDS):
+            assert list(found) == list(everything)
+            assert all(same(found[name], everything[name]) for name in everything)
+
+
+def test_arrays_travel_beside_the_pickle():
+    numpy = pytest.importorskip("numpy")
+    from coxswain import _objects
+
+    array = numpy.arange(100_000)
+    message = _objects.dumps(array, _objects.REPLY)
+    assert message.endswith(b"R") and len(message) < array.nbytes + 1000
+    assert array.tobytes() in message
+    with pytest.raises(pickle.UnpicklingError):
+        pickle.loads(message)  # its buffer is elsewhere
+    back = _objects.loads(bytearray(message), _objects.REPLY)
+    assert numpy.array_equal(back, array) and back.base is not None and back.flags.aligned
+
+
+@pytest.mark.parametrize("attach", ["named", "sealed"])
+def test_what_is_kept_stays_right(attach):
+    """On both sides: in the frame, out of line in memory that is used again, and in memory of its
+    own."""
+    numpy = pytest.importorskip("numpy")
+    sizes = [10, 5_000, 100_000, 300_000, 700_000]
+    with coxswain.Group(objects.Engine, 2, codec="pickle", attach=attach, depth=2) as group:
+        expected, kept = [], []
+        for size in sizes:
+            for i in range(4):
+                array = numpy.full(size, float(i))
+                expected.append(float(array.sum()))
+                group.call_method("keep", array, timeout=SECONDS)
+                kept.append((size, i, group.call_method("add_to", array, timeout=SECONDS)))
+        assert group.call_method("sums", timeout=SECONDS) == [expected] * 2
+        for _, _, (first, _) in kept:
+            first[:] = -1  # the other rank's is another array
+    for size, i, (_, second) in kept:  # the group has ended
+        assert second.shape == (size,) and (second == i + 1).all()
+
+
+# ---- torch ----
+
+
+def test_tensors_go_there_and_back():
+    python = processes.find_torch()
+    if not python:
+        pytest.skip(
+            "no Python here has torch, safetensors and cffi; `sh tools/torch` installs them"
+        )
+    subprocess.run(
+        [python, "-c", "import objects_torch; objects_torch.main()"],
+        check=True,
+        timeout=150,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([HERE, os.environ["PYTHONPATH"]])},
+    )
+
+
+def test_call_says_how_a_tensor_becomes_bytes():
+    tensor = types.SimpleNamespace(data_ptr=lambda: 0)
+    with coxswain.Group(objects.serve_bytes, 1) as group:
+        with pytest.raises(TypeError, match=r"data is a tensor.*pass tensor.numpy\(\)"):
+            group.call(tensor)
+
+
+# ---- deaths, deadlines, interrupts, event loops ----
+
+
+def test_a_rank_that_dies_in_a_method_is_named(ranks):
+    with coxswain.Group(
+        objects.Engine, ranks, codec="pickle", on_rank_death=lambda *_: None
+    ) as group:
+        with pytest.raises(coxswain.RankDied) as found:
+            group.call_method("kill", ranks - 1, timeout=SECONDS)
+        assert found.value.rank == ranks - 1 and found.value.signal == signal.SIGKILL
+        group.restart(ranks - 1)
+        assert group.call_method("add", 1, timeout=SECONDS) == [1] * ranks
+
+
+def test_a_deadline_names_who_is_late(pair, tmp_path):
+    file = tmp_path / "file"
+    with pytest.raises(coxswain.TimedOut) as found:
+        pair.call_method("hang", str(file), timeout=0.05)
+    assert {late.rank for late in found.value.late} <= {0, 1} and found.value.late
+    file.touch()
+    assert pair.call_method("add", 1, timeout=SECONDS) == [1, 1]
+
+
+def test_futures_are_awaited_in_order():
+    async def run():
+        async with coxswain.Group(objects.Engine, 2, codec="pickle", depth=2) as group:
+            found = await asyncio.gather(*[group.submit_method("add", i) for i in range(20)])
+            assert found == [[i, i] for i in range(20)]
+            with pytest.raises(objects.OwnError) as caught:
+                await group.submit_method("fail", "own", 1)
+            assert caught.value.__cause__.rank == 1
+            seen = []
+            future = group.submit_method("add", 5, gather="rank0")
+            future.add_done_callback(lambda done: seen.append(done.result()))
+            assert await future == 5 and seen == [5]
+
+    asyncio.run(run())
+
+
+def test_an_interrupt_ends_a_call(tmp_path):
+    program = tmp_path / "main.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import coxswain
+            import objects
+
+            if __name__ == "__main__":
+                with coxswain.Group(objects.Engine, 2, codec="pickle") as group:
+                    future = group.submit_method("hang", sys.argv[1], timeout=None)
+                    print("begun", flush=True)
+                    try:
+                        future.result()
+                    except KeyboardInterrupt:
+                        open(sys.argv[1], "w").close()
+                        print(future.result(), group.call_method("add", 1), flush=True)
+            """
+        )
+    )
+    paths = [HERE, os.environ.get("PYTHONPATH", "")]
+    with subprocess.Popen(
+        [sys.executable, str(program), str(tmp_path / "file")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=SECONDS)[0] == "['woken', 'woken'] [1, 1]\n"
+    assert process.returncode == 0
+
+
+def test_classes_of_the_main_module_are_the_same_on_both_sides(tmp_path):
+    program = tmp_path / "main.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import coxswain
+
+            class Item:
+                pass
+
+            class Failure(Exception):
+                pass
+
+            class Worker:
+                def item(self, item):
+                    assert type(item) is Item
+                    return item
+
+                def fail(self):
+                    raise Failure("of main")
+
+            if __name__ == "__main__":
+                with coxswain.Group(Worker, 2, codec="pickle") as group:
+                    assert type(group.call_method("item", Item(), gather="rank0")) is Item
+                    try:
+                        group.call_method("fail")
+                    except Failure as error:
+                        print("caught", error)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "caught of main\n", done.stderr
