@@ -52,6 +52,8 @@ set(release_commands "")
 if(COX_BUILD_COMMANDS)
     set(release_commands coxswain coxswain-worker)
     install(TARGETS ${release_commands} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+elseif(SKBUILD)
+    install(FILES ${PROJECT_BINARY_DIR}/missing DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
 # Fails if a program below `folder` is not installed, or is left out of a build that names no target.
@@ -103,6 +105,13 @@ install(FILES
 file(RELATIVE_PATH pc_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 file(RELATIVE_PATH pc_includedir ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
 string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
+# A wheel has no links, so also not the libraries' names for the linker.
+if(SKBUILD)
+    set(pc_before :lib)
+    set(pc_after .so.${COX_SOVERSION})
+else()
+    set(pc_requires "Requires.private: coxswain-proto = ${PROJECT_VERSION}\n")
+endif()
 foreach(package coxswain coxswain-proto)
     configure_file(cmake/${package}.pc.in ${PROJECT_BINARY_DIR}/${package}.pc @ONLY)
 endforeach()
@@ -111,7 +120,7 @@ install(FILES ${PROJECT_BINARY_DIR}/coxswain.pc ${PROJECT_BINARY_DIR}/coxswain-p
 
 # The loader finds a new library only when its cache has it.
 install(CODE "
-if(\"\$ENV{DESTDIR}\" STREQUAL \"\")
+if(\"\$ENV{DESTDIR}\" STREQUAL \"\" AND NOT \"${SKBUILD}\")
     message(STATUS \"Run ldconfig as root, so that programs find libcoxswain.so in ${CMAKE_INSTALL_FULL_LIBDIR}; \"
         \"where /etc/ld.so.conf does not list that folder, set LD_LIBRARY_PATH\")
 endif()")

@@ -1,8 +1,14 @@
 # What is installed beside the commands: completion of shells, and the service of a group.
 if(COX_BUILD_COMMANDS)
+    set(shell_datadir ${CMAKE_INSTALL_DATADIR})
+    if(SKBUILD)
+        set(shell_datadir ${SKBUILD_DATA_DIR}/share)
+    endif()
     install(FILES packaging/completion/coxswain.bash
-        DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME coxswain)
-    install(FILES packaging/completion/_coxswain DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+        DESTINATION ${shell_datadir}/bash-completion/completions RENAME coxswain)
+    install(FILES packaging/completion/_coxswain DESTINATION ${shell_datadir}/zsh/site-functions)
+endif()
+if(COX_BUILD_COMMANDS AND NOT SKBUILD)
     # systemd looks in /usr/lib and /usr/local/lib, whatever the libraries' folder is called.
     configure_file(packaging/systemd/coxswain@.service.in ${PROJECT_BINARY_DIR}/coxswain@.service @ONLY)
     install(FILES ${PROJECT_BINARY_DIR}/coxswain@.service DESTINATION lib/systemd/system)

@@ -145,11 +145,11 @@ def check_python():
     if made:
         print("ruff and mypy cannot be had from PyPI: not run", flush=True)
         return 0
-    configuration = ["--config", "python/pyproject.toml", "python", "tests/python"]
+    configuration = ["--config", "pyproject.toml", "python", "tests/python"]
     return (run([lint + "/bin/ruff", "check", *configuration])
             or run([lint + "/bin/ruff", "format", "--check", *configuration])
-            or run([lint + "/bin/mypy", "--config-file", "python/pyproject.toml", "--strict",
-                    "python/coxswain", "tests/python/typed.py"]))
+            or run([lint + "/bin/mypy", "--config-file", "pyproject.toml", "--strict",
+                    "python/coxswain", "python/_coxswain_command.py", "tests/python/typed.py"]))
 
 
 def step_python():
