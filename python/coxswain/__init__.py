@@ -33,6 +33,8 @@ if not getattr(_sys, "_is_gil_enabled", lambda: True)():
         "Use the ordinary build of Python, or PYTHON_GIL=1."
     )
 
+_EXECUTOR = True  # by which _foreign knows this file
+
 # pylint: disable=wrong-import-position
 from ._batch import Batch
 from ._errors import (

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from collections.abc import Sequence
 
-from . import _native
+from . import _foreign, _native
 
+_foreign.check(_native.__file__)
 ffi, lib = _native.ffi, _native.lib
 
 

@@ -121,11 +121,11 @@ def wait_for_end(pids):
 
 def install(folder):
     """Makes folder one where the package is installed, for vLLM to find its plugin hook."""
-    installed = pathlib.Path(folder) / "coxswain-0.dist-info"
+    installed = pathlib.Path(folder) / "coxswain_executor-0.dist-info"
     installed.mkdir(exist_ok=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ((group, entries),) = project["entry-points"].items()
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: coxswain\nVersion: 0\n")
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: coxswain-executor\nVersion: 0\n")
     (installed / "entry_points.txt").write_text(
         f"[{group}]\n" + "".join(f"{name} = {entry}\n" for name, entry in entries.items())
     )
