@@ -145,8 +145,9 @@ static void set_complete(struct cox_foreground *foreground, bool complete)
     pthread_mutex_unlock(&foreground->lock);
 }
 
-static void on_stop_request(void *context)
+static void on_stop_request(void *context, const char *text)
 {
+    (void)text;
     stop_take(context, SIGTERM);
 }
 

@@ -12,6 +12,9 @@
 
 /* A stuck group has 3 s to leave, 2 s after SIGTERM, and is then killed. */
 #define TIMEOUT_MS 30000
+/* How long a program may live on after its group, and still be waited for: it may have other work.
+ */
+#define PROGRAM_MS 2000
 
 static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
 {
@@ -31,28 +34,36 @@ static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error
                : cox_fail(err, COX_CORRUPT, "the group replied something other than that it ends");
 }
 
-/* Waits for the end of the process, which comes a little after the end of the connection. */
+/* Waits for the end of the group, which is that of the connection, and then for that of the
+ * process, which usually comes a little later. */
 static int await_end(struct cox_client *client, const struct cox_peer *peer, uint64_t deadline_ns,
                      struct cox_error *err)
 {
+    bool ended = false;
     for (;;) {
         uint64_t now = cox_now_ns();
         if (now >= deadline_ns)
-            return cox_fail(err, COX_TIMEOUT,
-                            "the group has the order to end and has not ended in time");
-        struct pollfd fd = {.fd = peer->pidfd >= 0 ? peer->pidfd : client->stream.fd,
-                            .events = POLLIN};
+            return ended ? 0
+                         : cox_fail(err, COX_TIMEOUT,
+                                    "the group has the order to end and has not ended in time");
+        struct pollfd fds[] = {{.fd = peer->pidfd, .events = POLLIN},
+                               {.fd = ended ? -1 : client->stream.fd, .events = POLLIN}};
         uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
-        int count = poll(&fd, 1, left_ms > 60000 ? 60000 : (int)left_ms);
+        int count = poll(fds, 2, left_ms > 60000 ? 60000 : (int)left_ms);
         if (count < 0 && errno != EINTR)
             return cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
         if (count <= 0)
             continue;
-        if (peer->pidfd >= 0)
+        if (fds[0].revents)
             return 0;
         int r = cox_stream_fill(&client->stream);
-        if (r)
-            return r == COX_CLOSED ? 0 : cox_fail(err, r, "the connection to the group broke");
+        if (r && r != COX_CLOSED)
+            return cox_fail(err, r, "the connection to the group broke");
+        if (r && peer->pidfd < 0)
+            return 0;
+        ended = r == COX_CLOSED;
+        if (ended)
+            deadline_ns = cox_deadline_min(deadline_ns, cox_deadline_after_ms(PROGRAM_MS));
     }
 }
 
@@ -86,7 +97,8 @@ const struct cox_command cox_command_stop = {
     .summary = "end a running group and wait until it is gone",
     .text = "Asks a running group to end in order, as SIGTERM to its coordinator does, and waits "
             "until its coordinator is gone, and with it every worker, also those that are stuck "
-            "(at most 30 s by default).",
+            "(at most 30 s by default). In a program that lives on, as one of Python may, the "
+            "group ends, and its calls fail.",
     .examples = "  coxswain stop --name mine\n",
     .choice_size = sizeof(struct cox_connection),
     .groups = {{&cox_connection_options, 0}},

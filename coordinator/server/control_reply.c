@@ -281,7 +281,7 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
     if (status.cpu_ns)
         SET(reply, cpu_ns, status.cpu_ns);
     SET(reply, spin_ns, status.spin_ns);
-    SET(reply, stopping, status.stopping);
+    SET(reply, stopping, status.stopping || source->stopping);
     SET(reply, legacy, status.legacy);
     SET(reply, pid, getpid());
     SET(reply, deaths, status.deaths);

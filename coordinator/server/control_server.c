@@ -97,6 +97,8 @@ struct cox_control_server {
     pthread_mutex_t lock;
     struct cox_control_phase phase;
     char note[COX_NOTE_SIZE];
+    /* a client has sent a stop */
+    bool stopping;
     /* requests in progress that may take long */
     uint32_t orders_count;
     struct connection connections[SLOT_COUNT];
@@ -645,6 +647,7 @@ static struct cox_control_source source_of(struct cox_control_server *service)
         .hooks = service->options.hooks,
         .prompts = service->phase.prompts ? service->options.hooks.prompts : NULL,
         .model = service->model,
+        .stopping = service->stopping,
         .connections = places.taken,
         .connections_max = COX_CONTROL_CONNECTION_MAX,
         .prompt_connections = places.prompts,
@@ -688,8 +691,11 @@ static int request_serve(struct connection *c, const control_request *request)
         if (!r)
             r = cox_stream_flush(&c->stream); /* before the group ends, which may happen at once */
         c->stopping = true;
+        pthread_mutex_lock(&service->lock);
+        service->stopping = true;
+        pthread_mutex_unlock(&service->lock);
         if (service->options.stop)
-            service->options.stop(service->options.context);
+            service->options.stop(service->options.context, c->pid);
         return r;
     }
     if (!source.phase.executor)

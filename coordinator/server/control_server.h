@@ -38,9 +38,9 @@ struct cox_control_options {
     /* directory; NULL: none is known */
     const char *model;
     struct cox_server_hooks hooks;
-    /* A client has sent a stop. Called on a connection's thread, possibly more than once; must not
-     * block. */
-    void (*stop)(void *context);
+    /* A client, the process pid (0: unknown), has sent a stop. Called on a connection's thread,
+     * possibly more than once; must not block. */
+    void (*stop)(void *context, pid_t pid);
     void *context;
 };
 

@@ -42,6 +42,8 @@ struct cox_control_source {
     const char *model;
     /* an empty one: none */
     char note[COX_NOTE_SIZE];
+    /* the group has the order to end */
+    bool stopping;
     /* control connections, and of them those with prompts */
     uint32_t connections, connections_max;
     uint32_t prompt_connections, prompt_connections_max;

@@ -57,6 +57,8 @@ struct cox_server {
     /* deaths before that */
     struct cox_rank_set early;
     bool stop_requested;
+    /* by which process, as a text; "": by this one */
+    char stop_text[64];
     /* or it failed: no thread waits for the workers' reply any more */
     bool initialized;
     bool failed;
@@ -169,11 +171,17 @@ static int on_control(void *context, int fd, struct cox_error *err)
     return r;
 }
 
-static void on_stop(void *context)
+static void on_stop(void *context, pid_t pid)
 {
     struct cox_server *server = context;
+    char text[sizeof server->stop_text];
+    snprintf(text, sizeof text, "stopped by process %jd (coxswain stop)", (intmax_t)pid);
+    pthread_mutex_lock(&server->lock);
+    if (!server->stop_requested)
+        memcpy(server->stop_text, text, sizeof text);
+    pthread_mutex_unlock(&server->lock);
     if (server->options.stop_requested) /* first, so that wait does not return before it */
-        server->options.stop_requested(server->options.context);
+        server->options.stop_requested(server->options.context, text);
     cox_server_request_stop(server);
 }
 
@@ -481,6 +489,8 @@ int cox_server_wait(struct cox_server *server, uint64_t deadline_ns, struct cox_
     int r = server->stop_requested ? COX_CLOSED : server->failed ? COX_PEER_DEAD : COX_TIMEOUT;
     if (r == COX_PEER_DEAD)
         cox_fail(err, r, "%s", server->failure.text);
+    else if (r == COX_CLOSED && server->stop_text[0])
+        cox_fail(err, r, "%s", server->stop_text);
     pthread_mutex_unlock(&server->lock);
     return r;
 }

@@ -66,9 +66,10 @@ struct cox_server_options {
     const struct cox_server_hooks *hooks;
     /* level 4: something failed; 5: something was recovered. NULL: the executor's. */
     struct cox_log log;
-    /* `coxswain stop` was received, and wait returns. Called on a connection's thread, possibly
-     * more than once; must not block. NULL: only wait returns. */
-    void (*stop_requested)(void *context);
+    /* `coxswain stop` was received, and wait returns; text (lent) says from which process. The host
+     * is to end the group. Called on a connection's thread, possibly more than once; must not
+     * block. NULL: only wait returns. */
+    void (*stop_requested)(void *context, const char *text);
     /* argument of stop_requested */
     void *context;
 };
@@ -106,7 +107,8 @@ COX_PUBLIC struct cox_server *cox_server_free(struct cox_server *server);
  * Blocks until the group has to end, or until deadline_ns.
  *
  * Returns
- *   COX_CLOSED: request_stop was called, or `coxswain stop` was received
+ *   COX_CLOSED: request_stop was called, or `coxswain stop` was received: err says from which
+ *     process
  *   COX_PEER_DEAD: the group has failed; err says why
  *   COX_TIMEOUT
  */

@@ -284,19 +284,24 @@ class _Events(threading.Thread):
         native: Any,
         on_line: OnLine,
         on_rank_death: Callable[[int, str], object] | None,
+        on_stop: weakref.WeakMethod[Callable[[str], object]],
         waiting: threading.Event,
     ) -> None:
         super().__init__(name="coxswain-events", daemon=True)
         self.native = native
         self.on_line = on_line
         self.on_rank_death = on_rank_death
+        self.on_stop = on_stop
         self.waiting = waiting
         self.socket = ""
+        # the group has ended on this thread
+        self.over = False
 
     def run(self) -> None:
-        while True:
+        while not self.over:
             event = lib.coxpy_group_next_event(self.native)
             if event == ffi.NULL:
+                self.over = True
                 return
             kind, rank, level = event.kind, event.rank, event.level
             text = ffi.string(ffi.cast("char *", event.text)).decode("utf-8", "replace")
@@ -304,7 +309,7 @@ class _Events(threading.Thread):
             try:
                 self.handle(kind, rank, level, text)
             except Exception:  # pylint: disable=broad-exception-caught
-                _log.exception("on_line or on_rank_death raised")
+                _log.exception("on_line, on_rank_death or on_stop raised")
 
     def handle(self, kind: int, rank: int, level: int, text: str) -> None:
         extra = {"rank": rank}
@@ -328,6 +333,9 @@ class _Events(threading.Thread):
         elif kind == lib.COXPY_EVENT_WAITING:
             self.socket = text
             self.waiting.set()
+        elif kind == lib.COXPY_EVENT_STOP:
+            if on_stop := self.on_stop():
+                on_stop(text)
         elif kind == lib.COXPY_EVENT_DROPPED:
             _log.warning(
                 "%d lines of ranks and messages were dropped: on_line or logging is too slow", level
@@ -427,6 +435,9 @@ class Group:
         None: nothing.
     on_rank_death: called with (rank, text) when a rank has died, also while nothing is in flight,
         on the same thread; None: the text goes to logging's "coxswain", level WARNING.
+    on_stop: called with a text, on the same thread, when `coxswain stop` has come for this group,
+        which ends when the function returns: calls raise Closed with the text. None: the text goes
+        to logging's "coxswain", level WARNING.
     external: the ranks are started by other means (torchrun, Kubernetes, by hand) with
         COXSWAIN_SOCKET set to the group's name, or to `socket`; start waits for them. A process
         that torchrun started (RANK, WORLD_SIZE) becomes that rank, any other one the next that is
@@ -463,6 +474,7 @@ class Group:
         on_death: OnDeath = "fail",
         on_line: OnLine = "print",
         on_rank_death: Callable[[int, str], object] | None = None,
+        on_stop: Callable[[str], object] | None = None,
         external: bool = False,
         standby: bool = False,
         devices: Sequence[int] | None = None,
@@ -569,6 +581,9 @@ class Group:
         self._ended = False
         self._on_line = on_line
         self._on_rank_death = on_rank_death
+        self._on_stop = on_stop
+        # why calls raise Closed once it has ended
+        self._end_text = "the group was stopped"
         self._external = external
         self._note = ""
         # external: set when ranks can connect
@@ -622,7 +637,13 @@ class Group:
         check(lib.coxpy_group_new(self._options[0], self._options[1], native, err), err)
         self._native = native[0]
         self._state = "running"
-        self._events = _Events(self._native, self._on_line, self._on_rank_death, self._waiting)
+        self._events = _Events(
+            self._native,
+            self._on_line,
+            self._on_rank_death,
+            weakref.WeakMethod(self._stop_for),
+            self._waiting,
+        )
         self._events.start()
         _groups.add(self)
         try:
@@ -647,10 +668,15 @@ class Group:
         self._detach_loops()
         with self._mutex:
             unused, self._state = self._state == "new", "stopped"
-            if unused or self._ended or self._ending:
+            if unused or self._ended:
                 return
-            self._ending = True
+            other, self._ending = self._ending, True
             self._notify()
+        if other:
+            # Another thread ends it. On the thread of events it may wait for that one.
+            if self._events and self._events is not threading.current_thread():
+                self._events.join()
+            return
         try:
             # Threads that wait in the library return with COX_CLOSED.
             if self._executor is not None:
@@ -671,13 +697,26 @@ class Group:
         if self._program:
             self._program.close()
         for future in list(self._futures.values()):
-            self._settle(future, None, Closed("the group was stopped"))
+            self._settle(future, None, Closed(self._end_text))
         self._futures.clear()
         self._wake_room()
-        if self._events and self._events is not threading.current_thread():
+        if self._events and self._events is threading.current_thread():
+            self._events.run()  # what is left; next_event no longer waits
+        elif self._events:
             self._events.join()
         self._ended = True
         _groups.discard(self)
+
+    def _stop_for(self, text: str) -> None:
+        """On the thread of events: another process has ordered the end."""
+        self._end_text = text
+        try:
+            if self._on_stop:
+                self._on_stop(text)
+            else:
+                _log.warning("%s", text)
+        finally:
+            self.stop()
 
     def __enter__(self) -> Group:
         return self.start()
@@ -1118,7 +1157,7 @@ class Group:
     def _check_running(self) -> None:
         if self._state != "running" or self._executor is None:
             raise Closed(
-                "the group was stopped"
+                self._end_text
                 if self._state == "stopped"
                 else "the group is not started: use it in a with statement, or start it"
             )
@@ -1191,6 +1230,8 @@ class Group:
             err, self._submit_error = self._submit_error, new_error()
         if r == lib.COX_FULL and self._poll():
             return self._submit(data, deadline, asked, gather, future)
+        if r == lib.COX_CLOSED:
+            raise error_of(r, self._end_text)
         if r == lib.COX_PEER_DEAD:
             raise self._death_of(asked, text_of(err.text))
         return fail(r, err)
@@ -1402,6 +1443,8 @@ class Group:
 
     def _failure(self, completion: Any) -> Error:
         """The exception of a request that ended with another status than 0."""
+        if completion.status == lib.COX_CLOSED:
+            return error_of(completion.status, self._end_text)
         error = error_of(completion.status, text_of(completion.text))
         results = [completion.ranks[rank] for rank in range(completion.rank_count)]
         if isinstance(error, RankDied):

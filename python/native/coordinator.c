@@ -124,6 +124,11 @@ static void on_log(void *context, int level, const char *text)
     tell(context, COXPY_EVENT_LOG, -1, level, text);
 }
 
+static void on_stop(void *context, const char *text)
+{
+    tell(context, COXPY_EVENT_STOP, -1, 0, text);
+}
+
 /* ---- constructor and destructor ---- */
 
 int coxpy_group_new(const struct cox_executor_options *executor,
@@ -152,6 +157,8 @@ int coxpy_group_new(const struct cox_executor_options *executor,
     hooked.cancelled = on_cancelled;
     hooked.log = (struct cox_log){on_log, group};
     options.executor = &hooked;
+    options.stop_requested = on_stop;
+    options.context = group;
     int r = cox_server_new(&options, &group->server, err);
     if (r) {
         coxpy_group_free(group);

@@ -24,6 +24,7 @@ enum coxpy_event_kind {
     COXPY_EVENT_FAULT,      /* a rank reports a fault; rank -1: unknown */
     COXPY_EVENT_DEATH,
     COXPY_EVENT_WAITING, /* external ranks can connect; text: the path of the control socket */
+    COXPY_EVENT_STOP,    /* `coxswain stop` was received; text: from which process */
     COXPY_EVENT_DROPPED, /* the host does not fetch: level events were dropped */
 };
 

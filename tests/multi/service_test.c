@@ -187,9 +187,9 @@ static void p10_status_believes_nothing_that_a_rank_writes(void **state)
 
 static _Atomic int stop_count;
 
-static void on_stop(void *context)
+static void on_stop(void *context, pid_t pid)
 {
-    (void)context;
+    (void)context, (void)pid;
     atomic_fetch_add(&stop_count, 1);
 }
 

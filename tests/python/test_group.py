@@ -1,5 +1,6 @@
 """coxswain.Group: requests, and what becomes of them."""
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -356,6 +357,40 @@ def test_the_commands_work_on_a_group_of_python(coxswain_command):
             capture_output=True,
         )
         assert group.call(b"x", timeout=30) == [b"x"] * 2
+
+
+@pytest.mark.parametrize("where", ["in a call", "between calls", "in an event loop"])
+def test_coxswain_stop_ends_the_group_and_not_the_program(coxswain_command, where):
+    told = []
+    with coxswain.Group(workers.obey, 2, on_stop=told.append) as group:
+        command = [coxswain_command, "stop", "--name", group.name]
+        name = group.name
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            expected = f"stopped by process {process.pid} (coxswain stop)"
+            with pytest.raises(coxswain.Closed) as raised:
+                if where == "in a call":
+                    group.call(b"hang", timeout=None)
+                elif where == "in an event loop":
+
+                    async def wait():
+                        await group.submit(b"hang", timeout=None)
+
+                    asyncio.run(wait())
+                while True:
+                    group.call(b"")
+            assert str(raised.value) == expected and told == [expected]
+            assert process.communicate(timeout=60)[1] == f"coxswain: the group '{name}' has ended\n"
+        assert process.returncode == 0
+        with pytest.raises(coxswain.Closed, match="stopped by process"):
+            group.status()
+    assert not os.path.exists(f"/dev/shm/{name}_control")
+
+
+def test_coxswain_stop_is_logged_where_nothing_is_called(coxswain_command, caplog):
+    with coxswain.Group(workers.echo, 1) as group:
+        command = [coxswain_command, "stop", "--name", group.name]
+        subprocess.run(command, check=True, timeout=60)
+    assert [record.message for record in caplog.records if "(coxswain stop)" in record.message]
 
 
 @pytest.mark.parametrize("attach", ["named", "sealed"])
