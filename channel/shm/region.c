@@ -418,9 +418,13 @@ int cox_region_create_image(struct cox_region *region, const char *label, uint64
                                 err);
     if (r)
         return r;
-    /* A process forked meanwhile would have it mapped for writing until its exec. Where a filter
-     * refuses this, it has. */
-    madvise(made.base, made.size, MADV_DONTFORK);
+    /* A process forked meanwhile would have it mapped for writing until its exec; also where a
+     * filter denies this. */
+    if (madvise(made.base, made.size, MADV_DONTFORK) < 0 && errno != EPERM && errno != ENOSYS) {
+        r = -errno;
+        cox_region_detach(&made);
+        return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
+    }
     *region = made;
     *ret_fd = cox_steal_fd(&fd);
     return 0;

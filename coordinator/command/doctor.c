@@ -161,7 +161,7 @@ static void check_calls(struct doctor *doctor, const struct cox_cgroup *cgroup)
     finding_call(
         doctor, NOTE, "pidfd_open", cox_doctor_pidfd_open(), "deaths are seen at once",
         "Linux 5.3 has it; without it ranks see each other's deaths by /proc, and a worker inside a wrapper (sh -c) cannot start",
-        "a newer seccomp profile allows it (Docker 20.10 or later); without it ranks see each other's deaths by /proc, and a worker inside a wrapper (sh -c) cannot start");
+        "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does); without it ranks see each other's deaths by /proc, and a worker inside a wrapper (sh -c) cannot start");
     finding_call(doctor, NOTE, "close_range", cox_doctor_close_range(), "there",
                  "Linux 5.9 has it; without it a worker starts more slowly",
                  "a newer seccomp profile allows it; without it a worker starts more slowly");

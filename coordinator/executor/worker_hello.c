@@ -204,8 +204,11 @@ static int register_process(struct cox_executor *executor, const struct cox_cont
             (intmax_t)client->pid, start, client->hello.start);
     if (r == 0)
         r = cox_supervisor_register(executor->supervisor, rank, client->pid, start);
-    return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)client->pid,
-                        cox_status_text(r))
+    return r ? cox_fail(
+                   err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)client->pid,
+                   r == -ENOSYS
+                       ? "pidfd_open is missing or denied, without which workers that are started by other means cannot be watched (coxswain doctor)"
+                       : cox_status_text(r))
              : 0;
 }
 

@@ -90,8 +90,8 @@ static int memory_reserve(void *begin, uint64_t size)
         return 0;
     if (errno == ENOMEM || errno == EFAULT)
         return COX_NO_SPACE;
-    /* EINVAL: Linux before 5.14; the others: a filter */
-    return errno == EINVAL || errno == ENOSYS || errno == EPERM ? 0 : -errno;
+    /* Linux before 5.14, or a filter: each page comes with its first use. */
+    return errno == EINVAL || errno == EPERM || errno == ENOSYS ? 0 : -errno;
 }
 
 static int blocks_new(uint32_t block_count, uint64_t block_size, bool sparse,
