@@ -1,5 +1,6 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
 #include "coordinator/cli/console.h"
+#include "coordinator/cli/nearest.h"
 #include "engine/command/engine_command.h"
 #include "process_one.h"
 #include "tables.h"
@@ -40,6 +41,20 @@ static const struct cox_command *command_find(const char *name)
             if (!strcmp(name, groups[i].commands[k]->name))
                 return groups[i].commands[k];
     return NULL;
+}
+
+static int no_command(const char *name)
+{
+    struct cox_nearest nearest = {.typed = name};
+    for (size_t i = 0; i < GROUP_COUNT; i++)
+        for (size_t k = 0; k < GROUP_SIZE_MAX && groups[i].commands[k]; k++)
+            cox_nearest_try(&nearest, groups[i].commands[k]->name);
+    if (nearest.best)
+        cox_console_say("'%.64s' is no command: did you mean '%s'? (coxswain --help lists them)",
+                        name, nearest.best);
+    else
+        cox_console_say("'%.64s' is no command (coxswain --help lists them)", name);
+    return COX_EXIT_USAGE;
 }
 
 static int tables_main(const char *name, int count, char *const *words)
@@ -135,8 +150,7 @@ int main(int argc, char **argv)
     if (!strcmp(name, "__complete") || !strcmp(name, "__tables"))
         return tables_main(name, argc - 2, argv + 2);
     if (argc > 1)
-        cox_console_say("'%.64s' is no command (coxswain --help lists them)", name);
-    else
-        help(stderr);
+        return no_command(name);
+    help(stderr);
     return COX_EXIT_USAGE;
 }

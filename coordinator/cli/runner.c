@@ -1,5 +1,7 @@
 #include "runner.h"
 
+#include "nearest.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,9 +65,15 @@ static error_t group_parse(int key, char *value, struct argp_state *state)
 static int option_refuse(const struct parse *parse, const char *word)
 {
     size_t length = strcspn(word, "=");
+    char typed[64];
+    snprintf(typed, sizeof typed, "%.*s", length > 2 ? (int)(length - 2) : 0,
+             length > 2 ? word + 2 : "");
+    struct cox_nearest nearest = {.typed = typed};
     for (size_t i = 0; i < group_count(parse->command); i++) {
         const struct argp_option *option = parse->command->groups[i].group->options;
         for (; option->name || option->key; option++) {
+            if (option->name && !(option->flags & OPTION_HIDDEN))
+                cox_nearest_try(&nearest, option->name);
             bool is_long = word[0] == '-' && word[1] == '-' && option->name &&
                            strlen(option->name) == length - 2 &&
                            !strncmp(word + 2, option->name, length - 2);
@@ -76,8 +84,12 @@ static int option_refuse(const struct parse *parse, const char *word)
                                               (int)length, word);
         }
     }
-    return cox_fail(parse->err, COX_INVALID, "%.64s is no option of this command, or is ambiguous",
-                    word);
+    return nearest.best
+               ? cox_fail(parse->err, COX_INVALID,
+                          "%.64s is no option of this command, or is ambiguous: did you mean --%s?",
+                          word, nearest.best)
+               : cox_fail(parse->err, COX_INVALID,
+                          "%.64s is no option of this command, or is ambiguous", word);
 }
 
 static error_t root_parse(int key, char *value, struct argp_state *state)

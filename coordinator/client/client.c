@@ -17,6 +17,7 @@
 
 #define REPLY_ARENA_MAX ((size_t)96 << 20)
 #define LISTED_SIZE 600
+#define LISTED_MS 1000
 #define PLACES_SIZE 600
 #define WATCH_MS 1000
 /* A status request may take so many times the period. */
@@ -138,20 +139,30 @@ static int place_try(struct cox_client *client, const char *place, uint64_t dead
     return r;
 }
 
-static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
+/* Opens each live group of the search in turn, as sockets_try does. */
+static int places_try(struct cox_client *client, uint64_t deadline_ns, char *listed,
+                      size_t listed_size, uint32_t *count, struct cox_error *err)
 {
-    char place[COX_SOCKET_PATH_SIZE], listed[LISTED_SIZE] = "", places[PLACES_SIZE];
-    uint32_t count = 0;
+    char place[COX_SOCKET_PATH_SIZE];
     int r = 0;
     for (uint32_t i = 0; r == 0; i++) {
         r = cox_runtime_dir_search(i, place, err);
         if (r == 0)
-            r = place_try(client, place, deadline_ns, listed, sizeof listed, &count, err);
+            r = place_try(client, place, deadline_ns, listed, listed_size, count, err);
     }
-    r = r == COX_EMPTY ? 0 : r;
+    return r == COX_EMPTY ? 0 : r;
+}
+
+static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
+{
+    char listed[LISTED_SIZE] = "", places[PLACES_SIZE];
+    uint32_t count = 0;
+    int r = places_try(client, deadline_ns, listed, sizeof listed, &count, err);
     cox_control_socket_places(places, sizeof places);
     if (!r && count == 0)
-        r = cox_fail(err, COX_NOT_FOUND, "no group is alive; looked for control sockets in %s",
+        r = cox_fail(err, COX_NOT_FOUND,
+                     "no group of this user is alive; looked for control sockets in %s (root "
+                     "reaches that of another user with --socket)",
                      places);
     if (!r && count > 1)
         r = cox_fail(err, COX_INVALID, "%" PRIu32 " groups are alive: say which with --name: %s",
@@ -161,10 +172,24 @@ static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox
     return r;
 }
 
+/* Of a name that no group has. */
+static int name_fail(const char *name, struct cox_error *err)
+{
+    char listed[LISTED_SIZE] = "", places[PLACES_SIZE];
+    _cox_cleanup_(cox_client_close) struct cox_client other = COX_CLIENT_NONE;
+    uint32_t count = 0;
+    /* A help, for which nothing waits long. */
+    places_try(&other, cox_deadline_after_ms(LISTED_MS), listed, sizeof listed, &count, NULL);
+    cox_control_socket_places(places, sizeof places);
+    return cox_fail(err, COX_NOT_FOUND,
+                    "no group '%s' is alive: no process listens under that name in %s%s%s", name,
+                    places, listed[0] ? "; alive: " : "", listed);
+}
+
 int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,
                     struct cox_error *err)
 {
-    char path[COX_SOCKET_PATH_SIZE], places[PLACES_SIZE];
+    char path[COX_SOCKET_PATH_SIZE];
     if (!name)
         return open_only(client, deadline_ns, err);
     struct cox_error error = {0};
@@ -172,12 +197,8 @@ int cox_client_open(struct cox_client *client, const char *name, uint64_t deadli
     if (r)
         return r;
     r = path_open(client, path, false, deadline_ns, &error);
-    if (r == COX_NOT_FOUND || r == COX_CLOSED) {
-        cox_control_socket_places(places, sizeof places);
-        return cox_fail(err, COX_NOT_FOUND,
-                        "no group '%s' is alive: no process listens under that name in %s", name,
-                        places);
-    }
+    if (r == COX_NOT_FOUND || r == COX_CLOSED)
+        return name_fail(name, err);
     if (r)
         return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
     snprintf(client->group, sizeof client->group, "%s", name);

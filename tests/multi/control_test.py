@@ -288,8 +288,8 @@ def test_p3_status_reports_which_ranks_have_not_attached_while_a_group_is_starte
 
 @test
 def test_wrong_names_and_several_groups():
-    expect(run(["status"]), 1, "no group is alive")
-    expect(run(["stop"]), 2, "no group is alive")
+    expect(run(["status"]), 1, "no group of this user is alive", "--socket")
+    expect(run(["stop"]), 2, "no group of this user is alive")
     expect(run(["status", "--name", "coxnobody"]), 1, "no group 'coxnobody' is alive")
     expect(run(["stop", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
     expect(run(["status", "--socket", os.path.join(RUNTIME, "x.sock")]), 1)
@@ -303,6 +303,7 @@ def test_wrong_names_and_several_groups():
             result = expect(run([command]), 2, one.name, two.name, "--name")
             check(result.out == "", "it chose one", result)
         check(two.status()["name"] == two.name and one.status()["name"] == one.name, "the wrong group")
+        expect(run(["status", "--name", "coxnobody"]), 1, "'coxnobody' is alive", "; alive: ", one.name, two.name)
         # The socket of a long name has another one.
         long = start(["run", "-n", "1", "--name", "coxlong" * 18, "--model", MODEL])
         try:
@@ -331,7 +332,7 @@ def test_wrong_names_and_several_groups():
         # What a killed one leaves is no group.
         two.process.kill()
         two.process.wait()
-        expect(run(["status"]), 1, "no group is alive")
+        expect(run(["status"]), 1, "no group of this user is alive", "--socket")
 
 
 # ---- stop ----
@@ -897,6 +898,11 @@ def test_a_command_line_that_is_wrong_is_explained():
                             (["stop", "--timeout", "0"], "--timeout is '0'"),
                             (["stop", "--name", "a", "--socket", "/b"], "either a --name or a --socket")):
         check(expect(run(arguments), 2, part, "coxswain stop --help").out == "", "output for wrong input")
+    for arguments, part in ((["stauts"], "did you mean 'status'?"), (["sop"], "did you mean 'stop'?"),
+                            (["lniks"], "did you mean 'link'?"), (["post"], "did you mean 'postmortem'?"),
+                            (["status", "--wacth"], "did you mean --watch?"), (["stop", "--nmae=x"], "did you mean --name?")):
+        check(expect(run(arguments), 2, part).out == "", "output for wrong input")
+    check("did you mean" not in run(["frobnicate"]).err, "something was found")
     for command in ("generate", "eval", "run", "status", "recover", "lora", "role", "link", "unlink", "link-status",
                     "pull-kv", "weights", "stop", "layout", "clean", "doctor", "handle"):
         for flag in ("--help", "-h"):
