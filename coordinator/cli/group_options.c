@@ -316,7 +316,9 @@ static const struct argp_option layout_options[] = {
 
 static const struct argp_option start_options[] = {
     {"model", COX_OPTION_MODEL, "DIR", 0,
-     "model folder (default: the model that came with the program)", 0},
+     "folder of a Llama-architecture model: config.json, model.safetensors and, for prompts that are "
+     "text, tokenizer.json (default: the model that came with the program)",
+     0},
     {"no-shared-weights", COX_OPTION_NO_SHARED_WEIGHTS, NULL, 0,
      "every worker loads its own part of the model into private memory, instead of all mapping "
      "one copy that this program loads",

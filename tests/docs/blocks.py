@@ -15,6 +15,7 @@ A block behind `<!-- not run: REASON -->` is not run. Any other language is text
 """
 
 import glob
+import json
 import os
 import re
 import signal
@@ -55,8 +56,15 @@ def files_of(page, blocks):
 def prepare(folder, build, source):
     """The repository as a reader has it, with the programs of this build."""
     for name in os.listdir(source):
-        if name not in ("build", ".git"):
-            os.symlink(os.path.join(source, name), os.path.join(folder, name))
+        path, here = os.path.join(source, name), os.path.join(folder, name)
+        if name in ("build", ".git"):
+            continue
+        if not os.path.isdir(path):
+            os.symlink(path, here)
+            continue
+        os.mkdir(here)  # none that a program could be written over
+        for inside in os.listdir(path):
+            os.symlink(os.path.join(path, inside), os.path.join(here, inside))
     os.makedirs(os.path.join(folder, "build"))
     os.symlink(build, os.path.join(folder, "build", "release"))
     os.mkdir(os.path.join(folder, "run"), 0o700)
@@ -190,6 +198,12 @@ def check_options(build, source):
                 helps[command] = done.stdout if done.returncode == 0 else ""
             wrong += ["%s: coxswain %s %s" % (page, command, option) for option in options
                       if not re.search(r"(?<![\w-])%s(?![\w-])" % option, helps[command])]
+    tables = subprocess.run([coxswain, "__tables"], capture_output=True, text=True, check=True)
+    with open(os.path.join(source, "docs", "commands.md"), encoding="utf-8") as file:
+        listed = re.split(r"^## ", file.read().partition("## All commands")[2], flags=re.M)[0]
+    wrong += ["docs/commands.md lacks the command %s" % command["name"]
+              for command in json.loads(tables.stdout)
+              if "`%s`" % command["name"] not in listed]
     print("\n".join(wrong) or "the options of %d commands exist" % len(helps))
     return not wrong
 
