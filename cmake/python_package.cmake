@@ -21,3 +21,9 @@ if(SKBUILD_STATE STREQUAL "sdist")
     execute_process(COMMAND ${PROTOC_C_EXECUTABLE} --proto_path=. --c_out=generated ${protocols}
         WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} COMMAND_ERROR_IS_FATAL ANY)
 endif()
+
+# Licences of the libraries that a wheel brings.
+set(COX_LICENCES "" CACHE PATH "A folder whose files go into the licences of the package's metadata")
+if(COX_LICENCES)
+    install(DIRECTORY ${COX_LICENCES}/ DESTINATION ${SKBUILD_METADATA_DIR}/licenses)
+endif()
