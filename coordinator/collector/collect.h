@@ -337,6 +337,9 @@ bool cox_collector_is_uncollected(struct cox_collector *collector, uint64_t sequ
 /* Waits on the calling thread until the completion of `waiter` was handed over: it gathers, or
  * waits for the thread that does. Returns the completion's status. */
 int cox_collector_collect_call(struct cox_collector *collector, const struct cox_waiter *waiter);
+/* As cox_executor_take_reply. */
+bool cox_collector_take_reply(struct cox_collector *collector,
+                              const struct cox_rank_result *result);
 /* Collects on the calling thread. As cox_executor_completions, without COX_INVALID and COX_STATE.
  */
 int cox_collector_collect(struct cox_collector *collector, struct cox_completion *completions,

@@ -187,6 +187,23 @@ static void take_back(struct cox_collector *collector)
     collector->lent_count = 0;
 }
 
+bool cox_collector_take_reply(struct cox_collector *collector, const struct cox_rank_result *result)
+{
+    bool taken = false;
+    pthread_mutex_lock(&collector->lock);
+    for (uint32_t i = 0; i < collector->lent_count; i++)
+        for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+            struct cox_gathering *lent = &collector->lent[i];
+            struct cox_gathering_rank *own = &lent->ranks[rank];
+            if (&lent->results[rank] != result || !own->block || own->block != result->bytes)
+                continue;
+            own->block = NULL;
+            taken = true;
+        }
+    pthread_mutex_unlock(&collector->lock);
+    return taken;
+}
+
 /* Makes the fd readable for what remains: completions that did not fit, and requests in flight. A
  * payload buffer that a late rank may still read is released at the next check. */
 static void expect_more(struct cox_collector *collector)

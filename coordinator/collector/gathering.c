@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "channel/base/fault.h"
 #include "channel/memory/domain/domain_table.h"
@@ -17,6 +18,8 @@
 #define ARENA_SIZE_MAX (UINT64_C(512) << 20)
 /* An arena up to this size is kept for the next replies. */
 #define ARENA_KEEP_SIZE (UINT64_C(64) << 20)
+
+#define HUGE_PAGE_SIZE ((size_t)2 << 20)
 
 /* The distance between two copies: aligned, because handlers may read them as numbers. */
 COX_HOT static size_t copy_stride(size_t length)
@@ -224,6 +227,19 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
     return false;
 }
 
+/* Fresh pages cost more than the copy into them: a large reply has huge ones where the kernel has
+ * some. Freed with free. */
+static uint8_t *block_alloc(size_t size)
+{
+    if (size < HUGE_PAGE_SIZE)
+        return malloc(size ? size : 1);
+    const size_t rounded = (size + HUGE_PAGE_SIZE - 1) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+    uint8_t *block = aligned_alloc(HUGE_PAGE_SIZE, rounded);
+    if (block)
+        (void)madvise(block, rounded, MADV_HUGEPAGE);
+    return block;
+}
+
 /* Copies a reply that is out of line to private memory. */
 static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_limits *reply_limits,
                        uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
@@ -248,7 +264,7 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
     if (r)
         return cox_fail(err, r, "rank %" PRIu32 " replied with %" PRIu64 " bytes: %s", rank, size,
                         room.text);
-    own->block = malloc(size ? size : 1);
+    own->block = block_alloc(size);
     if (!own->block)
         return cox_fail(err, COX_NO_SPACE, "no memory for %" PRIu64 " bytes of rank %" PRIu32, size,
                         rank);

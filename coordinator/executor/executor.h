@@ -23,6 +23,7 @@
 #include "../collector/completion.h"
 
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -325,6 +326,12 @@ COX_PUBLIC int cox_executor_completions(struct cox_executor *executor, enum cox_
                                         uint64_t deadline_ns, uint32_t *ret_count,
                                         struct cox_error *err);
 
+/* Gives the memory of a reply that came out of line, result->bytes, to the caller, which frees it
+ * with free. result: of a completion that is lent. Returns false if it is not given, because the
+ * reply fitted its slot, or was given already: then it stays lent. */
+COX_PUBLIC bool cox_executor_take_reply(struct cox_executor *executor, enum cox_channel_id channel,
+                                        const struct cox_rank_result *result);
+
 /* Creates, at the first call, an fd for poll, epoll or an event loop, in a group that was started
  * with options.collect. The fd is readable when the channel may have completions to collect. The
  * host then calls cox_executor_completions with a deadline of 0, until it returns COX_TIMEOUT or
@@ -407,6 +414,12 @@ COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
 COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes,
                                           size_t size, const struct cox_submit_options *options,
                                           uint64_t *ret_sequence, struct cox_error *err);
+/* The same for bytes that lie in several places, one after the other, so that the caller need not
+ * join them. */
+COX_PUBLIC int cox_executor_submit_parts(struct cox_executor *executor, const struct iovec *parts,
+                                         size_t part_count,
+                                         const struct cox_submit_options *options,
+                                         uint64_t *ret_sequence, struct cox_error *err);
 
 /* Submits on any two-way channel, waits while submit would return COX_FULL or COX_LATE, and waits
  * for the completion. handler (may be NULL) gets the completion before call returns, on the calling

@@ -29,11 +29,21 @@
 struct payload {
     /* NULL: bytes */
     const Coxswain__ExecuteRequest *request;
+    /* NULL: they are in parts */
     const void *bytes;
+    const struct iovec *parts;
+    /* of the bytes, or of all parts */
     size_t size;
     /* the bytes are a message */
     bool packed;
 };
+
+static void payload_join(const struct payload *payload, uint8_t *to)
+{
+    const uint8_t *end = to + payload->size;
+    for (const struct iovec *part = payload->parts; to < end; to += part++->iov_len)
+        memcpy(to, part->iov_base, part->iov_len);
+}
 
 /* Returns 0; COX_TOO_LARGE; COX_INVALID: a string of the message is no UTF-8. */
 COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
@@ -49,8 +59,11 @@ COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, s
     }
     if (payload->size > capacity)
         return COX_TOO_LARGE;
-    memcpy(frame, payload->bytes, payload->size);
     *ret_length = payload->size;
+    if (payload->parts)
+        payload_join(payload, frame);
+    else
+        memcpy(frame, payload->bytes, payload->size);
     return 0;
 }
 
@@ -330,6 +343,15 @@ int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id 
              : 0;
 }
 
+bool cox_executor_take_reply(struct cox_executor *executor, enum cox_channel_id channel,
+                             const struct cox_rank_result *result)
+{
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
+    return cox_executor_is_async(channel) && executor->options.collect &&
+           cox_collector_take_reply(&executor->collectors[channel], result);
+}
+
 int cox_executor_fd(struct cox_executor *executor, enum cox_channel_id channel, int *ret_fd,
                     struct cox_error *err)
 {
@@ -361,6 +383,16 @@ COX_HOT int cox_executor_submit_opaque(struct cox_executor *executor, const void
                                        uint64_t *ret_sequence, struct cox_error *err)
 {
     const struct payload payload = {.bytes = bytes, .size = size};
+    return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);
+}
+
+int cox_executor_submit_parts(struct cox_executor *executor, const struct iovec *parts,
+                              size_t part_count, const struct cox_submit_options *options,
+                              uint64_t *ret_sequence, struct cox_error *err)
+{
+    struct payload payload = {.parts = parts};
+    for (size_t i = 0; i < part_count; i++)
+        payload.size += parts[i].iov_len;
     return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);
 }
 

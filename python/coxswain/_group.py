@@ -57,6 +57,8 @@ _UINTPTR = ffi.typeof("uintptr_t")
 # A wait in the main thread ends this often, in nanoseconds, so that Python's signal handlers run.
 # The library wakes as often while a reply is outstanding.
 _SLICE_NS = 50_000_000
+# A reply above it may be out of line; the smallest slot is of this size.
+_SLOT_SIZE = 4096
 
 _GATHERS = {
     "all": lib.COX_GATHER_ALL,
@@ -114,10 +116,6 @@ def _interruptible(call: Callable[[], Any]) -> Any:
 def _bytes_of(result: Any) -> bytes:
     size = result.size
     return ffi.buffer(result.bytes, size)[:] if size else b""
-
-
-def _message_of(result: Any) -> bytes | bytearray:
-    return _objects.own(memoryview(ffi.buffer(result.bytes, result.size)), _objects.REPLY)
 
 
 T = TypeVar("T", covariant=True)
@@ -522,7 +520,7 @@ class Group:
         if codec == "pickle":  # classes of the main module have this name in ranks
             sys.modules.setdefault(_launch.MAIN, sys.modules["__main__"])
         self._codec = codec
-        self._copy: Callable[[Any], Any] = _bytes_of if codec == "bytes" else _message_of
+        self._copy: Callable[[Any], Any] = _bytes_of if codec == "bytes" else self._message_of
         self._rank_count = ranks
         self._depth = depth
         self._timeout = timeout
@@ -1072,8 +1070,9 @@ class Group:
         wait: bool | None = None,
         **kwargs: Any,
     ) -> Future[Any]:
-        """As call_method, and returns a future of its result: `await` it. wait: as for submit. The
-        arguments are pickled before it returns, and may change then."""
+        """As call_method, and returns a future of its result: `await` it. wait: as for submit.
+        Arguments may change when it returns, but for arrays of a request that waits for its
+        turn."""
         self._check_codec("pickle", "submit_method")
         deadline = deadline_of(timeout)
         return self._send(_objects.request(name, args, kwargs), deadline, ranks, gather, wait)
@@ -1086,7 +1085,7 @@ class Group:
 
     def _send(
         self,
-        data: Buffer,
+        data: Buffer | _objects.Parts,
         deadline: int,
         ranks: Iterable[int] | None,
         gather: str,
@@ -1187,7 +1186,7 @@ class Group:
 
     def _submit(
         self,
-        data: Buffer,
+        data: Buffer | _objects.Parts,
         deadline: int,
         ranks: Iterable[int] | None,
         gather: str,
@@ -1197,7 +1196,13 @@ class Group:
         self._process.check()
         policy = _choice("gather", gather, _GATHERS)
         asked, words = (None, ffi.NULL) if ranks is None else self._rank_set(ranks)
-        view = data if type(data) is bytes else buffer_of(data, "data")
+        send = lib.coxpy_submit
+        if type(data) is bytes:
+            view = data
+        elif isinstance(data, _objects.Parts):
+            send, view = lib.coxpy_submit_parts, data.vectors
+        else:
+            view = buffer_of(data, "data")
         size = len(view)
         if future is None:
             future = Future(self, asked, policy)
@@ -1211,7 +1216,7 @@ class Group:
             # Before it is sent: a thread that collects may have the reply at once. There is no call
             # in between, after which a signal handler could raise.
             self._futures[key] = future
-            r = lib.coxpy_submit(
+            r = send(
                 self._executor,
                 view,
                 size,
@@ -1237,7 +1242,11 @@ class Group:
         return fail(r, err)
 
     def _submit_when_room(
-        self, data: Buffer, deadline: int, ranks: Iterable[int] | None, gather: str
+        self,
+        data: Buffer | _objects.Parts,
+        deadline: int,
+        ranks: Iterable[int] | None,
+        gather: str,
     ) -> Future[Any]:
         """Waits for room, for late ranks, and where dead ranks are replaced for that."""
         ranks = ranks if ranks is None else tuple(ranks)
@@ -1430,8 +1439,18 @@ class Group:
                 ranks = [ranks[rank] for rank in future._ranks]
             return list(map(self._copy, ranks)), None
         if future._gather == lib.COX_GATHER_RANK0:
-            return self._copy(completion.payload), None
+            return self._copy(completion.payload[0]), None
         return None, None
+
+    def _message_of(self, result: Any) -> bytes | bytearray | memoryview:
+        """A reply as memory of its own: of one that came out of line its own, else a copy."""
+        memory, size = result.bytes, result.size
+        if size > _SLOT_SIZE and lib.cox_executor_take_reply(
+            self._executor, _EXECUTE, ffi.addressof(result)
+        ):
+            memory = ffi.gc(ffi.cast("void *", memory), lib.free, size)
+            return memoryview(ffi.buffer(memory, size))
+        return _objects.own(memoryview(ffi.buffer(memory, size)), _objects.REPLY)
 
     def _details(self, completion: Any, error: Error | None) -> bytes | bool:
         """What the future has to unpickle: Future._details."""

@@ -23,7 +23,10 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from . import _native
 from ._errors import Error, Invalid, RankError, StateError
+
+ffi = _native.ffi
 
 # The last byte of a message; in upper case where buffers follow the pickle.
 REQUEST, REPLY = b"q", b"r"
@@ -39,8 +42,17 @@ _TEXT_SIZE, _EXCEPTION_SIZE = 16 << 10, 32 << 10
 # ---- messages ----
 
 
-def dumps(value: Any, kind: bytes) -> bytes:
-    """A message. Raises what pickle raises."""
+class Parts:
+    """A message of several parts, which the library joins where it sends them."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        memory = [ffi.from_buffer(part) for part in parts]
+        self._keep = memory
+        self.vectors = ffi.new("struct iovec[]", [(part, len(part)) for part in memory])
+
+
+def dumps(value: Any, kind: bytes) -> bytes | Parts:
+    """A message; of arrays outside of the pickle it has views. Raises what pickle raises."""
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -58,7 +70,7 @@ def dumps(value: Any, kind: bytes) -> bytes:
         pickled = pickle.dumps(value, 5, buffer_callback=is_in_band)
     if not buffers:
         return pickled + kind
-    return b"".join(_parts(pickled, buffers, kind.upper()))
+    return Parts(list(_parts(pickled, buffers, kind.upper())))
 
 
 def _parts(pickled: bytes, buffers: list[memoryview], kind: bytes) -> Iterator[bytes | memoryview]:
@@ -150,7 +162,7 @@ def _tensor_of(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: b
 # ---- the coordinator's side ----
 
 
-def request(name: str, args: Any, kwargs: Any) -> bytes:
+def request(name: str, args: Any, kwargs: Any) -> bytes | Parts:
     """A request for a method. Raises TypeError where an argument cannot be pickled."""
     if not isinstance(name, str):
         raise TypeError(f"the method is {name!r}; it may be the name of one, as a text")
@@ -160,7 +172,7 @@ def request(name: str, args: Any, kwargs: Any) -> bytes:
         raise TypeError(f"an argument of {name} cannot be pickled: {error}") from error
 
 
-def reply_of(message: bytes | bytearray, rank: int) -> Any:
+def reply_of(message: bytes | bytearray | memoryview, rank: int) -> Any:
     """The object that a rank has replied."""
     try:
         return loads(message, REPLY)
@@ -224,7 +236,7 @@ class Methods:
         self._worker = worker
         self._is_table = isinstance(worker, Mapping)
 
-    def __call__(self, data: memoryview) -> bytes:
+    def __call__(self, data: memoryview) -> bytes | Parts:
         try:
             name, args, kwargs = loads(own(data, REQUEST), REQUEST)
         except StateError:

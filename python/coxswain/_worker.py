@@ -647,7 +647,11 @@ class Worker:
         data = memoryview(buffer).toreadonly()
         try:
             reply = handler(data)
-            if type(reply) is not bytes:
+            send = lib.cox_worker_reply
+            if isinstance(reply, _objects.Parts):
+                parts, send = reply, lib.cox_worker_reply_parts  # parts keeps the memory
+                reply = parts.vectors
+            elif type(reply) is not bytes:
                 memory = buffer_of(reply, f"the reply of {_owner(handler)}")
                 if isinstance(reply, bytearray) or _owns_its_data(reply):
                     reply = memory
@@ -662,7 +666,7 @@ class Worker:
                 raise _kept(sequence) from None
             if sys.getrefcount(buffer) > 2:
                 raise _kept(sequence)
-            r = lib.cox_worker_reply(self._lib(), sequence, reply, len(reply), self._next_error)
+            r = send(self._lib(), sequence, reply, len(reply), self._next_error)
             if r:
                 fail(r, self._next_error)
         except BaseException as error:

@@ -280,9 +280,8 @@ int coxpy_group_await_recovery(struct coxpy_group *group, uint64_t deadline_ns,
     return r;
 }
 
-int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, int gather,
-                 const struct cox_rank_set *asked, uint64_t deadline_ns, uintptr_t key,
-                 uint64_t *ret_sequence, struct cox_error *err)
+static struct cox_submit_options submit_options(int gather, const struct cox_rank_set *asked,
+                                                uint64_t deadline_ns, uintptr_t key)
 {
     struct cox_submit_options options = COX_SUBMIT_OPTIONS_INIT;
     options.gather = (enum cox_gather)gather;
@@ -290,6 +289,22 @@ int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, 
     options.deadline_ns = deadline_ns;
     options.report_late = true;
     options.request_context = (void *)key;
+    return options;
+}
+
+int coxpy_submit_parts(struct cox_executor *executor, const struct iovec *parts, size_t part_count,
+                       int gather, const struct cox_rank_set *asked, uint64_t deadline_ns,
+                       uintptr_t key, uint64_t *ret_sequence, struct cox_error *err)
+{
+    const struct cox_submit_options options = submit_options(gather, asked, deadline_ns, key);
+    return cox_executor_submit_parts(executor, parts, part_count, &options, ret_sequence, err);
+}
+
+int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, int gather,
+                 const struct cox_rank_set *asked, uint64_t deadline_ns, uintptr_t key,
+                 uint64_t *ret_sequence, struct cox_error *err)
+{
+    const struct cox_submit_options options = submit_options(gather, asked, deadline_ns, key);
     return cox_executor_submit_opaque(executor, bytes, size, &options, ret_sequence, err);
 }
 

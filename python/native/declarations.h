@@ -37,6 +37,13 @@ typedef int... pid_t;
 #define COX_EMPTY ...
 #define COX_UNSUPPORTED ...
 
+void free(void *memory);
+struct iovec {
+    void *iov_base;
+    size_t iov_len;
+    ...;
+};
+
 struct cox_error {
     int code;
     char text[...];
@@ -291,6 +298,8 @@ int cox_worker_next(struct cox_worker *worker, int channel, uint64_t deadline_ns
                     struct cox_worker_request *ret_request, struct cox_error *err);
 int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *bytes, size_t size,
                      struct cox_error *err);
+int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const struct iovec *parts,
+                           size_t part_count, struct cox_error *err);
 int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int code, const char *text,
                            struct cox_error *err);
 int cox_worker_reply_failure(struct cox_worker *worker, uint64_t sequence, int code,
@@ -416,6 +425,11 @@ void coxpy_event_free(struct coxpy_event *event);
 int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, int gather,
                  const struct cox_rank_set *asked, uint64_t deadline_ns, uintptr_t key,
                  uint64_t *ret_sequence, struct cox_error *err);
+int coxpy_submit_parts(struct cox_executor *executor, const struct iovec *parts, size_t part_count,
+                       int gather, const struct cox_rank_set *asked, uint64_t deadline_ns,
+                       uintptr_t key, uint64_t *ret_sequence, struct cox_error *err);
+bool cox_executor_take_reply(struct cox_executor *executor, int channel,
+                             const struct cox_rank_result *result);
 void coxpy_channel_status(const struct cox_executor_status *status, int channel,
                           struct cox_channel_status_of_executor *ret_status);
 

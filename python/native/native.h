@@ -12,6 +12,7 @@
 #include <coxswain/coxswain.h>
 #include <coxswain/ipc.h>
 #include <coxswain/memory.h>
+#include <stdlib.h>
 
 /* ---- coordinator.c: a group ---- */
 
@@ -71,6 +72,11 @@ void coxpy_event_free(struct coxpy_event *event);
 int coxpy_submit(struct cox_executor *executor, const void *bytes, size_t size, int gather,
                  const struct cox_rank_set *asked, uint64_t deadline_ns, uintptr_t key,
                  uint64_t *ret_sequence, struct cox_error *err);
+
+/* As coxpy_submit, by cox_executor_submit_parts. */
+int coxpy_submit_parts(struct cox_executor *executor, const struct iovec *parts, size_t part_count,
+                       int gather, const struct cox_rank_set *asked, uint64_t deadline_ns,
+                       uintptr_t key, uint64_t *ret_sequence, struct cox_error *err);
 
 /* One channel of struct cox_executor_status, whose type has no name there. */
 struct cox_channel_status_of_executor {

@@ -14,6 +14,8 @@
 #include "targets.h"
 
 #define BYTES 4096
+/* 625,000 numbers */
+#define ARRAY_BYTES 5000000
 #define REPLY_BYTES 256
 #define SIZES_RANKS 4
 #define STEPS_RANKS 8
@@ -154,6 +156,25 @@ static void measure_python(struct bench *bench)
             cell.rank_count = rank_count;
             if (!bench->quick || rank_count <= 2)
                 cell_run(bench, &cell);
+        }
+    }
+    static const struct {
+        const char *section, *title;
+        const char *const *kinds;
+        size_t bytes;
+    } parts[] = {
+        {"python-objects", "Python: a method with small arguments", kinds_of_objects, BYTES},
+        {"python-arrays", "Python: an array of 5 MB there and back", kinds_of_arrays, ARRAY_BYTES},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        struct cell of_objects = {.section = parts[i].section,
+                                  .bytes = parts[i].bytes,
+                                  .reply_bytes = parts[i].bytes,
+                                  .kinds = parts[i].kinds};
+        report_section(parts[i].title, PLACEMENT_FREE);
+        for (uint32_t rank_count = 1; rank_count <= (bench->quick ? 1 : 8); rank_count *= 2) {
+            of_objects.rank_count = rank_count;
+            cell_run(bench, &of_objects);
         }
     }
     report_section("A step of 256 sequences in Python; columns: of the worker, from taken to numpy",

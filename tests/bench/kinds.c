@@ -67,6 +67,23 @@ static const struct kind kinds[] = {
     {.name = "py-zmq", PYTHON("--by", "zmq")},
     {.name = "py-vllm", PYTHON("--by", "vllm"), .spins_idle = true},
     {.name = "py-columns-256", PYTHON("--by", "columns", "--attach", "sealed")},
+    {.name = "py-small", PYTHON("--by", "small")},
+    {.name = "py-method", PYTHON("--by", "method", "--what", "object")},
+    {.name = "py-method-sealed",
+     PYTHON("--by", "method", "--what", "object", "--attach", "sealed")},
+    {.name = "py-pipe-object", PYTHON("--by", "pipe", "--what", "object")},
+    {.name = "py-zmq-object", PYTHON("--by", "zmq", "--what", "object")},
+    {.name = "py-mpi4py-object", PYTHON("--by", "mpi4py", "--what", "object"), .spins_idle = true},
+    {.name = "py-ray-object", PYTHON("--by", "ray", "--what", "object")},
+    {.name = "py-vllm-object", PYTHON("--by", "vllm", "--what", "object"), .spins_idle = true},
+    {.name = "py-memcpy", PYTHON("--by", "memcpy", "--what", "array")},
+    {.name = "py-array", PYTHON("--by", "method", "--what", "array")},
+    {.name = "py-array-sealed", PYTHON("--by", "method", "--what", "array", "--attach", "sealed")},
+    {.name = "py-pipe-array", PYTHON("--by", "pipe", "--what", "array")},
+    {.name = "py-zmq-array", PYTHON("--by", "zmq", "--what", "array")},
+    {.name = "py-mpi4py-array", PYTHON("--by", "mpi4py", "--what", "array"), .spins_idle = true},
+    {.name = "py-ray-array", PYTHON("--by", "ray", "--what", "array")},
+    {.name = "py-vllm-array", PYTHON("--by", "vllm", "--what", "array"), .spins_idle = true},
     {.name = "semaphore-again", .words = OWN("semaphore"), .bytes_max = AGAIN_BYTES_MAX},
     {.name = "futex-again", .words = OWN("futex"), .bytes_max = AGAIN_BYTES_MAX},
 };
@@ -98,6 +115,12 @@ const char *const kinds_of_python[] = {"named-collect",
                                        "py-vllm",
                                        "pickle",
                                        NULL};
+const char *const kinds_of_objects[] = {"py-small",       "py-method",      "py-method-sealed",
+                                        "py-pipe-object", "py-zmq-object",  "py-mpi4py-object",
+                                        "py-ray-object",  "py-vllm-object", NULL};
+const char *const kinds_of_arrays[] = {"py-memcpy",     "py-array",      "py-array-sealed",
+                                       "py-pipe-array", "py-zmq-array",  "py-mpi4py-array",
+                                       "py-ray-array",  "py-vllm-array", NULL};
 const char *const kinds_of_columns[] = {"sealed-step-256", "py-columns-256", NULL};
 const char *const kinds_of_rate[] = {"semaphore",   "futex",     "named", "named-call", "sealed",
                                      "sealed-call", "seqpacket", "mpi",   "pickle",     NULL};

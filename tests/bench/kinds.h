@@ -39,6 +39,8 @@ extern const char *const kinds_of_depth[];
 extern const char *const kinds_of_call[];
 extern const char *const kinds_of_allocations[];
 extern const char *const kinds_of_python[];
+extern const char *const kinds_of_objects[];
+extern const char *const kinds_of_arrays[];
 extern const char *const kinds_of_columns[];
 extern const char *const kinds_of_rate[];
 extern const char *const kinds_of_idle[];

@@ -1,11 +1,18 @@
 #!@COX_PYTHON@
 """bench Python: ways in which a Python program asks N processes, each a subject of the benchmark (subject.h).
 
---by call, submit, await: the package coxswain, with workers in Python, or in C (--workers c). --by pipe, zmq, vllm: the
-peers, multiprocessing.connection, pyzmq and vLLM's MessageQueue. --by columns: a decode step of --sequences rows in
-one Python worker; a sample is the time from the taken step to numpy arrays of its tokens, positions and block table.
+--by call, submit, await: the package coxswain, with workers in Python, or in C (--workers c). --by pipe, zmq, vllm,
+mpi4py, ray: the peers, multiprocessing.connection, pyzmq, vLLM's MessageQueue, MPI, and Ray's compiled graphs. --by
+columns: a decode step of --sequences rows in one Python worker; a sample is the time from the taken step to numpy
+arrays of its tokens, positions and block table.
 
-The environment variable COXSWAIN_BENCH_PYTHON names another interpreter to run in, for a peer that is installed there.
+--what bytes: each worker sums the request. object: it calls a method of a worker object with small arguments; of
+coxswain --by method does, and --by small has bytes of that size instead. array: a method returns the array of --bytes
+that it gets. --by memcpy: what the array's bytes cost at least, one copy into memory that all workers share, and for
+each worker one into its reply's memory and one out of it.
+
+The environment variable COXSWAIN_BENCH_PYTHON names other interpreters to run in, with colons between: the first one,
+and for a peer that it lacks the first that has it.
 """
 
 import argparse
@@ -13,7 +20,9 @@ import array
 import asyncio
 import ctypes
 import importlib
+import importlib.util
 import multiprocessing.connection
+import pickle
 import os
 import shutil
 import signal
@@ -23,9 +32,16 @@ import tempfile
 import time
 
 BIN = os.path.dirname(os.path.abspath(__file__))
-ELSEWHERE = os.environ.pop("COXSWAIN_BENCH_PYTHON", None)
-if ELSEWHERE:
-    os.execv(ELSEWHERE, [ELSEWHERE, os.path.abspath(__file__), *sys.argv[1:]])
+MODULES = {"zmq": "zmq", "vllm": "vllm", "mpi4py": "mpi4py", "ray": "ray"}
+HERE, *ELSEWHERE = os.environ.get("COXSWAIN_BENCH_PYTHON", "").split(":")
+if HERE and HERE != sys.executable:
+    os.execv(HERE, [HERE, os.path.abspath(__file__), *sys.argv[1:]])
+if ELSEWHERE and "--by" in sys.argv:
+    by = sys.argv[sys.argv.index("--by") + 1]
+    if by in MODULES and not importlib.util.find_spec(MODULES[by]):
+        os.environ["COXSWAIN_BENCH_PYTHON"] = ":".join(ELSEWHERE)
+        os.execv(ELSEWHERE[0], [ELSEWHERE[0], os.path.abspath(__file__), *sys.argv[1:]])
+os.environ.pop("COXSWAIN_BENCH_PYTHON", None)
 sys.path.insert(0, os.path.join(BIN, "..", "python"))
 
 try:
@@ -85,6 +101,70 @@ class Load:
                 raise ValueError(f"rank {int.from_bytes(rank, sys.byteorder)} answered wrongly")
 
 
+class Engine:
+    """The worker object of all that calls methods."""
+
+    def __init__(self, rank=None):
+        import coxswain
+
+        self.rank = coxswain.rank() if rank is None else rank
+
+    def step(self, number, tokens, *, scale):
+        return {"rank": self.rank, "sum": scale * (number + sum(tokens))}
+
+    def same(self, array):
+        return array
+
+    def answer(self, request):
+        name, args, kwargs = request
+        return getattr(self, name)(*args, **kwargs)
+
+
+class ObjectLoad:
+    def __init__(self, options):
+        self.number = 0
+
+    def next(self):
+        self.number += 1
+        return "step", (self.number, [1, 2, 3, 4]), {"scale": 2}
+
+    def check(self, replies):
+        for rank, reply in enumerate(replies):
+            if reply != {"rank": rank, "sum": 2 * self.number + 20}:
+                raise ValueError(f"rank {rank} answered wrongly: {reply}")
+
+
+class SmallLoad(ObjectLoad):
+    """Bytes of about the size of that."""
+
+    def next(self):
+        super().next()
+        return self.number.to_bytes(80, "little")
+
+    def check(self, replies):
+        if any(reply != self.number.to_bytes(80, "little") for reply in replies):
+            raise ValueError("a rank answered wrongly")
+
+
+class ArrayLoad:
+    def __init__(self, options):
+        self.array = numpy.arange(options.bytes // 8, dtype=numpy.float64)
+
+    def next(self):
+        self.array[0] += 1
+        self.array[-1] -= 1
+        return "same", (self.array,), {}
+
+    def check(self, replies):
+        ends = self.array[0], self.array[-1], len(self.array)
+        if any((reply[0], reply[-1], len(reply)) != ends for reply in replies):
+            raise ValueError("a rank answered wrongly")
+
+
+def load_of(options):
+    return {"bytes": Load, "object": ObjectLoad, "array": ArrayLoad}[options.what](options)
+
+
 # ---- Coxswain ----
 
 
@@ -111,6 +191,55 @@ class Group:
 class Call(Group):
     def round(self, request):
         return self.group.call(request)
+
+
+class Small(Group):
+    """As Call, with bytes of the size of the objects."""
+
+    def __init__(self, options):
+        import coxswain
+
+        self.load = SmallLoad(options)
+        program = [sys.executable, os.path.abspath(__file__), WORKER_FLAG, "echo"]
+        self.group = coxswain.Group(program, options.ranks, attach=options.attach).start()
+
+    def round(self, request):
+        return self.group.call(request)
+
+
+class Method(Group):
+    def __init__(self, options):
+        import coxswain
+
+        self.load = load_of(options)
+        program = [sys.executable, os.path.abspath(__file__), WORKER_FLAG, "methods"]
+        self.group = coxswain.Group(
+            program, options.ranks, attach=options.attach, codec="pickle"
+        ).start()
+
+    def round(self, request):
+        name, args, kwargs = request
+        return self.group.call_method(name, *args, **kwargs)
+
+
+class Memcpy:
+    def __init__(self, options):
+        self.load = ArrayLoad(options)
+        array = self.load.array
+        self.shared = numpy.empty_like(array)
+        self.pairs = [
+            (numpy.empty_like(array), numpy.empty_like(array)) for _ in range(options.ranks)
+        ]
+
+    def round(self, request):
+        numpy.copyto(self.shared, request[1][0])
+        for reply, result in self.pairs:
+            numpy.copyto(reply, self.shared)
+            numpy.copyto(result, reply)
+        return [result for _, result in self.pairs]
+
+    def stop(self):
+        pass
 
 
 class Submit(Group):
@@ -154,7 +283,8 @@ class Peer:
     """Workers by fork, each with a pipe to the coordinator, through which a peer may be set up."""
 
     def __init__(self, options):
-        self.load = Load(options)
+        self.load = load_of(options)
+        self.has_bytes = options.what == "bytes"
         self.prepare(options)
         prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
         self.pids, self.pipes = [], []
@@ -165,7 +295,8 @@ class Peer:
                 try:
                     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                     if os.getppid() == parent:
-                        self.work(rank, theirs, answerer(rank, options.reply_bytes))
+                        answer = answerer(rank, options.reply_bytes)
+                        self.work(rank, theirs, answer if self.has_bytes else Engine(rank).answer)
                 except BaseException as failure:
                     print(f"worker {rank}: {failure!r}", file=sys.stderr)
                 os._exit(1)
@@ -189,10 +320,16 @@ class Peer:
 
 class Pipe(Peer):
     def work(self, rank, pipe, answer):
-        while True:
+        while self.has_bytes:
             pipe.send_bytes(answer(pipe.recv_bytes()))
+        while True:
+            pipe.send(answer(pipe.recv()))
 
     def round(self, request):
+        if not self.has_bytes:
+            for pipe in self.pipes:
+                pipe.send(request)
+            return [pipe.recv() for pipe in self.pipes]
         for pipe in self.pipes:
             pipe.send_bytes(request)
         return [pipe.recv_bytes() for pipe in self.pipes]
@@ -224,8 +361,22 @@ class Zmq(Peer):
         while requests.recv() != b"end":
             replies.send(number)
         replies.send(number + b"end")
-        while True:
+        while self.has_bytes:
             replies.send(number + answer(requests.recv()))
+        while True:
+            reply = answer(self.unpacked(requests.recv_multipart(copy=False)))
+            replies.send_multipart([number, *self.packed(reply)], copy=False)
+
+    @staticmethod
+    def packed(value):
+        """Arrays are parts of their own, which zmq takes without a copy."""
+        buffers = []
+        pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
+        return [pickled, *buffers]
+
+    @staticmethod
+    def unpacked(frames):
+        return pickle.loads(frames[0].buffer, buffers=[frame.buffer for frame in frames[1:]])
 
     def connect(self, options):
         zmq = self.zmq
@@ -248,6 +399,13 @@ class Zmq(Peer):
                 pass
 
     def round(self, request):
+        if not self.has_bytes:
+            self.publisher.send_multipart(self.packed(request), copy=False)
+            replies = [None] * len(self.pipes)
+            for _ in replies:
+                number, *frames = self.sink.recv_multipart(copy=False)
+                replies[int.from_bytes(number.buffer, sys.byteorder)] = self.unpacked(frames)
+            return replies
         self.publisher.send(request)
         replies = [b""] * len(self.pipes)
         for _ in replies:
@@ -292,6 +450,91 @@ class Vllm(Peer):
     def round(self, request):
         self.requests.enqueue(request)
         return [replies.dequeue() for replies in self.replies]
+
+
+class Mpi:
+    """Workers that MPI_Comm_spawn starts; objects by bcast and gather, arrays by Bcast and Gather."""
+
+    def __init__(self, options):
+        # Its launcher refuses root, and more processes than processors.
+        os.environ.update(
+            OMPI_ALLOW_RUN_AS_ROOT="1",
+            OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+            OMPI_MCA_rmaps_base_oversubscribe="1",
+            OMPI_MCA_mpi_yield_when_idle="1",
+        )
+        self.load = load_of(options)
+        self.what, self.ranks = options.what, options.ranks
+        try:
+            self.mpi = importlib.import_module("mpi4py.MPI")
+        except ImportError:
+            raise Skip("mpi4py is not installed") from None
+        words = [os.path.abspath(__file__), WORKER_FLAG, "mpi", options.what, str(options.bytes)]
+        spawned = self.mpi.COMM_SELF.Spawn(sys.executable, words, options.ranks)
+        self.all = spawned.Merge(False)
+        if self.what == "array":
+            self.replies = numpy.empty((options.ranks + 1, options.bytes // 8))
+
+    def round(self, request):
+        if self.what == "array":
+            array = request[1][0]
+            self.all.Bcast(array, 0)
+            self.all.Gather(array, self.replies, 0)
+            return self.replies[1:]
+        self.all.bcast(request, 0)
+        return self.all.gather(None, 0)[1:]
+
+    def stop(self):
+        if self.what == "object":
+            self.all.bcast(None, 0)
+        else:
+            self.all.Abort()
+
+
+def mpi_worker(what, size):
+    from mpi4py import MPI
+
+    group = MPI.Comm.Get_parent().Merge(True)
+    engine = Engine(group.Get_rank() - 1)
+    array = numpy.empty(size // 8)
+    while what == "array":
+        group.Bcast(array, 0)
+        group.Gather(engine.same(array), None, 0)
+    while (request := group.bcast(None, 0)) is not None:
+        group.gather(engine.answer(request), 0)
+
+
+class Ray:
+    """An actor for each rank, and a compiled graph that asks all."""
+
+    def __init__(self, options):
+        try:
+            ray = importlib.import_module("ray")
+        except ImportError:
+            raise Skip("ray is not installed") from None
+        from ray.dag import InputNode, MultiOutputNode
+
+        self.load, self.ray = load_of(options), ray
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            num_cpus=options.ranks,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            object_store_memory=1 << 30,
+        )
+        actor = ray.remote(num_cpus=1)(Engine)
+        actors = [actor.remote(rank) for rank in range(options.ranks)]
+        with InputNode() as request:
+            graph = MultiOutputNode([one.answer.bind(request) for one in actors])
+        self.graph = graph.experimental_compile(_buffer_size_bytes=max(1 << 20, 2 * options.bytes))
+
+    def round(self, request):
+        return self.ray.get(self.graph.execute(request))
+
+    def stop(self):
+        self.graph.teardown()
+        self.ray.shutdown()
 
 
 # ---- columns of a step ----
@@ -436,6 +679,11 @@ def serve(subject):
 
 
 SUBJECTS = {
+    "small": Small,
+    "method": Method,
+    "memcpy": Memcpy,
+    "mpi4py": Mpi,
+    "ray": Ray,
     "call": Call,
     "submit": Submit,
     "await": Await,
@@ -449,6 +697,7 @@ SUBJECTS = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--by", choices=SUBJECTS, required=True)
+    parser.add_argument("--what", choices=("bytes", "object", "array"), default="bytes")
     parser.add_argument("--workers", choices=("c", "python"), default="python")
     parser.add_argument("--attach", choices=("named", "sealed"), default="named")
     parser.add_argument("--sequences", type=int, default=256)
@@ -468,7 +717,7 @@ def main():
         return 2
     subject = None
     try:
-        if SUBJECTS[options.by] in (Call, Submit, Await, Columns):
+        if SUBJECTS[options.by] in (Call, Submit, Await, Columns, Small, Method):
             try:
                 importlib.import_module("coxswain")
             except ImportError as failure:
@@ -492,6 +741,16 @@ def main():
 def worker_main(words):
     if words[0] == STEPS_WORDS:
         steps_worker()
+    elif words[0] == "mpi":
+        mpi_worker(words[1], int(words[2]))
+    elif words[0] == "echo":
+        import coxswain
+
+        coxswain.serve(bytes)
+    elif words[0] == "methods":
+        import coxswain
+
+        coxswain.serve(Engine(), codec="pickle")
     else:
         coxswain_worker(int(words[2]))
 

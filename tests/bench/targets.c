@@ -590,6 +590,27 @@ static void judge_python(struct bench *bench)
     verdict_add(&v, "py-pipe", row_ratio(bench, call, "py-pipe"), 0);
     verdict_add(&v, "py-zmq", row_ratio(bench, call, "py-zmq"), 0);
     verdict_end(&v, true);
+    v = verdict_new(bench, "Python method call with small arguments by bytes", false, 1.5,
+                    "<= 1.5 x");
+    for (uint32_t rank_count = 1; rank_count <= 8; rank_count *= 2) {
+        char what[16];
+        snprintf(what, sizeof what, "N=%u", rank_count);
+        const json_t *row = row_find(bench, "python-objects", "py-method", PLACEMENT_FREE,
+                                     rank_count, BYTES, false);
+        verdict_add(&v, what, row_ratio(bench, row, "py-small"), 0);
+    }
+    verdict_end(&v, true);
+    v = verdict_new(bench, "5 MB there and back, 2 ranks, by the memcpy of its bytes", false, 1.5,
+                    "<= 1.5 x");
+    static const char *const arrays[] = {"py-array", "py-array-sealed"};
+    for (size_t i = 0; i < 2; i++)
+        verdict_add(&v, arrays[i],
+                    row_ratio(bench,
+                              row_find(bench, "python-arrays", arrays[i], PLACEMENT_FREE, 2,
+                                       ARRAY_BYTES, false),
+                              "py-memcpy"),
+                    0);
+    verdict_end(&v, true);
     v = verdict_new(bench, "columns of 256 sequences to numpy", false, 10, "<= 10 us");
     verdict_add(&v, "p50",
                 row_figure(python_row(bench, "py-columns-256", PLACEMENT_ONE, 1), "p50_us"), 0);

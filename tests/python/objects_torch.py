@@ -43,7 +43,7 @@ def main():
         for found in group.call_method("add_to", given["large"], timeout=SECONDS):
             assert torch.equal(found, given["large"] + 1)
         message = coxswain._objects.dumps(given["transposed"], coxswain._objects.REPLY)
-        assert message.endswith(b"R") and len(message) < given["transposed"].nbytes + 1000
+        assert max(part.iov_len for part in message.vectors) == given["transposed"].nbytes
     with coxswain.Group(objects.serve_bytes, 1) as group:
         try:
             group.call(torch.zeros(3))

@@ -38,6 +38,8 @@
 #ifndef COX_WORKER_TAKE_H
 #define COX_WORKER_TAKE_H
 
+#include <sys/uio.h>
+
 #include "worker.h"
 
 #ifdef __cplusplus
@@ -124,6 +126,11 @@ COX_PUBLIC int cox_worker_next(struct cox_worker *worker, enum cox_channel_id ch
  */
 COX_PUBLIC int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *bytes,
                                 size_t size, struct cox_error *err);
+
+/* The same for bytes that lie in several places, one after the other. They may be the request's. */
+COX_PUBLIC int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence,
+                                      const struct iovec *parts, size_t part_count,
+                                      struct cox_error *err);
 
 /*
  * Fails a lent request of any type, for all ranks. The coordinator gets the code, the text and the

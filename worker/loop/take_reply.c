@@ -48,8 +48,16 @@ static void opaque_end(struct cox_channel_thread *thread, const struct cox_lent 
         cox_channel_thread_close_block(thread, entry->sequence);
 }
 
+static void parts_join(const struct iovec *parts, size_t count, uint8_t *to)
+{
+    for (size_t i = 0; i < count; to += parts[i++].iov_len)
+        if (parts[i].iov_len > 0 && parts[i].iov_base != to)
+            memmove(to, parts[i].iov_base, parts[i].iov_len);
+}
+
 static int reply_in_block(struct cox_channel_thread *thread, const struct cox_lent *entry,
-                          const void *bytes, size_t size, size_t capacity, struct cox_error *err)
+                          const struct iovec *parts, size_t count, size_t size, size_t capacity,
+                          struct cox_error *err)
 {
     const uint64_t sequence = entry->sequence;
     uint8_t *block;
@@ -60,7 +68,7 @@ static int reply_in_block(struct cox_channel_thread *thread, const struct cox_le
     int r = cox_channel_thread_reserve_block(thread, sequence, size, &block, err);
     if (r)
         return r;
-    memcpy(block, bytes, size);
+    parts_join(parts, count, block);
     opaque_end(thread, entry);
     cox_channel_thread_send_block(thread, sequence, COX_TYPE_OPAQUE, size);
     return 0;
@@ -69,8 +77,18 @@ static int reply_in_block(struct cox_channel_thread *thread, const struct cox_le
 int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *bytes, size_t size,
                      struct cox_error *err)
 {
+    const struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
+    return cox_worker_reply_parts(worker, sequence, &part, 1, err);
+}
+
+int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const struct iovec *parts,
+                           size_t part_count, struct cox_error *err)
+{
     struct cox_channel_thread *thread = reply_thread(worker);
+    size_t size = 0;
     int r;
+    for (size_t i = 0; i < part_count; i++)
+        size += parts[i].iov_len;
     struct cox_lent *entry = reply_claim(thread, sequence, COX_LENT_OPAQUE, &r, err);
     if (!entry)
         return r;
@@ -78,14 +96,13 @@ int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *b
     uint8_t *slot =
         cox_reply_slot(&thread->channel, worker->options.rank, sequence, false, &capacity);
     if (size > capacity) {
-        r = reply_in_block(thread, entry, bytes, size, capacity, err);
+        r = reply_in_block(thread, entry, parts, part_count, size, capacity, err);
         if (r) {
             cox_lending_unclaim(thread, entry);
             return r;
         }
     } else {
-        if (size > 0 && bytes != slot)
-            memmove(slot, bytes, size);
+        parts_join(parts, part_count, slot);
         opaque_end(thread, entry);
         cox_channel_thread_send(thread, sequence, size, false, 0);
     }
