@@ -26,7 +26,7 @@ cox_command_test(NAME multi/metrics LABEL multi TIER quick TIMEOUT 120 PROCESSOR
 cox_command_test(NAME multi/scrapes LABEL multi TIER nightly TIMEOUT 600 PROCESSORS 2
     ENVIRONMENT "COX_SCRAPE_SECONDS=180"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/metrics_test.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR} test_m18_a_scrape_every_10_ms)
+            ${PROJECT_SOURCE_DIR} test_m18_a_scrape_every_10_ms test_m18_connections_that_say_nothing_are_closed)
 # On terminals of tmux, and with 128 ranks: too long for all.
 cox_command_test(NAME multi/top LABEL multi TIER nightly TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/top_test.py ${PROJECT_BINARY_DIR}/bin
