@@ -4,7 +4,7 @@ set(model_fixture ${CMAKE_CURRENT_LIST_DIR}/model_fixture.c)
 cox_unit_test(NAME tile TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/tile_test.c
     LIBS coxswain_model m)
 # The kernel for processors without AVX2, also where this one has it.
-cox_unit_test(NAME tile_baseline TIER quick
+cox_unit_test(NAME tile_baseline TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/tile_test.c ${PROJECT_SOURCE_DIR}/engine/compute/tile.c
     LIBS coxswain_channel m)
 target_compile_definitions(test_unit_tile_baseline PRIVATE COX_TILE_BASELINE=1)
