@@ -14,8 +14,6 @@
 #include "targets.h"
 
 #define BYTES 4096
-/* 625,000 numbers */
-#define ARRAY_BYTES 5000000
 #define REPLY_BYTES 256
 #define SIZES_RANKS 4
 #define STEPS_RANKS 8

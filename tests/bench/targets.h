@@ -10,6 +10,9 @@
 
 #include "cells.h"
 
+/* 625,000 numbers */
+#define ARRAY_BYTES 5000000
+
 void targets_judge(struct bench *bench);
 
 #endif
