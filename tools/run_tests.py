@@ -211,6 +211,7 @@ STEPS = {
     "demo": lambda: run(["sh", "tools/demo"]),
     "debian": lambda: run(["sh", "tools/fresh"]),
     "packages": lambda: run(["sh", "tests/packages/packages.sh"]),
+    "release": lambda: run(["sh", "tools/release"]),
     "service": lambda: run(["sh", "tests/service/vm.sh"]),
     "container": lambda: run(["sh", "tests/container/image.sh"]),
     "arm64": lambda: run(["sh", "tests/arm64/machine.sh"]),
