@@ -109,7 +109,12 @@ def make_environment(folder):
     got = attempt(environment.bin("pip"), "install", "-q", *requires)
     if got.returncode:
         pytest.skip(f"PyPI is not reached: {got.stderr.strip().splitlines()[-1]}")
-    environment.options = ("-q", "--no-build-isolation", "-C", f"build-dir={folder}/build")
+    environment.options = (
+        "-q",
+        "--no-build-isolation",
+        "--config-settings",
+        f"build-dir={folder}/build",
+    )
     return environment
 
 
