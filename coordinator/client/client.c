@@ -161,8 +161,8 @@ static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox
     cox_control_socket_places(places, sizeof places);
     if (!r && count == 0)
         r = cox_fail(err, COX_NOT_FOUND,
-                     "no group of this user is alive; looked for control sockets in %s (root "
-                     "reaches that of another user with --socket)",
+                     "no group of this user is alive (root reaches that of another user with "
+                     "--socket); looked for control sockets in %s",
                      places);
     if (!r && count > 1)
         r = cox_fail(err, COX_INVALID, "%" PRIu32 " groups are alive: say which with --name: %s",

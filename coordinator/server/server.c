@@ -58,7 +58,7 @@ struct cox_server {
     struct cox_rank_set early;
     bool stop_requested;
     /* by which process, as a text; "": by this one */
-    char stop_text[64];
+    char stop_text[96];
     /* or it failed: no thread waits for the workers' reply any more */
     bool initialized;
     bool failed;
@@ -175,7 +175,8 @@ static void on_stop(void *context, pid_t pid)
 {
     struct cox_server *server = context;
     char text[sizeof server->stop_text];
-    snprintf(text, sizeof text, "stopped by process %jd (coxswain stop)", (intmax_t)pid);
+    snprintf(text, sizeof text, "the group was stopped by process %jd (coxswain stop)",
+             (intmax_t)pid);
     pthread_mutex_lock(&server->lock);
     if (!server->stop_requested)
         memcpy(server->stop_text, text, sizeof text);

@@ -898,7 +898,7 @@ def test_a_command_line_that_is_wrong_is_explained():
                             (["stop", "--timeout", "0"], "--timeout is '0'"),
                             (["stop", "--name", "a", "--socket", "/b"], "either a --name or a --socket")):
         check(expect(run(arguments), 2, part, "coxswain stop --help").out == "", "output for wrong input")
-    for arguments, part in ((["stauts"], "did you mean 'status'?"), (["sop"], "did you mean 'stop'?"),
+    for arguments, part in ((["stauts"], "did you mean 'status'?"), (["stpo"], "did you mean 'stop'?"),
                             (["lniks"], "did you mean 'link'?"), (["post"], "did you mean 'postmortem'?"),
                             (["status", "--wacth"], "did you mean --watch?"), (["stop", "--nmae=x"], "did you mean --name?")):
         check(expect(run(arguments), 2, part).out == "", "output for wrong input")
@@ -1121,7 +1121,8 @@ def test_clients_hear_of_a_group_that_ends():
         client.stdout.readline()
         expect(group.stop(), 0)
         result = finish(client)
-        check(result.status == 1 and ("is ending" in result.err or "has ended" in result.err), "not told", result)
+        told = ("(coxswain stop)", "is ending", "has ended")
+        check(result.status == 1 and any(part in result.err for part in told), "not told", result)
     with Group(2) as group:
         client = start(["generate", "--name", group.name, "--tokens", "--file", path], stdout=subprocess.PIPE)
         client.stdout.readline()

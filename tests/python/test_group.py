@@ -366,7 +366,7 @@ def test_coxswain_stop_ends_the_group_and_not_the_program(coxswain_command, wher
         command = [coxswain_command, "stop", "--name", group.name]
         name = group.name
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            expected = f"stopped by process {process.pid} (coxswain stop)"
+            expected = f"the group was stopped by process {process.pid} (coxswain stop)"
             with pytest.raises(coxswain.Closed) as raised:
                 if where == "in a call":
                     group.call(b"hang", timeout=None)
