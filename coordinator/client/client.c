@@ -182,8 +182,8 @@ static int name_fail(const char *name, struct cox_error *err)
     places_try(&other, cox_deadline_after_ms(LISTED_MS), listed, sizeof listed, &count, NULL);
     cox_control_socket_places(places, sizeof places);
     return cox_fail(err, COX_NOT_FOUND,
-                    "no group '%s' is alive: no process listens under that name in %s%s%s", name,
-                    places, listed[0] ? "; alive: " : "", listed);
+                    "no group '%s' is alive%s%s%s: no process listens under that name in %s", name,
+                    listed[0] ? " (alive: " : "", listed, listed[0] ? ")" : "", places);
 }
 
 int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,

@@ -303,7 +303,7 @@ def test_wrong_names_and_several_groups():
             result = expect(run([command]), 2, one.name, two.name, "--name")
             check(result.out == "", "it chose one", result)
         check(two.status()["name"] == two.name and one.status()["name"] == one.name, "the wrong group")
-        expect(run(["status", "--name", "coxnobody"]), 1, "'coxnobody' is alive", "; alive: ", one.name, two.name)
+        expect(run(["status", "--name", "coxnobody"]), 1, "'coxnobody' is alive (alive: ", one.name, two.name)
         # The socket of a long name has another one.
         long = start(["run", "-n", "1", "--name", "coxlong" * 18, "--model", MODEL])
         try:
