@@ -1,6 +1,6 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
 #include "coordinator/cli/console.h"
-#include "coordinator/cli/nearest.h"
+#include "coordinator/client/nearest.h"
 #include "engine/command/engine_command.h"
 #include "process_one.h"
 #include "tables.h"
