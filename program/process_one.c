@@ -1,5 +1,6 @@
 #include "process_one.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>

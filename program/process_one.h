@@ -13,8 +13,6 @@
 #ifndef COX_PROGRAM_PROCESS_ONE_H
 #define COX_PROGRAM_PROCESS_ONE_H
 
-#include "channel/base/base.h"
-
 /* Returns 0: this process is to run the command; -errno: of the fork. In process 1 it does not
  * return: it passes the signals that it gets on to the child, but for those that the terminal sends
  * to both, and exits as the child does, with 128 and the signal's number if a signal has killed it.

@@ -1,6 +1,6 @@
 #include "runner.h"
 
-#include "nearest.h"
+#include "coordinator/client/nearest.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

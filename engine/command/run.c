@@ -54,8 +54,8 @@ static void *write_main(void *argument)
     return (void *)r;
 }
 
-/* A pipe that nobody reads holds nothing up: what is written by a thread of its own arrives when the
- * pipe is read. */
+/* A pipe that nobody reads holds nothing up: what is written by a thread of its own arrives when
+ * the pipe is read. */
 static int print_group(struct cox_executor *executor, struct cox_error *err)
 {
     _cox_cleanup_(cox_free_ptr) char *text = NULL;

@@ -146,9 +146,9 @@ COX_PUBLIC int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequen
                                       const char *text, struct cox_error *err);
 
 /*
- * As cox_worker_reply_error, for an opaque request, with detail_size bytes beside the text that only
- * the application interprets: cox_rank_result.bytes of a rank that failed. Without them where they
- * do not fit the slot.
+ * As cox_worker_reply_error, for an opaque request, with detail_size bytes beside the text that
+ * only the application interprets: cox_rank_result.bytes of a rank that failed. Without them where
+ * they do not fit the slot.
  *
  * Returns as cox_worker_reply_error, and
  *   COX_INVALID: the request is a step or an init
