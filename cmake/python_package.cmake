@@ -6,7 +6,8 @@ set(COX_PYTHON ${Python_EXECUTABLE})
 set(COX_LIBRARY_VERSION ${COX_SOVERSION})
 set(CMAKE_INSTALL_LIBDIR lib)
 set(CMAKE_INSTALL_MANDIR ${SKBUILD_DATA_DIR}/share/man)
-# The folder of a build is another one each time, and assertions name files.
+# The folder of a build is another one each time. Assertions name files, and the build's run path would be in the build id.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}/= -ffile-prefix-map=${PROJECT_BINARY_DIR}/=)
 
 # An sdist brings the C sources of the messages, for machines without protoc-c.
