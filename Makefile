@@ -80,10 +80,12 @@ bench-pull:
 	@sh tools/compile bench coxswain-pull
 	build/bench/bin/coxswain-pull
 
-# COXSWAIN_BENCH_PYTHON: an interpreter that has the peers, and numpy and cffi.
+# COXSWAIN_BENCH_PYTHON: interpreters that have peers, and numpy and cffi, with colons between; vLLM's is made by make bench-vllm.
 bench-python:
 	@sh tools/compile bench coxswain-bench
-	build/bench/bin/coxswain-bench --sections python
+	@sh tools/ray || echo 'Ray is not measured' >&2
+	COXSWAIN_BENCH_PYTHON=$${COXSWAIN_BENCH_PYTHON-/usr/bin/python3:build/venv-ray/bin/python:build/venv-vllm/bin/python} \
+	    build/bench/bin/coxswain-bench --sections python
 
 # vLLM's own executor beside ours: 40 minutes, most of which are the starts of engines whose ranks are killed.
 bench-vllm:

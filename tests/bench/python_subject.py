@@ -34,12 +34,13 @@ import time
 BIN = os.path.dirname(os.path.abspath(__file__))
 MODULES = {"zmq": "zmq", "vllm": "vllm", "mpi4py": "mpi4py", "ray": "ray"}
 HERE, *ELSEWHERE = os.environ.get("COXSWAIN_BENCH_PYTHON", "").split(":")
-if HERE and HERE != sys.executable:
+if HERE and os.path.abspath(HERE) != sys.executable:
     os.execv(HERE, [HERE, os.path.abspath(__file__), *sys.argv[1:]])
+ELSEWHERE = [path for path in ELSEWHERE if os.access(path, os.X_OK)]
 if ELSEWHERE and "--by" in sys.argv:
     by = sys.argv[sys.argv.index("--by") + 1]
     if by in MODULES and not importlib.util.find_spec(MODULES[by]):
-        os.environ["COXSWAIN_BENCH_PYTHON"] = ":".join(ELSEWHERE)
+        os.environ["COXSWAIN_BENCH_PYTHON"] = ":".join(map(os.path.abspath, ELSEWHERE))
         os.execv(ELSEWHERE[0], [ELSEWHERE[0], os.path.abspath(__file__), *sys.argv[1:]])
 os.environ.pop("COXSWAIN_BENCH_PYTHON", None)
 sys.path.insert(0, os.path.join(BIN, "..", "python"))
@@ -105,9 +106,11 @@ class Engine:
     """The worker object of all that calls methods."""
 
     def __init__(self, rank=None):
-        import coxswain
+        if rank is None:
+            import coxswain
 
-        self.rank = coxswain.rank() if rank is None else rank
+            rank = coxswain.rank()
+        self.rank = rank
 
     def step(self, number, tokens, *, scale):
         return {"rank": self.rank, "sum": scale * (number + sum(tokens))}
@@ -488,7 +491,7 @@ class Mpi:
         if self.what == "object":
             self.all.bcast(None, 0)
         else:
-            self.all.Abort()
+            self.all.Bcast(numpy.full(self.replies.shape[1], numpy.nan), 0)
 
 
 def mpi_worker(what, size):
@@ -499,6 +502,8 @@ def mpi_worker(what, size):
     array = numpy.empty(size // 8)
     while what == "array":
         group.Bcast(array, 0)
+        if numpy.isnan(array[0]):
+            return
         group.Gather(engine.same(array), None, 0)
     while (request := group.bcast(None, 0)) is not None:
         group.gather(engine.answer(request), 0)

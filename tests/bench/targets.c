@@ -8,6 +8,7 @@
 #include "measure.h"
 
 #define BYTES 4096
+#define ARRAY_BYTES 5000000
 #define MIB ((size_t)1 << 20)
 
 /* Of small requests. */
