@@ -1450,7 +1450,8 @@ class Group:
         ):
             memory = ffi.gc(ffi.cast("void *", memory), lib.free, size)
             return memoryview(ffi.buffer(memory, size))
-        return _objects.own(memoryview(ffi.buffer(memory, size)), _objects.REPLY)
+        message = _bytes_of(result)
+        return bytearray(message) if _objects.has_buffers(message, _objects.REPLY) else message
 
     def _details(self, completion: Any, error: Error | None) -> bytes | bool:
         """What the future has to unpickle: Future._details."""

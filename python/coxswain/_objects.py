@@ -30,6 +30,7 @@ ffi = _native.ffi
 
 # The last byte of a message; in upper case where buffers follow the pickle.
 REQUEST, REPLY = b"q", b"r"
+_UPPER = ord("a") - ord("A")
 
 _ALIGNMENT = 64
 # Smaller buffers are copied into the pickle.
@@ -53,6 +54,15 @@ class Parts:
 
 def dumps(value: Any, kind: bytes) -> bytes | Parts:
     """A message; of arrays outside of the pickle it has views. Raises what pickle raises."""
+    if "torch" in sys.modules:
+        return _dumps_apart(value, kind)
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    return _dumps_apart(value, kind) if buffers else pickled + kind
+
+
+def _dumps_apart(value: Any, kind: bytes) -> bytes | Parts:
+    """As dumps, which is faster for what has no buffers."""
     buffers: list[memoryview] = []
 
     def is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -62,12 +72,10 @@ def dumps(value: Any, kind: bytes) -> bytes | Parts:
         buffers.append(raw)
         return False
 
-    if "torch" in sys.modules:
-        file = io.BytesIO()
-        _Pickler(file, 5, buffer_callback=is_in_band).dump(value)
-        pickled = file.getvalue()
-    else:
-        pickled = pickle.dumps(value, 5, buffer_callback=is_in_band)
+    file = io.BytesIO()
+    pickler = _Pickler if "torch" in sys.modules else pickle.Pickler
+    pickler(file, 5, buffer_callback=is_in_band).dump(value)
+    pickled = file.getvalue()
     if not buffers:
         return pickled + kind
     return Parts(list(_parts(pickled, buffers, kind.upper())))
@@ -85,20 +93,21 @@ def _parts(pickled: bytes, buffers: list[memoryview], kind: bytes) -> Iterator[b
     yield kind
 
 
-def own(message: memoryview, kind: bytes) -> bytes | bytearray:
-    """A copy of a message that is lent, of which arrays may be views."""
-    return bytearray(message) if message[-1:] == kind.upper() else bytes(message)
+def has_buffers(message: bytes, kind: bytes) -> bool:
+    """Arrays are views of it: it has to be in memory that can be written."""
+    return message[-1:] == kind.upper()
 
 
-def loads(message: bytes | bytearray | memoryview, kind: bytes) -> Any:
+def loads(message: bytes | bytearray | memoryview, kind: bytes, lent: bool = False) -> Any:
     """The object of a message. Arrays with buffers of their own are views of it: it must be the
-    receiver's, and writable. Raises StateError: no message of this kind."""
-    last = message[-1:]
-    if last == kind:
+    receiver's, and writable, or it is `lent` and copied. Raises StateError: no message of this
+    kind."""
+    last = message[-1] if message else 0
+    if last == kind[0]:
         return pickle.loads(message)
-    if last != kind.upper():
+    if last != kind[0] - _UPPER:
         raise StateError("they are no object")
-    view = memoryview(message)
+    view = memoryview(bytearray(message) if lent else message)
     end = len(view) - 1 - _WORD.size
     (count,) = _WORD.unpack_from(view, end)
     sizes = struct.unpack_from(f"<{count + 1}Q", view, end - (count + 1) * _WORD.size)
@@ -238,7 +247,7 @@ class Methods:
 
     def __call__(self, data: memoryview) -> bytes | Parts:
         try:
-            name, args, kwargs = loads(own(data, REQUEST), REQUEST)
+            name, args, kwargs = loads(data, REQUEST, True)
         except StateError:
             raise StateError(
                 f"the request is {len(data)} bytes that are no object, and this rank serves "
@@ -257,8 +266,8 @@ class Methods:
         if not name.startswith("_"):
             if self._is_table:
                 found = self._worker.get(name)
-            else:
-                found = getattr(self._worker, name, None)
+            else:  # the cache of a type has the names that are interned
+                found = getattr(self._worker, sys.intern(name), None)
         if callable(found):
             return found  # type: ignore[no-any-return]
         what = (
