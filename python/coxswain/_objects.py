@@ -273,12 +273,14 @@ class Methods:
         what = (
             "begins with an underscore, which is not called from outside"
             if name.startswith("_")
-            else "is not a method"
+            else "does not exist"
             if found is None
             else f"is {type(found).__name__}, which is not callable"
         )
         names = ", ".join(self._names()) or "nothing"
-        raise Invalid(f"{name!r} {what}; {_name_of(self._worker)} has {names}")
+        raise Invalid(
+            f"there is no method {name!r} to call: it {what}; {_name_of(self._worker)} has {names}"
+        )
 
     def _names(self) -> list[str]:
         """What may be called. Properties are not evaluated for that."""

@@ -78,11 +78,13 @@ def test_what_may_not_be_called_is_refused_with_what_may(pair):
         "same, sums, who"
     )
     text = refused(pair, "_private")
-    assert "'_private' begins with an underscore" in text and methods in text
-    assert "'__class__' begins with an underscore" in refused(pair, "__class__")
-    assert "'limit' is int, which is not callable; Engine has add" in refused(pair, "limit")
-    assert "'none' is not a method; Engine has add" in refused(pair, "none")
-    assert "'add.__self__' is not a method" in refused(pair, "add.__self__")
+    assert "'_private' to call: it begins with an underscore" in text and methods in text
+    assert "'__class__' to call: it begins with an underscore" in refused(pair, "__class__")
+    assert "'limit' to call: it is int, which is not callable; Engine has add" in refused(
+        pair, "limit"
+    )
+    assert "'none' to call: it does not exist; Engine has add" in refused(pair, "none")
+    assert "'add.__self__' to call: it does not exist" in refused(pair, "add.__self__")
     with pytest.raises(TypeError, match="the method is 5; it may be the name of one"):
         pair.call_method(5)
 
@@ -104,7 +106,7 @@ def test_the_worker_may_be_made_by_a_function_or_be_a_table():
             assert group.call_method("negative", x=4) == [-4]
             text = refused_of_table(group, "_hidden")
             assert "begins with an underscore" in text and "double" in text
-            assert "'nothing' is not a method" in refused_of_table(group, "nothing")
+            assert "'nothing' to call: it does not exist" in refused_of_table(group, "nothing")
     assert "the table has double, negative" in text or "objects has " in text
 
 
