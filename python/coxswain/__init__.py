@@ -35,6 +35,7 @@ if not getattr(_sys, "_is_gil_enabled", lambda: True)():
 
 _EXECUTOR = True  # by which _foreign knows this file
 
+# ruff: noqa: E402
 # pylint: disable=wrong-import-position
 from ._batch import Batch
 from ._errors import (
