@@ -482,8 +482,8 @@ static void m3_blocks_of_moderate_size_are_kept_for_the_next(void **state)
     static const struct {
         size_t size;
         bool same;
-    } cases[] = {{40000, false}, {50000, true},    {65536, true},    {65537, false},
-                 {40000, true},  {131072, true},   {8 * MIB, false}, {40000, false},
+    } cases[] = {{40000, false}, {50000, true},    {65536, true},     {65537, false},
+                 {40000, true},  {131072, true},   {17 * MIB, false}, {40000, false},
                  {40001, true},  {4 * MIB, false}, {40000, true}};
     char seen[64] = "";
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
