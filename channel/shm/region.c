@@ -25,9 +25,9 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define HUGE_PAGE (UINT64_C(2) << 20)
-/* From here on to find the limit of the control group, some hundred microseconds, takes less than
- * to fill the memory. */
-#define CGROUP_SIZE_MIN (UINT64_C(16) << 20)
+/* From here on to find the limit of the control group, some hundred microseconds, is little beside
+ * the time to fill the memory. */
+#define CGROUP_SIZE_MIN (UINT64_C(64) << 20)
 #define IMAGE_SIZE_SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 
 #if COX_TESTING

@@ -582,6 +582,17 @@ __attribute__((no_sanitize("address"))) long __wrap_syscall(long number, ...)
     return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
+int __real_clone(int (*main)(void *argument), void *stack, int flags, void *argument, ...);
+int __wrap_clone(int (*main)(void *argument), void *stack, int flags, void *argument, ...);
+int __wrap_clone(int (*main)(void *argument), void *stack, int flags, void *argument, ...)
+{
+    va_list args;
+    va_start(args, argument);
+    int *pidfd = va_arg(args, int *); /* CLONE_PIDFD is the only flag with an argument */
+    va_end(args);
+    return FAILS("clone", EAGAIN, 0, 0) ? -1 : __real_clone(main, stack, flags, argument, pidfd);
+}
+
 int __real_prctl(int option, ...);
 int __wrap_prctl(int option, ...);
 int __wrap_prctl(int option, ...)
