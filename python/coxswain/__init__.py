@@ -33,7 +33,7 @@ if not getattr(_sys, "_is_gil_enabled", lambda: True)():
         "Use the ordinary build of Python, or PYTHON_GIL=1."
     )
 
-_EXECUTOR = True  # by which _foreign knows this file
+__distribution__ = "coxswain-executor"  # by which _foreign knows this file
 
 # ruff: noqa: E402
 # pylint: disable=wrong-import-position

@@ -17,7 +17,7 @@ _REMEDY = (
 
 def check(package: str) -> None:
     """package: the file of one of our modules."""
-    if not hasattr(sys.modules["coxswain"], "_EXECUTOR"):
+    if not hasattr(sys.modules["coxswain"], "__distribution__"):
         raise ImportError(_REMEDY)
     site = os.path.dirname(os.path.dirname(package))
     if any(

@@ -266,7 +266,9 @@ def test_the_sdist_needs_a_compiler_alone(folder, environment):
         (tools / tool).symlink_to(shutil.which(tool, path="/usr/bin"))
     used = Environment(folder, "compiled")
     used.pip("install", "-q", "scikit-build-core", "cffi")
-    used.pip("install", "-q", "--no-build-isolation", sdist, path=str(tools))
+    # CMake looks beside PATH, too.
+    hidden = ("--config-settings", "cmake.define.CMAKE_IGNORE_PATH=/usr/bin;/bin")
+    used.pip("install", "-q", "--no-build-isolation", *hidden, sdist, path=str(tools))
     assert run(used.bin("python"), used.program)
     said = attempt(used.bin("coxswain"), "--version")
     assert said.returncode == 1 and "apt-get install pkg-config" in said.stderr, said.stderr
