@@ -229,6 +229,7 @@ static int server_make(struct cox_foreground *foreground,
     made.log = cox_foreground_full_log(foreground);
     made.stop_requested = on_stop_request;
     made.context = foreground;
+    made.process_ends = true;
     int r = cox_server_new(&made, &server, err);
     if (r)
         return r;

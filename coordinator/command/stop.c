@@ -12,11 +12,12 @@
 
 /* A stuck group has 3 s to leave, 2 s after SIGTERM, and is then killed. */
 #define TIMEOUT_MS 30000
-/* How long a program may live on after its group, and still be waited for: it may have other work.
- */
+/* How long a program that may have other work lives on after its group, and is still waited for. */
 #define PROGRAM_MS 2000
 
-static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
+/* *ret_process_ends: with its group. */
+static int ask(struct cox_client *client, uint64_t deadline_ns, bool *ret_process_ends,
+               struct cox_error *err)
 {
     CoxswainControl__StopRequest stop = COXSWAIN_CONTROL__STOP_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
@@ -29,23 +30,25 @@ static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error
         return 0;
     if (r)
         return cox_fail(err, r, "%s", error.text);
-    return reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE
-               ? 0
-               : cox_fail(err, COX_CORRUPT, "the group replied something other than that it ends");
+    if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE)
+        return cox_fail(err, COX_CORRUPT, "the group replied something other than that it ends");
+    *ret_process_ends = reply->done->process_ends;
+    return 0;
 }
 
 /* Waits for the end of the group, which is that of the connection, and then for that of the
  * process, which usually comes a little later. */
-static int await_end(struct cox_client *client, const struct cox_peer *peer, uint64_t deadline_ns,
-                     struct cox_error *err)
+static int await_end(struct cox_client *client, const struct cox_peer *peer, bool process_ends,
+                     uint64_t deadline_ns, struct cox_error *err)
 {
     bool ended = false;
     for (;;) {
         uint64_t now = cox_now_ns();
         if (now >= deadline_ns)
-            return ended ? 0
-                         : cox_fail(err, COX_TIMEOUT,
-                                    "the group has the order to end and has not ended in time");
+            return ended && !process_ends
+                       ? 0
+                       : cox_fail(err, COX_TIMEOUT,
+                                  "the group has the order to end and has not ended in time");
         struct pollfd fds[] = {{.fd = peer->pidfd, .events = POLLIN},
                                {.fd = ended ? -1 : client->stream.fd, .events = POLLIN}};
         uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
@@ -62,7 +65,7 @@ static int await_end(struct cox_client *client, const struct cox_peer *peer, uin
         if (r && peer->pidfd < 0)
             return 0;
         ended = r == COX_CLOSED;
-        if (ended)
+        if (ended && !process_ends)
             deadline_ns = cox_deadline_min(deadline_ns, cox_deadline_after_ms(PROGRAM_MS));
     }
 }
@@ -77,8 +80,9 @@ static int stop(const void *choice, struct cox_client *client, uint64_t timeout_
     if (cox_socket_read_peer(client->stream.fd, &socket_peer) || socket_peer.pid == 0 ||
         cox_peer_open(socket_peer.pid, 0, &peer))
         peer = (struct cox_peer)COX_PEER_NONE;
-    int r = ask(client, deadline_ns, err);
-    return r ? r : await_end(client, &peer, deadline_ns, err);
+    bool process_ends = false;
+    int r = ask(client, deadline_ns, &process_ends, err);
+    return r ? r : await_end(client, &peer, process_ends, deadline_ns, err);
 }
 
 static int run(void *choice)

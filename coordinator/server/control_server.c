@@ -131,10 +131,11 @@ static int error_put(struct connection *c, int code, const char *text)
     return reply_put(c, &reply);
 }
 
-static int done_put(struct connection *c)
+static int done_put(struct connection *c, bool process_ends)
 {
     CoxswainControl__Done done = COXSWAIN_CONTROL__DONE__INIT;
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    done.has_process_ends = done.process_ends = process_ends;
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE;
     reply.done = &done;
     return reply_put(c, &reply);
@@ -687,7 +688,7 @@ static int request_serve(struct connection *c, const control_request *request)
     struct cox_control_server *service = c->service;
     const struct cox_control_source source = source_of(service);
     if (request->request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP) {
-        int r = done_put(c);
+        int r = done_put(c, service->options.process_ends);
         if (!r)
             r = cox_stream_flush(&c->stream); /* before the group ends, which may happen at once */
         c->stopping = true;
@@ -710,7 +711,7 @@ static int request_serve(struct connection *c, const control_request *request)
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL:
         if (c->client)
             c->prompt_hooks->cancel(c->client);
-        return done_put(c);
+        return done_put(c, false);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:

@@ -42,6 +42,8 @@ struct cox_control_options {
      * possibly more than once; must not block. */
     void (*stop)(void *context, pid_t pid);
     void *context;
+    /* as of cox_server_options */
+    bool process_ends;
 };
 
 /* Starts in the phase in which the group is being started: until the first update, every request

@@ -72,6 +72,9 @@ struct cox_server_options {
     void (*stop_requested)(void *context, const char *text);
     /* argument of stop_requested */
     void *context;
+    /* This process ends with its group: `coxswain stop` waits for that, and otherwise for 2 s at
+     * most, since the process may have other work. */
+    bool process_ends;
 };
 #define COX_SERVER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_server_options)
 

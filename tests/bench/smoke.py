@@ -51,12 +51,14 @@ TARGETS = [f"{name}, {placement}" for placement in ("placed by the kernel", "one
     "allocations between request and reply, both sides",
     "what Python adds to a call, N = 1",
     "Python call by peers that sleep, N = 1, workers on another processor",
+    "Python method call with small arguments by bytes",
+    "5 MB there and back, 2 ranks, by the memcpy of its bytes",
     "columns of 256 sequences to numpy",
 ]
 OWN = ["semaphore", "futex", "named", "named-call", "sealed", "sealed-call"]
 AGAIN = ["semaphore-again", "futex-again"]
 SECTIONS = {"free": ["bytes", "call", "per-rank", "per-byte", "one", "steps", "depth", "rate", "idle", "start",
-                     "allocations", "python"],
+                     "allocations", "python", "python-objects", "python-arrays"],
             "one processor": ["packed", "per-rank", "steps", "rate", "python"],
             "apart": ["python"]}
 # Of the section: those that need a peer of PyPI may be missing, and all where the package is not built.
