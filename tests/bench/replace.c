@@ -185,22 +185,19 @@ static int worker_main(int argc, char **argv, uint64_t main_ns)
 
 static _Atomic uint64_t clone_ns;
 
-long __real_syscall(long number, ...);
-long __wrap_syscall(long number, ...);
+int __real_clone(int (*main)(void *argument), void *stack, int flags, void *argument, ...);
+int __wrap_clone(int (*main)(void *argument), void *stack, int flags, void *argument, ...);
 
-/* All calls by number, of which one begins a process. In the process that it begins only its copy
- * is changed. Six arguments are taken whatever there are, as the C library does. */
-__attribute__((no_sanitize("address"))) long __wrap_syscall(long number, ...)
+/* The process that it begins has this one's memory. CLONE_PIDFD is the only flag with an argument.
+ */
+int __wrap_clone(int (*main)(void *argument), void *stack, int flags, void *argument, ...)
 {
-    long a[6];
     va_list list;
-    va_start(list, number);
-    for (int i = 0; i < 6; i++)
-        a[i] = va_arg(list, long);
+    va_start(list, argument);
+    int *pidfd = va_arg(list, int *);
     va_end(list);
-    if (number == SYS_clone)
-        atomic_store(&clone_ns, measure_now_ns());
-    return __real_syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    atomic_store(&clone_ns, measure_now_ns());
+    return __real_clone(main, stack, flags, argument, pidfd);
 }
 
 /* ---- the group ---- */
