@@ -15,9 +15,9 @@
 /* How long a program that may have other work lives on after its group, and is still waited for. */
 #define PROGRAM_MS 2000
 
-/* *ret_process_ends: with its group. */
-static int ask(struct cox_client *client, uint64_t deadline_ns, bool *ret_process_ends,
-               struct cox_error *err)
+/* *ret_done: lent by the client; untouched if the group is already ending. */
+static int ask(struct cox_client *client, uint64_t deadline_ns,
+               const CoxswainControl__Done **ret_done, struct cox_error *err)
 {
     CoxswainControl__StopRequest stop = COXSWAIN_CONTROL__STOP_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
@@ -32,7 +32,7 @@ static int ask(struct cox_client *client, uint64_t deadline_ns, bool *ret_proces
         return cox_fail(err, r, "%s", error.text);
     if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE)
         return cox_fail(err, COX_CORRUPT, "the group replied something other than that it ends");
-    *ret_process_ends = reply->done->process_ends;
+    *ret_done = reply->done;
     return 0;
 }
 
@@ -74,15 +74,18 @@ static int stop(const void *choice, struct cox_client *client, uint64_t timeout_
                 uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
-    (void)choice, (void)timeout_ms, (void)ret_reply;
+    (void)choice, (void)timeout_ms;
     /* Before the request: the coordinator replies after this, so the pid is still its own. */
     struct cox_socket_peer socket_peer = {0};
     if (cox_socket_read_peer(client->stream.fd, &socket_peer) || socket_peer.pid == 0 ||
         cox_peer_open(socket_peer.pid, 0, &peer))
         peer = (struct cox_peer)COX_PEER_NONE;
-    bool process_ends = false;
-    int r = ask(client, deadline_ns, &process_ends, err);
-    return r ? r : await_end(client, &peer, process_ends, deadline_ns, err);
+    const CoxswainControl__Done *done = NULL;
+    int r = ask(client, deadline_ns, &done, err);
+    if (r)
+        return r;
+    *ret_reply = done ? &done->base : NULL;
+    return await_end(client, &peer, done && done->process_ends, deadline_ns, err);
 }
 
 static int run(void *choice)

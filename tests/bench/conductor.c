@@ -165,10 +165,12 @@ static void measure_python(struct bench *bench)
         {"python-arrays", "Python: an array of 5 MB there and back", kinds_of_arrays, ARRAY_BYTES},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        /* A quick run has ours: the peers' interpreters take seconds to start. */
+        const char *const ours[] = {parts[i].kinds[0], parts[i].kinds[1], parts[i].kinds[2], NULL};
         struct cell of_objects = {.section = parts[i].section,
                                   .bytes = parts[i].bytes,
                                   .reply_bytes = parts[i].bytes,
-                                  .kinds = parts[i].kinds};
+                                  .kinds = bench->quick ? ours : parts[i].kinds};
         report_section(parts[i].title, PLACEMENT_FREE);
         for (uint32_t rank_count = 1; rank_count <= (bench->quick ? 1 : 8); rank_count *= 2) {
             of_objects.rank_count = rank_count;

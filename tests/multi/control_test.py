@@ -884,7 +884,7 @@ def test_every_command_prints_its_reply_as_json():
         check(told("lora", "list")["adapters"] == [], "adapters of nobody")
         refused = told("link", "coxnobody", status=2)
         check(refused["ok"] is False and "no group 'coxnobody' is alive" in refused["error"], "no reason", refused)
-        check(told("stop") == {"ok": True, "error": None}, "not stopped")
+        check(told("stop") == {"process_ends": True, "ok": True, "error": None}, "not stopped")
     gone = json.loads(expect(run(["status", "--name", "coxnobody", "--json"]), 1, "coxnobody").out)
     check(gone["ok"] is False and gone["name"] is None and gone["ranks"] == [], "a status of nobody", gone)
 
