@@ -291,8 +291,10 @@ static void obey_opaque(struct take *take, const struct cox_worker_request *requ
     int r =
         take->obey->opaque(take->script, request->bytes, request->size, place, room, &size, &why);
     if (r == 0 && size > room)
-        r = cox_fail(&why, COX_TOO_LARGE, "the reply has %zu bytes, there is room for %zu", size,
-                     room);
+        r = cox_fail(&why, COX_TOO_LARGE,
+                     "the reply has %zu bytes, there is room for %zu: cox_worker_reply_grow makes "
+                     "more",
+                     size, room);
     if (r)
         must(cox_worker_reply_error(take->worker, request->sequence, r, why.text, &err), &err);
     else
