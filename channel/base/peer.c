@@ -93,8 +93,8 @@ static int peer_check(int pidfd)
 int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
 {
     _cox_cleanup_(cox_close_fd) int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (pidfd < 0) /* EPERM is that of a seccomp filter, and as good as a kernel without it */
-        return errno == ESRCH ? COX_PEER_DEAD : errno == EPERM ? -ENOSYS : -errno;
+    if (pidfd < 0) /* EPERM: a seccomp filter */
+        return errno == ESRCH ? COX_PEER_DEAD : -errno;
     uint64_t seen;
     int r = cox_fd_raise(&pidfd);
     if (r == 0)

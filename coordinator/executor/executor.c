@@ -189,9 +189,10 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
         return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
                                              "before the group was complete", err);
     return r ? cox_fail(err, r, "rank %" PRIu32 " attached as process %" PRIu32 ": %s", rank, pid,
-                        r == -ENOSYS ? "pidfd_open is missing or denied, without which a worker in "
-                                       "a wrapper cannot be watched (coxswain doctor)"
-                                     : cox_status_text(r))
+                        r == -ENOSYS || r == -EPERM
+                            ? "pidfd_open is missing or denied, without which a worker in "
+                              "a wrapper cannot be watched (coxswain doctor)"
+                            : cox_status_text(r))
              : 0;
 }
 

@@ -206,7 +206,7 @@ static int register_process(struct cox_executor *executor, const struct cox_cont
         r = cox_supervisor_register(executor->supervisor, rank, client->pid, start);
     return r ? cox_fail(
                    err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)client->pid,
-                   r == -ENOSYS
+                   r == -ENOSYS || r == -EPERM
                        ? "pidfd_open is missing or denied, without which workers that are started by other means cannot be watched (coxswain doctor)"
                        : cox_status_text(r))
              : 0;

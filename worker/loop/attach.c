@@ -173,7 +173,7 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     /* Its pid is of another namespace, or /proc hides the process: the connection shows its end. */
     if ((r == COX_PEER_DEAD || r == -EACCES) && worker->socket_fd >= 0)
         return 0;
-    if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
+    if ((r == -ENOSYS || r == -EPERM) && worker_ends_with_parent((pid_t)pid)) {
         worker->coordinator.pid = (pid_t)pid;
         return 0;
     }
