@@ -156,7 +156,7 @@ static void print_group(const status_reply *status)
              text_or(status->attach, "?"), status->instance, text_or(status->engine_state, "?"));
     print_part(&lines, ", ", text);
     if (status->has_spin_ns) {
-        snprintf(text, sizeof text, "spins for %s before it blocks",
+        snprintf(text, sizeof text, "spins for %s, then blocks",
                  cox_units_duration(other, status->spin_ns));
         print_part(&lines, ", ", status->spin_ns ? text : "blocks at once");
     }
