@@ -119,8 +119,8 @@ static void p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at(void 
     }
 }
 
-/* The request was in a block, which is given back behind the handler; that may take as long as it
- * likes. */
+/* The request was in a block that is too large to be kept (COX_LARGE_PAYLOAD_KEEP_SIZE), which is
+ * given back behind the handler; that may take as long as it likes. */
 static void p8_m3_memory_is_given_back_when_the_handler_has_returned(void **state)
 {
     (void)state;
@@ -128,10 +128,10 @@ static void p8_m3_memory_is_given_back_when_the_handler_has_returned(void **stat
     struct test_group *g = test_group_start(2, NULL);
     const struct test_how how = {.gather = COX_GATHER_ALL};
     struct cox_error err = {0};
-    char *bytes = malloc(8 * MIB + 1);
+    char *bytes = malloc(24 * MIB + 1);
     assert_non_null(bytes);
-    memset(bytes, 'x', 8 * MIB);
-    bytes[8 * MIB] = '\0';
+    memset(bytes, 'x', 24 * MIB);
+    bytes[24 * MIB] = '\0';
     assert_int_equal(test_submit(g, &how, "sum %s", bytes), 0);
     free(bytes);
     assert_int_equal(test_await(g, 0)->status, 0);
