@@ -125,6 +125,16 @@ uint64_t cox_deadline_after_ms(uint64_t duration_ms)
     return cox_deadline_after_ns(duration_ms * COX_NSEC_PER_MSEC);
 }
 
+int cox_deadline_poll_ms(uint64_t deadline_ns)
+{
+    if (deadline_ns == COX_DEADLINE_NEVER)
+        return -1;
+    const uint64_t now_ns = cox_now_ns();
+    const uint64_t left_ms =
+        now_ns < deadline_ns ? (deadline_ns - now_ns - 1) / COX_NSEC_PER_MSEC + 1 : 0;
+    return left_ms < INT_MAX ? (int)left_ms : INT_MAX;
+}
+
 int cox_fd_raise(int *fd)
 {
     if (*fd > STDERR_FILENO)

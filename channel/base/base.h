@@ -178,6 +178,9 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 }
 
 #ifdef COX_INTERNAL
+/* For poll: milliseconds that are left, rounded up, or a loop would spin in the last one; -1: of
+ * NEVER. */
+int cox_deadline_poll_ms(uint64_t deadline_ns);
 /* Moves *fd to 3 or above, close-on-exec. Call it for every fd that is kept: in a host that closed
  * its standard fds, new fds get the numbers 0 to 2, to which the host may still write its log.
  * Returns

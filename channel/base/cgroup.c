@@ -224,8 +224,3 @@ void cox_cgroup_read(const char *root, struct cox_cgroup *ret_cgroup)
     resource_read(&memory, root, &ret_cgroup->memory);
     resource_read(&pids, root, &ret_cgroup->pids);
 }
-
-void cox_cgroup_read_memory(struct cox_cgroup_limit *ret_limit)
-{
-    resource_read(&memory, "", ret_limit);
-}

@@ -40,6 +40,4 @@ struct cox_cgroup {
 /* root: "", or a folder that stands for / (its proc/self and what is mounted below it). */
 void cox_cgroup_read(const char *root, struct cox_cgroup *ret_cgroup);
 
-void cox_cgroup_read_memory(struct cox_cgroup_limit *ret_limit);
-
 #endif

@@ -165,14 +165,14 @@ static int region_check_limit(const char *what, const char *name, uint64_t size,
                         what, name, size, space.region);
     if (size < CGROUP_SIZE_MIN)
         return 0;
-    struct cox_cgroup_limit memory;
-    cox_cgroup_read_memory(&memory);
-    if (memory.state == COX_CGROUP_LIMITED && size > memory.limit)
+    struct cox_cgroup cgroup;
+    cox_cgroup_read("", &cgroup);
+    if (cgroup.memory.state == COX_CGROUP_LIMITED && size > cgroup.memory.limit)
         return cox_fail(err, COX_NO_SPACE,
                         "%s %s needs %" PRIu64
                         " bytes, this process's control group may use %" PRIu64
-                        " (%.400s), and the kernel would kill it: raise that limit or send less",
-                        what, name, size, memory.limit, memory.file);
+                        " (%.400s), and the kernel would kill it: raise that limit or use less",
+                        what, name, size, cgroup.memory.limit, cgroup.memory.file);
     return 0;
 }
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -250,17 +249,6 @@ static uint64_t socket_deadline(struct cox_control_socket *control_socket)
     return deadline_ns;
 }
 
-static int timeout_until(uint64_t deadline_ns)
-{
-    if (deadline_ns == COX_DEADLINE_NEVER)
-        return -1;
-    uint64_t now_ns = cox_now_ns();
-    /* Rounded up, or the loop would spin in the last millisecond. */
-    uint64_t left_ms =
-        now_ns < deadline_ns ? (deadline_ns - now_ns - 1) / COX_NSEC_PER_MSEC + 1 : 0;
-    return left_ms < INT_MAX ? (int)left_ms : INT_MAX;
-}
-
 static void socket_poll(struct cox_control_socket *control_socket)
 {
     struct pollfd *polled = control_socket->polled;
@@ -286,7 +274,7 @@ static void socket_poll(struct cox_control_socket *control_socket)
         if (control_socket->clients[i]->pidfd >= 0)
             polled[count++] =
                 (struct pollfd){.fd = control_socket->clients[i]->pidfd, .events = POLLIN};
-    int r = poll(polled, count, timeout_until(socket_deadline(control_socket)));
+    int r = poll(polled, count, cox_deadline_poll_ms(socket_deadline(control_socket)));
     if (r >= 0)
         return;
     for (nfds_t i = 0; i < count; i++)

@@ -5,10 +5,6 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-/* The main thread may be inside a write to a pipe that nobody reads. An orderly end takes the
- * ranks' grace of 3 s, and seconds more on a busy machine. */
-#define END_MS 20000
-
 static void die_of(int number)
 {
     sigset_t set;
@@ -18,15 +14,6 @@ static void die_of(int number)
     raise(number); /* pending, for this thread */
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
     _exit(128 + number);
-}
-
-/* Milliseconds until `deadline_ns` for poll; -1: never. */
-static int poll_ms(uint64_t deadline_ns)
-{
-    if (deadline_ns == COX_DEADLINE_NEVER)
-        return -1;
-    const uint64_t now = cox_now_ns();
-    return now < deadline_ns ? (int)((deadline_ns - now) / COX_NSEC_PER_MSEC) + 1 : 0;
 }
 
 static void *signals_main(void *context)
@@ -39,12 +26,12 @@ static void *signals_main(void *context)
         {.fd = signals->end_fd, .events = POLLIN},
     };
     for (;;) {
-        if (poll(fds, 2, poll_ms(deadline)) < 0 && errno != EINTR)
+        if (poll(fds, 2, cox_deadline_poll_ms(deadline)) < 0 && errno != EINTR)
             return NULL;
         if (fds[1].revents)
             return NULL;
         if (cox_now_ns() >= deadline) {
-            deadline = cox_deadline_after_ms(END_MS);
+            deadline = cox_deadline_after_ms(signals->end_ms);
             if (!signals->taken(signals->context, first))
                 die_of(first);
             continue;
@@ -58,7 +45,7 @@ static void *signals_main(void *context)
             die_of((int)info.ssi_signo);
         else if (!first) {
             first = (int)info.ssi_signo;
-            deadline = cox_deadline_after_ms(END_MS);
+            deadline = cox_deadline_after_ms(signals->end_ms);
         }
     }
 }

@@ -1,7 +1,8 @@
 /*
  * signals: SIGINT, SIGTERM and SIGHUP, those of them that were not ignored at the start, blocked in
  * every thread and taken by one of their own. So is SIGCHLD, on request. A process that has not
- * ended 20 s after the first one gets it once more.
+ * ended some time after the first one gets it once more: its main thread may be inside a write to a
+ * pipe that nobody reads.
  *
  * Threads: start and end from the main thread, start before any other thread exists; taken and
  *   child_changed are called on the thread of signals.
@@ -30,11 +31,13 @@ struct cox_signals {
     int end_fd;
     bool threaded;
     pthread_t thread;
+    /* that time. An orderly end takes the ranks' grace of 3 s, and more on a busy machine. */
+    uint32_t end_ms;
 };
 
 #define COX_SIGNALS_NONE                                                                           \
     {                                                                                              \
-        .signal_fd = -1, .end_fd = -1                                                              \
+        .signal_fd = -1, .end_fd = -1, .end_ms = 20000                                             \
     }
 
 /* Call it on a COX_SIGNALS_NONE. child_changed: NULL: SIGCHLD stays as it is. Returns 0 or -errno;

@@ -43,16 +43,14 @@ static int await_end(struct cox_client *client, const struct cox_peer *peer, boo
 {
     bool ended = false;
     for (;;) {
-        uint64_t now = cox_now_ns();
-        if (now >= deadline_ns)
+        if (cox_now_ns() >= deadline_ns)
             return ended && !process_ends
                        ? 0
                        : cox_fail(err, COX_TIMEOUT,
                                   "the group has the order to end and has not ended in time");
         struct pollfd fds[] = {{.fd = peer->pidfd, .events = POLLIN},
                                {.fd = ended ? -1 : client->stream.fd, .events = POLLIN}};
-        uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
-        int count = poll(fds, 2, left_ms > 60000 ? 60000 : (int)left_ms);
+        int count = poll(fds, 2, cox_deadline_poll_ms(deadline_ns));
         if (count < 0 && errno != EINTR)
             return cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
         if (count <= 0)

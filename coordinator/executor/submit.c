@@ -10,6 +10,7 @@
 #include "channel/shm/request.h"
 #include "channel/base/fault.h"
 #include "channel/base/options.h"
+#include "channel/shm/parts.h"
 #include "proto/large_payload_ref.h"
 #include "proto/operation.h"
 #include "proto/step_wire.h"
@@ -38,13 +39,6 @@ struct payload {
     bool packed;
 };
 
-static void payload_join(const struct payload *payload, uint8_t *to)
-{
-    const uint8_t *end = to + payload->size;
-    for (const struct iovec *part = payload->parts; to < end; to += part++->iov_len)
-        memcpy(to, part->iov_base, part->iov_len);
-}
-
 /* Returns 0; COX_TOO_LARGE; COX_INVALID: a string of the message is no UTF-8. */
 COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
                                 size_t *ret_length, struct cox_error *err)
@@ -61,7 +55,7 @@ COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, s
         return COX_TOO_LARGE;
     *ret_length = payload->size;
     if (payload->parts)
-        payload_join(payload, frame);
+        cox_parts_join(frame, payload->parts, payload->size);
     else
         memcpy(frame, payload->bytes, payload->size);
     return 0;

@@ -7,7 +7,6 @@
 #include "coordinator/metrics/request.h"
 
 #include <arpa/inet.h>
-#include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,20 +125,11 @@ static bool await(const struct cox_metrics_server *server, int fd, short events,
 {
     struct pollfd fds[2] = {{.fd = fd, .events = events},
                             {.fd = server->stop_fd, .events = POLLIN}};
-    for (;;) {
-        int timeout_ms = -1;
-        if (deadline_ns != COX_DEADLINE_NEVER) {
-            const uint64_t now = cox_now_ns();
-            if (now >= deadline_ns)
-                return false;
-            timeout_ms = (int)((deadline_ns - now) / COX_NSEC_PER_MSEC) + 1;
-        }
-        const int count = poll(fds, 2, timeout_ms);
-        if (fds[1].revents || (count < 0 && errno != EINTR))
-            return false;
-        if (count > 0)
-            return true;
-    }
+    int count;
+    do
+        count = poll(fds, 2, cox_deadline_poll_ms(deadline_ns));
+    while (count < 0 && errno == EINTR);
+    return count > 0 && !fds[1].revents && cox_now_ns() < deadline_ns;
 }
 
 /* Returns the status, or 0 where the connection has ended, or is too slow. */

@@ -296,7 +296,6 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
 struct launch {
     pid_t coordinator;
     uint32_t rank;
-    char *stack;
     const char *program;
     const char *working_directory;
     struct cox_strings argv;
@@ -329,8 +328,6 @@ static void launch_deinit(struct launch *launch)
     pipe_deinit(&launch->report);
     for (uint32_t i = 0; i < launch->fd_count; i++)
         cox_close_fd(&launch->fds[i]);
-    if (launch->stack)
-        munmap(launch->stack, CHILD_STACK_SIZE);
 }
 
 static int launch_copy_fd(struct launch *launch, int fd)
@@ -359,11 +356,6 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     launch->coordinator = plan->coordinator;
     launch->rank = rank;
     launch->program = plan->program;
-    void *stack = mmap(NULL, CHILD_STACK_SIZE, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-    if (stack == MAP_FAILED)
-        return -errno;
-    launch->stack = stack;
     launch->working_directory = plan->working_directory;
     int32_t device = plan->devices[rank];
     struct cox_strings *argv = &launch->argv;
@@ -545,6 +537,10 @@ static pid_t launch_fork(struct launch *launch, _Atomic int *ret_pidfd)
 {
     const uint64_t all = ~UINT64_C(0);
     uint64_t before;
+    char *stack = mmap(NULL, CHILD_STACK_SIZE, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    if (stack == MAP_FAILED)
+        return -1;
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
 #ifdef COX_TSAN
     /* ThreadSanitizer's clone takes the child for a copy, and forgets all other threads. Zeros,
@@ -554,11 +550,12 @@ static pid_t launch_fork(struct launch *launch, _Atomic int *ret_pidfd)
     if (pid == 0)
         child_main(launch);
 #else
-    pid_t pid = clone(child_main, launch->stack + CHILD_STACK_SIZE,
+    pid_t pid = clone(child_main, stack + CHILD_STACK_SIZE,
                       CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, launch, ret_pidfd);
 #endif
     const int error = errno;
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
+    munmap(stack, CHILD_STACK_SIZE);
     errno = error;
     return pid;
 }

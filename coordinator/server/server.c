@@ -175,8 +175,11 @@ static void on_stop(void *context, pid_t pid)
 {
     struct cox_server *server = context;
     char text[sizeof server->stop_text];
-    snprintf(text, sizeof text, "the group was stopped by process %jd (coxswain stop)",
-             (intmax_t)pid);
+    if (pid)
+        snprintf(text, sizeof text, "the group was stopped by process %jd (coxswain stop)",
+                 (intmax_t)pid);
+    else
+        snprintf(text, sizeof text, "the group was stopped by coxswain stop");
     pthread_mutex_lock(&server->lock);
     if (!server->stop_requested)
         memcpy(server->stop_text, text, sizeof text);

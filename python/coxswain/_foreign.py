@@ -19,8 +19,9 @@ def check(package: str) -> None:
     """package: the file of one of our modules."""
     if not hasattr(sys.modules["coxswain"], "__distribution__"):
         raise ImportError(_REMEDY)
-    site = os.path.dirname(os.path.dirname(package))
-    if any(
-        name.startswith("coxswain-") and name.endswith(".dist-info") for name in os.listdir(site)
-    ):
+    try:
+        names = os.listdir(os.path.dirname(os.path.dirname(package)))
+    except OSError:  # a folder that may not be listed
+        return
+    if any(name.startswith("coxswain-") and name.endswith(".dist-info") for name in names):
         warnings.warn(_REMEDY, stacklevel=sys.maxsize)

@@ -520,7 +520,6 @@ class Group:
         if codec == "pickle":  # classes of the main module have this name in ranks
             sys.modules.setdefault(_launch.MAIN, sys.modules["__main__"])
         self._codec = codec
-        self._copy: Callable[[Any], Any] = _bytes_of if codec == "bytes" else self._message_of
         self._rank_count = ranks
         self._depth = depth
         self._timeout = timeout
@@ -575,7 +574,8 @@ class Group:
         server.prompts_refusal = keep[-1]
         self._options = keep
         # stop runs; it is over
-        self._ending = False
+        # the thread that ends it; 0: none
+        self._ending = 0
         self._ended = False
         self._on_line = on_line
         self._on_rank_death = on_rank_death
@@ -668,11 +668,13 @@ class Group:
             unused, self._state = self._state == "new", "stopped"
             if unused or self._ended:
                 return
-            other, self._ending = self._ending, True
+            ending, this = self._ending, threading.get_ident()
+            self._ending = ending or this
             self._notify()
-        if other:
-            # Another thread ends it. On the thread of events it may wait for that one.
-            if self._events and self._events is not threading.current_thread():
+        if ending:
+            # Another thread ends it, or this one, in which a signal handler has called. On the
+            # thread of events it may wait for that one.
+            if ending != this and self._events and self._events.ident != this:
                 self._events.join()
             return
         try:
@@ -681,7 +683,7 @@ class Group:
                 lib.cox_executor_stop(self._executor)
             self._end()
         finally:
-            self._ending = False
+            self._ending = 0
 
     def _end(self) -> None:
         while True:
@@ -1433,13 +1435,14 @@ class Group:
     ) -> tuple[Any, Error | None]:
         if status:
             return None, self._failure(completion)
+        copy = _bytes_of if self._codec == "bytes" else self._message_of
         if future._gather == _ALL:
             ranks = ffi.unpack(completion.ranks, completion.rank_count)
             if future._ranks is not None:
                 ranks = [ranks[rank] for rank in future._ranks]
-            return list(map(self._copy, ranks)), None
+            return list(map(copy, ranks)), None
         if future._gather == lib.COX_GATHER_RANK0:
-            return self._copy(completion.payload[0]), None
+            return copy(completion.payload[0]), None
         return None, None
 
     def _message_of(self, result: Any) -> bytes | bytearray | memoryview:

@@ -571,3 +571,20 @@ def test_an_idle_group_causes_no_wakeups():
             for pid in pids:
                 best[pid] = min(best.get(pid, 99), switches(pid) - before[pid])
         assert best == {pid: 0 for pid in pids}
+
+
+def test_stop_inside_stop_returns():
+    """As a signal handler calls it, on the thread that is inside."""
+
+    class Twice(coxswain.Group):
+        def _end(self):
+            self.stop()
+            super()._end()
+
+    group = Twice(workers.echo, ranks=1).start()
+    thread = threading.Thread(target=group.stop, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    with pytest.raises(coxswain.Closed):
+        group.call(b"")

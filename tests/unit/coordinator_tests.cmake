@@ -1,5 +1,7 @@
 cox_unit_test(NAME cgroup TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/cgroup_test.c
     LIBS coxswain_commands)
+cox_unit_test(NAME signals TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/signals_test.c
+    LIBS coxswain_commands)
 cox_unit_test(NAME tokenizer TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/tokenizer_test.c
     LIBS coxswain_commands)
 cox_unit_test(NAME batcher TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/batcher_test.c

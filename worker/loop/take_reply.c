@@ -1,8 +1,8 @@
 /* take_reply: replies to lent requests. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
+#include "channel/shm/parts.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "serve_internal.h"
@@ -48,15 +48,8 @@ static void opaque_end(struct cox_channel_thread *thread, const struct cox_lent 
         cox_channel_thread_close_block(thread, entry->sequence);
 }
 
-static void parts_join(const struct iovec *parts, size_t count, uint8_t *to)
-{
-    for (size_t i = 0; i < count; to += parts[i++].iov_len)
-        if (parts[i].iov_len > 0 && parts[i].iov_base != to)
-            memmove(to, parts[i].iov_base, parts[i].iov_len);
-}
-
 static int reply_in_block(struct cox_channel_thread *thread, const struct cox_lent *entry,
-                          const struct iovec *parts, size_t count, size_t size, size_t capacity,
+                          const struct iovec *parts, size_t size, size_t capacity,
                           struct cox_error *err)
 {
     const uint64_t sequence = entry->sequence;
@@ -68,7 +61,7 @@ static int reply_in_block(struct cox_channel_thread *thread, const struct cox_le
     int r = cox_channel_thread_reserve_block(thread, sequence, size, &block, err);
     if (r)
         return r;
-    parts_join(parts, count, block);
+    cox_parts_join(block, parts, size);
     opaque_end(thread, entry);
     cox_channel_thread_send_block(thread, sequence, COX_TYPE_OPAQUE, size);
     return 0;
@@ -96,13 +89,13 @@ int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const s
     uint8_t *slot =
         cox_reply_slot(&thread->channel, worker->options.rank, sequence, false, &capacity);
     if (size > capacity) {
-        r = reply_in_block(thread, entry, parts, part_count, size, capacity, err);
+        r = reply_in_block(thread, entry, parts, size, capacity, err);
         if (r) {
             cox_lending_unclaim(thread, entry);
             return r;
         }
     } else {
-        parts_join(parts, part_count, slot);
+        cox_parts_join(slot, parts, size);
         opaque_end(thread, entry);
         cox_channel_thread_send(thread, sequence, size, false, 0);
     }

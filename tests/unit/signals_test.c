@@ -1,0 +1,54 @@
+#include "coordinator/cli/signals.h"
+
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static bool taken(void *context, int number)
+{
+    atomic_int *counts = context;
+    if (number == SIGTERM)
+        atomic_fetch_add(counts, 1);
+    return true;
+}
+
+/* The main thread may be inside a write that never returns. */
+static void a_process_that_does_not_end_gets_its_signal_again(void **state)
+{
+    (void)state;
+    atomic_int count = 0;
+    struct cox_signals signals = COX_SIGNALS_NONE;
+    signals.end_ms = 10;
+    assert_int_equal(cox_signals_start(&signals, taken, NULL, &count, NULL), 0);
+    kill(getpid(), SIGTERM);
+    while (atomic_load(&count) < 3)
+        sched_yield();
+    cox_signals_end(&signals);
+}
+
+static void a_signal_counts_once_until_then(void **state)
+{
+    (void)state;
+    atomic_int count = 0;
+    struct cox_signals signals = COX_SIGNALS_NONE;
+    assert_int_equal(signals.end_ms, 20000);
+    assert_int_equal(cox_signals_start(&signals, taken, NULL, &count, NULL), 0);
+    kill(getpid(), SIGTERM);
+    while (atomic_load(&count) == 0)
+        sched_yield();
+    cox_signals_end(&signals);
+    assert_int_equal(count, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_process_that_does_not_end_gets_its_signal_again),
+        cmocka_unit_test(a_signal_counts_once_until_then),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
