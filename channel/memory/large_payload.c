@@ -6,7 +6,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-#include <unistd.h>
 
 #include "channel/base/fault.h"
 #include "channel/handle/handle_internal.h"
@@ -265,26 +264,4 @@ void cox_large_payload_view_drop(struct cox_large_payload_view *view)
     if (view->region.base)
         cox_region_detach(&view->region);
     memset(view, 0, sizeof *view);
-}
-
-int cox_large_payload_read(const struct cox_large_payload_ref *ref,
-                           const struct cox_large_payload_origin *peer, void *buffer,
-                           struct cox_error *err)
-{
-    struct cox_handle_info info;
-    _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = payload_open(ref, peer, &fd, &info, err);
-    if (r)
-        return r;
-    for (uint64_t done = 0; done < ref->size;) {
-        /* pread: punched-out pages read as zeros and are not allocated. */
-        ssize_t got = pread(fd, (uint8_t *)buffer + done, ref->size - done, (off_t)done);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return cox_fail(err, got ? -errno : COX_CORRUPT, "reading a payload: %s",
-                            got ? cox_status_text(-errno) : "it has fewer bytes than its handle");
-        done += (uint64_t)got;
-    }
-    return 0;
 }

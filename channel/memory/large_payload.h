@@ -120,10 +120,4 @@ int cox_large_payload_view_map(struct cox_large_payload_view *view,
 void cox_large_payload_view_release(struct cox_large_payload_view *view);
 void cox_large_payload_view_drop(struct cox_large_payload_view *view); /* idempotent */
 
-/* Copies ref->size bytes to buffer. Bytes that the sender changes meanwhile are undefined. Returns
- * as view_map. */
-int cox_large_payload_read(const struct cox_large_payload_ref *ref,
-                           const struct cox_large_payload_origin *peer, void *buffer,
-                           struct cox_error *err);
-
 #endif

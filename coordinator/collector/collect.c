@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
+#include "channel/memory/reply_memory.h"
 #include "channel/recorder/probes.h"
 #include "channel/shm/request.h"
 #include "channel/base/thread.h"
@@ -572,8 +573,12 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
         r = cox_gathering_init(&collector->gatherings[frame], geometry, channel->id);
     if (r == 0)
         collector->rank_stats = calloc(collector->rank_count, sizeof *collector->rank_stats);
-    if (r == 0 && !collector->rank_stats)
+    if (r == 0)
+        collector->reply_views =
+            calloc((size_t)geometry->depth * collector->rank_count, sizeof *collector->reply_views);
+    if (r == 0 && (!collector->rank_stats || !collector->reply_views))
         r = -ENOMEM;
+    cox_reply_memory_begin();
     if (r)
         cox_collector_deinit(collector);
     return r;
@@ -588,12 +593,17 @@ void cox_collector_deinit(struct cox_collector *collector)
         cox_large_payload_drop(&collector->blocks->sender,
                                &collector->request_buffers[frame].block);
     }
-    for (uint32_t i = 0; collector->lent && i < collector_geometry(collector)->depth; i++)
+    const uint32_t depth = collector_geometry(collector)->depth;
+    for (uint32_t i = 0; collector->lent && i < depth; i++)
         cox_gathering_deinit(&collector->lent[i]);
+    for (uint32_t i = 0; collector->reply_views && i < depth * collector->rank_count; i++)
+        cox_large_payload_view_drop(&collector->reply_views[i]);
+    cox_reply_memory_end();
     cox_readiness_close(&collector->readiness);
     free(collector->lent);
     free(collector->kept);
     free(collector->rank_stats);
+    free(collector->reply_views);
     free(collector->forwarded_replies);
     cox_legacy_bridge_deinit(&collector->bridge);
     pthread_cond_destroy(&collector->work);

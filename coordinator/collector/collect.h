@@ -225,6 +225,9 @@ struct cox_collector {
     struct cox_request_buffer request_buffers[COX_DEPTH_MAX];
     /* of these in use; relaxed: saves each request the lock */
     _Atomic uint32_t blocks_used;
+    /* Large replies are read here: one per rank and frame, the gathering thread's alone. That of a
+     * dead rank stays mapped until its replacement has such a reply in the frame. */
+    struct cox_large_payload_view *reply_views;
     /* The replies to the request in each frame; the gathering thread's alone. */
     struct cox_gathering gatherings[COX_DEPTH_MAX];
 

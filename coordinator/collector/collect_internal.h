@@ -69,6 +69,13 @@ COX_HOT static inline struct cox_gathering *collector_gathering(struct cox_colle
                                                      collector_geometry(collector)->depth)];
 }
 
+COX_HOT static inline struct cox_large_payload_view *collector_reply_view(
+    struct cox_collector *collector, uint32_t rank, uint64_t sequence)
+{
+    const uint64_t frame = cox_geometry_frame(sequence, collector_geometry(collector)->depth);
+    return &collector->reply_views[frame * collector->rank_count + rank];
+}
+
 /* ---- late.c: the second completion of a request. lock is held ---- */
 
 /* A request ended while ranks were pending, and its host asked for a completion when they have

@@ -28,8 +28,9 @@ COX_HOT static void gather_check_rank(struct cox_collector *collector, struct co
                                cox_rank_incarnation(&collector->records[rank]))) {
             /* Without the lock: copying a large reply takes time, and only this thread reads it. */
             pthread_mutex_unlock(&collector->lock);
-            r = cox_gathering_take_block(gathering, &collector->blocks->reply_limits, rank,
-                                         entry->type);
+            r = cox_gathering_take_block(gathering, &collector->blocks->reply_limits,
+                                         collector_reply_view(collector, rank, entry->sequence),
+                                         rank, entry->type);
             pthread_mutex_lock(&collector->lock);
         }
         /* The reply is lost with its rank. If the rank is not known to be dead yet, its death will

@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "channel/base/fault.h"
 #include "channel/memory/domain/domain_table.h"
+#include "channel/memory/reply_memory.h"
 #include "channel/shm/reply.h"
 #include "legacy_bridge.h"
 #include "proto/large_payload_ref.h"
@@ -18,8 +18,6 @@
 #define ARENA_SIZE_MAX (UINT64_C(512) << 20)
 /* An arena up to this size is kept for the next replies. */
 #define ARENA_KEEP_SIZE (UINT64_C(64) << 20)
-
-#define HUGE_PAGE_SIZE ((size_t)2 << 20)
 
 /* The distance between two copies: aligned, because handlers may read them as numbers. */
 COX_HOT static size_t copy_stride(size_t length)
@@ -58,7 +56,7 @@ int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometr
 void cox_gathering_deinit(struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; gathering->ranks && rank < gathering->rank_count; rank++)
-        free(gathering->ranks[rank].block);
+        cox_reply_memory_free(gathering->ranks[rank].block);
     free(gathering->copies);
     free(gathering->texts);
     free(gathering->ranks);
@@ -227,22 +225,10 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
     return false;
 }
 
-/* Fresh pages cost more than the copy into them: a large reply has huge ones where the kernel has
- * some. Freed with free. */
-static uint8_t *block_alloc(size_t size)
-{
-    if (size < HUGE_PAGE_SIZE)
-        return malloc(size ? size : 1);
-    const size_t rounded = (size + HUGE_PAGE_SIZE - 1) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
-    uint8_t *block = aligned_alloc(HUGE_PAGE_SIZE, rounded);
-    if (block)
-        (void)madvise(block, rounded, MADV_HUGEPAGE);
-    return block;
-}
-
 /* Copies a reply that is out of line to private memory. */
 static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_limits *reply_limits,
-                       uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
+                       struct cox_large_payload_view *view, uint32_t rank, uint32_t type, pid_t pid,
+                       struct cox_error *err)
 {
     const uint64_t size = own->ref.size;
     const struct cox_large_payload_origin peer = {.pid = reply_limits->origin ? reply_limits->origin
@@ -264,12 +250,17 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
     if (r)
         return cox_fail(err, r, "rank %" PRIu32 " replied with %" PRIu64 " bytes: %s", rank, size,
                         room.text);
-    own->block = block_alloc(size);
+    own->block = cox_reply_memory_alloc(size);
     if (!own->block)
         return cox_fail(err, COX_NO_SPACE, "no memory for %" PRIu64 " bytes of rank %" PRIu32, size,
                         rank);
     struct cox_error why = {0};
-    r = cox_large_payload_read(&own->ref, &peer, own->block, &why);
+    const uint8_t *bytes;
+    r = cox_large_payload_view_map(view, &own->ref, &peer, &bytes, &why);
+    if (r == 0) {
+        memcpy(own->block, bytes, size);
+        cox_large_payload_view_release(view);
+    }
     /* The rank's own memory cannot be anywhere else. */
     if (r == COX_NOT_FOUND || r == COX_INVALID)
         r = COX_CORRUPT;
@@ -277,19 +268,19 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
 }
 
 int cox_gathering_take_block(struct cox_gathering *gathering,
-                             const struct cox_reply_limits *reply_limits, uint32_t rank,
-                             uint32_t type)
+                             const struct cox_reply_limits *reply_limits,
+                             struct cox_large_payload_view *view, uint32_t rank, uint32_t type)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_gathering_rank *own = &gathering->ranks[rank];
     const uint64_t size = own->ref.size;
     struct cox_error why = {0};
-    int r = block_fetch(own, reply_limits, rank, type, result->pid, &why);
+    int r = block_fetch(own, reply_limits, view, rank, type, result->pid, &why);
     own->raw = r ? NULL : own->block;
     own->raw_size = size;
     own->raw_failed = false;
     if (r) {
-        free(own->block);
+        cox_reply_memory_free(own->block);
         own->block = NULL;
         if (r != COX_PEER_DEAD)
             gathering_error(gathering, rank, r, why.text);
@@ -322,7 +313,7 @@ COX_HOT bool cox_gathering_holds(const struct cox_gathering *gathering)
 COX_HOT void cox_gathering_let_go(struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        free(gathering->ranks[rank].block);
+        cox_reply_memory_free(gathering->ranks[rank].block);
         gathering->ranks[rank].block = NULL;
         gathering->ranks[rank].in_block = false;
     }
@@ -330,6 +321,11 @@ COX_HOT void cox_gathering_let_go(struct cox_gathering *gathering)
         return;
     cox_arena_deinit(&gathering->arena);
     cox_arena_init(&gathering->arena, 0, ARENA_SIZE_MAX); /* without memory: cannot fail */
+}
+
+void cox_gathering_free_reply(uint8_t *bytes)
+{
+    cox_reply_memory_free(bytes);
 }
 
 void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,

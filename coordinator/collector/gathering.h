@@ -85,19 +85,22 @@ void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_
  * reply is out of line: the result stays LATE until take_block. */
 bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t incarnation);
-/* After take has returned true: copies and checks the reply; the result becomes OK or ERROR.
+/* After take has returned true: copies and checks the reply; the result becomes OK or ERROR. view:
+ * of replies of this rank, which stays mapped for the next one.
  * Returns
  *   0
  *   COX_PEER_DEAD: the rank died before its memory could be opened: there is no reply, and the
  *     result stays LATE
  */
 int cox_gathering_take_block(struct cox_gathering *gathering,
-                             const struct cox_reply_limits *reply_limits, uint32_t rank,
-                             uint32_t type);
+                             const struct cox_reply_limits *reply_limits,
+                             struct cox_large_payload_view *view, uint32_t rank, uint32_t type);
 /* True if let_go has memory to release. */
 bool cox_gathering_holds(const struct cox_gathering *gathering);
 /* Releases the memory that only large replies need. The results are invalid afterwards. */
 void cox_gathering_let_go(struct cox_gathering *gathering);
+/* Frees a reply whose memory was taken (cox_executor_take_reply). NULL: nothing. */
+void cox_gathering_free_reply(uint8_t *bytes);
 /* The rank will not reply any more; its result becomes DEAD. */
 void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,
                             struct cox_supervisor *supervisor);

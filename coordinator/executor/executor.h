@@ -327,10 +327,13 @@ COX_PUBLIC int cox_executor_completions(struct cox_executor *executor, enum cox_
                                         struct cox_error *err);
 
 /* Gives the memory of a reply that came out of line, result->bytes, to the caller, which frees it
- * with free. result: of a completion that is lent. Returns false if it is not given, because the
- * reply fitted its slot, or was given already: then it stays lent. */
+ * with cox_executor_free_reply. result: of a completion that is lent. Returns false if it is not
+ * given, because the reply fitted its slot, or was given already: then it stays lent. */
 COX_PUBLIC bool cox_executor_take_reply(struct cox_executor *executor, enum cox_channel_id channel,
                                         const struct cox_rank_result *result);
+/* Any thread, also after the group has ended. Some memory is kept for later replies, which saves
+ * them fresh pages: at most 128 MiB in a process, while it has a group. NULL: nothing. */
+COX_PUBLIC void cox_executor_free_reply(void *bytes);
 
 /* Creates, at the first call, an fd for poll, epoll or an event loop, in a group that was started
  * with options.collect. The fd is readable when the channel may have completions to collect. The

@@ -1451,7 +1451,7 @@ class Group:
         if size > _SLOT_SIZE and lib.cox_executor_take_reply(
             self._executor, _EXECUTE, ffi.addressof(result)
         ):
-            memory = ffi.gc(ffi.cast("void *", memory), lib.free, size)
+            memory = ffi.gc(ffi.cast("void *", memory), lib.cox_executor_free_reply, size)
             return memoryview(ffi.buffer(memory, size))
         message = _bytes_of(result)
         return bytearray(message) if _objects.has_buffers(message, _objects.REPLY) else message

@@ -37,7 +37,6 @@ typedef int... pid_t;
 #define COX_EMPTY ...
 #define COX_UNSUPPORTED ...
 
-void free(void *memory);
 struct iovec {
     void *iov_base;
     size_t iov_len;
@@ -430,6 +429,7 @@ int coxpy_submit_parts(struct cox_executor *executor, const struct iovec *parts,
                        uintptr_t key, uint64_t *ret_sequence, struct cox_error *err);
 bool cox_executor_take_reply(struct cox_executor *executor, int channel,
                              const struct cox_rank_result *result);
+void cox_executor_free_reply(void *bytes);
 void coxpy_channel_status(const struct cox_executor_status *status, int channel,
                           struct cox_channel_status_of_executor *ret_status);
 

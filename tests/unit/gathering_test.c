@@ -12,6 +12,7 @@
 
 #include <fcntl.h>
 
+#include "channel/memory/reply_memory.h"
 #include "coordinator/collector/gathering.h"
 
 /* A block without a page costs the rank that claims it nothing; copying it would take all memory.
@@ -28,13 +29,16 @@ static void m4_b33_an_reply_larger_than_what_is_free_is_refused(void **state)
     struct cox_gathering_rank rank = {.ref = {.size = size}, .text = text};
     struct cox_gathering gathering = {.rank_count = 1, .results = &result, .ranks = &rank};
     const struct cox_reply_limits reply_limits = {.size_max = UINT64_MAX};
+    struct cox_large_payload_view view = {0};
     int fd = memfd_create("answer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, (off_t)size), 0);
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &rank.ref.handle, NULL), 0);
-    assert_int_equal(cox_gathering_take_block(&gathering, &reply_limits, 0, COX_TYPE_OPAQUE), 0);
+    assert_int_equal(cox_gathering_take_block(&gathering, &reply_limits, &view, 0, COX_TYPE_OPAQUE),
+                     0);
+    assert_null(view.region.base);
     assert_int_equal(result.outcome, COX_OUTCOME_ERROR);
     assert_int_equal(result.code, COX_NO_SPACE);
     assert_non_null(strstr(result.text, "available"));
@@ -43,9 +47,43 @@ static void m4_b33_an_reply_larger_than_what_is_free_is_refused(void **state)
     close(fd);
 }
 
+/* While the process has a group. */
+static void m3_the_memory_of_a_reply_is_used_again(void **state)
+{
+    (void)state;
+    enum { COUNT = COX_REPLY_MEMORY_COUNT + 1 };
+    const size_t size = (size_t)5 << 20;
+    uint8_t *blocks[COUNT], *first = NULL;
+    cox_reply_memory_begin();
+    for (int i = 0; i < COUNT; i++) {
+        blocks[i] = cox_reply_memory_alloc(size);
+        assert_non_null(blocks[i]);
+        memset(blocks[i], i, size);
+    }
+    for (int i = 0; i < COUNT; i++)
+        cox_reply_memory_free(blocks[i]);
+    /* The last one first, and none of another size. */
+    uint8_t *small = cox_reply_memory_alloc(100), *larger = cox_reply_memory_alloc(size + size);
+    for (int i = COUNT - 1; i > 0; i--) {
+        first = cox_reply_memory_alloc(size - 1);
+        assert_ptr_equal(first, blocks[i]);
+        assert_int_equal(first[size - 1], i);
+        assert_ptr_not_equal(first, larger);
+    }
+    for (int i = 1; i < COUNT; i++)
+        free(blocks[i]); /* is allowed */
+    cox_reply_memory_free(small);
+    cox_reply_memory_free(larger);
+    assert_ptr_equal(cox_reply_memory_alloc(size + size), larger);
+    cox_reply_memory_end();
+    cox_reply_memory_free(larger); /* is not kept: else a sanitizer tells */
+    cox_reply_memory_free(NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(m3_the_memory_of_a_reply_is_used_again),
         cmocka_unit_test(m4_b33_an_reply_larger_than_what_is_free_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,19 +46,28 @@ static void end(struct cox_large_payload *block)
     cox_large_payload_sender_deinit(&sender);
 }
 
-static void m3_a_block_is_read_by_copy_and_in_place(void **state)
+/* Every byte of a payload, through a mapping of its own. */
+static int read_copy(const struct cox_large_payload_ref *ref, uint8_t *copy)
+{
+    struct cox_large_payload_view view = {0};
+    const uint8_t *bytes;
+    int r = cox_large_payload_view_map(&view, ref, &self, &bytes, NULL);
+    if (r == 0)
+        memcpy(copy, bytes, ref->size);
+    cox_large_payload_view_drop(&view);
+    return r;
+}
+
+static void m3_a_block_is_read_in_place(void **state)
 {
     (void)state;
     begin();
-    static uint8_t copy[SIZE];
     struct cox_large_payload block = block_of(NULL, SIZE, 7);
     struct cox_large_payload_ref ref = cox_large_payload_refer(&block, SIZE);
     struct cox_large_payload_view view = {0};
     const uint8_t *bytes, *again;
-    assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
-    assert_memory_equal(copy, block.region.base, SIZE);
     assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
-    assert_memory_equal(bytes, copy, SIZE);
+    assert_memory_equal(bytes, block.region.base, SIZE);
     /* A small payload stays mapped, and is reused. */
     cox_large_payload_view_release(&view);
     memset(block.region.base, 9, SIZE);
@@ -204,7 +213,7 @@ static void m3_a_socket_that_is_gone_or_full_does_not_matter(void **state)
     begin();
     struct cox_large_payload block = block_of("/nonexistent/control socket", SIZE, 7);
     struct cox_large_payload_ref ref = cox_large_payload_refer(&block, SIZE);
-    assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
+    assert_int_equal(read_copy(&ref, copy), 0);
     end(&block);
     char name[64];
     const struct cox_control_socket_options options = {.name = test_unique_name(name),
@@ -219,7 +228,7 @@ static void m3_a_socket_that_is_gone_or_full_does_not_matter(void **state)
         if (i == 0 || i == 3)
             assert_ptr_equal(blocks[i].exporter, i ? sender.plain : sender.exporter);
         ref = cox_large_payload_refer(&blocks[i], SIZE);
-        assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
+        assert_int_equal(read_copy(&ref, copy), 0);
         assert_int_equal(copy[SIZE - 1], i);
     }
     for (int i = 1; i < 4; i++)
@@ -231,7 +240,7 @@ static void m3_a_socket_that_is_gone_or_full_does_not_matter(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(m3_a_block_is_read_by_copy_and_in_place),
+        TEST(m3_a_block_is_read_in_place),
         TEST(m3_a_large_payload_outlives_its_sender_for_its_readers),
         TEST(m3_a_reserve_finds_what_is_large_enough),
         TEST(m3_what_cannot_be_is_refused),
