@@ -26,7 +26,8 @@ _POINTERS = set("OPX&")
 
 def seconds_of(timeout: Any, name: str = "timeout") -> float:
     """A number of seconds, inf among them. Raises TypeError and Invalid, which say `name`."""
-    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
+    kind = type(timeout)
+    if kind is not float and (kind is bool or not isinstance(timeout, numbers.Real)):
         raise TypeError(
             f"{name} is {timeout!r}, of type {type(timeout).__name__}; it may be a number of "
             "seconds, or None"
@@ -49,10 +50,14 @@ def buffer_of(data: Any, what: str, writable: bool = False) -> Any:
     """The memory of a bytes-like object, as cffi has it. Raises TypeError, which begins with
     `what`, for all that another process could not read: also for arrays of Python objects; and
     for what this one cannot write, if it is to be `writable`."""
+    if type(data) is bytearray:
+        return ffi.from_buffer(data)
     type_name = type(data).__name__
     try:
         with memoryview(data) as view:
-            contiguous, codes = view.c_contiguous, set(_NAMES.sub("", view.format))
+            contiguous, codes = view.c_contiguous, view.format
+        if len(codes) > 1:
+            codes = _NAMES.sub("", codes)
     except (TypeError, BufferError) as error:
         if hasattr(data, "data_ptr"):  # torch: a tensor is no buffer
             raise TypeError(
@@ -63,8 +68,8 @@ def buffer_of(data: Any, what: str, writable: bool = False) -> Any:
             f"{what} is {type_name}; it may be bytes, or any contiguous buffer of plain data"
         ) from error
     except ValueError:  # dates of numpy: no format stands for them
-        contiguous, codes = True, set()
-    if codes & _POINTERS:
+        contiguous, codes = True, ""
+    if not _POINTERS.isdisjoint(codes):
         raise TypeError(
             f"{what} is {type_name} of Python objects or pointers, which mean nothing in another "
             "process; it may be bytes, or any contiguous buffer of plain data"

@@ -53,6 +53,7 @@ OnLine = Literal["print", "log"] | Callable[[int, str], object] | None
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
 _LATE = lib.COX_LATE
 _ALL = lib.COX_GATHER_ALL
+_RANK0 = lib.COX_GATHER_RANK0
 _UINTPTR = ffi.typeof("uintptr_t")
 # A wait in the main thread ends this often, in nanoseconds, so that Python's signal handlers run.
 # The library wakes as often while a reply is outstanding.
@@ -173,7 +174,8 @@ class Future(Generic[T]):
         timeout: seconds to wait, beside the request's own deadline. Raises TimeoutError when they
         have passed, and otherwise what became of the request: RankDied, RankError, TimedOut, ...
         """
-        self._finish(timeout)
+        if not self._done or self._details:
+            self._finish(timeout)
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[no-any-return]
@@ -186,7 +188,8 @@ class Future(Generic[T]):
     def _finish(self, timeout: float | None) -> None:
         if not self._done:
             self._check_sent()
-            if not self._group._wait_for(self, deadline_of(timeout)):
+            deadline = NEVER if timeout is None else deadline_of(timeout)
+            if not self._group._wait_for(self, deadline):
                 raise TimeoutError(f"request {self._sequence} is still in flight after {timeout} s")
         if self._details:
             self._unpickle()
@@ -199,12 +202,12 @@ class Future(Generic[T]):
         try:
             if not details:
                 return
-            if isinstance(error, Error) and isinstance(details, bytes):
-                error = _objects.raised(error, details)
-            elif self._gather == _ALL:
+            if error is None and self._gather == _ALL:
                 ranks = range(self._group._rank_count) if self._ranks is None else self._ranks
                 result = list(map(_objects.reply_of, result, ranks))
-            elif result is not None:
+            elif isinstance(error, Error) and isinstance(details, bytes):
+                error = _objects.raised(error, details)
+            else:
                 result = _objects.reply_of(result, min(self._ranks or (0,)))
         except Exception as failure:  # pylint: disable=broad-exception-caught
             result, error = None, failure
@@ -1196,7 +1199,7 @@ class Group:
     ) -> Future[Any]:
         """future: of this request, where there is one already."""
         self._process.check()
-        policy = _choice("gather", gather, _GATHERS)
+        policy = _GATHERS[gather] if gather in _GATHERS else _choice("gather", gather, _GATHERS)
         asked, words = (None, ffi.NULL) if ranks is None else self._rank_set(ranks)
         send = lib.coxpy_submit
         if type(data) is bytes:
@@ -1346,31 +1349,32 @@ class Group:
                 "for: do not wait for a request in them"
             )
         sliced = thread is threading.main_thread()
-        while True:
-            with self._mutex:
-                if future._done:
-                    return True
-                # Where another thread collects, or stop is about to settle all futures.
-                waits = self._collecting or self._state != "running"
-                sleeper = self._sleeper() if waits else None
-            if sleeper:
-                left = (deadline - time.monotonic_ns()) / 1e9
-                if left <= 0:
-                    return False
-                sleeper.acquire(timeout=min(left, threading.TIMEOUT_MAX))
-                continue
-            self._collect(min(deadline, time.monotonic_ns() + _SLICE_NS) if sliced else deadline)
-            if future._done:
-                return True
-            if time.monotonic_ns() >= deadline:
-                return future._done
+        while not future._done:
+            until = min(deadline, time.monotonic_ns() + _SLICE_NS) if sliced else deadline
+            if self._collect(until, future) is None and not self._sleep_until(future, deadline):
+                return False
+            if not future._done and time.monotonic_ns() >= deadline:
+                return False
+        return True
+
+    def _sleep_until(self, future: Future[Any], deadline: int) -> bool:
+        """Sleeps until a request may have ended, where another thread collects, or stop is about to
+        settle all. False: the deadline."""
+        with self._mutex:
+            waits = self._collecting or self._state != "running"
+            sleeper = self._sleeper() if waits and not future._done else None
+        if sleeper is None:
+            return True
+        left = (deadline - time.monotonic_ns()) / 1e9
+        return left > 0 and (sleeper.acquire(timeout=min(left, threading.TIMEOUT_MAX)) or True)
 
     def _poll(self) -> bool:
         """Collects without waiting. True: something came."""
-        return self._collect(0)
+        return bool(self._collect(0))
 
-    def _collect(self, deadline: int) -> bool:
-        """Collects on this thread, unless another one does or the group ends. True: something came.
+    def _collect(self, deadline: int, awaited: Future[Any] | None = None) -> bool | None:
+        """Collects on this thread. True: something came. None: another thread collects, `awaited`
+        is done, or the group ends.
 
         A signal handler may raise at any point of the main thread. What the library has handed over
         is settled nevertheless, for other threads may wait for it, and the next thread can collect.
@@ -1380,7 +1384,10 @@ class Group:
         try:
             with self._mutex:
                 if self._collecting or self._state != "running" or self._executor is None:
-                    return False
+                    return None
+                # Else nothing may be in flight, and this would wait for ever.
+                if awaited and awaited._done:
+                    return None
                 self._collecting = me
                 self._count[0] = self._settled = 0
             if lib.cox_executor_completions(
@@ -1421,8 +1428,7 @@ class Group:
                 key = int(ffi.cast(_UINTPTR, completion.request_context))
                 future = self._futures.get(key)
                 if future is not None:  # None: settled, and then interrupted
-                    result, error = self._outcome(future, completion, status)
-                    details = self._details(completion, error)
+                    result, error, details = self._outcome(future, completion, status)
                     done.append(future)
                     with self._mutex:
                         future._result, future._error, future._details = result, error, details
@@ -1432,18 +1438,22 @@ class Group:
 
     def _outcome(
         self, future: Future[Any], completion: Any, status: int
-    ) -> tuple[Any, Error | None]:
+    ) -> tuple[Any, Error | None, bytes | bool]:
+        """What the future gets as its _result, _error and _details."""
+        is_pickled = self._codec != "bytes"
         if status:
-            return None, self._failure(completion)
-        copy = _bytes_of if self._codec == "bytes" else self._message_of
+            error = self._failure(completion)
+            has_detail = is_pickled and isinstance(error, RankError)
+            return None, error, has_detail and _bytes_of(completion.ranks[error.rank])
+        copy = self._message_of if is_pickled else _bytes_of
         if future._gather == _ALL:
             ranks = ffi.unpack(completion.ranks, completion.rank_count)
             if future._ranks is not None:
                 ranks = [ranks[rank] for rank in future._ranks]
-            return list(map(copy, ranks)), None
-        if future._gather == lib.COX_GATHER_RANK0:
-            return copy(completion.payload[0]), None
-        return None, None
+            return list(map(copy, ranks)), None, is_pickled
+        if future._gather == _RANK0:
+            return copy(completion.payload[0]), None, is_pickled
+        return None, None, False
 
     def _message_of(self, result: Any) -> bytes | bytearray | memoryview:
         """A reply as memory of its own: of one that came out of line its own, else a copy."""
@@ -1455,14 +1465,6 @@ class Group:
             return memoryview(ffi.buffer(memory, size))
         message = _bytes_of(result)
         return bytearray(message) if _objects.has_buffers(message, _objects.REPLY) else message
-
-    def _details(self, completion: Any, error: Error | None) -> bytes | bool:
-        """What the future has to unpickle: Future._details."""
-        if self._codec == "bytes":
-            return False
-        if error is None:
-            return True
-        return _bytes_of(completion.ranks[error.rank]) if isinstance(error, RankError) else False
 
     def _failure(self, completion: Any) -> Error:
         """The exception of a request that ended with another status than 0."""
