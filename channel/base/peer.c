@@ -174,6 +174,17 @@ bool cox_peer_exiting(pid_t pid)
     return cox_peer_check_exiting(pid, &exiting) == COX_PEER_DEAD || exiting;
 }
 
+bool cox_peer_dumps_core(pid_t pid, int *ret_signal)
+{
+    char text[8192];
+    if (peer_read(pid, "status", text, sizeof text) || !strstr(text, "\nCoreDumping:\t1\n"))
+        return false;
+    uint64_t status;
+    /* In the form of waitpid; the kernel sets it before it writes the core. */
+    *ret_signal = peer_read_number(pid, 52, &status) ? 0 : (int)(status & 0x7f);
+    return true;
+}
+
 int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns)
 {
     clockid_t clock;

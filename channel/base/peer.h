@@ -72,6 +72,10 @@ int cox_peer_check_exiting(pid_t pid, bool *ret_exiting);
  * pidfd is not readable yet. The kernel closes its files about then, so other processes may already
  * have noticed. False also if it is unknown. */
 bool cox_peer_exiting(pid_t pid);
+/* True if /proc shows that the kernel writes the core of a process. None of its threads runs any
+ * more, but its pidfd is readable only when the core is written. *ret_signal: what killed it; 0:
+ * the kernel does not tell (before Linux 5.16). False also if it is unknown. */
+bool cox_peer_dumps_core(pid_t pid, int *ret_signal);
 /* Number of threads of a process, its first one included.
  * Returns
  *   0

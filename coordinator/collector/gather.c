@@ -14,6 +14,9 @@
 #include "reentrancy.h"
 #include "report.h"
 
+/* Ranks whose processes are looked at in one pass. */
+#define LOOKS_MAX 8
+
 /* Takes the reply of a rank, if there is one, or finds the rank dead. */
 COX_HOT static void gather_check_rank(struct cox_collector *collector, struct cox_entry *entry,
                                       uint32_t rank)
@@ -115,6 +118,18 @@ static void gather_rewake(struct cox_collector *collector, const struct cox_entr
             gather_sleeps(cox_state_line(collector->channel->control, rank, collector->channel->id),
                           entry->sequence))
             cox_collector_rewake(collector, rank);
+}
+
+/* A look reads /proc, under the lock: each rank has one in turn, so that 128 do not take long. */
+static void gather_see_dumps(struct cox_collector *collector, const struct cox_entry *entry,
+                             uint64_t now_ns)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const uint32_t stride = (collector->rank_count + LOOKS_MAX - 1) / LOOKS_MAX;
+    for (uint32_t rank = (uint32_t)(now_ns / COX_SLICE_NS % stride); rank < collector->rank_count;
+         rank += stride)
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE)
+            cox_supervisor_see_dump(collector->supervisor, rank);
 }
 
 /* ret_odd: with COX_DIVERGED that is found here, the ranks that differ from most. */
@@ -491,8 +506,10 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
             *rescanned = false;
             return true;
         }
-        if (pass.rewake)
+        if (pass.rewake) {
             gather_rewake(collector, entry);
+            gather_see_dumps(collector, entry, pass.now_ns);
+        }
         if (*ret_pending < 0) {
             *ret_pending = pending;
             *ret_sequence = sequence;

@@ -302,10 +302,12 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
             continue;
         }
         /* Any death during start fails it, not only that of the rank waited for. */
-        for (uint32_t other = 0; r == 0 && other < executor->geometry.rank_count; other++)
+        for (uint32_t other = 0; r == 0 && other < executor->geometry.rank_count; other++) {
+            cox_supervisor_see_dump(executor->supervisor, other);
             if (cox_rank_is_dead(&executor->ranks[other]))
                 r = cox_executor_describe_failure(executor, other, COX_PEER_DEAD,
                                                   "before the group was complete", err);
+        }
         pthread_mutex_unlock(&collector->lock);
         bool cancelled = executor_ask_host(executor, &checked, &reported);
         pthread_mutex_lock(&collector->lock);

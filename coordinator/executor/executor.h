@@ -179,10 +179,10 @@ COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
                                   struct cox_executor **ret_executor, struct cox_error *err);
 /* Stops the group: requests in flight complete with COX_CLOSED, and pending submits and calls
  * return. Then it publishes MODEL_FINALIZE on every channel, waits finalize_ms, sends SIGTERM,
- * waits term_ms, and sends SIGKILL. Handlers that run, and processes in uninterruptible sleep
- * (state D), add to these times. Idempotent. Not inside a handler or hook (asserted), and not while
- * holding a lock that one of them waits for. Returns the number of workers that had to be
- * signalled. */
+ * waits term_ms, and sends SIGKILL. Handlers that run, processes in uninterruptible sleep (state D)
+ * and cores that are being written add to these times. Idempotent. Not inside a handler or hook
+ * (asserted), and not while holding a lock that one of them waits for. Returns the number of
+ * workers that had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
 /* For a process that is about to exit, for example at a second SIGTERM: kills the workers, removes
  * the names and the socket, and does not block. Any thread, also while another one is in stop; not

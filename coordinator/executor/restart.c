@@ -156,6 +156,7 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
 static int restart_look(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                         struct cox_error *err)
 {
+    cox_supervisor_see_dump(executor->supervisor, rank);
     if (cox_rank_is_dead(&executor->ranks[rank]))
         return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
                                              "before it was back in the group", err);

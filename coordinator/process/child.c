@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 /* A process whose pidfd is readable becomes waitable a moment later, and then its exit status is
- * known; under a debugger, only when the debugger releases it. */
+ * known; under a debugger, only when the debugger releases it. A core of some megabytes is written
+ * by then. */
 #define REAP_PATIENCE_NS (100 * COX_NSEC_PER_MSEC)
 
 void cox_child_await(struct cox_child *child)
@@ -117,30 +118,19 @@ void cox_child_read(struct cox_child *child, int stream)
     cox_output_read(&child->streams[stream], stream_lines[stream], child);
 }
 
-/* Returns false if it cannot be reaped yet. ret_info stays empty if the status will never be known.
- */
+/* Returns false if it cannot be reaped yet. ret_info stays empty if the status is not known now. */
 static bool child_try_reap(struct cox_child *child, siginfo_t *ret_info)
 {
-    if (cox_launch_reap(child->pidfd, false, ret_info) ||
-        errno == ECHILD) /* or another thread has reaped it */
+    if (!child->dumping && (cox_launch_reap(child->pidfd, false, ret_info) ||
+                            errno == ECHILD)) /* or another thread has reaped it */
         return true;
     uint64_t now = cox_now_ns();
     if (!child->reap_until_ns)
         child->reap_until_ns = now + REAP_PATIENCE_NS;
     if (now < child->reap_until_ns)
         return false;
-    /* An earlier incarnation's that is still held is dropped for it. */
-    cox_close_fd(&child->unreaped_fd);
-    child->unreaped_fd = fcntl(child->pidfd, F_DUPFD_CLOEXEC, 3);
+    cox_unreaped_add(child);
     return true;
-}
-
-void cox_child_retry_reap(struct cox_child *child)
-{
-    siginfo_t info = {0};
-    if (child->unreaped_fd >= 0 &&
-        (cox_launch_reap(child->unreaped_fd, false, &info) || errno == ECHILD))
-        cox_close_fd(&child->unreaped_fd);
 }
 
 /* The rest of a dead worker's output in a pipe; bytes NULL: no memory for it. */
@@ -182,10 +172,30 @@ int cox_child_kill(struct cox_child *child)
             s->hooks.kill(s->hooks.context, child->rank);
         return 0;
     }
+    if (child->dumping)
+        return 0;
     if (s->external)
         return cox_pidfd_signal(child->pidfd, SIGKILL);
     cox_launch_kill_group(cox_rank_pid(child->record), child->pidfd);
     return 0;
+}
+
+static const char *signal_text(int number)
+{
+    const char *text = sigdescr_np(number);
+    return text ? text : "real-time signal";
+}
+
+static void child_describe_dump(const struct cox_child *child, char *buffer, size_t buffer_size)
+{
+    char wrapper[48] = "";
+    if (child->adopted.pid)
+        snprintf(wrapper, sizeof wrapper, ", in its wrapper %d", cox_rank_pid(child->record));
+    int length = snprintf(buffer, buffer_size, "rank %u (pid %d%s) is dumping core", child->rank,
+                          cox_rank_serving_pid(child->record), wrapper);
+    if (child->how.known && length < (int)buffer_size)
+        snprintf(buffer + length, buffer_size - (size_t)length, " after signal %d (%s)",
+                 child->how.signal, signal_text(child->how.signal));
 }
 
 void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t buffer_size)
@@ -205,7 +215,9 @@ void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t
         snprintf(name_text, sizeof name_text, "rank %u (pid %d)", child->rank,
                  cox_rank_pid(child->record));
     const char *whose = wrapped ? "; its wrapper" : "";
-    if (!cox_rank_pid(child->record)) {
+    if (child->dumping && dead) {
+        child_describe_dump(child, buffer, buffer_size);
+    } else if (!cox_rank_pid(child->record)) {
         snprintf(buffer, buffer_size, "rank %u has not attached", child->rank);
     } else if (!dead) {
         snprintf(buffer, buffer_size, "%s%s", name_text, wrapped ? "" : " is alive");
@@ -225,9 +237,8 @@ void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t
             "%s%s, how is unknown: this program ignores SIGCHLD, waited for it elsewhere, or a debugger has it",
             name_text, wrapped ? "" : " is dead");
     } else if (child->how.signal) {
-        const char *name = sigdescr_np(child->how.signal);
         snprintf(buffer, buffer_size, "%s%s was killed by signal %d (%s)%s", name_text, whose,
-                 child->how.signal, name ? name : "real-time signal",
+                 child->how.signal, signal_text(child->how.signal),
                  child->core_dumped ? " (core dumped)" : "");
     } else {
         snprintf(buffer, buffer_size, "%s%s exited with status %d", name_text, whose,
@@ -247,6 +258,27 @@ static void child_keep_death(struct cox_child *child)
     cox_last_lines_join(&child->last_lines, death->last_lines, sizeof death->last_lines);
 }
 
+void cox_child_set_how(struct cox_child *child, const siginfo_t *info)
+{
+    struct cox_exit how = {.known = info->si_pid != 0};
+    if (how.known && info->si_code == CLD_EXITED)
+        how.exit_status = info->si_status;
+    else if (how.known)
+        how.signal = info->si_status;
+    child->core_dumped = how.known && info->si_code == CLD_DUMPED;
+    if (child->wrapper_killed && how.signal == SIGKILL)
+        how = (struct cox_exit){.known = false}; /* this process has killed it */
+    child->how = how;
+}
+
+/* With the lock held. The core may be written by now: then the process is dead as any other. */
+static void child_check_dump(struct cox_child *child)
+{
+    const struct cox_peer own = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
+    child->dumping =
+        child->dumping && cox_peer_alive(child->adopted.pidfd >= 0 ? &child->adopted : &own);
+}
+
 /* Both its processes are dead. First it is reaped, its last lines and state are recorded, and
  * waiters for the rank are woken. Then follow all remaining lines, which may fill a pipe and take
  * the host time, and the death hook. Only then the count changes: a waiter for it knows that the
@@ -255,6 +287,9 @@ void cox_child_reap(struct cox_child *child)
 {
     struct cox_supervisor *s = child->supervisor;
     siginfo_t info = {0};
+    pthread_mutex_lock(&s->lock);
+    child_check_dump(child);
+    pthread_mutex_unlock(&s->lock);
     if (!child->node[0])
         cox_child_kill(child); /* while the pid is its own: it is not reaped yet */
     if (!s->external && !child_try_reap(child, &info))
@@ -262,19 +297,13 @@ void cox_child_reap(struct cox_child *child)
     cox_fault_point(COX_FAULT_DEATH_SEEN);
     struct rest rest[2];
     child_take_rest(child, rest);
-    struct cox_exit how = {.known = info.si_pid != 0};
-    if (how.known && info.si_code == CLD_EXITED)
-        how.exit_status = info.si_status;
-    else if (how.known)
-        how.signal = info.si_status;
     cox_tsan_has_died();
     pthread_mutex_lock(&s->lock);
     if (child->node[0])
-        how = child->remote_how;
-    child->core_dumped = how.known && info.si_code == CLD_DUMPED;
-    if (child->wrapper_killed && how.signal == SIGKILL)
-        how = (struct cox_exit){.known = false}; /* this process has killed it */
-    child->how = how;
+        child->how = child->remote_how;
+    else if (!child->dumping)
+        cox_child_set_how(child, &info);
+    const struct cox_exit how = child->how;
     child_keep_death(child);
     cox_rank_move(child->record, COX_STAGE_DEAD);
     pthread_mutex_unlock(&s->lock);
@@ -385,7 +414,7 @@ void cox_child_reset(struct cox_child *child)
     child->adopted.pid = 0;
     atomic_store_explicit(&child->record->adopted_pid, 0, memory_order_relaxed);
     child->reap_until_ns = 0;
-    child->ended = child->adopted_ended = child->wrapper_killed = false;
+    child->ended = child->adopted_ended = child->wrapper_killed = child->dumping = false;
     child->record->left_ns = 0;
     child->last_lines = (struct cox_last_lines){0};
     cox_rank_move(child->record, COX_STAGE_LAUNCHING);

@@ -29,13 +29,12 @@ static void supervisor_destroy(struct cox_supervisor *s)
 {
     for (uint32_t rank = 0; s->children && rank < s->plan.rank_count; rank++) {
         struct cox_child *child = &s->children[rank];
-        cox_child_retry_reap(child);
-        cox_close_fd(&child->unreaped_fd);
         cox_close_fd(&child->pidfd);
         cox_peer_close(&child->adopted);
         cox_close_fd(&child->streams[0].fd);
         cox_close_fd(&child->streams[1].fd);
     }
+    cox_unreaped_deinit(s);
     free(s->children);
     free(s->polled);
     free(s->packed);
@@ -76,8 +75,7 @@ static int supervisor_new(const struct cox_supervise_options *options,
         child->supervisor = s;
         child->rank = rank;
         child->record = &options->ranks[rank];
-        child->pidfd = child->adopted.pidfd = child->streams[0].fd = child->streams[1].fd =
-            child->unreaped_fd = -1;
+        child->pidfd = child->adopted.pidfd = child->streams[0].fd = child->streams[1].fd = -1;
         atomic_init(&child->launched.pidfd, -1);
     }
     if (!s->polled || !s->packed || !s->children)
@@ -243,6 +241,28 @@ bool cox_supervisor_exiting(struct cox_supervisor *s, uint32_t rank)
     return ended || (there && cox_peer_exiting(pid));
 }
 
+void cox_supervisor_see_dump(struct cox_supervisor *s, uint32_t rank)
+{
+    struct cox_child *child = child_of(s, rank);
+    struct cox_rank *record = child->record;
+    int number = 0;
+    pthread_mutex_lock(&s->lock);
+    const struct cox_peer own = {.pid = cox_rank_pid(record), .pidfd = child->pidfd};
+    const struct cox_peer *serving = child->adopted.pidfd >= 0 ? &child->adopted : &own;
+    /* While it is alive after /proc was read, what was read was of this process. */
+    bool dumping = cox_rank_stage_serves(cox_rank_stage_of(record)) && !child->node[0] &&
+                   cox_peer_dumps_core(serving->pid, &number) && cox_peer_alive(serving);
+    if (dumping) {
+        child->how = (struct cox_exit){.known = number > 0, .signal = number};
+        child->dumping = child->ended = true;
+        child->adopted_ended = child->wrapper_killed = child->adopted.pidfd >= 0;
+        cox_rank_move(record, COX_STAGE_EXITING);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (dumping)
+        supervisor_wake(s);
+}
+
 size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,
                                  size_t buffer_size)
 {
@@ -399,6 +419,7 @@ static void child_release_slot(struct cox_child *child)
 {
     cox_close_fd(&child->pidfd);
     child->node[0] = '\0';
+    child->dumping = false;
     child->record->left_ns = 0;
     cox_rank_set_pid(child->record, 0);
     cox_rank_move(child->record, COX_STAGE_VACANT);
@@ -635,7 +656,7 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
     return count;
 }
 
-uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t term_ms)
+static uint32_t supervisor_end_ranks(struct cox_supervisor *s, uint64_t exit_ms, uint64_t term_ms)
 {
     cox_supervisor_expect_end(s);
     if (cox_supervisor_wait(s, cox_deadline_after_ms(exit_ms)) == 0)
@@ -655,6 +676,13 @@ uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t
                 rank, cox_rank_pid(s->children[rank].record), KILL_PATIENCE_MS / 1000,
                 cox_rank_pid(s->children[rank].record));
     cox_supervisor_wait(s, COX_DEADLINE_NEVER);
+    return signalled;
+}
+
+uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t term_ms)
+{
+    uint32_t signalled = supervisor_end_ranks(s, exit_ms, term_ms);
+    cox_unreaped_end(s);
     return signalled;
 }
 

@@ -125,7 +125,7 @@ pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
  * for how many nanoseconds it has been seen to have left; 0: it has not, or is dead. Takes the
  * supervisor's lock; may be called with the lock of a collector. */
 uint64_t cox_supervisor_see_left(struct cox_supervisor *supervisor, uint32_t rank, bool left);
-/* A pidfd that stays valid until free or a relaunch; readable once dead. */
+/* A pidfd that stays valid until free or a relaunch; readable once the process has ended. */
 int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
 /* True once the worker is dead; ret_how (may be NULL) then says how. Takes no lock while it lives.
  */
@@ -135,6 +135,11 @@ bool cox_supervisor_dead(struct cox_supervisor *supervisor, uint32_t rank,
 bool cox_supervisor_ended(struct cox_supervisor *supervisor, uint32_t rank);
 /* True if a rank is dead, or its death has begun and the supervisor thread is about to notice. */
 bool cox_supervisor_exiting(struct cox_supervisor *supervisor, uint32_t rank);
+/* Looks whether the kernel writes the core of a rank, which its pidfd tells only when that is done,
+ * minutes later for a large process. Such a rank is dead as any other, known as soon as the
+ * supervisor thread runs, and may be replaced: none of its threads runs again. Called while its
+ * reply is waited for, with the lock of a collector or without one. */
+void cox_supervisor_see_dump(struct cox_supervisor *supervisor, uint32_t rank);
 /* The last lines of a worker's output (16 of at most 400 bytes), newest last, joined by newlines;
  * as many of the newest as fit buffer_size. Returns the length; 0: there are none. */
 size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
@@ -154,8 +159,8 @@ struct cox_last_death {
  * than cox_supervisor_dead reports it. */
 void cox_supervisor_last_death(struct cox_supervisor *supervisor, uint32_t rank,
                                struct cox_last_death *ret_death);
-/* "rank 2 (pid 123) was killed by signal 9 (Killed)", with " (core dumped)"; "... exited with
- * status 1"; "... is alive". With an adopted process: "rank 2 (pid 124, in its wrapper 123) is
+/* "rank 2 (pid 123) was killed by signal 9 (Killed)", with " (core dumped)"; "... is dumping core
+ * after signal 11 (Segmentation fault)"; "... exited with status 1"; "... is alive". With an adopted process: "rank 2 (pid 124, in its wrapper 123) is
  * dead; its wrapper exited with status 137", or what else the wrapper came to. */
 void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                              size_t buffer_size);
@@ -255,8 +260,8 @@ int cox_supervisor_wait(struct cox_supervisor *supervisor, uint64_t deadline_ns)
 /* Ends every worker: waits exit_ms for them to exit by themselves, sends SIGTERM (and SIGCONT, so
  * that stopped ones get it), waits term_ms, sends SIGKILL, and waits until all are reaped. The two
  * times bound it, since SIGKILL cannot be ignored; only a process that is held inside the kernel (a
- * driver) takes longer, and is named in the log after 10 s. Returns how many needed SIGTERM or
- * SIGKILL. */
+ * driver) takes longer, and is named in the log after 10 s. And a core that is being written is not
+ * cut off while that goes on, which is logged. Returns how many needed SIGTERM or SIGKILL. */
 uint32_t cox_supervisor_end(struct cox_supervisor *supervisor, uint64_t exit_ms, uint64_t term_ms);
 /* end(0, 0) for all that still live, then joins the thread. NULL-safe, returns NULL. */
 struct cox_supervisor *cox_supervisor_free(struct cox_supervisor *supervisor);

@@ -1,7 +1,7 @@
 /*
  * What the files of the supervisor share: supervise.c (start, end, what other threads ask), watch.c
- * (its thread), child.c (one process that is watched: started, its output, its death). For no one
- * else.
+ * (its thread), child.c (one process that is watched: started, its output, its death), unreaped.c
+ * (what is left of it). For no one else.
  */
 #ifndef COX_COORDINATOR_SUPERVISE_INTERNAL_H
 #define COX_COORDINATOR_SUPERVISE_INTERNAL_H
@@ -14,6 +14,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 struct cox_child {
@@ -35,12 +36,14 @@ struct cox_child {
     bool adopted_ended;
     /* by us, since the adopted process had died */
     bool wrapper_killed;
+    /* The kernel writes the core of the process that serves: both are taken for ended, and get no
+     * signal, which would cut the core off. `how` has the signal. Set by any thread, under the
+     * lock, with the move to EXITING. */
+    bool dumping;
     /* Of the supervisor thread alone; index 1 is standard error. */
     struct cox_output streams[2];
     /* 0: it was not tried yet */
     uint64_t reap_until_ns;
-    /* pidfd of a dead process that a debugger has, to be reaped one day */
-    int unreaped_fd;
     /* Under the supervisor's lock. */
     struct cox_last_lines last_lines;
     /* once dead */
@@ -56,6 +59,18 @@ struct cox_child {
     pid_t former_pid;
     /* external: former_pid lived when its slot was released */
     bool left_alive;
+};
+
+/* The process of a dead rank that cannot be reaped yet: a debugger has it, or its core is written.
+ */
+struct cox_unreaped {
+    uint32_t rank;
+    /* that was started */
+    pid_t pid;
+    int pidfd;
+    /* the process that served the rank, if its core is written; -1: it is not */
+    int dumping_fd;
+    pid_t dumping_pid;
 };
 
 /* A process to be started again; on the stack of the thread that waits for it. */
@@ -111,6 +126,9 @@ struct cox_supervisor {
     bool expired;
     /* records that are `awaited` */
     uint32_t alive;
+    /* changed by the supervisor thread */
+    struct cox_unreaped *unreaped;
+    uint32_t unreaped_count;
     /* NULL: none is asked for */
     struct cox_relaunch *relaunch;
     /* no relaunch any more */
@@ -130,12 +148,19 @@ int cox_child_begin(struct cox_child *child, const struct cox_launch_incarnation
 /* Reads the available bytes of standard output (0) or error (1), and passes the lines to the hook.
  */
 void cox_child_read(struct cox_child *child, int stream);
-/* Tries again to reap a former process that a debugger had. Also called by the thread that destroys
- * the supervisor. */
-void cox_child_retry_reap(struct cox_child *child);
-/* SIGKILL, for its process group as well, which only a process that was started here leads. From
- * any thread, with the lock held there. Returns 0 or -errno. */
+/* The process of a rank is dead, and stays unreaped. */
+void cox_unreaped_add(struct cox_child *child);
+/* Reaps what can be reaped by now. Also called by the thread that destroys the supervisor. */
+void cox_unreaped_retry(struct cox_supervisor *supervisor);
+/* At the end of a group: waits for cores that are written while that goes on, then kills the
+ * processes. Not on the supervisor thread. */
+void cox_unreaped_end(struct cox_supervisor *supervisor);
+void cox_unreaped_deinit(struct cox_supervisor *supervisor);
+/* SIGKILL, for its process group as well, which only a process that was started here leads; nothing
+ * while it dumps core. From any thread, with the lock held there. Returns 0 or -errno. */
 int cox_child_kill(struct cox_child *child);
+/* How a process ended, as waitid tells it. With the lock held. */
+void cox_child_set_how(struct cox_child *child, const siginfo_t *info);
 /* In words, of what is known by now. From any thread, with the lock held. */
 void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t buffer_size);
 /* From any thread. */

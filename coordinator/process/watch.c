@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 /* The interval at which reaping is tried: a process that has just died, and one that a debugger
- * holds. */
+ * holds, or whose core is being written. */
 #define REAP_AGAIN_MS 1
 #define UNREAPED_AGAIN_MS 100
 
@@ -55,9 +55,9 @@ static int watch_poll(struct cox_supervisor *s)
                 (struct pollfd){.fd = child->streams[stream].fd, .events = POLLIN};
         if (child->reap_until_ns && !cox_child_is_dead(child))
             timeout_ms = REAP_AGAIN_MS;
-        else if (child->unreaped_fd >= 0 && timeout_ms < 0)
-            timeout_ms = UNREAPED_AGAIN_MS;
     }
+    if (s->unreaped_count && timeout_ms < 0)
+        timeout_ms = UNREAPED_AGAIN_MS;
     /* The kernel refuses more entries than the process may have fds, and counts negative ones. */
     nfds_t packed_count = 0;
     for (uint32_t i = 0; i < 1 + 4 * count; i++)
@@ -124,8 +124,8 @@ static void watch(struct cox_supervisor *s)
                 cox_child_ended(&s->children[rank]);
             if (cox_child_is_gone(&s->children[rank]))
                 cox_child_reap(&s->children[rank]);
-            cox_child_retry_reap(&s->children[rank]);
         }
+        cox_unreaped_retry(s);
         for (uint32_t i = 0; i < 2 * count; i++)
             if (streams[i].revents && s->children[i / 2].streams[i % 2].fd >= 0)
                 cox_child_read(&s->children[i / 2], (int)(i % 2));
