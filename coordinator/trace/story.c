@@ -287,6 +287,38 @@ static void choose_phase(uint64_t (*phases)[COX_STORY_PHASE_COUNT], const uint32
     path->phase_ns = phases[rank][path->phase];
 }
 
+/* The operation of the rank group in which a rank waits within a request; NULL: none. */
+static const struct cox_record_operation *waits_within(const struct cox_story_process *process,
+                                                       const struct cox_record *record)
+{
+    const struct cox_record_operation *last =
+        process->operation_count ? &process->operations[process->operation_count - 1] : NULL;
+    return record && last && last->begin_ns >= record->taken_ns && !last->arrived_ns ? last : NULL;
+}
+
+/* Of a rank without a reply: the phase that it is in, since when. */
+static void path_set_present(const struct cox_story *story, uint32_t rank,
+                             const struct cox_record *own, const struct cox_record *record,
+                             struct cox_story_path *path)
+{
+    const struct cox_record_operation *waits = waits_within(&story->ranks[rank], record);
+    uint64_t since_ns;
+    if (!record || !record->taken_ns) {
+        path->phase = COX_STORY_WAKE;
+        since_ns = own ? own->published_ns : 0;
+    } else if (!record->begin_ns) {
+        path->phase = COX_STORY_UNPACK;
+        since_ns = record->taken_ns;
+    } else if (record->end_ns) {
+        path->phase = COX_STORY_REPLY;
+        since_ns = record->end_ns;
+    } else {
+        path->phase = waits ? COX_STORY_GROUP : COX_STORY_EXECUTE;
+        since_ns = waits ? waits->begin_ns : record->begin_ns;
+    }
+    path->phase_ns = span(since_ns, story->recording->monotonic_ns);
+}
+
 /* Why a rank has not replied: the one that the others wait for is stopped or dead; else it does not
  * itself wait for others; else it is behind them in the rank group. */
 struct delay {
@@ -297,16 +329,13 @@ struct delay {
 static struct delay delay_of(const struct cox_story *story, uint32_t rank,
                              const struct cox_record *record)
 {
-    const struct cox_story_process *process = &story->ranks[rank];
     const CoxswainRecording__Rank *told = story->recording->ranks[rank];
-    const struct cox_record_operation *last =
-        process->operation_count ? &process->operations[process->operation_count - 1] : NULL;
-    const bool waits = record && last && last->begin_ns >= record->taken_ns && !last->arrived_ns;
+    const struct cox_record_operation *waits = waits_within(&story->ranks[rank], record);
     return (struct delay){
         .is_out = told->stopped || (told->liveness && strcmp(told->liveness, "dead") == 0),
         .is_free = !waits,
-        .epoch = waits ? last->epoch : 0,
-        .round = waits ? last->round : 0,
+        .epoch = waits ? waits->epoch : 0,
+        .round = waits ? waits->round : 0,
     };
 }
 
@@ -357,6 +386,8 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
     }
     if (stuck >= 0) {
         ret_path->critical = stuck;
+        path_set_present(story, (uint32_t)stuck, own,
+                         cox_story_find(&story->ranks[stuck].rings[channel], sequence), ret_path);
     } else {
         for (uint32_t i = 0; i < count; i++) {
             const struct cox_record *record =
@@ -369,9 +400,9 @@ void cox_story_path(const struct cox_story *story, enum cox_channel_id channel, 
             }
         }
         ret_path->critical = most && waited_least >= 0 ? waited_least : ret_path->last;
+        if (ret_path->critical >= 0)
+            choose_phase(phases, ranks, count, (uint32_t)ret_path->critical, ret_path);
     }
-    if (ret_path->critical >= 0)
-        choose_phase(phases, ranks, count, (uint32_t)ret_path->critical, ret_path);
 }
 
 const char *cox_story_type(uint32_t type, char buffer[24])

@@ -89,8 +89,9 @@ struct cox_story_path {
     uint32_t pending_count;
     /* The rank on the critical path, -1: unknown. One without a reply: first one that is stopped or
      * dead, then one that does not wait for others itself, then the one that is behind in the rank
-     * group. Else, where ranks waited for each other, the one that waited least; else the last one.
-     * And the phase that took it longer than the others. */
+     * group; and the phase that it is in, since when. Else, where ranks waited for each other, the
+     * one that waited least; else the last one; and the phase that took it longer than the others.
+     */
     int critical;
     enum cox_story_phase phase;
     uint64_t phase_ns;

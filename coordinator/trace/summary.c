@@ -317,6 +317,12 @@ static void print_request(const CoxswainRecording__Request *request, FILE *file)
                 i % 32 == 31 || i + 1 == request->contents.len ? "\n" : " ");
 }
 
+/* The cause of a recording may be a rank's death, and its last error may be that as well. */
+static bool is_new(const char *text, const char *printed)
+{
+    return text && text[0] && !(printed && strstr(printed, text));
+}
+
 static void print_rank(const struct cox_story *story, uint32_t rank, FILE *file)
 {
     const CoxswainRecording__Rank *told = story->recording->ranks[rank];
@@ -329,9 +335,10 @@ static void print_rank(const struct cox_story *story, uint32_t rank, FILE *file)
     if (told->liveness)
         fprintf(file, ", %s%s", told->liveness, told->stopped ? ", stopped by a signal" : "");
     fprintf(file, ": %s\n", text);
-    if (told->death && told->death[0])
+    const char *cause = story->recording->text;
+    if (is_new(told->death, cause))
         print_text(file, "    ", told->death);
-    if (told->last_error && told->last_error[0])
+    if (is_new(told->last_error, cause) && is_new(told->last_error, told->death))
         print_text(file, "    last error: ", told->last_error);
     if (told->last_lines && told->last_lines[0])
         print_text(file, "    | ", told->last_lines);

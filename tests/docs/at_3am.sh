@@ -163,7 +163,8 @@ hang() {
     alert 'coxswain_rank_stopped == 1 or coxswain_late_ranks > 0'
     await 'coxswain_late_ranks\{channel="execute"\} 1' coxswain metrics --name "$name"
     alert 'coxswain_rank_stopped == 1 or coxswain_late_ranks > 0'
-    log 'what the group did is in '
+    log 'what the group did is in .*\.timeout\.crash: '
+    shows "$postmortem" 'waits for rank 2, which is in phase wake since [1-9]'
     shows "$postmortem" 'rank 2 \(pid [0-9]+\), alive, stopped by a signal: waits for a request since'
     wait $prompt || true
     shows 'coxswain recover restart --rank 2 --kill --name mine' '^rank 2: '
@@ -193,6 +194,7 @@ death() {
     shows "$postmortem" '^Recorded because of: death'
     grep -qE '^  rank 2 \(pid [0-9]+\) was killed by signal 9 \(Killed\)' "$work/out" || fail "postmortem: no cause"
     grep -qE '^  rank 2 \(pid [0-9]+\), dead: ' "$work/out" || fail "postmortem: not what rank 2 did"
+    [ "$(grep -c 'was killed by signal 9' "$work/out")" = 1 ] || fail "postmortem tells the death more than once"
     stop
 }
 
