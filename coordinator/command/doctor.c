@@ -121,7 +121,7 @@ static void check_shared_memory(struct doctor *doctor, const struct cox_cgroup *
     finding(doctor,
             shortage(doctor, space.bytes >= needed, space.bytes >= cox_geometry_memory_bytes(&one)),
             "/dev/shm", "mount -o remount,size=1G /dev/shm; in a container --shm-size=1g",
-            "%s; a group of %" PRIu32 " ranks takes %.1f MiB", text, doctor->rank_count,
+            "%s; a group of %" PRIu32 " ranks takes %.2f MiB", text, doctor->rank_count,
             (double)needed / 1048576);
     uint64_t names = cox_geometry_name_count(&group);
     finding(doctor,

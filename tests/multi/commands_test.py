@@ -229,6 +229,38 @@ def layout_prints_names_sizes_and_totals():
     check("region /NAME_control " in result.out and "SERIAL is another" in result.out, "not told", result)
 
 
+def page(name):
+    with open(os.path.join(os.path.dirname(MODEL), "..", name), encoding="utf-8") as file:
+        return file.read()
+
+
+@test
+def test_p6_memory_is_one_figure():
+    """Of layout, doctor, the pages, and a group that runs."""
+    def mebibytes(pattern, *options):
+        return re.search(pattern + r" \d+ \((\S+ MiB)\)", expect(run(["layout", "-n", "8", *options]), 0).out, re.M)[1]
+    def takes(rank_count, memory):
+        return "a group of %d ranks takes %s" % (rank_count, memory)
+    memory = mebibytes("^total of /dev/shm")
+    check(takes(8, memory) in run(["doctor", "-n", "8"]).out, "doctor does not say %s" % memory)
+    check("| %s for 8 ranks: `coxswain layout -n 8` |" % memory in page("README.md"), "README.md: not %s" % memory)
+    operations = page("docs/operations.md")
+    check("8 ranks with the defaults take %s and 141 files" % memory in operations, "operations.md: not %s" % memory)
+    sealed = mebibytes("^total", "--attach", "sealed")
+    check("their memory is memfds, %s for 8 ranks" % sealed in operations, "operations.md: not %s" % sealed)
+    four = re.search(r"^total of .* \((\S+ MiB)\)", expect(run(["layout", "-n", "4"]), 0).out, re.M)[1]
+    check(takes(4, four) in page("docs/at-3am.md"), "at-3am.md: not %s" % four)
+    if SEALED:
+        skip("a sealed group has no names whose sizes could be added")
+    name = harness.fresh_name("memory")
+    process = start(["run", "-n", "8", "--name", name, "--keep-names", *ANY_COUNT])
+    check(process.stdout.readline(), "it did not start")
+    used = harness.bytes_of(name)
+    process.terminate()
+    expect(finish(process), 0)
+    check("%.2f MiB" % (used / 1048576) == memory, "a group takes %d bytes, not %s" % (used, memory))
+
+
 @test
 def help_and_version():
     result = expect(run(["--version"]), 0)
@@ -1226,7 +1258,7 @@ def test_p6_doctor_and_start_agree_on_shared_memory():
     if SEALED:
         skip("sealed groups are not in /dev/shm")
     for options, name, mark, marked_asked, *parts in [
-            ("size=1m", "/dev/shm", "BAD", "BAD", "1.0 of 1.0 MiB free", "10.9 MiB", "--shm-size"),
+            ("size=1m", "/dev/shm", "BAD", "BAD", "1.0 of 1.0 MiB free", "10.87 MiB", "--shm-size"),
             ("size=8m", "/dev/shm", "note", "BAD", "8.0 of 8.0 MiB free"),
             ("size=16m", "/dev/shm", "ok", "ok", "16.0 of 16.0 MiB free"),
             ("size=0", "/dev/shm", "ok", "ok", "no limit"),
