@@ -6,6 +6,7 @@ Usage: links.py SOURCE_DIR
   * A relative link leads to a file that exists, and its #part to a heading there.
   * docs/README.md, the table of contents, has every page of docs/.
   * README.md has at most 1,300 words.
+  * A page that says "pip install" says before how to make a virtual environment: Debian's own Python refuses it elsewhere.
   * Texts in docs/troubleshooting.md, first column, are those of the sources.
   * Every error text of the sources leads to an entry there (errors.py).
 """
@@ -78,6 +79,16 @@ def long_front_page(source):
     return ["README.md has %d words, over %d" % (count, WORDS_MAX)] if count > WORDS_MAX else []
 
 
+def refused_installs(source):
+    wrong = []
+    for page in pages(source):
+        with open(page, encoding="utf-8") as file:
+            before, install, _ = file.read().partition("pip install")
+        if install and "python3 -m venv" not in before and not page.endswith("CHANGELOG.md"):
+            wrong.append("%s: no python3 -m venv before its first pip install" % page)
+    return wrong
+
+
 def plain(text):
     text = CONVERSION.sub("…", text.replace('\\"', '"'))
     return re.sub(r"…+", "…", re.sub(r"\s+", " ", text))
@@ -110,7 +121,7 @@ def main():
         sys.exit(__doc__)
     source = os.path.abspath(sys.argv[1])
     wrong = (broken_links(source) + missing_pages(source) + long_front_page(source) +
-             foreign_texts(source) + errors.wrong_texts(source))
+             refused_installs(source) + foreign_texts(source) + errors.wrong_texts(source))
     print("\n".join(wrong) or "%d pages" % len(pages(source)))
     sys.exit(1 if wrong else 0)
 
