@@ -17,7 +17,7 @@ KINDS = [("sealed", "Coxswain, sealed"), ("named", "Coxswain, named"),
          ("pickle", "pickle ring (spins)"), ("zmq", "ZeroMQ ipc")]
 PANELS = [("bytes", "free", "placed by the kernel"),
           ("packed", "one processor", "all on one processor")]
-LABEL_WIDTH, PANEL_WIDTH, BAR, ROW, TOP = 150, 290, 16, 28, 66
+LABEL_WIDTH, PANEL_WIDTH, BAR, ROW, TOP = 162, 290, 16, 28, 66
 STYLE = """\
     .ground { fill: #ffffff; } .text { fill: #1b1f24; } .small { fill: #4c535c; font-size: 12px; }
     .own { fill: #3566b0; } .peer { fill: #a7adb5; }
@@ -62,8 +62,8 @@ def chart(bench):
              "  <title>p50 of a round: Coxswain and peers, %d workers</title>" % RANKS,
              "  <style>", STYLE, "  </style>",
              '  <rect class="ground" width="%d" height="%d" rx="10"/>' % (width, height),
-             '  <text class="text" x="16" y="26" font-weight="600">p50 of a round: 4 KiB to each of '
-             '%d workers, 256 bytes back from each (less is better)</text>' % RANKS]
+             '  <text class="text" x="16" y="26" font-weight="600">p50 of a round, %d workers: 4 KiB to each, '
+             '256 bytes back (less is better)</text>' % RANKS]
     for i, (_, label) in enumerate(KINDS):
         lines.append('  <text class="text" x="%d" y="%d" text-anchor="end">%s</text>' %
                      (LABEL_WIDTH, TOP + i * ROW + 13, label))

@@ -2,10 +2,16 @@
 """Draws docs/bench.json, which `make bench` writes, as SVG beside it; docs/bench.md shows them.
 
 usage: plot.py BENCH_JSON FOLDER
+
+Each picture has the colours of a light page, and rules that replace them where the reader prefers dark ones.
+tests/docs/pictures.py checks that, and that no legend lies on a line.
 """
 
+import colorsys
+import io
 import json
 import os
+import re
 import sys
 
 import matplotlib
@@ -14,6 +20,10 @@ matplotlib.use("svg")
 # The same figures give the same file.
 matplotlib.rcParams["svg.hashsalt"] = "coxswain"
 matplotlib.rcParams["font.size"] = 9
+# Those of docs/coxswain.svg.
+INK, GROUND, DARK_GROUND = "#1b1f24", "#ffffff", "#0f141a"
+for what in "text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color":
+    matplotlib.rcParams[what] = INK
 import matplotlib.pyplot as plt  # noqa: E402
 
 FLOORS = ["semaphore", "futex"]
@@ -37,15 +47,16 @@ COLORS = {
     "mpi": "tab:orange", "pickle": "tab:pink",
 }
 PYTHON = {
-    "named-collect": ("a call in C", "0.45", "--"),
-    "py-call-c": ("call, workers in C", "tab:cyan", "-"),
-    "py-call": ("call", "tab:blue", "-"),
-    "py-await": ("await", "tab:red", "-"),
+    "named-collect": ("Coxswain, a call in C", "0.45", "--"),
+    "py-call-c": ("Coxswain, call, workers in C", "tab:cyan", "-"),
+    "py-call": ("Coxswain, call", "tab:blue", "-"),
+    "py-await": ("Coxswain, await", "tab:red", "-"),
     "py-pipe": ("multiprocessing.connection", "tab:green", "-"),
     "py-zmq": ("pyzmq", "tab:purple", "-"),
     "py-vllm": ("vLLM's MessageQueue (spins)", "tab:orange", "-"),
     "pickle": ("pickle ring (spins)", "tab:pink", "-"),
 }
+OWN_PYTHON = ["py-call-c", "py-call", "py-await"]
 # Of the line that says what one more rank costs; those of the target.
 SLOPE_RANKS = range(4, 33)
 
@@ -54,6 +65,9 @@ class Bench:
     def __init__(self, path):
         with open(path) as file:
             self.all = json.load(file)
+
+    def values(self, section, name):
+        return sorted({row[name] for row in self.all["rows"] if row["section"] == section})
 
     def points(self, section, kind, x, y="p50_us", placement="free", **where):
         """(x, y) of every row of a section, kind and placement that has figures."""
@@ -65,7 +79,7 @@ class Bench:
 
 
 def axes(title, xlabel, ylabel, log="xy"):
-    figure, ax = plt.subplots(figsize=(7.2, 4.4))
+    figure, ax = plt.subplots(figsize=(8.8, 4.4))
     ax.set_title(title)
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
@@ -75,6 +89,21 @@ def axes(title, xlabel, ylabel, log="xy"):
         ax.set_yscale("log")
     ax.grid(True, which="both", alpha=0.25)
     return figure, ax
+
+
+def ticks(ax, values, text=str):
+    """Of an axis in powers of two: the values that were measured, and no others."""
+    ax.set_xticks(values, [text(value) for value in values])
+    ax.minorticks_off()
+
+
+def legend(*all_axes):
+    """One for all, beside the last: it lies on no line."""
+    found = {label: handle for ax in all_axes
+             for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    if found:
+        all_axes[-1].legend(found.values(), found.keys(), fontsize=8, frameon=False, loc="upper left",
+                            bbox_to_anchor=(1.02, 1))
 
 
 def draw(ax, kind, points, label=None, **style):
@@ -103,9 +132,8 @@ def latency_by_ranks(bench, title, section, **where):
     figure, ax = axes("4 KiB to every worker, 256 bytes back" + title, "workers", "p50 of a round, µs")
     for kind in FLOORS + OWN + PEERS:
         draw(ax, kind, bench.points(section, kind, "ranks", bytes=4096, **where))
-    ranks = sorted({row["ranks"] for row in bench.all["rows"] if row["section"] == section})
-    ax.set_xticks(ranks, [str(rank) for rank in ranks])
-    ax.legend(fontsize=7)
+    ticks(ax, bench.values(section, "ranks"))
+    legend(ax)
     return figure
 
 
@@ -113,9 +141,8 @@ def latency_by_bytes(bench):
     figure, ax = axes("4 workers, 256 bytes back", "bytes of a request", "p50 of a round, µs")
     for kind in FLOORS + OWN + PEERS:
         draw(ax, kind, bench.points("bytes", kind, "bytes", ranks=4, busy=False))
-    sizes = sorted({row["bytes"] for row in bench.all["rows"] if row["section"] == "bytes"})
-    ax.set_xticks(sizes, [size_text(size) for size in sizes])
-    ax.legend(fontsize=7)
+    ticks(ax, bench.values("bytes", "bytes"), size_text)
+    legend(ax)
     return figure
 
 
@@ -125,27 +152,24 @@ def growth_by_ranks(bench, title, placement):
     for kind in FLOORS + OWN:
         points = bench.points("per-rank", kind, "ranks", placement=placement)
         line = [point for point in points if point[0] in SLOPE_RANKS]
-        text = f"{LABELS[kind]}: {slope(line):.2f} µs a rank" if len(line) > 1 else None
+        text = f"{LABELS[kind]}:\n{slope(line):.2f} µs a rank" if len(line) > 1 else None
         draw(ax, kind, points, label=text)
     ax.set_ylim(bottom=0)
-    ax.legend(fontsize=8)
+    legend(ax)
     return figure
 
 
 def growth_by_bytes(bench):
     figure, ax = axes("What one more byte costs, 4 workers", "bytes of a request",
                       "p50 of a round, µs")
-    sizes = set()
     for kind in FLOORS + OWN:
         points = bench.points("per-byte", kind, "bytes")
-        sizes |= {x for x, _ in points}
         line = [point for point in points if point[0] >= 1 << 20]
-        text = (f"{LABELS[kind]}: {slope(line) * 1024 * 1000:.0f} ns a KiB from 1 MiB on"
+        text = (f"{LABELS[kind]}:\n{slope(line) * 1024 * 1000:.0f} ns a KiB from 1 MiB on"
                 if len(line) > 1 else None)
         draw(ax, kind, points, label=text)
-    sizes = sorted(sizes)[::2]
-    ax.set_xticks(sizes, [size_text(size) for size in sizes])
-    ax.legend(fontsize=8)
+    ticks(ax, bench.values("per-byte", "bytes")[::2], size_text)
+    legend(ax)
     return figure
 
 
@@ -162,9 +186,9 @@ def depth(bench):
                 what = "submitted ahead" if way == "depth" else "threads that call"
                 ax.plot(*zip(*points), marker=marker, color=color,
                         linestyle="-" if way == "depth" else ":", label=f"{what}, {ranks} workers")
-    ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    ticks(ax, [1, 2, 4, 8])
     ax.set_ylim(bottom=0)
-    ax.legend(fontsize=8)
+    legend(ax)
     return figure
 
 
@@ -172,7 +196,7 @@ def steps(bench):
     figure, ax = axes("A decode step, protobuf both ways, sealed", "workers",
                       "p50 of a round, µs")
     for kind, label, color in (
-            ("sealed-bytes", "as many opaque bytes as 16 sequences", "0.6"),
+            ("sealed-bytes", "as many opaque bytes\nas 16 sequences", "0.6"),
             ("sealed-step-16", "16 sequences", "tab:red"),
             ("sealed-step-256", "256 sequences", "tab:orange"),
             ("sealed-step-1024", "1,024 sequences", "tab:purple"),
@@ -180,13 +204,13 @@ def steps(bench):
         points = bench.points("steps", kind, "ranks", busy=False)
         if points:
             ax.plot(*zip(*points), marker="o", markersize=3, color=color, label=label)
-    ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
-    ax.legend(fontsize=8)
+    ticks(ax, bench.values("steps", "ranks"))
+    legend(ax)
     return figure
 
 
 def start(bench):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
     for kind in OWN:
         draw(left, kind, bench.points("start", kind, "ranks", "start_ms"))
         memory = bench.points("start", kind, "ranks", "pss_kib")
@@ -199,12 +223,12 @@ def start(bench):
         ax.set_xlabel("workers")
         ax.set_ylim(bottom=0)
         ax.grid(True, alpha=0.25)
-        ax.legend(fontsize=8)
+    legend(left, right)
     return figure
 
 
 def model(bench):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
     rows = bench.all.get("model", {}).get("rows", [])
     for mode, style in ("off", "--"), ("on", "-"):
         def line(ax, name, color, label, scale=1, mode=mode, style=style):
@@ -223,27 +247,48 @@ def model(bench):
         ax.set_xlabel("workers")
         ax.set_ylim(bottom=0)
         ax.grid(True, alpha=0.25)
-        if rows:
-            ax.legend(fontsize=7)
+    legend(left, right)
     return figure
 
 
 def python(bench):
-    figure, axes_ = plt.subplots(1, 2, figsize=(9.6, 4.4), sharey=True)
+    figure, axes_ = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True)
     for ax, placement in zip(axes_, ("free", "one processor"), strict=True):
         for kind, (label, color, style) in PYTHON.items():
             points = bench.points("python", kind, "ranks", placement=placement)
             if points:
-                ax.plot(*zip(*points), marker="o", markersize=3, color=color, linestyle=style, label=label)
+                ax.plot(*zip(*points), marker="o", markersize=3, color=color, linestyle=style, label=label,
+                        linewidth=2 if kind in OWN_PYTHON else 1.1)
         ax.set_title("placed by the kernel" if placement == "free" else placement)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
-        ax.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+        ticks(ax, bench.values("python", "ranks"))
         ax.set_xlabel("workers")
         ax.grid(True, which="both", alpha=0.25)
     axes_[0].set_ylabel("p50 of a round from Python, µs")
-    axes_[0].legend(fontsize=7)
+    legend(*axes_)
     return figure
+
+
+def of_dark_page(color):
+    """Greys are inverted; other colours are as light as they have to be on a dark ground."""
+    if color == GROUND:
+        return DARK_GROUND
+    hue, lightness, saturation = colorsys.rgb_to_hls(*(int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)))
+    lightness = 1 - 0.6 * lightness if saturation < 0.2 else max(lightness, 0.65)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(hue, lightness, saturation))
+
+
+def save(figure, path):
+    drawn = io.StringIO()
+    figure.tight_layout()
+    figure.savefig(drawn, metadata={"Date": None})
+    svg = drawn.getvalue()
+    rules = "".join(f"""[style*="{what}: {color}"] {{ {what}: {of_dark_page(color)} !important; }}\n"""
+                    for what, color in sorted(set(re.findall(r"(fill|stroke): (#[0-9a-f]{6})", svg))))
+    svg = svg.replace("</style>", f"\n@media (prefers-color-scheme: dark) {{\n{rules}}}\n</style>", 1)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(svg)
 
 
 def main():
@@ -262,8 +307,9 @@ def main():
             ("python", python(bench)),
             ("start", start(bench)),
             ("model", model(bench))):
-        figure.tight_layout()
-        figure.savefig(os.path.join(sys.argv[2], f"bench-{name}.svg"), metadata={"Date": None})
+        # A section that was not measured leaves its picture as it is.
+        if any(ax.lines for ax in figure.axes):
+            save(figure, os.path.join(sys.argv[2], f"bench-{name}.svg"))
         plt.close(figure)
 
 
