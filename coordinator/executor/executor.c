@@ -289,6 +289,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     struct cox_rank_set checked = {{0}}, reported = {{0}};
     uint32_t rank = 0; /* the first that has not attached */
+    uint64_t look_ns = cox_deadline_after_ns(COX_SLICE_NS);
     int r = 0;
     for (uint32_t other = 0; other < executor->geometry.rank_count; other++)
         if (!cox_executor_has_rank(executor, other))
@@ -302,8 +303,11 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
             continue;
         }
         /* Any death during start fails it, not only that of the rank waited for. */
+        const bool looks = cox_now_ns() >= look_ns;
+        look_ns = looks ? cox_deadline_after_ns(COX_SLICE_NS) : look_ns;
         for (uint32_t other = 0; r == 0 && other < executor->geometry.rank_count; other++) {
-            cox_supervisor_see_dump(executor->supervisor, other);
+            if (looks)
+                cox_supervisor_see_dump(executor->supervisor, other);
             if (cox_rank_is_dead(&executor->ranks[other]))
                 r = cox_executor_describe_failure(executor, other, COX_PEER_DEAD,
                                                   "before the group was complete", err);

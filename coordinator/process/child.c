@@ -180,6 +180,13 @@ int cox_child_kill(struct cox_child *child)
     return 0;
 }
 
+/* With the lock held. False when the core is written. */
+static bool child_dumps(const struct cox_child *child)
+{
+    const struct cox_peer own = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
+    return child->dumping && cox_peer_alive(child->adopted.pidfd >= 0 ? &child->adopted : &own);
+}
+
 static const char *signal_text(int number)
 {
     const char *text = sigdescr_np(number);
@@ -215,7 +222,8 @@ void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t
         snprintf(name_text, sizeof name_text, "rank %u (pid %d)", child->rank,
                  cox_rank_pid(child->record));
     const char *whose = wrapped ? "; its wrapper" : "";
-    if (child->dumping && dead) {
+    /* How another's child has ended is not told again when its core is written. */
+    if (dead && (child->supervisor->external ? child_dumps(child) : child->dumping)) {
         child_describe_dump(child, buffer, buffer_size);
     } else if (!cox_rank_pid(child->record)) {
         snprintf(buffer, buffer_size, "rank %u has not attached", child->rank);
@@ -271,14 +279,6 @@ void cox_child_set_how(struct cox_child *child, const siginfo_t *info)
     child->how = how;
 }
 
-/* With the lock held. The core may be written by now: then the process is dead as any other. */
-static void child_check_dump(struct cox_child *child)
-{
-    const struct cox_peer own = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
-    child->dumping =
-        child->dumping && cox_peer_alive(child->adopted.pidfd >= 0 ? &child->adopted : &own);
-}
-
 /* Both its processes are dead. First it is reaped, its last lines and state are recorded, and
  * waiters for the rank are woken. Then follow all remaining lines, which may fill a pipe and take
  * the host time, and the death hook. Only then the count changes: a waiter for it knows that the
@@ -288,7 +288,7 @@ void cox_child_reap(struct cox_child *child)
     struct cox_supervisor *s = child->supervisor;
     siginfo_t info = {0};
     pthread_mutex_lock(&s->lock);
-    child_check_dump(child);
+    child->dumping = child_dumps(child); /* else it is dead as any other */
     pthread_mutex_unlock(&s->lock);
     if (!child->node[0])
         cox_child_kill(child); /* while the pid is its own: it is not reaped yet */

@@ -50,7 +50,9 @@ static void unreaped_drop(struct cox_supervisor *s, uint32_t index, const siginf
     /* The rank may have another process by now. */
     if (child->dumping && cox_rank_pid(child->record) == dropped.pid) {
         child->dumping = false;
-        cox_child_set_how(child, info);
+        /* Another thread of the host may have reaped it; the signal is known all the same. */
+        if (info->si_pid || child->adopted.pid)
+            cox_child_set_how(child, info);
     }
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);

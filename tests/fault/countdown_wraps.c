@@ -170,7 +170,10 @@ int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...)
 {
-    if (FAILS("open", EMFILE, 0, 0))
+    /* A look at a process that fails is repeated (cox_supervisor_see_dump). */
+    unsigned passes =
+        strncmp(path, "/proc/", 6) == 0 && strstr(path, "/status") ? COUNTDOWN_PASSABLE : 0;
+    if (FAILS("open", EMFILE, 0, passes))
         return -1;
     va_list args;
     va_start(args, flags);

@@ -1329,6 +1329,20 @@ static void on_core_log(void *context, int level, const char *text)
     core->released_by_log = false;
 }
 
+/* Lets rank 1 dump core: the core is not written yet, and its death is known. */
+static void core_begin(struct held_core *core, struct group *g, pid_t pid)
+{
+    cox_supervisor_see_dump(g->supervisor, 1);
+    assert_true(cox_rank_stage_serves(cox_rank_stage_of(&g->ranks[1])));
+    kill(pid, SIGSEGV);
+    core_await_begin(core);
+    cox_supervisor_see_dump(g->supervisor, 1);
+    cox_supervisor_see_dump(g->supervisor, 1); /* nothing new */
+    group_await_death(g, 1);
+    assert_int_equal(kill(pid, 0), 0);
+    assert_int_equal(g->deaths[1].how.signal, SIGSEGV);
+}
+
 /* Starts two ranks whose core is that one, below a wrapper or not, and lets rank 1 dump core. */
 static pid_t core_dump(struct held_core *core, struct group *g, const char *run)
 {
@@ -1348,15 +1362,7 @@ static pid_t core_dump(struct held_core *core, struct group *g, const char *run)
     assert_int_equal(cox_supervisor_start(&options, &g->supervisor, &err), 0);
     const pid_t pid = (pid_t)atoi(group_await_line(g, 1, false, "pid ") + strlen("pid "));
     assert_int_equal(cox_supervisor_adopt(g->supervisor, 1, pid, 0), 0);
-    cox_supervisor_see_dump(g->supervisor, 1);
-    assert_int_equal(cox_rank_stage_of(&g->ranks[1]), COX_STAGE_RUNNING);
-    kill(pid, SIGSEGV);
-    core_await_begin(core);
-    cox_supervisor_see_dump(g->supervisor, 1);
-    cox_supervisor_see_dump(g->supervisor, 1); /* nothing new */
-    group_await_death(g, 1);
-    assert_int_equal(kill(pid, 0), 0);
-    assert_int_equal(g->deaths[1].how.signal, SIGSEGV);
+    core_begin(core, g, pid);
     return pid;
 }
 
@@ -1449,6 +1455,59 @@ static void p2_a_wrapped_rank_that_dumps_core_is_dead(void **state)
     assert_true(core_size(&core) > 0);
     assert_int_equal(g.deaths[1].times, 1);
     group_free(&g);
+    core_free(&core);
+}
+
+/* A process that another one has started, here this one, is reaped by that. Its core is not waited
+ * for, and not cut off. */
+static void p2_a_registered_rank_that_dumps_core_is_dead(void **state)
+{
+    (void)state;
+    struct held_core core;
+    struct group g;
+    core_hold(&core);
+    char script[128], text[200], byte;
+    snprintf(script, sizeof script, "cd %s; ulimit -c unlimited; echo; exec sleep 1000 >&-",
+             core.folder);
+    int fds[2];
+    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, fds[1], 1);
+    char *const argv[] = {"sh", "-c", script, NULL};
+    pid_t pid;
+    assert_int_equal(posix_spawn(&pid, "/bin/sh", &actions, NULL, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    assert_int_equal(read(fds[0], &byte, 1), 1);
+    close(fds[0]);
+    close(fds[1]);
+    group_init(&g);
+    const struct cox_supervise_options options = {
+        .rank_count = 2,
+        .ranks = g.ranks,
+        .external = true,
+        .prefix = "/test",
+        .hooks = {.context = &g, .line = on_line, .death = on_death},
+        .log = {on_core_log, &core},
+    };
+    struct cox_error err = {0};
+    assert_int_equal(cox_supervisor_start(&options, &g.supervisor, &err), 0);
+    assert_int_equal(cox_supervisor_register(g.supervisor, 1, pid, 0), 0);
+    core_begin(&core, &g, pid);
+    snprintf(text, sizeof text,
+             "rank 1 (pid %d) is dumping core after signal 11 (Segmentation fault)", pid);
+    assert_string_equal(g.deaths[1].description, text);
+    core_release(&core);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_true(core_size(&core) > 0);
+    char later[200];
+    cox_supervisor_describe(g.supervisor, 1, later, sizeof later);
+    snprintf(text, sizeof text, "rank 1 (pid %d) was killed by signal 11 (Segmentation fault)",
+             pid);
+    assert_string_equal(later, text);
+    assert_int_equal(cox_supervisor_release_slot(g.supervisor, 1, group_deadline(), &err), 0);
+    group_free(&g);
+    assert_string_equal(core.log, "");
     core_free(&core);
 }
 
@@ -1798,6 +1857,7 @@ int main(int argc, char **argv)
         TEST(p2_a_rank_that_dumps_core_is_dead),
         TEST(p2_a_rank_that_has_dumped_core_says_so),
         TEST(p2_a_wrapped_rank_that_dumps_core_is_dead),
+        TEST(p2_a_registered_rank_that_dumps_core_is_dead),
         TEST(m15_end_waits_for_a_core),
         TEST(m15_end_cuts_a_core_that_hangs),
         TEST(p2_workers_die_with_the_coordinator),
