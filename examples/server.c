@@ -45,7 +45,7 @@ static int serve(struct cox_server *server, struct cox_error *err)
             continue;
         printf("%s\n", err->text); /* names the rank and what became of it */
         r = cox_server_await_recovery(server, COX_DEADLINE_NEVER, err);
-        if (r == 1)
+        if (r == COX_STALE)
             printf("recovered\n");
         cox_error_clear(err);
     }

@@ -209,8 +209,12 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
         if (is_legal(executor, i))
             snprintf(legal + used, sizeof legal - used, "%s%s", used ? ", " : "", commands[i].name);
     }
-    return cox_fail(err, COX_STATE, "%s is not legal in state %s: legal are %s",
-                    commands[command].name, cox_engine_state_name(executor->engine_state), legal);
+    return cox_fail(err, COX_STATE, "%s is not legal in state %s: legal are %s%s",
+                    commands[command].name, cox_engine_state_name(executor->engine_state), legal,
+                    executor->engine_state == COX_ENGINE_INIT
+                        ? "; no init was sent to its ranks: the program that drives this group "
+                          "decides itself when it sends requests"
+                        : "");
 }
 
 /* For a pause that has failed. A rank that is stuck is paused; one that has not replied may be. */

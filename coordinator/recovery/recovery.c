@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define RESTART_MAX_DEFAULT 5
 #define WINDOW_MS_DEFAULT 60000
@@ -147,7 +148,10 @@ static void describe(struct cox_recovery *recovery, char *text, size_t size)
 {
     const struct cox_recovery_rank *dead = cox_recovery_first_dead(recovery);
     uint64_t due_ns = cox_recovery_turn_due(recovery), now = cox_now_ns();
-    if (recovery->doing[0])
+    if (recovery->doing[0] && recovery->want_ns)
+        snprintf(text, size, "%s; before: %.*s", recovery->doing,
+                 (int)(size - strlen(recovery->doing)) - 16, recovery->last.text);
+    else if (recovery->doing[0])
         snprintf(text, size, "%s", recovery->doing);
     else if (recovery->failed)
         snprintf(text, size, "the group has failed");
@@ -210,7 +214,7 @@ int cox_recovery_await(struct cox_recovery *recovery, uint64_t deadline_ns, stru
         pthread_mutex_unlock(&recovery->lock);
         return COX_TIMEOUT;
     }
-    int r = recovery->changes != recovery->changes_seen;
+    int r = recovery->changes != recovery->changes_seen ? COX_STALE : 0;
     recovery->changes_seen = recovery->changes;
     if (recovery->stopped || recovery->cancelled || recovery->closing)
         *err = (struct cox_error){.code = r = COX_CLOSED, .text = "stopped"};

@@ -62,7 +62,7 @@ void cox_recovery_death(struct cox_recovery *recovery, uint32_t rank, const char
  * COX_PEER_DEAD it waits for the report of that death. For one caller at a time.
  * Returns
  *   0: there was no failure
- *   1: there was one since the last call, and it is recovered
+ *   COX_STALE: there was one since the last call, and it is recovered
  *   COX_PEER_DEAD: the group has failed, err says why
  *   COX_CLOSED: stopped, or cancel was called
  *   COX_TIMEOUT: the group was not able to run steps until deadline_ns

@@ -62,6 +62,8 @@ struct connection {
     uint64_t idle_ns;
     /* of the client; 0: unknown */
     pid_t pid;
+    /* served by the spare thread: it has none of its own */
+    bool spare;
 
     /* The thread's own. */
     struct cox_stream stream;
@@ -92,6 +94,8 @@ struct cox_control_server {
     /* an eventfd: every thread leaves; written once, never read */
     int end_fd;
     struct cox_closer *closer;
+    pthread_t spare_thread;
+    bool spare_started;
 
     /* everything below */
     pthread_mutex_t lock;
@@ -102,6 +106,10 @@ struct cox_control_server {
     /* requests in progress that may take long */
     uint32_t orders_count;
     struct connection connections[SLOT_COUNT];
+    /* NULL: the spare thread is free */
+    struct connection *spare;
+    pthread_cond_t spare_wake;
+    bool closing;
 };
 
 struct places {
@@ -880,8 +888,27 @@ static void *connection_main(void *context)
     cox_stream_deinit(&c->stream);
     pthread_mutex_lock(&c->service->lock);
     c->ended = true;
+    if (c->spare)
+        c->service->spare = NULL;
     pthread_mutex_unlock(&c->service->lock);
     return NULL;
+}
+
+/* A process that may start no thread is one whose status is wanted. */
+static void *spare_main(void *context)
+{
+    struct cox_control_server *service = context;
+    pthread_mutex_lock(&service->lock);
+    for (;;) {
+        while (!service->spare && !service->closing)
+            pthread_cond_wait(&service->spare_wake, &service->lock);
+        struct connection *c = service->spare;
+        pthread_mutex_unlock(&service->lock);
+        if (!c)
+            return NULL;
+        connection_main(c);
+        pthread_mutex_lock(&service->lock);
+    }
 }
 
 /* ---- constructor and destructor ---- */
@@ -895,11 +922,15 @@ int cox_control_server_new(const struct cox_control_options *options,
     service->options = *options;
     snprintf(service->phase.refusal, sizeof service->phase.refusal, "%s", STARTING);
     pthread_mutex_init(&service->lock, NULL);
+    pthread_cond_init(&service->spare_wake, NULL);
     service->model = options->model ? strdup(options->model) : NULL;
     service->end_fd = eventfd(0, EFD_CLOEXEC);
     int r = options->model && !service->model ? -ENOMEM : service->end_fd < 0 ? -errno : 0;
     if (r == 0)
         r = cox_closer_new(&service->closer);
+    if (r == 0)
+        r = cox_thread_start(&service->spare_thread, spare_main, service);
+    service->spare_started = r == 0;
     if (r) {
         cox_control_server_free(service);
         return cox_fail(err, r, "the control connections: %s", cox_status_text(r));
@@ -916,10 +947,18 @@ struct cox_control_server *cox_control_server_free(struct cox_control_server *se
     while (service->end_fd >= 0 && write(service->end_fd, &one, sizeof one) < 0 && errno == EINTR)
         ;
     for (size_t i = 0; i < SLOT_COUNT; i++)
-        if (service->connections[i].used)
+        if (service->connections[i].used && !service->connections[i].spare)
             pthread_join(service->connections[i].thread, NULL);
+    if (service->spare_started) {
+        pthread_mutex_lock(&service->lock);
+        service->closing = true;
+        pthread_cond_signal(&service->spare_wake);
+        pthread_mutex_unlock(&service->lock);
+        pthread_join(service->spare_thread, NULL);
+    }
     cox_closer_free(service->closer);
     cox_close_fd(&service->end_fd);
+    pthread_cond_destroy(&service->spare_wake);
     pthread_mutex_destroy(&service->lock);
     free(service->model);
     free(service);
@@ -957,7 +996,8 @@ static struct connection *connection_find(struct cox_control_server *service)
     for (size_t i = 0; i < SLOT_COUNT; i++) {
         struct connection *c = &service->connections[i];
         if (c->used && c->ended) {
-            pthread_join(c->thread, NULL); /* it has nothing left to do */
+            if (!c->spare)
+                pthread_join(c->thread, NULL); /* it has nothing left to do */
             c->used = false;
         }
         if (!c->used && !found)
@@ -992,7 +1032,12 @@ int cox_control_server_take(struct cox_control_server *service, int fd, struct c
         c->pid = cox_socket_read_peer(fd, &peer) == 0 ? peer.pid : 0;
         cox_stream_init(&c->stream, fd);
         r = cox_thread_start(&c->thread, connection_main, c);
-        if (r) {
+        if (r && !service->spare) {
+            c->spare = true;
+            service->spare = c;
+            pthread_cond_signal(&service->spare_wake);
+            r = 0;
+        } else if (r) {
             c->used = false;
             cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
         }

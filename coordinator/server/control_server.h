@@ -3,7 +3,8 @@
  * prompts, recovery, adapters, weights, links and pulls.
  *
  * Each connection has its own thread, and no thread calls a worker: status works even if all
- * workers are stuck or dead. Two rules keep places free for status and stop:
+ * workers are stuck or dead. Where none can be started, a spare one serves a connection, one at a
+ * time. Two rules keep places free for status and stop:
  *   - Connections with prompts, and orders in progress (recover, lora, weights, link, link status,
  *     role), may together be COX_CONTROL_BUSY_MAX.
  *   - If all places are taken, a new connection gets the place of an idle one, which is closed.

@@ -170,10 +170,10 @@ COX_PUBLIC int cox_server_set_note(struct cox_server *server, const char *note,
  *
  * Returns
  *   0: there was nothing to recover from
- *   1: the group was recovered since the last call; the ranks have lost what they computed
+ *   COX_STALE: the group was recovered since the last call; the ranks have lost what they computed
  *   COX_PEER_DEAD: the group has failed; err says why
  *   COX_CLOSED: the group ends, or cancel_recovery was called
- *   COX_TIMEOUT
+ *   COX_TIMEOUT: err says what it waits for
  */
 COX_PUBLIC int cox_server_await_recovery(struct cox_server *server, uint64_t deadline_ns,
                                          struct cox_error *err);

@@ -815,11 +815,12 @@ static int idle(struct cox_engine_loop *engine_loop, struct cox_error *err)
 static int step_failed(struct cox_engine_loop *engine_loop, int r, struct cox_error *err)
 {
     const struct cox_engine_loop_options *options = &engine_loop->options;
-    int recovered = 0;
+    bool recovered = false;
     if (options->recover && may_recover(r)) {
-        recovered = options->recover(options->recover_context, err);
-        if (recovered != 0 && recovered != 1)
-            return recovered;
+        int result = options->recover(options->recover_context, err);
+        recovered = result == COX_STALE;
+        if (result && !recovered)
+            return result;
     }
     if (!recovered && !may_retry(r))
         return r;

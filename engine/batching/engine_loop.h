@@ -84,8 +84,8 @@ struct cox_engine_loop_options {
     /* Called on the thread of run when a step has failed or was refused (err: why). Blocks until
      * the group can run steps again. Returns
      *   0: the group can, unchanged (retry_max applies)
-     *   1: the group was recovered: everything is announced and recomputed, without counting as a
-     *     retry
+     *   COX_STALE: the group was recovered: everything is announced and recomputed, without
+     *     counting as a retry
      *   another status: run ends with it and the text of err
      * NULL: a death ends run.
      */

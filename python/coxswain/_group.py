@@ -429,7 +429,10 @@ class Group:
     timeout: seconds that the ranks have to attach, at a start and a restart; None: no limit.
     on_death: "fail": requests that ask a dead rank raise RankDied until `restart(rank)`.
         "restart": the requests in flight raise RankDied, the rank is replaced, and later calls wait
-        for that. "restart-all": the same with all ranks.
+        for that. "restart-all": the same with all ranks. A rank that dies again is replaced after
+        0.1 s, then 0.2 s and so on, at most 5 s. More than 5 deaths in 60 s are not made good: all
+        calls raise RankDied with that, and another group has to be started. Where fds, memory or
+        processes are lacking, the replacement is tried for 60 s.
     on_line: what becomes of each line that a rank writes. "print": it is written to the standard
         output or error of this process, with the rank in front. "log": it goes to logging's
         "coxswain", level INFO. A function is called with (rank, line), on a thread of the package.
@@ -1318,11 +1321,13 @@ class Group:
                 return int(lib.coxpy_group_await_recovery(self._native, until, err))
 
             r = self._use(wait)
-            if r in (0, 1):
+            if r in (0, lib.COX_STALE):
                 return
             if r != lib.COX_TIMEOUT:
                 raise error_of(r, text_of(err.text)) from death
             if time.monotonic_ns() >= deadline:
+                if obstacle := text_of(err.text):
+                    death.args = (f"{death}; it is not replaced yet: {obstacle}",)
                 raise death
 
     def _await_room(self, deadline: int, obstacle: Error) -> None:

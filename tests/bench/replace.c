@@ -378,7 +378,7 @@ static int step_succeed(struct group *group, uint64_t *ret_submitted_ns, struct 
             return cox_fail(err, r, "%s", why.text);
         bool late = r == COX_LATE;
         r = cox_recovery_await(group->recovery, COX_DEADLINE_NEVER, &why);
-        if (r != 0 && r != 1)
+        if (r != 0 && r != COX_STALE)
             return cox_fail(err, r, "%s", why.text);
         if (late && r == 0) /* no rank is dead; a rank still in the step will leave it soon */
             usleep(100);

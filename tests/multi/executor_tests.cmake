@@ -77,6 +77,7 @@ cox_command_test(NAME sealed/poll LABEL sealed TIER quick TIMEOUT 240 PROCESSORS
 # Control connections without a control socket.
 cox_multi_test(NAME service TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 120)
+target_link_options(test_multi_service PRIVATE -Wl,--wrap=pthread_create)
 add_dependencies(test_multi_service scripted_worker)
 cox_sealed_test(service TIER all TIMEOUT 240)
 

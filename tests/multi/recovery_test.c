@@ -291,7 +291,7 @@ static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
         assert_int_equal(await_recovery(0), 0);
         for (uint32_t rank = 0; rank < n; rank++) {
             kill_rank(rank);
-            assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+            assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
             assert_int_equal(await_recovery(0), 0);
             assert_int_equal(incarnation(rank), 2);
             expect_echo();
@@ -316,7 +316,7 @@ static void p8_a_recovery_meanwhile_is_reported_once(void **state)
     while (incarnation(1) < 2)
         sched_yield();
     await_doing("", &status);
-    assert_int_equal(await_recovery(COX_STALE), 1);
+    assert_int_equal(await_recovery(COX_STALE), COX_STALE);
     assert_int_equal(await_recovery(COX_STALE), 0);
     assert_int_equal(status.recent_deaths, 1);
 }
@@ -336,7 +336,7 @@ static void p8_a_death_that_is_not_told_yet_is_waited_for(void **state)
     group.hold = false;
     pthread_mutex_unlock(&group.lock);
     cox_recovery_death(group.recovery, group.held[0], "rank 1 is dead");
-    assert_int_equal(task_join(&task), 1);
+    assert_int_equal(task_join(&task), COX_STALE);
     assert_int_equal(incarnation(1), 2);
 }
 
@@ -363,7 +363,7 @@ static void p8_what_builds_on_ranks_that_are_no_more_is_refused(void **state)
     uint64_t epoch = cox_executor_epoch(group.executor);
     assert_int_equal(echo_in(epoch), 0);
     kill_rank(1);
-    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     assert_int_equal(echo_in(epoch), COX_STALE);
     epoch = cox_executor_epoch(group.executor);
     assert_int_equal(echo_in(epoch), 0);
@@ -384,9 +384,11 @@ static void p8_two_ranks_at_once(void **state)
     pid_t others[] = {cox_executor_pid(group.executor, 0), cox_executor_pid(group.executor, 2)};
     kill_rank(1);
     kill_rank(3);
-    do
-        assert_in_range(await_recovery(COX_PEER_DEAD), 0, 1);
-    while (incarnation(1) < 2 || incarnation(3) < 2);
+    int r;
+    do {
+        r = await_recovery(COX_PEER_DEAD);
+        assert_true(r == 0 || r == COX_STALE);
+    } while (incarnation(1) < 2 || incarnation(3) < 2);
     assert_int_equal(await_recovery(0), 0);
     expect_echo();
     assert_int_equal(cox_executor_pid(group.executor, 0), others[0]);
@@ -402,7 +404,7 @@ static void p8_a_new_one_that_dies_half_way_is_replaced_again(void **state)
                                                  .policy.backoff_max_ms = 2};
     group_start(2, fragile, no_config, &options);
     kill_rank(1);
-    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     assert_int_equal(incarnation(1), 4);
     assert_contains(group.log[0], "4 the group is not recovered yet: rank 1");
     expect_echo();
@@ -452,7 +454,7 @@ static void p8_deaths_far_apart_are_no_crash_loop(void **state)
                                                  .policy.backoff_max_ms = 5};
     group_start(2, fragile, no_config, &options);
     kill_rank(1);
-    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     assert_int_equal(incarnation(1), 6);
     expect_echo();
 }
@@ -489,7 +491,7 @@ static void p8_the_pause_between_tries_doubles(void **state)
         assert_int_equal(r, k < 2 ? COX_PEER_DEAD : 0);
         assert_int_equal(replaced, k == 2);
     }
-    assert_int_equal(await_recovery(0), 1);
+    assert_int_equal(await_recovery(0), COX_STALE);
     expect_echo();
     cox_recovery_status(group.recovery, &status);
     assert_int_equal(status.recent_deaths, 2); /* and the first try; orders do not count */
@@ -540,7 +542,7 @@ static void p8_a_group_waits_for_the_order(void **state)
     assert_int_equal(order_restart(1, false, &replaced, &err), 0);
     assert_false(replaced);
     assert_int_equal(order_restart(0, false, &replaced, &err), 0);
-    assert_int_equal(task_join(&task), 1);
+    assert_int_equal(task_join(&task), COX_STALE);
     expect_echo();
     assert_int_equal(group.failed_count, 0);
 }
@@ -565,7 +567,7 @@ static void p8_a_wait_for_the_order_ends_at_its_deadline(void **state)
     }
     assert_true(cox_now_ns() >= deadlines_ns[1]);
     assert_int_equal(order_restart(1, false, &replaced, &err), 0);
-    assert_int_equal(cox_recovery_await(group.recovery, 0, &err), 1);
+    assert_int_equal(cox_recovery_await(group.recovery, 0, &err), COX_STALE);
     assert_int_equal(cox_recovery_await(group.recovery, 0, &err), 0);
     assert_int_equal(incarnation(1), 2);
     expect_echo();
@@ -615,7 +617,7 @@ static void p8_a_server_of_ones_own_replaces_a_rank_by_order(void **state)
     if (cox_server_restart(group.server, 1, false, patience(), &err))
         fail_msg("restart: %d: %s", err.code, err.text);
     assert_int_equal(incarnation(1), 2);
-    assert_int_equal(cox_server_await_recovery(group.server, patience(), &err), 1);
+    assert_int_equal(cox_server_await_recovery(group.server, patience(), &err), COX_STALE);
     expect_echo();
     if (cox_server_restart(group.server, 0, true, patience(), &err))
         fail_msg("kill and restart: %d: %s", err.code, err.text);
@@ -630,7 +632,7 @@ static void p8_all_are_started_again(void **state)
     struct cox_recovery_status status;
     group_start(3, NULL, no_config, &options);
     kill_rank(1);
-    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     for (uint32_t rank = 0; rank < 3; rank++)
         assert_int_equal(incarnation(rank), 2);
     expect_echo();
@@ -658,7 +660,7 @@ static void p8_a_living_rank_is_killed_only_by_order(void **state)
         assert_true(replaced);
         assert_int_not_equal(cox_executor_pid(group.executor, 1), pid);
         assert_int_equal(incarnation(0), policy == COX_ON_DEATH_RESTART_ALL ? 2 : 1);
-        assert_int_equal(await_recovery(0), 1);
+        assert_int_equal(await_recovery(0), COX_STALE);
         expect_echo();
         cox_recovery_status(group.recovery, &status);
         assert_int_equal(status.recent_deaths, 0);
@@ -695,7 +697,7 @@ static void a26_commands_are_idempotent_and_a_paused_group_sleeps(void **state)
         assert_string_equal(results[0].text, "already");
         assert_string_equal(results[1].text, "already");
     }
-    assert_int_equal(task_join(&task), 1);
+    assert_int_equal(task_join(&task), COX_STALE);
     assert_int_equal(await_recovery(0), 0); /* it was not told before start */
     assert_int_equal(command(COX_RECOVER_REINIT, results, &err), COX_STATE);
     assert_contains(err.text, "legal are pause, pause-net, clear");
@@ -724,7 +726,7 @@ static void a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **s
     assert_int_equal(kill(pid, SIGCONT), 0);
     assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
     assert_string_equal(results[0].text, ""); /* both were asked */
-    assert_int_equal(task_join(&task), 1);
+    assert_int_equal(task_join(&task), COX_STALE);
     await_doing("", &status);
     expect_echo();
     assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
@@ -750,7 +752,7 @@ static void p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused(void **state)
     await_doing("", &status);
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_PAUSE);
     assert_int_equal(command(COX_RECOVER_START, results, &err), 0);
-    assert_int_equal(task_join(&task), 1);
+    assert_int_equal(task_join(&task), COX_STALE);
     assert_int_equal(await_recovery(0), 0);
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_NORMAL);
 }
@@ -793,7 +795,7 @@ static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **
     task_start(&task);
     test_pipe_release(pipe, 2);
     assert_int_equal(task_join(&task), 0);
-    assert_int_equal(await_recovery(0), 1);
+    assert_int_equal(await_recovery(0), COX_STALE);
     assert_int_equal(incarnation(0), 1);
     expect_echo();
 }
@@ -828,7 +830,7 @@ static void p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too(void **st
     struct test_pipe *pipe = start_blocked(&options);
     kill_rank(0);
     test_pipe_release(pipe, 4);
-    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     assert_int_equal(incarnation(0), 2);
     assert_int_equal(incarnation(1), 2);
     expect_echo();
@@ -867,7 +869,7 @@ static void p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced(void **state
         else
             fail_msg("nobody was replaced");
     test_pipe_release(pipe, 64);
-    assert_int_equal(await_recovery(0), 1);
+    assert_int_equal(await_recovery(0), COX_STALE);
     assert_int_equal(group.failed_count, 0);
     expect_echo();
 }
@@ -931,7 +933,7 @@ static void p8_an_order_that_fails_half_way_can_be_given_again(void **state)
     }
     test_pipe_release(pipe, 64);
     assert_int_equal(order_restart(1, false, &replaced, &err), 0);
-    assert_int_equal(await_recovery(0), 1);
+    assert_int_equal(await_recovery(0), COX_STALE);
     cox_recovery_status(group.recovery, &status);
     assert_false(status.unready);
     expect_echo();
@@ -958,7 +960,7 @@ static void p8_a_rank_killed_before_its_orders_turn_is_not_the_end(void **state)
     assert_int_equal(task_join(&first), COX_PEER_DEAD);
     if (task_join(&second))
         fail_msg("%d: %s", second.result, second.error.text);
-    assert_int_equal(await_recovery(0), 1);
+    assert_int_equal(await_recovery(0), COX_STALE);
     assert_int_equal(group.failed_count, 0);
     expect_echo();
 }
@@ -1016,7 +1018,7 @@ static void p8_a_group_without_an_init_is_well_without_one(void **state)
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     group_start(2, NULL, NULL, &options);
     kill_rank(1);
-    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     expect_echo();
     assert_contains(group.log[0], "replaced by process");
 }
@@ -1097,7 +1099,7 @@ static void g2b_a_replacement_waits_for_space(void **state)
     assert_int_equal(status.recent_deaths, 1);
     assert_int_equal(group.failed_count, 0);
     assert_int_equal(unlink("/dev/shm/filler"), 0);
-    assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
+    assert_int_equal(await_recovery(COX_PEER_DEAD), COX_STALE);
     expect_echo();
     cox_recovery_status(group.recovery, &status);
     assert_string_equal(status.doing, "");

@@ -17,6 +17,7 @@
 #include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,20 @@
 #include <unistd.h>
 
 typedef CoxswainControl__StatusReply status_reply;
+
+/* The linker sends the libraries' calls here. */
+static atomic_bool no_threads;
+
+int __real_pthread_create(pthread_t *ret_thread, const pthread_attr_t *attributes,
+                          void *(*main)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *ret_thread, const pthread_attr_t *attributes,
+                          void *(*main)(void *), void *argument);
+int __wrap_pthread_create(pthread_t *ret_thread, const pthread_attr_t *attributes,
+                          void *(*main)(void *), void *argument)
+{
+    return atomic_load(&no_threads) ? EAGAIN
+                                    : __real_pthread_create(ret_thread, attributes, main, argument);
+}
 
 static uint64_t patience(void)
 {
@@ -298,6 +313,37 @@ static void a_service_without_its_group_and_without_prompts_says_why(void **stat
     assert_string_equal(err.text, "it sings");
     cox_client_close(&client);
     cox_control_server_free(service);
+    test_group_free(group);
+}
+
+static void p3_status_replies_where_no_thread_can_be_started(void **state)
+{
+    (void)state;
+    struct test_group *group = test_group_start(2, NULL);
+    struct cox_control_server *service = service_new();
+    struct cox_error err = {0};
+    CoxswainControl__ControlReply *reply;
+    int fds[2];
+    group_attach(service, group, "");
+    atomic_store(&no_threads, true);
+    for (int i = 0; i < 3; i++) { /* one after the other */
+        struct cox_client client = client_to(service);
+        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
+        assert_int_equal(reply->status->n_ranks, 2);
+        if (i == 2) { /* and not two at a time */
+            assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+            assert_int_equal(cox_control_server_take(service, fds[1], &err), -EAGAIN);
+            assert_non_null(strstr(err.text, "starting a thread"));
+            close(fds[0]);
+            close(fds[1]);
+        }
+        cox_client_close(&client);
+        await_connections(service, 0);
+    }
+    struct cox_client client = client_to(service); /* the end does not wait for its client */
+    atomic_store(&no_threads, false);
+    cox_control_server_free(service);
+    cox_client_close(&client);
     test_group_free(group);
 }
 
@@ -816,6 +862,7 @@ int main(void)
         TEST(p3_status_reports_how_a_rank_died_and_its_last_lines),
         TEST(p10_status_believes_nothing_that_a_rank_writes),
         TEST(a_service_without_its_group_and_without_prompts_says_why),
+        TEST(p3_status_replies_where_no_thread_can_be_started),
         TEST(p3_the_status_command_shows_what_became_of_a_rank),
         TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end),
         TEST(b15_connections_leave_no_fd_and_no_thread),

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -356,6 +357,52 @@ def test_the_commands_work_on_a_group_of_python(coxswain_command):
             check=True,
             capture_output=True,
         )
+        assert group.call(b"x", timeout=30) == [b"x"] * 2
+
+
+def test_a_pause_is_refused_where_the_program_decides(coxswain_command):
+    with coxswain.Group(workers.obey, 2) as group:
+        done = subprocess.run(
+            [coxswain_command, "recover", "pause", group.name], capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert "pause is not legal in state INIT" in done.stderr
+        assert "the program that drives this group decides itself when it sends" in done.stderr
+        assert group.call(b"x", timeout=30) == [b"x"] * 2
+
+
+def test_more_deaths_than_are_made_good():
+    with coxswain.Group(workers.obey, 1, on_death="restart") as group:
+        for _ in range(6):
+            with pytest.raises(coxswain.RankDied, match="signal 9"):
+                group.call(b"kill 0", timeout=30)
+        with pytest.raises(coxswain.RankDied, match="6 deaths within 60 s are more than the 5"):
+            group.call(b"x", timeout=30)
+
+
+def test_a_rank_that_cannot_be_replaced_is_told_with_the_reason():
+    """No fd is left when it dies."""
+    with coxswain.Group(workers.obey, 2, on_death="restart") as group:
+        pid = group.status().ranks[1].pid
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), before[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            os.kill(pid, signal.SIGKILL)
+            for timeout in (0.5, 2):
+                with pytest.raises(coxswain.RankDied) as raised:
+                    group.call(b"x", timeout=timeout)
+            assert raised.value.rank == 1
+            assert "killed by signal 9" in str(raised.value)
+            assert "it is not replaced yet: " in str(raised.value)
+            assert "Too many open files" in str(raised.value)
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
         assert group.call(b"x", timeout=30) == [b"x"] * 2
 
 
