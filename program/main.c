@@ -21,8 +21,8 @@ static const struct {
 } groups[] = {
     {"Prompts:", {&cox_command_generate, &cox_command_eval}},
     {"A group that stays:",
-     {&cox_command_run, &cox_command_status, &cox_command_top, &cox_command_metrics,
-      &cox_command_recover, &cox_command_stop}},
+     {&cox_command_run, &cox_command_list, &cox_command_status, &cox_command_top,
+      &cox_command_metrics, &cox_command_recover, &cox_command_stop}},
     {"What a group did:", {&cox_command_trace, &cox_command_postmortem}},
     {"What a running group computes with:", {&cox_command_lora, &cox_command_weights}},
     {"Several machines:", {&cox_command_node}},

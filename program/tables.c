@@ -1,6 +1,6 @@
 #include "tables.h"
 
-#include "coordinator/client/names.h"
+#include "coordinator/client/client.h"
 
 #include <ctype.h>
 #include <jansson.h>
@@ -23,9 +23,13 @@ static void offer(const struct completion *completion, const char *candidate, co
         printf("%s\t%.*s\n", candidate, text ? (int)strcspn(text, "\n;") : 0, text ? text : "");
 }
 
-static void offer_name(void *context, const char *name)
+static int offer_group(void *context, struct cox_client *client, const struct cox_error *failure,
+                       struct cox_error *err)
 {
-    offer(context, name, "a group that runs");
+    (void)err;
+    if (!failure && !strchr(client->group, '/'))
+        offer(context, client->group, "a group that runs");
+    return 0;
 }
 
 /* Literals are written in small letters: "off|auto|max"; what a user chooses is in capitals. */
@@ -48,7 +52,7 @@ static void offer_value(const struct completion *completion, const char *placeho
             offer(completion, word, NULL);
     } else if (strcmp(placeholder, "NAME") == 0 || strcmp(placeholder, "OWNER") == 0) {
         struct completion copy = *completion;
-        cox_client_names(offer_name, &copy, cox_deadline_after_ms(NAMES_MS), NULL);
+        cox_client_find(offer_group, &copy, cox_deadline_after_ms(NAMES_MS), NULL);
     } else if (strcmp(placeholder, "DIR") == 0) {
         puts(":dirs");
     } else if (strstr(placeholder, "FILE") || strstr(placeholder, "PATH") ||

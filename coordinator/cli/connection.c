@@ -40,7 +40,8 @@ static int check(const void *choice, struct cox_error *err)
 }
 
 static const struct argp_option options[] = {
-    {"name", KEY_NAME, "NAME", 0, "name of the group (default: the only one that is alive)", 0},
+    {"name", KEY_NAME, "NAME", 0,
+     "name of the group, as NAME behind all arguments (default: the only one that is alive)", 0},
     {"socket", KEY_SOCKET, "PATH", 0,
      "the same by its control socket, as `coxswain run` prints it; root may name that of another "
      "user's group",
@@ -53,6 +54,20 @@ static const struct argp_option options[] = {
 
 const struct cox_option_group cox_connection_options = {
     .title = "The group:", .options = options, .take = take, .check = check};
+
+int cox_connection_words(void *choice, int count, char *const *words, struct cox_error *err)
+{
+    struct cox_connection *connection = choice;
+    if (count == 0)
+        return 0;
+    if (count > 1)
+        return cox_fail(err, COX_INVALID, "'%.64s' is not expected here", words[1]);
+    if (connection->name || connection->control_socket)
+        return cox_fail(err, COX_INVALID, "'%.64s' is not expected here: --%s says which group",
+                        words[0], connection->name ? "name" : "socket");
+    connection->name = words[0];
+    return cox_name_check(words[0], err);
+}
 
 int cox_connection_open(const struct cox_connection *connection, struct cox_client *client,
                         uint64_t deadline_ns, struct cox_error *err)

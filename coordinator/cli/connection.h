@@ -27,6 +27,10 @@ struct cox_connection {
 /* --name, --socket, --timeout, --json into a struct cox_connection. */
 extern const struct cox_option_group cox_connection_options;
 
+/* The last arguments of such a command: NAME, as --name, or none. `words` of a command whose choice
+ * begins with its connection, and the rest of it where others come before. */
+int cox_connection_words(void *connection, int count, char *const *words, struct cox_error *err);
+
 /* As cox_client_open and cox_client_open_path. */
 int cox_connection_open(const struct cox_connection *connection, struct cox_client *client,
                         uint64_t deadline_ns, struct cox_error *err);

@@ -65,6 +65,7 @@ struct cox_command {
 /* The commands of this folder. */
 extern const struct cox_command cox_command_run;
 extern const struct cox_command cox_command_status;
+extern const struct cox_command cox_command_list;
 extern const struct cox_command cox_command_top;
 extern const struct cox_command cox_command_metrics;
 extern const struct cox_command cox_command_trace;

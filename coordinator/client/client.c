@@ -78,53 +78,53 @@ static int group_of(DIR *stream, const char *entry, char *name, size_t name_size
     return errno == ENOENT ? 0 : -errno;
 }
 
-/* Opens each control socket in turn; the one that is open at the end is the last live one. `listed`
- * gets their names, and *count their number. */
-static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *stream,
-                       uint64_t deadline_ns, char *listed, size_t listed_size, uint32_t *count,
-                       struct cox_error *err)
+struct walk {
+    cox_client_found_fn found;
+    void *context;
+    uint64_t deadline_ns;
+    struct cox_error *err;
+};
+
+static int socket_try(const struct walk *walk, const char *runtime_dir, const char *entry,
+                      const char *name)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    char path[COX_SOCKET_PATH_SIZE + 256];
+    struct cox_error failure = {0};
+    snprintf(path, sizeof path, "%s/%s", runtime_dir, entry);
+    int r = path_open(&client, path, false, walk->deadline_ns, &failure);
+    if (r == COX_CLOSED || r == COX_NOT_FOUND) /* a dead group's leftover */
+        return 0;
+    /* The socket of a long name has only a part of it (cox_control_socket_find), which is then no
+     * valid name. */
+    snprintf(client.group, sizeof client.group, "%.*s", COX_CLIENT_GROUP_SIZE - 1,
+             cox_name_check(name, NULL) ? path : name);
+    return walk->found(walk->context, &client, r ? &failure : NULL, walk->err);
+}
+
+static int sockets_try(const struct walk *walk, const char *runtime_dir, DIR *stream)
 {
     for (;;) {
         errno = 0;
         const struct dirent *entry = readdir(stream);
         if (!entry)
-            return errno ? cox_fail(err, -errno, "%s: %s", runtime_dir, cox_status_text(-errno))
-                         : 0;
-        char name[256], path[COX_SOCKET_PATH_SIZE + sizeof entry->d_name];
-        struct cox_client other = COX_CLIENT_NONE;
+            return errno
+                       ? cox_fail(walk->err, -errno, "%s: %s", runtime_dir, cox_status_text(-errno))
+                       : 0;
+        char name[256];
         int r = group_of(stream, entry->d_name, name, sizeof name);
-        if (r == COX_EMPTY)
-            continue;
-        if (r)
-            return cox_fail(err, r, "%s: %s", runtime_dir, cox_status_text(r));
-        snprintf(path, sizeof path, "%s/%s", runtime_dir, entry->d_name);
-        struct cox_error error = {0};
-        r = path_open(&other, path, false, deadline_ns, &error);
-        if (r == COX_CLOSED || r == COX_NOT_FOUND) /* a dead group's leftover */
-            continue;
-        if (r)
-            return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
-        size_t used = strlen(listed);
-        const char *comma = used ? ", " : "";
-        /* The socket of a long name has only a part of it (cox_control_socket_find), which is then
-         * no valid name. */
-        int size = cox_name_check(name, NULL)
-                       ? snprintf(listed + used, listed_size - used, "%s%s (with --socket %s)",
-                                  comma, name, path)
-                       : snprintf(listed + used, listed_size - used, "%s%s", comma, name);
-        if (size < 0 || (size_t)size >= listed_size - used)
-            listed[used] = '\0'; /* whole messages only */
-        cox_client_close(client);
-        *client = other;
-        snprintf(client->group, sizeof client->group, "%s", name);
-        ++*count;
+        if (r < 0)
+            return cox_fail(walk->err, r, "%s: %s", runtime_dir, cox_status_text(r));
+        if (!r)
+            r = socket_try(walk, runtime_dir, entry->d_name, name);
+        if (r && r != COX_EMPTY)
+            return r;
     }
 }
 
 /* The live groups in one directory of the search. One that is not there, or not this user's, has
  * none. */
-static int place_try(struct cox_client *client, const char *place, uint64_t deadline_ns,
-                     char *listed, size_t listed_size, uint32_t *count, struct cox_error *err)
+static int place_try(const struct walk *walk, const char *place)
 {
     struct stat info;
     if (lstat(place, &info) < 0 || info.st_uid != geteuid())
@@ -133,40 +133,70 @@ static int place_try(struct cox_client *client, const char *place, uint64_t dead
     if (!stream)
         return errno == ENOENT || errno == ENOTDIR
                    ? 0
-                   : cox_fail(err, -errno, "%s: %s", place, cox_status_text(-errno));
-    int r = sockets_try(client, place, stream, deadline_ns, listed, listed_size, count, err);
+                   : cox_fail(walk->err, -errno, "%s: %s", place, cox_status_text(-errno));
+    int r = sockets_try(walk, place, stream);
     closedir(stream);
     return r;
 }
 
-/* Opens each live group of the search in turn, as sockets_try does. */
-static int places_try(struct cox_client *client, uint64_t deadline_ns, char *listed,
-                      size_t listed_size, uint32_t *count, struct cox_error *err)
+int cox_client_find(cox_client_found_fn found, void *context, uint64_t deadline_ns,
+                    struct cox_error *err)
 {
+    const struct walk walk = {found, context, deadline_ns, err};
     char place[COX_SOCKET_PATH_SIZE];
     int r = 0;
     for (uint32_t i = 0; r == 0; i++) {
         r = cox_runtime_dir_search(i, place, err);
         if (r == 0)
-            r = place_try(client, place, deadline_ns, listed, listed_size, count, err);
+            r = place_try(&walk, place);
     }
     return r == COX_EMPTY ? 0 : r;
 }
 
+/* ---- which group ---- */
+
+struct listed {
+    /* of the last one; NULL: none is kept */
+    struct cox_client *client;
+    uint32_t count;
+    char names[LISTED_SIZE];
+};
+
+static int listed_add(void *context, struct cox_client *client, const struct cox_error *failure,
+                      struct cox_error *err)
+{
+    struct listed *listed = context;
+    if (failure)
+        return cox_fail(err, failure->code, "the group '%s': %.800s", client->group, failure->text);
+    const size_t used = strlen(listed->names);
+    int size =
+        snprintf(listed->names + used, sizeof listed->names - used, "%s%s%s", used ? ", " : "",
+                 strchr(client->group, '/') ? "--socket " : "", client->group);
+    if (size < 0 || (size_t)size >= sizeof listed->names - used)
+        listed->names[used] = '\0'; /* whole names only */
+    listed->count++;
+    if (listed->client) {
+        cox_client_close(listed->client);
+        *listed->client = *client;
+        *client = (struct cox_client)COX_CLIENT_NONE;
+    }
+    return 0;
+}
+
 static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
 {
-    char listed[LISTED_SIZE] = "", places[PLACES_SIZE];
-    uint32_t count = 0;
-    int r = places_try(client, deadline_ns, listed, sizeof listed, &count, err);
+    struct listed listed = {.client = client};
+    char places[PLACES_SIZE];
+    int r = cox_client_find(listed_add, &listed, deadline_ns, err);
     cox_control_socket_places(places, sizeof places);
-    if (!r && count == 0)
+    if (!r && listed.count == 0)
         r = cox_fail(err, COX_NOT_FOUND,
                      "no group of this user is alive (root reaches that of another user with "
                      "--socket); looked for control sockets in %s",
                      places);
-    if (!r && count > 1)
+    if (!r && listed.count > 1)
         r = cox_fail(err, COX_INVALID, "%" PRIu32 " groups are alive: say which with --name: %s",
-                     count, listed);
+                     listed.count, listed.names);
     if (r)
         cox_client_close(client);
     return r;
@@ -175,15 +205,15 @@ static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox
 /* Of a name that no group has. */
 static int name_fail(const char *name, struct cox_error *err)
 {
-    char listed[LISTED_SIZE] = "", places[PLACES_SIZE];
-    _cox_cleanup_(cox_client_close) struct cox_client other = COX_CLIENT_NONE;
-    uint32_t count = 0;
+    struct listed listed = {0};
+    char places[PLACES_SIZE];
     /* A help, for which nothing waits long. */
-    places_try(&other, cox_deadline_after_ms(LISTED_MS), listed, sizeof listed, &count, NULL);
+    cox_client_find(listed_add, &listed, cox_deadline_after_ms(LISTED_MS), NULL);
     cox_control_socket_places(places, sizeof places);
-    return cox_fail(err, COX_NOT_FOUND,
-                    "no group '%s' is alive%s%s%s: no process listens under that name in %s", name,
-                    listed[0] ? " (alive: " : "", listed, listed[0] ? ")" : "", places);
+    return cox_fail(
+        err, COX_NOT_FOUND,
+        "no group '%s' is alive%s%s%s: no process of this user listens under that name in %s", name,
+        listed.count ? " (alive: " : "", listed.names, listed.count ? ")" : "", places);
 }
 
 int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,

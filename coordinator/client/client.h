@@ -54,6 +54,16 @@ int cox_client_open_path(struct cox_client *client, const char *path, uint64_t d
 int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,
                     struct cox_error *err);
 
+/* A group of this user that is alive. client is connected, and may be taken (COX_CLIENT_NONE is
+ * left then); or it is not, failure says why, and it has the group alone. A result other than 0
+ * ends cox_client_find, which returns it. */
+typedef int (*cox_client_found_fn)(void *context, struct cox_client *client,
+                                   const struct cox_error *failure, struct cox_error *err);
+/* Calls found for each group in the directories of cox_runtime_dir_search. Returns 0, also where
+ * there is none; what found returns; -errno; COX_INVALID, COX_TOO_LARGE: a directory's path. */
+int cox_client_find(cox_client_found_fn found, void *context, uint64_t deadline_ns,
+                    struct cox_error *err);
+
 /* Sends a request and waits for one reply. Returns 0; COX_CLOSED: the group is gone; COX_TIMEOUT;
  * COX_CORRUPT; -ENOMEM; -errno; or the error that the group replies with. */
 int cox_client_ask(struct cox_client *client, const struct CoxswainControl__ControlRequest *request,

@@ -42,7 +42,7 @@ void cox_nearest_try(struct cox_nearest *nearest, const char *word)
     const size_t limit = least(length, strlen(word)) <= 3 ? 1 : DISTANCE_MAX;
     size_t distance = distance_of(nearest->typed, word);
     if (length >= 3 && strncmp(nearest->typed, word, length) == 0)
-        distance = least(distance, limit);
+        distance = least(distance, 1);
     if (distance > limit || (nearest->best && distance >= nearest->distance))
         return;
     nearest->best = word;

@@ -17,7 +17,8 @@ struct cox_nearest {
 };
 
 /* Compares one word of the list. Two letters may be wrong, missing or surplus, or change places;
- * one of a word of at most three letters; or the word begins with what was typed. */
+ * one of a word of at most three letters; or the word begins with what was typed, as if one were
+ * wrong. */
 void cox_nearest_try(struct cox_nearest *nearest, const char *word);
 
 #endif

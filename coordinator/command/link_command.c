@@ -47,12 +47,11 @@ static int take(void *context, int key, const char *value, struct cox_error *err
 static int take_owner(void *context, int count, char *const *words, struct cox_error *err)
 {
     struct link_choice *choice = context;
-    if (count > 1)
-        return cox_fail(err, COX_INVALID, "'%.64s' is not expected here", words[1]);
     if (count == 0)
         return cox_fail(err, COX_INVALID, "name the other group");
     choice->word = words[0];
-    return cox_name_check(words[0], err);
+    int r = cox_name_check(words[0], err);
+    return r ? r : cox_connection_words(&choice->connection, count - 1, words + 1, err);
 }
 
 static int talk(const struct cox_client_command *command, const struct link_choice *choice)
@@ -96,12 +95,12 @@ static const struct cox_option_group link_group = {.options = link_options, .tak
 const struct cox_command cox_command_link = {
     .name = "link",
     .summary = "let a running group read the KV caches of another one",
-    .arguments = "OWNER",
+    .arguments = "OWNER [NAME]",
     .text = "The ranks of a running group attach the KV caches of the running group OWNER, and may "
             "then pull from it (coxswain generate --prefill OWNER --decode NAME). Both have the "
             "same model and as many ranks. Waits until every rank has attached, 10 s by default. A "
             "link ends with `unlink`; when OWNER has replaced a rank, it is made again.",
-    .examples = "  coxswain link --name B A\n",
+    .examples = "  coxswain link A B\n",
     .choice_size = sizeof(struct link_choice),
     .groups = {{&link_group, 0},
                {&cox_connection_options, offsetof(struct link_choice, connection)}},
@@ -141,10 +140,10 @@ static int run_unlink(void *choice)
 const struct cox_command cox_command_unlink = {
     .name = "unlink",
     .summary = "take that back",
-    .arguments = "OWNER",
+    .arguments = "OWNER [NAME]",
     .text = "The ranks of a running group detach the KV caches of OWNER, which may have ended. "
             "The default of --timeout is 10 s.",
-    .examples = "  coxswain unlink --name B A\n",
+    .examples = "  coxswain unlink A B\n",
     .choice_size = sizeof(struct link_choice),
     .groups = {{&cox_connection_options, offsetof(struct link_choice, connection)}},
     .words = take_owner,
@@ -243,14 +242,16 @@ static const struct cox_option_group link_status_group = {.options = link_status
 const struct cox_command cox_command_link_status = {
     .name = "link-status",
     .summary = "tell how every rank's links are",
+    .arguments = "[NAME]",
     .text = "Asks every rank of a running group for the state of its links, and prints a line for "
             "each link: waiting, running, success, or failed with a code and a reason. A link that "
             "failed at any rank has failed; success is that of all ranks. The default of --timeout "
             "is 10 s.",
-    .examples = "  coxswain link-status --name B\n",
+    .examples = "  coxswain link-status B\n",
     .choice_size = sizeof(struct link_choice),
     .groups = {{&link_status_group, 0},
                {&cox_connection_options, offsetof(struct link_choice, connection)}},
+    .words = cox_connection_words,
     .run = run_link_status,
 };
 
@@ -260,12 +261,13 @@ static int take_role(void *context, int count, char *const *words, struct cox_er
 {
     struct link_choice *choice = context;
     enum cox_role role;
-    if (count > 1)
-        return cox_fail(err, COX_INVALID, "'%.64s' is not expected here", words[1]);
-    if (count == 0)
-        return 0;
+    const bool named = choice->connection.name || choice->connection.control_socket;
+    /* A single word that is no role is a name. */
+    if (count == 0 || (count == 1 && !named && cox_role_parse(words[0], &role, NULL)))
+        return cox_connection_words(&choice->connection, count, words, err);
     choice->word = words[0];
-    return cox_role_parse(words[0], &role, err);
+    int r = cox_role_parse(words[0], &role, err);
+    return r ? r : cox_connection_words(&choice->connection, count - 1, words + 1, err);
 }
 
 static int ask_role(const void *context, struct cox_client *client, uint64_t timeout_ms,
@@ -333,7 +335,7 @@ static int run_role(void *context)
 const struct cox_command cox_command_role = {
     .name = "role",
     .summary = "say whether a running group computes prompts, decodes, or both",
-    .arguments = "[prefill|decode|standard]",
+    .arguments = "[prefill|decode|standard] [NAME]",
     .text = "Switches the role of a running group, or prints it.\n"
             "\n"
             "  prefill    computes prompts for a group that decodes; refuses others\n"
@@ -341,7 +343,7 @@ const struct cox_command cox_command_role = {
             "  standard   both\n"
             "\n"
             "Prompts under way are not touched. The default of --timeout is 10 s.",
-    .examples = "  coxswain role --name A prefill\n",
+    .examples = "  coxswain role prefill A\n",
     .choice_size = sizeof(struct link_choice),
     .groups = {{&cox_connection_options, offsetof(struct link_choice, connection)}},
     .words = take_role,

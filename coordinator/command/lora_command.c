@@ -120,11 +120,13 @@ static int take_words(void *context, int count, char *const *words, struct cox_e
     if (i == action_count)
         return cox_fail(err, COX_INVALID,
                         "'%.64s' is no LoRA operation: expected load, unload or list", words[0]);
-    if (count != actions[i].count)
+    if (count < actions[i].count)
         return cox_fail(err, COX_INVALID, "%s takes %s", words[0], actions[i].expected);
     choice->action = actions[i].action;
-    choice->adapter = count > 1 ? words[1] : NULL;
-    return count > 2 ? cox_adapter_path(words[2], &choice->path, err) : 0;
+    const int own = actions[i].count;
+    choice->adapter = own > 1 ? words[1] : NULL;
+    int r = cox_connection_words(&choice->connection, count - own, words + own, err);
+    return r || own < 3 ? r : cox_adapter_path(words[2], &choice->path, err);
 }
 
 static void deinit(void *context)
@@ -154,7 +156,7 @@ static int run(void *context)
 const struct cox_command cox_command_lora = {
     .name = "lora",
     .summary = "load, unload and list LoRA adapters of a running group",
-    .arguments = "load ADAPTER DIR\nunload ADAPTER\nlist",
+    .arguments = "load ADAPTER DIR [NAME]\nunload ADAPTER [NAME]\nlist [NAME]",
     .text = "LoRA adapters of the attention projections, in every rank of a running group, while "
             "it serves. DIR has adapter_config.json and adapter_model.safetensors, as PEFT writes "
             "them. Prompts name an adapter with `coxswain generate --name NAME --lora ADAPTER`.\n"
@@ -165,8 +167,8 @@ const struct cox_command cox_command_lora = {
             "  list    a line `ADAPTER STATE USES DIR` for each\n"
             "\n"
             "The default of --timeout is 60 s.",
-    .examples = "  coxswain lora load tuned DIR --name mine\n"
-                "  coxswain lora list --name mine\n",
+    .examples = "  coxswain lora load tuned DIR mine\n"
+                "  coxswain lora list mine\n",
     .choice_size = sizeof(struct lora_choice),
     .groups = {{&cox_connection_options, offsetof(struct lora_choice, connection)}},
     .words = take_words,

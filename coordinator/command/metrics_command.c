@@ -97,17 +97,19 @@ static const struct cox_option_group metrics_options = {
 const struct cox_command cox_command_metrics = {
     .name = "metrics",
     .summary = "print the numbers of a running group for Prometheus",
+    .arguments = "[NAME]",
     .text =
         "Prints counters and histograms of a running group in the text format of Prometheus. "
         "No worker is asked, so it also replies when all of them are stuck. With --serve it serves "
         "them over HTTP, for a group of any program, a vLLM too; the group may end and come "
         "back. `coxswain run --metrics ADDRESS:PORT` serves the same from the group itself; "
         "docs/metrics.md explains each.",
-    .examples = "  coxswain metrics --name mine\n"
-                "  coxswain metrics --name mine --serve 127.0.0.1:9400\n"
+    .examples = "  coxswain metrics mine\n"
+                "  coxswain metrics mine --serve 127.0.0.1:9400\n"
                 "  coxswain run -n 4 --name mine --metrics 127.0.0.1:9400\n",
     .choice_size = sizeof(struct metrics_choice),
     .groups = {{&cox_connection_options, offsetof(struct metrics_choice, connection)},
                {&metrics_options, 0}},
+    .words = cox_connection_words,
     .run = run,
 };

@@ -135,13 +135,15 @@ static const struct cox_option_group pull_options = {
 const struct cox_command cox_command_pull_kv = {
     .name = "pull-kv",
     .summary = "try a pull of what another group holds",
+    .arguments = "[NAME]",
     .text = "Pulls the keys and values that the running group OWNER holds as ID into free blocks "
             "of the running group NAME, prints a line `rank R: ok: BYTES bytes in T ms` or `rank "
             "R: CODE: TEXT` for each rank, and frees the blocks. The hold stays its client's. NAME "
             "has to be linked with OWNER (coxswain link). The default of --timeout is 10 s.",
-    .examples = "  coxswain pull-kv --name B --from A --hold 7\n",
+    .examples = "  coxswain pull-kv B --from A --hold 7\n",
     .choice_size = sizeof(struct pull_choice),
     .groups = {{&pull_options, 0},
                {&cox_connection_options, offsetof(struct pull_choice, connection)}},
+    .words = cox_connection_words,
     .run = run,
 };

@@ -114,8 +114,6 @@ static int take_command(void *context, int count, char *const *words, struct cox
     if (count == 0)
         return cox_fail(err, COX_INVALID,
                         "say what: pause, pause-net, clear, reinit, start or restart");
-    if (count > 1)
-        return cox_fail(err, COX_INVALID, "'%.64s' is not expected here", words[1]);
     for (choice->command = 0; choice->command <= COMMAND_RESTART; choice->command++)
         if (!strcmp(words[0], command_name(choice->command)))
             break;
@@ -129,7 +127,7 @@ static int take_command(void *context, int count, char *const *words, struct cox
                         words[0]);
     if (choice->kill && !choice->rank_given)
         return cox_fail(err, COX_INVALID, "--kill: say which with --rank");
-    return 0;
+    return cox_connection_words(&choice->connection, count - 1, words + 1, err);
 }
 
 static int take(void *context, int key, const char *value, struct cox_error *err)
@@ -176,7 +174,7 @@ static const struct cox_option_group restart_options = {.options = options, .tak
 const struct cox_command cox_command_recover = {
     .name = "recover",
     .summary = "pause, reinitialize or resume a running group, replace ranks",
-    .arguments = "pause|pause-net|clear|reinit|start|restart",
+    .arguments = "pause|pause-net|clear|reinit|start|restart [NAME]",
     .text = "Runs one recovery command on every rank of a running group, also when ranks are "
             "stuck, and prints a line `rank R: ok` or `rank R: NUMBER: TEXT` for each.\n"
             "\n"
@@ -191,9 +189,9 @@ const struct cox_command cox_command_recover = {
             "\n"
             "A command that was carried out before succeeds. One that the group's state does not "
             "allow is refused, with those that it allows. The default of --timeout is 60 s.",
-    .examples = "  coxswain recover pause --name mine\n"
-                "  coxswain recover start --name mine\n"
-                "  coxswain recover restart --rank 2 --kill --name mine\n",
+    .examples = "  coxswain recover pause mine\n"
+                "  coxswain recover start mine\n"
+                "  coxswain recover restart --rank 2 --kill mine\n",
     .choice_size = sizeof(struct recover_choice),
     .groups = {{&restart_options, 0},
                {&cox_connection_options, offsetof(struct recover_choice, connection)}},

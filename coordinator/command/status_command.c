@@ -573,6 +573,7 @@ static const struct cox_option_group status_options = {.options = options, .take
 const struct cox_command cox_command_status = {
     .name = "status",
     .summary = "tell how a running group is",
+    .arguments = "[NAME]",
     .text =
         "Tells how a running group is: its ranks, whether they live, what each of them does on "
         "every channel and since when, how often they died and were replaced, and what went "
@@ -591,11 +592,12 @@ const struct cox_command cox_command_status = {
         "stopped or absent, or the group is paused, being started or ending; 1 when no group "
         "replies; 2 for wrong usage.",
     .examples = "  coxswain status                     of the only group that runs\n"
-                "  coxswain status --name mine --watch\n"
-                "  coxswain status --name mine --wait 60 && echo ready\n"
-                "  coxswain status --name mine --json\n",
+                "  coxswain status mine --watch\n"
+                "  coxswain status mine --wait 60 && echo ready\n"
+                "  coxswain status mine --json\n",
     .choice_size = sizeof(struct status_choice),
     .groups = {{&status_options, 0},
                {&cox_connection_options, offsetof(struct status_choice, connection)}},
+    .words = cox_connection_words,
     .run = run,
 };

@@ -100,12 +100,14 @@ static int run(void *choice)
 const struct cox_command cox_command_stop = {
     .name = "stop",
     .summary = "end a running group and wait until it is gone",
+    .arguments = "[NAME]",
     .text = "Asks a running group to end in order, as SIGTERM to its coordinator does, and waits "
             "until its coordinator is gone, and with it every worker, also those that are stuck "
             "(at most 30 s by default). In a program that lives on, as one of Python may, the "
             "group ends, and its calls fail.",
-    .examples = "  coxswain stop --name mine\n",
+    .examples = "  coxswain stop mine\n",
     .choice_size = sizeof(struct cox_connection),
     .groups = {{&cox_connection_options, 0}},
+    .words = cox_connection_words,
     .run = run,
 };

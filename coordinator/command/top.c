@@ -1,4 +1,5 @@
-/* coxswain top: the ranks of running groups, again every second, on a terminal; or once as text. */
+/* coxswain top: the ranks of running groups, again every second, on a terminal; or once as text.
+ * coxswain list: a line for each of these groups. */
 #include "top_table.h"
 
 #include <curses.h>
@@ -12,7 +13,6 @@
 #include "channel/shm/geometry.h"
 #include "coordinator/cli/client_command.h"
 #include "coordinator/cli/group_options.h"
-#include "coordinator/client/names.h"
 #include "proto/control.pb-c.h"
 
 #define INTERVAL_MS_DEFAULT 1000
@@ -55,6 +55,8 @@ struct top {
     bool reverse;
     /* the first row of ranks that is shown */
     uint32_t first;
+    /* the keys are shown in place of ranks */
+    bool helps;
 };
 
 /* ---- samples ---- */
@@ -70,6 +72,16 @@ static void source_add(void *context, const char *name)
     struct source *source = &top->sources[top->source_count++];
     *source = (struct source){.client = COX_CLIENT_NONE};
     snprintf(source->name, sizeof source->name, "%s", name);
+}
+
+/* Also a group that does not reply. One that is known by its socket's path alone is left out. */
+static int source_found(void *context, struct cox_client *client, const struct cox_error *failure,
+                        struct cox_error *err)
+{
+    (void)failure, (void)err;
+    if (!strchr(client->group, '/'))
+        source_add(context, client->group);
+    return 0;
 }
 
 /* Returns 0, or the reason why there is no sample of the group. */
@@ -92,7 +104,7 @@ static void top_sample(struct top *top)
 {
     const uint64_t now_ns = cox_now_ns();
     if (top->choice->count == 0 && !top->choice->name && now_ns >= top->names_ns) {
-        cox_client_names(source_add, top, cox_deadline_after_ms(REPLY_MS), NULL);
+        cox_client_find(source_found, top, cox_deadline_after_ms(REPLY_MS), NULL);
         top->names_ns = now_ns + NAMES_NS;
     }
     for (uint32_t i = 0; i < top->source_count; i++) {
@@ -126,8 +138,8 @@ static int none_found(struct cox_error *err)
     return r ? r : cox_fail(err, COX_NOT_FOUND, "the group has just started: try again");
 }
 
-/* Rates need two samples. */
-static int top_print(struct top *top)
+/* Returns the exit status. */
+static int groups_print(struct top *top)
 {
     struct cox_error error = {0};
     top_sample(top);
@@ -136,10 +148,20 @@ static int top_print(struct top *top)
         cox_exit_with(&error);
         return COX_EXIT_FAILED;
     }
-    pause_ms(top->choice->interval_ms);
-    top_sample(top);
+    if (top->choice->interval_ms) { /* rates need two samples */
+        pause_ms(top->choice->interval_ms);
+        top_sample(top);
+    }
     for (uint32_t i = 0; i < cox_top_table_group_count(top->table); i++)
         puts(cox_top_table_group_line(top->table, i));
+    return COX_EXIT_OK;
+}
+
+static int top_print(struct top *top)
+{
+    const int status = groups_print(top);
+    if (status)
+        return status;
     const uint32_t rank_count = cox_top_table_rank_count(top->table);
     printf("\n%s\n", cox_top_table_heading(top->table));
     for (uint32_t i = 0; i < rank_count; i++)
@@ -156,6 +178,22 @@ static void on_signal(int number)
     ended_by = number;
 }
 
+/* Pairs of colours are numbered by the health that they show. */
+static void colours_start(void)
+{
+    if (!has_colors())
+        return;
+    start_color();
+    use_default_colors();
+    init_pair(COX_TOP_HELD, COLOR_YELLOW, -1);
+    init_pair(COX_TOP_DEAD, COLOR_RED, -1);
+}
+
+static int colour_of(enum cox_top_health health)
+{
+    return health != COX_TOP_WELL && has_colors() ? (int)COLOR_PAIR(health) : A_NORMAL;
+}
+
 /* One line, cut off at the right. */
 static void draw_line(int line, const char *text, int attributes)
 {
@@ -167,13 +205,36 @@ static void draw_line(int line, const char *text, int attributes)
 
 static void draw_keys(const struct top *top)
 {
-    char text[256] = "q quit";
-    size_t used = strlen(text);
-    for (int i = 0; i < COX_TOP_COLUMN_COUNT; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, "  %c %s%s",
-                                 cox_top_columns[i].key, cox_top_columns[i].name,
-                                 i == (int)top->sort ? top->reverse ? "^" : "*" : "");
+    char text[128];
+    snprintf(text, sizeof text, "q quit  ? keys  sorted by %s%s", cox_top_columns[top->sort].name,
+             top->reverse ? "^" : "*");
     draw_line(LINES - 1, text, A_REVERSE);
+}
+
+/* From `line` on. */
+static void draw_help(int line)
+{
+    char text[128];
+    for (int i = 0; i < COX_TOP_COLUMN_COUNT && line < LINES - 1; i++, line++) {
+        snprintf(text, sizeof text, "  %c  sort by %s; again: the other way round",
+                 cox_top_columns[i].key, cox_top_columns[i].name);
+        draw_line(line, text, A_NORMAL);
+    }
+    if (line < LINES - 1)
+        draw_line(line, "  arrows and pages scroll; any other key ends this help", A_NORMAL);
+}
+
+/* From `line` on. */
+static void draw_ranks(struct top *top, int line)
+{
+    const uint32_t ranks = cox_top_table_rank_count(top->table);
+    draw_line(line++, cox_top_table_heading(top->table), A_BOLD);
+    const uint32_t room = (uint32_t)(LINES - line - 1);
+    const uint32_t last = ranks > room ? ranks - room : 0;
+    top->first = top->first < last ? top->first : last;
+    for (uint32_t i = 0; i < room && top->first + i < ranks; i++)
+        draw_line(line++, cox_top_table_rank_line(top->table, top->first + i),
+                  colour_of(cox_top_table_rank_health(top->table, top->first + i)));
 }
 
 static void draw(struct top *top)
@@ -189,23 +250,21 @@ static void draw(struct top *top)
         return;
     }
     const uint32_t groups = cox_top_table_group_count(top->table);
-    const uint32_t ranks = cox_top_table_rank_count(top->table);
     int line = 0;
     /* Groups take half of the lines at most. */
     for (uint32_t i = 0; i < groups && line < lines / 2 - 1; i++)
-        draw_line(line++, cox_top_table_group_line(top->table, i), A_NORMAL);
+        draw_line(line++, cox_top_table_group_line(top->table, i),
+                  colour_of(cox_top_table_group_health(top->table, i)));
     if (groups == 0) {
         struct cox_error error = {0};
         none_found(&error);
         cox_client_clean_text(error.text);
         draw_line(line++, error.text, A_NORMAL);
     }
-    draw_line(line++, cox_top_table_heading(top->table), A_BOLD);
-    const uint32_t room = (uint32_t)(lines - line - 1);
-    const uint32_t last = ranks > room ? ranks - room : 0;
-    top->first = top->first < last ? top->first : last;
-    for (uint32_t i = 0; i < room && top->first + i < ranks; i++)
-        draw_line(line++, cox_top_table_rank_line(top->table, top->first + i), A_NORMAL);
+    if (top->helps)
+        draw_help(line);
+    else
+        draw_ranks(top, line);
     draw_keys(top);
     refresh();
 }
@@ -216,6 +275,8 @@ static bool key_take(struct top *top, int key)
     const uint32_t page = LINES > LINE_COUNT_MIN ? (uint32_t)LINES / 2 : 1;
     if (key == 'q')
         return false;
+    if (key != KEY_RESIZE)
+        top->helps = key == '?' && !top->helps;
     if (key == KEY_DOWN || key == KEY_NPAGE)
         top->first += key == KEY_DOWN ? 1 : page;
     if (key == KEY_UP || key == KEY_PPAGE) {
@@ -276,6 +337,7 @@ static int top_show(struct top *top)
     noecho();
     keypad(stdscr, TRUE);
     curs_set(0);
+    colours_start();
     top_loop(top);
     endwin();
     delscreen(screen);
@@ -284,9 +346,8 @@ static int top_show(struct top *top)
 
 /* ---- the command ---- */
 
-static int run(void *context)
+static int run_with(const struct top_choice *choice, int (*show)(struct top *top))
 {
-    const struct top_choice *choice = context;
     struct cox_error error = {0};
     struct top *top = calloc(1, sizeof *top);
     int status = COX_EXIT_FAILED;
@@ -301,12 +362,25 @@ static int run(void *context)
         source_add(top, choice->names[i]);
     if (choice->name)
         source_add(top, choice->name);
-    status = choice->once ? top_print(top) : top_show(top);
+    status = show(top);
     for (uint32_t i = 0; i < top->source_count; i++)
         cox_client_close(&top->sources[i].client);
     cox_top_table_free(top->table);
     free(top);
     return status;
+}
+
+static int run(void *context)
+{
+    const struct top_choice *choice = context;
+    return run_with(choice, choice->once ? top_print : top_show);
+}
+
+static int run_list(void *unused)
+{
+    const struct top_choice all = {0};
+    (void)unused;
+    return run_with(&all, groups_print);
 }
 
 enum {
@@ -392,8 +466,8 @@ const struct cox_command cox_command_top = {
         "used a processor, its memory, and the deaths of its processes. '-' is what it does not "
         "tell: workers of opaque requests report no times. No worker is asked.\n"
         "\n"
-        "Keys: the last line says which key sorts by what; the same key again reverses "
-        "the order. Arrows and pages scroll, q ends.\n"
+        "Rows of ranks that are stopped are yellow, those of dead ones red. Keys: ? shows them, q "
+        "ends.\n"
         "\n"
         "The exit status is 0; with --once 1 when no group has replied; 2 for wrong usage.",
     .examples = "  coxswain top                       all groups of this user\n"
@@ -404,4 +478,15 @@ const struct cox_command cox_command_top = {
     .groups = {{&top_options, 0}},
     .words = take_names,
     .run = run,
+};
+
+const struct cox_command cox_command_list = {
+    .name = "list",
+    .summary = "list the running groups of this user",
+    .text = "Prints a line for each running group of this user: its name, its ranks, its state, "
+            "and what keeps it from working.\n"
+            "\n"
+            "The exit status is 1 when there is none.",
+    .examples = "  coxswain list\n",
+    .run = run_list,
 };

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "units.h"
+#include "coordinator/client/health.h"
 #include "coordinator/executor/executor.h"
 #include "proto/control.pb-c.h"
 
@@ -32,7 +33,7 @@ struct row {
     char node[NODE_SIZE];
     /* "running"; static storage */
     const char *state;
-    bool alive;
+    enum cox_top_health health;
     struct counters now;
     uint64_t age_ns, resident_bytes, execute_count, p50_ns, p99_ns;
     uint32_t deaths;
@@ -44,6 +45,7 @@ struct row {
 struct group {
     char name[GROUP_SIZE];
     char line[LINE_SIZE];
+    enum cox_top_health health;
     /* of the last sample */
     uint64_t steps_ended, when_ns;
     uint32_t rank_count;
@@ -138,7 +140,12 @@ static void row_fill(struct row *row, const rank_message *rank, uint64_t now_ns)
     row->rank = rank->rank;
     snprintf(row->node, sizeof row->node, "%s", rank->node ? rank->node : "");
     row->state = state_of(rank);
-    row->alive = rank->liveness == COX_LIVENESS_ALIVE && !rank->stopped;
+    if (rank->liveness != COX_LIVENESS_ALIVE && rank->liveness != COX_LIVENESS_ABSENT)
+        row->health = COX_TOP_DEAD;
+    else if (rank->liveness == COX_LIVENESS_ABSENT || rank->stopped || rank->trouble)
+        row->health = COX_TOP_HELD;
+    else
+        row->health = COX_TOP_WELL;
     row->age_ns = channel && channel->has_age_ns ? channel->age_ns : 0;
     row->resident_bytes = rank->resident_bytes;
     row->deaths = rank->deaths;
@@ -164,13 +171,15 @@ static void row_fill(struct row *row, const rank_message *rank, uint64_t now_ns)
 
 static void group_line(struct group *group, const status_reply *status, uint64_t now_ns)
 {
-    char part[4][COX_UNITS_SIZE];
+    char part[4][COX_UNITS_SIZE], trouble[COX_HEALTH_SIZE];
     const CoxswainControl__ChannelStatus *channel =
         status->n_channels ? status->channels[COX_CHANNEL_EXECUTE] : NULL;
-    int used =
-        snprintf(group->line, sizeof group->line, "%s: %" PRIu32 " ranks, %s, up %s", group->name,
-                 status->rank_count, status->engine_state ? status->engine_state : "?",
-                 cox_units_duration(part[0], status->uptime_ns));
+    group->health = cox_health_check(status, trouble) ? COX_TOP_WELL : COX_TOP_HELD;
+    int used = snprintf(group->line, sizeof group->line, "%s: %" PRIu32 " rank%s, %s, %s, up %s",
+                        group->name, status->rank_count, status->rank_count == 1 ? "" : "s",
+                        status->engine_state ? status->engine_state : "?",
+                        trouble[0] ? "degraded" : "healthy",
+                        cox_units_duration(part[0], status->uptime_ns));
     if (channel && used < LINE_SIZE) {
         const double steps = rate(group->steps_ended, channel->ended, group->when_ns, now_ns);
         const CoxswainControl__PhaseStatus *phase =
@@ -187,9 +196,11 @@ static void group_line(struct group *group, const status_reply *status, uint64_t
         group->steps_ended = channel->ended;
     }
     if (status->serving && used < LINE_SIZE)
-        snprintf(group->line + used, (size_t)(LINE_SIZE - used),
-                 "; %" PRIu64 " prompts wait, %" PRIu64 " run", status->serving->waiting,
-                 status->serving->running);
+        used += snprintf(group->line + used, (size_t)(LINE_SIZE - used),
+                         "; %" PRIu64 " prompts wait, %" PRIu64 " run", status->serving->waiting,
+                         status->serving->running);
+    if (trouble[0] && used < LINE_SIZE)
+        snprintf(group->line + used, (size_t)(LINE_SIZE - used), "; %s", trouble);
     group->when_ns = now_ns;
 }
 
@@ -224,6 +235,7 @@ int cox_top_table_fail(struct cox_top_table *table, const char *name, const char
     group->ranks = NULL;
     group->rank_count = 0;
     group->when_ns = 0;
+    group->health = COX_TOP_DEAD;
     snprintf(group->line, sizeof group->line, "%s: %s", name, reason);
     for (char *c = group->line; *c; c++)
         if ((unsigned char)*c < ' ' || (unsigned char)*c > '~')
@@ -237,7 +249,7 @@ static double key_of(const struct row *row, enum cox_top_column sort)
 {
     switch (sort) {
     case COX_TOP_STATE:
-        return row->alive ? (double)row->age_ns : 1e30;
+        return row->health == COX_TOP_WELL ? (double)row->age_ns : 1e30;
     case COX_TOP_STEPS:
         return -row->steps;
     case COX_TOP_P99:
@@ -346,4 +358,14 @@ const char *cox_top_table_heading(const struct cox_top_table *table)
 const char *cox_top_table_rank_line(const struct cox_top_table *table, uint32_t index)
 {
     return table->rows[index]->line;
+}
+
+enum cox_top_health cox_top_table_group_health(const struct cox_top_table *table, uint32_t index)
+{
+    return table->groups[index].health;
+}
+
+enum cox_top_health cox_top_table_rank_health(const struct cox_top_table *table, uint32_t index)
+{
+    return table->rows[index]->health;
 }

@@ -38,6 +38,13 @@ struct cox_top_column_name {
 };
 extern const struct cox_top_column_name cox_top_columns[COX_TOP_COLUMN_COUNT];
 
+/* How a line stands out. */
+enum cox_top_health {
+    COX_TOP_WELL = 0,
+    COX_TOP_HELD, /* stopped, suspect or starting; a group that is degraded */
+    COX_TOP_DEAD, /* dead; a group that does not reply */
+};
+
 struct cox_top_table;
 
 int cox_top_table_new(struct cox_top_table **ret_table);
@@ -58,5 +65,7 @@ uint32_t cox_top_table_rank_count(const struct cox_top_table *table);
 const char *cox_top_table_group_line(const struct cox_top_table *table, uint32_t index);
 const char *cox_top_table_heading(const struct cox_top_table *table);
 const char *cox_top_table_rank_line(const struct cox_top_table *table, uint32_t index);
+enum cox_top_health cox_top_table_group_health(const struct cox_top_table *table, uint32_t index);
+enum cox_top_health cox_top_table_rank_health(const struct cox_top_table *table, uint32_t index);
 
 #endif

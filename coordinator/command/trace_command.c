@@ -58,14 +58,18 @@ static int check(const void *context, struct cox_error *err)
     return 0;
 }
 
+/* A word that is neither a path nor a file that is there is the name of a group. */
 static int words(void *context, int count, char *const *list, struct cox_error *err)
 {
     struct trace_choice *choice = context;
+    const char *word = count ? list[0] : "";
+    if (!strchr(word, '/') && !strstr(word, ".crash") && (!count || access(word, F_OK) < 0))
+        return cox_connection_words(&choice->connection, count, list, err);
     if (count > 1)
         return cox_fail(err, COX_INVALID, "one recording at a time: '%.64s' is another", list[1]);
-    if (count && (choice->connection.name || choice->connection.control_socket))
+    if (choice->connection.name || choice->connection.control_socket)
         return cox_fail(err, COX_INVALID, "a recording, or the --name of a running group");
-    choice->recording = count ? list[0] : NULL;
+    choice->recording = word;
     return 0;
 }
 
@@ -135,7 +139,7 @@ static const struct cox_option_group trace_options = {
 const struct cox_command cox_command_trace = {
     .name = "trace",
     .summary = "write what a group did in its last seconds",
-    .arguments = "[FILE]",
+    .arguments = "[NAME]\n[FILE]",
     .text =
         "Copies the flight recorders of a running group, or those in FILE, which a coordinator "
         "has written to its --crash-dir, and writes a trace for Perfetto: a process per rank, "
@@ -143,8 +147,8 @@ const struct cox_command cox_command_trace = {
         "handler. With --json, a summary: for each request which rank was last, and in which "
         "phase. No worker is asked, so it also works when all of them are stuck. A node that does "
         "not answer is named, and the others are shown.",
-    .examples = "  coxswain trace --name mine -o mine.pftrace\n"
-                "  coxswain trace --name mine --last 100 --json\n"
+    .examples = "  coxswain trace mine -o mine.pftrace\n"
+                "  coxswain trace mine --last 100 --json\n"
                 "  coxswain trace mine.20260101T030000.000000000.death.crash -o crash.pftrace\n",
     .choice_size = sizeof(struct trace_choice),
     .groups = {{&trace_options, 0},

@@ -52,8 +52,11 @@ static void print(const void *choice, const ProtobufCMessage *message)
 static int take_directory(void *context, int count, char *const *words, struct cox_error *err)
 {
     struct weights_choice *choice = context;
-    if (count != 1)
+    if (count == 0)
         return cox_fail(err, COX_INVALID, "expected one DIR: the folder of a model");
+    int r = cox_connection_words(&choice->connection, count - 1, words + 1, err);
+    if (r)
+        return r;
     choice->directory = realpath(words[0], NULL);
     if (choice->directory)
         return 0;
@@ -85,7 +88,7 @@ static int run(void *context)
 const struct cox_command cox_command_weights = {
     .name = "weights",
     .summary = "give a running group other weights, between two steps",
-    .arguments = "DIR",
+    .arguments = "DIR [NAME]",
     .text = "Loads the model in DIR, which has the shapes and the eos_token_id of the one in use, "
             "into the coordinator of a running group, and all its workers compute with it from "
             "one step on. Prompts under way continue with it; keys and values that were computed "
@@ -93,7 +96,7 @@ const struct cox_command cox_command_weights = {
             "`version V`; the former weights are then out of memory. If a worker cannot switch, "
             "all keep the former ones. After --timeout (default 60 s) workers that have not "
             "switched do so with the next step that ends.",
-    .examples = "  coxswain weights DIR --name mine\n",
+    .examples = "  coxswain weights DIR mine\n",
     .choice_size = sizeof(struct weights_choice),
     .groups = {{&cox_connection_options, offsetof(struct weights_choice, connection)}},
     .words = take_directory,

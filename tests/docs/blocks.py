@@ -11,7 +11,8 @@ What a block of a page means is its language:
   sh        is run. All blocks of a page share one shell and one folder, which looks like the
             repository after `sh tools/demo`.
   output    what the block before printed; a line `...` stands for any number of lines.
-A block behind `<!-- not run: REASON -->` is not run. Any other language is text.
+A block behind `<!-- not run: REASON -->` is not run. Any other language is text. A line of sh that begins a loop which
+waits is refused: what it waits for may never come.
 """
 
 import glob
@@ -32,8 +33,12 @@ COLUMNS = 100
 
 def blocks_of(page):
     with open(page, encoding="utf-8") as file:
-        return [(language, text, bool(reason)) for reason, language, text in
-                BLOCK.findall(file.read())]
+        blocks = [(language, text, bool(reason)) for reason, language, text in
+                  BLOCK.findall(file.read())]
+    for language, text, _ in blocks:
+        if language == "sh" and (loop := re.search(r"^(?:until|while) .*", text, re.M)):
+            sys.exit("%s: this may wait for ever: coxswain status NAME --wait SEC, or timeout: %s" % (page, loop[0]))
+    return blocks
 
 
 def file_name(page, language, text):

@@ -209,7 +209,8 @@ def test_shells_complete_names_of_groups_that_run():
     head = pids_of(process)[1]
     try:
         shells = [bash] + ([zsh] if shutil.which("zsh") else [])
-        check(completed("status", "--name", "") == [name], "no name")
+        for words in (["status", "--name"], ["status"], ["recover", "pause"], ["lora", "list"]):
+            check(completed(*words, "") == [name], "no name: %s" % words)
         for shell in shells:
             check(shell(["status", "--name", "comp"]) == [name], "%s: no name" % shell.__name__)
             check(shell(["sta"]) == ["status"], "%s: no command" % shell.__name__)

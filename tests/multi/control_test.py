@@ -295,7 +295,12 @@ def test_wrong_names_and_several_groups():
     expect(run(["status", "--socket", os.path.join(RUNTIME, "x.sock")]), 1)
     expect(run(["status", "--name", "a", "--socket", "b"]), 2, "either")
     expect(run(["status", "--name", "a/b"]), 2, "position 2")
-    expect(run(["status", "surplus"]), 2, "surplus")
+    expect(run(["status", "coxnobody"]), 1, "no group 'coxnobody' is alive")
+    expect(run(["status", "coxnobody", "--wait", "0.3"]), 1, "no group 'coxnobody' is alive")
+    expect(run(["status", "coxnobody", "surplus"]), 2, "'surplus' is not expected here")
+    for option in (["--name", "a"], ["--socket", "/a"]):
+        expect(run(["status", *option, "b"]), 2, "'b' is not expected here: %s says which group" % option[0])
+    expect(run(["list"]), 1, "no group of this user is alive")
     expect(run(["status", "--odd"]), 2, "--odd")
     expect(run(["stop", "--timeout", "never"]), 2, "--timeout")
     with Group(1) as one, Group(1) as two:
@@ -309,7 +314,7 @@ def test_wrong_names_and_several_groups():
         try:
             check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
             socket_path = long.stdout.readline().split()[1]
-            expect(run(["status"]), 2, "3 groups are alive", "(with --socket %s)" % socket_path)
+            expect(run(["status"]), 2, "3 groups are alive", "--socket %s" % socket_path)
             expect(run(["stop", "--socket", socket_path]), 0)
             expect(finish(long), 0)
         finally:
@@ -336,6 +341,29 @@ def test_wrong_names_and_several_groups():
 
 
 # ---- stop ----
+
+
+@test
+def test_the_name_of_a_group_is_an_argument_too():
+    with Group(1) as one, Group(1) as two:  # without it each command would ask which
+        for command in (["status"], ["metrics"], ["link-status"], ["role"], ["role", "prefill"], ["role", "standard"],
+                        ["lora", "list"], ["recover", "pause"], ["recover", "start"], ["trace", "--json"],
+                        ["weights", MODEL], ["link", two.name], ["unlink", two.name]):
+            expect(run([*command, one.name]), 0)
+        expect(run(["pull-kv", one.name, "--from", two.name, "--hold", "7"]), 2, "has no KV lease of sequence 7")
+        lines = expect(run(["list"]), 0).out.splitlines()
+        check(sorted(line.split(":")[0] for line in lines) == sorted([one.name, two.name]), "other groups: %s" % lines)
+        check(all(": 1 rank, NORMAL, healthy, up " in line for line in lines), "another state: %s" % lines)
+        two.stopped(0)
+        stopped = "rank 0 (pid %d) is stopped by a signal" % two.pids[0]
+
+        def is_told():
+            told = [line for line in run(["list"]).out.splitlines() if stopped in line]
+            return told and told[0].startswith(two.name) and ", degraded, " in told[0]
+        wait_until(is_told, "what keeps a group from working")
+        expect(run(["stop", one.name]), 0, one.name)
+        check(run(["list"]).out.startswith(two.name), "the other one ended")
+        expect(two.stop(), 0)
 
 
 @test
@@ -894,7 +922,7 @@ def test_a_command_line_that_is_wrong_is_explained():
     for arguments, part in ((["stop", "--odd"], "--odd is no option of this command"),
                             (["stop", "--name"], "--name needs a value"),
                             (["stop", "--json=yes"], "--json takes no value"),
-                            (["stop", "x"], "'x' is not expected here"),
+                            (["stop", "x", "y"], "'y' is not expected here"),
                             (["stop", "--timeout", "0"], "--timeout is '0'"),
                             (["stop", "--name", "a", "--socket", "/b"], "either a --name or a --socket")):
         check(expect(run(arguments), 2, part, "coxswain stop --help").out == "", "output for wrong input")

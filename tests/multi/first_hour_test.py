@@ -450,7 +450,7 @@ def a_group_is_found_from_a_login_and_from_a_service():
     nobody = fresh_name("nobody")
     # What was looked at is in the error, in order.
     expect(run(["status", "--name", nobody], env=variables_only()), 1,
-           "no process listens under that name in %s\n" % places)
+           "no process of this user listens under that name in %s\n" % places)
     expect(run(["status", "--name", nobody], env=variables_only(XDG_RUNTIME_DIR=login)), 1,
            "in %s/coxswain, %s\n" % (login, places))
     for words in (["status", "--name", nobody], ["status"]):

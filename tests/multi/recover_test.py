@@ -379,7 +379,8 @@ def test_a25_refused_transitions_say_what_is_legal():
 @test
 def test_wrong_words_of_recover():
     for words, part in ((["recover"], "say what"), (["recover", "halt"], "'halt' is no recovery command"),
-                        (["recover", "pause", "start"], "'start' is not expected"),
+                        (["recover", "pause", "coxrec.nobody"], "no group 'coxrec.nobody' is alive"),
+                        (["recover", "pause", "coxrec.nobody", "start"], "'start' is not expected"),
                         (["recover", "pause", "--rank", "1"], "for restart"),
                         (["recover", "restart", "--kill"], "say which with --rank"),
                         (["recover", "restart", "--rank", "x"], "--rank is 'x'"),

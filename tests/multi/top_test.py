@@ -74,8 +74,8 @@ class Terminal:
         check(done.returncode == 0, "tmux %s: %s" % (arguments, done.stderr))
         return done.stdout
 
-    def picture(self):
-        return self.tmux("capture-pane", "-p")
+    def picture(self, *options):
+        return self.tmux("capture-pane", "-p", *options)
 
     def type(self, key):
         self.tmux("send-keys", key)
@@ -153,26 +153,38 @@ def test_m18_wrong_use_of_top_is_refused_in_words():
 
 @test
 def test_m18_a_terminal_shows_rows_sorts_them_and_is_resized():
-    with Group() as group, Terminal("top", "--interval", "0.2", group.name) as terminal:
+    with Group(2, "--on-death", "wait") as group, Terminal("top", "--interval", "0.2", group.name) as terminal:
         terminal.shows(lambda text: len(rows_of(text)) == 2, "two ranks")
-        picture = terminal.shows(lambda text: "q quit  r rank*  s state" in text, "the keys")
-        check(picture.splitlines()[0].startswith("%s: 2 ranks" % group.name), picture)
+        picture = terminal.shows(lambda text: "q quit  ? keys  sorted by rank*" in text, "the keys")
+        check(picture.splitlines()[0].startswith("%s: 2 ranks, NORMAL, healthy, " % group.name), picture)
         expect(run(["generate", "--name", group.name, "27+58="]), 0)
         terminal.shows(lambda text: rows_of(text)[0]["p50"] != "-", "times of steps")
         terminal.type("s")
-        terminal.shows(lambda text: "s state*" in text, "another order")
+        terminal.shows(lambda text: "sorted by state*" in text, "another order")
         os.kill(group.pids[1], signal.SIGSTOP)
         terminal.shows(lambda text: [row["rank"] for row in rows_of(text)] == ["1", "0"]
-                       and rows_of(text)[0]["state"] == "stopped", "the stopped rank on top")
+                       and rows_of(text)[0]["state"] == "stopped"
+                       and ", degraded, " in text, "the stopped rank on top")
+        coloured = [line for line in terminal.picture("-e").splitlines() if "\033[33m" in line]
+        check(len(coloured) == 2 and group.name in coloured[0] and " stopped " in coloured[1], "%s" % coloured)
         terminal.type("s")
-        terminal.shows(lambda text: "s state^" in text and rows_of(text)[0]["rank"] == "0", "the other way round")
+        terminal.shows(lambda text: "sorted by state^" in text and rows_of(text)[0]["rank"] == "0", "the other way round")
         os.kill(group.pids[1], signal.SIGCONT)
         terminal.resize(30, 10)
         terminal.shows(lambda text: "30 x 10 is too small: at lea" in text, "what is too small")
         terminal.resize(60, 6)
         terminal.shows(lambda text: "RANK STATE" in text and "q quit" in text and "too small" not in text, "rows again")
+        check("q quit  ? keys  sorted by state^" in terminal.picture(), "the keys do not fit 60 columns")
         terminal.resize(100, 20)
         terminal.shows(lambda text: len(rows_of(text)) == 2, "all columns")
+        terminal.type("?")
+        terminal.shows(lambda text: "  w  sort by wait" in text and "RANK STATE" not in text, "the keys, explained")
+        terminal.type("?")
+        terminal.shows(lambda text: len(rows_of(text)) == 2, "rows again")
+        os.kill(group.pids[1], signal.SIGKILL)
+        terminal.shows(lambda text: any(row["state"] == "dead" for row in rows_of(text)), "a dead rank")
+        coloured = [line for line in terminal.picture("-e").splitlines() if "\033[31m" in line]
+        check(len(coloured) == 1 and " dead " in coloured[0], "%s" % coloured)
         terminal.type("q")
         terminal.shows(lambda text: "ended with 0" in text and "RANK STATE" not in text, "the end")
 

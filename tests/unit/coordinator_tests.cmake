@@ -31,4 +31,4 @@ cox_unit_test(NAME log_line TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/log_lin
 cox_unit_test(NAME top_table TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/top_table_test.c ${PROJECT_SOURCE_DIR}/coordinator/command/top_table.c
             ${PROJECT_SOURCE_DIR}/coordinator/command/units.c
-    LIBS coxswain_coordinator)
+    LIBS coxswain_commands)

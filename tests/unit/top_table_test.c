@@ -92,7 +92,8 @@ static void m18_rates_are_those_between_two_samples_of_one_process(void **state)
           "   1 idle          -         0     0.0 1.50us 2.50ms   25%   50%  3.00MiB      0  mine");
     shows(table, 2,
           "   2 idle          -         0       -      -      -     -     -        -      1  mine");
-    assert_non_null(strstr(cox_top_table_group_line(table, 0), "mine: 3 ranks, ?, up 0ns, 60.0/s"));
+    assert_non_null(
+        strstr(cox_top_table_group_line(table, 0), "mine: 3 ranks, ?, degraded, up 0ns, 60.0/s"));
     assert_null(cox_top_table_free(table));
 }
 
