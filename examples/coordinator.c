@@ -24,13 +24,6 @@ static void collect(void *context, const struct cox_completion *completion)
     }
 }
 
-/* Prints a line of a worker's output. */
-static void show_line(void *context, uint32_t rank, bool is_stderr, const char *text)
-{
-    (void)context;
-    fprintf(is_stderr ? stderr : stdout, "[rank %" PRIu32 "] %s\n", rank, text);
-}
-
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -41,7 +34,6 @@ int main(int argc, char **argv)
         .size = sizeof(struct cox_executor_options),
         .rank_count = RANK_COUNT,
         .command = (const char *const *)&argv[1],
-        .line = show_line,
     };
     struct cox_executor *executor = NULL;
     struct cox_error err = {0};

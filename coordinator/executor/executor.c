@@ -25,6 +25,7 @@
 #include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 #include "coordinator/collector/report.h"
+#include "coordinator/process/output.h"
 
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000
@@ -55,13 +56,19 @@ static void executor_on_fault(void *context, int rank, const char *text)
     cox_reentrancy_exit(&inside);
 }
 
+/* The default of options.line. */
+static void executor_print_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    (void)context;
+    cox_output_print(rank, is_stderr, text);
+}
+
 static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     struct cox_executor *executor = context;
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, executor);
-    if (executor->options.line)
-        executor->options.line(executor->options.hook_context, rank, is_stderr, text);
+    executor->options.line(executor->options.hook_context, rank, is_stderr, text);
     cox_reentrancy_exit(&inside);
 }
 
@@ -717,6 +724,8 @@ int cox_executor_start(const struct cox_executor_options *options,
     if (!executor)
         return cox_fail(err, -ENOMEM, "no memory for the executor");
     executor->options = *options;
+    if (!options->line)
+        executor->options.line = executor_print_line;
     executor->started_ns = cox_now_ns();
     executor->geometry = geometry;
     executor->attach = options->attach == COX_ATTACH_SEALED ? "sealed" : "named";

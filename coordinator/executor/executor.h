@@ -110,7 +110,8 @@ struct cox_executor_options {
     uint64_t term_ms;
     struct cox_log log;
     void *hook_context;
-    /* A line of a worker's output, without the newline. NULL: dropped. On the supervisor thread. */
+    /* A line of a worker's output, without the newline. On the supervisor thread. NULL: it is
+     * written to this process's standard output or error, as "rank R: TEXT", unless nobody reads. */
     void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
     /* A worker reported a fault outside any reply. rank is -1 if unknown: workers of MindIE-LLM do
      * not report their rank. NULL: logged. On the error thread. */

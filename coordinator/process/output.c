@@ -1,6 +1,9 @@
 #include "output.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -121,6 +124,17 @@ void cox_output_last(const struct cox_output *output, const char *bytes, size_t 
     }
     cox_output_feed(&copy, bytes, size, line, context);
     cox_output_finish(&copy, line, context);
+}
+
+void cox_output_print(uint32_t rank, bool is_stderr, const char *text)
+{
+    /* A pipe that polls writable has room for it: it is no longer than PIPE_BUF. */
+    char line[COX_OUTPUT_LINE_MAX + 32];
+    struct pollfd stream = {.fd = is_stderr ? STDERR_FILENO : STDOUT_FILENO, .events = POLLOUT};
+    const int size = snprintf(line, sizeof line, "rank %" PRIu32 ": %s\n", rank, text);
+    if (poll(&stream, 1, 0) == 1 && stream.revents == POLLOUT)
+        while (write(stream.fd, line, (size_t)size) < 0 && errno == EINTR)
+            ;
 }
 
 void cox_last_lines_add(struct cox_last_lines *lines, const char *text, size_t size)

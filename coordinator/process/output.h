@@ -59,6 +59,10 @@ int cox_output_take(const struct cox_output *output, char **ret_bytes, size_t *r
 void cox_output_last(const struct cox_output *output, const char *bytes, size_t size,
                      cox_output_line_fn line, void *context);
 
+/* Writes "rank R: TEXT" to this process's standard output or error, in one piece. Never blocks: a
+ * line for which there is no room, since nobody reads, is dropped. */
+void cox_output_print(uint32_t rank, bool is_stderr, const char *text);
+
 /* The last lines, of both streams of a rank together. */
 struct cox_last_lines {
     /* kept, at most COX_LAST_LINES */

@@ -4,6 +4,7 @@
 
 #include "channel/base/peer.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -242,6 +243,63 @@ static void m15_a_stranger_that_attached_leaves(void **state)
     cox_peer_close(&said.peer);
 }
 
+/* A group without a hook for lines, of workers that write "out" and "err"; both streams of this
+ * process are `fd` meanwhile. */
+static int run_into(int fd)
+{
+    static const char *const command[] = {"sh", "-c", "echo out; echo err >&2; exec " WORKER, "sh",
+                                          NULL};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .rank_count = 2, .command = command};
+    struct cox_executor *executor = NULL;
+    const int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO);
+    fflush(stdout);
+    dup2(fd, STDOUT_FILENO);
+    dup2(fd, STDERR_FILENO);
+    const int r = cox_executor_start(&options, &executor, NULL);
+    cox_executor_free(executor);
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    close(out);
+    close(err);
+    return r;
+}
+
+static void m14_lines_that_no_hook_takes_are_printed(void **state)
+{
+    (void)state;
+    char text[4096];
+    int fds[2];
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(run_into(fds[1]), 0);
+    close(fds[1]);
+    const ssize_t size = read(fds[0], text, sizeof text - 1);
+    assert_true(size > 0);
+    text[size] = '\0';
+    assert_contains(text, "rank 0: out\n");
+    assert_contains(text, "rank 0: err\n");
+    assert_contains(text, "rank 1: out\n");
+    assert_contains(text, "rank 1: err\n");
+    close(fds[0]);
+}
+
+/* Nor is one killed by SIGPIPE. */
+static void m14_a_group_whose_lines_nobody_reads_starts_and_ends(void **state)
+{
+    (void)state;
+    static const char filler[4096];
+    int fds[2];
+    assert_int_equal(pipe(fds), 0);
+    fcntl(fds[1], F_SETFL, O_NONBLOCK);
+    while (write(fds[1], filler, sizeof filler) > 0)
+        ;
+    fcntl(fds[1], F_SETFL, 0);
+    assert_int_equal(run_into(fds[1]), 0);
+    close(fds[0]);
+    assert_int_equal(run_into(fds[1]), 0);
+    close(fds[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -253,6 +311,8 @@ int main(void)
         TEST(p3_a_report_names_the_serving_process),
         TEST(m15_no_worker_outlives_a_start_that_failed),
         TEST(m15_a_stranger_that_attached_leaves),
+        TEST(m14_lines_that_no_hook_takes_are_printed),
+        TEST(m14_a_group_whose_lines_nobody_reads_starts_and_ends),
     };
     return cmocka_run_group_tests_name("wrapper", tests, NULL, NULL);
 }
