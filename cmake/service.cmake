@@ -10,7 +10,11 @@ if(COX_BUILD_COMMANDS)
 endif()
 if(COX_BUILD_COMMANDS AND NOT SKBUILD)
     # systemd looks in /usr/lib and /usr/local/lib, whatever the libraries' folder is called.
-    configure_file(packaging/systemd/coxswain@.service.in ${PROJECT_BINARY_DIR}/coxswain@.service @ONLY)
+    # The service names the program below the prefix of the install, which may be another than that of the build.
+    install(CODE "
+get_filename_component(COX_BINDIR \"${CMAKE_INSTALL_BINDIR}\" ABSOLUTE BASE_DIR \"\${CMAKE_INSTALL_PREFIX}\")
+configure_file(\"${PROJECT_SOURCE_DIR}/packaging/systemd/coxswain@.service.in\"
+    \"${PROJECT_BINARY_DIR}/coxswain@.service\" @ONLY)")
     install(FILES ${PROJECT_BINARY_DIR}/coxswain@.service DESTINATION lib/systemd/system)
     install(FILES packaging/systemd/coxswain.tmpfiles.conf DESTINATION lib/tmpfiles.d RENAME coxswain.conf)
     install(FILES packaging/systemd/coxswain.sysusers.conf DESTINATION lib/sysusers.d RENAME coxswain.conf)

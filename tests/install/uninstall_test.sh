@@ -20,6 +20,8 @@ for file in bin/coxswain bin/coxswain-worker include/coxswain/coxswain.h \
     lib/sysusers.d/coxswain.conf; do
     [ -e "$root/opt/pack/$file" ] || fail "$file is not installed"
 done
+grep -q '^ExecStart=/opt/pack/bin/coxswain run ' "$root/opt/pack/lib/systemd/system/coxswain@.service" ||
+    fail "the service does not run the program below the prefix"
 [ ! -e /opt/pack ] || fail "something was installed outside DESTDIR"
 # It runs there, as installed, with the model beside it.
 answer=$("$root/opt/pack/bin/coxswain" generate --quiet -n 2 "27+58=")
