@@ -5,6 +5,7 @@ Usage: metrics_test.py BIN_DIR SOURCE_DIR [TEST...]
 """
 
 import http.client
+import json
 import os
 import re
 import shutil
@@ -194,6 +195,25 @@ def test_m18_each_metric_is_in_the_docs():
         # The last two are of programs that set a note.
         wanted = documented() - {"coxswain_note", "coxswain_note_info"}
         check(found == wanted, "missing in docs/metrics.md: %s; not written: %s" % (found - wanted, wanted - found))
+
+
+@test
+def test_m18_the_dashboard_and_the_rules_ask_for_metrics_that_there_are():
+    def read(name):
+        with open(os.path.join(SOURCE_DIR, "docs", name), encoding="utf-8") as file:
+            return file.read()
+    panels = json.loads(read("grafana-dashboard.json"))["panels"]
+    check(not [panel["title"] for panel in panels if not panel.get("description")], "a panel without a description")
+    rules = re.findall(r"^ +expr: (.*)$", read("prometheus-rules.yml"), re.MULTILINE)
+    told = set(re.findall(r"`(coxswain_[a-z_]+)`", read("metrics.md")))
+    for expression in rules + [target["expr"] for panel in panels for target in panel["targets"]]:
+        for name in re.findall(r"coxswain_[a-z0-9_]+", expression):
+            check(re.sub("_(bucket|sum|count)$", "", name) in told, "no such metric: %s" % expression)
+    # docs/at_3am tries each of these on a group that has what it is about.
+    alerts = set(re.findall("^ +alert '(.*)'$", read("../tests/docs/at_3am.sh"), re.MULTILINE))
+    check(len(alerts) == 5 and alerts <= set(rules), "not all alerts are rules: %s" % alerts)
+    for anchor in re.findall(r"at-3am.md#(.*)$", read("prometheus-rules.yml"), re.MULTILINE):
+        check("](#%s)" % anchor in read("at-3am.md"), "no case %s" % anchor)
 
 
 @test

@@ -22,10 +22,12 @@ from harness import (MODEL, SOURCE_DIR, TIMEOUT, check, expect, finish, fresh_na
                      status_of, test, wait_until)
 
 harness.begin(harness.parser(__doc__))
-RULES = """
+CONFIGURATION = """
 global:
   scrape_interval: 500ms
   scrape_timeout: 500ms
+  evaluation_interval: 500ms
+rule_files: ["%s"]
 scrape_configs:
   - job_name: coxswain
     static_configs: [{targets: ["127.0.0.1:%d"]}]
@@ -42,7 +44,7 @@ class Prometheus:
     def __init__(self, target):
         self.folder = tempfile.mkdtemp()
         with open(self.folder + "/prometheus.yml", "w", encoding="utf-8") as file:
-            file.write(RULES % target)
+            file.write(CONFIGURATION % (os.path.join(SOURCE_DIR, "docs", "prometheus-rules.yml"), target))
         self.port = free_port()
         self.process = subprocess.Popen(
             ["prometheus", "--config.file=%s/prometheus.yml" % self.folder, "--storage.tsdb.path=%s/data" % self.folder,
@@ -98,6 +100,7 @@ def test_m18_prometheus_scrapes_a_group_over_deaths_and_replacements():
         # On a busy machine one may take longer than its 500 ms.
         check(max(prometheus.query("avg_over_time(up[10m])").values()) > 0.5, "most scrapes failed")
         check(sum(prometheus.query("coxswain_rank_deaths_total").values()) == 3, "not three deaths")
+        wait_until(lambda: prometheus.query('ALERTS{alertname="CoxswainDeath"}'), "the alert of a death")
         steps = max(prometheus.query("increase(coxswain_completions_total{channel='execute'}[10m])").values())
         check(steps > 10, "%.0f steps" % steps)
         for expression in dashboard():
