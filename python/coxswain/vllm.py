@@ -178,6 +178,7 @@ class Ranks:
         executor: Executor,
         name: str | None,
         on_rank_death: Callable[[Ranks, int, str], object],
+        on_stop: Callable[[Ranks, str], object],
         warm_up: Callable[[Ranks], object] | None,
         standby: bool,
     ) -> None:
@@ -212,6 +213,7 @@ class Ranks:
             timeout=_ATTACH_SECONDS,
             on_line=_write_line,
             on_rank_death=lambda rank, text: on_rank_death(self, rank, text),
+            on_stop=lambda text: on_stop(self, text),
             standby=standby,
             crash_dir=options.crash_dir,
         )
@@ -611,7 +613,11 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             if executor := reference():
                 executor._on_rank_death(ranks, rank, text)
 
-        return Ranks(self, name, on_rank_death, warm_up, standby)
+        def on_stop(ranks: Ranks, text: str) -> None:
+            if executor := reference():
+                executor._on_stop(ranks, text)
+
+        return Ranks(self, name, on_rank_death, on_stop, warm_up, standby)
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -749,6 +755,11 @@ class Executor(abstract.Executor):  # type: ignore[misc]
                 survivor.rank_died(death, ranks, seen)
             else:
                 self._fail(death)
+
+    def _on_stop(self, ranks: Ranks, text: str) -> None:
+        """On that thread, before the group ends: `coxswain stop` is the end of the engine."""
+        if ranks is self._ranks:
+            self._fail(Closed(text))
 
     def _cause(self, error: Error, reply: Reply) -> Error:
         """The death behind an error: a rank whose peer died may say so first."""

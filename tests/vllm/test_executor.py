@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import select
 import signal
+import subprocess
 import threading
 import time
 
@@ -226,6 +227,27 @@ def test_a_death_while_idle_is_told_at_once(make, tmp_path, monkeypatch):
     assert times[0] - begin < 1
     left = {entry for entry in shared_memory() - before if name in entry or "vllm_dist" in entry}
     assert not left
+
+
+@pytest.mark.parametrize("on_death", ["fail", "restart"])
+def test_coxswain_stop_ends_the_engine(make, on_death):
+    """A call that hangs and later ones raise Closed; no rank is replaced."""
+    executor = make(additional_config={"coxswain": {"on_death": on_death}})
+    ranks = executor._ranks
+    told = threading.Event()
+    executor.register_failure_callback(told.set)
+    reply = executor.collective_rpc(lambda worker: __import__("time").sleep(60), non_block=True)
+    command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "stop", ranks.group.name]
+    with subprocess.Popen(command) as process:
+        text = rf"the group was stopped by process {process.pid} \(coxswain stop\)"
+        with pytest.raises(coxswain.Closed, match=text):
+            reply.result()
+    assert process.returncode == 0
+    assert told.wait(5)
+    with pytest.raises(coxswain.Closed, match=text):
+        executor.collective_rpc("say", args=(1,))
+    assert executor._ranks is ranks
+    executor.shutdown()
 
 
 @pytest.mark.parametrize("what", [{"nmae": "x"}, {"on_death": "dance"}])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 
 import openai
@@ -71,6 +72,17 @@ def test_a_rank_that_fails_in_a_step(server, fault, texts):
         assert running.process.wait(60) is not None
         wait_for_end(pids)
         assert not left(running.name, before)
+
+
+def test_coxswain_stop_ends_an_idle_server(server):
+    with server(VLLM_COXSWAIN_ON_DEATH=None) as running:
+        pids = running.pids()
+        command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "stop", running.name]
+        with subprocess.Popen(command) as process:
+            running.wait_for_text(f"stopped by process {process.pid} (coxswain stop)")
+        assert process.returncode == 0
+        assert running.process.wait(60) is not None
+        wait_for_end(pids)
 
 
 def test_clients_are_not_told_of_the_host(server):
