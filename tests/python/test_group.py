@@ -386,7 +386,9 @@ def test_a_rank_that_cannot_be_replaced_is_told_with_the_reason():
         pid = group.status().ranks[1].pid
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         taken = []
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), before[1]))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), before[1])
+        )
         try:
             with pytest.raises(OSError, match="Too many open files"):
                 while True:
