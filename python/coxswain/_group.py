@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import Any, Generic, Literal, TypeVar, overload
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-from . import _launch, _native, _objects, _status
+from . import _launch, _native, _objects, _output, _status
 from ._arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
 from ._errors import (
     Closed,
@@ -294,6 +294,7 @@ class _Events(threading.Thread):
         self.on_rank_death = on_rank_death
         self.on_stop = on_stop
         self.waiting = waiting
+        self.output = _output.Output()
         self.socket = ""
         # the group has ended on this thread
         self.over = False
@@ -303,6 +304,7 @@ class _Events(threading.Thread):
             event = lib.coxpy_group_next_event(self.native)
             if event == ffi.NULL:
                 self.over = True
+                self.output.tell_dropped(last=True)
                 return
             kind, rank, level = event.kind, event.rank, event.level
             text = ffi.string(ffi.cast("char *", event.text)).decode("utf-8", "replace")
@@ -310,27 +312,26 @@ class _Events(threading.Thread):
             try:
                 self.handle(kind, rank, level, text)
             except Exception:  # pylint: disable=broad-exception-caught
-                _log.exception("on_line, on_rank_death or on_stop raised")
+                text = "on_line, on_rank_death or on_stop raised"
+                self.output.log(logging.ERROR, text, exc_info=True)
 
     def handle(self, kind: int, rank: int, level: int, text: str) -> None:
-        extra = {"rank": rank}
+        extra, log = {"rank": rank}, self.output.log
         if kind in (lib.COXPY_EVENT_LINE, lib.COXPY_EVENT_ERROR_LINE):
             if self.on_line == "print":
                 stream = sys.stdout if kind == lib.COXPY_EVENT_LINE else sys.stderr
-                if stream:
-                    stream.write(f"rank {rank}: {text}\n")
-                    stream.flush()
+                self.output.write(stream, f"rank {rank}: {text}")
             elif self.on_line == "log":
-                _log.info("rank %d: %s", rank, text, extra=extra)
+                log(logging.INFO, "rank %d: %s", rank, text, extra=extra)
             elif self.on_line:
                 self.on_line(rank, text)
         elif kind == lib.COXPY_EVENT_DEATH:
             if self.on_rank_death:
                 self.on_rank_death(rank, text)
             else:
-                _log.warning("%s", text, extra=extra)
+                log(logging.WARNING, "%s", text, extra=extra)
         elif kind == lib.COXPY_EVENT_FAULT:
-            _log.warning("rank %d reports: %s", rank, text, extra=extra)
+            log(logging.WARNING, "rank %d reports: %s", rank, text, extra=extra)
         elif kind == lib.COXPY_EVENT_WAITING:
             self.socket = text
             self.waiting.set()
@@ -338,12 +339,11 @@ class _Events(threading.Thread):
             if on_stop := self.on_stop():
                 on_stop(text)
         elif kind == lib.COXPY_EVENT_DROPPED:
-            _log.warning(
-                "%d lines of ranks and messages were dropped: on_line or logging is too slow", level
-            )
+            self.output.dropped += level
+            self.output.tell_dropped()
         else:
             levels = {3: logging.ERROR, 4: logging.WARNING, 7: logging.DEBUG}
-            _log.log(levels.get(level, logging.INFO), "%s", text)
+            log(levels.get(level, logging.INFO), "%s", text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -719,8 +719,8 @@ class Group:
         try:
             if self._on_stop:
                 self._on_stop(text)
-            else:
-                _log.warning("%s", text)
+            elif self._events:
+                self._events.output.log(logging.WARNING, "%s", text)
         finally:
             self.stop()
 

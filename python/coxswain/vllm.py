@@ -34,6 +34,7 @@ from vllm.v1.executor import abstract
 
 from . import (
     _launch,
+    _output,
     _vllm_fork,
     _vllm_interface as interface,
     _vllm_plugin,
@@ -56,6 +57,8 @@ from ._group import Cluster, Future as GroupFuture, Group
 logger = init_logger("vllm.coxswain")
 _vllm_plugin.explain()
 
+# Of the ranks, written on the thread of a group's reports.
+_lines = _output.Output()
 # For the ranks to attach: they have imported nothing but this package by then.
 _ATTACH_SECONDS = 300.0
 # A process may be held in the kernel for longer.
@@ -402,9 +405,7 @@ def _write_line(rank: int, line: str) -> None:
     """A line of a rank's output, among vLLM's own, which have the process in front."""
     if "(Worker" not in line:
         line = f"(rank {rank}) {line}"
-    os.write(
-        sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode("utf-8", "replace") + b"\n"
-    )
+    _lines.write(sys.__stderr__, line)
 
 
 def _place(error: Error, method: str) -> None:

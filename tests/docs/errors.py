@@ -41,6 +41,7 @@ SINKS = {
     "link_fail": (2, 1),
     "pull_fail": (4, 3),
     "fprintf": (1, "stderr"),
+    "dprintf": (1, "stderr"),
 }
 # The same for lines of a log, with the argument that is the level: these count from warnings (4) up.
 LOGS = {"cox_log_write": (2, 1), "cox_log_limit_write": (4, 1), "cox_console_log": (1, 0)}
@@ -110,7 +111,7 @@ def texts_of_c(path, code):
             continue
         given = arguments(code, match.end() - 1)
         number, at = SINKS.get(name) or LOGS[name]
-        if len(given) <= number or (name == "fprintf" and given[0] != "stderr"):
+        if len(given) <= number or (name in ("fprintf", "dprintf") and given[0] not in ("stderr", "STDERR_FILENO")):
             continue
         value = at if isinstance(at, str) else given[at]
         if name in LOGS and value.isdigit() and int(value) > 4:

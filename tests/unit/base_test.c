@@ -183,6 +183,24 @@ static void a_false_assertion_says_what_and_where(void **state)
     assert_non_null(strstr(text, "base_test.c"));
 }
 
+static void unread_assertion(void *context)
+{
+    int fds[2];
+    char bytes[4096] = {0};
+    CHECK(pipe2(fds, O_NONBLOCK) == 0 && dup2(fds[1], STDERR_FILENO) == STDERR_FILENO);
+    while (write(fds[1], bytes, sizeof bytes) > 0)
+        continue;
+    CHECK(fcntl(fds[1], F_SETFL, 0) == 0);
+    flockfile(stderr); /* as a thread that is inside such a write */
+    COX_ASSERT(context);
+}
+
+static void a_false_assertion_aborts_though_nobody_reads_it(void **state)
+{
+    (void)state;
+    child_aborts(unread_assertion, NULL);
+}
+
 static void cleanup_closes_frees_and_keeps_errno(void **state)
 {
     (void)state;
@@ -266,6 +284,7 @@ int main(void)
         LEAK_TEST(the_clock_never_goes_back),
         LEAK_TEST(a_false_assertion_aborts_in_every_build),
         LEAK_TEST(a_false_assertion_says_what_and_where),
+        LEAK_TEST(a_false_assertion_aborts_though_nobody_reads_it),
         LEAK_TEST(cleanup_closes_frees_and_keeps_errno),
         LEAK_TEST(an_array_grows_by_doubling_and_keeps_its_items),
         LEAK_TEST(rank_sets_hold_each_rank_up_to_the_last),
