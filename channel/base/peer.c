@@ -1,11 +1,16 @@
 #include "peer.h"
 
+#include <ctype.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,21 +25,30 @@ static int peer_missing(pid_t pid)
     return pid <= 0 || (kill(pid, 0) < 0 && errno == ESRCH) ? COX_PEER_DEAD : -EACCES;
 }
 
-static int peer_read(pid_t pid, const char *file, char *text, size_t text_size)
+/* Reads a file of a process, or of a thread, below its directory in /proc. Returns 0 or -errno. */
+static int peer_read_path(const char *directory, const char *file, char *text, size_t text_size)
 {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%jd/%s", (intmax_t)pid, file);
+    char path[384];
+    snprintf(path, sizeof path, "%s/%s", directory, file);
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return errno == ENOENT ? peer_missing(pid) : errno == ESRCH ? COX_PEER_DEAD : -errno;
+        return -errno;
     ssize_t length;
     do
         length = read(fd, text, text_size - 1);
     while (length < 0 && errno == EINTR);
     if (length < 0)
-        return errno == ESRCH ? COX_PEER_DEAD : -errno;
+        return -errno;
     text[length] = '\0';
     return 0;
+}
+
+static int peer_read(pid_t pid, const char *file, char *text, size_t text_size)
+{
+    char directory[32];
+    snprintf(directory, sizeof directory, "/proc/%jd", (intmax_t)pid);
+    const int r = peer_read_path(directory, file, text, text_size);
+    return r == -ENOENT ? peer_missing(pid) : r == -ESRCH ? COX_PEER_DEAD : r;
 }
 
 /* Reads /proc/<pid>/stat; *ret_field points into text at the parenthesis that ends the second
@@ -132,6 +146,48 @@ bool cox_peer_stopped(pid_t pid)
     if (peer_read_stat(pid, text, sizeof text, &field) || strlen(field) < 3)
         return false;
     return field[2] == 'T' || field[2] == 't';
+}
+
+/* path: the directory of a thread in /proc. Returns whether something holds it. */
+static bool thread_read_hold(const char *path, char text[COX_PEER_HOLD_SIZE])
+{
+    char stat_text[1024], function[64] = "";
+    if (peer_read_path(path, "stat", stat_text, sizeof stat_text))
+        return false;
+    const char *field = strrchr(stat_text, ')');
+    const char state = field && strlen(field) > 2 ? field[2] : '?';
+    if (state == 'T' || state == 't') {
+        snprintf(text, COX_PEER_HOLD_SIZE, "stopped by a signal");
+        return true;
+    }
+    if ((state != 'D' && state != 'S') || peer_read_path(path, "wchan", function, sizeof function))
+        function[0] = '\0';
+    /* Of the first version of control groups, and of the second. */
+    if (strstr(function, "refrigerator") || strcmp(function, "do_freezer_trap") == 0) {
+        snprintf(text, COX_PEER_HOLD_SIZE, "frozen by its control group");
+        return true;
+    }
+    if (state != 'D')
+        return false;
+    const bool known = function[0] && strcmp(function, "0") != 0;
+    snprintf(text, COX_PEER_HOLD_SIZE, "in the kernel (state D%s%s)", known ? ", " : "",
+             known ? function : "");
+    return true;
+}
+
+void cox_peer_read_hold(pid_t pid, char text[COX_PEER_HOLD_SIZE])
+{
+    char path[320];
+    text[0] = '\0';
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *list = opendir(path);
+    bool held = false;
+    for (const struct dirent *entry; !held && list && (entry = readdir(list));) {
+        snprintf(path, sizeof path, "/proc/%d/task/%s", (int)pid, entry->d_name);
+        held = isdigit((unsigned char)entry->d_name[0]) && thread_read_hold(path, text);
+    }
+    if (list)
+        closedir(list);
 }
 
 /* Killed, and has not run since: the kernel keeps the signal pending for the whole process until
@@ -235,4 +291,91 @@ bool cox_peer_descends(pid_t pid, pid_t ancestor)
         pid = parent;
     }
     return false;
+}
+
+static bool peer_holds(pid_t pid, dev_t device, ino_t inode)
+{
+    char path[64];
+    struct stat st;
+    bool holds = false;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    DIR *list = opendir(path);
+    for (const struct dirent *entry; !holds && list && (entry = readdir(list));)
+        holds = isdigit((unsigned char)entry->d_name[0]) &&
+                fstatat(dirfd(list), entry->d_name, &st, 0) == 0 && st.st_dev == device &&
+                st.st_ino == inode;
+    if (list)
+        closedir(list);
+    return holds;
+}
+
+pid_t cox_peer_find_holder(dev_t device, ino_t inode)
+{
+    pid_t found = 0;
+    DIR *list = opendir("/proc");
+    for (const struct dirent *entry; !found && list && (entry = readdir(list));) {
+        const pid_t pid = (pid_t)atoi(entry->d_name); /* 0: of another name */
+        if (pid > 0 && pid != getpid() && peer_holds(pid, device, inode))
+            found = pid;
+    }
+    if (list)
+        closedir(list);
+    return found;
+}
+
+/* ---- fds that children of fork do not keep ---- */
+
+/* Held while such an fd is made, and while a thread forks. */
+static pthread_mutex_t unforked_lock = PTHREAD_MUTEX_INITIALIZER;
+static int unforked[COX_UNFORKED_MAX];
+static uint32_t unforked_count;
+
+static void unforked_end_child(void)
+{
+    while (unforked_count > 0)
+        close(unforked[--unforked_count]);
+    pthread_mutex_unlock(&unforked_lock);
+}
+
+static void unforked_end_parent(void)
+{
+    pthread_mutex_unlock(&unforked_lock);
+}
+
+static void unforked_start(void)
+{
+    pthread_atfork(cox_unforked_hold, unforked_end_parent, unforked_end_child);
+}
+
+void cox_unforked_hold(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, unforked_start);
+    pthread_mutex_lock(&unforked_lock);
+}
+
+int cox_unforked_release(int *fd)
+{
+    int r = *fd < 0 ? -errno : cox_fd_raise(fd);
+    if (r)
+        cox_close_fd(fd);
+    else if (unforked_count < COX_UNFORKED_MAX)
+        unforked[unforked_count++] = *fd;
+    pthread_mutex_unlock(&unforked_lock);
+    return r;
+}
+
+void cox_unforked_remove(int fd)
+{
+    cox_unforked_hold();
+    for (uint32_t i = 0; i < unforked_count; i++)
+        if (unforked[i] == fd)
+            unforked[i] = unforked[--unforked_count];
+    pthread_mutex_unlock(&unforked_lock);
+}
+
+void cox_unforked_close(int *fd)
+{
+    cox_unforked_remove(*fd);
+    cox_close_fd(fd);
 }

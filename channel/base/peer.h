@@ -60,6 +60,13 @@ int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
  * unknown. */
 bool cox_peer_stopped(pid_t pid);
 
+/* What keeps the process from going on, as far as /proc shows: "stopped by a signal", "frozen by its
+ * control group", "in the kernel (state D, FUNCTION)"; "": nothing does. The last is said of a
+ * process one of whose threads waits in the kernel so that no signal wakes it: for a disk, a file
+ * server, a driver. */
+#define COX_PEER_HOLD_SIZE 96
+void cox_peer_read_hold(pid_t pid, char text[COX_PEER_HOLD_SIZE]);
+
 /* Sets whether the process is exiting, see cox_peer_exiting.
  * Returns
  *   0
@@ -103,6 +110,26 @@ int cox_peer_resident(pid_t pid, uint64_t *ret_bytes);
 
 /* True if /proc shows that `ancestor` is pid itself or one of its ancestors. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);
+/* Another process that has the file open, as far as /proc shows; 0: none. */
+pid_t cox_peer_find_holder(dev_t device, ino_t inode);
+
+/* Fds that show other processes, as long as one of them is open, that this process lives: a lock, a
+ * socket on which it listens. A child of fork would hold them beyond its parent's death, and so
+ * closes them first of all. Such an fd is opened after hold, and ends with remove or close. At most
+ * COX_UNFORKED_MAX are possible; a further one is left to the child. */
+#define COX_UNFORKED_MAX 512
+/* Until the release no thread forks. */
+void cox_unforked_hold(void);
+/* Takes the fd that was opened, -1 with errno for none.
+ * Returns
+ *   0
+ *   -errno: *fd is -1
+ */
+int cox_unforked_release(int *fd);
+/* Before it is closed; another fd is left alone. */
+void cox_unforked_remove(int fd);
+/* Removes and closes it. */
+void cox_unforked_close(int *fd);
 #endif
 
 #ifdef __cplusplus

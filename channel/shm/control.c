@@ -13,8 +13,8 @@
 #include "channel/base/peer.h"
 
 #define SHM_FOLDER "/dev/shm"
-/* Once a millisecond. */
-#define SWEEP_ATTEMPTS 2000
+/* How long leftovers may be somebody else's to remove. */
+#define SWEEP_MS 2000
 
 /* The size of the region, or of the memory that begins with it. */
 static uint64_t control_size(const struct cox_geometry *geometry)
@@ -168,10 +168,10 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
     return control_unlink(name, geometry, part_count, false);
 }
 
-/* Another process holds the lock: the coordinator, or, if that is dead, another sweeper or a child
- * that it has left behind. */
-static int control_locked(const char *name, const struct cox_control *old, int e,
-                          struct cox_error *err)
+/* Another process holds the lock of this file: the coordinator, or, if that is dead, another
+ * sweeper, or a process that the dead one made without fork(3), as an exact copy. */
+static int control_locked(const char *name, const struct cox_control *old, const struct stat *file,
+                          int e, struct cox_error *err)
 {
     const struct cox_layout_header *header = &old->layout->header;
     if (e != EWOULDBLOCK)
@@ -188,11 +188,12 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                         " lives is unknown: %s",
                         name, header->coordinator_pid, cox_status_text(r));
     if (r == COX_PEER_DEAD)
-        return cox_fail(
-            err, COX_BUSY,
-            "what process %" PRIu32
-            " left of the group '%s' is being removed by another process, or a child of the dead one still holds its lock",
-            header->coordinator_pid, name);
+        return cox_fail(err, COX_BUSY,
+                        "process %" PRIu32 " of the group '%s' is dead, but process %d holds its "
+                        "lock: it removes what is left, or is a copy of the dead one (0: it is not "
+                        "in /proc here); end it, or choose another name",
+                        header->coordinator_pid, name,
+                        (int)cox_peer_find_holder(file->st_dev, file->st_ino));
     if (ending)
         return cox_fail(err, COX_BUSY,
                         "process %" PRIu32 ", which has the name '%s', is just ending",
@@ -284,7 +285,7 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     if (r) {
         /* Nothing is removed on the basis of invalid numbers. */
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-        r = control_locked(name, &old, errno, err);
+        r = control_locked(name, &old, &st, errno, err);
     } else if ((r = control_same_file(fd, path))) {
         /* Gone: another sweeper was faster. Other errors say nothing about the object. */
         r = r == COX_NOT_FOUND ? 0 : cox_fail(err, r, "%s: stat: %s", object, cox_status_text(r));
@@ -360,15 +361,22 @@ int cox_control_create(struct cox_control *control, const char *name,
     r = cox_control_fill(region.base, geometry);
     if (r)
         r = cox_fail(err, r, "%s: own start time: %s", object, cox_status_text(r));
-    if (r == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0)
-        r = cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    /* The lock is on a description of its own, which must not outlive this process in a child: the
+     * other one lives as long as a mapping. */
+    cox_unforked_hold();
+    _cox_cleanup_(cox_unforked_close) int lock_fd = open(self, O_RDWR | O_CLOEXEC);
+    const int opened = cox_unforked_release(&lock_fd);
+    if (r == 0 && (opened || flock(lock_fd, LOCK_EX | LOCK_NB) < 0))
+        r = cox_fail(err, opened ? opened : -errno, "%s: flock: %s", object,
+                     cox_status_text(opened ? opened : -errno));
     cox_fault_point(COX_FAULT_CONTROL_FILLED);
     /* A second attempt only after leftovers were swept; a live process may be faster then. */
-    for (int attempt = 0; r == 0; attempt++) {
+    const uint64_t deadline_ns = cox_deadline_after_ms(SWEEP_MS);
+    for (bool late = false, last = false; r == 0; last = late, late = cox_now_ns() >= deadline_ns) {
         if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
             break;
-        if (errno != EEXIST || attempt > SWEEP_ATTEMPTS) {
+        if (errno != EEXIST || last) {
             r = cox_fail(err, errno == EEXIST ? COX_TAKEN : -errno, "%s: %s", object,
                          cox_status_text(-errno));
             break;
@@ -376,7 +384,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         uint32_t swept;
         struct cox_error why = {0};
         r = cox_control_sweep(name, &swept, &why);
-        if (r == COX_BUSY && attempt < SWEEP_ATTEMPTS) {
+        if (r == COX_BUSY && !late) {
             /* Another start is sweeping: either it gets the name or this one does. Or the owner of
              * the name was killed a moment ago. */
             nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
@@ -395,7 +403,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         .layout = region.base,
         .geometry = *geometry,
         .instance = ((struct cox_layout_control *)region.base)->header.instance,
-        .lock_fd = cox_steal_fd(&fd),
+        .lock_fd = cox_steal_fd(&lock_fd),
     };
     cox_control_point(control);
     return 0;
@@ -441,5 +449,5 @@ void cox_control_close(struct cox_control *control)
     cox_region_detach(&control->region);
     control->layout = NULL;
     memset(control->ranks, 0, sizeof control->ranks);
-    cox_close_fd(&control->lock_fd);
+    cox_unforked_close(&control->lock_fd);
 }

@@ -14,42 +14,32 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "channel/base/fault.h"
 #include "runtime_dir.h"
 #include "channel/shm/geometry.h"
-#include "channel/base/peer.h"
 #include "socket.h"
+#include "socket_file.h"
 #include "channel/base/thread.h"
 #include "client_connection.h"
 
 #define HELLO_MS_DEFAULT 1000
 #define CLIENT_MAX_DEFAULT 512
-#define BACKLOG 4096 /* the kernel takes net.core.somaxconn if that is less */
-/* How long another start or sweep may hold the runtime directory's lock. */
-#define OPEN_LOCK_MS 10000
-/* A process that was killed is gone by then, unless the kernel holds it. */
-#define ENDING_MS 2000
-#define CLOSE_LOCK_MS 1000
+/* How long a start may hold the runtime directory's lock. */
+#define SWEEP_LOCK_MS 10000
 /* Connections accepted before existing ones are served again. */
 #define ACCEPT_COUNT_MAX 64
 /* Without fds or memory: how long no connection is accepted. */
 #define PAUSE_MS 50
+/* The fds that are polled before those of clients. */
+enum { POLLED_STOP, POLLED_LISTEN, POLLED_WATCH, POLLED_CLIENTS };
 
 /* Belongs to the thread once it runs, except stop_fd. */
 struct cox_control_socket {
     struct cox_socket_server server;
     uint32_t client_max;
-    char path[COX_SOCKET_PATH_SIZE];
-    char file[COX_RUNTIME_DIR_FILE_SIZE];
-    /* the same socket, for clients of older releases */
-    char old_file[COX_RUNTIME_DIR_FILE_SIZE];
-    int runtime_dir_fd, listen_fd, stop_fd;
+    struct cox_socket_file file;
+    int stop_fd;
     /* closed to accept and refuse a client when there are no fds left */
     int spare_fd;
-    bool named;
-    /* of the socket's file */
-    dev_t device;
-    ino_t inode;
     /* no connection is accepted before; 0: no pause */
     uint64_t resume_ns;
     /* no connection was accepted since the last pause */
@@ -60,8 +50,8 @@ struct cox_control_socket {
     /* client_count of client_max, in order of arrival */
     struct cox_client_connection **clients;
     uint32_t client_count;
-    /* stop, control socket, the clients in their order, and those of their processes that are
-     * watched, in the same order */
+    /* POLLED_CLIENTS, the clients in their order, and those of their processes that are watched, in
+     * the same order */
     struct pollfd *polled;
     /* for counts */
     _Atomic uint32_t shown_clients, shown_fd_owners, shown_fd_entries;
@@ -187,7 +177,7 @@ static void socket_pause(struct cox_control_socket *control_socket, int e)
     control_socket->short_of_fds = true;
     if (control_socket->spare_fd >= 0) {
         cox_close_fd(&control_socket->spare_fd);
-        int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+        int fd = accept4(control_socket->file.listen_fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd >= 0)
             cox_client_connection_turn_away(fd, COX_FULL, "the coordinator may not open more fds");
         cox_closer_hang_up(control_socket->server.closer, &fd);
@@ -200,7 +190,7 @@ static void socket_accept(struct cox_control_socket *control_socket)
 {
     const uint64_t last_read = control_socket->next_id;
     for (int i = 0; i < ACCEPT_COUNT_MAX; i++) {
-        int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+        int fd = accept4(control_socket->file.listen_fd, NULL, NULL, SOCK_CLOEXEC);
         int e = fd < 0 ? errno : -cox_fd_raise(&fd); /* accept fails for want of fds, too */
         if (e == 0) {
             control_socket->short_of_fds = false;
@@ -213,7 +203,7 @@ static void socket_accept(struct cox_control_socket *control_socket)
         if (e == EINTR || e == ECONNABORTED)
             continue;
         /* The kernel allocates an fd before it checks for a connection. */
-        if (cox_socket_wait(control_socket->listen_fd, POLLIN, 0) == COX_TIMEOUT)
+        if (cox_socket_wait(control_socket->file.listen_fd, POLLIN, 0) == COX_TIMEOUT)
             return;
         if (clients_give_up_oldest(control_socket, last_read, "a newer client needed its fd"))
             continue;
@@ -225,7 +215,7 @@ static void socket_accept(struct cox_control_socket *control_socket)
     }
 }
 
-/* ---- the thread ---- */
+/* ---- one turn of the thread ---- */
 
 /* Returns true if so many closes hang that further fds could not be closed. */
 static bool socket_is_choked(const struct cox_control_socket *control_socket)
@@ -239,6 +229,7 @@ static uint64_t socket_deadline(struct cox_control_socket *control_socket)
     uint64_t deadline_ns = cox_closer_turn(control_socket->server.closer);
     if (control_socket->resume_ns)
         deadline_ns = cox_deadline_min(deadline_ns, control_socket->resume_ns);
+    deadline_ns = cox_deadline_min(deadline_ns, cox_socket_file_turn(&control_socket->file));
     deadline_ns =
         cox_deadline_min(deadline_ns, cox_log_limit_turn(&control_socket->server.log, false));
     if (socket_is_choked(control_socket))
@@ -252,7 +243,10 @@ static uint64_t socket_deadline(struct cox_control_socket *control_socket)
 static void socket_poll(struct cox_control_socket *control_socket)
 {
     struct pollfd *polled = control_socket->polled;
-    polled[0] = (struct pollfd){.fd = control_socket->stop_fd, .events = POLLIN};
+    /* First, since it may replace the socket that listens. */
+    const uint64_t deadline_ns = socket_deadline(control_socket);
+    polled[POLLED_STOP] = (struct pollfd){.fd = control_socket->stop_fd, .events = POLLIN};
+    polled[POLLED_WATCH] = (struct pollfd){.fd = control_socket->file.watch_fd, .events = POLLIN};
     const bool choked = socket_is_choked(control_socket);
     if (choked && !control_socket->choked)
         cox_log_limit_write(
@@ -260,21 +254,21 @@ static void socket_poll(struct cox_control_socket *control_socket)
             "control socket: accepts no client and no fd: %d fds that were sent here wait to be closed, and their closes hang (SO_LINGER, FUSE)",
             COX_CLOSER_WAITING_MAX);
     control_socket->choked = choked;
-    polled[1] =
-        (struct pollfd){.fd = control_socket->resume_ns || choked ? -1 : control_socket->listen_fd,
-                        .events = POLLIN};
+    polled[POLLED_LISTEN] = (struct pollfd){
+        .fd = control_socket->resume_ns || choked ? -1 : control_socket->file.listen_fd,
+        .events = POLLIN};
     for (uint32_t i = 0; i < control_socket->client_count; i++)
-        polled[2 + i] =
+        polled[POLLED_CLIENTS + i] =
             (struct pollfd){.fd = choked && control_socket->clients[i]->state != COX_CLIENT_WORKER
                                       ? -1
                                       : control_socket->clients[i]->fd,
                             .events = POLLIN};
-    nfds_t count = 2 + control_socket->client_count;
+    nfds_t count = POLLED_CLIENTS + control_socket->client_count;
     for (uint32_t i = 0; i < control_socket->client_count; i++)
         if (control_socket->clients[i]->pidfd >= 0)
             polled[count++] =
                 (struct pollfd){.fd = control_socket->clients[i]->pidfd, .events = POLLIN};
-    int r = poll(polled, count, cox_deadline_poll_ms(socket_deadline(control_socket)));
+    int r = poll(polled, count, cox_deadline_poll_ms(deadline_ns));
     if (r >= 0)
         return;
     for (nfds_t i = 0; i < count; i++)
@@ -282,7 +276,7 @@ static void socket_poll(struct cox_control_socket *control_socket)
     /* The kernel has no memory, or a limit on fds was lowered: try again later; the control socket
      * can still be closed. */
     if (errno != EINTR && poll(polled, 1, PAUSE_MS) < 0) {
-        polled[0].revents = 0;
+        polled[POLLED_STOP].revents = 0;
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * (long)COX_NSEC_PER_MSEC}, NULL);
     }
 }
@@ -290,12 +284,13 @@ static void socket_poll(struct cox_control_socket *control_socket)
 /* In the order in which socket_poll has listed them. */
 static void clients_serve(struct cox_control_socket *control_socket)
 {
-    const struct pollfd *process = control_socket->polled + 2 + control_socket->client_count;
+    const struct pollfd *process =
+        control_socket->polled + POLLED_CLIENTS + control_socket->client_count;
     for (uint32_t i = 0; i < control_socket->client_count; i++) {
         struct cox_client_connection *client = control_socket->clients[i];
         if (client->pidfd >= 0 && (process++)->revents)
             cox_client_connection_died(&control_socket->server, client);
-        else if (control_socket->polled[2 + i].revents)
+        else if (control_socket->polled[POLLED_CLIENTS + i].revents)
             cox_client_connection_read(&control_socket->server, client);
     }
 }
@@ -311,173 +306,28 @@ static void socket_show(struct cox_control_socket *control_socket)
                           control_socket->server.fd_entries.count, memory_order_relaxed);
 }
 
+/* ---- the thread ---- */
+
 static void *socket_main(void *argument)
 {
     struct cox_control_socket *control_socket = argument;
     for (;;) {
         socket_show(control_socket);
         socket_poll(control_socket);
-        if (control_socket->polled[0].revents)
+        if (control_socket->polled[POLLED_STOP].revents)
             return NULL;
         clients_serve(control_socket);
         clients_expire(control_socket);
         clients_remove(control_socket);
-        if (control_socket->polled[1].revents)
+        if (control_socket->polled[POLLED_LISTEN].revents)
             socket_accept(control_socket);
+        if (control_socket->polled[POLLED_WATCH].revents)
+            cox_socket_file_changed(&control_socket->file);
         if (control_socket->resume_ns && control_socket->resume_ns <= cox_now_ns()) {
             spare_open(control_socket);
             control_socket->resume_ns = 0;
         }
     }
-}
-
-/* ---- its name ---- */
-
-/* Under the lock. Checks that the name is free; dead sockets were swept before. */
-static int socket_check_file(const struct cox_control_socket *control_socket, const char *file,
-                             const char *name, struct cox_error *err)
-{
-    const int length = (int)(strrchr(control_socket->path, '/') - control_socket->path);
-    pid_t pid = 0;
-    int r = cox_runtime_dir_probe(control_socket->runtime_dir_fd, file, &pid);
-    if (r == COX_NOT_FOUND)
-        return 0;
-    if (r == 0 && pid && cox_peer_exiting(pid))
-        return cox_fail(err, COX_BUSY, "process %d, which has the name '%s', is just ending",
-                        (int)pid, name);
-    if (r == 0)
-        return cox_fail(
-            err, COX_TAKEN,
-            "the name '%s' is taken: process %d listens at %.*s/%s; stop that one or choose another name",
-            name, (int)pid, length, control_socket->path, file);
-    if (r > 0)
-        return cox_fail(
-            err, COX_DENIED,
-            "%.*s/%s is in the way: expected nothing there, or the socket of a group of user %u: choose another name",
-            length, control_socket->path, file, geteuid());
-    return cox_fail(err, r, "%.*s/%s: %s", length, control_socket->path, file, cox_status_text(r));
-}
-
-/* A coordinator of an older release has the old name alone. */
-static int socket_check_name(const struct cox_control_socket *control_socket, const char *name,
-                             struct cox_error *err)
-{
-    const int r = socket_check_file(control_socket, control_socket->file, name, err);
-    return r ? r : socket_check_file(control_socket, control_socket->old_file, name, err);
-}
-
-/* Under the lock. After a failure cox_control_socket_unname removes the rest.
- * Returns
- *   0
- *   COX_DENIED: something else has the temporary name
- *   -errno
- */
-static int socket_bind(struct cox_control_socket *control_socket)
-{
-    struct sockaddr_un address;
-    struct stat st;
-    cox_runtime_dir_address(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, &address);
-    if (bind(control_socket->listen_fd, (const struct sockaddr *)&address, sizeof address) < 0)
-        return errno == EADDRINUSE ? COX_DENIED : -errno;
-    cox_fault_point(COX_FAULT_CONTROL_SOCKET_BOUND);
-    int r = 0;
-    /* Restores what the umask removed. */
-    if (fchmodat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, 0600, 0) < 0 ||
-        fstatat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, &st,
-                AT_SYMLINK_NOFOLLOW) < 0 ||
-        listen(control_socket->listen_fd, BACKLOG) < 0)
-        r = -errno;
-    cox_fault_point(COX_FAULT_CONTROL_SOCKET_LISTENS);
-    if (r == 0 && renameat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE,
-                           control_socket->runtime_dir_fd, control_socket->file) < 0)
-        r = -errno;
-    if (r) {
-        unlinkat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, 0);
-        cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
-        return r;
-    }
-    control_socket->named = true;
-    control_socket->device = st.st_dev;
-    control_socket->inode = st.st_ino;
-    cox_fault_point(COX_FAULT_CONTROL_SOCKET_NAMED);
-    /* The file system has no hard links: clients of older releases cannot find this group. */
-    if (linkat(control_socket->runtime_dir_fd, control_socket->file, control_socket->runtime_dir_fd,
-               control_socket->old_file, 0) < 0 &&
-        errno != EPERM && errno != EOPNOTSUPP)
-        return -errno;
-    cox_fault_point(COX_FAULT_CONTROL_SOCKET_LINKED);
-    return 0;
-}
-
-/* Removes the file if it is this control socket's. */
-static void socket_unlink(const struct cox_control_socket *control_socket, const char *file)
-{
-    struct stat st;
-    if (fstatat(control_socket->runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-        st.st_dev == control_socket->device && st.st_ino == control_socket->inode)
-        unlinkat(control_socket->runtime_dir_fd, file, 0);
-    cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
-}
-
-/* Called while it still listens: afterwards another start may take the name. If the lock cannot be
- * had it is removed without it; only a process that was ordered to remove the name of a live
- * control socket could interfere. */
-void cox_control_socket_unname(struct cox_control_socket *control_socket)
-{
-    if (!control_socket->named)
-        return;
-    bool locked = cox_runtime_dir_lock(control_socket->runtime_dir_fd,
-                                       cox_deadline_after_ms(CLOSE_LOCK_MS), NULL) == 0;
-    socket_unlink(control_socket, control_socket->old_file);
-    socket_unlink(control_socket, control_socket->file);
-    if (locked)
-        cox_runtime_dir_unlock(control_socket->runtime_dir_fd);
-    control_socket->named = false;
-}
-
-static int socket_listen_once(struct cox_control_socket *control_socket, const char *name,
-                              struct cox_error *err)
-{
-    uint32_t swept = 0;
-    int r = cox_runtime_dir_lock(control_socket->runtime_dir_fd,
-                                 cox_deadline_after_ms(OPEN_LOCK_MS), err);
-    if (r)
-        return r;
-    r = cox_runtime_dir_sweep(control_socket->runtime_dir_fd, &swept, err);
-    if (r == 0)
-        r = socket_check_name(control_socket, name, err);
-    if (r == 0) {
-        r = socket_bind(control_socket);
-        if (r == COX_DENIED)
-            cox_fail(err, r,
-                     "%.*s/%s is in the way: expected nothing there; move it away if it is yours, "
-                     "or set COXSWAIN_RUNTIME_DIR to another folder",
-                     (int)(strrchr(control_socket->path, '/') - control_socket->path),
-                     control_socket->path, COX_RUNTIME_DIR_NEW_FILE);
-        else if (r)
-            cox_fail(err, r, "%s: %s", control_socket->path, cox_status_text(r));
-    }
-    cox_runtime_dir_unlock(control_socket->runtime_dir_fd);
-    if (swept)
-        cox_log_write(&control_socket->server.log.log, 6,
-                      "control socket: %" PRIu32 " sockets of dead coordinators are removed",
-                      swept);
-    return r;
-}
-
-static int socket_listen(struct cox_control_socket *control_socket, const char *name,
-                         struct cox_error *err)
-{
-    uint64_t deadline_ns = cox_deadline_after_ms(ENDING_MS);
-    int r;
-    /* The owner of the name was killed a moment ago; when it has ended the name is free. */
-    while ((r = socket_listen_once(control_socket, name, err)) == COX_BUSY &&
-           cox_now_ns() < deadline_ns) {
-        if (err)
-            cox_error_clear(err); /* the last attempt is the one to report */
-        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
-    }
-    return r;
 }
 
 /* ---- open and close ---- */
@@ -501,8 +351,6 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
         .server = {.hooks = *hooks,
                    .hello_ms = options->hello_ms ? options->hello_ms : HELLO_MS_DEFAULT},
         .client_max = options->client_max ? options->client_max : CLIENT_MAX_DEFAULT,
-        .runtime_dir_fd = -1,
-        .listen_fd = -1,
         .stop_fd = -1,
         .spare_fd = -1,
     };
@@ -512,8 +360,8 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
     cox_log_limit_init(&control_socket->server.log, &options->log);
     control_socket->clients =
         calloc(control_socket->client_max, sizeof(struct cox_client_connection *));
-    control_socket->polled =
-        calloc(2 * (size_t)control_socket->client_max + 2, sizeof *control_socket->polled);
+    control_socket->polled = calloc(2 * (size_t)control_socket->client_max + POLLED_CLIENTS,
+                                    sizeof *control_socket->polled);
     if (!control_socket->clients || !control_socket->polled ||
         cox_closer_new(&control_socket->server.closer)) {
         free(control_socket->clients);
@@ -521,6 +369,8 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
         free(control_socket);
         return NULL;
     }
+    cox_socket_file_init(&control_socket->file, control_socket->server.closer,
+                         &control_socket->server.log.log);
     cox_fd_entries_init(&control_socket->server.fd_entries,
                         options->fd_entry_max ? options->fd_entry_max : fd_entry_max_default(),
                         control_socket->server.closer);
@@ -531,8 +381,8 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
  */
 static void socket_end_waiting(struct cox_control_socket *control_socket)
 {
-    for (int i = 0; control_socket->listen_fd >= 0 && i < BACKLOG; i++) {
-        int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    for (int i = 0; control_socket->file.listen_fd >= 0 && i < COX_SOCKET_BACKLOG; i++) {
+        int fd = accept4(control_socket->file.listen_fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0)
             return;
         cox_closer_hang_up(control_socket->server.closer, &fd);
@@ -542,19 +392,18 @@ static void socket_end_waiting(struct cox_control_socket *control_socket)
 /* Frees what was created so far; no thread runs. */
 static void socket_free(struct cox_control_socket *control_socket)
 {
-    cox_control_socket_unname(control_socket);
+    cox_socket_file_remove(&control_socket->file);
     for (uint32_t i = 0; i < control_socket->client_count; i++) {
         cox_client_connection_drop(&control_socket->server, control_socket->clients[i]);
         free(control_socket->clients[i]);
     }
     cox_fd_entries_deinit(&control_socket->server.fd_entries);
     socket_end_waiting(control_socket);
-    cox_closer_give(control_socket->server.closer, &control_socket->listen_fd);
+    cox_socket_file_close(&control_socket->file);
     cox_closer_free(control_socket->server.closer);
     cox_log_limit_turn(&control_socket->server.log, true);
     cox_close_fd(&control_socket->stop_fd);
     cox_close_fd(&control_socket->spare_fd);
-    cox_close_fd(&control_socket->runtime_dir_fd);
     free(control_socket->clients);
     free(control_socket->polled);
     free(control_socket);
@@ -562,35 +411,13 @@ static void socket_free(struct cox_control_socket *control_socket)
 
 static int socket_open_fds(struct cox_control_socket *control_socket, struct cox_error *err)
 {
-    int r = 0;
     control_socket->stop_fd = eventfd(0, EFD_CLOEXEC);
-    if (control_socket->stop_fd >= 0)
-        control_socket->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (control_socket->listen_fd >= 0)
+    int r = control_socket->stop_fd < 0 ? -errno : cox_fd_raise(&control_socket->stop_fd);
+    if (r == 0)
         control_socket->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (control_socket->spare_fd < 0)
-        r = -errno;
     if (r == 0)
-        r = cox_fd_raise(&control_socket->stop_fd);
-    if (r == 0)
-        r = cox_fd_raise(&control_socket->listen_fd);
-    if (r == 0)
-        r = cox_fd_raise(&control_socket->spare_fd);
+        r = control_socket->spare_fd < 0 ? -errno : cox_fd_raise(&control_socket->spare_fd);
     return r ? cox_fail(err, r, "fds of the control socket: %s", cox_status_text(r)) : 0;
-}
-
-static int socket_find_path(struct cox_control_socket *control_socket, const char *name,
-                            const char *runtime_dir, struct cox_error *err)
-{
-    cox_runtime_dir_file(name, control_socket->file);
-    cox_runtime_dir_old_file(control_socket->file, control_socket->old_file);
-    int length = snprintf(control_socket->path, sizeof control_socket->path, "%s/%s", runtime_dir,
-                          control_socket->file);
-    if (length < 0 || length >= COX_SOCKET_PATH_SIZE)
-        return cox_fail(err, COX_TOO_LARGE,
-                        "the path of the control socket has %d bytes: expected less than %d",
-                        length, COX_SOCKET_PATH_SIZE);
-    return 0;
 }
 
 int cox_control_socket_open(const struct cox_control_socket_options *options,
@@ -607,13 +434,9 @@ int cox_control_socket_open(const struct cox_control_socket_options *options,
     struct cox_control_socket *control_socket = socket_new(options, hooks);
     if (!control_socket)
         return cox_fail(err, -ENOMEM, "the control socket: %s", cox_status_text(-ENOMEM));
-    r = socket_find_path(control_socket, options->name, where, err);
+    r = socket_open_fds(control_socket, err);
     if (r == 0)
-        r = cox_runtime_dir_open(where, true, &control_socket->runtime_dir_fd, err);
-    if (r == 0)
-        r = socket_open_fds(control_socket, err);
-    if (r == 0)
-        r = socket_listen(control_socket, options->name, err);
+        r = cox_socket_file_open(&control_socket->file, options->name, where, err);
     if (r == 0) {
         r = cox_thread_start(&control_socket->thread, socket_main, control_socket);
         if (r)
@@ -625,6 +448,11 @@ int cox_control_socket_open(const struct cox_control_socket_options *options,
     }
     *ret_socket = control_socket;
     return 0;
+}
+
+void cox_control_socket_unname(struct cox_control_socket *control_socket)
+{
+    cox_socket_file_remove(&control_socket->file);
 }
 
 void cox_control_socket_counts(const struct cox_control_socket *control_socket,
@@ -662,7 +490,7 @@ struct cox_control_socket *cox_control_socket_close(struct cox_control_socket *c
 
 const char *cox_control_socket_path(const struct cox_control_socket *control_socket)
 {
-    return control_socket->path;
+    return control_socket->file.path;
 }
 
 int cox_control_socket_sweep(const char *runtime_dir, uint32_t *ret_count, struct cox_error *err)
@@ -676,7 +504,7 @@ int cox_control_socket_sweep(const char *runtime_dir, uint32_t *ret_count, struc
         return r;
     r = cox_runtime_dir_open(runtime_dir ? runtime_dir : buffer, false, &runtime_dir_fd, &why);
     if (r == 0)
-        r = cox_runtime_dir_lock(runtime_dir_fd, cox_deadline_after_ms(OPEN_LOCK_MS), &why);
+        r = cox_runtime_dir_lock(runtime_dir_fd, cox_deadline_after_ms(SWEEP_LOCK_MS), &why);
     if (r == 0) {
         r = cox_runtime_dir_sweep(runtime_dir_fd, &count, &why);
         cox_runtime_dir_unlock(runtime_dir_fd);

@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/hash.h"
+#include "channel/base/peer.h"
 #include "socket.h"
 
 #define SOCKET_END COX_RUNTIME_DIR_SOCKET_END
@@ -24,6 +26,9 @@
 #define MODE 0700
 /* Names of fds in /proc. */
 #define FD_PATH_SIZE 32
+#ifndef SO_PEERPIDFD /* Linux 6.5 */
+#define SO_PEERPIDFD 77
+#endif
 
 static_assert(NAME_START_SIZE + 1 + 16 + sizeof SOCKET_END <= COX_RUNTIME_DIR_FILE_SIZE,
               "a shortened name fits");
@@ -297,6 +302,19 @@ int cox_runtime_dir_check_listener(int fd, const char *path, bool other_users,
     return 0;
 }
 
+/* The process that called listen(2) is dead, and a copy of it, made without fork(3), has the
+ * socket. pid: its own, 0 if that is unknown. */
+static bool listener_is_dead(int fd, pid_t pid)
+{
+    _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
+    socklen_t size = sizeof peer.pidfd;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &peer.pidfd, &size) == 0)
+        return !cox_peer_alive(&peer);
+    if (errno == ESRCH || errno == EINVAL) /* it was reaped; of older kernels */
+        return true;
+    return pid > 0 && kill(pid, 0) < 0 && errno == ESRCH;
+}
+
 int cox_runtime_dir_probe(int runtime_dir_fd, const char *file, pid_t *ret_pid)
 {
     struct stat st;
@@ -322,8 +340,11 @@ int cox_runtime_dir_probe(int runtime_dir_fd, const char *file, pid_t *ret_pid)
         return COX_NOT_FOUND;
     if (e && e != EAGAIN && e != EINTR) /* its backlog is full, so it lives */
         return -e;
-    if (e == 0)
+    if (e == 0) {
         cox_socket_read_peer(fd, &peer); /* else it stays 0 */
+        if (listener_is_dead(fd, peer.pid))
+            return COX_CLOSED;
+    }
     *ret_pid = peer.pid;
     return 0;
 }

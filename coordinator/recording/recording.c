@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "channel/base/peer.h"
 #include "channel/recorder/recorder.h"
 #include "proto/recording.pb-c.h"
 
@@ -91,10 +92,15 @@ int cox_recording_lock(const char *folder, const char *name, int *ret_fd, struct
     if (r)
         return r;
     for (;;) {
-        _cox_cleanup_(cox_close_fd) int fd =
+        /* The lock must not outlive this process in a child. */
+        cox_unforked_hold();
+        _cox_cleanup_(cox_unforked_close) int fd =
             open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (fd < 0 || fstat(fd, &locked) < 0)
-            return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
+        r = cox_unforked_release(&fd);
+        if (r == 0 && fstat(fd, &locked) < 0)
+            r = -errno;
+        if (r)
+            return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
         if (flock(fd, LOCK_EX | LOCK_NB) < 0)
             return errno == EWOULDBLOCK
                        ? cox_fail(err, COX_TAKEN,
@@ -116,7 +122,7 @@ void cox_recording_unlock(const char *folder, const char *name, int *fd)
     char path[COX_RECORDER_PATH_SIZE];
     if (*fd >= 0 && lock_path(folder, name, path, NULL) == 0)
         unlink(path);
-    cox_close_fd(fd);
+    cox_unforked_close(fd);
 }
 
 static bool has_suffix(const char *file, const char *suffix)

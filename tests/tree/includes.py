@@ -87,7 +87,7 @@ HEADERS_ALONE = ("channel/base/fault.h", "channel/base/hash.h", "channel/base/id
 
 # Circles of includes: one noun each, cut into files that share a private header.
 UNITS = {
-    "channel/socket": ["client_connection control_socket hello runtime_dir"],
+    "channel/socket": ["client_connection control_socket hello runtime_dir socket_file"],
     "channel/handle": ["fd_store handle handle_internal"],
     "channel/memory/domain": ["domain domain_table"],
     "channel/memory/pool": ["pool pool_geometry pool_internal pool_layout"],

@@ -361,6 +361,55 @@ static void a_live_group_keeps_its_name(void **state)
     close(fds[1]);
 }
 
+struct family {
+    int fds[2];
+    /* as an exact copy, of which the library does not hear */
+    bool copied;
+};
+
+static void hold_the_name_and_fork(void *context)
+{
+    const struct family *family = context;
+    struct cox_geometry geometry = geometry_of(2);
+    struct cox_control own = COX_CONTROL_NONE;
+    CHECK(cox_control_create(&own, GROUP, &geometry, NULL) == 0);
+    pid_t pid = family->copied ? _Fork() : fork();
+    if (pid == 0)
+        for (;;)
+            pause();
+    CHECK(write(family->fds[1], &pid, sizeof pid) == sizeof pid);
+    pause();
+}
+
+static void b4_a_name_dies_with_its_process_and_not_with_its_children(void **state)
+{
+    (void)state;
+    for (int copied = 0; copied < 2; copied++) {
+        struct family family = {.copied = copied};
+        struct cox_geometry geometry = geometry_of(1);
+        struct cox_control control = COX_CONTROL_NONE;
+        struct cox_error err = {0};
+        char expected[64];
+        pid_t pid;
+        assert_int_equal(pipe2(family.fds, O_CLOEXEC), 0);
+        pid_t parent = child_start(hold_the_name_and_fork, &family);
+        assert_int_equal(read(family.fds[0], &pid, sizeof pid), sizeof pid);
+        kill(parent, SIGKILL);
+        child_status(parent);
+        if (copied) {
+            assert_int_equal(cox_control_create(&control, GROUP, &geometry, &err), COX_BUSY);
+            snprintf(expected, sizeof expected, "but process %d holds its lock", (int)pid);
+            assert_non_null(strstr(err.text, expected));
+            kill(pid, SIGKILL);
+        }
+        control = created(1);
+        gone(&control);
+        kill(pid, SIGKILL);
+        close(family.fds[0]);
+        close(family.fds[1]);
+    }
+}
+
 static void a_process_does_not_take_its_own_name_twice(void **state)
 {
     struct cox_control own = created(1), second = COX_CONTROL_NONE;
@@ -976,6 +1025,7 @@ int main(void)
         LEAK_TEST(p10_truncated_files_are_corrupt),
         LEAK_TEST(a_name_that_appears_is_complete),
         LEAK_TEST(a_live_group_keeps_its_name),
+        LEAK_TEST(b4_a_name_dies_with_its_process_and_not_with_its_children),
         LEAK_TEST(a_process_does_not_take_its_own_name_twice),
         LEAK_TEST(b4_leftovers_of_a_killed_creator_are_swept),
         LEAK_TEST(b4_leftovers_of_a_creator_killed_anywhere_are_swept),

@@ -7,9 +7,13 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "channel_fixture.h"
 #include "tests/lib/rights.h"
@@ -309,6 +313,95 @@ static void stopped_is_distinguished_from_running_and_dead(void **state)
     assert_false(cox_peer_stopped(pid));
 }
 
+/* Until its child executes a program or ends, a process that has called vfork waits in state D. */
+static void wait_in_the_kernel(void *context)
+{
+    (void)context;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (vfork() == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pause();
+        _exit(0);
+    }
+}
+
+static void what_holds_a_process_is_told(void **state)
+{
+    char text[COX_PEER_HOLD_SIZE] = "x";
+    (void)state;
+    cox_peer_read_hold(getpid(), text);
+    assert_string_equal(text, "");
+    pid_t pid = sleeper(NULL);
+    cox_peer_read_hold(pid, text);
+    assert_string_equal(text, "stopped by a signal");
+    kill(pid, SIGKILL);
+    child_status(pid);
+    cox_peer_read_hold(pid, text);
+    assert_string_equal(text, "");
+    pid = child_start(wait_in_the_kernel, NULL);
+    do
+        cox_peer_read_hold(pid, text);
+    while (!text[0]);
+    assert_non_null(strstr(text, "in the kernel (state D"));
+    kill(pid, SIGKILL);
+    child_status(pid);
+}
+
+static void hold_and_wait(void *context)
+{
+    tell(*(int *)context);
+    pause();
+}
+
+/* A lock that this process holds is free once it lets go, whatever children it has. */
+static void a_child_of_fork_does_not_keep_what_shows_that_its_parent_lives(void **state)
+{
+    char path[] = "/tmp/cox_peer_test.XXXXXX";
+    int fds[2];
+    struct stat st;
+    (void)state;
+    cox_unforked_hold();
+    int fd = mkostemp(path, O_CLOEXEC);
+    assert_int_equal(cox_unforked_release(&fd), 0);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    pid_t pid = child_start(hold_and_wait, &fds[1]);
+    assert_true(heard(fds[0]));
+    assert_int_equal(cox_peer_find_holder(st.st_dev, st.st_ino), 0);
+    cox_unforked_close(&fd);
+    assert_int_equal(fd, -1);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    close(fd);
+    kill(pid, SIGKILL);
+    child_status(pid);
+    unlink(path);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+static void another_process_that_has_a_file_open_is_found(void **state)
+{
+    char path[] = "/tmp/cox_peer_test.XXXXXX";
+    int fds[2];
+    struct stat st;
+    (void)state;
+    int fd = mkostemp(path, O_CLOEXEC);
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    pid_t pid = child_start(hold_and_wait, &fds[1]);
+    assert_true(heard(fds[0]));
+    assert_int_equal(cox_peer_find_holder(st.st_dev, st.st_ino), pid);
+    kill(pid, SIGKILL);
+    child_status(pid);
+    assert_int_equal(cox_peer_find_holder(st.st_dev, st.st_ino), 0);
+    close(fd);
+    unlink(path);
+    close(fds[0]);
+    close(fds[1]);
+}
+
 /* Processor time shows in the clock of the process that used it, and of no other. */
 static void processor_time_is_of_its_process(void **state)
 {
@@ -378,6 +471,9 @@ int main(void)
         LEAK_TEST(b25_a_process_hidden_in_proc_is_not_dead),
         LEAK_TEST(any_program_name_is_read_past),
         LEAK_TEST(unused_pids_are_refused),
+        LEAK_TEST(what_holds_a_process_is_told),
+        LEAK_TEST(a_child_of_fork_does_not_keep_what_shows_that_its_parent_lives),
+        LEAK_TEST(another_process_that_has_a_file_open_is_found),
         LEAK_TEST(stopped_is_distinguished_from_running_and_dead),
         LEAK_TEST(processor_time_is_of_its_process),
         LEAK_TEST(the_pidfd_becomes_readable_with_the_death),
