@@ -468,7 +468,7 @@ int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err
     return r ? cox_fail(err, r, "a legacy rank: %s", cox_status_text(r)) : 0;
 }
 
-/* Starts the processes, which inherit the memory of a sealed group that has no control socket. */
+/* Starts the processes, which inherit the memory of a sealed group. */
 static int executor_launch(struct cox_executor *executor, struct cox_supervise_options *options,
                            struct cox_error *err)
 {
@@ -498,8 +498,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     /* Starting workers by hand takes any time. */
     bool waits = executor->options.external_workers && !executor->options.start_timeout_ms;
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
-    executor->sealed_inherited = executor->geometry.sealed && !cox_executor_is_external(executor) &&
-                                 !executor->control_socket;
+    executor->sealed_inherited = executor->geometry.sealed && !cox_executor_is_external(executor);
     struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .ranks = executor->ranks,
@@ -513,7 +512,6 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .fork_server_fds = executor->options.fork_server_fds,
         .deadline_ns = deadline_ns,
         .control_socket = cox_executor_socket(executor),
-        .sealed = executor->geometry.sealed && !executor->sealed_inherited,
         .external = cox_executor_is_external(executor),
         .local_first = executor->options.rank_first,
         .local_count = executor->options.rank_here,

@@ -34,7 +34,7 @@ struct cox_executor {
     struct cox_channel channels[COX_CHANNEL_COUNT];
     /* the group's memory in the sealed form */
     struct cox_sealed sealed;
-    /* processes inherit it: there was no control socket at the start */
+    /* this process starts the ranks, which inherit it */
     bool sealed_inherited;
     /* NULL: none */
     struct cox_control_socket *control_socket;

@@ -159,13 +159,13 @@ static int exec_failed(const char *command, const char *program, uint32_t rank, 
 
 static bool is_ours(const char *variable)
 {
-    static const char *const names[] = {"COXSWAIN_PREFIX=",     "COXSWAIN_RANK=",
-                                        "COXSWAIN_WORLD_SIZE=", "COXSWAIN_DEVICE=",
-                                        "COXSWAIN_PARENT_PID=", "COXSWAIN_INCARNATION=",
-                                        "COXSWAIN_GENERATION=", "COXSWAIN_FDS=",
-                                        "COXSWAIN_SOCKET=",     "COXSWAIN_DOOR=",
-                                        "COXSWAIN_ATTACH=",     "COXSWAIN_NOTIFY_FD=",
-                                        "COXSWAIN_LOCAL_RANK=", "COXSWAIN_LOCAL_WORLD_SIZE="};
+    static const char *const names[] = {"COXSWAIN_PREFIX=",          "COXSWAIN_RANK=",
+                                        "COXSWAIN_WORLD_SIZE=",      "COXSWAIN_DEVICE=",
+                                        "COXSWAIN_PARENT_PID=",      "COXSWAIN_INCARNATION=",
+                                        "COXSWAIN_GENERATION=",      "COXSWAIN_FDS=",
+                                        "COXSWAIN_SOCKET=",          "COXSWAIN_DOOR=",
+                                        "COXSWAIN_NOTIFY_FD=",       "COXSWAIN_LOCAL_RANK=",
+                                        "COXSWAIN_LOCAL_WORLD_SIZE="};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0)
             return true;
@@ -261,7 +261,6 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         .pass_flags = options->pass_flags,
         .prefix = strdup(options->prefix),
         .control_socket = options->control_socket ? strdup(options->control_socket) : NULL,
-        .sealed = options->sealed,
         .notify_fds = options->notify_fds,
         .fork_server_fds = options->fork_server_fds,
         .log = options->log,
@@ -393,8 +392,6 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
         strings_add(envp, "COXSWAIN_SOCKET=%s", plan->control_socket);
         strings_add(envp, "COXSWAIN_DOOR=%s", plan->control_socket); /* its old name */
     }
-    if (plan->sealed)
-        strings_add(envp, "COXSWAIN_ATTACH=sealed");
     if (argv->failed || envp->failed)
         return -ENOMEM;
     int r = pipe_init(&launch->streams[0]);

@@ -39,7 +39,6 @@ struct cox_launch_plan {
     char *prefix;
     /* NULL: none */
     char *control_socket;
-    bool sealed;
     /* path of the program, found in the workers' PATH */
     char *program;
     /* absolute; NULL: that of this process */

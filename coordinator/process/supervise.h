@@ -78,8 +78,6 @@ struct cox_supervise_options {
     const int32_t *devices;
     /* COXSWAIN_SOCKET: path of the group's control socket; NULL: none */
     const char *control_socket;
-    /* COXSWAIN_ATTACH: workers attach over the control socket */
-    bool sealed;
     /* memory that the first processes inherit (COXSWAIN_FDS): memory_fd_count fds of rank 0, then
      * of rank 1, and so on, lent until start returns; 0: none */
     const int *memory_fds;

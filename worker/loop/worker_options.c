@@ -13,7 +13,6 @@ enum {
     FIELD_RANK = 2,
     FIELD_RANK_COUNT = 4,
     FIELD_ALL = 7,
-    FIELD_SEALED = 8, /* the group is sealed, so its control socket provides the memory */
 };
 
 static int parse_number(const char *what, const char *text, int64_t min, int64_t max,
@@ -82,10 +81,6 @@ static int set_option(struct cox_worker_options *options, const char *what, cons
                          sizeof options->control_socket);
         else
             snprintf(options->control_socket, sizeof options->control_socket, "%s", text);
-    } else if (strcmp(name, "attach") == 0) {
-        if (strcmp(text, "sealed") != 0 && strcmp(text, "named") != 0)
-            r = cox_fail(err, COX_INVALID, "%s is '%.60s': expected named or sealed", what, text);
-        *found |= text[0] == 's' ? FIELD_SEALED : 0u;
     } else if (strcmp(name, "incarnation") == 0) {
         r = parse_number(what, text, 1, UINT32_MAX, &value, err);
         options->incarnation = (uint32_t)value;
@@ -112,7 +107,6 @@ static const struct {
     {NULL, "COXSWAIN_NOTIFY_FD", "notify_fd"},
     {"--socket", NULL, "socket"},
     {"--door", NULL, "socket"}, /* of the release before */
-    {NULL, "COXSWAIN_ATTACH", "attach"},
 };
 
 /* The index of the flag argv[a]; -1: none. *ret_text: its value, in the same argument or,
@@ -163,16 +157,10 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         if (r)
             return r;
     }
-    /* The path of the environment is the control socket only for workers that have to attach there.
-     */
+    /* Where fds of handles come from; a worker attaches there only by --socket. */
     const char *control_socket = getenv("COXSWAIN_SOCKET");
     if (!control_socket)
         control_socket = getenv("COXSWAIN_DOOR"); /* of the release before */
-    if ((found & FIELD_SEALED) && !parsed.control_socket[0])
-        r = set_option(&parsed, "COXSWAIN_SOCKET", "socket", control_socket ? control_socket : "",
-                       &found, &group_size, err);
-    if (r)
-        return r;
     if (control_socket && !parsed.fd_store[0] && strlen(control_socket) < sizeof parsed.fd_store)
         snprintf(parsed.fd_store, sizeof parsed.fd_store, "%s", control_socket);
     if (parsed.control_socket[0]) {
