@@ -53,6 +53,8 @@ struct cox_gathering {
         size_t raw_size;
         /* its tag said that it is an ExecuteResponse */
         bool raw_failed;
+        /* it is late, and others may wait for it: it has not taken the request, or cannot go on */
+        bool delays;
         /* COX_RANK_TEXT_SIZE bytes; kept apart, so that the fields that each round reads are
          * adjacent */
         char *text;

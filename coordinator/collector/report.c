@@ -48,15 +48,40 @@ void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *bu
         append(buffer, buffer_size, "; its last lines: %s", lines);
 }
 
-static bool rank_stopped(const struct cox_collector *collector, uint32_t rank, pid_t pid)
+static void rank_read_hold(const struct cox_collector *collector, uint32_t rank, pid_t pid,
+                           char text[COX_PEER_HOLD_SIZE])
 {
     const struct cox_transport *transport = collector->transport;
-    if (!transport)
-        return cox_peer_stopped(pid);
+    if (!transport) {
+        cox_peer_read_hold(pid, text);
+        return;
+    }
     struct cox_transport_process process = {0};
     if (transport->process)
         transport->process(transport->context, rank, &process);
-    return process.stopped;
+    snprintf(text, COX_PEER_HOLD_SIZE, "%s", process.stopped ? "stopped by a signal" : "");
+}
+
+/* Adds to the text of each late rank that could go on whom it may wait for. Ranks exchange values
+ * within a step: one that cannot go on holds up the others, which look busy. */
+static void report_delays(const struct cox_collector *collector, struct cox_gathering *gathering)
+{
+    struct cox_rank_set delaying = {{0}};
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        const bool delays =
+            gathering->results[rank].outcome == COX_OUTCOME_LATE && gathering->ranks[rank].delays;
+        if (delays)
+            cox_rank_set_add(&delaying, rank);
+        count += delays;
+    }
+    for (uint32_t rank = 0; count && rank < collector->rank_count; rank++) {
+        if (gathering->results[rank].outcome != COX_OUTCOME_LATE || gathering->ranks[rank].delays)
+            continue;
+        char *text = gathering->ranks[rank].text;
+        append(text, COX_RANK_TEXT_SIZE, ", and may wait for rank%s ", count > 1 ? "s" : "");
+        cox_report_append_ranks(text, COX_RANK_TEXT_SIZE, &delaying);
+    }
 }
 
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
@@ -80,17 +105,19 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
             result->taken ? states[(said.word >> COX_STATE_SHIFT) & 3] : "never took it";
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_rank_is_dead(&collector->records[rank]);
+        char hold[COX_PEER_HOLD_SIZE] = "";
         /* /proc is read only for timeouts, so that the report of a death is not delayed. */
-        bool stopped =
-            alive && status != COX_PEER_DEAD && rank_stopped(collector, rank, result->pid);
+        if (alive && status != COX_PEER_DEAD)
+            rank_read_hold(collector, rank, result->pid, hold);
+        gathering->ranks[rank].delays = alive && (!result->taken || hold[0]);
         snprintf(text, COX_RANK_TEXT_SIZE,
-                 "rank %" PRIu32 " (pid %jd) had not replied: %s, silent for %.3f s, %s", rank,
+                 "rank %" PRIu32 " (pid %jd) had not replied: %s, silent for %.3f s, %s%s%s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,
-                 stopped ? "alive but stopped by a signal"
-                 : alive ? "alive"
-                         : "dead");
+                 alive ? "alive" : "dead", hold[0] ? " but " : "", hold);
         result->text = text;
     }
+    if (status != COX_PEER_DEAD)
+        report_delays(collector, gathering);
 }
 
 void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_rank_set *ranks)
@@ -278,8 +305,15 @@ COX_HOT int cox_report_divergence(struct cox_collector *collector, const struct 
     return 0;
 }
 
-/* Appends the ranks with this outcome; the first few with their own text, in equal shares. */
-static void report_outcome(struct cox_gathering *gathering, enum cox_outcome outcome)
+/* Late ranks that delay no others come after those that do. */
+static bool is_second(const struct cox_gathering *gathering, uint32_t rank)
+{
+    return gathering->results[rank].outcome == COX_OUTCOME_LATE && !gathering->ranks[rank].delays;
+}
+
+/* Appends the ranks with this outcome; the first few with their own text, in equal shares. Of late
+ * ranks only those that delay others, or (second) only the rest. */
+static void report_outcome(struct cox_gathering *gathering, enum cox_outcome outcome, bool second)
 {
     char *buffer = gathering->text;
     size_t buffer_size = sizeof gathering->text;
@@ -289,7 +323,7 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
         count += gathering->results[rank].outcome == outcome;
     int share = (int)(TOLD_SIZE / (count < REPORTED_COUNT ? count + !count : REPORTED_COUNT));
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
-        if (gathering->results[rank].outcome != outcome)
+        if (gathering->results[rank].outcome != outcome || is_second(gathering, rank) != second)
             continue;
         if (reported == REPORTED_COUNT) {
             cox_rank_set_add(&others, rank);
@@ -302,21 +336,23 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
             append(buffer, buffer_size, "; %.*s", share, gathering->results[rank].text);
         reported++;
     }
-    if (count > reported) {
+    if (outcome != COX_OUTCOME_LATE && count > reported) {
         append(buffer, buffer_size, "; %s too: ranks ",
                outcome == COX_OUTCOME_DEAD ? "dead" : "failed");
         cox_report_append_ranks(buffer, buffer_size, &others);
     }
 }
 
-/* Appends the late ranks as a list, if there are too many for a sentence each. */
-static void report_late_ranks(struct cox_gathering *gathering, bool taken)
+/* Appends late ranks as a list, if there are too many for a sentence each. second: without those
+ * that delay others. */
+static void report_late_ranks(struct cox_gathering *gathering, bool taken, bool second)
 {
     struct cox_rank_set ranks = {{0}};
     uint64_t silent_ns = 0;
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
         const struct cox_rank_result *result = &gathering->results[rank];
-        if (result->outcome != COX_OUTCOME_LATE || result->taken != taken)
+        if (result->outcome != COX_OUTCOME_LATE || result->taken != taken ||
+            (second && !is_second(gathering, rank)))
             continue;
         cox_rank_set_add(&ranks, rank);
         silent_ns = result->silent_ns > silent_ns ? result->silent_ns : silent_ns;
@@ -340,21 +376,26 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
     if (status == COX_TIMEOUT)
         append(buffer, buffer_size, " after %.3f s",
                (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
-    uint32_t replied = 0, asked = 0, late = 0;
+    uint32_t replied = 0, asked = 0, late = 0, first = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         asked += gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
         replied += gathering->results[rank].outcome == COX_OUTCOME_OK;
         late += gathering->results[rank].outcome == COX_OUTCOME_LATE;
+        first +=
+            gathering->results[rank].outcome == COX_OUTCOME_LATE && !is_second(gathering, rank);
     }
     append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks replied", replied, asked);
-    report_outcome(gathering, COX_OUTCOME_DEAD); /* the caller's buffer may cut the rest off */
-    report_outcome(gathering, COX_OUTCOME_ERROR);
+    /* the caller's buffer may cut the rest off */
+    report_outcome(gathering, COX_OUTCOME_DEAD, false);
+    report_outcome(gathering, COX_OUTCOME_ERROR, false);
     if (status != COX_TIMEOUT && status != COX_CLOSED)
         return;
+    if (first <= REPORTED_COUNT)
+        report_outcome(gathering, COX_OUTCOME_LATE, false);
     if (late <= REPORTED_COUNT) {
-        report_outcome(gathering, COX_OUTCOME_LATE);
+        report_outcome(gathering, COX_OUTCOME_LATE, true);
         return;
     }
-    report_late_ranks(gathering, true);
-    report_late_ranks(gathering, false);
+    report_late_ranks(gathering, true, first <= REPORTED_COUNT);
+    report_late_ranks(gathering, false, first <= REPORTED_COUNT);
 }

@@ -73,6 +73,7 @@ static recording *recording_begin(const CoxswainControl__StatusReply *status)
         to->last_lines = text_copy(from->last_lines);
         to->last_error = text_copy(from->last_error);
         to->node = text_copy(from->node);
+        to->trouble = text_copy(from->trouble);
     }
     return made;
 }

@@ -519,7 +519,8 @@ struct cox_rank_status {
     struct cox_rank_channel_status channels[COX_TWO_WAY_COUNT];
     /* the node where it runs (transport.h); "": this machine */
     char node[48];
-    /* why it may not answer now; "": nothing is known */
+    /* why it may not answer now: it has not taken a request that others have, or its process is
+     * frozen, or in the kernel, or its node is suspect; "": nothing is known */
     char trouble[160];
 };
 

@@ -137,6 +137,7 @@ static void rank_put(struct cox_executor *executor, const struct cox_rank_status
     to->has_last_error_age_ns = status->last_error_age_ns != 0;
     to->last_error_age_ns = status->last_error_age_ns;
     to->node = text_put(status->node);
+    to->trouble = text_put(status->trouble);
     recorder_put(executor, to->rank, &to->has_recorder, &to->recorder);
     /* A node is not asked while a failure is handled. */
     char missing[COX_NODE_NAME_MAX + 96];

@@ -5,12 +5,18 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "channel/base/peer.h"
 #include "coordinator/transport/transport.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
+
+/* How old a request is before a rank that has not taken it is named; and before one that has taken
+ * it is, if it cannot go on: a wait for a disk may be short. */
+#define UNTAKEN_NS COX_NSEC_PER_SEC
+#define HELD_NS (5 * COX_NSEC_PER_SEC)
 
 const char *cox_rank_state_name(uint32_t state)
 {
@@ -99,6 +105,71 @@ static void rank_stats(struct cox_executor *executor, uint32_t rank,
     ret_status->group_wait_ns = stats.group_wait_ns;
 }
 
+/* The oldest request on a channel to which the rank owes its reply. */
+struct owed {
+    uint64_t sequence, published_ns;
+    /* by the rank, and by another one */
+    bool taken, taken_elsewhere;
+};
+
+static bool rank_owes(struct cox_executor *executor, enum cox_channel_id channel, uint32_t rank,
+                      struct owed *ret_owed)
+{
+    struct cox_collector *collector = &executor->collectors[channel];
+    const struct cox_entry *oldest = NULL;
+    pthread_mutex_lock(&collector->lock);
+    for (uint32_t i = 0; i < executor->geometry.depth; i++) {
+        const struct cox_entry *entry = &collector->entries[i];
+        if (entry->sequence && entry->replies && cox_rank_set_has(&entry->asked, rank) &&
+            !cox_rank_set_has(&entry->consumed, rank) &&
+            cox_state_done(cox_state_line(&executor->control, rank, channel)) < entry->sequence &&
+            (!oldest || entry->sequence < oldest->sequence))
+            oldest = entry;
+    }
+    if (oldest)
+        *ret_owed =
+            (struct owed){.sequence = oldest->sequence, .published_ns = oldest->published_ns};
+    for (uint32_t other = 0; oldest && other < collector->rank_count; other++)
+        if (cox_rank_set_has(&oldest->asked, other) &&
+            cox_state_taken(cox_state_line(&executor->control, other, channel)) >= oldest->sequence)
+            *(other == rank ? &ret_owed->taken : &ret_owed->taken_elsewhere) = true;
+    pthread_mutex_unlock(&collector->lock);
+    return oldest != NULL;
+}
+
+/* Says of a rank that has not taken a request which others have, or that cannot go on in one, since
+ * when, and what holds its process. The same words as long as it is so. */
+static void rank_describe_hold(struct cox_executor *executor, uint32_t rank, uint64_t now,
+                               struct cox_rank_status *status)
+{
+    char hold[COX_PEER_HOLD_SIZE], time[16] = "?";
+    struct owed owed;
+    for (int c = 0; c < COX_TWO_WAY_COUNT && !status->trouble[0]; c++) {
+        const enum cox_channel_id channel = (enum cox_channel_id)c;
+        if (!rank_owes(executor, channel, rank, &owed) || owed.published_ns > now ||
+            now - owed.published_ns < (owed.taken ? HELD_NS : UNTAKEN_NS))
+            continue;
+        cox_peer_read_hold(status->serving_pid, hold);
+        if (!hold[0] && (owed.taken || !owed.taken_elsewhere))
+            continue;
+        struct timespec clock;
+        struct tm parts;
+        clock_gettime(CLOCK_REALTIME, &clock);
+        const uint64_t clock_ns =
+            (uint64_t)clock.tv_sec * COX_NSEC_PER_SEC + (uint64_t)clock.tv_nsec;
+        const time_t since =
+            (time_t)((clock_ns - (cox_now_ns() - owed.published_ns)) / COX_NSEC_PER_SEC);
+        if (gmtime_r(&since, &parts))
+            strftime(time, sizeof time, "%H:%M:%S", &parts);
+        snprintf(status->trouble, sizeof status->trouble, "%s %s %" PRIu64 " since %s UTC%s%s",
+                 owed.taken ? "is in" : "has not taken", cox_channel_name(channel), owed.sequence,
+                 time, status->stopped ? "" : ": ",
+                 status->stopped ? ""
+                 : hold[0]       ? hold
+                                 : "its process sleeps, or waits for a processor");
+    }
+}
+
 static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t now,
                         struct cox_rank_status *ret_status)
 {
@@ -119,6 +190,8 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
         cox_peer_cpu_time(ret_status->serving_pid, &ret_status->cpu_ns);
         cox_peer_resident(ret_status->serving_pid, &ret_status->resident_bytes);
+        if (ret_status->liveness == COX_LIVENESS_ALIVE && !executor->geometry.legacy)
+            rank_describe_hold(executor, rank, now, ret_status);
     }
     const struct cox_transport *transport = executor->options.transport;
     if (transport && transport->process && ret_status->liveness != COX_LIVENESS_DEAD) {

@@ -319,8 +319,8 @@ static void path_set_present(const struct cox_story *story, uint32_t rank,
     path->phase_ns = span(since_ns, story->recording->monotonic_ns);
 }
 
-/* Why a rank has not replied: the one that the others wait for is stopped or dead; else it does not
- * itself wait for others; else it is behind them in the rank group. */
+/* Why a rank has not replied: the one that the others wait for is stopped, held or dead; else it
+ * does not itself wait for others; else it is behind them in the rank group. */
 struct delay {
     bool is_out, is_free;
     uint64_t epoch, round;
@@ -332,7 +332,8 @@ static struct delay delay_of(const struct cox_story *story, uint32_t rank,
     const CoxswainRecording__Rank *told = story->recording->ranks[rank];
     const struct cox_record_operation *waits = waits_within(&story->ranks[rank], record);
     return (struct delay){
-        .is_out = told->stopped || (told->liveness && strcmp(told->liveness, "dead") == 0),
+        .is_out = told->stopped || told->trouble ||
+                  (told->liveness && strcmp(told->liveness, "dead") == 0),
         .is_free = !waits,
         .epoch = waits ? waits->epoch : 0,
         .round = waits ? waits->round : 0,

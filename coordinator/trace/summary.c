@@ -333,7 +333,8 @@ static void print_rank(const struct cox_story *story, uint32_t rank, FILE *file)
     if (told->has_pid && told->pid)
         fprintf(file, " (pid %" PRId64 ")", told->pid);
     if (told->liveness)
-        fprintf(file, ", %s%s", told->liveness, told->stopped ? ", stopped by a signal" : "");
+        fprintf(file, ", %s%s%s%s", told->liveness, told->stopped ? ", stopped by a signal" : "",
+                told->trouble ? ", " : "", told->trouble ? told->trouble : "");
     fprintf(file, ": %s\n", text);
     const char *cause = story->recording->text;
     if (is_new(told->death, cause))

@@ -41,6 +41,9 @@ class RankStatus:
     liveness: str
     #: by a signal or a debugger
     stopped: bool
+    #: why it may not answer now: it has not taken a request that others have, or is frozen; None:
+    #: nothing is known
+    trouble: str | None
     #: how it ended; None: it lives
     death: str | None
     #: the signal that killed it; 0: none; None: it lives
@@ -128,6 +131,7 @@ def _rank(rank: int, status: Any) -> RankStatus:
         incarnation=status.incarnation,
         liveness=LIVENESS[status.liveness],
         stopped=status.stopped,
+        trouble=text_of(status.trouble) or None,
         death=text_of(status.death) or None,
         signal=status.signal if dead else None,
         exit_status=status.exit_status if dead and status.exit_status >= 0 else None,

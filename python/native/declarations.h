@@ -206,6 +206,7 @@ struct cox_rank_status {
     char last_error[...];
     uint64_t last_error_age_ns;
     struct cox_rank_channel_status channels[...];
+    char trouble[...];
     ...;
 };
 struct cox_channel_stats {

@@ -72,6 +72,10 @@ cox_command_test(NAME sealed/control LABEL sealed TIER nightly TIMEOUT 300 PROCE
 cox_command_test(NAME multi/first_hour LABEL multi TIER all TIMEOUT 300
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/first_hour_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
+# The runtime directory goes away; a rank is frozen.
+cox_command_test(NAME multi/surroundings LABEL multi TIER all TIMEOUT 120 PROCESSORS 2
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/surroundings_test.py ${PROJECT_BINARY_DIR}/bin
+            ${PROJECT_SOURCE_DIR})
 # A coordinator is killed, and another one takes over its name.
 cox_command_test(NAME multi/takeover LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/takeover_test.py ${PROJECT_BINARY_DIR}/bin

@@ -98,6 +98,43 @@ static void p3_many_late_ranks_are_reported_as_ranges(void **state)
     test_group_free(g);
 }
 
+/* The others are inside the step, and wait for it. */
+static void p3_a_rank_that_cannot_go_on_is_named_first(void **state)
+{
+    (void)state;
+    for (uint32_t n = 2; n <= 8; n *= 4) {
+        struct test_group *g = test_group_start(n, NULL);
+        struct test_pipe *pipe = test_pipe_new();
+        struct test_completion c;
+        const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 1500};
+        const pid_t pid = cox_executor_pid(test_group_executor(g), n - 1);
+        char first[128], status[64];
+        test_stop_process(pid);
+        assert_int_equal(test_call_how(g, &c, &how, "block %s", test_pipe_path(pipe)), COX_TIMEOUT);
+        snprintf(first, sizeof first,
+                 "0 of %u ranks replied; rank %u (pid %d) had not replied: never took it, silent "
+                 "for ",
+                 n, n - 1, (int)pid);
+        assert_contains(test_error_text(g), first);
+        assert_contains(test_error_text(g), " s, alive but stopped by a signal; rank");
+        snprintf(first, sizeof first, " s, alive, and may wait for rank %u", n - 1);
+        assert_contains(c.ranks[0].text, first);
+        if (n > 4)
+            assert_contains(test_error_text(g), "; ranks 0-6 took it and have not replied");
+        struct cox_executor_status group;
+        struct cox_rank_status ranks[8];
+        cox_executor_read_status(test_group_executor(g), &group, ranks);
+        snprintf(status, sizeof status, "has not taken execute %u since ", 1);
+        assert_true(strncmp(ranks[n - 1].trouble, status, strlen(status)) == 0);
+        assert_true(ranks[n - 1].stopped);
+        assert_string_equal(ranks[0].trouble, "");
+        test_completion_deinit(&c);
+        test_pipe_release(pipe, n);
+        kill(pid, SIGCONT);
+        test_group_free(g);
+    }
+}
+
 static void m4_rank0_is_the_lowest_asked_or_none(void **state)
 {
     (void)state;
@@ -274,6 +311,7 @@ int main(void)
         TEST(p1_the_death_that_made_the_others_fail_is_reported),
         TEST(p3_a_death_is_reported_before_a_long_story),
         TEST(p3_many_late_ranks_are_reported_as_ranges),
+        TEST(p3_a_rank_that_cannot_go_on_is_named_first),
         TEST(m4_rank0_is_the_lowest_asked_or_none),
         TEST(m3_a_message_of_the_number_of_bytes_is_refused),
         TEST(b2_a_call_does_not_wait_for_a_handler_for_ever),

@@ -1,0 +1,129 @@
+#!/usr/bin/python3
+"""What the machine does to a group that works: its runtime directory goes away, a rank is frozen.
+
+Usage: surroundings_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from groups import RESTART, Group  # pylint: disable=wrong-import-position
+from harness import (MODEL, TIMEOUT, check, environment, expect, run, skip, start, test,
+                     wait_until)
+
+harness.begin(harness.parser(__doc__))
+FREEZER = "/sys/fs/cgroup/freezer"
+
+
+def renews(attach):
+    """logind removes /run/user/UID at logout, cleaners /tmp/coxswain-UID."""
+    directory = os.path.join(tempfile.mkdtemp(dir=harness.scratch), "runtime")
+    env = environment(COXSWAIN_RUNTIME_DIR=directory)
+    process = start(["run", "-n", "2", "--name", "away", "--attach", attach, "--model", MODEL, *RESTART], env=env)
+    try:
+        lines = [process.stdout.readline().split() for _ in range(4)]
+        shutil.rmtree(directory)
+        os.kill(int(lines[3][3]), signal.SIGKILL)
+
+        def is_found():
+            result = run(["status", "--name", "away"], env=env)
+            return result.status == 0 and re.search(r"^rank 1 .* incarnation 2 alive", result.out, re.M)
+
+        wait_until(is_found, "a group that is found, and has its rank again")
+        expect(run(["generate", "--name", "away", "1+1="], env=env), 0)
+        os.unlink(os.path.join(directory, "away.sock"))
+        wait_until(lambda: run(["status", "--name", "away"], env=env).status == 0, "the socket again")
+        # A file in the directory's place: nothing can be made there until it is moved away.
+        shutil.rmtree(directory)
+        with open(directory, "w", encoding="ascii"):
+            pass
+        told = ["is made anew", "is made anew", "until it can be made anew", "is made anew"]
+        lines = []
+        while len(lines) < 3:
+            line = process.stderr.readline()
+            check(line, "the group has ended")
+            if "control socket" in line:
+                lines.append(line)
+        os.unlink(directory)
+        wait_until(lambda: run(["status", "--name", "away"], env=env).status == 0, "the group again")
+        expect(run(["stop", "--name", "away"], env=env), 0)
+        lines += [line for line in process.stderr.read().splitlines() if "control socket" in line]
+        check(process.wait(TIMEOUT) == 0, "another exit status")
+        check(len(lines) == 4 and all(part in line for part, line in zip(told, lines)), "other lines: %s" % lines)
+        check(not os.listdir(directory), "left: %s" % os.listdir(directory))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@test
+def a_named_group_outlives_its_runtime_directory():
+    renews("named")
+
+
+@test
+def a_sealed_group_outlives_its_runtime_directory():
+    renews("sealed")
+
+
+def names_the_rank(hold, release, what):
+    """Of two ranks, rank 1 does not take its step; rank 0 waits for it."""
+    with Group() as group:
+        hold(group.pids[1])
+        client = start(["generate", "--name", group.name, "1+1="])
+        trouble = r"has not taken execute \d+ since \d\d:\d\d:\d\d UTC"
+
+        def ranks():
+            return run(["status", "--name", group.name]).out.replace("\n  ", " ")
+
+        wait_until(lambda: re.search(r"^rank 1 .*" + trouble, ranks(), re.M), "rank 1 in the status")
+        out = ranks()
+        (degraded,) = [line for line in out.splitlines() if line.startswith("degraded: ")]
+        check("rank 1" in degraded and "rank 0" not in degraded and what in degraded, out)
+        check(re.search(r"^rank 0 .* alive; execute running", out, re.M), out)
+        check(re.search(r"^rank 1 .*" + what, out, re.M), out)
+        release(group.pids[1])
+        expect(harness.finish(client), 0)
+        expect(group.stop(), 0)
+        group.process.wait(TIMEOUT)
+
+
+@test
+def a_stopped_rank_is_named_and_no_other():
+    names_the_rank(lambda pid: os.kill(pid, signal.SIGSTOP), lambda pid: os.kill(pid, signal.SIGCONT),
+                   "stopped by a signal")
+
+
+@test
+def a_frozen_rank_is_named_and_no_other():
+    folder = os.path.join(FREEZER, harness.fresh_name("frozen"))
+    try:
+        os.mkdir(folder)
+    except OSError as error:
+        skip("no freezer of control groups here: %s" % error)
+
+    def write(file, text):
+        with open(os.path.join(folder, file), "w", encoding="ascii") as stream:
+            stream.write(text)
+
+    def freeze(pid):
+        write("cgroup.procs", str(pid))
+        write("freezer.state", "FROZEN")
+        wait_until(lambda: harness.read(os.path.join(folder, "freezer.state")) == "FROZEN\n", "a frozen rank")
+
+    try:
+        names_the_rank(freeze, lambda _: write("freezer.state", "THAWED"), "frozen by its control group")
+    finally:
+        write("freezer.state", "THAWED")
+        wait_until(lambda: not harness.read(os.path.join(folder, "cgroup.procs")), "an empty group")
+        os.rmdir(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(harness.main())
