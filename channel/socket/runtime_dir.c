@@ -4,7 +4,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -308,11 +307,12 @@ static bool listener_is_dead(int fd, pid_t pid)
 {
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     socklen_t size = sizeof peer.pidfd;
+    uint64_t start;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &peer.pidfd, &size) == 0)
         return !cox_peer_alive(&peer);
     if (errno == ESRCH || errno == EINVAL) /* it was reaped; of older kernels */
         return true;
-    return pid > 0 && kill(pid, 0) < 0 && errno == ESRCH;
+    return pid > 0 && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
 }
 
 int cox_runtime_dir_probe(int runtime_dir_fd, const char *file, pid_t *ret_pid)
