@@ -175,7 +175,7 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
 {
     struct cox_supervisor *supervisor = executor->supervisor;
     memset(ret_status, 0, sizeof *ret_status);
-    cox_supervisor_see_dump(supervisor, rank); /* of an idle group, which nobody else looks at */
+    cox_supervisor_see_dump(supervisor, rank); /* no request waits for the ranks of an idle group */
     ret_status->pid = cox_rank_pid(&executor->ranks[rank]);
     ret_status->serving_pid = cox_rank_serving_pid(&executor->ranks[rank]);
     ret_status->incarnation = cox_rank_incarnation(&executor->ranks[rank]);
