@@ -23,39 +23,38 @@ FREEZER = "/sys/fs/cgroup/freezer"
 
 def renews(attach):
     """logind removes /run/user/UID at logout, cleaners /tmp/coxswain-UID."""
-    directory = os.path.join(tempfile.mkdtemp(dir=harness.scratch), "runtime")
+    folder = tempfile.mkdtemp(dir=harness.scratch)
+    directory, log = os.path.join(folder, "runtime"), os.path.join(folder, "log")
     env = environment(COXSWAIN_RUNTIME_DIR=directory)
-    process = start(["run", "-n", "2", "--name", "away", "--attach", attach, "--model", MODEL, *RESTART], env=env)
+
+    def told():
+        return [line for line in harness.read(log).splitlines() if "control socket" in line]
+
+    def is_found():
+        result = run(["status", "--name", "away"], env=env)
+        return result.status == 0 and re.search(r"^rank 1 .* incarnation 2 alive", result.out, re.M)
+
+    with open(log, "w", encoding="utf-8") as stream:
+        process = start(["run", "-n", "2", "--name", "away", "--attach", attach, "--model", MODEL, *RESTART],
+                        env=env, stderr=stream)
     try:
-        lines = [process.stdout.readline().split() for _ in range(4)]
+        pid = [process.stdout.readline().split() for _ in range(4)][3][3]
         shutil.rmtree(directory)
-        os.kill(int(lines[3][3]), signal.SIGKILL)
-
-        def is_found():
-            result = run(["status", "--name", "away"], env=env)
-            return result.status == 0 and re.search(r"^rank 1 .* incarnation 2 alive", result.out, re.M)
-
+        os.kill(int(pid), signal.SIGKILL)
         wait_until(is_found, "a group that is found, and has its rank again")
         expect(run(["generate", "--name", "away", "1+1="], env=env), 0)
-        os.unlink(os.path.join(directory, "away.sock"))
-        wait_until(lambda: run(["status", "--name", "away"], env=env).status == 0, "the socket again")
+        check(len(told()) == 1 and "is made anew" in told()[0], "other lines: %s" % told())
+        os.unlink(os.path.join(directory, "away.sock"))  # and not its old name
+        wait_until(lambda: len(told()) == 2 and "is made anew" in told()[1], "the socket again")
         # A file in the directory's place: nothing can be made there until it is moved away.
         shutil.rmtree(directory)
         with open(directory, "w", encoding="ascii"):
             pass
-        told = ["is made anew", "is made anew", "until it can be made anew", "is made anew"]
-        lines = []
-        while len(lines) < 3:
-            line = process.stderr.readline()
-            check(line, "the group has ended")
-            if "control socket" in line:
-                lines.append(line)
+        wait_until(lambda: len(told()) == 3 and "until it can be made anew" in told()[2], "a failure")
         os.unlink(directory)
-        wait_until(lambda: run(["status", "--name", "away"], env=env).status == 0, "the group again")
+        wait_until(lambda: len(told()) == 4 and "is made anew" in told()[3], "the directory again")
         expect(run(["stop", "--name", "away"], env=env), 0)
-        lines += [line for line in process.stderr.read().splitlines() if "control socket" in line]
         check(process.wait(TIMEOUT) == 0, "another exit status")
-        check(len(lines) == 4 and all(part in line for part, line in zip(told, lines)), "other lines: %s" % lines)
         check(not os.listdir(directory), "left: %s" % os.listdir(directory))
     finally:
         process.kill()
