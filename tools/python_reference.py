@@ -51,7 +51,7 @@ def source(cls: type) -> str:
     """inspect.getsource looks where a class is imported from."""
     begin = re.compile(rf"^class {cls.__name__}\b.*?(?=^\S|\Z)", re.M | re.S)
     folder = pathlib.Path(coxswain.__file__).parent
-    found = (begin.search(path.read_text()) for path in sorted(folder.glob("_*.py")))
+    found = (begin.search(path.read_text()) for path in sorted(folder.glob("_internal/*.py")))
     return next(match[0] for match in found if match)
 
 

@@ -17,7 +17,7 @@
 /* Forking takes milliseconds; a server that has not answered by then is stopped or stuck. */
 #define PATIENCE_MS 10000
 
-/* As _fork_server.py packs and unpacks them. */
+/* As _internal/fork_server.py packs and unpacks them. */
 struct request_message {
     uint32_t version;
     uint32_t rank;

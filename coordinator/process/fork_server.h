@@ -1,6 +1,7 @@
 /*
  * fork_server: asks a fork server for a worker: a process that has loaded what workers need, and
- * forks one where executing a program would load all of it again (python/coxswain/_fork_server.py).
+ * forks one where executing a program would load all of it again
+ * (python/coxswain/_internal/fork_server.py).
  *
  * The worker becomes a child of this process, as one that it forked itself: its exit status is
  * exact, and its parent's end is its own. For that the server forks twice. The process in between

@@ -22,7 +22,7 @@ RankDied    the death of a rank, with rank, pid and signal. TimedOut: a hang, an
 RankGroup   barriers and gathers among the ranks; Pool, Queue and Handle: memory without copies
 
 Everything public is in `coxswain` itself, `coxswain.vllm` (vLLM's executor) and `coxswain.torch_*`
-(a worker that computes with PyTorch). Modules with a leading underscore are private.
+(a worker that computes with PyTorch). Names with a leading underscore are private.
 """
 
 import sys as _sys
@@ -33,12 +33,12 @@ if not getattr(_sys, "_is_gil_enabled", lambda: True)():
         "Use the ordinary build of Python, or PYTHON_GIL=1."
     )
 
-__distribution__ = "coxswain-executor"  # by which _foreign knows this file
+__distribution__ = "coxswain-executor"  # by which _internal/foreign.py knows this file
 
 # ruff: noqa: E402
 # pylint: disable=wrong-import-position
-from ._batch import Batch
-from ._errors import (
+from ._internal.batch import Batch
+from ._internal.errors import (
     Aborted,
     Busy,
     Closed,
@@ -66,13 +66,22 @@ from ._errors import (
     Unsupported,
     VersionMismatch,
 )
-from ._group import Cluster, Future, Group
-from ._handles import Exporter, Handle, Import, Importer
-from ._kv import KvBlocks, KvLayout, KvPool, KvTransfer, KvView
-from ._memory import Block, Message, Pool, PoolStats, Publisher, Queue, QueueSet, Subscriber
-from ._ranks import RankGroup
-from ._status import ChannelStatus, GroupStatus, RankChannelStatus, RankStatus
-from ._worker import (
+from ._internal.group import Cluster, Future, Group
+from ._internal.handles import Exporter, Handle, Import, Importer
+from ._internal.kv import KvBlocks, KvLayout, KvPool, KvTransfer, KvView
+from ._internal.memory import (
+    Block,
+    Message,
+    Pool,
+    PoolStats,
+    Publisher,
+    Queue,
+    QueueSet,
+    Subscriber,
+)
+from ._internal.ranks import RankGroup
+from ._internal.status import ChannelStatus, GroupStatus, RankChannelStatus, RankStatus
+from ._internal.worker import (
     InitRequest,
     InitResult,
     LinkRequest,
@@ -89,7 +98,7 @@ from ._worker import (
     serve,
 )
 
-from ._errors import lib as _lib, text_of as _text_of
+from ._internal.errors import lib as _lib, text_of as _text_of
 
 __version__: str = _text_of(_lib.cox_version())
 del _lib, _text_of

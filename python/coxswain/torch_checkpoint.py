@@ -13,7 +13,7 @@ from typing import Any
 import safetensors
 import torch
 
-from ._errors import Invalid, NotFound
+from ._internal.errors import Invalid, NotFound
 
 # The values of keys of config.json with which LlamaForCausalLM of transformers computes what
 # coxswain.torch_worker computes. The last one is that of a key that is absent.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._errors import Invalid
+from ._internal.errors import Invalid
 
 _WORD = (1 << 32) - 1
 

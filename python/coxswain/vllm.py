@@ -4,7 +4,7 @@
 
     vllm serve MODEL --distributed-executor-backend coxswain.vllm.Executor
 
-What it needs of vLLM stands in _vllm_interface.py and is checked at start.
+What it needs of vLLM stands in vllm_interface.py and is checked at start.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.executor import abstract
 
-from . import (
-    _launch,
-    _output,
-    _vllm_fork,
-    _vllm_interface as interface,
-    _vllm_plugin,
-    _vllm_spares,
-    _vllm_survive,
-    vllm_worker,
+from ._internal import (
+    launch as _launch,
+    output as _output,
+    vllm_fork as _vllm_fork,
+    vllm_interface as interface,
+    vllm_plugin as _vllm_plugin,
+    vllm_spares as _vllm_spares,
+    vllm_survive as _vllm_survive,
 )
-from ._errors import (
+from . import vllm_worker
+from ._internal.errors import (
     Closed,
     Error,
     Invalid,
@@ -51,7 +51,7 @@ from ._errors import (
     TimedOut,
     Unsupported,
 )
-from ._group import Cluster, Future as GroupFuture, Group
+from ._internal.group import Cluster, Future as GroupFuture, Group
 
 # Below vLLM's own logger, which has the handlers.
 logger = init_logger("vllm.coxswain")

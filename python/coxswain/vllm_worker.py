@@ -23,8 +23,8 @@ from multiprocessing import resource_tracker, shared_memory
 from typing import Any
 from collections.abc import Sequence
 
-from ._errors import Closed
-from ._worker import Request, Worker, _explain
+from ._internal.errors import Closed
+from ._internal.worker import Request, Worker, _explain
 
 
 @dataclasses.dataclass
@@ -78,7 +78,7 @@ class Rank:
         """Imports what `load` needs."""
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-        from . import _vllm_interface as interface
+        from ._internal import vllm_interface as interface
 
         interface.check()
         self.rank = rank
@@ -104,7 +104,7 @@ class Rank:
         """Loads the model. Returns the names in /dev/shm that the rank has made."""
         from vllm.platforms import current_platform
 
-        from . import _vllm_interface as interface
+        from ._internal import vllm_interface as interface
 
         rank, config = self.rank, self.config
         parallel = config.parallel_config
@@ -206,7 +206,7 @@ class Rank:
             self.method = getattr(function, "__qualname__", repr(function))
             function = partial(function, self.worker)
         elif method.startswith("coxswain:"):
-            from . import _vllm_survive
+            from ._internal import vllm_survive as _vllm_survive
 
             self.method = method[9:]
             function = partial(getattr(_vllm_survive, self.method), self.worker)

@@ -597,7 +597,7 @@ class Columns:
 
 def steps_worker():
     import coxswain
-    from coxswain import _worker
+    from coxswain._internal import worker as _worker
 
     worker = coxswain.Worker()
     path = os.environ.get(SAMPLES)

@@ -141,7 +141,7 @@ def texts(source):
     """[(code, path, text)] of all that have words of their own, and what is wrong with the sources."""
     found, wrong = set(), []
     paths = [path for top in PRODUCT for path in glob.glob(os.path.join(source, top, "**", "*.[ch]"), recursive=True)]
-    for path in paths + glob.glob(os.path.join(source, "python", "coxswain", "*.py")):
+    for path in paths + glob.glob(os.path.join(source, "python", "coxswain", "**", "*.py"), recursive=True):
         with open(path, encoding="utf-8") as file:
             code = file.read()
         name = os.path.relpath(path, source)

@@ -42,7 +42,9 @@ def main():
         assert group.call_method("sums", timeout=SECONDS) == [[700_000.0] * 3]
         for found in group.call_method("add_to", given["large"], timeout=SECONDS):
             assert torch.equal(found, given["large"] + 1)
-        message = coxswain._objects.dumps(given["transposed"], coxswain._objects.REPLY)
+        message = coxswain._internal.objects.dumps(
+            given["transposed"], coxswain._internal.objects.REPLY
+        )
         assert max(part.iov_len for part in message.vectors) == given["transposed"].nbytes
     with coxswain.Group(objects.serve_bytes, 1) as group:
         try:

@@ -13,7 +13,7 @@ import pytest
 
 import coxswain
 import workers
-from coxswain._fork_server import ForkServer, obstacle
+from coxswain._internal.fork_server import ForkServer, obstacle
 
 RANKS = 2
 
@@ -188,7 +188,7 @@ def test_a_process_with_a_device_is_not_forked():
 
 SCRIPT = """
 import os, sys, time, coxswain, workers
-from coxswain._fork_server import ForkServer
+from coxswain._internal.fork_server import ForkServer
 server = ForkServer(["json"], "workers:who", fork={fork})
 server.wait()
 group = coxswain.Group(workers.who, ranks=2)
@@ -218,7 +218,7 @@ import gc, multiprocessing
 
 def forget(queue):
     gc.collect()  # the type of a main process is gone here
-    from coxswain import _fork_server
+    from coxswain._internal import fork_server as _fork_server
     _fork_server._forget_multiprocessing()
     current = multiprocessing.current_process()
     queue.put((current.name, current.daemon, len(current.authkey)))

@@ -83,7 +83,7 @@ def test_the_death_of_a_rank_says_which_and_how():
             -1,
         )
         assert list(death.last_lines) == ["last words"]
-        assert death.code == coxswain._errors.lib.COX_PEER_DEAD
+        assert death.code == coxswain._internal.errors.lib.COX_PEER_DEAD
         with pytest.raises(coxswain.RankDied) as caught:  # refused: it is dead
             group.call(b"x", timeout=30)
         assert (caught.value.rank, caught.value.pid, caught.value.signal) == (

@@ -176,7 +176,7 @@ def test_exceptions_are_raised_as_themselves(group, ranks):
     text = str(cause)
     assert f"rank {ranks - 1} failed: Traceback" in text and "objects.py" in text
     assert 'raise OwnError(7, hint={"try": "again"})' in text and "OwnError: code 7" in text
-    assert "_worker.py" not in text and "_objects.py" not in text
+    assert "_internal/worker.py" not in text and "_internal/objects.py" not in text
     printed = "".join(traceback.format_exception(error))
     assert "direct cause of the following exception" in printed
     assert type(caught(group, "key")) is KeyError
@@ -290,7 +290,7 @@ def test_arrays_go_there_and_back(attach):
 
 def test_arrays_travel_beside_the_pickle():
     numpy = pytest.importorskip("numpy")
-    from coxswain import _objects
+    from coxswain._internal import objects as _objects
 
     array = numpy.arange(100_000)
     message = join(_objects.dumps(array, _objects.REPLY))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from coxswain import _output
+from coxswain._internal import output as _output
 
 HOST = """
 import sys

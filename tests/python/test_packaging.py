@@ -234,7 +234,7 @@ def test_the_other_project_of_that_name_is_told_of(folder, wheel, environment, l
         )
     for each in (other, wheel) if last == "ours" else (wheel, other):
         used.pip("install", "-q", each)
-    module = "coxswain" if last == "ours" else "coxswain._group"
+    module = "coxswain" if last == "ours" else "coxswain._internal.group"
     said = attempt(used.bin("python"), "-c", f"import {module}")
     assert said.returncode == (0 if last == "ours" else 1)
     (line,) = (line for line in said.stderr.splitlines() if "pip uninstall -y coxswain" in line)

@@ -15,7 +15,8 @@ import time
 import coxswain
 import pytest
 from conftest import environment, shared_memory
-from coxswain import _vllm_interface as interface, _vllm_plugin as plugin, vllm_worker
+from coxswain import vllm_worker
+from coxswain._internal import vllm_interface as interface, vllm_plugin as plugin
 
 
 @pytest.fixture(scope="module")

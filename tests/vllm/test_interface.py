@@ -16,7 +16,7 @@ import zipfile
 
 import pytest
 from conftest import ROOT
-from coxswain import _vllm_interface as interface
+from coxswain._internal import vllm_interface as interface
 
 # PyPI's package of each. That of 0.33 is built for CUDA: nothing here imports it.
 VERSIONS = {

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 from collections.abc import Sequence
 
-from . import _foreign, _native
+from . import foreign as _foreign
+from .. import _native
 
 _foreign.check(_native.__file__)
 ffi, lib = _native.ffi, _native.lib

@@ -7,8 +7,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import _native
-from ._errors import Invalid
+from .. import _native
+from .errors import Invalid
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Buffer

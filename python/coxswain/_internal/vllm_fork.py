@@ -15,8 +15,8 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from . import vllm_worker
-from ._fork_server import ForkServer, calm, obstacle
+from .. import vllm_worker
+from .fork_server import ForkServer, calm, obstacle
 
 logger = init_logger("vllm.coxswain")
 

@@ -24,8 +24,9 @@ from collections.abc import Iterator
 
 from vllm.logger import init_logger
 
-from . import _vllm_spares, vllm_worker
-from ._errors import Closed, Error, RankDied, RankError, TimedOut
+from . import vllm_spares as _vllm_spares
+from .. import vllm_worker
+from .errors import Closed, Error, RankDied, RankError, TimedOut
 
 logger = init_logger("vllm.coxswain")
 

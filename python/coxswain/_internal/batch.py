@@ -6,8 +6,8 @@ import sys
 from typing import Any
 from collections.abc import Sequence
 
-from . import _native
-from ._errors import Invalid, StateError, text_of
+from .. import _native
+from .errors import Invalid, StateError, text_of
 
 ffi, lib = _native.ffi, _native.lib
 

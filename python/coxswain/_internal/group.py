@@ -19,9 +19,10 @@ from types import ModuleType, TracebackType
 from typing import Any, Generic, Literal, TypeVar, overload
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-from . import _launch, _native, _objects, _output, _status
-from ._arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
-from ._errors import (
+from . import launch as _launch, objects as _objects, output as _output, status as _status
+from .. import _native
+from .arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
+from .errors import (
     Closed,
     Deadlock,
     Error,
@@ -623,7 +624,7 @@ class Group:
         self._submit_error = new_error()
 
     def _fork_from(self, fds: list[int]) -> None:
-        """Before start: the sockets of fork servers, one for each rank (_fork_server.py), -1: none.
+        """Before start: the sockets of fork servers, one for each rank (fork_server.py), -1: none.
         They are borrowed until the group has ended."""
         self._options.append(ffi.new("int[]", fds))
         self._options[0].fork_server_fds = self._options[-1]

@@ -17,7 +17,7 @@ import inspect
 from typing import Any
 from collections.abc import Iterable, Iterator
 
-from ._errors import Unsupported
+from .errors import Unsupported
 
 KNOWN_VERSIONS = "0.28, 0.30, 0.31 and 0.32, and fits the source of 0.33"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from . import _native
-from ._arguments import Buffer, deadline_of
-from ._errors import Invalid, check, new_error
-from ._owned import Mapped, Owned, check_peer
+from .. import _native
+from .arguments import Buffer, deadline_of
+from .errors import Invalid, check, new_error
+from .owned import Mapped, Owned, check_peer
 
 ffi, lib = _native.ffi, _native.lib
 

@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any
 from collections.abc import Callable, Mapping, Sequence
 
-from ._errors import Invalid, StateError
+from .errors import Invalid, StateError
 
 MAIN = "__mp_main__"
 # Nothing of this package can be imported before the path is set. "" in the path is the working
@@ -31,8 +31,8 @@ with open(sys.argv[2], "rb") as file:
     call = pickle.load(file)
 del sys.argv[1:3]
 sys.path[:] = call["path"]
-import coxswain._launch
-coxswain._launch.main(call)"""
+import coxswain._internal.launch
+coxswain._internal.launch.main(call)"""
 
 # What "" in the module path meant when this process began.
 try:

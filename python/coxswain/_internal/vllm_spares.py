@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from vllm.logger import init_logger
 
-from ._errors import Closed
+from .errors import Closed
 
 logger = init_logger("vllm.coxswain")
 

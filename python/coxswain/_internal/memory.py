@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from . import _native
-from ._arguments import Buffer, deadline_of
-from ._errors import Invalid, check, error_of, new_error
-from ._group import _slice
-from ._handles import Exporter, Handle, SocketPath, _bytes_as, _path
-from ._owned import Mapped, Owned, check_peer
+from .. import _native
+from .arguments import Buffer, deadline_of
+from .errors import Invalid, check, error_of, new_error
+from .group import _slice
+from .handles import Exporter, Handle, SocketPath, _bytes_as, _path
+from .owned import Mapped, Owned, check_peer
 
 ffi, lib = _native.ffi, _native.lib
 

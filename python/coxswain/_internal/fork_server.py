@@ -38,7 +38,7 @@ import warnings
 from typing import Any, NoReturn
 from collections.abc import Mapping, Sequence
 
-from . import _launch
+from . import launch as _launch
 
 _REQUEST = struct.Struct("<III")
 _VERSION = 1

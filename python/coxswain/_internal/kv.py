@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from . import _native
-from ._arguments import deadline_of
-from ._errors import (
+from .. import _native
+from .arguments import deadline_of
+from .errors import (
     Aborted,
     Empty,
     Error,
@@ -29,12 +29,12 @@ from ._errors import (
     check,
     new_error,
 )
-from ._handles import Exporter, Handle, SocketPath
-from ._owned import Mapped, Owned, check_peer
+from .handles import Exporter, Handle, SocketPath
+from .owned import Mapped, Owned, check_peer
 
 if TYPE_CHECKING:
-    from ._batch import Batch
-    from ._worker import LinkRequest, LinkState, Pull, PullRequest, PullResult, RemoteGroup, Worker
+    from .batch import Batch
+    from .worker import LinkRequest, LinkState, Pull, PullRequest, PullResult, RemoteGroup, Worker
 
 ffi, lib = _native.ffi, _native.lib
 
@@ -437,7 +437,7 @@ class KvTransfer:
             link.failure = why
 
     def _status(self) -> list[LinkState]:
-        from ._worker import LinkState  # pylint: disable=import-outside-toplevel
+        from .worker import LinkState  # pylint: disable=import-outside-toplevel
 
         return [
             LinkState(name, "linked" if link.alive() else "failed", str(link.failure or ""))
@@ -447,7 +447,7 @@ class KvTransfer:
     # ---- pulls ----
 
     def _pull(self, request: PullRequest) -> list[PullResult]:
-        from ._worker import PullResult  # pylint: disable=import-outside-toplevel
+        from .worker import PullResult  # pylint: disable=import-outside-toplevel
 
         results = []
         clears = self._clears

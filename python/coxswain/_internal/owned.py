@@ -8,8 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
-from . import _native
-from ._errors import Busy, Closed, PeerDead, Process, StateError, check, new_error, text_of
+from .. import _native
+from .errors import Busy, Closed, PeerDead, Process, StateError, check, new_error, text_of
 
 ffi, lib = _native.ffi, _native.lib
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from . import _native
-from ._arguments import Buffer, buffer_of, deadline_of
-from ._errors import (
+from .. import _native
+from .arguments import Buffer, buffer_of, deadline_of
+from .errors import (
     Busy,
     Closed,
     Error,
@@ -28,7 +28,7 @@ from ._errors import (
 )
 
 if TYPE_CHECKING:
-    from ._worker import Worker
+    from .worker import Worker
 
 ffi, lib = _native.ffi, _native.lib
 
@@ -126,7 +126,7 @@ class RankGroup:
         ranks differ in an argument.
         """
         if name is None or rank is None or rank_count is None:
-            from ._worker import _this_worker  # pylint: disable=import-outside-toplevel
+            from .worker import _this_worker  # pylint: disable=import-outside-toplevel
 
             worker = _this_worker()
             name = f"{worker.group_name}_ranks" if name is None else name

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from collections.abc import Callable
 
-from . import _native, _objects
-from ._arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
-from ._batch import Batch
-from ._errors import (
+from .. import _native
+from . import objects as _objects
+from .arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
+from .batch import Batch
+from .errors import (
     Aborted,
     Busy,
     Closed,
@@ -32,10 +33,10 @@ from ._errors import (
     new_error,
     text_of,
 )
-from ._kv import KvPool
+from .kv import KvPool
 
 if TYPE_CHECKING:
-    from ._ranks import RankGroup
+    from .ranks import RankGroup
 
 ffi, lib = _native.ffi, _native.lib
 _log = logging.getLogger("coxswain")
@@ -333,7 +334,7 @@ class InitRequest:
 
     def join(self, *, value_size: int = 4096, timeout: float = 60.0) -> RankGroup:
         """Joins the group of all ranks of this init (RankGroup)."""
-        from ._ranks import RankGroup  # pylint: disable=import-outside-toplevel
+        from .ranks import RankGroup  # pylint: disable=import-outside-toplevel
 
         return RankGroup._of_init(self._worker, self._lent(), value_size, timeout)
 

@@ -23,8 +23,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from . import _native
-from ._errors import Error, Invalid, RankError, StateError
+from .. import _native
+from .errors import Error, Invalid, RankError, StateError
 
 ffi = _native.ffi
 
@@ -233,7 +233,7 @@ class Program:
         self.func = func  # for _launch._name_of
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        from ._worker import serve  # pylint: disable=import-outside-toplevel
+        from .worker import serve  # pylint: disable=import-outside-toplevel
 
         serve(self.func(*args, **kwargs) if callable(self.func) else self.func, codec="pickle")
 

@@ -22,8 +22,8 @@ import traceback
 from typing import Any
 from collections.abc import Callable
 
-from . import _vllm_interface as interface
-from ._errors import Error
+from . import vllm_interface as interface
+from .errors import Error
 
 _NAME = "coxswain.vllm.Executor"
 # The path of that file; in the environment, for the processes that this one starts.
@@ -141,7 +141,7 @@ def _resolve_name() -> None:
     @functools.wraps(check)
     def resolved(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.distributed_executor_backend == _NAME:
-            from .vllm import Executor
+            from ..vllm import Executor
 
             self.distributed_executor_backend = Executor
         return check(self, *args, **kwargs)

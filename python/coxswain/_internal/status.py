@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import _native
-from ._errors import text_of
+from .. import _native
+from .errors import text_of
 
 ffi, lib = _native.ffi, _native.lib
 

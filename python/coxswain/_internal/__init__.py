@@ -1,0 +1,1 @@
+"""What programs do not import: the parts behind coxswain and coxswain.vllm."""
