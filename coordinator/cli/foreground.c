@@ -241,16 +241,21 @@ static int server_make(struct cox_foreground *foreground,
     return cox_server_start(server, err);
 }
 
-#define FDS_OF_GROUP 29
+#define FDS_OF_GROUP 30
 #define FDS_OF_RANK 3
-#define FDS_OF_SEALED_GROUP 21
+/* Three of each rank are for where fds are exchanged over the control socket alone. */
+#define FDS_OF_SEALED_GROUP 22
 #define FDS_OF_SEALED_RANK 9
+/* The fds that a rank inherits are copied above the numbers that they get there (launch.c). */
+#define FDS_OF_SEALED_MIN 39
 
 uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
 {
-    return (sealed ? FDS_OF_SEALED_GROUP : FDS_OF_GROUP) +
-           (sealed ? FDS_OF_SEALED_RANK : FDS_OF_RANK) * (uint64_t)rank_count +
-           (weights ? COX_FOREGROUND_FDS_OF_WEIGHTS : 0);
+    uint64_t count = (sealed ? FDS_OF_SEALED_GROUP : FDS_OF_GROUP) +
+                     (sealed ? FDS_OF_SEALED_RANK : FDS_OF_RANK) * (uint64_t)rank_count;
+    if (sealed && count < FDS_OF_SEALED_MIN)
+        count = FDS_OF_SEALED_MIN;
+    return count + (weights ? COX_FOREGROUND_FDS_OF_WEIGHTS : 0);
 }
 
 /* Names what needs no room where a group found none. */
