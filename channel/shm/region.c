@@ -112,7 +112,21 @@ REGION_UNSEEN static void region_munmap(void *base, uint64_t size)
     atomic_flag_clear(&shared_lock);
 }
 
+/* The ranks that are threads write through the same mapping. */
+REGION_UNSEEN static int region_mprotect(void *base, uint64_t size)
+{
+    shared_enter();
+    const bool leave = shares;
+    atomic_flag_clear(&shared_lock);
+    return leave ? 0 : mprotect(base, size, PROT_READ);
+}
+
 #else
+
+static int region_mprotect(void *base, uint64_t size)
+{
+    return mprotect(base, size, PROT_READ);
+}
 
 static void *region_mmap(int fd, uint64_t offset, uint64_t size, int protection)
 {
@@ -242,6 +256,11 @@ int cox_region_map_part(struct cox_region *region, int fd, uint64_t offset, uint
     region->base = map;
     region->size = size;
     return 0;
+}
+
+int cox_region_protect(const struct cox_region *region)
+{
+    return region_mprotect(region->base, region->size) < 0 ? -errno : 0;
 }
 
 int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_region_access access,

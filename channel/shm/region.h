@@ -71,6 +71,8 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err);
 /* Maps the object behind fd, which stays the caller's. */
 int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_region_access access,
                    const char *name, struct cox_error *err);
+/* From now on this process only reads through its mapping. Returns 0 or -errno. */
+int cox_region_protect(const struct cox_region *region);
 /* Maps size bytes from offset on, a multiple of the page size. */
 int cox_region_map_part(struct cox_region *region, int fd, uint64_t offset, uint64_t size,
                         enum cox_region_access access, const char *name, struct cox_error *err);

@@ -4,7 +4,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -154,8 +153,7 @@ int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *
 
 int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank)
 {
-    const struct cox_region *region = &sealed->ranks[rank];
-    return mprotect(region->base, region->size, PROT_READ) < 0 ? -errno : 0;
+    return cox_region_protect(&sealed->ranks[rank]);
 }
 
 void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,

@@ -155,8 +155,7 @@ int cox_group_handles_fill(struct cox_executor *executor, Coxswain__ExecuteReque
         message->words = bytes_of(&exported->handles[0]);
         message->values = bytes_of(&exported->handles[1]);
         message->has_pid = 1;
-        message->pid =
-            (uint32_t)atomic_load_explicit(&executor->ranks[rank].holder.pid, memory_order_relaxed);
+        message->pid = (uint32_t)cox_rank_serving_pid(&executor->ranks[rank]);
     }
     if (r)
         return cox_fail(err, r, "the memory of the rank group: %s", why.text);

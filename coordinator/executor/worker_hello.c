@@ -324,8 +324,7 @@ static void reset_rank(struct cox_executor *executor, uint32_t rank)
 }
 
 static int hand_out(struct cox_executor *executor, uint32_t rank,
-                    const struct cox_control_client *client, struct cox_control_socket_reply *reply,
-                    struct cox_error *err)
+                    struct cox_control_socket_reply *reply, struct cox_error *err)
 {
     /* relaxed: this thread wrote it. */
     bool tried =
@@ -339,8 +338,7 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
     /* Ranks that this process starts inherit it. */
     if (r == 0 && executor->options.external_workers && executor->options.collect)
         reply->fds[reply->fd_count++] = executor->notify_fds[rank];
-    /* A rank that is a thread of this process (in tests) may write through the same mapping. */
-    if (r == 0 && executor->geometry.sealed && client->pid != getpid()) {
+    if (r == 0 && executor->geometry.sealed) {
         r = cox_sealed_give_rank(&executor->sealed, rank);
         if (r)
             cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
@@ -368,7 +366,7 @@ static int on_worker(void *context, const struct cox_control_client *client,
     if (r == 0)
         r = check_process(executor, client, err);
     if (r == 0)
-        r = hand_out(executor, rank, client, reply, err);
+        r = hand_out(executor, rank, reply, err);
     if (r == 0)
         r = register_process(executor, client, rank, err);
     if (r)

@@ -2,6 +2,7 @@
 #include "script_take.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
@@ -14,12 +15,18 @@
 #include <unistd.h>
 
 #include "channel/base/peer.h"
+#include "channel/shm/fd_bundle.h"
 #include "channel/shm/region.h"
 #include "channel/base/thread.h"
 #include "worker/loop/worker_internal.h"
 
-/* What a relay hands over: standard output and error. */
+/* What a relay hands over: standard output and error, then the memory of the group that it has
+ * inherited. */
 #define HELLO_FD_COUNT 2
+#define HELLO_FD_COUNT_MAX (HELLO_FD_COUNT + COX_FD_BUNDLE_COUNT)
+/* Above what tests open, and below their limit. */
+#define MEMORY_FD_FIRST 256
+#define MEMORY_FD_END 1000
 
 struct rank {
     struct rank *next;
@@ -57,13 +64,18 @@ static socklen_t ranks_address(struct sockaddr_un *address, pid_t pid)
 /* ---- what the relay says ---- */
 
 union hello_control {
-    char bytes[CMSG_SPACE(HELLO_FD_COUNT * sizeof(int))];
+    char bytes[CMSG_SPACE(HELLO_FD_COUNT_MAX * sizeof(int))];
     struct cmsghdr aligned;
 };
 
 int ranks_connect(pid_t parent_pid, const struct ranks_hello *hello)
 {
-    const int fds[HELLO_FD_COUNT] = {STDOUT_FILENO, STDERR_FILENO};
+    const uint32_t memory_count = hello->options.fd_count;
+    const size_t fds_size = (HELLO_FD_COUNT + memory_count) * sizeof(int);
+    int fds[HELLO_FD_COUNT_MAX] = {STDOUT_FILENO, STDERR_FILENO};
+    COX_ASSERT(memory_count <= COX_FD_BUNDLE_COUNT);
+    for (uint32_t i = 0; i < memory_count; i++)
+        fds[HELLO_FD_COUNT + i] = hello->options.fd_first + (int)i;
     struct sockaddr_un address;
     socklen_t length = ranks_address(&address, parent_pid);
     _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -74,13 +86,33 @@ int ranks_connect(pid_t parent_pid, const struct ranks_hello *hello)
     struct msghdr message = {.msg_iov = &bytes,
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
+                             .msg_controllen = CMSG_SPACE(fds_size)};
     struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof fds);
-    memcpy(CMSG_DATA(header), fds, sizeof fds);
+    header->cmsg_len = CMSG_LEN(fds_size);
+    memcpy(CMSG_DATA(header), fds, fds_size);
     return sendmsg(fd, &message, MSG_NOSIGNAL) < 0 ? -errno : cox_steal_fd(&fd);
+}
+
+/* Moves fds to numbers in a row, as a process inherits them. Only the greeter makes numbers that
+ * high, and no number again soon. Returns the first one. */
+static int fds_in_a_row(const int *fds, uint32_t count)
+{
+    static int next = MEMORY_FD_FIRST;
+    int first = next;
+    for (int fd = first; fd < first + (int)count; fd++) {
+        if (fd >= MEMORY_FD_END)
+            fd = first = MEMORY_FD_FIRST;
+        if (fcntl(fd, F_GETFD) >= 0)
+            first = fd + 1;
+    }
+    next = first + (int)count;
+    for (uint32_t i = 0; i < count; i++) {
+        COX_ASSERT(dup3(fds[i], first + (int)i, O_CLOEXEC) >= 0);
+        close(fds[i]);
+    }
+    return first;
 }
 
 /* False: it died before it said anything. */
@@ -97,8 +129,11 @@ static bool rank_greet(struct rank *rank, int fd)
     if (!header)
         return false;
     COX_ASSERT(got == (ssize_t)sizeof rank->hello);
-    int fds[HELLO_FD_COUNT];
-    memcpy(fds, CMSG_DATA(header), sizeof fds);
+    int fds[HELLO_FD_COUNT_MAX];
+    struct cox_worker_options *options = &rank->hello.options;
+    COX_ASSERT(header->cmsg_len == CMSG_LEN((HELLO_FD_COUNT + options->fd_count) * sizeof fds[0]));
+    memcpy(fds, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+    options->fd_first = fds_in_a_row(fds + HELLO_FD_COUNT, options->fd_count);
     rank->host.pid = rank->hello.pid;
     rank->host.relay_fd = fd;
     rank->host.out_fd = fds[0];
@@ -157,6 +192,9 @@ static void *rank_main(void *argument)
     struct script *script = script_new(&rank->hello.options, &rank->host);
     int r = rank_serve(rank, script, &err);
     script_free(script);
+    /* A process that is refused leaves them to its end. */
+    for (uint32_t i = 0; r && i < rank->hello.options.fd_count; i++)
+        close(rank->hello.options.fd_first + (int)i);
     if (r)
         dprintf(rank->err_fd, "rank %" PRIu32 ": %s\n", rank->hello.options.rank, err.text);
     cox_close_fd(&rank->host.out_fd);

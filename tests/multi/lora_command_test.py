@@ -358,7 +358,7 @@ def test_m13_what_makes_no_sense_is_refused():
     folder = FOLDERS["a"]
     for arguments, words in ((["lora"], "say what"), (["lora", "drop"], "'drop' is no LoRA operation"),
                              (["lora", "load", "a"], "an adapter's name and its folder"),
-                             (["lora", "unload"], "an adapter's name"), (["lora", "list", "a"], "list takes nothing"),
+                             (["lora", "unload"], "an adapter's name"), (["lora", "list", "a", "b"], "'b'"),
                              (["lora", "load", "a", "/nonexistent"], "'/nonexistent' does not exist"),
                              (["lora", "list", "--name", "x", "--socket", "y"], "either a --name or a --socket"),
                              (["generate", "--adapter", "a", "1+1="], "expected NAME=DIR"),
