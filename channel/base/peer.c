@@ -179,6 +179,11 @@ void cox_peer_read_hold(pid_t pid, char text[COX_PEER_HOLD_SIZE])
 {
     char path[320];
     text[0] = '\0';
+    /* A signal stops all threads, of which another one may be in the kernel until then. */
+    if (cox_peer_stopped(pid)) {
+        snprintf(text, COX_PEER_HOLD_SIZE, "stopped by a signal");
+        return;
+    }
     snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
     DIR *list = opendir(path);
     bool held = false;
