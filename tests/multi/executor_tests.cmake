@@ -52,7 +52,7 @@ cox_thread_test(NAME soak TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
 # And with sealed groups: nothing has a name, the gates are futexes.
 foreach(name IN LISTS executor_tests)
     cox_executor_tier(tier ${name} QUICK attach counters executor faults flight operations restart
-        step take worker)
+        step take worker NIGHTLY pause)
     cox_executor_tier(threads ${name} NIGHTLY lateness)
     cox_sealed_test(${name} TIER ${tier} THREADS ${threads} TIMEOUT 240)
 endforeach()
@@ -85,7 +85,7 @@ cox_sealed_test(service TIER all TIMEOUT 240)
 cox_multi_test(NAME recovery TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/recovery_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 240)
 add_dependencies(test_multi_recovery scripted_worker)
-cox_sealed_test(recovery TIER all TIMEOUT 300)
+cox_sealed_test(recovery TIER nightly TIMEOUT 300)
 
 # Several steps of the engine loop in flight, with a worker of its own.
 add_executable(async_worker ${CMAKE_CURRENT_LIST_DIR}/async_worker.c)
