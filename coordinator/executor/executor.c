@@ -189,8 +189,9 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
             rank, pid, (intmax_t)holder);
     /* With a start time of 0 any process with that pid would be taken for the rank, and killed with
      * it. */
-    if (start == 0)
-        return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
+    if (start == 0 || (pid_t)pid <= 0)
+        return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its pid or start time",
+                        rank);
     int r = cox_supervisor_adopt(executor->supervisor, rank, (pid_t)pid, start);
     if (r && executor_sees_death(executor, rank))
         return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
