@@ -32,6 +32,8 @@ static const char *const points[] = {
 /* From here on the coordinator knows the process as rank 1, and before, it cannot. */
 #define FIRST_KNOWN 2
 #define LAST_UNKNOWN 0
+/* A worker that the coordinator starts inherits the memory, and passes none before. */
+#define FIRST_INHERITED 3
 
 static uint64_t patience(void)
 {
@@ -175,8 +177,7 @@ static void p1_p8_one_of_all_killed_on_its_way_in(void **state)
 {
     (void)state;
     test_needs_processes();
-    const size_t first = test_attach() == COX_ATTACH_SEALED ? 0 : 3;
-    for (size_t p = first; p < POINT_COUNT; p++)
+    for (size_t p = FIRST_INHERITED; p < POINT_COUNT; p++)
         for (uint32_t rank = 0; rank < 3; rank++)
             all_struck_at(points[p], "kill", rank);
 }
