@@ -85,7 +85,8 @@ bench-python:
 	@sh tools/compile bench coxswain-bench
 	@sh tools/ray || echo 'Ray is not measured' >&2
 	COXSWAIN_BENCH_PYTHON=$${COXSWAIN_BENCH_PYTHON-/usr/bin/python3:build/venv-ray/bin/python:build/venv-vllm/bin/python} \
-	    build/bench/bin/coxswain-bench --sections python
+	    build/bench/bin/coxswain-bench --sections python --json docs/bench-python.json
+	/usr/bin/python3 tests/bench/plot.py docs/bench-python.json docs || echo 'no figure without matplotlib' >&2
 
 # vLLM's own executor beside ours: 40 minutes, most of which are the starts of engines whose ranks are killed.
 bench-vllm:

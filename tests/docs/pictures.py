@@ -58,6 +58,11 @@ def ticks(svg, values):
     return ["there is no tick at %s" % value for value in values if str(value) not in found]
 
 
+def read_bench(path):
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
 def ranks_of(bench, section):
     return sorted({row["ranks"] for row in bench["rows"] if row["section"] == section})
 
@@ -84,8 +89,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     docs = os.path.join(os.path.abspath(sys.argv[1]), "docs")
-    with open(os.path.join(docs, "bench.json"), encoding="utf-8") as file:
-        bench = json.load(file)
+    bench, python = (read_bench(os.path.join(docs, name)) for name in ("bench.json", "bench-python.json"))
     wrong = []
     names = sorted(os.path.basename(path) for path in glob.glob(os.path.join(docs, "*.svg")))
     for name in names:
@@ -95,7 +99,7 @@ def main():
         if name == "bench-steps.svg":
             found += ticks(svg, ranks_of(bench, "steps"))
         if name == "bench-python.svg":
-            found += ticks(svg, ranks_of(bench, "python"))
+            found += ticks(svg, ranks_of(python, "python"))
             labels = re.findall(r"<!-- (.*?) -->", svg[svg.index('<g id="legend_'):])
             found += [] if sum(label.startswith("Coxswain, ") for label in labels) >= 3 else ["whose series are these? %s" % labels]
         wrong += ["docs/%s: %s" % (name, problem) for problem in found]
