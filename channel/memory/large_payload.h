@@ -37,7 +37,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#define COX_LARGE_PAYLOAD_KEEP_SIZE (UINT64_C(16) << 20)
+#define COX_LARGE_PAYLOAD_KEEP_SIZE (UINT64_C(8) << 20)
 /* Upper limit of what a side can be configured to send or accept. */
 #define COX_LARGE_PAYLOAD_SIZE_MAX (UINT64_C(1) << 40)
 

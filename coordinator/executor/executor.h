@@ -333,7 +333,7 @@ COX_PUBLIC int cox_executor_completions(struct cox_executor *executor, enum cox_
 COX_PUBLIC bool cox_executor_take_reply(struct cox_executor *executor, enum cox_channel_id channel,
                                         const struct cox_rank_result *result);
 /* Any thread, also after the group has ended. Some memory is kept for later replies, which saves
- * them fresh pages: at most 128 MiB in a process, while it has a group. NULL: nothing. */
+ * them fresh pages: at most 64 MiB in a process, while it has a group. NULL: nothing. */
 COX_PUBLIC void cox_executor_free_reply(void *bytes);
 
 /* Creates, at the first call, an fd for poll, epoll or an event loop, in a group that was started

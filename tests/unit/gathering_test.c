@@ -52,7 +52,7 @@ static void m3_the_memory_of_a_reply_is_used_again(void **state)
 {
     (void)state;
     enum { COUNT = COX_REPLY_MEMORY_COUNT + 1 };
-    const size_t size = (size_t)5 << 20;
+    const size_t size = (size_t)3 << 20;
     uint8_t *blocks[COUNT], *first = NULL;
     cox_reply_memory_begin();
     for (int i = 0; i < COUNT; i++) {
