@@ -181,6 +181,14 @@ def test_replies_of_other_threads_in_any_order():
             assert [future.result(30) for future in futures] == [[b".%d" % i] * 2 for i in range(4)]
 
 
+def test_nobody_collects_for_a_request_that_is_done():
+    """Another thread may have collected it a moment ago: then nothing may be in flight."""
+    with coxswain.Group(workers.shout, 1) as group:
+        future = group.submit(b"x", 30)
+        future.result(30)
+        assert group._collect(time.monotonic_ns() + 10**9, future) is None
+
+
 def test_threads_share_a_group():
     with coxswain.Group(workers.shout, 2, depth=4) as group:
         wrong = []
