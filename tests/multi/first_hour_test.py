@@ -391,7 +391,7 @@ def what_is_full_names_its_remedy():
 
     def limited(count):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
-    expect(run(["generate", "-n", "4", "--model", MODEL, "1+1="], preexec_fn=limited(14)), 1, "ulimit -n 50")
+    expect(run(["generate", "-n", "4", "--model", MODEL, "1+1="], preexec_fn=limited(14)), 1, "ulimit -n 51")
     with Group(1) as group:
         result = run(["status", "--socket", group.socket_path], preexec_fn=limited(4))
         expect(result, 1, "Too many open files", "ulimit -n")

@@ -247,6 +247,16 @@ def test_ctrl_c_ends_a_worker():
             group.call(b"x", timeout=30)
 
 
+def test_a_signal_that_ends_no_sleep_ends_a_worker():
+    """As one that comes just before the sleep: another thread gets it, and the first sleeps on."""
+    with coxswain.Group(workers.interrupted_beside, 1) as group:
+        assert group.call(b"x", timeout=30) == [b"x"]
+        deadline = time.monotonic() + 30
+        while group.status().ranks[0].liveness == "alive":
+            assert time.monotonic() < deadline, "the rank sleeps on"
+            time.sleep(0.001)
+
+
 def test_two_threads_in_next_are_refused():
     """A worker whose second thread takes from the same channel gets Busy, and goes on."""
     with coxswain.Group(workers.two_takers, 1) as group:

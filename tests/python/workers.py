@@ -17,6 +17,23 @@ def echo():
     coxswain.serve(lambda data: data)
 
 
+def interrupted_beside():
+    """A second of its threads gets SIGINT when the first, which has replied, sleeps again."""
+    replied = threading.Event()
+
+    def beside():
+        replied.wait()
+        time.sleep(0.3)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    def reply(data):
+        replied.set()
+        return bytes(data)
+
+    threading.Thread(target=beside, daemon=True).start()
+    coxswain.serve(reply)
+
+
 def shout():
     coxswain.serve(lambda data: bytes(data).upper())
 

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -45,6 +46,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _EXECUTE = lib.COX_CHANNEL_EXECUTE
 _OPAQUE = lib.COX_TYPE_OPAQUE
+# A signal that comes in C just before it sleeps does not end the sleep. So the first wait of the
+# main thread ends after this long, for Python's signal handlers, and each further one after twice
+# as long: an idle rank hardly wakes, and a signal waits at most as long as the rank was idle.
+_FIRST_SLICE_NS = 50_000_000
 _ROLES = ("unknown", "prefill", "decode", "standard")
 _LORA_STATUSES = {
     "ok": 0,
@@ -386,6 +391,7 @@ class Worker:
         self._lock = threading.Lock()
         # held by the thread that takes: the two structs below are its
         self._taking = threading.Lock()
+        self._sliced = False  # the thread that takes is the main one, which runs signal handlers
         # wake was called, and no next has returned for it
         self._woken = False
         self._request = ffi.new("struct cox_worker_request *")
@@ -578,6 +584,7 @@ class Worker:
         """Takes the lock of the only thread that takes."""
         if not self._taking.acquire(blocking=False):
             raise Busy("another thread is in next or serve of this worker")
+        self._sliced = threading.current_thread() is threading.main_thread()
 
     def _take(self, deadline: int) -> bool:
         """The next opaque request, into _request; False: as next's None."""
@@ -585,8 +592,10 @@ class Worker:
         if not self._started:
             self._start()
         request, err = self._request, self._next_error
+        slice_ns = _FIRST_SLICE_NS
         while True:
-            r = lib.cox_worker_next(worker, _EXECUTE, deadline, request, err)
+            until = min(deadline, time.monotonic_ns() + slice_ns) if self._sliced else deadline
+            r = lib.cox_worker_next(worker, _EXECUTE, until, request, err)
             if r == 0:
                 if request.type == _OPAQUE:
                     return True
@@ -600,7 +609,9 @@ class Worker:
             elif r == -4:  # EINTR: Python runs its signal handlers between two calls
                 continue
             elif r == lib.COX_TIMEOUT:
-                return False
+                if until == deadline:
+                    return False
+                slice_ns *= 2
             elif r == lib.COX_EMPTY:
                 # Of a clean-up, of wake, or of both.
                 if not self._clean_up() or self._woken:
