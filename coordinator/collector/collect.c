@@ -63,62 +63,104 @@ void cox_collector_rewake(struct cox_collector *collector, uint32_t rank)
     collector->stats.counts.rewakes += cox_gate_rewake(&collector->channel->gate, rank);
 }
 
-COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
-                                uint64_t *ret_sequence, struct cox_error *err)
+/* A rank that the request asks, and that cannot be asked. */
+COX_HOT static int begin_check_ranks(struct cox_collector *collector,
+                                     const struct cox_rank_set *asked, struct cox_error *err)
 {
     const char *name = cox_channel_name(collector->channel->id);
-    int r = 0;
-    /* Loaded before the ranks are checked: a later death is news for the gathering thread. */
-    collector->claim_causes = atomic_load(&collector->causes);
-    pthread_mutex_lock(&collector->lock);
-    uint64_t sequence = collector->published + 1;
-    struct cox_entry *old = collector_entry(collector, sequence);
-    uint64_t late_sequence = 0;
-    int late = cox_collector_drop_late(collector, &late_sequence);
-    int reading = -1; /* a rank that still reads the frame */
-    for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
-        if (cox_rank_set_has(asked, rank) && cox_rank_is_detached(&collector->records[rank]))
-            r = cox_fail(err, COX_PEER_DEAD, "%s: rank %" PRIu32 " is dead and being started again",
-                         name, rank);
-        if (r || !cox_rank_set_has(asked, rank) || !collector_dead(collector, rank))
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        if (!cox_rank_set_has(asked, rank))
+            continue;
+        if (cox_rank_is_detached(&collector->records[rank]))
+            return cox_fail(err, COX_PEER_DEAD,
+                            "%s: rank %" PRIu32 " is dead and being started again", name, rank);
+        if (!collector_dead(collector, rank))
             continue;
         char text[COX_RANK_TEXT_SIZE];
         cox_report_death(collector->supervisor, rank, text, sizeof text);
-        r = cox_fail(err, COX_PEER_DEAD, "%s: %s", name, text);
+        return cox_fail(err, COX_PEER_DEAD, "%s: %s", name, text);
     }
-    if (r == 0 && late >= 0)
+    return 0;
+}
+
+/* A rank that still reads the frame of `old`; -1: none. One that has replied has returned it.
+ * Usually all have. */
+COX_HOT static int begin_reader(struct cox_collector *collector, const struct cox_entry *old)
+{
+    if (!old->sequence || entry_is_consumed(old))
+        return -1;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (cox_rank_set_has(&old->asked, rank) && !cox_rank_set_has(&old->consumed, rank) &&
+            !collector_returned(collector, rank, old->sequence) && !collector_dead(collector, rank))
+            return (int)rank;
+    return -1;
+}
+
+COX_HOT static int begin_check(struct cox_collector *collector, const struct cox_entry *entry,
+                               uint64_t sequence, struct cox_error *err)
+{
+    const char *name = cox_channel_name(collector->channel->id);
+    const uint32_t depth = collector_geometry(collector)->depth;
+    const struct cox_entry *old = collector_entry(collector, sequence);
+    uint64_t late_sequence = 0;
+    const int late = cox_collector_drop_late(collector, &late_sequence);
+    int waits = late; /* for this rank */
+    int r = begin_check_ranks(collector, &entry->asked, err);
+    if (r)
+        return r;
+    if (late >= 0)
         r = cox_fail(err, COX_LATE, "%s: rank %d still owes the reply to sequence %" PRIu64, name,
                      late, late_sequence);
-    if (r == 0 && collector->late_count && cox_collector_watches_late(collector, sequence))
+    else if (collector->late_count && cox_collector_watches_late(collector, sequence))
         r = cox_fail(err, COX_FULL,
                      "%s: late ranks of sequence %" PRIu64 " are still to be reported", name,
                      old->sequence);
-    if (r == 0 && old->sequence && !old->ended)
-        r = cox_fail(err, COX_FULL, "%s: all %" PRIu32 " frames are in flight", name,
-                     collector_geometry(collector)->depth);
-    /* A rank that has replied has returned the frame. Usually all have. */
-    const bool free = !old->sequence || entry_is_consumed(old);
-    for (uint32_t rank = 0; r == 0 && !free && rank < collector->rank_count; rank++) {
-        if (cox_rank_set_has(&old->asked, rank) && !cox_rank_set_has(&old->consumed, rank) &&
-            !collector_returned(collector, rank, old->sequence) &&
-            !collector_dead(collector, rank)) {
-            reading = (int)rank;
-            r = cox_fail(err, COX_FULL,
-                         "%s: rank %" PRIu32 " still reads the frame of sequence %" PRIu64, name,
-                         rank, old->sequence);
-        }
-    }
+    else if (old->sequence && !old->ended)
+        r = cox_fail(err, COX_FULL, "%s: all %" PRIu32 " frames are in flight", name, depth);
+    else if ((waits = begin_reader(collector, old)) >= 0)
+        r = cox_fail(err, COX_FULL, "%s: rank %d still reads the frame of sequence %" PRIu64, name,
+                     waits, old->sequence);
+    else if (entry->replies && collector->is_ready[cox_geometry_frame(sequence, depth)])
+        r = cox_fail(err, COX_FULL,
+                     collector->collected
+                         ? "%s: completions wait to be collected (cox_executor_completions)"
+                         : "%s: completions wait for the handler",
+                     name);
     /* Also a rank that has taken the frame: its words may have been overwritten since, and a wakeup
      * makes it store them again. */
-    if ((r == COX_LATE || reading >= 0) &&
-        collector_rewake_due(&collector->claim_rewake_ns, cox_now_ns()))
-        cox_collector_rewake(collector, (uint32_t)(reading >= 0 ? reading : late));
-    pthread_mutex_unlock(&collector->lock);
-    if (r)
+    if (waits >= 0 && collector_rewake_due(&collector->claim_rewake_ns, cox_now_ns()))
+        cox_collector_rewake(collector, (uint32_t)waits);
+    return r;
+}
+
+COX_HOT int cox_collector_begin(struct cox_collector *collector, struct cox_entry *entry,
+                                struct cox_error *err)
+{
+    /* Loaded before the ranks are checked: a later death is news for the gathering thread. */
+    entry->causes = atomic_load(&collector->causes);
+    entry->block_size = 0;
+    pthread_mutex_lock(&collector->lock);
+    const uint64_t sequence = collector->published + 1;
+    int r = begin_check(collector, entry, sequence, err);
+    /* The memory of the frame's last request: no rank reads it any more. */
+    while (r == 0 && cox_collector_uses_block(collector, sequence)) {
+        pthread_mutex_unlock(&collector->lock);
+        cox_collector_release_blocks(collector);
+        pthread_mutex_lock(&collector->lock);
+        r = begin_check(collector, entry, sequence, err);
+    }
+    if (r) {
+        pthread_mutex_unlock(&collector->lock);
         return r;
-    *ret_sequence = sequence;
+    }
+    entry->sequence = sequence;
     cox_fault_point(COX_FAULT_REQUEST_CLAIMED);
     return 0;
+}
+
+void cox_collector_abort(struct cox_collector *collector)
+{
+    pthread_mutex_unlock(&collector->lock);
 }
 
 COX_HOT void cox_collector_advance(struct cox_collector *collector)
@@ -163,16 +205,14 @@ static void collector_transport(struct cox_collector *collector, const struct co
     collector->transport->publish(collector->transport->context, &request);
 }
 
-COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
-                                   size_t length)
+COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct cox_entry *entry,
+                                  size_t length)
 {
     struct cox_gate *gate = &collector->channel->gate;
-    pthread_mutex_lock(&collector->lock);
     struct cox_entry *slot = collector_entry(collector, entry->sequence);
     cox_legacy_bridge_publish(&collector->bridge, collector->records, &entry->asked,
                               entry->sequence);
     *slot = *entry;
-    slot->causes = collector->claim_causes;
     slot->published_ns = cox_now_ns();
     cox_state_set_stamp(cox_state_channel(collector->channel->control, collector->channel->id),
                         slot->published_ns);
@@ -238,6 +278,40 @@ void cox_collector_begin_after(struct cox_collector *collector, uint64_t sequenc
     pthread_mutex_unlock(&collector->lock);
 }
 
+/* The handler where replies are forwarded, as they are. A reply that was refused here has no bytes,
+ * and is a failure of its rank. */
+static void forward(void *context, const struct cox_completion *completion)
+{
+    struct cox_collector *collector = context;
+    const struct cox_gathering *gathering =
+        (const void *)((const char *)completion - offsetof(struct cox_gathering, completion));
+    struct cox_forwarded_reply *replies = collector->forwarded_replies;
+    struct cox_forwarded forwarded = {.channel = completion->channel,
+                                      .sequence = completion->sequence,
+                                      .type = completion->type,
+                                      .status = completion->status,
+                                      .replies = replies};
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        const struct cox_rank_result *result = &completion->ranks[rank];
+        const struct cox_gathering_rank *own = &gathering->ranks[rank];
+        if (result->outcome == COX_OUTCOME_NOT_ASKED)
+            continue;
+        const bool replied =
+            result->outcome == COX_OUTCOME_OK || result->outcome == COX_OUTCOME_ERROR;
+        replies[forwarded.reply_count++] = (struct cox_forwarded_reply){
+            .rank = rank,
+            .replied = replied,
+            .dead = result->outcome == COX_OUTCOME_DEAD,
+            .failed = replied && own->raw_failed,
+            .bytes = replied && completion->status != COX_LATE ? own->raw : NULL,
+            .size = replied && completion->status != COX_LATE ? own->raw_size : 0,
+            .code = result->code,
+            .text = result->text,
+        };
+    }
+    collector->forwarded(collector->forwarded_context, &forwarded);
+}
+
 int cox_collector_set_forwarded(struct cox_collector *collector,
                                 void (*forwarded)(void *context,
                                                   const struct cox_forwarded *forwarded),
@@ -247,6 +321,8 @@ int cox_collector_set_forwarded(struct cox_collector *collector,
         calloc(collector->rank_count, sizeof *collector->forwarded_replies);
     collector->forwarded = forwarded;
     collector->forwarded_context = context;
+    collector->handler = forward;
+    collector->handler_context = collector;
     /* relaxed: before the first request. */
     atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
     return collector->forwarded_replies ? 0 : -ENOMEM;
@@ -254,21 +330,22 @@ int cox_collector_set_forwarded(struct cox_collector *collector,
 
 /* A number that asks no rank here. A rank that finds another number in its frame takes the number
  * for one that is still to come, so it is published like any other. */
-static void collector_publish_none(struct cox_collector *collector, uint64_t sequence)
+static int publish_none(struct cox_collector *collector, struct cox_error *err)
 {
-    const struct cox_entry none = {
-        .sequence = sequence,
+    struct cox_entry none = {
         .type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER,
         .operation = cox_operation_find(COXSWAIN__EXECUTE_TYPE__MODEL_INFER),
         .gather = COX_GATHER_NONE,
         .submitted_ns = cox_now_ns(),
     };
-    cox_collector_publish(collector, &none, 0);
+    const int r = cox_collector_begin(collector, &none, err);
+    if (r == 0)
+        cox_collector_commit(collector, &none, 0);
+    return r;
 }
 
 int cox_collector_skip(struct cox_collector *collector, uint64_t sequence, struct cox_error *err)
 {
-    static const struct cox_rank_set nobody;
     const uint64_t depth = collector_geometry(collector)->depth;
     int r = 0;
     if (sequence <= collector->published)
@@ -284,12 +361,8 @@ int cox_collector_skip(struct cox_collector *collector, uint64_t sequence, struc
                             cox_channel_name(collector->channel->id), sequence);
         cox_collector_begin_after(collector, sequence - depth - 1);
     }
-    while (r == 0 && collector->published + 1 < sequence) {
-        uint64_t skipped;
-        r = cox_collector_claim(collector, &nobody, &skipped, err);
-        if (r == 0)
-            collector_publish_none(collector, skipped);
-    }
+    while (r == 0 && collector->published + 1 < sequence)
+        r = publish_none(collector, err);
     return r;
 }
 
@@ -332,41 +405,6 @@ void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t throug
     pthread_mutex_unlock(&collector->lock);
 }
 
-int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
-                        struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err)
-{
-    /* At the deadline the completion has a better error than this function. So the caller waits on,
-     * unless one handler runs for another slice. */
-    uint64_t until_ns = deadline_ns, held_run = 0;
-    bool abandoned = false;
-    pthread_mutex_lock(&collector->lock);
-    while (!waiter->done && !abandoned) {
-        const struct cox_entry *entry = collector_entry(collector, sequence);
-        const struct timespec until = cox_deadline_timespec(until_ns);
-        /* Once the waiter is removed from the entry only its handler, which is the caller's own,
-         * remains. */
-        bool taken = entry->sequence != sequence || entry->waiter != waiter;
-        if (taken || cox_now_ns() < until_ns) {
-            pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
-            until_ns = taken ? COX_DEADLINE_NEVER : until_ns;
-            continue;
-        }
-        abandoned = collector->in_handler && held_run == collector->handler_runs;
-        held_run = collector->in_handler ? collector->handler_runs : 0;
-        until_ns = cox_deadline_after_ns(COX_SLICE_NS);
-    }
-    if (abandoned)
-        collector_entry(collector, sequence)->waiter = &collector->no_waiter;
-    pthread_mutex_unlock(&collector->lock);
-    return abandoned
-               ? cox_fail(
-                     err, COX_TIMEOUT,
-                     "%s sequence %" PRIu64
-                     ": the response thread is held up in a handler, so no thread read the replies until the deadline",
-                     cox_channel_name(collector->channel->id), sequence)
-               : waiter->status;
-}
-
 bool cox_collector_in_step(struct cox_collector *collector)
 {
     bool found = false;
@@ -378,21 +416,6 @@ bool cox_collector_in_step(struct cox_collector *collector)
     }
     pthread_mutex_unlock(&collector->lock);
     return found;
-}
-
-void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns)
-{
-    /* The condition may be a word in shared memory (a frame returned, a late reply) that no thread
-     * signals here, so the slice is short. */
-    uint64_t until = cox_deadline_min(deadline_ns, cox_deadline_after_ms(1));
-    struct timespec ts = cox_deadline_timespec(until);
-    if (collector->collected) {
-        cox_collector_collect_room(collector, until);
-        return;
-    }
-    pthread_mutex_lock(&collector->lock);
-    pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &ts);
-    pthread_mutex_unlock(&collector->lock);
 }
 
 void cox_collector_wake(struct cox_collector *collector)
@@ -537,18 +560,31 @@ void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns)
     }
 }
 
-static void *collector_main(void *argument)
+static void *response_main(void *collector)
 {
-    struct cox_collector *collector = argument;
-    pthread_mutex_lock(&collector->lock);
-    for (;;) {
-        cox_collector_gather_held(collector, 0);
-        if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
-            break;
-        cox_collector_idle(collector, COX_DEADLINE_NEVER);
-    }
-    pthread_mutex_unlock(&collector->lock);
+    cox_collector_respond(collector);
     return NULL;
+}
+
+/* One for each frame, and as many spare ones. */
+static int init_gatherings(struct cox_collector *collector)
+{
+    const struct cox_geometry *geometry = collector_geometry(collector);
+    int r = 0;
+    collector->gathering_memory = calloc(2 * geometry->depth, sizeof *collector->gathering_memory);
+    if (!collector->gathering_memory)
+        return -ENOMEM;
+    for (uint32_t i = 0; r == 0 && i < 2 * geometry->depth; i++) {
+        struct cox_gathering *gathering = &collector->gathering_memory[i];
+        r = cox_gathering_init(gathering, geometry, collector->channel->id);
+        if (i < geometry->depth) {
+            collector->gatherings[i] = gathering;
+        } else {
+            gathering->next = collector->spares;
+            collector->spares = gathering;
+        }
+    }
+    return r;
 }
 
 int cox_collector_init(struct cox_collector *collector, struct cox_channel *channel,
@@ -569,8 +605,8 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     cox_condition_init(&collector->work);
     cox_condition_init(&collector->ended_cond);
     int r = cox_legacy_bridge_init(&collector->bridge, channel);
-    for (uint32_t frame = 0; r == 0 && frame < geometry->depth; frame++)
-        r = cox_gathering_init(&collector->gatherings[frame], geometry, channel->id);
+    if (r == 0)
+        r = init_gatherings(collector);
     if (r == 0)
         collector->rank_stats = calloc(collector->rank_count, sizeof *collector->rank_stats);
     if (r == 0)
@@ -588,20 +624,17 @@ void cox_collector_deinit(struct cox_collector *collector)
 {
     if (!collector->channel)
         return;
-    for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++) {
-        cox_gathering_deinit(&collector->gatherings[frame]);
+    const uint32_t depth = collector_geometry(collector)->depth;
+    for (uint32_t i = 0; collector->gathering_memory && i < 2 * depth; i++)
+        cox_gathering_deinit(&collector->gathering_memory[i]);
+    for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++)
         cox_large_payload_drop(&collector->blocks->sender,
                                &collector->request_buffers[frame].block);
-    }
-    const uint32_t depth = collector_geometry(collector)->depth;
-    for (uint32_t i = 0; collector->lent && i < depth; i++)
-        cox_gathering_deinit(&collector->lent[i]);
     for (uint32_t i = 0; collector->reply_views && i < depth * collector->rank_count; i++)
         cox_large_payload_view_drop(&collector->reply_views[i]);
     cox_reply_memory_end();
     cox_readiness_close(&collector->readiness);
-    free(collector->lent);
-    free(collector->kept);
+    free(collector->gathering_memory);
     free(collector->rank_stats);
     free(collector->reply_views);
     free(collector->forwarded_replies);
@@ -615,30 +648,23 @@ void cox_collector_deinit(struct cox_collector *collector)
 
 int cox_collector_start(struct cox_collector *collector)
 {
-    int r = cox_thread_start(&collector->thread, collector_main, collector);
+    int r = cox_thread_start(&collector->thread, response_main, collector);
     collector->threaded = r == 0;
     return r;
 }
 
-int cox_collector_start_collected(struct cox_collector *collector)
+void cox_collector_start_collected(struct cox_collector *collector)
 {
-    const struct cox_geometry *geometry = collector_geometry(collector);
-    collector->kept = calloc(geometry->depth, sizeof *collector->kept);
-    collector->lent = calloc(geometry->depth, sizeof *collector->lent);
-    int r = collector->kept && collector->lent ? 0 : -ENOMEM;
-    for (uint32_t i = 0; r == 0 && i < geometry->depth; i++)
-        r = cox_gathering_init(&collector->lent[i], geometry, collector->channel->id);
-    collector->collected = r == 0;
+    collector->collected = true;
     /* relaxed: before the first request. */
-    atomic_store_explicit(&collector->handled, r == 0, memory_order_relaxed);
-    return r;
+    atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
 }
 
 void cox_collector_stop(struct cox_collector *collector)
 {
     if (!collector->channel)
         return;
-    /* Under submit_lock: every thread that has claimed a frame has published by now, and the
+    /* Under submit_lock: every thread that has begun a request has committed it by now, and the
      * response thread sees that before it ends. release: partner are the acquire loads above; the
      * cause before the wake. */
     pthread_mutex_lock(&collector->submit_lock);
@@ -649,6 +675,5 @@ void cox_collector_stop(struct cox_collector *collector)
         pthread_join(collector->thread, NULL);
         collector->threaded = false;
     }
-    if (collector->collected)
-        cox_collector_collect_rest(collector);
+    cox_collector_gather_rest(collector);
 }

@@ -8,16 +8,22 @@
  *
  *   claimed    only under the submit lock, while its frame is packed
  *   published  in the ring, and the gate is open; entries are checked oldest first
- *   ended      its completion was or is being handed over, or it has none. Ranks that had not
- *   replied are late. The entry stays until each of them has replied (the reply is dropped and
- *   counted) or is dead, and every asked rank has returned the frame.
+ *   ended      its completion is ready, or was taken, or it has none. Ranks that had not replied are
+ *   late. The entry stays until each of them has replied (the reply is dropped and counted) or is
+ *   dead, and every asked rank has returned the frame.
+ *
+ * There is one way to complete (collecting.c): a thread that waits for something gathers until it is
+ * there. One thread gathers at a time, for all; a completion becomes ready in its frame, and is
+ * taken by the one that it is for: the caller that waits for it, the response thread, which runs the
+ * registered handler, or the host that collects.
  *
  * Ranks reply in order, so requests to the same ranks end in order. A deadline, an error or a death
  * also ends a request before its turn, but only after the replies that a rank had given by then are
  * taken.
  *
- * Threads: submit_lock serializes claim to publish. lock protects all fields below it. Gathering
- *   releases it while it blocks, and does not hold it over a handler. Wakers (a death, a report on
+ * Threads: submit_lock serializes submits, until the gate is open. lock protects all fields below
+ *   it; a submit takes it once, from begin to commit. Gathering releases it while it blocks, and no
+ *   handler runs under it. Wakers (a death, a report on
  *   the error channel, stop) are threads of this process: they store their cause, count it in
  *   `causes`, and post the semaphore that the collector blocks on.
  * Ownership: the collector owns its copies of replies; a completion lends them.
@@ -74,13 +80,19 @@ struct cox_request_buffer {
     bool used;
 };
 
+/* A call that waits. */
 struct cox_waiter {
-    /* NULL: none */
-    cox_completion_fn handler;
-    void *handler_context;
+    /* its completion is ready */
     bool done;
-    int status;
-    struct cox_error *err;
+};
+
+/* A handler that runs now; on the stack of its thread. */
+struct cox_handler_run {
+    uint64_t number;
+    pthread_t thread;
+    /* the registered handler, not that of a call */
+    bool registered;
+    struct cox_handler_run *next;
 };
 
 struct cox_entry {
@@ -109,10 +121,10 @@ struct cox_entry {
     uint64_t block_size;
     /* it has failed, and waits until then for a death; 0: it has not */
     uint64_t exiting_ns;
-    /* `causes` of the collector, before claim checked its ranks */
+    /* `causes` of the collector, before begin checked its ranks */
     uint32_t causes;
     void *request_context;
-    /* the call that waits; NULL: the registered handler */
+    /* the call that waits; NULL: none */
     struct cox_waiter *waiter;
 };
 
@@ -149,11 +161,11 @@ struct cox_collector {
     struct cox_blocks_choice *blocks;
 
     pthread_mutex_t submit_lock;
-    /* published or stopping; the response thread waits on it */
+    /* published or stopping; the thread that gathers waits on it */
     pthread_cond_t work;
     /* on another cache line than submit_lock, for which callers compete */
     pthread_mutex_t lock;
-    /* a request ended, or a handler returned */
+    /* a completion is ready or was taken, a handler has returned, or no thread gathers */
     pthread_cond_t ended_cond;
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
@@ -181,8 +193,6 @@ struct cox_collector {
     uint64_t cached_now_ns;
     /* the first step on which ranks disagreed, and the begin of its chain; 0: none; the same */
     uint64_t diverged_sequence, diverged_begin;
-    /* causes, as the last claim began; under submit_lock */
-    uint32_t claim_causes;
     /* Of the gathering thread; before the first request, of the thread that waits for ranks to
      * attach. */
     struct cox_spinner spinner;
@@ -190,8 +200,6 @@ struct cox_collector {
     int sleep_rank;
     /* until then */
     uint64_t sleep_ns;
-    /* stands in for a caller that has stopped waiting */
-    struct cox_waiter no_waiter;
     struct cox_legacy_bridge bridge;
     struct cox_stats stats;
     /* set before the first request */
@@ -207,11 +215,11 @@ struct cox_collector {
     void *handler_context;
     /* relaxed: a handler is registered, and stays; saves submitters the lock */
     _Atomic bool handled;
-    bool in_handler;
     /* handlers entered so far */
     uint64_t handler_runs;
-    pthread_t handler_thread;
-    /* without a response thread: a caller gathers */
+    /* of these, those that have not returned */
+    struct cox_handler_run *running;
+    /* a thread gathers */
     bool gathering;
 
     _Atomic bool stopping;
@@ -228,28 +236,32 @@ struct cox_collector {
     /* Large replies are read here: one per rank and frame, the gathering thread's alone. That of a
      * dead rank stays mapped until its replacement has such a reply in the frame. */
     struct cox_large_payload_view *reply_views;
-    /* The replies to the request in each frame; the gathering thread's alone. */
-    struct cox_gathering gatherings[COX_DEPTH_MAX];
+    /* The replies to the request in each frame; the gathering thread's alone until the completion
+     * is ready. A completion is taken with its gathering, and the frame gets a spare one. */
+    struct cox_gathering *gatherings[COX_DEPTH_MAX];
+    struct cox_gathering *spares;
+    /* all of them */
+    struct cox_gathering *gathering_memory;
+    /* By frame: its completion is not taken yet, or its gathering is lent in place. */
+    bool is_ready[COX_DEPTH_MAX];
+    /* The frames of those that no call waits for, in the order in which they became ready. */
+    uint8_t ready[COX_DEPTH_MAX];
+    uint32_t ready_begin, ready_count;
 
-    /* The host collects completions itself (collecting.c); there is no response thread. */
+    /* The host collects completions itself; there is no response thread. */
     bool collected;
     /* a thread is inside cox_collector_collect */
     bool collecting;
-    /* Completions that are not collected yet, by frame; what they point to is in `gatherings`. */
-    struct cox_completion *kept;
-    bool is_kept[COX_DEPTH_MAX];
-    uint32_t kept_count;
     /* the next deadline in flight, as of the last pass; the gathering thread's */
     uint64_t next_ns;
     /* the fd of cox_executor_fd */
     struct cox_readiness readiness;
-    /* What the completions that were collected last point to; depth of them. */
+    /* what the completions that were collected last point to */
     struct cox_gathering *lent;
-    uint32_t lent_count;
 
     /* Set before the first request; borrowed. NULL: the ranks are in shared memory. */
     const struct cox_transport *transport;
-    /* NULL: requests are not forwarded; there is no handler otherwise */
+    /* NULL: requests are not forwarded. Else the handler calls it. */
     void (*forwarded)(void *context, const struct cox_forwarded *forwarded);
     void *forwarded_context;
     /* rank_count of them, the gathering thread's */
@@ -268,32 +280,35 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
 void cox_collector_deinit(struct cox_collector *collector);
 /* Starts the response thread. Returns 0 or -errno. */
 int cox_collector_start(struct cox_collector *collector);
-/* In place of start: the host collects the completions. Returns 0 or -ENOMEM. */
-int cox_collector_start_collected(struct cox_collector *collector);
+/* In place of start: the host collects the completions. */
+void cox_collector_start_collected(struct cox_collector *collector);
 /* Ends what is in flight with COX_CLOSED and refuses what comes; joins the thread, if any.
  * Idempotent. */
 void cox_collector_stop(struct cox_collector *collector);
 
-/* Under submit_lock: reserves the frame for a request to `asked`. The caller has checked
- * `stopping`: after a stop only the goodbye is published.
+/* Under submit_lock: checks whether there is room for a request to entry->asked, and reserves its
+ * frame. The caller has checked `stopping`: after a stop only the goodbye is published.
  * Returns
- *   0: *ret_sequence is the number of the request
+ *   0: entry->sequence is the number of the request. lock is held until commit or abort; for what
+ *     takes long it may be released in between, and taken again.
  *   COX_PEER_DEAD: err names the rank
  *   COX_FULL: err names the reason
  *   COX_LATE: err names the rank
  */
-int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
-                        uint64_t *ret_sequence, struct cox_error *err);
-/* Under submit_lock, after claim and with the frame filled: publishes and opens the gate. */
-void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
-                           size_t length);
-/* Under submit_lock, after claim: the frame's memory for a large request, with room for size bytes.
+int cox_collector_begin(struct cox_collector *collector, struct cox_entry *entry,
+                        struct cox_error *err);
+/* After begin, with the frame filled: publishes, releases lock, and opens the gate. */
+void cox_collector_commit(struct cox_collector *collector, const struct cox_entry *entry,
+                          size_t length);
+/* After begin, instead: the frame stays free. */
+void cox_collector_abort(struct cox_collector *collector);
+/* Under submit_lock, after begin: the frame's memory for a large request, with room for size bytes.
  * Returns as cox_large_payload_reserve. */
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
                                 struct cox_large_payload **ret_block, struct cox_error *err);
 /* Releases the memory of large requests that have ended, and whose frame every asked rank has
- * returned, or is dead. Takes the lock. Idempotent. Called after every claim, and by a response
- * thread in every slice until all are released. */
+ * returned, or is dead. Takes the lock, if there is any. Idempotent. Called before every submit, and
+ * by the gathering thread in every slice until all are released. */
 void cox_collector_release_blocks(struct cox_collector *collector);
 /* Bytes of large requests in use. The lock is held. */
 uint64_t cox_collector_held_bytes(const struct cox_collector *collector);
@@ -304,8 +319,8 @@ int cox_collector_set_forwarded(struct cox_collector *collector,
                                 void (*forwarded)(void *context,
                                                   const struct cox_forwarded *forwarded),
                                 void *context);
-/* Under submit_lock: so that `sequence` can be claimed next; those between ask no rank. Returns as
- * claim; COX_STALE: it was claimed before, or a later one was. */
+/* Under submit_lock: so that `sequence` can be begun next; those between ask no rank. Returns as
+ * begin; COX_STALE: it was begun before, or a later one was. */
 int cox_collector_skip(struct cox_collector *collector, uint64_t sequence, struct cox_error *err);
 /* True if the rank owes the reply to `sequence`: in flight, or late. Takes the lock. */
 bool cox_collector_awaits(struct cox_collector *collector, uint32_t rank, uint64_t sequence);
@@ -313,33 +328,28 @@ bool cox_collector_awaits(struct cox_collector *collector, uint32_t rank, uint64
 void cox_collector_end_through(struct cox_collector *collector, uint64_t through);
 /* Steps up to `through` are cancelled. Takes the lock. */
 void cox_collector_cancel_steps(struct cox_collector *collector, uint64_t through);
-/* Waits until the completion of `sequence`, published for `waiter`, was handed over, and returns
- * its status. COX_TIMEOUT: from deadline_ns on, one handler held up the response thread for a
- * slice; the completion then goes to no caller. */
-int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
-                        struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err);
 /* True if a step is in flight. Takes the lock. */
 bool cox_collector_in_step(struct cox_collector *collector);
+
+/* ---- completions (collecting.c) ---- */
+
+/* Waits until the request has ended that was committed with this waiter, and runs the handler (NULL:
+ * none) on the calling thread. Returns the status of the completion, with its text in err. */
+int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
+                        const struct cox_waiter *waiter, cox_completion_fn handler, void *context,
+                        struct cox_error *err);
 /* Waits for room after COX_FULL or COX_LATE. Returns when a request has ended, and after a
  * millisecond at the latest. */
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns);
-
-/* One caller at a time gathers on a channel without a response thread. Returns 0; COX_TIMEOUT:
- * other callers gathered until the deadline (0: does not wait). Pairs with leave. */
-int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns);
-void cox_collector_gather_leave(struct cox_collector *collector);
-/* Gathers everything published up to `sequence` on the calling thread (channels without a response
- * thread). */
-void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
-
-/* ---- channels whose completions the host collects (collecting.c) ---- */
-
-/* Under submit_lock, after claim: true if the last completion of the frame was not collected yet,
- * so that its replies occupy the memory for those of the next request. Takes the lock. */
-bool cox_collector_is_uncollected(struct cox_collector *collector, uint64_t sequence);
-/* Waits on the calling thread until the completion of `waiter` was handed over: it gathers, or
- * waits for the thread that does. Returns the completion's status. */
-int cox_collector_collect_call(struct cox_collector *collector, const struct cox_waiter *waiter);
+/* With lock held, which is released meanwhile: waits until no request in flight asks the rank, and
+ * the handlers of those that did have returned. Returns 0; COX_TIMEOUT. */
+int cox_collector_await_rank(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
+/* With lock held: true if another thread runs the registered handler, in a run up to this one. */
+bool cox_collector_runs_handler(const struct cox_collector *collector, uint64_t through);
+/* The response thread, until the collector stops: runs the registered handler. */
+void cox_collector_respond(struct cox_collector *collector);
+/* Gathers until nothing is in flight: what is, ends once `stopping` is set. */
+void cox_collector_gather_rest(struct cox_collector *collector);
 /* As cox_executor_take_reply. */
 bool cox_collector_take_reply(struct cox_collector *collector,
                               const struct cox_rank_result *result);
@@ -350,14 +360,6 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
 /* The fd of cox_executor_fd, made at the first call: from then on ranks write to theirs after
  * replies. Returns 0 or -errno. */
 int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *ret_fd);
-/* For cox_collector_await_room: gathers until a request has ended, or the deadline. */
-void cox_collector_collect_room(struct cox_collector *collector, uint64_t deadline_ns);
-/* Ends what is in flight, once `stopping` is set. */
-void cox_collector_collect_rest(struct cox_collector *collector);
-/* With lock held, which is released meanwhile: waits until no request in flight asks the rank, or
- * the deadline. */
-void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
-                                uint64_t deadline_ns);
 
 /* A dead rank is about to be replaced. From now on requests that ask it are refused with
  * COX_PEER_DEAD. Returns when all requests that asked it have ended, and their handlers have

@@ -1,7 +1,7 @@
 /*
- * Shared by the files of the collector: collect.c (claim, publish, wait, the response thread),
- * gather.c (the passes over requests in flight), collecting.c, request_buffers.c, late.c and
- * reattach.c. lock is held in every call here.
+ * Shared by the files of the collector: collect.c (begin, commit, wait), gather.c (the passes over
+ * requests in flight), collecting.c (the threads that gather, and take completions),
+ * request_buffers.c, late.c and reattach.c. lock is held in every call here.
  */
 #ifndef COX_COORDINATOR_COLLECT_INTERNAL_H
 #define COX_COORDINATOR_COLLECT_INTERNAL_H
@@ -65,8 +65,8 @@ COX_HOT static inline void collector_consume(struct cox_collector *collector,
 COX_HOT static inline struct cox_gathering *collector_gathering(struct cox_collector *collector,
                                                                 const struct cox_entry *entry)
 {
-    return &collector->gatherings[cox_geometry_frame(entry->sequence,
-                                                     collector_geometry(collector)->depth)];
+    return collector
+        ->gatherings[cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth)];
 }
 
 COX_HOT static inline struct cox_large_payload_view *collector_reply_view(
@@ -87,13 +87,8 @@ void cox_collector_note_late_reply(struct cox_collector *collector, uint64_t seq
                                    uint32_t rank);
 /* Returns true if a submit must not reuse the frame of `sequence` yet. */
 bool cox_collector_watches_late(const struct cox_collector *collector, uint64_t sequence);
-/* Delivers one second completion that is due. Releases the lock over a handler. Returns whether
- * there was one. */
-bool cox_collector_finish_late(struct cox_collector *collector);
-/* Delivers a completion of the entry's request to its caller, to the handler, or to the host that
- * collects (gather.c). Releases the lock over a handler. */
-void cox_collector_hand_over(struct cox_collector *collector, struct cox_entry *entry,
-                             struct cox_completion *completion);
+/* Ends one watch that is due. Returns the gathering, with the second completion; NULL: none is. */
+struct cox_gathering *cox_collector_finish_late(struct cox_collector *collector);
 
 /* Returns true once per slice. */
 static inline bool collector_rewake_due(uint64_t *rewake_ns, uint64_t now)
@@ -124,16 +119,17 @@ int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_seque
 void cox_collector_rewake(struct cox_collector *collector, uint32_t rank);
 /* Advances `ended` over the requests that have ended; their slots are free. */
 void cox_collector_advance(struct cox_collector *collector);
+/* True if the memory of the last large request in the frame of `sequence` was not released. */
+bool cox_collector_uses_block(struct cox_collector *collector, uint64_t sequence);
 /* Records that request `sequence` is published with a payload buffer. */
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence);
-/* Gathers until `sequence` has ended, or, with 0, until nothing is in flight. The lock is released
- * over handlers, copies of large replies, and waits. */
-void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence);
-/* Makes one pass over the requests in flight. If it completes none, waits until a reply may be
- * there, or deadline_ns (0: does not wait). Returns false if nothing is in flight, or, with a
- * deadline of 0, if nothing has ended. *rescanned is the caller's, false at first. */
+/* Makes one pass over the requests in flight. If none has ended, waits until a reply may be there, or
+ * deadline_ns (0: does not wait). Returns false if nothing is in flight, or, with a deadline of 0,
+ * if nothing has ended. *ret_ended: the gathering of a request that has ended, with its completion;
+ * NULL: none has. *rescanned is the caller's, false at first. The lock is released over copies of
+ * large replies, texts of errors, and waits. */
 bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
-                               uint64_t deadline_ns);
+                               uint64_t deadline_ns, struct cox_gathering **ret_ended);
 /* Nothing is in flight: waits until a request is published, the collector stops, or deadline_ns.
  * May return early. */
 void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns);
@@ -142,8 +138,5 @@ bool cox_collector_asks(struct cox_collector *collector, uint32_t rank);
 /* Without the lock: releases the memory of large requests and replies, and wakes the ranks that
  * have to release theirs. */
 void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering);
-/* Keeps the completion of an entry without a waiter, in a channel that the host collects. */
-void cox_collector_keep(struct cox_collector *collector, const struct cox_entry *entry,
-                        struct cox_completion *completion);
 
 #endif

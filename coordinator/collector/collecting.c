@@ -1,15 +1,18 @@
 /*
- * Channels whose completions the host collects: there is no response thread. One thread that waits,
- * in a call or for completions, gathers for all. The others wait until it has their completion, or
- * leaves, and one of them takes its place. A completion without a caller is kept in its frame until
- * it is collected; then what it points to is lent until the next collection. A host with an event
- * loop polls an fd (readiness.h).
+ * How a request completes. A thread that waits for something gathers until it is there: a call for
+ * its completion, the response thread and a host that collects for any completion, a submit for
+ * room. One thread gathers at a time, for all; the others wait until it has what they wait for, or
+ * leaves, and one of them takes its place.
+ *
+ * A completion becomes ready in its frame. The one that takes it gets the gathering that it points
+ * into, and gives it back when its handler has returned, or at the next collection. A host with an
+ * event loop polls an fd (readiness.h).
  */
 #include "collect_internal.h"
 
-#include <string.h>
-
 #include "channel/base/fault.h"
+#include "channel/recorder/probes.h"
+#include "reentrancy.h"
 
 struct until {
     struct cox_collector *collector;
@@ -17,6 +20,10 @@ struct until {
     const struct cox_waiter *waiter;
     uint32_t rank;
     uint64_t ended;
+    /* gathers also what else is there */
+    bool all;
+    /* a recent time; 0: not known */
+    uint64_t now_ns;
 };
 
 typedef bool (*until_fn)(const struct until *until);
@@ -41,38 +48,73 @@ static bool more_has_ended(const struct until *until)
     return until->collector->ended != until->ended;
 }
 
-static bool completion_is_kept(const struct until *until)
+COX_HOT static bool completion_is_ready(const struct until *until)
 {
     /* acquire: partner is cox_collector_stop. */
-    return until->collector->kept_count > 0 ||
+    return until->collector->ready_count > 0 ||
            (atomic_load_explicit(&until->collector->stopping, memory_order_acquire) &&
             nothing_is_in_flight(until));
 }
 
-static bool is_over(uint64_t deadline_ns)
+static inline bool is_over(uint64_t deadline_ns)
 {
     return deadline_ns != COX_DEADLINE_NEVER && cox_now_ns() >= deadline_ns;
 }
 
+/* ---- gathering ---- */
+
+COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathering *gathering)
+{
+    struct cox_completion *completion = &gathering->completion;
+    struct cox_entry *entry = collector_entry(collector, completion->sequence);
+    const uint64_t frame =
+        cox_geometry_frame(completion->sequence, collector_geometry(collector)->depth);
+    completion->completed_ns = cox_now_ns();
+    if (completion->status != COX_LATE) /* a second completion changes nothing */
+        cox_recorder_gathered(&collector->recorder, completion->sequence, completion->status,
+                              gathering->taken.bytes, completion->completed_ns);
+    collector->is_ready[frame] = true;
+    gathering->for_call = entry->waiter != NULL;
+    if (entry->waiter)
+        entry->waiter->done = true;
+    else
+        collector->ready[(collector->ready_begin + collector->ready_count++) % COX_DEPTH_MAX] =
+            (uint8_t)frame;
+    pthread_cond_broadcast(&collector->ended_cond);
+    if (!collector->collecting)
+        cox_readiness_signal(&collector->readiness);
+}
+
+COX_HOT static inline bool gather_once(struct cox_collector *collector, bool *rescanned,
+                                       uint64_t deadline_ns)
+{
+    struct cox_gathering *ended;
+    const bool more = cox_collector_gather_step(collector, rescanned, deadline_ns, &ended);
+    if (ended)
+        make_ready(collector, ended);
+    return more;
+}
+
 /* With lock held, which it releases meanwhile: waits until done, or the deadline. Gathers, or waits
  * for the thread that does. After the deadline it still takes what is there. */
-static void gather_until(const struct until *until, until_fn done, uint64_t deadline_ns)
+COX_HOT static void gather_until(const struct until *until, until_fn done, uint64_t deadline_ns)
 {
     struct cox_collector *collector = until->collector;
     bool rescanned = false;
+    uint64_t now_ns = until->now_ns;
     while (!done(until) && collector->gathering && !is_over(deadline_ns)) {
         const struct timespec timeout = cox_deadline_timespec(deadline_ns);
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &timeout);
+        now_ns = 0;
     }
     if (done(until) || collector->gathering)
         return;
     collector->gathering = true;
-    collector->cached_now_ns = 0; /* of the previous thread */
+    collector->cached_now_ns = now_ns;
     while (!done(until) && !is_over(deadline_ns))
-        if (!cox_collector_gather_step(collector, &rescanned, deadline_ns) && !done(until))
+        if (!gather_once(collector, &rescanned, deadline_ns) && !done(until))
             cox_collector_idle(collector, deadline_ns);
-    /* The rest of the batch. */
-    while (cox_collector_gather_step(collector, &rescanned, 0))
+    while (until->all && gather_once(collector, &rescanned, 0))
         continue;
     collector->gathering = false;
     pthread_cond_broadcast(&collector->ended_cond);
@@ -81,54 +123,19 @@ static void gather_until(const struct until *until, until_fn done, uint64_t dead
         cox_readiness_signal(&collector->readiness);
 }
 
-void cox_collector_keep(struct cox_collector *collector, const struct cox_entry *entry,
-                        struct cox_completion *completion)
+void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns)
 {
-    const uint64_t frame =
-        cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth);
-    completion->completed_ns = cox_now_ns();
-    if (completion->status != COX_LATE)
-        cox_recorder_gathered(&collector->recorder, entry->sequence, completion->status,
-                              collector->gatherings[frame].taken.bytes, completion->completed_ns);
-    collector->kept[frame] = *completion;
-    collector->is_kept[frame] = true;
-    collector->kept_count++;
-    if (completion->status != COX_LATE) /* the request is counted once */
-        cox_stats_return(&collector->stats, completion, completion->completed_ns);
-    pthread_cond_broadcast(&collector->ended_cond);
-    if (!collector->collecting)
-        cox_readiness_signal(&collector->readiness);
-}
-
-bool cox_collector_is_uncollected(struct cox_collector *collector, uint64_t sequence)
-{
-    const uint64_t frame = cox_geometry_frame(sequence, collector_geometry(collector)->depth);
-    pthread_mutex_lock(&collector->lock);
-    const bool is_kept = collector->is_kept[frame];
-    pthread_mutex_unlock(&collector->lock);
-    return is_kept;
-}
-
-int cox_collector_collect_call(struct cox_collector *collector, const struct cox_waiter *waiter)
-{
-    const struct until until = {.collector = collector, .waiter = waiter};
-    pthread_mutex_lock(&collector->lock);
-    while (!waiter->done)
-        gather_until(&until, call_is_done, COX_DEADLINE_NEVER);
-    pthread_mutex_unlock(&collector->lock);
-    return waiter->status;
-}
-
-void cox_collector_collect_room(struct cox_collector *collector, uint64_t deadline_ns)
-{
+    /* The condition may be a word in shared memory (a frame returned, a late reply) that no thread
+     * signals here, so the slice is short. */
+    const uint64_t until_ns = cox_deadline_min(deadline_ns, cox_deadline_after_ms(1));
     struct until until = {.collector = collector};
     pthread_mutex_lock(&collector->lock);
     until.ended = collector->ended;
-    gather_until(&until, more_has_ended, deadline_ns);
+    gather_until(&until, more_has_ended, until_ns);
     pthread_mutex_unlock(&collector->lock);
 }
 
-void cox_collector_collect_rest(struct cox_collector *collector)
+void cox_collector_gather_rest(struct cox_collector *collector)
 {
     const struct until until = {.collector = collector};
     pthread_mutex_lock(&collector->lock);
@@ -137,63 +144,191 @@ void cox_collector_collect_rest(struct cox_collector *collector)
     pthread_mutex_unlock(&collector->lock);
 }
 
-void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
-                                uint64_t deadline_ns)
+/* ---- taking a completion ---- */
+
+/* The completion in the frame goes to its taker with its gathering. Where no other gathering is
+ * spare, the frame stays in use until it is given back. */
+COX_HOT static struct cox_gathering *take(struct cox_collector *collector, uint32_t frame)
 {
+    struct cox_gathering *taken = collector->gatherings[frame];
+    taken->in_place = !collector->spares;
+    if (!taken->in_place) {
+        collector->gatherings[frame] = collector->spares;
+        collector->spares = collector->spares->next;
+        collector->is_ready[frame] = false;
+    }
+    return taken;
+}
+
+COX_HOT static struct cox_gathering *take_first(struct cox_collector *collector)
+{
+    const uint32_t frame = collector->ready[collector->ready_begin];
+    collector->ready_begin = (collector->ready_begin + 1) % COX_DEPTH_MAX;
+    collector->ready_count--;
+    return take(collector, frame);
+}
+
+COX_HOT static void give_back(struct cox_collector *collector, struct cox_gathering *taken)
+{
+    if (taken->in_place) {
+        collector->is_ready[cox_geometry_frame(taken->completion.sequence,
+                                               collector_geometry(collector)->depth)] = false;
+    } else {
+        taken->next = collector->spares;
+        collector->spares = taken;
+    }
+}
+
+/* ---- handlers ---- */
+
+COX_HOT static void run_begin(struct cox_collector *collector, struct cox_handler_run *run,
+                              bool registered)
+{
+    *run = (struct cox_handler_run){.number = ++collector->handler_runs,
+                                    .thread = pthread_self(),
+                                    .registered = registered,
+                                    .next = collector->running};
+    collector->running = run;
+}
+
+COX_HOT static void run_end(struct cox_collector *collector, const struct cox_handler_run *run)
+{
+    struct cox_handler_run **link = &collector->running;
+    while (*link != run)
+        link = &(*link)->next;
+    *link = run->next;
+}
+
+bool cox_collector_runs_handler(const struct cox_collector *collector, uint64_t through)
+{
+    for (const struct cox_handler_run *run = collector->running; run; run = run->next)
+        if (run->registered && run->number <= through &&
+            !pthread_equal(run->thread, pthread_self()))
+            return true;
+    return false;
+}
+
+/* Runs the handler of a completion that was taken, without the lock. Returns the time at which it
+ * returned; 0: that was some time ago. */
+COX_HOT static uint64_t handle(struct cox_collector *collector, struct cox_gathering *taken,
+                               bool registered, cox_completion_fn handler, void *context)
+{
+    const struct cox_completion *completion = &taken->completion;
+    struct cox_handler_run run;
+    run_begin(collector, &run, registered);
+    pthread_mutex_unlock(&collector->lock);
+
+    COX_PROBE(handler__enter, completion->channel, completion->sequence, completion->type,
+              completion->status);
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, collector->owner);
+    if (handler)
+        handler(context, completion);
+    cox_reentrancy_exit(&inside);
+    const uint64_t returned_ns = handler ? cox_now_ns() : completion->completed_ns;
+    if (completion->status != COX_LATE)
+        cox_recorder_handled(&collector->recorder, completion->sequence, returned_ns);
+    COX_PROBE(handler__return, completion->channel, completion->sequence, completion->type, 0);
+    cox_fault_point(COX_FAULT_HANDLED);
+
+    /* relaxed: the payload buffer of this request, if it has one, is counted. */
+    const bool holds = completion->status || cox_gathering_holds(taken) ||
+                       atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
+    pthread_mutex_lock(&collector->lock);
+    run_end(collector, &run);
+    if (completion->status != COX_LATE) /* the request is counted once */
+        cox_stats_return(&collector->stats, completion, returned_ns);
+    if (holds) { /* releasing much memory takes time */
+        pthread_cond_broadcast(&collector->ended_cond);
+        pthread_mutex_unlock(&collector->lock);
+        cox_collector_let_go(collector, taken);
+        pthread_mutex_lock(&collector->lock);
+    }
+    give_back(collector, taken);
+    pthread_cond_broadcast(&collector->ended_cond);
+    return holds ? 0 : returned_ns;
+}
+
+COX_HOT void cox_collector_respond(struct cox_collector *collector)
+{
+    struct until until = {.collector = collector};
+    pthread_mutex_lock(&collector->lock);
+    for (;;) {
+        gather_until(&until, completion_is_ready, COX_DEADLINE_NEVER);
+        if (collector->ready_count == 0)
+            break;
+        struct cox_gathering *taken = take_first(collector);
+        until.now_ns =
+            handle(collector, taken, true, collector->handler, collector->handler_context);
+    }
+    pthread_mutex_unlock(&collector->lock);
+}
+
+int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
+                        const struct cox_waiter *waiter, cox_completion_fn handler, void *context,
+                        struct cox_error *err)
+{
+    const struct until until = {.collector = collector, .waiter = waiter};
+    pthread_mutex_lock(&collector->lock);
+    while (!waiter->done)
+        gather_until(&until, call_is_done, COX_DEADLINE_NEVER);
+    struct cox_gathering *taken = take(
+        collector, (uint32_t)cox_geometry_frame(sequence, collector_geometry(collector)->depth));
+    const int status = taken->completion.status;
+    if (status)
+        cox_fail(err, status, "%s", taken->completion.text);
+    handle(collector, taken, false, handler, context);
+    pthread_mutex_unlock(&collector->lock);
+    return status;
+}
+
+/* True if a completion of a request that asked the rank is still to be taken. What a host collects
+ * does not count. */
+static bool rank_has_ready(const struct cox_collector *collector, uint32_t rank)
+{
+    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {
+        const struct cox_gathering *gathering = collector->gatherings[frame];
+        if (collector->is_ready[frame] && (gathering->for_call || !collector->collected) &&
+            gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED)
+            return true;
+    }
+    return false;
+}
+
+static bool runs_since_before(const struct cox_collector *collector, uint64_t through)
+{
+    for (const struct cox_handler_run *run = collector->running; run; run = run->next)
+        if (run->number <= through)
+            return true;
+    return false;
+}
+
+int cox_collector_await_rank(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
+{
+    const struct timespec timeout = cox_deadline_timespec(deadline_ns);
     const struct until until = {.collector = collector, .rank = rank};
     while (!rank_is_not_asked(&until) && !is_over(deadline_ns))
         gather_until(&until, rank_is_not_asked, deadline_ns);
+    while (rank_has_ready(collector, rank) && !is_over(deadline_ns))
+        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &timeout);
+    /* Later runs are for other requests. */
+    const uint64_t through = collector->handler_runs;
+    while (runs_since_before(collector, through) && !is_over(deadline_ns))
+        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &timeout);
+    return rank_is_not_asked(&until) && !rank_has_ready(collector, rank) &&
+                   !runs_since_before(collector, through)
+               ? 0
+               : COX_TIMEOUT;
 }
 
-/* ---- completions ---- */
-
-/* The kept frame with the oldest request. */
-static uint32_t kept_first(const struct cox_collector *collector)
-{
-    const uint32_t depth = collector_geometry(collector)->depth;
-    uint32_t first = depth;
-    for (uint32_t frame = 0; frame < depth; frame++)
-        if (collector->is_kept[frame] &&
-            (first == depth || collector->kept[frame].sequence < collector->kept[first].sequence))
-            first = frame;
-    return first;
-}
-
-/* The gathering is lent with its completion; the frame gets an unused one. */
-static void lend(struct cox_collector *collector, uint32_t frame, struct cox_completion *completion)
-{
-    struct cox_gathering *gathering = &collector->gatherings[frame];
-    struct cox_gathering *lent = &collector->lent[collector->lent_count++];
-    const size_t size = offsetof(struct cox_gathering, text);
-    uint8_t spare[offsetof(struct cox_gathering, text)];
-    memcpy(spare, lent, size);
-    memcpy(lent, gathering, size);
-    memcpy(gathering, spare, size);
-    *completion = collector->kept[frame];
-    if (completion->text) {
-        memcpy(lent->text, gathering->text, sizeof lent->text);
-        completion->text = lent->text;
-    }
-    collector->is_kept[frame] = false;
-    collector->kept_count--;
-}
-
-/* Takes back what was lent by the last collection. */
-static void take_back(struct cox_collector *collector)
-{
-    for (uint32_t i = 0; i < collector->lent_count; i++)
-        if (cox_gathering_holds(&collector->lent[i]))
-            cox_collector_let_go(collector, &collector->lent[i]);
-    collector->lent_count = 0;
-}
+/* ---- a host that collects ---- */
 
 bool cox_collector_take_reply(struct cox_collector *collector, const struct cox_rank_result *result)
 {
     bool taken = false;
     pthread_mutex_lock(&collector->lock);
-    for (uint32_t i = 0; i < collector->lent_count; i++)
+    for (struct cox_gathering *lent = collector->lent; lent; lent = lent->next)
         for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-            struct cox_gathering *lent = &collector->lent[i];
             struct cox_gathering_rank *own = &lent->ranks[rank];
             if (&lent->results[rank] != result || !own->block || own->block != result->bytes)
                 continue;
@@ -209,7 +344,7 @@ bool cox_collector_take_reply(struct cox_collector *collector, const struct cox_
 static void expect_more(struct cox_collector *collector)
 {
     uint64_t next_ns = COX_DEADLINE_NEVER;
-    if (collector->kept_count > 0)
+    if (collector->ready_count > 0)
         cox_readiness_signal(&collector->readiness);
     if (collector->ended != collector->published && !collector->gathering)
         next_ns = cox_deadline_min(collector->next_ns, collector->rewake_ns);
@@ -236,34 +371,59 @@ int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *
     return r;
 }
 
+/* Takes back what was lent by the last collection. lock is released where memory is let go. */
+static void end_lending(struct cox_collector *collector)
+{
+    struct cox_gathering *lent = collector->lent;
+    bool holds = atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
+    collector->lent = NULL;
+    for (const struct cox_gathering *one = lent; one; one = one->next)
+        holds |= cox_gathering_holds(one);
+    if (holds) {
+        pthread_mutex_unlock(&collector->lock);
+        for (struct cox_gathering *one = lent; one; one = one->next)
+            if (cox_gathering_holds(one))
+                cox_collector_let_go(collector, one);
+        cox_collector_release_blocks(collector);
+        pthread_mutex_lock(&collector->lock);
+    }
+    while (lent) {
+        struct cox_gathering *next = lent->next;
+        give_back(collector, lent);
+        lent = next;
+    }
+}
+
 int cox_collector_collect(struct cox_collector *collector, struct cox_completion *completions,
                           uint32_t count_max, uint64_t deadline_ns, uint32_t *ret_count)
 {
-    const struct until until = {.collector = collector};
+    const struct until until = {.collector = collector, .all = true};
     pthread_mutex_lock(&collector->lock);
     if (collector->collecting) {
         pthread_mutex_unlock(&collector->lock);
         return COX_BUSY;
     }
     collector->collecting = true;
-    pthread_mutex_unlock(&collector->lock);
-
-    take_back(collector);
-    cox_collector_release_blocks(collector);
-
-    pthread_mutex_lock(&collector->lock);
+    end_lending(collector);
     if (cox_readiness_is_open(&collector->readiness))
         cox_readiness_clear(&collector->readiness);
     do
-        gather_until(&until, completion_is_kept, deadline_ns);
-    while (!completion_is_kept(&until) && !is_over(deadline_ns));
+        gather_until(&until, completion_is_ready, deadline_ns);
+    while (!completion_is_ready(&until) && !is_over(deadline_ns));
     uint32_t count = 0;
-    const uint64_t now_ns = collector->recorder.records && collector->kept_count ? cox_now_ns() : 0;
-    while (collector->kept_count > 0 && count < count_max) {
-        lend(collector, kept_first(collector), &completions[count]);
+    const uint64_t now_ns =
+        collector->recorder.records && collector->ready_count ? cox_now_ns() : 0;
+    while (collector->ready_count > 0 && count < count_max) {
+        struct cox_gathering *taken = take_first(collector);
+        taken->next = collector->lent;
+        collector->lent = taken;
+        completions[count] = taken->completion;
+        if (taken->completion.status != COX_LATE) /* the request is counted once */
+            cox_stats_return(&collector->stats, &completions[count],
+                             completions[count].completed_ns);
         cox_recorder_handled(&collector->recorder, completions[count++].sequence, now_ns);
     }
-    const int r = count ? 0 : completion_is_kept(&until) ? COX_CLOSED : COX_TIMEOUT;
+    const int r = count ? 0 : completion_is_ready(&until) ? COX_CLOSED : COX_TIMEOUT;
     collector->collecting = false;
     if (cox_readiness_is_open(&collector->readiness))
         expect_more(collector);

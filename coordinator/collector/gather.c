@@ -1,7 +1,7 @@
 /*
  * The passes over the requests in flight: a pass checks the ranks that have not replied, wakes
- * ranks that have not taken their request, and completes a request that can end. Requests end in
- * order, except at their deadlines.
+ * ranks that have not taken their request, and ends a request that can end. Its completion goes back
+ * to the caller. Requests end in order, except at their deadlines.
  */
 #include "collect_internal.h"
 
@@ -11,7 +11,6 @@
 #include "channel/recorder/probes.h"
 #include "coordinator/transport/transport.h"
 #include "proto/operation.h"
-#include "reentrancy.h"
 #include "report.h"
 
 /* Ranks whose processes are looked at in one pass. */
@@ -265,128 +264,32 @@ COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_ga
     cox_collector_release_blocks(collector);
 }
 
-/* Instead of a handler: the replies as they are. A reply that was refused here has no bytes, and is
- * a failure of its rank. */
-static void collector_forwarded(struct cox_collector *collector,
-                                const struct cox_gathering *gathering,
-                                const struct cox_completion *completion)
-{
-    struct cox_forwarded_reply *replies = collector->forwarded_replies;
-    struct cox_forwarded forwarded = {.channel = completion->channel,
-                                      .sequence = completion->sequence,
-                                      .type = completion->type,
-                                      .status = completion->status,
-                                      .replies = replies};
-    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
-        const struct cox_rank_result *result = &completion->ranks[rank];
-        const struct cox_gathering_rank *own = &gathering->ranks[rank];
-        if (result->outcome == COX_OUTCOME_NOT_ASKED)
-            continue;
-        const bool replied =
-            result->outcome == COX_OUTCOME_OK || result->outcome == COX_OUTCOME_ERROR;
-        replies[forwarded.reply_count++] = (struct cox_forwarded_reply){
-            .rank = rank,
-            .replied = replied,
-            .dead = result->outcome == COX_OUTCOME_DEAD,
-            .failed = replied && own->raw_failed,
-            .bytes = replied && completion->status != COX_LATE ? own->raw : NULL,
-            .size = replied && completion->status != COX_LATE ? own->raw_size : 0,
-            .code = result->code,
-            .text = result->text,
-        };
-    }
-    collector->forwarded(collector->forwarded_context, &forwarded);
-}
-
-COX_HOT void cox_collector_hand_over(struct cox_collector *collector, struct cox_entry *entry,
-                                     struct cox_completion *completion)
+/* Ends the request. Returns its gathering, with the completion. */
+COX_HOT static struct cox_gathering *gather_finish(struct cox_collector *collector,
+                                                   struct cox_entry *entry, int status)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
-    struct cox_waiter *waiter = entry->waiter;
-    if (!waiter && collector->collected) {
-        cox_collector_keep(collector, entry, completion);
-        return;
-    }
-    entry->waiter = NULL;
-    cox_completion_fn handler = waiter ? waiter->handler : collector->handler;
-    void *context = waiter ? waiter->handler_context : collector->handler_context;
-    collector->in_handler = true;
-    collector->handler_runs++;
-    collector->handler_thread = pthread_self();
-    pthread_mutex_unlock(&collector->lock);
-
-    completion->completed_ns = cox_now_ns();
-    if (completion->status != COX_LATE) /* a second completion changes nothing */
-        cox_recorder_gathered(&collector->recorder, completion->sequence, completion->status,
-                              gathering->taken.bytes, completion->completed_ns);
-    COX_PROBE(handler__enter, completion->channel, completion->sequence, completion->type,
-              completion->status);
-    struct cox_reentrancy inside;
-    cox_reentrancy_enter(&inside, collector->owner);
-    if (collector->forwarded)
-        collector_forwarded(collector, gathering, completion);
-    else if (handler)
-        handler(context, completion);
-    cox_reentrancy_exit(&inside);
-    uint64_t returned_ns = handler ? cox_now_ns() : completion->completed_ns;
-    if (completion->status != COX_LATE)
-        cox_recorder_handled(&collector->recorder, completion->sequence, returned_ns);
-    COX_PROBE(handler__return, completion->channel, completion->sequence, completion->type, 0);
-    cox_fault_point(COX_FAULT_HANDLED);
-
-    /* relaxed: the payload buffer of this request, if it has one, is counted. */
-    const bool holds = completion->status || cox_gathering_holds(gathering) ||
-                       atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
-    pthread_mutex_lock(&collector->lock);
-    collector->in_handler = false;
-    collector->cached_now_ns = holds ? 0 : returned_ns; /* releasing much memory takes time */
-    if (completion->status != COX_LATE)                 /* the request is counted once */
-        cox_stats_return(&collector->stats, completion, returned_ns);
-    if (!waiter && !holds) {
-        pthread_cond_broadcast(&collector->ended_cond);
-        return;
-    }
-    if (waiter) {
-        if (completion->status)
-            cox_fail(waiter->err, completion->status, "%s", completion->text);
-        waiter->status = completion->status;
-        waiter->done = true;
-    }
-    pthread_mutex_unlock(&collector->lock);
-    /* From here on the waiter may be gone. Without the lock, on which the caller would block again
-     * at once. */
-    pthread_cond_broadcast(&collector->ended_cond);
-    if (holds)
-        cox_collector_let_go(collector, gathering);
-    pthread_mutex_lock(&collector->lock);
-}
-
-/* Ends the request. lock is held on entry and on return, not over the handler. */
-COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_entry *entry,
-                                  int status)
-{
-    struct cox_gathering *gathering = collector_gathering(collector, entry);
-    struct cox_completion completion;
+    struct cox_completion *completion = &gathering->completion;
     struct cox_rank_set odd = {{0}};
     if (status) /* formatting the error takes time */
         pthread_mutex_unlock(&collector->lock);
-    gather_complete(collector, entry, status, &odd, &completion);
+    gather_complete(collector, entry, status, &odd, completion);
     COX_PROBE(request__gather, collector->channel->id, entry->sequence, entry->type,
-              completion.status);
+              completion->status);
     cox_fault_point(COX_FAULT_COMPLETE);
     if (status)
         pthread_mutex_lock(&collector->lock);
-    if (completion.status)
-        gather_fail(collector, entry, &completion, &odd);
+    if (completion->status)
+        gather_fail(collector, entry, completion, &odd);
     entry->ended = true;
     cox_collector_advance(collector);
-    if (completion.status && collector->transport)
+    if (completion->status && collector->transport)
         collector->transport->ended(collector->transport->context, collector->channel->id,
                                     collector->ended);
-    cox_stats_end(&collector->stats, completion.status, &gathering->taken);
-    if (completion.status && entry->reports_late)
+    cox_stats_end(&collector->stats, completion->status, &gathering->taken);
+    if (completion->status && entry->reports_late)
         cox_collector_watch_late(collector, entry);
-    cox_collector_hand_over(collector, entry, &completion);
+    return gathering;
 }
 
 /* A request has failed. Returns true if a pending rank is about to be reported dead, because that
@@ -436,18 +339,17 @@ static void gathering_add_pending(const struct cox_gathering *gathering,
             cox_rank_set_add(pending_ranks, rank);
 }
 
-/* Checks the requests in flight, oldest first, and completes the first one that can end. Returns
- * true if it completed one, or if there is more to check at once. Otherwise *ret_pending is a rank
- * to wait on, -1: nothing is in flight, and *ret_deadline_ns is the next deadline. lock is held on
- * entry and on return, and released over a handler. */
+/* Checks the requests in flight, oldest first, and ends the first one that can end. Returns true if
+ * one has ended (*ret_ended), or if there is more to check at once. Otherwise *ret_pending is a rank
+ * to wait on, -1: nothing is in flight, and *ret_deadline_ns is the next deadline. */
 COX_HOT static bool gather_round(struct cox_collector *collector,
                                  const struct cox_wait_snapshot *before, bool *rescanned,
                                  int *ret_pending, uint64_t *ret_sequence,
-                                 uint64_t *ret_deadline_ns)
+                                 uint64_t *ret_deadline_ns, struct cox_gathering **ret_ended)
 {
     uint64_t late_sequence = 0;
     const int late = cox_collector_drop_late(collector, &late_sequence);
-    if (collector->late_count && cox_collector_finish_late(collector))
+    if (collector->late_count && (*ret_ended = cox_collector_finish_late(collector)))
         return true;
     *ret_pending = -1;
     *ret_sequence = 0;
@@ -502,7 +404,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
         if (pending < 0 || cut) {
             if (sequence == collector->published) /* every request was checked */
                 collector->seen = *before;
-            gather_finish(collector, entry, cox_gathering_status(gathering, cut));
+            *ret_ended = gather_finish(collector, entry, cox_gathering_status(gathering, cut));
             *rescanned = false;
             return true;
         }
@@ -529,14 +431,16 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
     return false;
 }
 
-COX_HOT static inline bool gather_step(struct cox_collector *collector, bool *rescanned,
-                                       uint64_t deadline_ns)
+COX_HOT bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
+                                       uint64_t deadline_ns, struct cox_gathering **ret_ended)
 {
     /* Taken before the check: a cause that is stored later ends the wait. */
     const struct cox_wait_snapshot before = cox_collector_snapshot(collector);
     int pending;
     uint64_t pending_sequence, next_ns;
-    if (gather_round(collector, &before, rescanned, &pending, &pending_sequence, &next_ns))
+    *ret_ended = NULL;
+    if (gather_round(collector, &before, rescanned, &pending, &pending_sequence, &next_ns,
+                     ret_ended))
         return true;
     if (pending < 0 || deadline_ns == 0)
         return false;
@@ -545,46 +449,4 @@ COX_HOT static inline bool gather_step(struct cox_collector *collector, bool *re
                         cox_deadline_min(next_ns, deadline_ns));
     *rescanned = false;
     return true;
-}
-
-bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
-                               uint64_t deadline_ns)
-{
-    return gather_step(collector, rescanned, deadline_ns);
-}
-
-COX_HOT void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence)
-{
-    bool rescanned = false;
-    while ((sequence == 0 || collector->ended < sequence) &&
-           gather_step(collector, &rescanned, COX_DEADLINE_NEVER))
-        continue;
-}
-
-int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns)
-{
-    const struct timespec until = cox_deadline_timespec(deadline_ns);
-    pthread_mutex_lock(&collector->lock);
-    while (collector->gathering && cox_now_ns() < deadline_ns)
-        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
-    int r = collector->gathering ? COX_TIMEOUT : 0;
-    collector->gathering = true;
-    pthread_mutex_unlock(&collector->lock);
-    return r;
-}
-
-void cox_collector_gather_leave(struct cox_collector *collector)
-{
-    pthread_mutex_lock(&collector->lock);
-    collector->gathering = false;
-    pthread_cond_broadcast(&collector->ended_cond);
-    pthread_mutex_unlock(&collector->lock);
-}
-
-void cox_collector_gather(struct cox_collector *collector, uint64_t sequence)
-{
-    pthread_mutex_lock(&collector->lock);
-    collector->cached_now_ns = 0; /* of the previous caller */
-    cox_collector_gather_held(collector, sequence);
-    pthread_mutex_unlock(&collector->lock);
 }

@@ -73,6 +73,14 @@ struct cox_gathering {
     bool in_blocks;
     struct cox_arena arena;
     struct cox_stats_taken taken;
+    /* The result of the request, once it has ended; it points into this struct. */
+    struct cox_completion completion;
+    /* in a list of gatherings that are lent, or of spare ones */
+    struct cox_gathering *next;
+    /* Lent while it is still that of its frame. */
+    bool in_place;
+    /* The completion is for a call. */
+    bool for_call;
     char text[2048];
 };
 

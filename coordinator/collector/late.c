@@ -69,8 +69,8 @@ static void late_write_text(const struct cox_collector *collector,
                             size_t size)
 {
     const struct cox_gathering *gathering =
-        &collector
-             ->gatherings[cox_geometry_frame(late->sequence, collector_geometry(collector)->depth)];
+        collector
+            ->gatherings[cox_geometry_frame(late->sequence, collector_geometry(collector)->depth)];
     uint32_t replied = 0, dead = 0, rank_of_one = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         replied += gathering->results[rank].outcome == COX_OUTCOME_OK;
@@ -91,8 +91,8 @@ static void late_write_text(const struct cox_collector *collector,
                  cox_channel_name(collector->channel->id), late->sequence, replied, dead, seconds);
 }
 
-static void late_finish(struct cox_collector *collector, struct cox_late_request *late,
-                        struct cox_entry *entry)
+static struct cox_gathering *late_finish(struct cox_collector *collector,
+                                         struct cox_late_request *late, struct cox_entry *entry)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     const uint64_t now_ns = cox_now_ns();
@@ -108,7 +108,7 @@ static void late_finish(struct cox_collector *collector, struct cox_late_request
     }
     late_write_text(collector, late, now_ns, gathering->text, sizeof gathering->text);
     late_clear(collector, late);
-    struct cox_completion completion = {
+    gathering->completion = (struct cox_completion){
         .sequence = entry->sequence,
         .channel = collector->channel->id,
         .type = entry->type,
@@ -120,10 +120,10 @@ static void late_finish(struct cox_collector *collector, struct cox_late_request
         .submitted_ns = entry->submitted_ns,
         .published_ns = entry->published_ns,
     };
-    cox_collector_hand_over(collector, entry, &completion);
+    return gathering;
 }
 
-bool cox_collector_finish_late(struct cox_collector *collector)
+struct cox_gathering *cox_collector_finish_late(struct cox_collector *collector)
 {
     const bool stopping = atomic_load_explicit(&collector->stopping, memory_order_acquire);
     for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {
@@ -131,12 +131,10 @@ bool cox_collector_finish_late(struct cox_collector *collector)
         struct cox_entry *entry = &collector->entries[frame];
         if (stopping)
             late_clear(collector, late);
-        /* A host that collects must take the first completion before this one can be kept. */
-        if (!late->sequence || (collector->collected && collector->is_kept[frame]) ||
-            !late_is_due(collector, late, entry))
+        /* The first completion must be taken before this one can be ready. */
+        if (!late->sequence || collector->is_ready[frame] || !late_is_due(collector, late, entry))
             continue;
-        late_finish(collector, late, entry);
-        return true;
+        return late_finish(collector, late, entry);
     }
-    return false;
+    return NULL;
 }

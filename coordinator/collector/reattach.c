@@ -18,24 +18,14 @@ bool cox_collector_asks(struct cox_collector *collector, uint32_t rank)
 
 int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
 {
-    const struct timespec until = cox_deadline_timespec(deadline_ns);
-    /* Under submit_lock: every thread that has claimed a frame has published by now. */
+    /* Under submit_lock: every thread that has begun a request has opened its gate by now. */
     pthread_mutex_lock(&collector->submit_lock);
     pthread_mutex_lock(&collector->lock);
-    /* release: partner is cox_rank_is_detached, in threads that claim without these locks. */
+    /* release: partner is cox_rank_is_detached, in threads without these locks. */
     atomic_store_explicit(&collector->records[rank].detached, true, memory_order_release);
     pthread_mutex_unlock(&collector->submit_lock);
     /* All requests that ask it end soon, because it is dead. */
-    if (collector->collected)
-        cox_collector_collect_rank(collector, rank, deadline_ns);
-    while (cox_collector_asks(collector, rank) && cox_now_ns() < deadline_ns)
-        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
-    /* The last of them may be with the handler that runs now; later runs are for other requests. */
-    uint64_t run = collector->handler_runs;
-    while (collector->in_handler && collector->handler_runs == run && cox_now_ns() < deadline_ns)
-        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
-    bool reported = !collector->in_handler || collector->handler_runs != run;
-    int r = cox_collector_asks(collector, rank) || !reported ? COX_TIMEOUT : 0;
+    const int r = cox_collector_await_rank(collector, rank, deadline_ns);
     pthread_mutex_unlock(&collector->lock);
     cox_fault_point(COX_FAULT_RANK_LEFT_OUT);
     return r;

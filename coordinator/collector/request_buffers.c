@@ -14,13 +14,18 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
                                 struct cox_large_payload **ret_block, struct cox_error *err)
 {
     struct cox_blocks_choice *blocks = collector->blocks;
-    /* Only buffers in use are released. */
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
     int r = cox_large_payload_reserve(&blocks->sender, blocks->reply_limits.socket_path, size,
                                       &behind->block, err);
     if (r == 0)
         *ret_block = &behind->block;
     return r;
+}
+
+bool cox_collector_uses_block(struct cox_collector *collector, uint64_t sequence)
+{
+    return atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0 &&
+           collector_request_buffer(collector, sequence)->used;
 }
 
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence)

@@ -453,9 +453,10 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
     executor->error_channel.context = executor;
     int r = cox_error_channel_start(&executor->error_channel);
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
-        if (cox_executor_is_async((enum cox_channel_id)c) || executor->options.forwarded)
-            r = executor->options.collect ? cox_collector_start_collected(&executor->collectors[c])
-                                          : cox_collector_start(&executor->collectors[c]);
+        if (cox_executor_is_async((enum cox_channel_id)c) && executor->options.collect)
+            cox_collector_start_collected(&executor->collectors[c]);
+        else if (cox_executor_is_async((enum cox_channel_id)c) || executor->options.forwarded)
+            r = cox_collector_start(&executor->collectors[c]);
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
 }
 
@@ -819,10 +820,12 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     pthread_mutex_lock(&collector->submit_lock);
     bool said = count == 0;
     size_t capacity, length;
-    if (!said && cox_collector_claim(collector, &entry.asked, &entry.sequence, NULL) == 0) {
+    if (!said && cox_collector_begin(collector, &entry, NULL) == 0) {
         uint8_t *frame = cox_request_frame(collector->channel, entry.sequence, &capacity);
         if (cox_wire_request_pack(&request, frame, capacity, &length) == 0)
-            cox_collector_publish(collector, &entry, length);
+            cox_collector_commit(collector, &entry, length);
+        else
+            cox_collector_abort(collector);
         said = true;
     }
     pthread_mutex_unlock(&collector->submit_lock);
@@ -1047,8 +1050,7 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     /* That handler may wait for this one. */
-    if (collector->in_handler && cox_reentrancy_inside(executor) &&
-        !pthread_equal(collector->handler_thread, pthread_self())) {
+    if (cox_reentrancy_inside(executor) && cox_collector_runs_handler(collector, UINT64_MAX)) {
         pthread_mutex_unlock(&collector->lock);
         return COX_DEADLOCK;
     }
@@ -1056,9 +1058,8 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
     collector->handler_context = context;
     atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
     /* The present run may be of the old handler; later ones are not. */
-    uint64_t run = collector->handler_runs;
-    while (collector->in_handler && collector->handler_runs == run &&
-           !pthread_equal(collector->handler_thread, pthread_self()))
+    const uint64_t through = collector->handler_runs;
+    while (cox_collector_runs_handler(collector, through))
         pthread_cond_wait(&collector->ended_cond, &collector->lock);
     pthread_mutex_unlock(&collector->lock);
     return 0;

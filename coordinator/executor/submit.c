@@ -61,7 +61,8 @@ COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, s
     return 0;
 }
 
-/* A payload that does not fit the frame is sent out of line, and the frame has the reference. */
+/* A payload that does not fit the frame is sent out of line, and the frame has the reference.
+ * Without the collector's lock. */
 static int payload_pack_block(struct cox_collector *collector, const struct payload *payload,
                               struct cox_entry *entry, uint8_t *frame, size_t capacity,
                               size_t *ret_length, struct cox_error *err)
@@ -110,8 +111,8 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     return 0;
 }
 
-/* Under submit_lock, after claim: packs the request into its frame, or out of line, and publishes
- * it. */
+/* After begin: packs the request into its frame, or out of line, and commits it; aborts it where that
+ * fails. */
 COX_HOT static int executor_pack(struct cox_collector *collector, const struct payload *payload,
                                  struct cox_entry *entry, struct cox_error *err)
 {
@@ -120,10 +121,15 @@ COX_HOT static int executor_pack(struct cox_collector *collector, const struct p
     COX_PROBE(request__pack, collector->channel->id, entry->sequence, entry->type, 0);
     uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
     int r = payload_pack(payload, frame, capacity, &length, err);
-    if (r == COX_TOO_LARGE)
+    if (r == COX_TOO_LARGE) { /* writing a gigabyte takes time */
+        pthread_mutex_unlock(&collector->lock);
         r = payload_pack_block(collector, payload, entry, frame, capacity, &length, err);
+        pthread_mutex_lock(&collector->lock);
+    }
     if (r == 0)
-        cox_collector_publish(collector, entry, length);
+        cox_collector_commit(collector, entry, length);
+    else
+        cox_collector_abort(collector);
     return r;
 }
 
@@ -131,35 +137,29 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
                                     struct cox_entry *entry, struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[entry->operation->channel];
+    const char *name = cox_channel_name(collector->channel->id);
     pthread_mutex_lock(&collector->submit_lock);
-    entry->block_size = 0;
     int r = 0;
     if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
-        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped",
-                     cox_channel_name(collector->channel->id));
+        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped", name);
     else if (entry->operation->step)
         r = cox_executor_admit_step(executor, err);
     else if (entry->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT && cox_collector_in_step(collector))
         /* The first rank in an init leaves the rank group, in which others may not have finished
          * the step. */
-        r = cox_fail(err, COX_FULL, "%s: an init waits for the end of the steps in flight",
-                     cox_channel_name(collector->channel->id));
+        r = cox_fail(err, COX_FULL, "%s: an init waits for the end of the steps in flight", name);
+    cox_collector_release_blocks(collector);
     if (r == 0)
-        r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
-    if (r == 0 && collector->collected && entry->replies &&
-        cox_collector_is_uncollected(collector, entry->sequence))
-        r = cox_fail(err, COX_FULL,
-                     "%s: completions wait to be collected (cox_executor_completions)",
-                     cox_channel_name(collector->channel->id));
-    if (r == 0)
-        cox_collector_release_blocks(collector); /* including that of this frame */
-    /* After claim: a rank that was started again can be claimed only after it was counted. */
-    if (r == 0 && entry->epoch && entry->epoch != cox_executor_epoch(executor))
+        r = cox_collector_begin(collector, entry, err);
+    if (r == 0 && entry->epoch && entry->epoch != cox_executor_epoch(executor)) {
+        /* After begin: a rank that was started again can be asked only after it was counted. */
+        cox_collector_abort(collector);
         r = cox_fail(err, COX_STALE,
                      "%s: ranks were started or initialized again since this request was planned",
-                     cox_channel_name(collector->channel->id));
-    if (r == 0)
+                     name);
+    } else if (r == 0) {
         r = executor_pack(collector, payload, entry, err);
+    }
     if (r == 0 && entry->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
         cox_executor_note_sent(executor);
     pthread_mutex_unlock(&collector->submit_lock);
@@ -271,13 +271,9 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     enum cox_channel_id channel = entry.operation->channel;
     struct cox_collector *collector = &executor->collectors[channel];
     COX_PROBE(request__submit, channel, 0, type, entry.submitted_ns);
-    struct cox_waiter waiter = {.handler = handler, .handler_context = handler_context, .err = err};
+    struct cox_waiter waiter = {0};
     entry.waiter = entry.replies ? &waiter : NULL;
     entry.reports_late = false; /* a call has one completion */
-    bool gathers = entry.replies && !cox_executor_is_async(channel);
-    if (gathers && cox_collector_gather_enter(collector, known.deadline_ns))
-        return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",
-                        cox_channel_name(channel));
     for (;;) {
         struct cox_error why;
         cox_error_clear(&why);
@@ -292,17 +288,9 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
                          room ? "" : "no room in time: ", why.text);
         break;
     }
-    if (r == 0 && gathers) {
-        cox_collector_gather(collector, entry.sequence);
-        r = waiter.status;
-    } else if (r == 0 && entry.replies && collector->collected) {
-        r = cox_collector_collect_call(collector, &waiter);
-    } else if (r == 0 && entry.replies) {
-        r = cox_collector_await(collector, entry.sequence, &waiter, known.deadline_ns, err);
-    }
-    if (gathers)
-        cox_collector_gather_leave(collector);
-    return r;
+    return r == 0 && entry.replies ? cox_collector_await(collector, entry.sequence, &waiter,
+                                                         handler, handler_context, err)
+                                   : r;
 }
 
 /* A message has a type of the protocol, not one of those for bytes. */
@@ -480,15 +468,20 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
                      cox_channel_name(collector->channel->id));
     if (r == 0)
         r = cox_collector_skip(collector, request->sequence, err);
+    cox_collector_release_blocks(collector);
     if (r == 0)
-        r = cox_collector_claim(collector, &entry.asked, &entry.sequence, err);
-    if (r == 0)
-        cox_collector_release_blocks(collector);
-    if (r == 0 && request->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT &&
-        !(r = cox_arena_init(&arena, 0, UINT64_C(64) << 20)))
-        r = forward_init(executor, request, &arena, &message, err);
-    if (r == 0 && message)
-        payload = (struct payload){.request = message};
+        r = cox_collector_begin(collector, &entry, err);
+    if (r == 0 && request->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT) {
+        pthread_mutex_unlock(&collector->lock);
+        r = cox_arena_init(&arena, 0, UINT64_C(64) << 20);
+        if (r == 0)
+            r = forward_init(executor, request, &arena, &message, err);
+        if (r == 0 && message)
+            payload = (struct payload){.request = message};
+        pthread_mutex_lock(&collector->lock);
+        if (r)
+            cox_collector_abort(collector);
+    }
     if (r == 0)
         r = executor_pack(collector, &payload, &entry, err);
     pthread_mutex_unlock(&collector->submit_lock);

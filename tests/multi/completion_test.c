@@ -204,7 +204,7 @@ static int submit_echo(struct cox_executor *executor)
     return cox_executor_submit_opaque(executor, "echo x", 6, &how, NULL, NULL);
 }
 
-static void b2_a_call_does_not_wait_for_a_handler_for_ever(void **state)
+static void b2_a_call_does_not_wait_for_a_handler(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -213,12 +213,12 @@ static void b2_a_call_does_not_wait_for_a_handler_for_ever(void **state)
     assert_int_equal(cox_executor_register(held.executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
     assert_int_equal(submit_echo(held.executor), 0);
     assert_true(sem_await(&held.inside));
-    const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 50};
-    assert_int_equal(test_call_how(g, NULL, &how, "echo unseen"), COX_TIMEOUT);
-    assert_contains(test_error_text(g), "held up in a handler");
+    /* More calls than the channel has frames: none of them stays occupied by the handler. */
+    for (int i = 0; i < 40; i++)
+        test_expect_echo(g, "meanwhile");
+    assert_int_equal(atomic_load(&held.runs), 1);
     sem_post(&held.go_on);
     test_expect_echo(g, "seen");
-    /* The reply to the first went to the handler, that of the abandoned call to none. */
     assert_int_equal(atomic_load(&held.runs), 1);
     test_group_free(g);
 }
@@ -314,7 +314,7 @@ int main(void)
         TEST(p3_a_rank_that_cannot_go_on_is_named_first),
         TEST(m4_rank0_is_the_lowest_asked_or_none),
         TEST(m3_a_message_of_the_number_of_bytes_is_refused),
-        TEST(b2_a_call_does_not_wait_for_a_handler_for_ever),
+        TEST(b2_a_call_does_not_wait_for_a_handler),
         TEST(b2_two_groups_that_call_each_other_come_out),
         TEST(m5_b2_handlers_that_replace_each_other_are_refused),
     };
