@@ -8,14 +8,14 @@
  *
  *   claimed    only under the submit lock, while its frame is packed
  *   published  in the ring, and the gate is open; entries are checked oldest first
- *   ended      its completion is ready, or was taken, or it has none. Ranks that had not replied are
- *   late. The entry stays until each of them has replied (the reply is dropped and counted) or is
- *   dead, and every asked rank has returned the frame.
+ *   ended      its completion is ready, or was taken, or it has none. Ranks that had not replied
+ *   are late. The entry stays until each of them has replied (the reply is dropped and counted) or
+ *   is dead, and every asked rank has returned the frame.
  *
- * There is one way to complete (collecting.c): a thread that waits for something gathers until it is
- * there. One thread gathers at a time, for all; a completion becomes ready in its frame, and is
- * taken by the one that it is for: the caller that waits for it, the response thread, which runs the
- * registered handler, or the host that collects.
+ * There is one way to complete (collecting.c): a thread that waits for something gathers until it
+ * is there. One thread gathers at a time, for all. A completion becomes ready in its frame, and is
+ * taken by the one that it is for: the caller that waits for it, the response thread, which runs
+ * the registered handler, or the host that collects.
  *
  * Ranks reply in order, so requests to the same ranks end in order. A deadline, an error or a death
  * also ends a request before its turn, but only after the replies that a rank had given by then are
@@ -221,6 +221,8 @@ struct cox_collector {
     struct cox_handler_run *running;
     /* a thread gathers */
     bool gathering;
+    /* threads that wait on ended_cond */
+    uint32_t waiting;
 
     _Atomic bool stopping;
     /* published, for readers without the lock */
@@ -307,8 +309,8 @@ void cox_collector_abort(struct cox_collector *collector);
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
                                 struct cox_large_payload **ret_block, struct cox_error *err);
 /* Releases the memory of large requests that have ended, and whose frame every asked rank has
- * returned, or is dead. Takes the lock, if there is any. Idempotent. Called before every submit, and
- * by the gathering thread in every slice until all are released. */
+ * returned, or is dead. Takes the lock, if there is any. Idempotent. Called before every submit,
+ * and by the gathering thread in every slice until all are released. */
 void cox_collector_release_blocks(struct cox_collector *collector);
 /* Bytes of large requests in use. The lock is held. */
 uint64_t cox_collector_held_bytes(const struct cox_collector *collector);
@@ -333,8 +335,9 @@ bool cox_collector_in_step(struct cox_collector *collector);
 
 /* ---- completions (collecting.c) ---- */
 
-/* Waits until the request has ended that was committed with this waiter, and runs the handler (NULL:
- * none) on the calling thread. Returns the status of the completion, with its text in err. */
+/* Waits until the request has ended that was committed with this waiter, and runs the handler
+ * (NULL: none) on the calling thread. Returns the status of the completion, with its text in err.
+ */
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                         const struct cox_waiter *waiter, cox_completion_fn handler, void *context,
                         struct cox_error *err);
@@ -346,6 +349,9 @@ void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline
 int cox_collector_await_rank(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
 /* With lock held: true if another thread runs the registered handler, in a run up to this one. */
 bool cox_collector_runs_handler(const struct cox_collector *collector, uint64_t through);
+/* With lock held, which is released meanwhile: waits until the runs of the registered handler in
+ * other threads have returned. */
+void cox_collector_await_handler(struct cox_collector *collector);
 /* The response thread, until the collector stops: runs the registered handler. */
 void cox_collector_respond(struct cox_collector *collector);
 /* Gathers until nothing is in flight: what is, ends once `stopping` is set. */

@@ -123,11 +123,11 @@ void cox_collector_advance(struct cox_collector *collector);
 bool cox_collector_uses_block(struct cox_collector *collector, uint64_t sequence);
 /* Records that request `sequence` is published with a payload buffer. */
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence);
-/* Makes one pass over the requests in flight. If none has ended, waits until a reply may be there, or
- * deadline_ns (0: does not wait). Returns false if nothing is in flight, or, with a deadline of 0,
- * if nothing has ended. *ret_ended: the gathering of a request that has ended, with its completion;
- * NULL: none has. *rescanned is the caller's, false at first. The lock is released over copies of
- * large replies, texts of errors, and waits. */
+/* Makes one pass over the requests in flight. If none has ended, waits until a reply may be there,
+ * or deadline_ns (0: does not wait). Returns false if nothing is in flight, or, with a deadline of
+ * 0, if nothing has ended. *ret_ended: the gathering of a request that has ended, with its
+ * completion; NULL: none has. *rescanned is the caller's, false at first. The lock is released over
+ * copies of large replies, texts of errors, and waits. */
 bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
                                uint64_t deadline_ns, struct cox_gathering **ret_ended);
 /* Nothing is in flight: waits until a request is published, the collector stops, or deadline_ns.

@@ -63,6 +63,28 @@ static inline bool is_over(uint64_t deadline_ns)
 
 /* ---- gathering ---- */
 
+/* Wakes the threads in await_news. */
+COX_HOT static inline void tell(struct cox_collector *collector)
+{
+    if (collector->waiting > 0)
+        pthread_cond_broadcast(&collector->ended_cond);
+}
+
+static void await_news(struct cox_collector *collector, const struct timespec *until)
+{
+    collector->waiting++;
+    pthread_cond_timedwait(&collector->ended_cond, &collector->lock, until);
+    collector->waiting--;
+}
+
+void cox_collector_await_handler(struct cox_collector *collector)
+{
+    const struct timespec until = cox_deadline_timespec(COX_DEADLINE_NEVER);
+    const uint64_t through = collector->handler_runs;
+    while (cox_collector_runs_handler(collector, through))
+        await_news(collector, &until);
+}
+
 COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathering *gathering)
 {
     struct cox_completion *completion = &gathering->completion;
@@ -80,7 +102,7 @@ COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathe
     else
         collector->ready[(collector->ready_begin + collector->ready_count++) % COX_DEPTH_MAX] =
             (uint8_t)frame;
-    pthread_cond_broadcast(&collector->ended_cond);
+    tell(collector);
     if (!collector->collecting)
         cox_readiness_signal(&collector->readiness);
 }
@@ -96,15 +118,18 @@ COX_HOT static inline bool gather_once(struct cox_collector *collector, bool *re
 }
 
 /* With lock held, which it releases meanwhile: waits until done, or the deadline. Gathers, or waits
- * for the thread that does. After the deadline it still takes what is there. */
-COX_HOT static void gather_until(const struct until *until, until_fn done, uint64_t deadline_ns)
+ * for the thread that does. After the deadline it still takes what is there. Inlined, with `done`,
+ * since it runs once for each completion. */
+COX_HOT __attribute__((always_inline)) static inline void gather_until(const struct until *until,
+                                                                       until_fn done,
+                                                                       uint64_t deadline_ns)
 {
     struct cox_collector *collector = until->collector;
     bool rescanned = false;
     uint64_t now_ns = until->now_ns;
     while (!done(until) && collector->gathering && !is_over(deadline_ns)) {
         const struct timespec timeout = cox_deadline_timespec(deadline_ns);
-        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &timeout);
+        await_news(collector, &timeout);
         now_ns = 0;
     }
     if (done(until) || collector->gathering)
@@ -117,7 +142,7 @@ COX_HOT static void gather_until(const struct until *until, until_fn done, uint6
     while (until->all && gather_once(collector, &rescanned, 0))
         continue;
     collector->gathering = false;
-    pthread_cond_broadcast(&collector->ended_cond);
+    tell(collector);
     /* A host that polls was not served meanwhile, and its timer must be set. */
     if (!collector->collecting && !nothing_is_in_flight(until))
         cox_readiness_signal(&collector->readiness);
@@ -239,13 +264,13 @@ COX_HOT static uint64_t handle(struct cox_collector *collector, struct cox_gathe
     if (completion->status != COX_LATE) /* the request is counted once */
         cox_stats_return(&collector->stats, completion, returned_ns);
     if (holds) { /* releasing much memory takes time */
-        pthread_cond_broadcast(&collector->ended_cond);
+        tell(collector);
         pthread_mutex_unlock(&collector->lock);
         cox_collector_let_go(collector, taken);
         pthread_mutex_lock(&collector->lock);
     }
     give_back(collector, taken);
-    pthread_cond_broadcast(&collector->ended_cond);
+    tell(collector);
     return holds ? 0 : returned_ns;
 }
 
@@ -310,11 +335,11 @@ int cox_collector_await_rank(struct cox_collector *collector, uint32_t rank, uin
     while (!rank_is_not_asked(&until) && !is_over(deadline_ns))
         gather_until(&until, rank_is_not_asked, deadline_ns);
     while (rank_has_ready(collector, rank) && !is_over(deadline_ns))
-        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &timeout);
+        await_news(collector, &timeout);
     /* Later runs are for other requests. */
     const uint64_t through = collector->handler_runs;
     while (runs_since_before(collector, through) && !is_over(deadline_ns))
-        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &timeout);
+        await_news(collector, &timeout);
     return rank_is_not_asked(&until) && !rank_has_ready(collector, rank) &&
                    !runs_since_before(collector, through)
                ? 0
@@ -428,7 +453,7 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
     if (cox_readiness_is_open(&collector->readiness))
         expect_more(collector);
     /* Threads in a submit may wait for the frames. */
-    pthread_cond_broadcast(&collector->ended_cond);
+    tell(collector);
     pthread_mutex_unlock(&collector->lock);
     *ret_count = count;
     return r;

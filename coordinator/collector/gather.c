@@ -1,7 +1,7 @@
 /*
  * The passes over the requests in flight: a pass checks the ranks that have not replied, wakes
- * ranks that have not taken their request, and ends a request that can end. Its completion goes back
- * to the caller. Requests end in order, except at their deadlines.
+ * ranks that have not taken their request, and ends a request that can end. Its completion goes
+ * back to the caller. Requests end in order, except at their deadlines.
  */
 #include "collect_internal.h"
 
@@ -339,9 +339,9 @@ static void gathering_add_pending(const struct cox_gathering *gathering,
             cox_rank_set_add(pending_ranks, rank);
 }
 
-/* Checks the requests in flight, oldest first, and ends the first one that can end. Returns true if
- * one has ended (*ret_ended), or if there is more to check at once. Otherwise *ret_pending is a rank
- * to wait on, -1: nothing is in flight, and *ret_deadline_ns is the next deadline. */
+/* Checks the requests in flight, oldest first, and ends the first one that can end. Returns true
+ * if one has ended (*ret_ended), or if there is more to check at once. Otherwise *ret_pending is a
+ * rank to wait on, -1: nothing is in flight, and *ret_deadline_ns is the next deadline. */
 COX_HOT static bool gather_round(struct cox_collector *collector,
                                  const struct cox_wait_snapshot *before, bool *rescanned,
                                  int *ret_pending, uint64_t *ret_sequence,

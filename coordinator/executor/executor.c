@@ -1058,9 +1058,7 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
     collector->handler_context = context;
     atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
     /* The present run may be of the old handler; later ones are not. */
-    const uint64_t through = collector->handler_runs;
-    while (cox_collector_runs_handler(collector, through))
-        pthread_cond_wait(&collector->ended_cond, &collector->lock);
+    cox_collector_await_handler(collector);
     pthread_mutex_unlock(&collector->lock);
     return 0;
 }

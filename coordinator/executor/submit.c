@@ -111,8 +111,8 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     return 0;
 }
 
-/* After begin: packs the request into its frame, or out of line, and commits it; aborts it where that
- * fails. */
+/* After begin: packs the request into its frame, or out of line, and commits it; aborts it where
+ * that fails. */
 COX_HOT static int executor_pack(struct cox_collector *collector, const struct payload *payload,
                                  struct cox_entry *entry, struct cox_error *err)
 {
