@@ -190,7 +190,10 @@ helper.start("function")"""
     assert run(folder.parent, os.path.join(folder.name, "script.py")) == expected()
 
 
-def test_a_script_without_the_main_guard_says_so(folder):
+@pytest.mark.parametrize("cloudpickle", ["", "raise ImportError"])
+def test_a_script_without_the_main_guard_says_so(folder, cloudpickle):
+    if cloudpickle:
+        (folder / "cloudpickle.py").write_text(cloudpickle)
     (folder / "bare.py").write_text(
         "import coxswain\ndef work():\n    coxswain.serve(bytes)\n"
         "with coxswain.Group(work, 1) as group:\n    print(group.call(b'x'))\n"

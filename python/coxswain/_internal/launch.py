@@ -39,8 +39,8 @@ try:
     _DIRECTORY = os.getcwd()
 except OSError:
     _DIRECTORY = "/"
-# The main module of a rank is being run.
-_preparing = False
+# How this rank has the main module, while that is being run; else empty.
+_preparing: dict[str, str] = {}
 
 
 class Program:
@@ -127,6 +127,8 @@ def _name_of(function: Any) -> str:
 
 def _main_module() -> dict[str, str]:
     """How a rank has the main module of this process; empty: not at all."""
+    if _preparing:  # sys.modules has the rank's own start then
+        return _preparing
     module = sys.modules["__main__"]
     if spec := getattr(module, "__spec__", None):
         if spec.name not in ("__main__", MAIN):  # python -m
@@ -187,13 +189,13 @@ def main(call: dict[str, Any]) -> None:
 def _run_main(how: dict[str, str]) -> None:
     global _preparing  # pylint: disable=global-statement
     module = types.ModuleType(MAIN)
-    _preparing = True
+    _preparing = how
     try:
         if "module" in how:
             found = runpy.run_module(how["module"], run_name=MAIN, alter_sys=True)
         else:
             found = runpy.run_path(how["path"], run_name=MAIN)
     finally:
-        _preparing = False
+        _preparing = {}
     module.__dict__.update(found)
     sys.modules["__main__"] = sys.modules[MAIN] = module
