@@ -17,6 +17,10 @@ static const struct argp_option help_options[] = {
 struct parse {
     const struct cox_command *command;
     uint8_t *choice;
+    /* words after "--" */
+    int command_word_count;
+    /* --name was given */
+    bool named;
     bool help;
     int status;
     struct cox_error *err;
@@ -52,8 +56,10 @@ static error_t group_parse(int key, char *value, struct argp_state *state)
     struct parse *parse = state->input;
     for (size_t i = 0; i < group_count(parse->command); i++) {
         const struct cox_option_group *group = parse->command->groups[i].group;
-        if (!option_find(group, key))
+        const struct argp_option *option = option_find(group, key);
+        if (!option)
             continue;
+        parse->named |= option->name && !strcmp(option->name, "name");
         parse->status =
             group->take(parse->choice + parse->command->groups[i].offset, key, value, parse->err);
         return parse->status ? EINVAL : 0;
@@ -92,6 +98,36 @@ static int option_refuse(const struct parse *parse, const char *word)
                           "%.64s is no option of this command, or is ambiguous", word);
 }
 
+/* As --name WORD. */
+static int name_take(const struct parse *parse, const char *word)
+{
+    for (size_t i = 0; i < group_count(parse->command); i++) {
+        const struct cox_option_group *group = parse->command->groups[i].group;
+        for (const struct argp_option *option = group->options; option->name || option->key;
+             option++)
+            if (option->name && !strcmp(option->name, "name"))
+                return group->take(parse->choice + parse->command->groups[i].offset, option->key,
+                                   word, parse->err);
+    }
+    return 0;
+}
+
+static int words_take(const struct parse *parse, int count, char *const *words)
+{
+    const struct cox_command *command = parse->command;
+    if (!command->words)
+        return count ? cox_fail(parse->err, COX_INVALID, "'%.64s' is not expected here", words[0])
+                     : 0;
+    int in_front = command->name_in_front ? count - parse->command_word_count : 0;
+    if (in_front > 1 || (in_front == 1 && (parse->named || strchr(words[0], '/'))))
+        return cox_fail(parse->err, COX_INVALID,
+                        "'%.64s' is not expected here: a group has one name, and a command comes "
+                        "after --",
+                        words[in_front - 1]);
+    int r = in_front == 1 ? name_take(parse, words[0]) : 0;
+    return r ? r : command->words(parse->choice, count - in_front, words + in_front, parse->err);
+}
+
 static error_t root_parse(int key, char *value, struct argp_state *state)
 {
     struct parse *parse = state->input;
@@ -109,17 +145,11 @@ static error_t root_parse(int key, char *value, struct argp_state *state)
             parse->status = option_refuse(parse, state->argv[state->next - 1]);
         return 0;
     case ARGP_KEY_ARGS:
-        if (parse->command->words)
-            parse->status = parse->command->words(parse->choice, state->argc - state->next,
-                                                  state->argv + state->next, parse->err);
-        else
-            parse->status = cox_fail(parse->err, COX_INVALID, "'%.64s' is not expected here",
-                                     state->argv[state->next]);
+        parse->status = words_take(parse, state->argc - state->next, state->argv + state->next);
         state->next = state->argc;
         return parse->status ? EINVAL : 0;
     case ARGP_KEY_NO_ARGS:
-        if (parse->command->words)
-            parse->status = parse->command->words(parse->choice, 0, NULL, parse->err);
+        parse->status = words_take(parse, 0, NULL);
         return parse->status ? EINVAL : 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -193,6 +223,10 @@ int cox_command_main(const struct cox_command *command, int argc, char **argv)
     if (command->init)
         command->init(parse.choice);
     parser_init(&parser, command);
+    /* Before getopt moves it to the front of the words. */
+    for (int i = 1; i < argc && !parse.command_word_count; i++)
+        if (!strcmp(argv[i], "--"))
+            parse.command_word_count = argc - i - 1;
     int r = argp_parse(&parser.root, argc, argv, ARGP_NO_ERRS | ARGP_NO_HELP | ARGP_NO_EXIT, NULL,
                        &parse);
     if (!parse.status && r && !parse.help)

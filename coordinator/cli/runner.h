@@ -56,6 +56,8 @@ struct cox_command {
     /* Takes the arguments after the options, also if there are none. NULL where arguments is NULL.
      * Returns as take of a group. */
     int (*words)(void *choice, int count, char *const *words, struct cox_error *err);
+    /* words gets what stands after "--"; one word in front of it is the value of --name */
+    bool name_in_front;
     /* Returns the exit status. */
     int (*run)(void *choice);
     /* NULL: nothing to release. Also called when the command line was refused. */

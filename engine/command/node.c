@@ -213,7 +213,7 @@ static const struct cox_option_group node_options = {.options = options, .take =
 const struct cox_command cox_command_node = {
     .name = "node",
     .summary = "run the ranks of this machine for a group over several",
-    .arguments = "[-- COMMAND [ARGUMENT]...]",
+    .arguments = "[NAME] [-- COMMAND [ARGUMENT]...]",
     .text =
         "Waits for the lead of a group (coxswain run --nodes), starts the ranks that the lead "
         "gives to this machine, and serves it until the group ends. The two meet at a NATS "
@@ -229,5 +229,6 @@ const struct cox_command cox_command_node = {
     .init = init,
     .groups = {{&node_options, 0}, {&cox_agent_option_group, offsetof(struct node_command, nodes)}},
     .words = take_command,
+    .name_in_front = true,
     .run = run,
 };

@@ -391,7 +391,7 @@ static const struct cox_option_group run_options = {
 const struct cox_command cox_command_run = {
     .name = "run",
     .summary = "start workers and keep them until stopped",
-    .arguments = "[-- COMMAND [ARGUMENT]...]",
+    .arguments = "[NAME] [-- COMMAND [ARGUMENT]...]",
     .text = "Starts a group of worker processes, COMMAND or the reference worker, initializes "
             "them, and keeps them until SIGINT, SIGTERM, SIGHUP, `coxswain stop`, or the death of "
             "one of them (--on-death; before the group is complete, any death ends it). "
@@ -402,8 +402,8 @@ const struct cox_command cox_command_run = {
             "prompts on the group, for any number of callers at once.\n"
             "Started by systemd (Type=notify), it says when it is ready and feeds the watchdog "
             "while the group answers; lines in the journal have their priority.",
-    .examples = "  coxswain run -n 4 --name mine\n"
-                "  coxswain run -n 4 --name mine --on-death restart\n"
+    .examples = "  coxswain run -n 4 mine\n"
+                "  coxswain run -n 4 mine --on-death restart\n"
                 "  coxswain run -n 2 -- ./worker --flag        workers of your own\n"
                 "  coxswain run -n 2 --external --name hand    workers that are started by hand\n",
     .choice_size = sizeof(struct run_command),
@@ -415,6 +415,7 @@ const struct cox_command cox_command_run = {
                {&cox_layout_option_group, offsetof(struct run_command, group)},
                {&cox_lead_option_group, offsetof(struct run_command, nodes)}},
     .words = take_command,
+    .name_in_front = true,
     .run = run_group,
     .deinit = deinit,
 };

@@ -62,6 +62,22 @@ def a_name_that_does_not_run_says_how_to_start_it():
 
 
 @test
+def the_name_is_an_argument_in_front_of_a_command_too():
+    name = fresh_name("argument")
+    process = start(["run", "-n", "1", name, "--model", MODEL])
+    expect(run(["status", name, "--wait", "60"]), 0)
+    check(expect(run(["generate", "--name", name, "--quiet", "27+58="]), 0).out == "27+58=85\n", "no prompts")
+    expect(run(["stop", name]), 0)
+    finish(process)
+    expect(run(["run", "-n", "1", name, "--", "/nonexistent", "--name", "x"]), 3, "cannot execute '/nonexistent'")
+    for command in ("run", "node"):
+        for words, refused in ((["a", "b"], "b"), (["--name", "a", "b", "--", "c"], "b"), (["./worker"], "./worker")):
+            expect(run([command, *words]), 2, "'%s' is not expected here: a group has one name, and a command comes "
+                   "after --" % refused)
+    expect(run(["node", "a"]), 2, "--node is missing")
+
+
+@test
 def a_refusal_names_only_the_option_that_was_given():
     with Group(1) as group:
         for option, value in (("--worker", "x"), ("--start-timeout", "9"), ("--keep-names", None), ("--nested", None),
