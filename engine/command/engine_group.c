@@ -40,7 +40,13 @@ static int weights_or_not(struct cox_engine_group *group, int r, const struct co
                           struct cox_error *err)
 {
     if (r != COX_DENIED && r != COX_UNSUPPORTED && r != COX_NO_SPACE)
-        return r ? cox_fail(err, r, "%s", error->text) : 0;
+        return r ? cox_fail(
+                       err, r, "%s%s", error->text,
+                       group->options->foreground.group->worker
+                           ? "; the coordinator loads the model too, unless --no-shared-weights "
+                             "leaves that to the worker"
+                           : "")
+                 : 0;
     cox_console_say("every rank loads its own part of the model: %s", error->text);
     group->reference.weights = cox_shared_weights_free(group->reference.weights);
     return 0;

@@ -60,7 +60,11 @@ static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     struct stat info;
     if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return cox_fail(err, COX_NOT_FOUND, "%s does not exist", path);
+        return cox_fail(err, COX_NOT_FOUND,
+                        "%s does not exist: a model folder has config.json, model.safetensors and, "
+                        "for prompts as text, tokenizer.json; without that, prompts are token ids "
+                        "(--tokens)",
+                        path);
     if (fd < 0 || fstat(fd, &info) < 0) {
         int r = -errno;
         cox_fail(err, r, "cannot open %s: %s", path, cox_status_text(r));

@@ -114,6 +114,21 @@ def the_example_workers_run_as_their_comments_say():
             check(result.out == "12345678\n89012\n", "another text", result)
 
 
+@test
+def a_folder_that_is_no_model_says_what_one_holds():
+    with tempfile.TemporaryDirectory() as folder:
+        expect(run(["generate", "--model", folder, "1+1="]), 2, "%s/tokenizer.json does not exist: a model folder has "
+               "config.json, model.safetensors" % folder, "--tokens")
+        with open(os.path.join(folder, "config.json"), "w", encoding="ascii") as file:
+            file.write('{"vocab_size": 10}')
+        own = ["generate", "-n", "1", "--model", folder, "--tokens", "--max-tokens", "4"]
+        result = expect(run([*own, "1 2"]), 2, "model_type is missing")
+        check("--no-shared-weights" not in result.err, "the reference worker loads it, too", result)
+        own += ["--worker", program("example_execute")]
+        expect(run([*own, "1 2"]), 2, "model_type is missing", "unless --no-shared-weights leaves that to the worker")
+        expect(run([*own, "--no-shared-weights", "1 2"]), 0)
+
+
 # ---- stalls ----
 
 
