@@ -112,11 +112,15 @@ if(COX_STATIC_DEPENDENCIES)
 endif()
 
 if(COX_BUILD_PYTHON)
-    execute_process(COMMAND ${COX_PYTHON} -c "import cffi, os, sysconfig
+    execute_process(COMMAND ${COX_PYTHON} -c "import cffi" OUTPUT_QUIET ERROR_QUIET RESULT_VARIABLE result)
+    if(result)
+        cox_package("cffi for ${COX_PYTHON}" python3-cffi)
+    endif()
+    execute_process(COMMAND ${COX_PYTHON} -c "import os, sysconfig
 assert os.path.exists(('${COX_PYTHON_INCLUDE}' or sysconfig.get_path('include')) + '/Python.h')"
         OUTPUT_QUIET ERROR_QUIET RESULT_VARIABLE result)
     if(result)
-        cox_package("cffi or Python.h for ${COX_PYTHON}" "python3-cffi python3-dev")
+        cox_package("Python.h for ${COX_PYTHON}" python3-dev)
     endif()
 endif()
 
@@ -125,5 +129,5 @@ if(cox_missing)
     list(JOIN cox_missing_debian " " packages)
     message(FATAL_ERROR "These are missing:\n${lines}\n"
         "On Debian, as root:  apt-get install ${packages}\n"
-        "(or sh tools/packages build, which installs all that a build needs)")
+        "(or sh tools/packages build python, which installs all that a build needs)")
 endif()

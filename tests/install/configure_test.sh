@@ -36,6 +36,13 @@ says_not cmocka
 PKG_CONFIG_LIBDIR=/nonexistent configure -D COX_BUILD_TESTS=ON && fail "it configures without libraries"
 says libprotobuf-c-dev libjansson-dev libcmocka-dev
 
+# Of the package for Python what is missing is named, and no more: pip brings cffi itself.
+configure -D COX_BUILD_PYTHON=ON -D COX_PYTHON_INCLUDE=/nonexistent && fail "it configures without Python.h"
+says "Python.h for " python3-dev "sh tools/packages build python"
+says_not cffi
+awk '$1 == "python" { print $2 }' "$source/tools/packages.txt" >"$scratch/output"
+says python3-dev
+
 # Without cmocka and options the product is configured, and no test.
 mkdir "$scratch/pc"
 for folder in $(pkg-config --variable pc_path pkg-config | tr : ' '); do
