@@ -1,11 +1,10 @@
 #!/usr/bin/python3
-"""Requirements and the tests named after them: tests/rows.py write | check.
+"""Requirements and the tests named after them: tests/rows.py [FILE].
 
 docs/requirements.md explains every requirement by its id. A test shows a requirement by carrying
-the id in front of its name: p4_b50_late_replies... shows P4 and B50. `write` makes tests/ROWS.md,
-the table of both. `check` fails
+the id in front of its name: p4_b50_late_replies... shows P4 and B50. With FILE it writes the table
+of both, which is a page of the site. It fails
 
-- when that file is not what `write` would make;
 - when a test carries an id that is not explained, or carries it behind other words, where it counts
   for nothing;
 - when a requirement has neither a test nor a reason below;
@@ -118,7 +117,7 @@ def missing_names():
 
 
 def page():
-    """The text of ROWS.md, and what is wrong."""
+    """The text of the table, and what is wrong."""
     titles, ids, problems = requirements()
     known = {row for rows in ids.values() for row in rows}
     found, more = tests_by_row(known)
@@ -129,7 +128,7 @@ def page():
     lines = [
         "# Requirements and tests",
         "",
-        "Made by `tests/rows.py write`; a test fails when it is out of date.",
+        "Made of the sources by `tests/rows.py`.",
         "[docs/requirements.md](../docs/requirements.md) explains each id. A requirement without a",
         "test is named with the reason, or with the place that shows it.",
     ]
@@ -146,15 +145,12 @@ def page():
 
 
 def main():
-    file = TESTS / "ROWS.md"
-    if sys.argv[1:] not in (["write"], ["check"]):
+    if len(sys.argv) > 2 or sys.argv[1:] == ["--help"]:
         sys.exit(__doc__)
     text, problems = page()
     problems += missing_names()
-    if sys.argv[1] == "write":
-        file.write_text(text)
-    elif not file.exists() or file.read_text() != text:
-        problems.append("tests/ROWS.md is out of date: run tests/rows.py write")
+    if sys.argv[1:]:
+        pathlib.Path(sys.argv[1]).write_text(text)
     if problems:
         sys.exit("\n".join(problems))
 

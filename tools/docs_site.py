@@ -2,7 +2,7 @@
 """Builds the documentation as a site: docs_site.py FOLDER
 
 FOLDER/source is what Sphinx reads, FOLDER/html the site. The pages are those of the repository; the
-reference of the C headers is made by tools/c_reference.py. Links to a header lead to its page
+reference of the C headers is made by tools/c_reference.py, and MADE of the sources. Links to a header lead to its page
 there, links to other files to copies. A warning is a failure. Exit status 77: Sphinx with MyST is
 not here.
 """
@@ -18,6 +18,8 @@ import sys
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 CONTENTS = "docs/README.md"
 REFERENCE = "docs/reference"
+# Pages that are kept nowhere, and what makes them.
+MADE = {"docs/errors.md": "tests/docs/errors.py", "tests/ROWS.md": "tests/rows.py"}
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.M | re.S)
 CONF = """\
@@ -96,6 +98,13 @@ class Site:
         with open(os.path.join(folder, "index.md"), encoding="utf-8") as file:
             self.headers = set(re.findall(r"\[([^\]]+\.h)\]", file.read()))
 
+    def made(self):
+        for page, script in MADE.items():
+            there = os.path.join(self.source, page)
+            os.makedirs(os.path.dirname(there), exist_ok=True)
+            subprocess.run([sys.executable, os.path.join(ROOT, script), there], check=True)
+            self.pages.append(page)
+
     def toctrees(self):
         """docs/README.md has the order of the pages that it lists; the others follow."""
         listed = [os.path.normpath(os.path.join("docs", link)) for _, link, _, _ in
@@ -115,6 +124,7 @@ class Site:
         self.reference()
         while self.waiting:
             self.stage(self.waiting.pop(0))
+        self.made()
         self.toctrees()
         self.write("conf.py", CONF)
 

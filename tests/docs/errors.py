@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Every error text of the product leads to an entry of docs/troubleshooting.md.
 
-Usage: errors.py [write]     without write: checks that docs/errors.md is what it would write
+Usage: errors.py [FILE]     with FILE: also writes the page of all texts, docs/errors.md of the site and of Debian's coxswain-doc
 
 A text is what a program, the library or the Python package gives to a user as an error, or logs as a warning or worse.
 It is found in the sources: the format of the functions of SINKS, and what Python raises. Its entry is the row of a
@@ -14,7 +14,7 @@ it. Rules are lines of a comment below the heading:
     -->
 
 code has a word of the source's expression for the code (Python: the exception's name; `log` of log lines), in the
-start of a path; both may be lists (a|b). A text without an entry, and a rule without a text, is an error. docs/errors.md lists all texts.
+start of a path; both may be lists (a|b). A text without an entry, and a rule without a text, is an error.
 """
 
 import ast
@@ -47,7 +47,7 @@ SINKS = {
 LOGS = {"cox_log_write": (2, 1), "cox_log_limit_write": (4, 1), "cox_console_log": (1, 0)}
 # Their names look like those of sinks; what they are given is only a part of a text.
 NO_SINKS = ("fail", "fail_as", "fail_no_way", "refuse", "cox_worker_fail", "cox_init_fail")
-PAGE, INDEX = "docs/troubleshooting.md", "docs/errors.md"
+PAGE = "docs/troubleshooting.md"
 
 STRING = r'"(?:[^"\\\n]|\\.)*"'
 COMMENT = re.compile(STRING + r"|/\*.*?\*/|//[^\n]*", re.S)
@@ -216,7 +216,7 @@ def index(placed):
              "stands for",
              "names, numbers, and what another part or the system adds. Search this page for some words of the text that you "
              "have.",
-             "This page is made by `python3 tests/docs/errors.py write`.", "",
+             "This page is made of the sources by `tests/docs/errors.py`.", "",
              "| text | entry |", "|---|---|"]
     done = set()
     for _, _, text, heading in placed:
@@ -227,25 +227,14 @@ def index(placed):
     return "\n".join(lines) + "\n"
 
 
-def wrong_texts(source):
-    """Lines that say what is wrong; none if all is well."""
-    placed, wrong = entries(source)
-    with open(os.path.join(source, INDEX), encoding="utf-8") as file:
-        if file.read() != index(placed):
-            wrong.append("%s is not of these sources: python3 tests/docs/errors.py write" % INDEX)
-    return wrong
-
-
 def main():
+    if len(sys.argv) > 2 or sys.argv[1:2] == ["--help"]:
+        sys.exit(__doc__)
     source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     placed, wrong = entries(source)
-    if sys.argv[1:] == ["write"]:
-        with open(os.path.join(source, INDEX), "w", encoding="utf-8") as file:
+    for path in sys.argv[1:]:
+        with open(path, "w", encoding="utf-8") as file:
             file.write(index(placed))
-    elif sys.argv[1:]:
-        sys.exit(__doc__)
-    else:
-        wrong = wrong_texts(source)
     print("\n".join(wrong) or "%d texts" % len({text for _, _, text, _ in placed}))
     sys.exit(1 if wrong else 0)
 

@@ -121,7 +121,7 @@ def main():
         sys.exit(__doc__)
     source = os.path.abspath(sys.argv[1])
     wrong = (broken_links(source) + missing_pages(source) + long_front_page(source) +
-             refused_installs(source) + foreign_texts(source) + errors.wrong_texts(source))
+             refused_installs(source) + foreign_texts(source) + errors.entries(source)[1])
     print("\n".join(wrong) or "%d pages" % len(pages(source)))
     sys.exit(1 if wrong else 0)
 
