@@ -22,6 +22,7 @@ WORDS_MAX = 1300
 LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 PRODUCT = ("channel", "coordinator", "engine", "program", "proto", "worker")
+FOLDERS = (*PRODUCT, "nodes", "include", "tests", "examples", "models", "packaging")
 PIECE = re.compile(r'"(?:[^"\\\n]|\\.)*"|\bPRI\w+')
 # Adjacent literals, with the macros of inttypes.h and the like between them.
 MERGED = re.compile(r'"(?:[^"\\\n]|\\.)*"(?:\s*(?:"(?:[^"\\\n]|\\.)*"|\bPRI\w+|\b[A-Z][A-Z_]+'
@@ -40,7 +41,7 @@ def anchors(text):
 
 def pages(source):
     found = []
-    for pattern in ("*.md", "docs/*.md", "python/*.md", "tools/**/*.md"):
+    for pattern in ("*.md", "docs/*.md", "python/*.md", "tools/**/*.md", *(top + "/**/*.md" for top in FOLDERS)):
         found += glob.glob(os.path.join(source, pattern), recursive=True)
     return sorted(found)
 

@@ -3,7 +3,7 @@
   1. A folder includes only the folders listed for it. The list has no cycle, and each entry is used.
   2. The folders at the top stand in layers (LAYERS).
   3. Files include each other in a circle only within a unit of UNITS, which lies in one folder.
-  4. A folder has at most 24 files, and a README.md that says what it is for.
+  4. A folder has at most 24 files, and a README.md that says what it is for, as have those at the top.
   5. Examples include the public headers alone.
   6. The reference engine is written on what is installed: the folders of ENGINE include of the library only
      headers that include/coxswain reaches, and those of HEADERS_ALONE, which have no function behind them.
@@ -194,6 +194,7 @@ def check_sizes(root, problems):
         count = sum(path.is_file() for path in (root / folder).iterdir())
         if count > FILE_COUNT_MAX:
             problems.append(f"{folder} has {count} files: {FILE_COUNT_MAX} at most")
+    for folder in {*FOLDERS, *LAYERS, "include", "tests"}:
         if not (root / folder / "README.md").is_file():
             problems.append(f"{folder} has no README.md that says what it is for")
 
