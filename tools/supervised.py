@@ -117,20 +117,21 @@ def run(command, own_group=True, stdout=None, **environment):
     return process.returncode
 
 
-def at_signal(number, _frame):
-    raise Ended(number)
-
-
 def supervise(main):
     """Runs main() and exits with what it returns, or by the signal that ended it."""
+    seen = []
+
+    def at_signal(number, _frame):
+        seen.append(number)
+        if len(seen) == 1:  # what more come change nothing
+            raise Ended(number)
+
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in DEADLY:
         signal.signal(number, at_signal)
     try:
         status = main()
     except Ended as ended:
-        for number in DEADLY:
-            signal.signal(number, signal.SIG_IGN)
         remove_names(end_descendants())
         print("ended by %s, with all that was started" % signal.Signals(ended.number).name,
               file=sys.stderr)

@@ -40,12 +40,15 @@ class Supervised(unittest.TestCase):
         self.addCleanup(process.stdout.close)
         return process
 
-    def ends_by(self, number):
+    def ends_by(self, *numbers):
         process = self.start(COMMAND + "wait")
         pids = [int(process.stdout.readline()) for _ in range(3)]
-        process.send_signal(number)
+        # Stopped meanwhile, so that it gets all of them at once.
+        for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):
+            process.send_signal(number)
         process.wait(60)
-        self.assertEqual(process.returncode, -number)
+        self.assertIn(process.returncode, [-number for number in numbers])
+        self.assertNotIn("Traceback", process.stderr.read())
         self.assertEqual([pid for pid in pids if alive(pid)], [])
         self.assertEqual([name for name in os.listdir("/dev/shm")
                           if name in ["test_%d_supervised" % pid for pid in pids]], [])
@@ -55,6 +58,9 @@ class Supervised(unittest.TestCase):
 
     def test_sigint_ends_all(self):
         self.ends_by(signal.SIGINT)
+
+    def test_a_second_signal_disturbs_nothing(self):
+        self.ends_by(signal.SIGINT, signal.SIGTERM)
 
     def test_a_command_that_ends_leaves_nothing(self):
         process = self.start("sleep 1000 & echo $!; exit 3")
