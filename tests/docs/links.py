@@ -5,7 +5,7 @@ Usage: links.py SOURCE_DIR
 
   * A relative link leads to a file that exists, and its #part to a heading there.
   * docs/README.md, the table of contents, has every page of docs/.
-  * README.md has at most 1,300 words.
+  * README.md has at most 1,300 words, docs/comparison.md 600 beside its table, whose rows name tests that there are.
   * A page that says "pip install" says before how to make a virtual environment: Debian's own Python refuses it elsewhere.
   * Texts in docs/troubleshooting.md, first column, are those of the sources.
   * Every error text of the sources leads to an entry there (errors.py).
@@ -18,7 +18,7 @@ import sys
 
 import errors
 
-WORDS_MAX = 1300
+WORDS_MAX = {"README.md": 1300, "docs/comparison.md": 600}
 LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 PRODUCT = ("channel", "coordinator", "engine", "program", "proto", "worker")
@@ -74,10 +74,31 @@ def missing_pages(source):
             if page != contents and os.path.basename(page) not in listed]
 
 
-def long_front_page(source):
-    with open(os.path.join(source, "README.md"), encoding="utf-8") as file:
-        count = len(file.read().split())
-    return ["README.md has %d words, over %d" % (count, WORDS_MAX)] if count > WORDS_MAX else []
+def long_pages(source):
+    wrong = []
+    for page, words_max in WORDS_MAX.items():
+        with open(os.path.join(source, page), encoding="utf-8") as file:
+            text = file.read()
+        if page != "README.md":
+            text = re.sub(r"^\|.*$", "", text, flags=re.M)
+        if len(text.split()) > words_max:
+            wrong.append("%s has %d words, over %d" % (page, len(text.split()), words_max))
+    return wrong
+
+
+def rows_without_proof(source):
+    """Of the table in docs/comparison.md: the last column has a page, or a test that has been timed."""
+    with open(os.path.join(source, "tests", "times.txt"), encoding="utf-8") as file:
+        known = set(re.findall(r"\b\w+/\w+\b", file.read()))
+    with open(os.path.join(source, "docs", "comparison.md"), encoding="utf-8") as file:
+        proofs = re.findall(r"^\| (?!Coxswain)(.*?) \|.*\| ([^|]*) \|$", file.read(), re.M)
+    wrong = ["docs/comparison.md has %d rows" % len(proofs)] if len(proofs) < 5 else []
+    for row, proof in proofs:
+        tests = re.findall(r"`([^`]+)`", proof)
+        if not tests and not LINK.search(proof):
+            wrong.append("docs/comparison.md: no proof of '%s'" % row)
+        wrong += ["docs/comparison.md: there is no test %s" % test for test in tests if test not in known]
+    return wrong
 
 
 def refused_installs(source):
@@ -121,7 +142,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     source = os.path.abspath(sys.argv[1])
-    wrong = (broken_links(source) + missing_pages(source) + long_front_page(source) +
+    wrong = (broken_links(source) + missing_pages(source) + long_pages(source) + rows_without_proof(source) +
              refused_installs(source) + foreign_texts(source) + errors.entries(source)[1])
     print("\n".join(wrong) or "%d pages" % len(pages(source)))
     sys.exit(1 if wrong else 0)
