@@ -11,6 +11,7 @@ set(public_headers
     channel/base/peer.h
     channel/handle/handle.h
     channel/base/handle_format.h
+    channel/memory/image.h
     channel/shm/region.h
     channel/socket/socket.h
     channel/base/spin.h

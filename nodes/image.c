@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel/shm/region.h"
+#include "channel/memory/image.h"
 
 #define LABEL "cox_weights"
 

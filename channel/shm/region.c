@@ -28,7 +28,6 @@
 /* From here on to find the limit of the control group, some hundred microseconds, is little beside
  * the time to fill the memory. */
 #define CGROUP_SIZE_MIN (UINT64_C(64) << 20)
-#define IMAGE_SIZE_SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 
 #if COX_TESTING
 
@@ -426,29 +425,6 @@ int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_er
     return 0;
 }
 
-int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
-                            int *ret_fd, struct cox_error *err)
-{
-    struct cox_region made = {0};
-    _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = region_check_limit("memory", label, size, err);
-    if (r == 0)
-        r = region_create_memfd(&made, label, size, 0, IMAGE_SIZE_SEALS | F_SEAL_FUTURE_WRITE, &fd,
-                                err);
-    if (r)
-        return r;
-    /* A process forked meanwhile would have it mapped for writing until its exec; also where a
-     * filter denies this. */
-    if (madvise(made.base, made.size, MADV_DONTFORK) < 0 && errno != EPERM && errno != ENOSYS) {
-        r = -errno;
-        cox_region_detach(&made);
-        return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
-    }
-    *region = made;
-    *ret_fd = cox_steal_fd(&fd);
-    return 0;
-}
-
 int cox_region_create_unnamed_unmapped(const char *label, uint64_t size, unsigned seals,
                                        int *ret_fd, struct cox_error *err)
 {
@@ -466,50 +442,6 @@ int cox_region_create_unnamed_unmapped(const char *label, uint64_t size, unsigne
         return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
     *ret_fd = cox_steal_fd(&fd);
     return 0;
-}
-
-int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
-                          struct cox_error *err)
-{
-    int reader = -1;
-    cox_region_detach(region);
-    if (fcntl(*fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL) < 0) {
-        const int e = errno;
-        return cox_fail(err, e == EBUSY ? COX_BUSY : -e, "memory '%s' cannot be sealed: %s%s",
-                        label, cox_status_text(-e),
-                        e == EBUSY ? ": another process has it mapped for writing" : "");
-    }
-    int r = cox_region_open_reader(*fd, label, &reader, err);
-    if (r)
-        return r;
-    cox_close_fd(fd);
-    *fd = reader;
-    return 0;
-}
-
-int cox_region_attach_image(struct cox_region *region, int fd, const char *label, uint64_t size,
-                            struct cox_error *err)
-{
-    const int all = (int)(IMAGE_SIZE_SEALS | F_SEAL_WRITE | F_SEAL_SEAL);
-    struct stat st;
-    int r = cox_region_check_fd(fd, label, err);
-    if (r)
-        return r;
-    const int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0)
-        return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
-                        "memory '%s' cannot be sealed: %s", label, cox_status_text(-errno));
-    if ((seals & all) != all)
-        return cox_fail(
-            err, COX_DENIED,
-            "memory '%s' has the seals %#x, expected %#x among them: another process could change it",
-            label, (unsigned)seals, (unsigned)all);
-    if (fstat(fd, &st) < 0)
-        return cox_fail(err, -errno, "memory '%s': %s", label, cox_status_text(-errno));
-    if (size == 0 || (uint64_t)st.st_size != size)
-        return cox_fail(err, COX_CORRUPT, "memory '%s' has %jd bytes, expected %" PRIu64, label,
-                        (intmax_t)st.st_size, size);
-    return cox_region_map(region, fd, size, COX_REGION_READ, label, err);
 }
 
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,

@@ -100,24 +100,6 @@ int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *
 COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
                                          uint64_t size, unsigned seals, bool huge, int *ret_fd,
                                          struct cox_error *err);
-/* An image: memory without a name that its creator fills and then seals. Afterwards no process can
- * change it, not even the creator. The kernel frees it with its last fd and mapping.
- * create: as create_unnamed. Only this mapping can write it; the child of a fork does not get it.
- * seal: unmaps it, also on failure; replaces *fd by an fd that is open for reading only.
- * attach: maps an image of exactly this size for reading.
- * Returns
- *   0
- *   COX_BUSY: seal: another process has mapped it for writing
- *   COX_DENIED: attach: the object is not memory, is another user's, or is not sealed
- *   COX_CORRUPT: attach: the object has another size
- *   -errno
- */
-COX_PUBLIC int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
-                                       int *ret_fd, struct cox_error *err);
-COX_PUBLIC int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
-                                     struct cox_error *err);
-COX_PUBLIC int cox_region_attach_image(struct cox_region *region, int fd, const char *label,
-                                       uint64_t size, struct cox_error *err);
 #ifdef COX_INTERNAL
 /* Opens the object behind fd again, for reading only: *ret_fd does not allow writable mappings.
  * label is used in err only. */

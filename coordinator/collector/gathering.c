@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
-#include "channel/memory/domain/domain_table.h"
+#include "channel/memory/host_memory.h"
 #include "channel/memory/reply_memory.h"
 #include "channel/shm/reply.h"
 #include "legacy_bridge.h"
@@ -246,7 +246,7 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
      * free memory succeeds, and the kernel kills later. A message is there twice, packed and
      * unpacked. */
     struct cox_error room = {0};
-    int r = cox_domain_check_host_free(type == COX_TYPE_OPAQUE ? size : 2 * size, &room);
+    int r = cox_host_memory_check_free(type == COX_TYPE_OPAQUE ? size : 2 * size, &room);
     if (r)
         return cox_fail(err, r, "rank %" PRIu32 " replied with %" PRIu64 " bytes: %s", rank, size,
                         room.text);

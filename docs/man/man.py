@@ -20,6 +20,7 @@ PAGES = (
     ("cox_base", "channel/base/base.h", "ipc.h"),
     ("cox_peer", "channel/base/peer.h", "ipc.h"),
     ("cox_region", "channel/shm/region.h", "ipc.h"),
+    ("cox_image", "channel/memory/image.h", "ipc.h"),
     ("cox_socket", "channel/socket/socket.h", "ipc.h"),
     ("cox_handle", "channel/handle/handle.h", "ipc.h"),
     ("cox_domain", "channel/memory/domain/domain.h", "memory.h"),

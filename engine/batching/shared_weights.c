@@ -3,8 +3,7 @@
 #include "channel/base/idioms.h"
 #include "channel/base/fault.h"
 #include "channel/base/thread.h"
-#include "channel/memory/domain/domain.h"
-#include "channel/shm/region.h"
+#include "channel/memory/image.h"
 #include "engine/model/block.h"
 
 #include <inttypes.h>
@@ -84,10 +83,7 @@ static int version_load(const struct cox_shared_weights *weights,
     struct cox_region region = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
     struct cox_error why = {0};
-    /* Checked first: touching memory beyond the limit would kill processes. */
-    int r = cox_domain_check_host_size(weights->size, false, &why);
-    if (!r)
-        r = cox_region_create_image(&region, LABEL, weights->size, &fd, &why);
+    int r = cox_region_create_image(&region, LABEL, weights->size, &fd, &why);
     if (r)
         return cox_fail(err, r, "memory for the %" PRIu64 " bytes of %s: %s", weights->size,
                         directory, why.text);

@@ -6,7 +6,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
-#include "channel/shm/region.h"
+#include "channel/memory/image.h"
 
 #define LABEL "cox_weights"
 

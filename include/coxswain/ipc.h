@@ -5,6 +5,7 @@
  *   peer     the identity of a process, and whether it is alive
  *   handle   an fd as 64 bytes, with which another process opens the same object
  *   region   shared memory, named or not
+ *   image    memory that is filled once and then sealed
  *   socket   bytes and fds over a unix socket, under a deadline
  *   spin     how long a wait spins before it blocks
  */
@@ -15,6 +16,7 @@
 #include "channel/base/base.h"
 #include "channel/base/peer.h"
 #include "channel/handle/handle.h"
+#include "channel/memory/image.h"
 #include "channel/shm/region.h"
 #include "channel/socket/socket.h"
 #include "channel/base/spin.h"

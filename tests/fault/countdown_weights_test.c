@@ -3,7 +3,7 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include "channel/shm/region.h"
+#include "channel/memory/image.h"
 #include "engine/batching/shared_weights.h"
 #include "engine/rank/weights_subscriber.h"
 

@@ -27,9 +27,9 @@ FOLDERS = {
     "channel/socket": "channel/base channel/shm",
     "channel/handle": "channel/base channel/socket",
     "channel/memory": "channel/base channel/shm channel/handle",
-    "channel/memory/domain": "channel/base channel/shm",
-    "channel/memory/pool": "channel/base channel/shm channel/handle channel/memory/domain",
-    "channel/memory/queue": "channel/base channel/shm channel/handle channel/memory/domain channel/memory/pool",
+    "channel/memory/domain": "channel/base channel/shm channel/memory",
+    "channel/memory/pool": "channel/base channel/shm channel/handle channel/memory channel/memory/domain",
+    "channel/memory/queue": "channel/base channel/shm channel/handle channel/memory channel/memory/domain channel/memory/pool",
     "proto": "channel/base channel/memory",
     "worker/sequences": "channel/base channel/handle proto",
     "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
@@ -37,7 +37,7 @@ FOLDERS = {
     "coordinator/process": "channel/base channel/socket",
     "coordinator/transport": "channel/base channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
-    "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory channel/memory/domain proto coordinator/process "
+    "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory proto coordinator/process "
                              "coordinator/transport",
     "coordinator/executor": "channel/base channel/recorder channel/shm channel/socket channel/handle proto "
                             "coordinator/transport coordinator/process coordinator/collector coordinator/recording",
@@ -58,12 +58,12 @@ FOLDERS = {
     "nodes/direct": "channel/base channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
     "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
-    "nodes": "channel/base channel/shm channel/handle channel/memory/pool worker/group nodes/link nodes/direct",
+    "nodes": "channel/base channel/handle channel/memory channel/memory/pool worker/group nodes/link nodes/direct",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
-    "engine/rank": "channel/base channel/shm channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
-                   "engine/model engine/compute",
-    "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/executor coordinator/server "
+    "engine/rank": "channel/base channel/shm channel/handle channel/memory channel/memory/pool proto worker/sequences worker/group "
+                   "worker/loop engine/model engine/compute",
+    "engine/batching": "channel/base channel/memory proto coordinator/executor coordinator/server "
                        "engine/model",
     "engine/command": "channel/base channel/shm coordinator/server coordinator/client coordinator/service coordinator/cli "
                       "coordinator/metrics coordinator/transport engine/model engine/batching",

@@ -1,7 +1,7 @@
 /* shared_weights: one version after the other, with the rank of engine_loop_fixture.h, and offers
  * opened as ranks open them. */
 #include "engine/batching/shared_weights.h"
-#include "channel/shm/region.h"
+#include "channel/memory/image.h"
 #include "engine/batching/prompt_queue.h"
 #include "engine/model/block.h"
 #include "engine/model/digest.h"

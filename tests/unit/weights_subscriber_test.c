@@ -2,7 +2,7 @@
  * takes one after the other. */
 #include "engine/rank/weights_subscriber.h"
 #include "worker/sequences/weights_candidate.h"
-#include "channel/shm/region.h"
+#include "channel/memory/image.h"
 #include "proto/executor.pb-c.h"
 
 #include <fcntl.h>
@@ -94,6 +94,20 @@ static void g1c_an_image_is_written_by_its_creator_alone(void **state)
     munmap(other, SIZE);
     assert_int_equal(cox_region_seal_image(&region, LABEL, &fd, &error), 0);
     close(fd);
+}
+
+static void an_image_that_memory_cannot_hold_is_refused(void **state)
+{
+    struct cox_region region = {0};
+    int fd = -1;
+    (void)state;
+    assert_int_equal(cox_region_create_image(&region, LABEL, 0, &fd, &error), COX_INVALID);
+    error = (struct cox_error){0};
+    assert_int_equal(cox_region_create_image(&region, LABEL, UINT64_C(1) << 52, &fd, &error),
+                     COX_NO_SPACE);
+    assert_non_null(strstr(error.text, "this machine has"));
+    assert_null(region.base);
+    assert_int_equal(fd, -1);
 }
 
 /* As a rank is that is started again while other weights are loaded. */
@@ -314,6 +328,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         LEAK_TEST(g1c_an_image_cannot_be_changed),
         LEAK_TEST(g1c_an_image_is_written_by_its_creator_alone),
+        LEAK_TEST(an_image_that_memory_cannot_hold_is_refused),
         LEAK_TEST(an_image_can_be_sealed_beside_the_child_of_a_fork),
         LEAK_TEST(what_is_no_image_is_refused),
         LEAK_TEST(a_rank_goes_from_version_to_version),

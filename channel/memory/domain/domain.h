@@ -120,16 +120,6 @@ COX_PUBLIC struct cox_domains *cox_domains_free(struct cox_domains *domains); /*
 COX_PUBLIC int cox_domains_add(struct cox_domains *domains, uint32_t kind, uint32_t device_count,
                                const struct cox_domain_functions *functions, void *context,
                                struct cox_error *err);
-/* Checks that the host has this much free memory, before it is allocated. The kernel overcommits:
- * without the check it may later kill this or another process. on_demand: the size is only
- * reserved, and pages are allocated when they are touched.
- * Returns
- *   0
- *   COX_INVALID: 0 bytes
- *   COX_NO_SPACE: err has the needed and the free size
- *   -errno
- */
-COX_PUBLIC int cox_domain_check_host_size(uint64_t size, bool on_demand, struct cox_error *err);
 #ifdef COX_INTERNAL
 /* Finds a domain. id is untrusted input.
  * Returns

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/memory/host_memory.h"
 #include "domain_table.h"
 
 #ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
@@ -58,7 +59,7 @@ static int bounce_create(void *context, uint32_t device, uint64_t size, bool on_
 {
     (void)context;
     (void)device;
-    int r = cox_domain_check_host_size(size, on_demand, err);
+    int r = cox_host_memory_check_size(size, on_demand, err);
     if (r)
         return r;
     _cox_cleanup_(cox_close_fd) int fd =
@@ -81,7 +82,7 @@ static int bounce_attach(void *context, uint32_t device, int fd, uint64_t size, 
 {
     (void)context;
     (void)device;
-    int r = cox_domain_check_host_fd(fd, size, writable, err);
+    int r = cox_host_memory_check_fd(fd, size, writable, err);
     if (r)
         return r;
     _cox_cleanup_(cox_close_fd) int own = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -95,7 +96,7 @@ static int bounce_copy_to(struct cox_domain_memory *memory, uint64_t offset, con
 {
     /* Beyond RLIMIT_FSIZE pwrite raises SIGXFSZ; the limit may be lower here than in the
      * creator. */
-    int r = cox_domain_check_host_size(offset + size, true, err);
+    int r = cox_host_memory_check_size(offset + size, true, err);
     for (size_t done = 0; r == 0 && done < size;) {
         ssize_t n =
             pwrite(memory->fd, (const uint8_t *)host + done, size - done, (off_t)(offset + done));

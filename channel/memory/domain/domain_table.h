@@ -18,18 +18,6 @@ int cox_domains_add_builtin(struct cox_domains *domains, uint32_t kind, uint32_t
                             const struct cox_domain_functions *functions, void *context,
                             void (*release)(void *context), struct cox_error *err);
 
-/* cox_domain_check_host_size before size bytes are allocated. */
-int cox_domain_check_host_free(uint64_t size, struct cox_error *err);
-/* Checks that fd is memory of this user that can neither shrink nor grow, of at least size bytes,
- * and writable if asked.
- * Returns:
- *   0
- *   COX_INVALID: 0 bytes
- *   COX_DENIED: not such memory
- *   COX_CORRUPT: too small
- *   -errno */
-int cox_domain_check_host_fd(int fd, uint64_t size, bool writable, struct cox_error *err);
-
 /* commit and decommit of any domain whose memory is a memfd. */
 int cox_domain_host_commit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
                            struct cox_error *err);

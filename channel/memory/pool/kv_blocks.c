@@ -11,7 +11,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "channel/shm/region.h"
-#include "channel/memory/domain/domain_table.h"
+#include "channel/memory/host_memory.h"
 #include "kv_blocks_layout.h"
 
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
@@ -68,7 +68,7 @@ static void blocks_fill(struct cox_kv_blocks *blocks, uint64_t offset)
 }
 
 /* Mapped before it is sealed, so no other mapping can write. Not on huge pages, which readers
- * refuse (cox_domain_check_host_fd). */
+ * refuse (cox_host_memory_check_fd). */
 static int blocks_map(struct cox_kv_blocks *blocks, uint64_t size, bool sparse, int *ret_fd,
                       struct cox_error *err)
 {
@@ -102,7 +102,7 @@ static int blocks_new(uint32_t block_count, uint64_t block_size, bool sparse,
     uint64_t offset = 0, size = 0;
     int r = blocks_measure(block_count, block_size, &offset, &size, err);
     if (r == 0)
-        r = cox_domain_check_host_size(size, false, err);
+        r = cox_host_memory_check_size(size, false, err);
     if (r)
         return r;
     blocks = calloc(1, sizeof *blocks);

@@ -9,7 +9,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "channel/shm/region.h"
-#include "channel/memory/domain/domain_table.h"
+#include "channel/memory/host_memory.h"
 #include "kv_blocks.h"
 #include "kv_blocks_layout.h"
 
@@ -62,7 +62,7 @@ static int view_load(struct cox_kv_view *view, struct cox_error *err)
 static int view_check_fd(int fd, uint64_t *ret_size, struct cox_error *err)
 {
     struct stat st;
-    int r = cox_domain_check_host_fd(fd, COX_KV_PAGE_SIZE, false, err);
+    int r = cox_host_memory_check_fd(fd, COX_KV_PAGE_SIZE, false, err);
     if (r)
         return r;
     const int seals = fcntl(fd, F_GET_SEALS);

@@ -13,7 +13,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/options.h"
 #include "channel/handle/handle_internal.h"
-#include "channel/memory/domain/domain_table.h"
+#include "channel/memory/host_memory.h"
 #include "pool_internal.h"
 
 #define LABEL "cox_pool"
@@ -222,7 +222,7 @@ int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **re
 static int pool_map_words(struct cox_pool *pool, int fd, struct cox_error *err)
 {
     struct stat st;
-    int r = cox_domain_check_host_fd(fd, COX_POOL_PAGE_SIZE, true, err);
+    int r = cox_host_memory_check_fd(fd, COX_POOL_PAGE_SIZE, true, err);
     if (r)
         return r;
     pool->words_fd = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);

@@ -11,7 +11,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/options.h"
 #include "channel/handle/handle_internal.h"
-#include "channel/memory/domain/domain_table.h"
+#include "channel/memory/host_memory.h"
 #include "queue_lock.h"
 
 #define SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
@@ -263,7 +263,7 @@ int cox_queue_attach(int fd, const struct cox_queue_options *expected, struct co
     if (own < 0)
         return cox_fail(err, -errno, "queue: dup: %s", cox_status_text(-errno));
     /* Memory that could shrink, or is of huge pages, would end this process with SIGBUS. */
-    r = cox_domain_check_host_fd(own, sizeof(struct cox_queue_layout), true, err);
+    r = cox_host_memory_check_fd(own, sizeof(struct cox_queue_layout), true, err);
     if (r == 0)
         r = cox_region_attach_fd(&region, own, "cox_queue", sizeof(struct cox_queue_layout),
                                  COX_REGION_WRITE, err);

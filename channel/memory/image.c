@@ -1,0 +1,90 @@
+#include "image.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "channel/memory/host_memory.h"
+
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define IMAGE_SIZE_SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
+
+/* Another process that has the fd cannot map it for writing. A process forked meanwhile would have
+ * the mapping until its exec; also where a filter denies MADV_DONTFORK. */
+static int image_close(const struct cox_region *region, int fd)
+{
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) < 0)
+        return -errno;
+    if (madvise(region->base, region->size, MADV_DONTFORK) < 0 && errno != EPERM && errno != ENOSYS)
+        return -errno;
+    return 0;
+}
+
+int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
+                            int *ret_fd, struct cox_error *err)
+{
+    struct cox_region made = {0};
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = cox_host_memory_check_size(size, false, err);
+    if (r == 0)
+        r = cox_region_create_unnamed_unmapped(label, size, IMAGE_SIZE_SEALS, &fd, err);
+    if (r == 0)
+        r = cox_region_map(&made, fd, size, COX_REGION_WRITE, label, err);
+    if (r)
+        return r;
+    r = image_close(&made, fd);
+    if (r) {
+        cox_region_detach(&made);
+        return cox_fail(err, r, "memory '%s': %s", label, cox_status_text(r));
+    }
+    *region = made;
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
+                          struct cox_error *err)
+{
+    int reader = -1;
+    cox_region_detach(region);
+    if (fcntl(*fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL) < 0) {
+        const int e = errno;
+        return cox_fail(err, e == EBUSY ? COX_BUSY : -e, "memory '%s' cannot be sealed: %s%s",
+                        label, cox_status_text(-e),
+                        e == EBUSY ? ": another process has it mapped for writing" : "");
+    }
+    int r = cox_region_open_reader(*fd, label, &reader, err);
+    if (r)
+        return r;
+    cox_close_fd(fd);
+    *fd = reader;
+    return 0;
+}
+
+int cox_region_attach_image(struct cox_region *region, int fd, const char *label, uint64_t size,
+                            struct cox_error *err)
+{
+    const int all = (int)(IMAGE_SIZE_SEALS | F_SEAL_WRITE | F_SEAL_SEAL);
+    struct stat st;
+    int r = cox_region_check_fd(fd, label, err);
+    if (r)
+        return r;
+    const int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
+                        "memory '%s' cannot be sealed: %s", label, cox_status_text(-errno));
+    if ((seals & all) != all)
+        return cox_fail(
+            err, COX_DENIED,
+            "memory '%s' has the seals %#x, expected %#x among them: another process could change it",
+            label, (unsigned)seals, (unsigned)all);
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "memory '%s': %s", label, cox_status_text(-errno));
+    if (size == 0 || (uint64_t)st.st_size != size)
+        return cox_fail(err, COX_CORRUPT, "memory '%s' has %jd bytes, expected %" PRIu64, label,
+                        (intmax_t)st.st_size, size);
+    return cox_region_map(region, fd, size, COX_REGION_READ, label, err);
+}
