@@ -103,11 +103,11 @@ bench-nodes:
 
 format-check:
 	@sh tools/packages format
-	find include channel proto engine worker coordinator nodes program tests examples -name '*.[ch]' -exec clang-format --dry-run -Werror {} +
+	find include channel memory proto engine worker coordinator nodes program tests examples -name '*.[ch]' -exec clang-format --dry-run -Werror {} +
 
 format:
 	@sh tools/packages format
-	find include channel proto engine worker coordinator nodes program tests examples -name '*.[ch]' -exec clang-format -i {} +
+	find include channel memory proto engine worker coordinator nodes program tests examples -name '*.[ch]' -exec clang-format -i {} +
 
 docs:
 	@sh tools/docs

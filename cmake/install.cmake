@@ -15,11 +15,11 @@ set(public_headers
     channel/shm/region.h
     channel/socket/socket.h
     channel/base/spin.h
-    channel/memory/domain/domain.h
-    channel/memory/domain/domain_cuda.h
-    channel/memory/pool/kv_blocks.h
-    channel/memory/pool/pool.h
-    channel/memory/queue/queue.h
+    memory/domain/domain.h
+    memory/domain/domain_cuda.h
+    channel/kv/kv_blocks.h
+    memory/pool/pool.h
+    memory/queue/queue.h
     proto/link_state.h
     proto/wire.h
     proto/executor.proto

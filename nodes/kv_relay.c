@@ -2,7 +2,7 @@
 
 #include "channel/base/thread.h"
 #include "channel/handle/handle.h"
-#include "channel/memory/pool/kv_blocks.h"
+#include "channel/kv/kv_blocks.h"
 
 #include <endian.h>
 #include <inttypes.h>

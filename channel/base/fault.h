@@ -165,7 +165,7 @@
     X(GROUP_LEFT, "group.left") /* said; the process may live on */                                \
     X(LEFT, "left")                                                                                \
     X(STOPPED, "stopped")                                                                          \
-    /* A queue of blocks (channel/memory/queue/queue.h). */                                        \
+    /* A queue of blocks (memory/queue/queue.h). */                                                \
     X(QUEUE_FILLED, "queue.filled")                                                                \
     X(QUEUE_LOCKED, "queue.locked") /* nothing is done, or repaired, yet */                        \
     X(QUEUE_UNLOCKED, "queue.unlocked")                                                            \

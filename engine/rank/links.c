@@ -11,7 +11,7 @@
 #include "channel/base/idioms.h"
 #include "channel/base/fault.h"
 #include "channel/handle/handle.h"
-#include "channel/memory/pool/kv_blocks.h"
+#include "channel/kv/kv_blocks.h"
 #include "channel/base/thread.h"
 
 #define ATTACH_MS 5000

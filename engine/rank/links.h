@@ -1,6 +1,6 @@
 /*
  * links: the groups whose KV blocks this rank may read. Per cluster id there is a view
- * (channel/memory/pool/kv_blocks.h) of the blocks of the remote rank with the same number.
+ * (channel/kv/kv_blocks.h) of the blocks of the remote rank with the same number.
  *
  * A new link is WAITING; proto/link_state.h has its states and their changes.
  *

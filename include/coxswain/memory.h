@@ -10,10 +10,10 @@
 #define COX_MEMORY_H
 
 #include "channel/base/version.h"
-#include "channel/memory/domain/domain.h"
-#include "channel/memory/domain/domain_cuda.h"
-#include "channel/memory/pool/kv_blocks.h"
-#include "channel/memory/pool/pool.h"
-#include "channel/memory/queue/queue.h"
+#include "memory/domain/domain.h"
+#include "memory/domain/domain_cuda.h"
+#include "channel/kv/kv_blocks.h"
+#include "memory/pool/pool.h"
+#include "memory/queue/queue.h"
 
 #endif

@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #include "channel/handle/handle.h"
-#include "channel/memory/pool/kv_blocks.h"
+#include "channel/kv/kv_blocks.h"
 #include "measure.h"
 
 #define SIZE_COUNT_MAX 16

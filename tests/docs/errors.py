@@ -23,7 +23,7 @@ import os
 import re
 import sys
 
-PRODUCT = ("channel", "coordinator", "engine", "nodes", "program", "proto", "worker")
+PRODUCT = ("channel", "coordinator", "engine", "memory", "nodes", "program", "proto", "worker")
 # Functions whose argument of that number, from 0 on, is the text or its format; and the argument that is its code, or one
 # for all: `last` is a line of what a dead rank had reported, `notice` a line of a command about what goes on, `stderr`
 # what is printed there without more.

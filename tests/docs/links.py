@@ -21,7 +21,7 @@ import errors
 WORDS_MAX = {"README.md": 1300, "docs/comparison.md": 600}
 LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
-PRODUCT = ("channel", "coordinator", "engine", "program", "proto", "worker")
+PRODUCT = ("channel", "coordinator", "engine", "memory", "program", "proto", "worker")
 FOLDERS = (*PRODUCT, "nodes", "include", "tests", "examples", "models", "packaging")
 PIECE = re.compile(r'"(?:[^"\\\n]|\\.)*"|\bPRI\w+')
 # Adjacent literals, with the macros of inttypes.h and the like between them.

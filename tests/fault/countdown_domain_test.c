@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-#include "channel/memory/domain/domain.h"
-#include "channel/memory/domain/domain_cuda.h"
+#include "memory/domain/domain.h"
+#include "memory/domain/domain_cuda.h"
 
 #define SIZE 20000
 

@@ -6,7 +6,7 @@ strings left out:
 
   1. Each constant of COX_FAULT_POINTS is passed somewhere.
   2. channel/shm/state.h: behind each run of stores a point follows before the function ends.
-  3. Elsewhere in channel/, model/, worker/ and coordinator/: behind each EFFECT (below) a point follows before the function
+  3. Elsewhere in channel/, memory/, model/, worker/ and coordinator/: behind each EFFECT (below) a point follows before the function
      ends: its own, or that of a function it calls which passes one itself; in the same file also over several calls.
      A store to an atomic word is one when a header of LAYOUTS has a word of that name; so is an assignment through a pointer to a
      struct of channel/shm/layout.h, and whatever fills a frame or a slot.
@@ -26,8 +26,8 @@ CALLERS = object()
 # It is not of this group's processes: an agent writes it, which is the coordinator here, and whose death ends the ranks.
 MIRROR = "what ranks of another machine have said"
 # The structs of shared memory.
-LAYOUTS = ("channel/shm/layout.h", "channel/memory/pool/kv_blocks_layout.h", "channel/memory/pool/pool_layout.h",
-           "channel/memory/queue/queue_layout.h",
+LAYOUTS = ("channel/shm/layout.h", "channel/kv/kv_blocks_layout.h", "memory/pool/pool_layout.h",
+           "memory/queue/queue_layout.h",
            "engine/model/block_layout.h", "worker/group/group_layout.h")
 
 EFFECTS = [
@@ -202,7 +202,7 @@ def calls_of(body):
 
 def sources():
     files = {}
-    for folder in ("channel", "engine", "worker", "coordinator", "program"):
+    for folder in ("channel", "memory", "engine", "worker", "coordinator", "program"):
         for path in sorted((ROOT / folder).rglob("*.[ch]")):
             files[str(path.relative_to(ROOT))] = path.read_text()
     return files

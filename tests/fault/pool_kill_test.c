@@ -17,7 +17,7 @@
 
 #include "tests/unit/pool_fixture.h"
 #include "channel/base/fault.h"
-#include "channel/memory/pool/pool_internal.h"
+#include "memory/pool/pool_internal.h"
 
 #if COX_TESTING
 

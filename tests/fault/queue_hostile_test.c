@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 #include "tests/unit/queue_fixture.h"
-#include "channel/memory/queue/queue_internal.h"
+#include "memory/queue/queue_internal.h"
 
 /* Limit per call: the patience for the lock, that for a copy, and a slow machine. */
 #define CALL_MS 25000

@@ -22,8 +22,8 @@
 
 #include "tests/unit/queue_fixture.h"
 #include "channel/base/fault.h"
-#include "channel/memory/queue/queue_internal.h"
-#include "channel/memory/queue/queue_lock.h"
+#include "memory/queue/queue_internal.h"
+#include "memory/queue/queue_lock.h"
 
 #if COX_TESTING
 

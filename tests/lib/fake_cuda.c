@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "channel/memory/domain/cuda_driver.h"
+#include "memory/domain/cuda_driver.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define DEVICE_COUNT 4

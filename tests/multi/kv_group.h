@@ -10,7 +10,7 @@
 
 #include "testing.h"
 
-#include "channel/memory/pool/kv_blocks.h"
+#include "channel/kv/kv_blocks.h"
 #include "coordinator/executor/operations.h"
 #include "worker/loop/worker.h"
 

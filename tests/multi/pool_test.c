@@ -16,7 +16,7 @@
 
 #include "tests/unit/pool_fixture.h"
 #include "channel/base/fault.h"
-#include "channel/memory/pool/pool_layout.h"
+#include "memory/pool/pool_layout.h"
 #include "channel/base/peer.h"
 #include "tests/lib/rights.h"
 

@@ -6,7 +6,7 @@
 #include "testing.h"
 
 #include "channel/handle/handle.h"
-#include "channel/memory/pool/kv_blocks.h"
+#include "channel/kv/kv_blocks.h"
 #include "engine/rank/links.h"
 #include "engine/rank/pulls.h"
 

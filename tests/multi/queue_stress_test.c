@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "tests/unit/queue_fixture.h"
-#include "channel/memory/queue/queue_internal.h"
+#include "memory/queue/queue_internal.h"
 #include "channel/base/tsan.h"
 
 #define QUEUES 3

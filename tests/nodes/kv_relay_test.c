@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "channel/handle/handle.h"
-#include "channel/memory/pool/kv_blocks.h"
+#include "channel/kv/kv_blocks.h"
 
 #define GROUP "second"
 /* Several blocks in a piece, and several pieces. */

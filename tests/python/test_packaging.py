@@ -248,7 +248,7 @@ def test_the_sdist_needs_a_compiler_alone(folder, environment):
     """Without protoc-c, pkg-config and the libraries of the commands. They say what is missing."""
     copy = folder / "copy"
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("channel", "cmake", "coordinator", "docs", "engine", "include", "models", "nodes"):
+    for name in ("channel", "cmake", "coordinator", "docs", "engine", "include", "memory", "models", "nodes"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     for name in ("packaging", "program", "proto", "python", "worker"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("channel", "worker", "coordinator", "engine", "program")
+FOLDERS = ("channel", "memory", "worker", "coordinator", "engine", "program")
 HOME = "channel/shm/state.h"
 EXCEPTIONS = {
     "channel/shm/control.c": {"magic"},

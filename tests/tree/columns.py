@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("channel", "coordinator", "engine", "examples", "include", "program", "proto", "tests", "worker")
+FOLDERS = ("channel", "coordinator", "engine", "examples", "include", "memory", "program", "proto", "tests", "worker")
 COLUMN_MAX = 100
 
 

@@ -27,9 +27,10 @@ FOLDERS = {
     "channel/socket": "channel/base channel/shm",
     "channel/handle": "channel/base channel/socket",
     "channel/memory": "channel/base channel/shm channel/handle",
-    "channel/memory/domain": "channel/base channel/shm channel/memory",
-    "channel/memory/pool": "channel/base channel/shm channel/handle channel/memory channel/memory/domain",
-    "channel/memory/queue": "channel/base channel/shm channel/handle channel/memory channel/memory/domain channel/memory/pool",
+    "channel/kv": "channel/base channel/shm channel/memory",
+    "memory/domain": "channel/base channel/shm channel/memory",
+    "memory/pool": "channel/base channel/shm channel/handle channel/memory memory/domain",
+    "memory/queue": "channel/base channel/shm channel/handle channel/memory memory/domain memory/pool",
     "proto": "channel/base channel/memory",
     "worker/sequences": "channel/base channel/handle proto",
     "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
@@ -58,10 +59,10 @@ FOLDERS = {
     "nodes/direct": "channel/base channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
     "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
-    "nodes": "channel/base channel/handle channel/memory channel/memory/pool worker/group nodes/link nodes/direct",
+    "nodes": "channel/base channel/handle channel/memory channel/kv worker/group nodes/link nodes/direct",
     "engine/model": "channel/base",
-    "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
-    "engine/rank": "channel/base channel/shm channel/handle channel/memory channel/memory/pool proto worker/sequences worker/group "
+    "engine/compute": "channel/base channel/kv worker/sequences engine/model",
+    "engine/rank": "channel/base channel/shm channel/handle channel/memory channel/kv proto worker/sequences worker/group "
                    "worker/loop engine/model engine/compute",
     "engine/batching": "channel/base channel/memory proto coordinator/executor coordinator/server "
                        "engine/model",
@@ -73,6 +74,7 @@ FOLDERS = {
 # The folders at the top: each includes itself and those named.
 LAYERS = {
     "channel": "",
+    "memory": "channel",
     "proto": "channel",
     "worker": "channel proto",
     "coordinator": "channel proto",
@@ -89,9 +91,9 @@ HEADERS_ALONE = ("channel/base/fault.h", "channel/base/hash.h", "channel/base/id
 UNITS = {
     "channel/socket": ["client_connection control_socket hello runtime_dir socket_file"],
     "channel/handle": ["fd_store handle handle_internal"],
-    "channel/memory/domain": ["domain domain_table"],
-    "channel/memory/pool": ["pool pool_geometry pool_internal pool_layout"],
-    "channel/memory/queue": ["queue queue_internal"],
+    "memory/domain": ["domain domain_table"],
+    "memory/pool": ["pool pool_geometry pool_internal pool_layout"],
+    "memory/queue": ["queue queue_internal"],
     "proto": ["step_wire wire"],
     "worker/sequences": ["table table_private"],
     "worker/group": ["group group_layout group_memory group_private"],

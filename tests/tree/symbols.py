@@ -203,7 +203,7 @@ def main():
     for path in headers:
         problems += [f"{path}: {name} is neither COX_PUBLIC nor between #ifdef COX_INTERNAL and #endif: users would see it, and "
                      "fail to link" for name in unmarked(read(path))]
-    for folder in ("channel", "coordinator", "engine", "program", "proto", "worker"):
+    for folder in ("channel", "coordinator", "engine", "memory", "program", "proto", "worker"):
         for path in sorted((ROOT / folder).rglob("*.h")):
             name = str(path.relative_to(ROOT))
             if name not in headers:

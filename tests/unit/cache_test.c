@@ -1,6 +1,6 @@
 #include "engine/compute/cache.h"
 
-#include "channel/memory/pool/kv_blocks_layout.h"
+#include "channel/kv/kv_blocks_layout.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

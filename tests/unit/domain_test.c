@@ -1,5 +1,5 @@
 /* Domains: the table, memory of host, bounce and a user-defined domain, and copies between them. */
-#include "channel/memory/domain/domain.h"
+#include "memory/domain/domain.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -1,9 +1,9 @@
-/* KV blocks (channel/memory/pool/kv_blocks.h): which process may write, what a view accepts, and
+/* KV blocks (channel/kv/kv_blocks.h): which process may write, what a view accepts, and
  * the order of take, give and copy. */
-#include "channel/memory/pool/kv_blocks.h"
+#include "channel/kv/kv_blocks.h"
 
 #include "channel/base/fault.h"
-#include "channel/memory/pool/kv_blocks_layout.h"
+#include "channel/kv/kv_blocks_layout.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -3,7 +3,7 @@
 #include "engine/rank/pulls.h"
 
 #include "channel/handle/handle.h"
-#include "channel/memory/pool/kv_blocks.h"
+#include "channel/kv/kv_blocks.h"
 #include "tests/lib/rights.h"
 
 #include <sched.h>

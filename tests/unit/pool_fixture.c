@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "channel/memory/domain/domain_table.h"
+#include "memory/domain/domain_table.h"
 
 struct failing failing;
 

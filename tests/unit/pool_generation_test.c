@@ -2,7 +2,7 @@
 #include "channel_fixture.h"
 #include "pool_fixture.h"
 
-#include "channel/memory/pool/pool_layout.h"
+#include "memory/pool/pool_layout.h"
 
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 70

@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "channel/memory/pool/pool_internal.h"
+#include "memory/pool/pool_internal.h"
 
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 100

@@ -15,9 +15,9 @@
 
 #include <cmocka.h>
 
-#include "channel/memory/queue/queue_internal.h"
-#include "channel/memory/queue/queue_lock.h"
-#include "channel/memory/queue/queue_set.h"
+#include "memory/queue/queue_internal.h"
+#include "memory/queue/queue_lock.h"
+#include "memory/queue/queue_set.h"
 
 #define QUEUE_COUNT 3
 #define PATIENCE_MS 20000

@@ -17,9 +17,9 @@
 
 #include <cmocka.h>
 
-#include "channel/memory/domain/domain_table.h"
-#include "channel/memory/pool/pool_layout.h"
-#include "channel/memory/queue/queue_internal.h"
+#include "memory/domain/domain_table.h"
+#include "memory/pool/pool_layout.h"
+#include "memory/queue/queue_internal.h"
 #include "channel/base/peer.h"
 
 static struct cox_domains *domains;

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 
 #include "channel/handle/handle.h"
-#include "channel/memory/queue/queue.h"
+#include "memory/queue/queue.h"
 #include "coordinator/executor/executor_internal.h"
 #include "worker/group/group.h"
 #include "worker/loop/worker.h"

@@ -165,7 +165,7 @@ struct cox_kv_pool {
     /* 0: the rank exports no KV cache */
     uint32_t block_count;
     /* struct cox_handle (channel/handle/handle.h) of the KV blocks
-     * (channel/memory/pool/kv_blocks.h) */
+     * (channel/kv/kv_blocks.h) */
     uint8_t handle[64];
     struct cox_kv_layout layout;
 };

@@ -15,8 +15,8 @@
  * If the process dies: the driver frees the memory with the last process that has its fd or a
  *   mapping.
  */
-#ifndef COX_CHANNEL_MEMORY_DOMAIN_CUDA_H
-#define COX_CHANNEL_MEMORY_DOMAIN_CUDA_H
+#ifndef COX_MEMORY_DOMAIN_CUDA_H
+#define COX_MEMORY_DOMAIN_CUDA_H
 
 #include "domain.h"
 

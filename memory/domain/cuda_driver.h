@@ -11,8 +11,8 @@
  * Blocks: as the driver does.
  * If the process dies: the driver cleans up.
  */
-#ifndef COX_CHANNEL_MEMORY_CUDA_DRIVER_H
-#define COX_CHANNEL_MEMORY_CUDA_DRIVER_H
+#ifndef COX_MEMORY_CUDA_DRIVER_H
+#define COX_MEMORY_CUDA_DRIVER_H
 
 #include "channel/base/base.h"
 

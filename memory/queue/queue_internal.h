@@ -11,8 +11,8 @@
  * Blocks: enter, as queue_lock.h; pool_cache_open, at a control socket, never under the lock.
  * If the process dies: as queue.h.
  */
-#ifndef COX_CHANNEL_MEMORY_QUEUE_INTERNAL_H
-#define COX_CHANNEL_MEMORY_QUEUE_INTERNAL_H
+#ifndef COX_MEMORY_QUEUE_INTERNAL_H
+#define COX_MEMORY_QUEUE_INTERNAL_H
 
 #include "queue.h"
 #include "queue_layout.h"

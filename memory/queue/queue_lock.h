@@ -17,8 +17,8 @@
  * Bytes: the words are input. A word that names no live process is taken over.
  * If the process dies: the next process that wants the lock gets it with *ret_repair set.
  */
-#ifndef COX_CHANNEL_MEMORY_QUEUE_LOCK_H
-#define COX_CHANNEL_MEMORY_QUEUE_LOCK_H
+#ifndef COX_MEMORY_QUEUE_LOCK_H
+#define COX_MEMORY_QUEUE_LOCK_H
 
 #include "queue_layout.h"
 

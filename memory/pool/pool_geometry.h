@@ -6,8 +6,8 @@
  * Blocks: nothing.
  * If the process dies: nothing is left.
  */
-#ifndef COX_CHANNEL_MEMORY_POOL_GEOMETRY_H
-#define COX_CHANNEL_MEMORY_POOL_GEOMETRY_H
+#ifndef COX_MEMORY_POOL_GEOMETRY_H
+#define COX_MEMORY_POOL_GEOMETRY_H
 
 #include "pool_layout.h"
 

@@ -17,8 +17,8 @@
  * `as` is the owner on whose behalf a step is done: this process, or a dead one whose row this
  * thread sweeps.
  */
-#ifndef COX_CHANNEL_MEMORY_POOL_INTERNAL_H
-#define COX_CHANNEL_MEMORY_POOL_INTERNAL_H
+#ifndef COX_MEMORY_POOL_INTERNAL_H
+#define COX_MEMORY_POOL_INTERNAL_H
 
 #include "channel/shm/region.h"
 #include "pool_geometry.h"

@@ -19,10 +19,10 @@
  * 0: none. So the word alone tells, in every state, which process it belongs to and whether that is
  * dead.
  */
-#ifndef COX_CHANNEL_MEMORY_QUEUE_LAYOUT_H
-#define COX_CHANNEL_MEMORY_QUEUE_LAYOUT_H
+#ifndef COX_MEMORY_QUEUE_LAYOUT_H
+#define COX_MEMORY_QUEUE_LAYOUT_H
 
-#include "channel/memory/domain/domain.h"
+#include "memory/domain/domain.h"
 
 #include <assert.h>
 #include <stdatomic.h>

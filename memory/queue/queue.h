@@ -37,8 +37,8 @@
  *   their pool; the others skip them (COX_PEER_DEAD, once each). The queue has no name: the kernel
  *   frees it with the last process that has attached it.
  */
-#ifndef COX_CHANNEL_MEMORY_QUEUE_H
-#define COX_CHANNEL_MEMORY_QUEUE_H
+#ifndef COX_MEMORY_QUEUE_H
+#define COX_MEMORY_QUEUE_H
 
 #include "../pool/pool.h"
 

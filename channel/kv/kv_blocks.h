@@ -37,10 +37,10 @@
  *   that the owner had given can still be copied.
  * If a reader dies: nothing is left.
  */
-#ifndef COX_CHANNEL_MEMORY_KV_BLOCKS_H
-#define COX_CHANNEL_MEMORY_KV_BLOCKS_H
+#ifndef COX_CHANNEL_KV_BLOCKS_H
+#define COX_CHANNEL_KV_BLOCKS_H
 
-#include "../../base/base.h"
+#include "../base/base.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -21,8 +21,8 @@
  * Unless stated otherwise every word is seq_cst: the protocol (pool.h) is that two processes each
  * write one word and then read the other's.
  */
-#ifndef COX_CHANNEL_MEMORY_POOL_LAYOUT_H
-#define COX_CHANNEL_MEMORY_POOL_LAYOUT_H
+#ifndef COX_MEMORY_POOL_LAYOUT_H
+#define COX_MEMORY_POOL_LAYOUT_H
 
 #include "pool.h"
 

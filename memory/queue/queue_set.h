@@ -3,8 +3,8 @@
  *
  * Threads, blocking, death: as queue.h.
  */
-#ifndef COX_CHANNEL_MEMORY_QUEUE_SET_H
-#define COX_CHANNEL_MEMORY_QUEUE_SET_H
+#ifndef COX_MEMORY_QUEUE_SET_H
+#define COX_MEMORY_QUEUE_SET_H
 
 #include "queue.h"
 

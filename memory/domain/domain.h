@@ -24,10 +24,10 @@
  * If the process dies: the kernel frees the memory with the last process that has its fd or
  *   mapping.
  */
-#ifndef COX_CHANNEL_MEMORY_DOMAIN_H
-#define COX_CHANNEL_MEMORY_DOMAIN_H
+#ifndef COX_MEMORY_DOMAIN_H
+#define COX_MEMORY_DOMAIN_H
 
-#include "../../base/base.h"
+#include "../../channel/base/base.h"
 
 #ifdef __cplusplus
 extern "C" {

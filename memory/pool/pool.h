@@ -48,10 +48,10 @@
  *   if it finds no free block. The memories have no names: the kernel frees them with the last
  *   process that has attached them.
  */
-#ifndef COX_CHANNEL_MEMORY_POOL_H
-#define COX_CHANNEL_MEMORY_POOL_H
+#ifndef COX_MEMORY_POOL_H
+#define COX_MEMORY_POOL_H
 
-#include "../../handle/handle.h"
+#include "../../channel/handle/handle.h"
 #include "../domain/domain.h"
 
 #ifdef __cplusplus

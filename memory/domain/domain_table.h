@@ -4,8 +4,8 @@
  * Threads, blocking, death: as domain.h.
  * Ownership: a context with a release function belongs to the table.
  */
-#ifndef COX_CHANNEL_MEMORY_DOMAIN_TABLE_H
-#define COX_CHANNEL_MEMORY_DOMAIN_TABLE_H
+#ifndef COX_MEMORY_DOMAIN_TABLE_H
+#define COX_MEMORY_DOMAIN_TABLE_H
 
 #include "domain.h"
 

@@ -43,8 +43,8 @@
  * (Boehm, Can seqlocks get along with programming language memory models?, 2012). On x86-64 they
  * emit no instruction and only restrain the compiler.
  */
-#ifndef COX_CHANNEL_MEMORY_KV_BLOCKS_LAYOUT_H
-#define COX_CHANNEL_MEMORY_KV_BLOCKS_LAYOUT_H
+#ifndef COX_CHANNEL_KV_BLOCKS_LAYOUT_H
+#define COX_CHANNEL_KV_BLOCKS_LAYOUT_H
 
 #include <assert.h>
 #include <stdatomic.h>
