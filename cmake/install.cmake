@@ -74,7 +74,8 @@ function(cox_check_commands folder)
     endforeach()
 endfunction()
 cox_check_commands(${PROJECT_SOURCE_DIR})
-install(TARGETS coxswain_shared coxswain_static coxswain_proto_shared coxswain_proto_static
+install(TARGETS coxswain_shared coxswain_static coxswain_memory_shared coxswain_memory_static
+    coxswain_proto_shared coxswain_proto_static
     EXPORT coxswain_targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
@@ -113,11 +114,10 @@ if(SKBUILD)
 else()
     set(pc_requires "Requires.private: coxswain-proto = ${PROJECT_VERSION}\n")
 endif()
-foreach(package coxswain coxswain-proto)
+foreach(package coxswain coxswain-memory coxswain-proto)
     configure_file(cmake/${package}.pc.in ${PROJECT_BINARY_DIR}/${package}.pc @ONLY)
+    install(FILES ${PROJECT_BINARY_DIR}/${package}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()
-install(FILES ${PROJECT_BINARY_DIR}/coxswain.pc ${PROJECT_BINARY_DIR}/coxswain-proto.pc
-    DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 # The loader finds a new library only when its cache has it.
 install(CODE "

@@ -91,7 +91,7 @@ if(COX_BUILD_TESTS)
 endif()
 
 # For what runs where these libraries are not installed, as from a wheel: the two programs need libc and libm alone,
-# libcoxswain and libcoxswain-proto libc. libcoxswain-nodes keeps libnats, OpenSSL and jansson, whose archive in Debian
+# the libraries libc. libcoxswain-nodes keeps libnats, OpenSSL and jansson, whose archive in Debian
 # cannot be part of a shared library.
 option(COX_STATIC_DEPENDENCIES "Link protobuf-c, jansson and ncurses from their archives" OFF)
 if(COX_STATIC_DEPENDENCIES)

@@ -2,7 +2,7 @@
  * an unnamed file that is never mapped, like a device that the host cannot address. Its bytes are
  * stored inverted, so that an access that bypasses the functions is noticed. A message from host
  * memory is copied into it once, by the first subscriber that takes the message there.
- * Build: cc domain.c $(pkg-config --cflags --libs coxswain); run: ./domain */
+ * Build: cc domain.c $(pkg-config --cflags --libs coxswain-memory); run: ./domain */
 #define _GNU_SOURCE
 #include <coxswain/memory.h>
 

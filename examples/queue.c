@@ -1,6 +1,6 @@
 /* A queue: one process writes blocks of a pool and publishes them; another process takes and reads
  * them in place, without a copy.
- * Build: cc queue.c $(pkg-config --cflags --libs coxswain); run: ./queue */
+ * Build: cc queue.c $(pkg-config --cflags --libs coxswain-memory); run: ./queue */
 #include <coxswain/memory.h>
 
 #include <inttypes.h>

@@ -26,7 +26,7 @@ PAGES = (
     ("cox_domain", "memory/domain/domain.h", "memory.h"),
     ("cox_domain_cuda", "memory/domain/domain_cuda.h", "memory.h"),
     ("cox_pool", "memory/pool/pool.h", "memory.h"),
-    ("cox_kv_blocks", "channel/kv/kv_blocks.h", "memory.h"),
+    ("cox_kv_blocks", "channel/kv/kv_blocks.h", "coxswain.h"),
     ("cox_queue", "memory/queue/queue.h", "memory.h"),
     ("cox_wire", "proto/wire.h", "coxswain.h"),
     ("cox_batch", "worker/sequences/batch.h", "coxswain.h"),

@@ -5,7 +5,8 @@
  *                worker/loop/take.h: take requests and reply to them, without callbacks;
  *                worker/sequences/batch.h: one step of inference, as the execute callback gets it;
  *                worker/group/group.h: the rank group: barrier, all-gather of values, exchange of
- *                fds
+ *                fds;
+ *                channel/kv/kv_blocks.h: the KV cache of a rank, from which others copy
  *   coordinator  coordinator/executor/executor.h: start a group of workers, submit, call, gather,
  *                stop; coordinator/executor/operations.h: init, link, pull, recover, as plain
  *                structs; coordinator/server/server.h: a group that `coxswain status`, `stop`,
@@ -20,6 +21,7 @@
 #define COX_COXSWAIN_H
 
 #include "channel/base/version.h"
+#include "channel/kv/kv_blocks.h"
 #include "coordinator/executor/executor.h"
 #include "coordinator/executor/operations.h"
 #include "coordinator/server/server.h"

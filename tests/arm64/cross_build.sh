@@ -18,8 +18,8 @@ rm -rf "$folder"
 "$cmake" -S "$source" -B "$folder" -G Ninja --toolchain "$source/cmake/aarch64-linux-gnu.cmake" \
     -D COX_SYSROOT="$sysroot" -D CMAKE_BUILD_TYPE=None -D CMAKE_C_FLAGS=-O0 -D COX_WERROR=ON -D COX_BUILD_TESTS=OFF \
     -D COX_BUILD_BENCH=OFF -D COX_BUILD_COMMANDS=OFF -D COX_BUILD_MAN=OFF
-"$cmake" --build "$folder" --target coxswain_shared coxswain_proto_shared
-for name in coxswain coxswain-proto; do
+"$cmake" --build "$folder" --target coxswain_shared coxswain_memory_shared coxswain_proto_shared
+for name in coxswain coxswain-memory coxswain-proto; do
     aarch64-linux-gnu-readelf -h "$folder/lib/lib$name.so" | grep -q 'Machine: *AArch64' ||
         { echo "FAIL: lib$name.so is not for arm64"; exit 1; }
 done

@@ -45,7 +45,7 @@ cox_command_test(NAME fault/countdown_domain LABEL fault TIER all TIMEOUT 120
 cox_command_test(NAME fault/countdown_symbols LABEL fault TIER all
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/countdown_symbols.py ${CMAKE_NM} ${countdown_list}
             ${CMAKE_CURRENT_LIST_DIR}
-            $<TARGET_FILE:coxswain_channel> $<TARGET_FILE:coxswain_messages> $<TARGET_FILE:coxswain_proto>
+            $<TARGET_FILE:coxswain_channel> $<TARGET_FILE:coxswain_memory> $<TARGET_FILE:coxswain_messages> $<TARGET_FILE:coxswain_proto>
             $<TARGET_FILE:coxswain_coordinator>
             $<TARGET_FILE:coxswain_worker_lib> $<TARGET_FILE:coxswain_model_files> $<TARGET_FILE:coxswain_model> $<TARGET_FILE:coxswain_transfer>
             $<TARGET_FILE:coxswain_batching> $<TARGET_FILE:coxswain_commands>)

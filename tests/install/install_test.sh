@@ -39,7 +39,7 @@ headers() {
 }
 
 # The three headers together, in every language and with every compiler that is here: they compile without a warning, a
-# program that packs no messages links libcoxswain alone, and one that packs them libcoxswain-proto too.
+# program that packs no messages links libcoxswain and libcoxswain-memory alone, and one that packs them libcoxswain-proto too.
 tiers() {
     cflags=$(pkg-config --cflags coxswain)
     compiled=0
@@ -50,8 +50,8 @@ tiers() {
             case $standard in c++*) language=c++ ;; esac
             compiled=$((compiled + 1))
             for messages in 0 1; do
-                package=coxswain
-                [ $messages = 0 ] || package="coxswain coxswain-proto"
+                package=coxswain-memory
+                [ $messages = 0 ] || package="coxswain-memory coxswain-proto"
                 "${compiler%%:*}" -x $language -std=$standard $warnings $cflags -DPACKS_MESSAGES=$messages \
                     -DEXPECTED_VERSION="\"$VERSION\"" "$SOURCE/tests/install/tiers.c" -x none \
                     $(pkg-config --libs $package) -o "$scratch/tiers" || fail "${compiler%%:*} -std=$standard"
@@ -65,7 +65,7 @@ tiers() {
 
 # The shared libraries export what the linker maps list, and nothing else.
 symbols() {
-    for name in coxswain coxswain-proto; do
+    for name in coxswain coxswain-memory coxswain-proto; do
         library=$LIBDIR/lib$name.so
         soname=$(objdump -p "$library" | awk '$1 == "SONAME" { print $2 }')
         [ "$soname" = "lib$name.so.$SOVERSION" ] || fail "SONAME is $soname"
@@ -76,8 +76,9 @@ symbols() {
             fail "$name ends the process, or prints"
         fi
     done
-    "$PYTHON" "$SOURCE/tests/tree/symbols.py" check "$LIBDIR/libcoxswain.so" "$LIBDIR/libcoxswain-proto.so" ||
-        fail "the exported functions are not those of include/libcoxswain.map"
+    "$PYTHON" "$SOURCE/tests/tree/symbols.py" check \
+        "$LIBDIR/libcoxswain.so" "$LIBDIR/libcoxswain-memory.so" "$LIBDIR/libcoxswain-proto.so" ||
+        fail "the exported functions are not those of include/*.map"
 }
 
 # Each command and each exported function has a page, and no page makes a formatter complain.
@@ -87,7 +88,8 @@ man() {
     for command in coxswain coxswain-worker $("$PREFIX/bin/coxswain" __complete '' | sed 's/^/coxswain-/; s/\t.*//'); do
         [ -e "$pages/man1/$command.1" ] || fail "no page of $command"
     done
-    for function in $(sed -n 's/^ *\(cox_[a-z0-9_]*\);$/\1/p' "$SOURCE/include/libcoxswain.map"); do
+    for function in $(sed -n 's/^ *\(cox_[a-z0-9_]*\);$/\1/p' "$SOURCE/include/libcoxswain.map" \
+        "$SOURCE/include/libcoxswain-memory.map"); do
         [ -e "$pages/man3/$function.3" ] || echo "$function"
     done >"$scratch/missing"
     [ ! -s "$scratch/missing" ] || fail "no page of $(tr '\n' ' ' <"$scratch/missing")"
@@ -135,14 +137,18 @@ run_domain() {
 pkg_config() {
     [ "$(pkg-config --modversion coxswain)" = "$VERSION" ] || fail "coxswain.pc has another version"
     examples_or_skip
-    [ "$(pkg-config --modversion coxswain-proto)" = "$VERSION" ] || fail "coxswain-proto.pc has another version"
-    shared=$(pkg-config --cflags --libs coxswain)
-    static=$(pkg-config --static --cflags --libs coxswain | sed -E 's/-lcoxswain(-proto)?/-l:libcoxswain\1.a/g')
+    for name in memory proto; do
+        [ "$(pkg-config --modversion coxswain-$name)" = "$VERSION" ] || fail "coxswain-$name.pc has another version"
+    done
     for example in worker execute take coordinator server queue domain; do
+        package=coxswain
+        case $example in queue | domain) package=coxswain-memory ;; esac
+        shared=$(pkg-config --cflags --libs $package)
+        static=$(pkg-config --static --cflags --libs $package | sed -E 's/-lcoxswain(-memory|-proto)?/-l:libcoxswain\1.a/g')
         "$CC" -o "$scratch/$example" "$SOURCE/examples/$example.c" $shared
         "$CC" -o "$scratch/${example}_static" "$SOURCE/examples/$example.c" $static
     done
-    if ldd "$scratch/worker_static" "$scratch/coordinator_static" | grep libcoxswain; then
+    if ldd "$scratch/worker_static" "$scratch/coordinator_static" "$scratch/queue_static" | grep libcoxswain; then
         fail "the static programs need libcoxswain.so"
     fi
     LD_LIBRARY_PATH=$LIBDIR run_examples "$scratch/coordinator" "$scratch/worker"

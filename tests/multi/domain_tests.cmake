@@ -1,7 +1,7 @@
 cox_multi_test(NAME domain TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/domain_test.c ${CMAKE_CURRENT_LIST_DIR}/../unit/channel_fixture.c
             ${CMAKE_CURRENT_LIST_DIR}/../lib/inverted_domain.c
-    LIBS coxswain_channel)
+    LIBS coxswain_memory)
 
 # CUDA memory: with the machine's driver, and with a stand-in for it that shows our side's calls alone.
 add_library(fake_cuda MODULE ${CMAKE_CURRENT_LIST_DIR}/../lib/fake_cuda.c)
@@ -10,7 +10,7 @@ target_link_libraries(fake_cuda PRIVATE coxswain_warnings)
 cox_test_program(test_multi_domain_cuda
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/domain_cuda_test.c ${CMAKE_CURRENT_LIST_DIR}/../unit/channel_fixture.c
             ${CMAKE_CURRENT_LIST_DIR}/../lib/inverted_domain.c
-    LIBS coxswain_channel)
+    LIBS coxswain_memory)
 add_dependencies(test_multi_domain_cuda fake_cuda)
 cox_command_test(NAME multi/domain_cuda LABEL multi TIER all
     COMMAND test_multi_domain_cuda libcuda.so.1)

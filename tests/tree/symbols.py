@@ -1,15 +1,16 @@
-"""symbols.py: libcoxswain.so exports what include/libcoxswain.map lists, and its headers declare just that.
+"""symbols.py: each library exports what its map in include/ lists, and its headers declare just that.
 
-    python3 tests/tree/symbols.py check [LIBRARY [PROTO_LIBRARY]]
+    python3 tests/tree/symbols.py check [LIBRARY MEMORY_LIBRARY PROTO_LIBRARY]
     python3 tests/tree/symbols.py write
 
-The map is the linker's version script and the list that a reviewer reads: one function a line, sorted.
-debian/libcoxswain1.symbols lists the same names, each with the release that brought it.
-A function is public if a header that include/coxswain reaches declares it COX_PUBLIC. `write` brings
-both lists in line with the headers: new names go into the last version, names that are gone are removed.
-`check` compares the two, and with LIBRARY (libcoxswain.so) also its dynamic symbols and their versions;
-PROTO_LIBRARY is libcoxswain-proto.so, which exports coxswain__* alone. `check` also reads the comments of the
-headers: what a function returns is a list, one line for each code.
+A map is the linker's version script and the list that a reviewer reads: one function a line, sorted.
+debian/*.symbols lists the same names, each with the release that brought it.
+A function is public if a header that include/coxswain reaches declares it COX_PUBLIC. Headers of memory/ are
+libcoxswain-memory's, all others libcoxswain's. `write` brings both lists of both libraries in line with the headers:
+new names go into the last version, names that are gone are removed.
+`check` compares them, and with the three libraries also their dynamic symbols and versions: LIBRARY is libcoxswain.so,
+which does not link libcoxswain-memory.so; PROTO_LIBRARY is libcoxswain-proto.so, which exports coxswain__* alone.
+`check` also reads the comments of the headers: what a function returns is a list, one line for each code.
 """
 
 import re
@@ -18,8 +19,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MAP = "include/libcoxswain.map"
-DEBIAN = "debian/libcoxswain1.symbols"
+# The map, and its list for dpkg-gensymbols.
+LIBRARIES = {
+    "include/libcoxswain.map": "debian/libcoxswain1.symbols",
+    "include/libcoxswain-memory.map": "debian/libcoxswain-memory1.symbols",
+}
 TIERS = ("include/coxswain/coxswain.h", "include/coxswain/memory.h", "include/coxswain/ipc.h")
 WRITE = "python3 tests/tree/symbols.py write"
 
@@ -78,22 +82,32 @@ def exported(library):
     return names
 
 
-def compare_headers(declared, versions):
+def needed(library):
+    """The libraries that the loader loads with a library."""
+    text = subprocess.run(["objdump", "-p", library], check=True, capture_output=True, text=True).stdout
+    return re.findall(r"^ *NEEDED +(\S+)", text, re.M)
+
+
+def map_of(header):
+    return list(LIBRARIES)[header.startswith("memory/")]
+
+
+def compare_headers(map_, declared, versions):
     listed = set().union(*versions.values())
-    problems = [f"{name}: declared COX_PUBLIC, but not in {MAP}: if it is to be public, run `{WRITE}` and commit the "
+    problems = [f"{name}: declared COX_PUBLIC, but not in {map_}: if it is to be public, run `{WRITE}` and commit the "
                 "map; if not, remove COX_PUBLIC" for name in sorted(declared - listed)]
-    problems += [f"{name}: in {MAP}, but no public header declares it COX_PUBLIC: run `{WRITE}`, and say in CHANGELOG.md "
+    problems += [f"{name}: in {map_}, but none of its public headers declares it COX_PUBLIC: run `{WRITE}`, and say in CHANGELOG.md "
                  "that it is gone" for name in sorted(listed - declared)]
     return problems
 
 
-def compare_library(symbols, versions):
+def compare_library(map_, symbols, versions):
     problems = []
     expected = {name: version for version, names in versions.items() for name in names}
     for name in sorted(symbols.keys() - expected.keys()):
-        problems.append(f"{name}: exported, but not in {MAP}: is the library linked with the map?")
+        problems.append(f"{name}: exported, but not in {map_}: is the library linked with the map?")
     for name in sorted(expected.keys() - symbols.keys()):
-        problems.append(f"{name}: in {MAP}, but not exported: define it, or remove its COX_PUBLIC and run `{WRITE}`")
+        problems.append(f"{name}: in {map_}, but not exported: define it, or remove its COX_PUBLIC and run `{WRITE}`")
     for name in sorted(symbols.keys() & expected.keys()):
         if symbols[name] != expected[name]:
             problems.append(f"{name}: exported as of {symbols[name] or 'no version'}, expected {expected[name]}: build anew")
@@ -109,10 +123,10 @@ def compare_proto(symbols):
     return problems
 
 
-def write(declared, versions):
+def write(map_, declared, versions):
     last = list(versions)[-1]
     listed = set().union(*versions.values())
-    head = read(MAP)[:read(MAP).index("*/") + 3]
+    head = read(map_)[:read(map_).index("*/") + 3]
     parts, before = [], None
     for version, names in versions.items():
         names = names & declared | (declared - listed if version == last else set())
@@ -121,7 +135,7 @@ def write(declared, versions):
             lines += ["local:", "    *;"]
         parts.append(f"{version} {{\n" + "\n".join(lines) + "\n}" + (f" {before}" if before else "") + ";\n")
         before = version
-    (ROOT / MAP).write_text(head + "\n".join(parts))
+    (ROOT / map_).write_text(head + "\n".join(parts))
 
 
 def debian_of(text):
@@ -129,22 +143,22 @@ def debian_of(text):
     return dict(re.findall(r"^ (cox_\w+@\w[\w.]*) (\S+)", text, re.M))
 
 
-def compare_debian(text, versions):
+def compare_debian(map_, text, versions):
     expected = {f"{name}@{version}" for version, names in versions.items() for name in names}
-    return [f"{symbol}: not both in {MAP} and {DEBIAN}: run `{WRITE}`"
+    return [f"{symbol}: not both in {map_} and {LIBRARIES[map_]}: run `{WRITE}`"
             for symbol in sorted(expected ^ debian_of(text).keys())]
 
 
 def write_debian(text, versions, release):
     """Names keep the release that they have; new ones get this one."""
     known = debian_of(text)
-    head, _, proto = text.partition("\nlibcoxswain-proto")
+    head, separator, proto = text.partition("\nlibcoxswain-proto")
     lines = head.split("\n")[:2]
     for version, names in versions.items():
         kept = re.search(rf"^ {version}@\S+ (\S+)", text, re.M)
         lines.append(f" {version}@{version} {kept[1] if kept else release}")
         lines += [f" {name}@{version} {known.get(f'{name}@{version}', release)}" for name in sorted(names)]
-    return "\n".join(lines) + "\nlibcoxswain-proto" + proto
+    return "\n".join(lines) + (separator or "\n") + proto
 
 
 def crowded(text):
@@ -172,13 +186,13 @@ def self_check():
     assert functions_of(text) == {"cox_yes"}, functions_of(text)
     versions = versions_of("V_1 {\nglobal:\n    cox_a;\nlocal:\n    *;\n};\nV_2 {\nglobal:\n    cox_b;\n} V_1;\n")
     assert versions == {"V_1": {"cox_a"}, "V_2": {"cox_b"}}, versions
-    assert compare_headers({"cox_a", "cox_b"}, versions) == []
-    assert len(compare_headers({"cox_a", "cox_c"}, versions)) == 2
-    assert compare_library({"cox_a": "V_1", "cox_b": "V_2"}, versions) == []
-    assert len(compare_library({"cox_a": "V_2", "cox_c": "V_2"}, versions)) == 3
+    assert compare_headers("map", {"cox_a", "cox_b"}, versions) == []
+    assert len(compare_headers("map", {"cox_a", "cox_c"}, versions)) == 2
+    assert compare_library("map", {"cox_a": "V_1", "cox_b": "V_2"}, versions) == []
+    assert len(compare_library("map", {"cox_a": "V_2", "cox_c": "V_2"}, versions)) == 3
     assert len(compare_proto({"cox_a": ""})) == 3
-    assert compare_debian(" V_1@V_1 1\n cox_a@V_1 1\n cox_b@V_2 2\n", versions) == []
-    assert len(compare_debian(" cox_a@V_2 1\n cox_b@V_2 2\n", versions)) == 2
+    assert compare_debian(list(LIBRARIES)[0], " V_1@V_1 1\n cox_a@V_1 1\n cox_b@V_2 2\n", versions) == []
+    assert len(compare_debian(list(LIBRARIES)[0], " cox_a@V_2 1\n cox_b@V_2 2\n", versions)) == 2
     assert write_debian("l\n*\n cox_a@V_1 1\n\nlibcoxswain-proto", versions, "2") == (
         "l\n*\n V_1@V_1 2\n cox_a@V_1 1\n V_2@V_2 2\n cox_b@V_2 2\nlibcoxswain-proto")
     assert unmarked("int cox_a(void);\n#ifdef COX_INTERNAL\nint cox_b(void);\n#endif\nCOX_PUBLIC int\ncox_c(void);\n"
@@ -188,18 +202,25 @@ def self_check():
 
 
 def main():
-    if len(sys.argv) < 2 or sys.argv[1] not in ("check", "write") or len(sys.argv) > 4:
+    if sys.argv[1:] != ["write"] and (sys.argv[1:2] != ["check"] or len(sys.argv) not in (2, 5)):
         sys.exit(__doc__)
     self_check()
     headers = public_headers()
-    declared = set().union(*(functions_of(read(path)) for path in headers))
-    versions = versions_of(read(MAP))
+    declared = {map_: set() for map_ in LIBRARIES}
+    for path in headers:
+        declared[map_of(path)] |= functions_of(read(path))
     if sys.argv[1] == "write":
-        write(declared, versions)
         release = re.search(r"project\(coxswain\s+VERSION (\S+)", read("CMakeLists.txt"))[1]
-        (ROOT / DEBIAN).write_text(write_debian(read(DEBIAN), versions_of(read(MAP)), release))
+        for map_, debian in LIBRARIES.items():
+            write(map_, declared[map_], versions_of(read(map_)))
+            (ROOT / debian).write_text(write_debian(read(debian), versions_of(read(map_)), release))
         return
-    problems = compare_headers(declared, versions) + compare_debian(read(DEBIAN), versions)
+    problems = []
+    for number, (map_, debian) in enumerate(LIBRARIES.items(), 2):
+        versions = versions_of(read(map_))
+        problems += compare_headers(map_, declared[map_], versions) + compare_debian(map_, read(debian), versions)
+        if len(sys.argv) > 2:
+            problems += compare_library(map_, exported(sys.argv[number]), versions)
     for path in headers:
         problems += [f"{path}: {name} is neither COX_PUBLIC nor between #ifdef COX_INTERNAL and #endif: users would see it, and "
                      "fail to link" for name in unmarked(read(path))]
@@ -213,12 +234,12 @@ def main():
         problems += [f"{path}:{line}: what it returns is a list after `Returns`, one line for each code"
                      for line in crowded(read(path))]
     if len(sys.argv) > 2:
-        problems += compare_library(exported(sys.argv[2]), versions)
-    if len(sys.argv) > 3:
-        problems += compare_proto(exported(sys.argv[3]))
+        problems += compare_proto(exported(sys.argv[4]))
+        problems += [f"libcoxswain links {name}: groups use no pool, queue or domain" for name in needed(sys.argv[2])
+                     if name.startswith("libcoxswain-memory")]
     if problems:
         sys.exit("\n".join(problems))
-    print(f"{len(declared)} public functions")
+    print(", ".join(f"{map_}: {len(names)} functions" for map_, names in declared.items()))
 
 
 main()

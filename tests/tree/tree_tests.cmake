@@ -4,10 +4,10 @@ cox_command_test(NAME tree/includes LABEL tree TIER quick
 # Where the shared words are loaded and stored.
 cox_command_test(NAME tree/atomics LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/atomics.py)
-# What is exported: the public headers and the linker map agree, and so does the library.
+# What is exported: the public headers and the linker maps agree, and so do the libraries.
 set(libraries "")
 if(NOT COX_SANITIZE)
-    set(libraries $<TARGET_FILE:coxswain_shared> $<TARGET_FILE:coxswain_proto_shared>)
+    set(libraries $<TARGET_FILE:coxswain_shared> $<TARGET_FILE:coxswain_memory_shared> $<TARGET_FILE:coxswain_proto_shared>)
 endif()
 cox_command_test(NAME tree/symbols LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/symbols.py check ${libraries})

@@ -10,7 +10,7 @@ cox_unit_test(NAME options TIER quick
     LIBS coxswain_worker_lib)
 cox_unit_test(NAME sized_options TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/sized_options_test.c
-    LIBS coxswain_coordinator coxswain_worker_lib)
+    LIBS coxswain_memory coxswain_coordinator coxswain_worker_lib)
 # The linker sends the gate's system calls through the test, which counts them.
 cox_unit_test(NAME gate_futex TIER quick TIMEOUT 120
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/gate_futex_test.c ${channel_fixture}

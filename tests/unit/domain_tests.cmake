@@ -2,5 +2,5 @@
 cox_unit_test(NAME domain TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/domain_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
             ${CMAKE_CURRENT_LIST_DIR}/../lib/inverted_domain.c
-    LIBS coxswain_channel)
+    LIBS coxswain_memory)
 target_link_options(test_unit_domain PRIVATE -Wl,--wrap=posix_fallocate -Wl,--wrap=fcntl)

@@ -3,7 +3,7 @@ foreach(name pool pool_slab pool_generation)
     cox_unit_test(NAME ${name} TIER quick
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c ${CMAKE_CURRENT_LIST_DIR}/pool_fixture.c
                 ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
-        LIBS coxswain_channel)
+        LIBS coxswain_memory)
 endforeach()
 
 # KV blocks of one writer (channel/kv/kv_blocks.h).
