@@ -18,13 +18,6 @@
 
 #define LABEL "cox_pool"
 
-int cox_pool_check_here(const struct cox_pool *pool, struct cox_error *err)
-{
-    return cox_pool_local_refs_is_here(pool->local_refs)
-               ? 0
-               : cox_fail(err, COX_STATE, "in the child of a fork: the pool is its parent's");
-}
-
 /* ---- pieces of a pool ---- */
 
 static struct cox_pool *pool_new(struct cox_error *err)

@@ -1,18 +1,22 @@
 /*
  * pool_internal: what the files of the pool share. Private to the library.
  *
+ * Layers, each of which calls only those below it (tests/tree/calls.py):
+ *
  *   pool.c            create, attach, free, handles
- *   pool_geometry.c   sizes and offsets
- *   pool_owner.c      rows: claim, liveness of owners
- *   pool_block.c      a block's word, counts and the last check: the protocol
- *   pool_pages.c      on_demand
- *   pool_slab.c       slabs and runs of them
- *   pool_local_refs.c references of this process, by generation; private memory
- *   pool_reference.c  allocate, ref, unref, find, copy
- *   pool_generation.c adopt_all, bump_generation, wait_unpinned
- *   pool_pin.c        queues and pins
+ *   pool_generation.c adopt_all, bump_generation, wait_unpinned; pool_pin.c: pins
+ *   pool_reference.c  allocate, ref, unref, find, copy; pool_owner.c: rows, claim and leave
  *   pool_sweep.c      what dead owners left
- *   pool_display.c    stats, dump
+ *   pool_queues.c     queues that joined the pool
+ *   pool_reclaim.c    frees blocks that nothing counts: the protocol; finds free ones
+ *   pool_slab.c       slabs and runs of them; trims pages
+ *   pool_pages.c      on_demand
+ *   pool_block.c      steps of a block's word and counts
+ *   pool_identity.c   liveness of processes; pool_local_refs.c: references of this process, by
+ *                     generation, in private memory
+ *   pool_geometry.c   sizes and offsets
+ *
+ * pool_display.c has stats and dump.
  *
  * `as` is the owner on whose behalf a step is done: this process, or a dead one whose row this
  * thread sweeps.
@@ -87,6 +91,12 @@ static inline struct cox_pool_layout_count *cox_pool_count_of(const struct cox_p
     return &row[block];
 }
 
+/* What is committed at a time: a block, or a slab. */
+static inline uint64_t cox_pool_page_size(const struct cox_pool *pool)
+{
+    return pool->geometry.slab_count ? pool->geometry.slab_size : pool->geometry.block_size;
+}
+
 /* Rows that were ever used. The word is input. */
 static inline uint32_t cox_pool_owner_high(const struct cox_pool *pool)
 {
@@ -99,10 +109,13 @@ static inline uint64_t cox_pool_block_offset(const struct cox_pool *pool, uint32
     return block * pool->geometry.block_size;
 }
 
-/* ---- pool.c ---- */
+/* ---- pool_identity.c ---- */
 
 /* Returns 0; COX_STATE: in the child of a fork, whose row is its parent's. */
 int cox_pool_check_here(const struct cox_pool *pool, struct cox_error *err);
+
+/* LIVE or SWEEPING, and the process is dead. */
+bool cox_pool_identity_is_dead(const struct cox_pool *pool, uint64_t identity);
 
 /* ---- pool_owner.c ---- */
 
@@ -110,9 +123,6 @@ int cox_pool_check_here(const struct cox_pool *pool, struct cox_error *err);
 int cox_pool_owner_claim(struct cox_pool *pool, uint32_t incarnation, struct cox_error *err);
 /* Releases all references and pins of this process, and its row. */
 void cox_pool_owner_leave(struct cox_pool *pool);
-/* LIVE or SWEEPING, and the process is dead. */
-bool cox_pool_identity_is_dead(const struct cox_pool *pool, uint64_t identity);
-
 /* ---- pool_block.c ---- */
 
 /* FREE -> CLAIMED; false: another owner was faster, or it is not free. */
@@ -126,20 +136,11 @@ void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t gene
 int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t generation);
 /* One more in this process's row. Returns 0 or COX_FULL. */
 int cox_pool_count_add(struct cox_pool *pool, uint32_t block);
-/* One less; wakes waiters for unpinned, and frees the block if that was the last one of all. False:
- * there was none. */
-bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block);
 /* A row or a pin counts it. */
 bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block);
-/* USED or CLOSING, and nothing counts it -> FREE. To call after every decrement and unpin. */
-void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as);
 /* Wakes processes in wait_unpinned. */
 void cox_pool_wake_unpin_waiters(struct cox_pool *pool);
 void cox_pool_hint(struct cox_pool *pool, uint32_t block);
-/* Claims a free block of a fixed pool. Returns 0 or COX_FULL; only_pages: one whose pages are
- * allocated. */
-int cox_pool_block_find(struct cox_pool *pool, bool only_pages, uint32_t *ret_block,
-                        uint64_t *ret_generation);
 
 /* ---- pool_pages.c: a page is the memory of a block; in a slab pool, of a slab ---- */
 
@@ -152,10 +153,6 @@ bool cox_pool_pages_are_there(const struct cox_pool *pool, uint32_t page);
 /* Counts the pages of a free block as retained, and no longer. */
 void cox_pool_pages_retain(struct cox_pool *pool, uint32_t page);
 void cox_pool_pages_release(struct cox_pool *pool, uint32_t page);
-/* If more than retain_size is retained, claims the free block and releases its pages. */
-void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as);
-/* Recounts retained pages, and trims all: after a death. */
-void cox_pool_pages_sweep(struct cox_pool *pool, uint32_t as);
 
 /* ---- pool_slab.c ---- */
 
@@ -173,6 +170,23 @@ void cox_pool_slab_sweep(struct cox_pool *pool, uint32_t as);
 /* EMPTY -> CLAIMED, and back. */
 bool cox_pool_slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t as);
 void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as);
+
+/* If more than retain_size is retained, claims the free block and releases its pages. */
+void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as);
+/* Recounts retained pages, and trims all: after a death. */
+void cox_pool_pages_sweep(struct cox_pool *pool, uint32_t as);
+
+/* ---- pool_reclaim.c ---- */
+
+/* One less; wakes waiters for unpinned, and frees the block if that was the last one of all. False:
+ * there was none. */
+bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block);
+/* USED or CLOSING, and nothing counts it -> FREE. To call after every decrement and unpin. */
+void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as);
+/* Claims a free block of a fixed pool. Returns 0 or COX_FULL; only_pages: one whose pages are
+ * allocated. */
+int cox_pool_block_find(struct cox_pool *pool, bool only_pages, uint32_t *ret_block,
+                        uint64_t *ret_generation);
 
 /* ---- pool_local_refs.c ---- */
 
@@ -198,7 +212,11 @@ int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *
 /* This process holds the reference. */
 bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref);
 
-/* ---- pool_pin.c ---- */
+/* ---- pool_queues.c ---- */
+
+#define COX_POOL_PLACE_NONE UINT32_MAX
+/* The queue's place in the table; queue_id 0: a free one. */
+uint32_t cox_pool_place_of(const struct cox_pool *pool, uint64_t queue_id);
 
 /* Clears pins of queues that no owner has joined, on behalf of `as`. Returns how many. */
 uint64_t cox_pool_queues_sweep(struct cox_pool *pool, uint32_t as);

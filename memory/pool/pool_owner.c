@@ -2,30 +2,7 @@
 #include <inttypes.h>
 
 #include "channel/base/fault.h"
-#include "channel/base/peer.h"
 #include "pool_internal.h"
-
-bool cox_pool_identity_is_dead(const struct cox_pool *pool, uint64_t identity)
-{
-    const uint32_t state = cox_pool_identity_state(identity);
-    const int32_t pid = cox_pool_identity_pid(identity);
-    struct cox_peer peer = COX_PEER_NONE;
-    uint64_t start;
-    if (state != COX_POOL_OWNER_LIVE && state != COX_POOL_OWNER_SWEEPING)
-        return false;
-    if (pid == pool->pid &&
-        cox_pool_identity_start(identity) == cox_pool_identity_start(pool->start))
-        return false;
-    int r = pid == 0 ? COX_PEER_DEAD : cox_peer_open(pid, cox_pool_identity_start(identity), &peer);
-    cox_peer_close(&peer);
-    if (r == 0 || r == COX_PEER_DEAD)
-        return r == COX_PEER_DEAD;
-    /* Without a pidfd: the pid may belong to another process now, so compare start times. A zombie
-     * counts as alive, since its other threads may still run. */
-    r = cox_peer_start_time(pid, &start);
-    return r == COX_PEER_DEAD ||
-           (r == 0 && cox_pool_identity_start(start) != cox_pool_identity_start(identity));
-}
 
 /* Before the first count: from now on scans of all rows include this one. */
 static void owner_raise(struct cox_pool *pool, uint32_t owner)

@@ -104,6 +104,48 @@ void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as)
         slab_empty(pool, slab, word);
 }
 
+/* ---- retained pages: of free blocks, or of empty slabs ---- */
+
+void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as)
+{
+    uint64_t generation = 0;
+    if (!pool->geometry.on_demand || pool->read_only ||
+        atomic_load(&pool->header->retained) <= (int64_t)pool->geometry.retain_size ||
+        !cox_pool_pages_are_there(pool, page))
+        return;
+    if (pool->geometry.slab_count ? !cox_pool_slab_claim(pool, page, as)
+                                  : !cox_pool_block_claim(pool, page, as, &generation))
+        return;
+    cox_pool_pages_release(pool, page);
+    cox_pool_pages_decommit(pool, page);
+    if (pool->geometry.slab_count)
+        cox_pool_slab_unclaim(pool, page, as);
+    else
+        cox_pool_block_unclaim(pool, page, generation, as);
+}
+
+/* A snapshot: no owner has the block. */
+static bool page_is_free(const struct cox_pool *pool, uint32_t page)
+{
+    if (pool->geometry.slab_count)
+        return cox_pool_slab_word_split(atomic_load(&pool->slabs[page].slab_word)).phase ==
+               COX_POOL_SLAB_EMPTY;
+    return cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, page))).phase ==
+           COX_POOL_FREE;
+}
+
+void cox_pool_pages_sweep(struct cox_pool *pool, uint32_t as)
+{
+    int64_t retained = 0;
+    for (uint32_t page = 0; page < pool->geometry.page_count; page++)
+        if (cox_pool_pages_are_there(pool, page) && page_is_free(pool, page))
+            retained += (int64_t)cox_pool_page_size(pool);
+    atomic_store(&pool->header->retained, retained);
+    cox_fault_point(COX_FAULT_POOL_RETAINED);
+    for (uint32_t page = 0; page < pool->geometry.page_count; page++)
+        cox_pool_pages_trim(pool, page, as);
+}
+
 /* Counts the slab as empty; releases its pages if too many are retained. */
 static void slab_emptied(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {

@@ -11,25 +11,6 @@ static_assert(sizeof(struct cox_pool_handle) ==
                   sizeof((struct cox_queue_layout_pool *)0)->pool_handle,
               "handle");
 
-bool cox_queue_entry_read(struct cox_queue *queue, uint32_t index,
-                          struct cox_queue_entry *ret_entry)
-{
-    if (index >= queue->geometry.pool_count_max)
-        return false;
-    struct cox_queue_layout_pool *pool = &queue->layout->pools[index];
-    *ret_entry = (struct cox_queue_entry){
-        .id = COX_QUEUE_LOAD(pool->pool_id),
-        .stamp = COX_QUEUE_LOAD(pool->pool_stamp),
-        .domain = COX_QUEUE_LOAD(pool->pool_domain),
-        .flags = COX_QUEUE_LOAD(pool->pool_flags),
-    };
-    uint64_t words[sizeof ret_entry->handle / 8];
-    for (size_t i = 0; i < sizeof words / 8; i++)
-        words[i] = COX_QUEUE_LOAD(pool->pool_handle[i]);
-    memcpy(&ret_entry->handle, words, sizeof words);
-    return ret_entry->id != 0 && ret_entry->domain < queue->geometry.domain_count_max;
-}
-
 /* ---- entries in use ---- */
 
 struct entries_used {

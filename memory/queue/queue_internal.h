@@ -197,6 +197,15 @@ int cox_queue_pool_cache_open(struct cox_queue_pool_cache *cache, uint32_t index
 /* Opens every pool entry that can be opened. Not under the lock. */
 void cox_queue_pool_cache_open_all(struct cox_queue_pool_cache *cache);
 
+/* Adds a use of a pool that this process opened from a handle. NULL: none. */
+struct cox_pool *cox_queue_pools_use_opened(struct cox_queue *queue, uint64_t id);
+/* Adds a use; the first one joins the queue to the pool. owned: the last unuse frees the pool.
+ * Returns as cox_pool_queue_join. */
+int cox_queue_pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
+                        struct cox_error *err);
+void cox_queue_pools_unuse(struct cox_queue *queue, struct cox_pool *pool);
+/* This process opened the pool from a handle. */
+bool cox_queue_pools_opened(struct cox_queue *queue, const struct cox_pool *pool);
 /* Unpins through any pool of this process with that id. False: it has none. */
 bool cox_queue_pools_unpin(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag);
 void cox_queue_pools_sweep(struct cox_queue *queue);
@@ -214,6 +223,7 @@ struct cox_queue_message {
     uint32_t mask, interest;
     struct cox_queue_copy copies[COX_DOMAIN_COUNT_MAX];
 };
+void cox_queue_copy_read(struct cox_queue_layout_copy *copy, struct cox_queue_copy *ret_copy);
 void cox_queue_row_read(struct cox_queue *queue, uint64_t number,
                         struct cox_queue_message *ret_message);
 /* Pins the block as the copy of the message in that domain, after it recorded the intent, which

@@ -153,17 +153,6 @@ static void copy_unpin(struct cox_queue *queue, const struct cox_queue_copy *cop
         pending_free_add(queue, copy, entry.stamp, tag);
 }
 
-static void copy_read(struct cox_queue_layout_copy *copy, struct cox_queue_copy *ret_copy)
-{
-    *ret_copy = (struct cox_queue_copy){
-        .copier = COX_QUEUE_LOAD(copy->copy_copier),
-        .generation = COX_QUEUE_LOAD(copy->copy_generation),
-        .size = COX_QUEUE_LOAD(copy->copy_size),
-        .pool = COX_QUEUE_LOAD(copy->copy_pool),
-        .block = COX_QUEUE_LOAD(copy->copy_block),
-    };
-}
-
 void cox_queue_copy_fill(struct cox_queue_layout_copy *copy, const struct cox_queue_copy *from)
 {
     atomic_store_explicit(&copy->copy_copier, from->copier, memory_order_relaxed);
@@ -208,19 +197,6 @@ void cox_queue_intent_clear(struct cox_queue *queue)
 
 /* ---- rows ---- */
 
-void cox_queue_row_read(struct cox_queue *queue, uint64_t number,
-                        struct cox_queue_message *ret_message)
-{
-    struct cox_queue_layout_row *row = cox_queue_row_at(queue, number);
-    ret_message->number = COX_QUEUE_LOAD(row->row_number);
-    ret_message->user_data = COX_QUEUE_LOAD(row->row_user_data);
-    ret_message->length = COX_QUEUE_LOAD(row->row_length);
-    ret_message->mask = COX_QUEUE_LOAD(row->row_mask) & cox_queue_domain_mask(queue);
-    ret_message->interest = COX_QUEUE_LOAD(row->row_interest);
-    for (uint32_t d = 0; d < queue->geometry.domain_count_max; d++)
-        copy_read(&row->copies[d], &ret_message->copies[d]);
-}
-
 void cox_queue_row_end(struct cox_queue *queue, struct cox_queue_layout_row *row)
 {
     const uint64_t number = COX_QUEUE_LOAD(row->row_number) & ~COX_QUEUE_ROW_ENDING;
@@ -234,7 +210,7 @@ void cox_queue_row_end(struct cox_queue *queue, struct cox_queue_layout_row *row
         if (!(mask >> d & 1))
             continue;
         struct cox_queue_copy copy;
-        copy_read(&row->copies[d], &copy);
+        cox_queue_copy_read(&row->copies[d], &copy);
         copy_unpin(queue, &copy, number, d);
         cox_fault_point(COX_FAULT_QUEUE_COPY_UNPINNED);
         mask &= ~(UINT32_C(1) << d);

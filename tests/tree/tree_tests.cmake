@@ -1,6 +1,9 @@
 # How the tree is laid out: which folder includes which, how large they are.
 cox_command_test(NAME tree/includes LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/includes.py)
+# Which file of memory/ calls which.
+cox_command_test(NAME tree/calls LABEL tree TIER quick
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/calls.py)
 # Where the shared words are loaded and stored.
 cox_command_test(NAME tree/atomics LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/atomics.py)
