@@ -136,7 +136,6 @@
     X(CONTROL_SOCKET_BOUND, "control_socket.bound") /* under a temporary name */                   \
     X(CONTROL_SOCKET_LISTENS, "control_socket.listens")                                            \
     X(CONTROL_SOCKET_NAMED, "control_socket.named")                                                \
-    X(CONTROL_SOCKET_LINKED, "control_socket.linked")       /* also under its old name */          \
     X(CONTROL_SOCKET_CONNECTED, "control_socket.connected") /* the client */                       \
     X(CONTROL_SOCKET_ASKED, "control_socket.asked")         /* the hello is sent */                \
     X(CONTROL_SOCKET_ACCEPTED, "control_socket.accepted")                                          \

@@ -35,13 +35,10 @@ enum presence { ABSENT, LEFT, LISTENING };
 static enum presence socket_presence(const char *runtime_dir, const char *file)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    char old_file[COX_RUNTIME_DIR_FILE_SIZE];
     pid_t pid;
     if (cox_runtime_dir_open(runtime_dir, false, &fd, NULL))
         return ABSENT;
     int r = cox_runtime_dir_probe(fd, file, &pid);
-    if (r == COX_NOT_FOUND && cox_runtime_dir_old_file(file, old_file))
-        r = cox_runtime_dir_probe(fd, old_file, &pid);
     return r == 0 ? LISTENING : r == COX_NOT_FOUND ? ABSENT : LEFT;
 }
 
@@ -135,14 +132,7 @@ static int connect_to_path(const char *path, bool other_users, uint64_t deadline
 {
     _cox_cleanup_(cox_close_fd) int runtime_dir_fd = -1;
     const char *file = NULL;
-    char old_file[COX_RUNTIME_DIR_FILE_SIZE];
-    struct stat st;
     int r = connect_open_runtime_dir(path, &runtime_dir_fd, &file, err);
-    /* Coordinators of an older release have only the old name. */
-    if (r == 0 && cox_runtime_dir_old_file(file, old_file) &&
-        fstatat(runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT &&
-        fstatat(runtime_dir_fd, old_file, &st, AT_SYMLINK_NOFOLLOW) == 0)
-        file = old_file;
     if (r == 0)
         r = connect_check_file(runtime_dir_fd, file, path, other_users, err);
     if (r)

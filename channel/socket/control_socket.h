@@ -37,11 +37,10 @@
  * Sealed: request memory (read-only), memory of the rank, wake words, its words and its values in
  * the rank group (sealed.h).
  *
- * Files: `<runtime directory>/<name>.sock` (a long name is shortened, with a hash), and for one
- *   release `<name>.door`, a hard link to it. The runtime directory is $COXSWAIN_RUNTIME_DIR, or
- *   $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where neither is set; clients look in more
- *   places (cox_runtime_dir_search). A runtime directory that has another owner, or lets others in,
- *   is refused; its mode is 0700.
+ * Files: `<runtime directory>/<name>.sock` (a long name is shortened, with a hash). The runtime
+ *   directory is $COXSWAIN_RUNTIME_DIR, or $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where
+ *   neither is set; clients look in more places (cox_runtime_dir_search). A runtime directory that
+ *   has another owner, or lets others in, is refused; its mode is 0700.
  * Threads: open starts one, which calls the hooks; open and close on one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
  * Blocks: connect until its deadline, in all. The control socket's thread never waits for a client:

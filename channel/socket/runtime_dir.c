@@ -19,7 +19,7 @@
 #include "channel/base/peer.h"
 #include "socket.h"
 
-#define SOCKET_END COX_RUNTIME_DIR_SOCKET_END
+#define SOCKET_END ".sock"
 /* The start of a shortened name; then follow '~', which no name contains, 16 digits and the end. */
 #define NAME_START_SIZE 48
 #define MODE 0700
@@ -31,7 +31,6 @@
 
 static_assert(NAME_START_SIZE + 1 + 16 + sizeof SOCKET_END <= COX_RUNTIME_DIR_FILE_SIZE,
               "a shortened name fits");
-static_assert(sizeof COX_RUNTIME_DIR_OLD_END == sizeof SOCKET_END, "as long as the new one");
 static_assert(sizeof COX_RUNTIME_DIR_NEW_FILE <= COX_RUNTIME_DIR_FILE_SIZE,
               "the new file's name fits");
 
@@ -109,26 +108,12 @@ void cox_runtime_dir_file(const char *name, char buffer[COX_RUNTIME_DIR_FILE_SIZ
                  name, cox_hash_bytes(COX_HASH_START, name, strlen(name)));
 }
 
-static bool ends_with(const char *file, const char *end)
-{
-    const size_t length = strlen(file), end_length = strlen(end);
-    return length > end_length && strcmp(file + length - end_length, end) == 0;
-}
-
 size_t cox_runtime_dir_name_length(const char *file)
 {
-    return ends_with(file, SOCKET_END) || ends_with(file, COX_RUNTIME_DIR_OLD_END)
-               ? strlen(file) - strlen(SOCKET_END)
+    const size_t length = strlen(file), end_length = strlen(SOCKET_END);
+    return length > end_length && strcmp(file + length - end_length, SOCKET_END) == 0
+               ? length - end_length
                : 0;
-}
-
-bool cox_runtime_dir_old_file(const char *file, char buffer[COX_RUNTIME_DIR_FILE_SIZE])
-{
-    if (!ends_with(file, SOCKET_END) || strlen(file) >= COX_RUNTIME_DIR_FILE_SIZE)
-        return false;
-    snprintf(buffer, COX_RUNTIME_DIR_FILE_SIZE, "%.*s" COX_RUNTIME_DIR_OLD_END,
-             (int)cox_runtime_dir_name_length(file), file);
-    return true;
 }
 
 void cox_runtime_dir_address(int runtime_dir_fd, const char *file, struct sockaddr_un *ret_address)
@@ -359,14 +344,11 @@ static bool runtime_dir_is_socket(const char *file)
 static int runtime_dir_sweep_one(int runtime_dir_fd, const char *file, uint32_t *count)
 {
     pid_t pid;
-    struct stat st;
     int r = cox_runtime_dir_probe(runtime_dir_fd, file, &pid);
     /* Only a start that holds the lock creates a new file: if a process listens on it, it was left
      * by a start that died, whose forked child has the socket. */
     if (r == COX_CLOSED || (r == 0 && strcmp(file, COX_RUNTIME_DIR_NEW_FILE) == 0))
-        /* A socket with both names counts once. */
-        *count += fstatat(runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-                  unlinkat(runtime_dir_fd, file, 0) == 0 && st.st_nlink == 1;
+        *count += unlinkat(runtime_dir_fd, file, 0) == 0;
     cox_fault_point(COX_FAULT_RUNTIME_DIR_SWEPT);
     return r >= 0 || r == -EPROTOTYPE || r == -EACCES ? 0 : r;
 }

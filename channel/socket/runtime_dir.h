@@ -39,17 +39,10 @@ int cox_runtime_dir_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error 
  * and COX_EMPTY: there are fewer. */
 int cox_runtime_dir_search(uint32_t index, char buffer[COX_SOCKET_PATH_SIZE],
                            struct cox_error *err);
-/* How the file of a control socket ends. The second is a hard link to it, for clients of releases
- * before 0.2, which know no other name. */
-#define COX_RUNTIME_DIR_SOCKET_END ".sock"
-#define COX_RUNTIME_DIR_OLD_END ".door"
-
 /* The file of a group's control socket: NAME.sock; a name that is too long for an address is
  * shortened and has a hash of the whole. */
 void cox_runtime_dir_file(const char *name, char buffer[COX_RUNTIME_DIR_FILE_SIZE]);
-/* The old name of a socket's file, which old clients use. False: `file` has neither ending. */
-bool cox_runtime_dir_old_file(const char *file, char buffer[COX_RUNTIME_DIR_FILE_SIZE]);
-/* The length of the group's name in a socket's file name, old or new; 0: it is no such name. */
+/* The length of the group's name in a socket's file name; 0: it is no such name. */
 size_t cox_runtime_dir_name_length(const char *file);
 
 /* Opens the runtime directory for a control socket. create: makes it if it is missing (its parent

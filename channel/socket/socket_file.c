@@ -41,11 +41,10 @@ static void listen_fd_end(struct cox_socket_file *file, int *fd)
 /* ---- its name ---- */
 
 /* Under the lock. Checks that the name is free; dead sockets were swept before. */
-static int check_one(const struct cox_socket_file *file, const char *entry, struct cox_error *err)
+static int check_name(const struct cox_socket_file *file, struct cox_error *err)
 {
-    const int length = (int)(strrchr(file->path, '/') - file->path);
     pid_t pid = 0;
-    int r = cox_runtime_dir_probe(file->runtime_dir_fd, entry, &pid);
+    int r = cox_runtime_dir_probe(file->runtime_dir_fd, file->file, &pid);
     if (r == COX_NOT_FOUND)
         return 0;
     if (r == 0 && pid && cox_peer_exiting(pid))
@@ -57,21 +56,14 @@ static int check_one(const struct cox_socket_file *file, const char *entry, stru
     if (r == 0)
         return cox_fail(
             err, COX_TAKEN,
-            "the name '%s' is taken: %s listens at %.*s/%s; stop that one or choose another name",
-            file->name, who, length, file->path, entry);
+            "the name '%s' is taken: %s listens at %s; stop that one or choose another name",
+            file->name, who, file->path);
     if (r > 0)
         return cox_fail(
             err, COX_DENIED,
-            "%.*s/%s is in the way: expected nothing there, or the socket of a group of user %u: choose another name",
-            length, file->path, entry, geteuid());
-    return cox_fail(err, r, "%.*s/%s: %s", length, file->path, entry, cox_status_text(r));
-}
-
-/* A coordinator of an older release has the old name alone. */
-static int check_name(const struct cox_socket_file *file, struct cox_error *err)
-{
-    const int r = check_one(file, file->file, err);
-    return r ? r : check_one(file, file->old_file, err);
+            "%s is in the way: expected nothing there, or the socket of a group of user %u: choose another name",
+            file->path, geteuid());
+    return cox_fail(err, r, "%s: %s", file->path, cox_status_text(r));
 }
 
 /* Under the lock. After a failure cox_socket_file_remove removes the rest.
@@ -107,21 +99,16 @@ static int bind_file(struct cox_socket_file *file)
     file->device = st.st_dev;
     file->inode = st.st_ino;
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_NAMED);
-    /* The file system has no hard links: clients of older releases cannot find this group. */
-    if (linkat(file->runtime_dir_fd, file->file, file->runtime_dir_fd, file->old_file, 0) < 0 &&
-        errno != EPERM && errno != EOPNOTSUPP)
-        return -errno;
-    cox_fault_point(COX_FAULT_CONTROL_SOCKET_LINKED);
     return 0;
 }
 
-/* Removes the entry if it is this socket's. */
-static void unlink_one(const struct cox_socket_file *file, const char *entry)
+/* Removes the file if it is this socket's. */
+static void unlink_file(const struct cox_socket_file *file)
 {
     struct stat st;
-    if (fstatat(file->runtime_dir_fd, entry, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+    if (fstatat(file->runtime_dir_fd, file->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
         st.st_dev == file->device && st.st_ino == file->inode)
-        unlinkat(file->runtime_dir_fd, entry, 0);
+        unlinkat(file->runtime_dir_fd, file->file, 0);
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
 }
 
@@ -205,12 +192,11 @@ static int renew(struct cox_socket_file *file, struct cox_error *err)
     r = listen_fd_open(&listen_fd);
     if (r)
         return cox_fail(err, r, "socket: %s", cox_status_text(r));
-    unlink_one(file, file->old_file); /* which may be left */
     fds_exchange(&file->runtime_dir_fd, &runtime_dir_fd);
     fds_exchange(&file->listen_fd, &listen_fd);
     r = listen_once(file, 0, err);
     if (r) {
-        unlink_one(file, file->file);
+        unlink_file(file);
         fds_exchange(&file->runtime_dir_fd, &runtime_dir_fd);
         fds_exchange(&file->listen_fd, &listen_fd);
     } else {
@@ -281,7 +267,6 @@ int cox_socket_file_open(struct cox_socket_file *file, const char *name, const c
 {
     snprintf(file->name, sizeof file->name, "%s", name);
     cox_runtime_dir_file(name, file->file);
-    cox_runtime_dir_old_file(file->file, file->old_file);
     int length = snprintf(file->path, sizeof file->path, "%s/%s", runtime_dir, file->file);
     if (length < 0 || length >= COX_SOCKET_PATH_SIZE)
         return cox_fail(err, COX_TOO_LARGE,
@@ -307,8 +292,7 @@ void cox_socket_file_remove(struct cox_socket_file *file)
     if (file->named) {
         bool locked = cox_runtime_dir_lock(file->runtime_dir_fd,
                                            cox_deadline_after_ms(CLOSE_LOCK_MS), NULL) == 0;
-        unlink_one(file, file->old_file);
-        unlink_one(file, file->file);
+        unlink_file(file);
         if (locked)
             cox_runtime_dir_unlock(file->runtime_dir_fd);
         file->named = false;

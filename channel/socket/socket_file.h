@@ -1,6 +1,6 @@
 /*
  * socket_file: the socket on which a coordinator listens, and its file in the runtime directory:
- * `<runtime directory>/<name>.sock`, and for one release `<name>.door`, a hard link to it.
+ * `<runtime directory>/<name>.sock`.
  *
  * Where another process removes the file, or the directory (a logout, a cleaner of /tmp), both are
  * made anew a second later, with another socket, and every second again until that succeeds.
@@ -33,8 +33,6 @@ struct cox_socket_file {
     char name[COX_NAME_SIZE_MAX + 1];
     char path[COX_SOCKET_PATH_SIZE];
     char file[COX_RUNTIME_DIR_FILE_SIZE];
-    /* the same socket, for clients of older releases */
-    char old_file[COX_RUNTIME_DIR_FILE_SIZE];
     int listen_fd;
     /* readable when the file may have been removed; -1: there is no inotify to be had */
     int watch_fd;

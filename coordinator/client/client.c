@@ -61,21 +61,14 @@ int cox_client_open_path(struct cox_client *client, const char *path, uint64_t d
     return path_open(client, path, true, deadline_ns, err);
 }
 
-/* The group whose control socket this entry is. Returns 0; COX_EMPTY: it is none, or the same one
- * has an entry under its present name; -errno. */
-static int group_of(DIR *stream, const char *entry, char *name, size_t name_size)
+/* The group whose control socket this entry is. False: it is none. */
+static bool group_of(const char *entry, char *name, size_t name_size)
 {
     const size_t length = cox_runtime_dir_name_length(entry);
-    char present[256 + sizeof COX_RUNTIME_DIR_SOCKET_END];
     if (length == 0 || length >= name_size)
-        return COX_EMPTY;
+        return false;
     snprintf(name, name_size, "%.*s", (int)length, entry);
-    snprintf(present, sizeof present, "%s" COX_RUNTIME_DIR_SOCKET_END, name);
-    if (strcmp(entry, present) == 0)
-        return 0;
-    if (faccessat(dirfd(stream), present, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-        return COX_EMPTY;
-    return errno == ENOENT ? 0 : -errno;
+    return true;
 }
 
 struct walk {
@@ -112,12 +105,10 @@ static int sockets_try(const struct walk *walk, const char *runtime_dir, DIR *st
                        ? cox_fail(walk->err, -errno, "%s: %s", runtime_dir, cox_status_text(-errno))
                        : 0;
         char name[256];
-        int r = group_of(stream, entry->d_name, name, sizeof name);
-        if (r < 0)
-            return cox_fail(walk->err, r, "%s: %s", runtime_dir, cox_status_text(r));
-        if (!r)
-            r = socket_try(walk, runtime_dir, entry->d_name, name);
-        if (r && r != COX_EMPTY)
+        if (!group_of(entry->d_name, name, sizeof name))
+            continue;
+        int r = socket_try(walk, runtime_dir, entry->d_name, name);
+        if (r)
             return r;
     }
 }

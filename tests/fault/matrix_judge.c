@@ -199,16 +199,14 @@ static bool is_of_sweep(enum cox_fault_point point)
 static void judge_dead_socket(struct matrix_run *run)
 {
     char file[COX_SOCKET_PATH_SIZE], path[COX_SOCKET_PATH_SIZE];
-    char own[COX_RUNTIME_DIR_FILE_SIZE], own_old[COX_RUNTIME_DIR_FILE_SIZE];
+    char own[COX_RUNTIME_DIR_FILE_SIZE];
     uint32_t count = matrix_sockets_count(file);
     cox_runtime_dir_file(run->name, own);
-    cox_runtime_dir_old_file(own, own_old);
     if (count > 1)
         matrix_complain(run, MATRIX_WRONG, "%u sockets are left", count);
     if (count == 0)
         return;
-    /* Killed between the removals of the two names, it leaves the second one. */
-    const bool is_own = strcmp(file, own) == 0 || strcmp(file, own_old) == 0;
+    const bool is_own = strcmp(file, own) == 0;
     if (!is_own && strcmp(file, COX_RUNTIME_DIR_NEW_FILE) != 0)
         matrix_complain(run, MATRIX_WRONG, "%s is left", file);
     cox_fault_arm(NULL); /* the plan, which is in the environment, was for the dead one */

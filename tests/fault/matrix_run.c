@@ -89,12 +89,6 @@ uint32_t matrix_sockets_count(char *name)
     for (struct dirent *entry; folder && (entry = readdir(folder));) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        const size_t length = strlen(entry->d_name);
-        struct stat st;
-        /* The second name of a socket that is there. */
-        if (length > 5 && strcmp(entry->d_name + length - 5, ".door") == 0 &&
-            fstatat(dirfd(folder), entry->d_name, &st, 0) == 0 && st.st_nlink > 1)
-            continue;
         count++;
         if (name)
             snprintf(name, COX_SOCKET_PATH_SIZE, "%s", entry->d_name);

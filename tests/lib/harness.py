@@ -560,15 +560,9 @@ def bytes_of(group):
 
 
 def socket_files():
-    """Sockets of groups, alive or dead; no other script has this folder. A NAME.door is left out beside the NAME.sock
-    that it is a link to."""
-    def is_link(entry):
-        try:
-            return entry.endswith(".door") and os.path.samefile(socket_of(entry), socket_of(entry[:-5] + ".sock"))
-        except FileNotFoundError:
-            return False
+    """Sockets of groups, alive or dead; no other script has this folder."""
     try:
-        return sorted(entry for entry in os.listdir(socket_of("")) if not is_link(entry))
+        return sorted(os.listdir(socket_of("")))
     except FileNotFoundError:
         return []
 

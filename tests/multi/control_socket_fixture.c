@@ -203,14 +203,8 @@ int runtime_dir_count(void)
     int entries = 0;
     if (!dir)
         return 0;
-    for (struct dirent *e; (e = readdir(dir));) {
-        const size_t length = strlen(e->d_name);
-        struct stat st;
-        /* The second name of a socket that is there. */
-        const bool again = length > 5 && strcmp(e->d_name + length - 5, ".door") == 0 &&
-                           fstatat(dirfd(dir), e->d_name, &st, 0) == 0 && st.st_nlink > 1;
-        entries += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && !again;
-    }
+    for (struct dirent *e; (e = readdir(dir));)
+        entries += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
     closedir(dir);
     return entries;
 }

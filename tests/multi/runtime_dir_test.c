@@ -282,34 +282,6 @@ static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
                      COX_NOT_FOUND);
 }
 
-/* The socket also has the name that clients of older releases know, and that alone is enough. */
-static void a22_older_releases_find_it_under_the_old_name(void **state)
-{
-    (void)state;
-    struct cox_control_socket_options options = host_options("test");
-    struct cox_hello hello = worker_hello();
-    struct cox_control_connection session;
-    char path[COX_SOCKET_PATH_SIZE], old_path[COX_SOCKET_PATH_SIZE];
-    struct stat st, old_st;
-    struct cox_error err = {0};
-    snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
-    snprintf(old_path, sizeof old_path, "%s/test.door", runtime_dir);
-    pid_t live = server_start();
-    assert_int_equal(lstat(path, &st), 0);
-    assert_int_equal(lstat(old_path, &old_st), 0);
-    assert_int_equal(st.st_ino, old_st.st_ino);
-    assert_int_equal(cox_control_socket_connect(old_path, &hello, PATIENCE, &session, &err), 0);
-    cox_control_connection_close(&session);
-    assert_int_equal(unlink(path), 0); /* as a coordinator of an older release has it */
-    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err), 0);
-    cox_control_connection_close(&session);
-    refused(&options, COX_TAKEN, "test.door; stop that one");
-    server_kill(live);
-    assert_int_equal(try_open(&options, &err), 0);
-    assert_int_equal(lstat(path, &st), -1);
-    assert_int_equal(lstat(old_path, &st), -1);
-}
-
 static void b9_a_live_name_is_taken(void **state)
 {
     (void)state;
@@ -389,11 +361,8 @@ static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     assert_int_equal(cox_control_socket_open(&options, &host_hooks, &first, NULL), 0);
-    char path[COX_SOCKET_PATH_SIZE];
-    assert_int_equal(unlink(cox_control_socket_path(first)),
-                     0); /* by a cleaner that knows no better */
-    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
-    assert_int_equal(unlink(path), 0);
+    /* by a cleaner that knows no better */
+    assert_int_equal(unlink(cox_control_socket_path(first)), 0);
     assert_int_equal(cox_control_socket_open(&options, &host_hooks, &second, NULL), 0);
     cox_control_socket_close(first);
     assert_int_equal(cox_control_socket_connect(cox_control_socket_path(second), &hello, PATIENCE,
@@ -585,7 +554,6 @@ int main(void)
         SOCKET_TEST(the_default_runtime_directory_is_the_same_for_both_sides),
         SOCKET_TEST(a22_k19_long_paths_and_names_work),
         SOCKET_TEST(a22_b4_a_dead_groups_socket_is_no_obstacle),
-        SOCKET_TEST(a22_older_releases_find_it_under_the_old_name),
         SOCKET_TEST(b9_a_live_name_is_taken),
         SOCKET_TEST(something_else_at_the_name_is_left_alone),
         SOCKET_TEST(b4_a_new_file_that_another_process_still_has_is_no_obstacle),

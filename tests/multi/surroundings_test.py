@@ -44,7 +44,7 @@ def renews(attach):
         wait_until(is_found, "a group that is found, and has its rank again")
         expect(run(["generate", "--name", "away", "1+1="], env=env), 0)
         check(len(told()) == 1 and "is made anew" in told()[0], "other lines: %s" % told())
-        os.unlink(os.path.join(directory, "away.sock"))  # and not its old name
+        os.unlink(os.path.join(directory, "away.sock"))
         wait_until(lambda: len(told()) == 2 and "is made anew" in told()[1], "the socket again")
         # A file in the directory's place: nothing can be made there until it is moved away.
         shutil.rmtree(directory)
