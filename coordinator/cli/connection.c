@@ -46,7 +46,6 @@ static const struct argp_option options[] = {
      "the same by its control socket, as `coxswain run` prints it; root may name that of another "
      "user's group",
      0},
-    {"door", KEY_SOCKET, "PATH", OPTION_HIDDEN, NULL, 0},
     {"timeout", KEY_TIMEOUT, "SEC", 0, "give up after this time", 0},
     {"json", KEY_JSON, NULL, 0, "print the reply as one JSON object", 0},
     {0},

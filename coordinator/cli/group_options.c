@@ -333,11 +333,8 @@ static const struct argp_option start_options[] = {
      "maximum size of a request or reply that does not fit its frame or slot and is sent out of "
      "line, up to 1024G (default 2G, a reply 1G and a little)",
      0},
-    /* bulk-size and no-bulk: the names of earlier releases. */
-    {"bulk-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES", OPTION_HIDDEN, NULL, 0},
     {"no-large-payloads", COX_OPTION_NO_LARGE_PAYLOADS, NULL, 0,
      "refuse requests and replies that do not fit", 0},
-    {"no-bulk", COX_OPTION_NO_LARGE_PAYLOADS, NULL, OPTION_HIDDEN, NULL, 0},
     {"crash-dir", COX_OPTION_CRASH_DIR, "DIR", 0,
      "after a death, a timeout, a divergence or a failed start, write what the group did to a file "
      "in DIR, at most 16 for a name (coxswain postmortem); the recorders are files there, too "

@@ -295,7 +295,6 @@ static const struct argp_option option_table[] = {
      "print at most N bytes of the memory (default " TEXT(DUMP_SIZE_DEFAULT) ", 0: none)", 0},
     {"socket", KEY_SOCKET, "PATH", 0, "where to ask for it when pidfd_getfd is missing or denied",
      0},
-    {"door", KEY_SOCKET, "PATH", OPTION_HIDDEN, NULL, 0},
     {"name", KEY_NAME, "NAME", 0, "the same: the control socket of this group", 0},
     {0},
 };

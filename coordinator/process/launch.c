@@ -159,12 +159,16 @@ static int exec_failed(const char *command, const char *program, uint32_t rank, 
 
 static bool is_ours(const char *variable)
 {
-    static const char *const names[] = {"COXSWAIN_PREFIX=",          "COXSWAIN_RANK=",
-                                        "COXSWAIN_WORLD_SIZE=",      "COXSWAIN_DEVICE=",
-                                        "COXSWAIN_PARENT_PID=",      "COXSWAIN_INCARNATION=",
-                                        "COXSWAIN_GENERATION=",      "COXSWAIN_FDS=",
-                                        "COXSWAIN_SOCKET=",          "COXSWAIN_DOOR=",
-                                        "COXSWAIN_NOTIFY_FD=",       "COXSWAIN_LOCAL_RANK=",
+    static const char *const names[] = {"COXSWAIN_PREFIX=",
+                                        "COXSWAIN_RANK=",
+                                        "COXSWAIN_WORLD_SIZE=",
+                                        "COXSWAIN_DEVICE=",
+                                        "COXSWAIN_PARENT_PID=",
+                                        "COXSWAIN_INCARNATION=",
+                                        "COXSWAIN_FDS=",
+                                        "COXSWAIN_SOCKET=",
+                                        "COXSWAIN_NOTIFY_FD=",
+                                        "COXSWAIN_LOCAL_RANK=",
                                         "COXSWAIN_LOCAL_WORLD_SIZE="};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0)
@@ -383,15 +387,12 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     strings_add(envp, "COXSWAIN_DEVICE=%d", device);
     strings_add(envp, "COXSWAIN_PARENT_PID=%d", plan->coordinator);
     strings_add(envp, "COXSWAIN_INCARNATION=%u", incarnation->number);
-    strings_add(envp, "COXSWAIN_GENERATION=%u", incarnation->number); /* its old name */
     if (incarnation->fd_count)
         strings_add(envp, "COXSWAIN_FDS=%d:%u", FD_FIRST, incarnation->fd_count);
     if (plan->notify_fds)
         strings_add(envp, "COXSWAIN_NOTIFY_FD=%u", FD_FIRST + incarnation->fd_count);
-    if (plan->control_socket) {
+    if (plan->control_socket)
         strings_add(envp, "COXSWAIN_SOCKET=%s", plan->control_socket);
-        strings_add(envp, "COXSWAIN_DOOR=%s", plan->control_socket); /* its old name */
-    }
     if (argv->failed || envp->failed)
         return -ENOMEM;
     int r = pipe_init(&launch->streams[0]);

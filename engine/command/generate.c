@@ -36,7 +36,6 @@ enum {
     OPTION_ONE,
     OPTION_NESTED,
     OPTION_SEQUENCES,
-    OPTION_JOIN,
     OPTION_START,
     OPTION_STEP_TOKENS,
     OPTION_LORA,
@@ -60,7 +59,6 @@ struct generate {
     bool tokens;
     bool json;
     bool quiet;
-    bool join;
     /* starts a group of that name if none runs */
     bool start;
     struct cox_adapter_choice adapters;
@@ -158,9 +156,6 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: expected an adapter name");
     case OPTION_ADAPTER:
         return cox_adapter_choice_take(&g->adapters, value, err);
-    case OPTION_JOIN:
-        g->join = true;
-        return 0;
     case OPTION_START:
         g->start = true;
         return 0;
@@ -732,10 +727,6 @@ static int check(const void *choice, struct cox_error *err)
 {
     const struct generate *g = choice;
     const struct cox_prefill_decode_options *prefill_decode = &g->prefill_decode;
-    if (g->join && g->start)
-        return cox_fail(err, COX_INVALID, "--join never starts a group: leave out --start");
-    if (g->join && !g->group.name)
-        return cox_fail(err, COX_INVALID, "--join needs the --name of a running group");
     if (g->start && !g->group.name)
         return cox_fail(
             err, COX_INVALID,
@@ -907,7 +898,6 @@ static const struct argp_option options[] = {
     {"start", OPTION_START, NULL, 0,
      "start a group of that --name, for these prompts alone, if none runs", 0},
     /* What --name means without --start; it once started a group. */
-    {"join", OPTION_JOIN, NULL, OPTION_HIDDEN, NULL, 0},
     {"file", OPTION_FILE, "FILE", 0, "prompts are the lines of FILE; - is standard input", 0},
     {"max-tokens", OPTION_MAX_TOKENS, "N", 0,
      "generate so many tokens at most, from 1 (default 256, or what fits)", 0},

@@ -102,7 +102,7 @@ class Job:
         process.close()
 
     def start(self):
-        process = command("generate", "--join", "--name", NAME, *self.arguments)
+        process = command("generate", "--name", NAME, *self.arguments)
         process.job = self
         return process
 

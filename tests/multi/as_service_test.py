@@ -193,7 +193,6 @@ def test_the_program_knows_what_may_stand_where():
         for option in completed(command, "--"):
             check(option in harness.run([command, "--help"]).out, "%s has no %s" % (command, option))
     check(completed("st") == ["status", "stop"], "no commands")
-    check("--door" not in completed("status", "--"), "a hidden option is offered")
     check(completed("run", "--attach", "") == ["named", "sealed"], "no values")
     check(completed("run", "--attach", "s") == ["sealed"], "no value")
     check("list" in completed("lora", "") and completed("lora", "list", "") == [], "no words")

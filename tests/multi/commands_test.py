@@ -749,10 +749,7 @@ def wrong_input_is_named():
         (["generate", "--async-scheduling", "on", "--nested", "1+1="], 2, "not with --nested"),
         (["generate", "--large-payload-size", "1X", "1+1="], 2, "--large-payload-size", "K, M or G"),
         (["generate", "--large-payload-size", "1M", "--no-large-payloads", "1+1="], 2, "not with --no-large-payloads"),
-        # as earlier releases call them
-        (["generate", "--bulk-size", "1X", "1+1="], 2, "--large-payload-size", "K, M or G"),
-        (["generate", "--bulk-size", "1M", "--no-bulk", "1+1="], 2, "not with --no-large-payloads"),
-        (["generate", "--bulk-size"], 2, "--bulk-size needs a value"),
+        (["generate", "--large-payload-size"], 2, "--large-payload-size needs a value"),
         (["run", "--init", "key"], 2, "--init is 'key': expected KEY=VALUE"),
         (["run", "--init", "=value"], 2, "expected KEY=VALUE"),
         (["run", "--init"], 2, "--init needs a value"),

@@ -34,8 +34,7 @@ RUNTIME = os.environ["XDG_RUNTIME_DIR"]
 @test
 def test_p3_status_reports_the_state_of_every_rank():
     with Group(4) as group:
-        old_flag = ["--door", group.socket_path]  # the old flag
-        for arguments in (["--name", group.name], ["--socket", group.socket_path], old_flag, []):
+        for arguments in (["--name", group.name], ["--socket", group.socket_path], []):
             result = expect(run(["status", *arguments]), 0)
             check(result.out.startswith("group %s (pid %d)" % (group.name, group.process.pid)), "no head", result)
             check(MODEL in result.out, "no model", result)
@@ -971,7 +970,6 @@ def test_a_socket_by_its_name_has_to_be_there():
     expect(run(["run", "--external", "--worker", "x", "--model", MODEL]), 2, "--worker")
     with Group(1) as group:
         expect(worker("--socket", group.name), 1, "starts its workers itself")
-        expect(worker("--door", group.name), 1, "starts its workers itself")  # the old flag
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
     with External(1, "--no-init") as group:
         group.worker()

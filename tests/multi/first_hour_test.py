@@ -50,15 +50,13 @@ class Lines:
 @test
 def a_name_that_does_not_run_says_how_to_start_it():
     name = fresh_name("nobody")
-    for more in ([], ["--join"]):
-        result = expect(run(["generate", "--name", name, *more, "27+58="]), 2, "no group '%s' is alive" % name,
-                        "coxswain run --name %s" % name, "--start")
-        check(result.out == "", "it ran", result)
+    result = expect(run(["generate", "--name", name, "27+58="]), 2, "no group '%s' is alive" % name,
+                    "coxswain run --name %s" % name, "--start")
+    check(result.out == "", "it ran", result)
     check(not names_with(name) and not socket_files(), "something was started")
     result = expect(run(["generate", "--start", "--name", name, "--model", MODEL, "27+58="]), 0, "1 prompt on 2 ranks:")
     check(result.out == "27+58=85\n", "wrong text", result)
     expect(run(["generate", "--start", "1+1="]), 2, "--start needs the --name")
-    expect(run(["generate", "--start", "--join", "--name", name, "1+1="]), 2, "leave out --start")
 
 
 @test

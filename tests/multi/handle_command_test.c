@@ -202,7 +202,6 @@ static void l19_files_that_hold_no_handle_are_refused(void **state)
         {64, "--bytes 99999999", "99999999"},
         {64, "--bogus", "--bogus"},
         {64, "--socket a --name b", "use one"},
-        {64, "--door a --name b", "use one"}, /* the old flag */
         {64, "--name /", "name"},
         {64, "--socket", "needs a value"},
         {64, "more", "2 files named"},

@@ -52,7 +52,7 @@ def test_m13_commands_work_on_a_coordinator_of_ones_own():
         check(status["rank_count"] == 4 and status["pid"] == server.process.pid, "wrong: %s" % status)
         check([rank["liveness"] for rank in status["ranks"]] == ["alive"] * 4, "wrong: %s" % status)
         check(server.name in expect(run(["status", "--name", server.name]), 0).out, "no text")
-        expect(run(["generate", "--name", server.name, "--join", "--model", MODEL, "1+1="]), 1,
+        expect(run(["generate", "--name", server.name, "--model", MODEL, "1+1="]), 1,
                "the program that serves it takes none")
         expect(run(["lora", "list", "--name", server.name]), 1, "this group has no LoRA adapters")
         expect(run(["stop", "--name", server.name]), 0)

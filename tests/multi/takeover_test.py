@@ -121,7 +121,7 @@ def nothing_left(name):
 
 
 def generate_on(name, *arguments, expected=(0,)):
-    return command("generate", "--join", "--name", name, *arguments).finish(*expected)
+    return command("generate", "--name", name, *arguments).finish(*expected)
 
 
 # What a group can be, as arguments of Group.
@@ -286,7 +286,7 @@ def test_a24_clients_get_the_reason_their_output_is_right_and_they_come_again(na
     path = prompts_file(len(prompts))
     group = Group(name, **more).ready()
     right = undisturbed(path)
-    clients = [command("generate", "--join", "--name", name, "--file", path, *how)
+    clients = [command("generate", "--name", name, "--file", path, *how)
                for how in ([], ["--json"], ["--quiet"])]
     wait_until(lambda: all("\n" in client.out for client in clients), "first lines")
     old = group.kill()
@@ -328,7 +328,7 @@ def test_a24_clients_come_and_go_through_many_coordinators():
     while lives < 12 or min(count.values()) == 0:
         check(time.monotonic() < end, "not enough in time: %s" % count)
         if len(clients) < 2:
-            clients.append(command("generate", "--join", "--name", name, "27+58=", "1+2="))
+            clients.append(command("generate", "--name", name, "27+58=", "1+2="))
         harness.reap()
         for client in [client for client in clients if client.ended]:
             status = client.wait()
@@ -364,8 +364,8 @@ def test_a24_in_the_gap_commands_say_that_there_is_no_group():
     group = Group(name).ready().kill()
     group.left()
     before = socket_files()
-    for arguments in (["status"], ["stop"], ["status", "--json"], ["generate", "--join", "1+1="],
-                      ["generate", "--join", "--json", "1+1="]):
+    for arguments in (["status"], ["stop"], ["status", "--json"], ["generate", "1+1="],
+                      ["generate", "--json", "1+1="]):
         process = command(*arguments, "--name", name).finish(1 if arguments[0] == "status" else 2)
         check("no group '%s' is alive" % name in process.err, "not told: " + process.describe())
         if arguments == ["status", "--json"]:
@@ -374,9 +374,6 @@ def test_a24_in_the_gap_commands_say_that_there_is_no_group():
         else:
             check(process.out == "", "it prints something: " + process.out)
         close(process)
-    process = command("generate", "--join", "1+1=").finish(2)
-    check("--join needs the --name" in process.err, "not told: " + process.err)
-    close(process)
     check(socket_files() == before == [name + ".sock"], "sockets: %s, before: %s" % (socket_files(), before))
     # With --start a group of its own has the name as long as it takes, and removes the dead one's socket.
     process = command("generate", "--start", "--name", name, "--model", MODEL, "27+58=").finish(0)

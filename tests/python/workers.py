@@ -342,7 +342,7 @@ def look():
             (stream.fileno(), getattr(stream, "line_buffering", None))
             for stream in (sys.stdin, sys.stdout, sys.stderr)
         ],
-        "environment": {**os.environ, "COXSWAIN_SOCKET": "", "COXSWAIN_DOOR": ""},
+        "environment": {**os.environ, "COXSWAIN_SOCKET": ""},
         "in C": {name: variable(name) for name in ("COXSWAIN_RANK", "LOOKED", "GONE")},
         "folder": os.getcwd(),
         "parent": os.getppid(),

@@ -5,7 +5,6 @@
 static const char *const variables[] = {
     "COXSWAIN_PREFIX",     "COXSWAIN_RANK",        "COXSWAIN_WORLD_SIZE", "COXSWAIN_DEVICE",
     "COXSWAIN_PARENT_PID", "COXSWAIN_INCARNATION", "COXSWAIN_FDS",        "COXSWAIN_SOCKET",
-    "COXSWAIN_GENERATION", "COXSWAIN_DOOR",
 };
 
 static int environment_setup(void **state)
@@ -90,26 +89,6 @@ static void the_environment_alone_is_enough(void **state)
     assert_string_equal(arguments.argv[1], "--verbose");
 }
 
-/* A coordinator of the last release sets the old names only; where both are set the new ones win.
- */
-static void variables_of_the_last_release_are_read(void **state)
-{
-    struct arguments arguments = ARGUMENTS("--verbose");
-    (void)state;
-    set_environment();
-    setenv("COXSWAIN_GENERATION", "7", 1);
-    setenv("COXSWAIN_DOOR", "/run/old.door", 1);
-    struct cox_worker_options options = parsed(&arguments);
-    assert_int_equal(options.incarnation, 7);
-    assert_string_equal(options.fd_store, "/run/old.door");
-    setenv("COXSWAIN_INCARNATION", "8", 1);
-    setenv("COXSWAIN_SOCKET", "/run/new.sock", 1);
-    options = parsed(&arguments);
-    assert_int_equal(options.incarnation, 8);
-    assert_string_equal(options.fd_store, "/run/new.sock");
-}
-
-/* A child of the worker has its own fds, of which some have these numbers. */
 static void b8_fds_are_sent_to_one_process(void **state)
 {
     struct arguments arguments = ARGUMENTS("--verbose");
@@ -308,7 +287,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         OPTIONS_TEST(the_environment_alone_is_enough),
-        OPTIONS_TEST(variables_of_the_last_release_are_read),
         OPTIONS_TEST(b8_fds_are_sent_to_one_process),
         OPTIONS_TEST(m14_the_legacy_command_line_alone_is_enough),
         OPTIONS_TEST(the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own),

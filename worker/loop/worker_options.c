@@ -101,12 +101,10 @@ static const struct {
     {"--parent_pid", "COXSWAIN_PARENT_PID", "parent_pid"},
     {"--global_rank", NULL, "ignored"}, /* of groups that span machines, which this one does not */
     {"--global_world_size", NULL, "ignored"},
-    {NULL, "COXSWAIN_GENERATION", "incarnation"}, /* of the release before */
     {NULL, "COXSWAIN_INCARNATION", "incarnation"},
     {NULL, "COXSWAIN_FDS", "fds"},
     {NULL, "COXSWAIN_NOTIFY_FD", "notify_fd"},
     {"--socket", NULL, "socket"},
-    {"--door", NULL, "socket"}, /* of the release before */
 };
 
 /* The index of the flag argv[a]; -1: none. *ret_text: its value, in the same argument or,
@@ -159,8 +157,6 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
     }
     /* Where fds of handles come from; a worker attaches there only by --socket. */
     const char *control_socket = getenv("COXSWAIN_SOCKET");
-    if (!control_socket)
-        control_socket = getenv("COXSWAIN_DOOR"); /* of the release before */
     if (control_socket && !parsed.fd_store[0] && strlen(control_socket) < sizeof parsed.fd_store)
         snprintf(parsed.fd_store, sizeof parsed.fd_store, "%s", control_socket);
     if (parsed.control_socket[0]) {
