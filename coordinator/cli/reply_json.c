@@ -24,43 +24,16 @@ static const struct {
     {&coxswain_control__link_state__descriptor, "state", cox_link_state_name},
 };
 
-/* Keys of the last release: aliases of the present ones for one release. */
-static const struct {
-    const ProtobufCMessageDescriptor *type;
-    const char *field;
-    const char *old_key;
-} aliases[] = {
-    {&coxswain_control__status_reply__descriptor, "instance", "epoch"},
-    {&coxswain_control__channel_status__descriptor, "rewakes", "rings"},
-    {&coxswain_control__channel_status__descriptor, "spins", "looks"},
-    {&coxswain_control__rank_status__descriptor, "incarnation", "generation"},
-    {&coxswain_control__rank_status__descriptor, "liveness", "life"},
-    {&coxswain_control__link_state__descriptor, "epoch", "life"},
-    {&coxswain_control__kv_info_reply__descriptor, "epoch", "life"},
-    {&coxswain_control__kv_reference__descriptor, "epoch", "life"},
-};
-
 /* Lists that are printed as objects, with `name` as the key. */
 static const ProtobufCMessageDescriptor *const named[] = {
     &coxswain_control__phase_status__descriptor,
     &coxswain_control__limit_status__descriptor,
 };
 
-/* Times that keep their unit, for compatibility. */
-static const char *const nanoseconds[] = {"spin_ns", "copy_ns"};
-
-static bool keeps_ns(const char *name)
-{
-    for (size_t i = 0; i < sizeof nanoseconds / sizeof *nanoseconds; i++)
-        if (!strcmp(name, nanoseconds[i]))
-            return true;
-    return false;
-}
-
 static bool is_time(const ProtobufCFieldDescriptor *field)
 {
     size_t length = strlen(field->name);
-    return length > 3 && !strcmp(field->name + length - 3, "_ns") && !keeps_ns(field->name);
+    return length > 3 && !strcmp(field->name + length - 3, "_ns");
 }
 
 static const char *key_of(const ProtobufCFieldDescriptor *field, char key[KEY_SIZE])
@@ -214,14 +187,6 @@ static json_t *list_json(const ProtobufCMessageDescriptor *type,
     return list;
 }
 
-static void alias_set(json_t *root, const ProtobufCMessageDescriptor *type, const char *field,
-                      json_t *value)
-{
-    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
-        if (aliases[i].type == type && !strcmp(aliases[i].field, field))
-            json_object_set(root, aliases[i].old_key, value);
-}
-
 json_t *cox_reply_json(const ProtobufCMessage *message)
 {
     const ProtobufCMessageDescriptor *type = message->descriptor;
@@ -233,7 +198,6 @@ json_t *cox_reply_json(const ProtobufCMessage *message)
         json_t *value = field->label == PROTOBUF_C_LABEL_REPEATED ? list_json(type, field, bytes)
                         : is_present(field, bytes) ? value_json(type, field, bytes + field->offset)
                                                    : json_null();
-        alias_set(root, type, field->name, value);
         json_object_set_new(root, key_of(field, key), value);
     }
     return root;

@@ -46,20 +46,11 @@ static void print(const void *choice, const ProtobufCMessage *message)
     }
 }
 
-/* The keys of one release before: seconds, bytes. */
 static void json(const void *choice, const ProtobufCMessage *reply, json_t *root)
 {
-    size_t i;
-    json_t *rank;
     (void)choice, (void)reply;
     if (json_is_null(json_object_get(root, "state")))
         json_object_set_new(root, "state", json_string("failed"));
-    json_array_foreach(json_object_get(root, "ranks"), i, rank)
-    {
-        double ns = json_number_value(json_object_get(rank, "copy_ns"));
-        json_object_set_new(rank, "seconds", json_real(ns / 1e9));
-        json_object_set(rank, "bytes", json_object_get(rank, "copied_bytes"));
-    }
 }
 
 /* ---- the command ---- */

@@ -439,18 +439,9 @@ static json_t *link_names_json(json_t *links)
     return names;
 }
 
-/* As the aliases of reply_json.c, for a limit, whose key is its name. */
-static void alias(json_t *object, const char *name, const char *old_name)
-{
-    json_t *value = json_object_get(object, name);
-    if (value)
-        json_object_set(object, old_name, value);
-}
-
 static void json(const void *choice, const ProtobufCMessage *reply, json_t *root)
 {
-    json_t *rank, *transfer = json_object_get(root, "transfer"),
-                  *limits = json_object_get(root, "limits");
+    json_t *rank, *transfer = json_object_get(root, "transfer");
     size_t i;
     char trouble[COX_HEALTH_SIZE] = "";
     (void)choice;
@@ -467,9 +458,6 @@ static void json(const void *choice, const ProtobufCMessage *reply, json_t *root
     json_object_set_new(root, "unknown_rank", unknown_rank_json(root));
     json_object_del(root, "unknown_error");
     json_object_del(root, "unknown_error_age_s");
-    alias(limits, "fd store owners", "depositors");
-    alias(limits, "fd store entries", "deposits");
-    alias(limits, "socket connections", "door connections");
     if (json_is_object(transfer))
         json_object_set_new(transfer, "links", link_names_json(json_object_get(transfer, "links")));
 }

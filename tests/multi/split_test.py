@@ -49,12 +49,12 @@ def test_m11_the_text_of_two_groups_is_that_of_one():
         now = transfer(b)
         check(now["succeeded"] == PROMPT_COUNT and now["failed"] == now["recomputed"] == now["late_results"] == 0, "%s" % now)
         check(now["bytes"] > 0 and now["role"] == "decode" and now["links"] == [a.name], "%s" % now)
-        check(now["copy_ns"] > 0, "%s" % now)
-        mean = now["bytes"] * 1e9 / now["copy_ns"]
+        check(now["copy_s"] > 0, "%s" % now)
+        mean = now["bytes"] / now["copy_s"]
         check(now["bytes_per_s"] > mean / 100 and now["bytes_per_s"] < mean * 100, "%s: the mean is %.0f" % (now, mean))
         told = pulled(b)
         check(len(told) == 1 and re.fullmatch(r"pulled [0-9.]+[KMG]iB, median [0-9.]+[KMG]iB/s per rank", told[0]), "%s" % told)
-        check(transfer(a)["bytes"] == transfer(a)["copy_ns"] == transfer(a)["bytes_per_s"] == 0 and not pulled(a),
+        check(transfer(a)["bytes"] == transfer(a)["copy_s"] == transfer(a)["bytes_per_s"] == 0 and not pulled(a),
               "the first group has pulled: %s" % transfer(a))
         all_is_given_back(a, b)
         check(a.status()["serving"]["generated_tokens"] == PROMPT_COUNT, "the first group has decoded")
@@ -483,7 +483,7 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
         expect(run(["link", "--name", b.name, a.name]), 0)
         expect(pull_kv(b, a, 1), 2, "has no KV lease of sequence 1")
         link = json.loads(expect(run(["link-status", "--name", b.name, "--json"]), 0).out)["links"][0]
-        check(link["epoch"] and link["life"] == link["epoch"], "no key of the last release: %s" % link)
+        check(link["epoch"] and "life" not in link, "wrong: %s" % link)
         with Holder(a.socket_path) as holder:
             told = holder.hold(list(range(3, 13)) * 4)
             hold = told[3]
@@ -492,7 +492,7 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
             check(result.out.startswith("rank 0: ok: ") and "\nrank 1: ok: " in result.out, "other lines", result)
             answer = json.loads(expect(pull_kv(b, a, hold, "--json"), 0).out)
             check(answer["ok"] and answer["state"] == "success" and [r["code"] for r in answer["ranks"]] == [0, 0] and
-                  all(r["bytes"] > 0 for r in answer["ranks"]), "%s" % answer)
+                  all(r["copied_bytes"] > 0 < r["copy_s"] for r in answer["ranks"]), "%s" % answer)
             result = expect(pull_kv(c, a, hold), 2)
             check("rank 0: 2004: there is no link" in result.out, "no reason of each rank", result)
             answer = json.loads(expect(pull_kv(c, a, hold, "--json"), 2).out)

@@ -224,7 +224,7 @@ def test_prefill_in_one_group_and_decode_in_another(models):
         assert text(prompts, *split, *options, *SEEDED) == expected
         state = json.loads(coxswain("status", "--json", "--name", "two"))["transfer"]
         assert (state["succeeded"], state["failed"], state["recomputed"]) == (len(prompts), 0, 0)
-        assert state["bytes"] > 0 and state["copy_ns"] > 0
+        assert state["bytes"] > 0 and state["copy_s"] > 0
 
 
 def test_another_model_has_another_digest(folder):
