@@ -89,7 +89,7 @@ static bool option_is(void *context, const struct argp_option *option)
 static bool option_offer(void *context, const struct argp_option *option)
 {
     char text[TEXT_SIZE];
-    if (option->name && !(option->flags & OPTION_HIDDEN)) {
+    if (option->name) {
         snprintf(text, sizeof text, "--%s", option->name);
         offer(context, text, option->doc);
     }
@@ -205,8 +205,7 @@ static json_t *groups_json(const struct cox_command *command)
         json_t *options = json_array();
         for (const struct argp_option *option = group->options; option->name || option->key;
              option++)
-            if (!(option->flags & OPTION_HIDDEN))
-                json_array_append_new(options, option_json(option));
+            json_array_append_new(options, option_json(option));
         json_array_append_new(groups, json_pack("{s:o, s:o}", "title", text_or_null(group->title),
                                                 "options", options));
     }

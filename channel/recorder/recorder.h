@@ -2,9 +2,9 @@
  * recorder: the flight recorder of a process: what became of each of its last requests.
  *
  * A rank records in a block that only it writes: in a sealed group the end of its rank memory, in a
- * named one its part of the end of the control region, behind all that older programs know. The
- * coordinator's own block is private memory. With --crash-dir all blocks are files, so that they
- * outlive every process. recorder_layout.h has the layout and the order of stores.
+ * named one its part of the end of the control region. The coordinator's own block is private
+ * memory. With --crash-dir all blocks are files, so that they outlive every process.
+ * recorder_layout.h has the layout and the order of stores.
  *
  * Threads: attach, ref and unref on any thread. What is recorded about a request is recorded by the
  *   thread that has the request at that moment; a word of a record has one writer at a time.

@@ -41,7 +41,7 @@
 
 #define COX_LINE_SIZE 128
 #define COX_LAYOUT_MAGIC UINT64_C(0x314E415753584F43) /* "COXSWAN1" */
-#define COX_LAYOUT_VERSION 2u
+#define COX_LAYOUT_VERSION 1u
 #define COX_LAYOUT_ABI 0x01020304u /* read back swapped by a machine of the other byte order */
 
 /* Frames of one channel, at most. */
@@ -67,7 +67,7 @@ enum cox_layout_flags {
     COX_LAYOUT_LEGACY = 1,   /* legacy ranks may be in this group: depth 1, tokens count */
     COX_LAYOUT_SEALED = 2,   /* this is the request memory of a sealed group */
     COX_LAYOUT_MIRRORED = 8, /* ranks of the rank group are on other machines */
-    COX_LAYOUT_RECORDER = 4, /* each rank has a flight recorder; older programs ignore it */
+    COX_LAYOUT_RECORDER = 4, /* each rank has a flight recorder */
 };
 
 /* Everything up to coordinator_start, the serial, and the names of a group's objects are the same

@@ -78,7 +78,7 @@ static int option_refuse(const struct parse *parse, const char *word)
     for (size_t i = 0; i < group_count(parse->command); i++) {
         const struct argp_option *option = parse->command->groups[i].group->options;
         for (; option->name || option->key; option++) {
-            if (option->name && !(option->flags & OPTION_HIDDEN))
+            if (option->name)
                 cox_nearest_try(&nearest, option->name);
             bool is_long = word[0] == '-' && word[1] == '-' && option->name &&
                            strlen(option->name) == length - 2 &&

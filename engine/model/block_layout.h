@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #define COX_MODEL_BLOCK_MAGIC UINT64_C(0x6b636f6c62786f63) /* "coxblock" */
-#define COX_MODEL_BLOCK_VERSION 2u
+#define COX_MODEL_BLOCK_VERSION 1u
 #define COX_MODEL_BLOCK_HEAD_SIZE 256u
 
 struct cox_model_block_head {

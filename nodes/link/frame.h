@@ -32,7 +32,7 @@
 
 #include "nodes_common.h"
 
-#define COX_FRAME_PROTOCOL 2u
+#define COX_FRAME_PROTOCOL 1u
 #define COX_FRAME_HEAD_SIZE 96
 
 enum cox_frame_kind {

@@ -11,7 +11,7 @@ import struct
 import sys
 import time
 
-PROTOCOL, HELLO = 2, 5  # nodes/link/frame.h
+PROTOCOL, HELLO = 1, 5  # nodes/link/frame.h
 
 
 def varint(value):

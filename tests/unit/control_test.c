@@ -248,7 +248,7 @@ static void another_version_names_both(void **state)
     own.layout->header.version = 77;
     assert_int_equal(attach_and_close(&err), COX_VERSION);
     assert_non_null(strstr(err.text, "version 77"));
-    assert_non_null(strstr(err.text, "speaks 2"));
+    assert_non_null(strstr(err.text, "speaks 1"));
     gone(&own);
 }
 
@@ -258,7 +258,7 @@ static void p10_truncated_files_are_corrupt(void **state)
     off_t full = (off_t)own.region.size;
     (void)state;
     cox_control_close(&own); /* a mapping would see SIGBUS */
-    /* Every size of what older programs know; of the recorders behind it one in a thousand. */
+    /* Every size of the words; of the recorders behind them one in a thousand. */
     const off_t head = (off_t)cox_layout_control_size(2);
     for (off_t size = full; size >= 0; size -= size > head + 1009 ? 1009 : 1) {
         assert_int_equal(truncate(control_path(), size), 0);

@@ -120,7 +120,7 @@ static void memory_without_a_recorder_is_none(void **state)
     (void)state;
     struct cox_recorder *recorder = NULL;
     int fd = memory_make(0, 3, NULL);
-    /* of another rank; behind the end, as where the coordinator is an older one; all zero */
+    /* of another rank; behind the end, as where a coordinator records nothing; all zero */
     assert_int_equal(cox_recorder_attach(fd, 0, 2, 1, 1, &recorder), COX_NOT_FOUND);
     assert_int_equal(cox_recorder_attach(fd, 4096, 3, 1, 1, &recorder), COX_NOT_FOUND);
     int zero = memfd_create("zero", MFD_CLOEXEC);
