@@ -566,15 +566,21 @@ static void *response_main(void *collector)
     return NULL;
 }
 
-/* One for each frame, and as many spare ones. */
+static uint32_t gathering_count(const struct cox_geometry *geometry)
+{
+    return 2 * geometry->depth + 2;
+}
+
+/* One for each frame, and spare ones for those that a host has collected, or that handlers use. */
 static int init_gatherings(struct cox_collector *collector)
 {
     const struct cox_geometry *geometry = collector_geometry(collector);
     int r = 0;
-    collector->gathering_memory = calloc(2 * geometry->depth, sizeof *collector->gathering_memory);
+    collector->gathering_memory =
+        calloc(gathering_count(geometry), sizeof *collector->gathering_memory);
     if (!collector->gathering_memory)
         return -ENOMEM;
-    for (uint32_t i = 0; r == 0 && i < 2 * geometry->depth; i++) {
+    for (uint32_t i = 0; r == 0 && i < gathering_count(geometry); i++) {
         struct cox_gathering *gathering = &collector->gathering_memory[i];
         r = cox_gathering_init(gathering, geometry, collector->channel->id);
         if (i < geometry->depth) {
@@ -625,7 +631,8 @@ void cox_collector_deinit(struct cox_collector *collector)
     if (!collector->channel)
         return;
     const uint32_t depth = collector_geometry(collector)->depth;
-    for (uint32_t i = 0; collector->gathering_memory && i < 2 * depth; i++)
+    for (uint32_t i = 0;
+         collector->gathering_memory && i < gathering_count(collector_geometry(collector)); i++)
         cox_gathering_deinit(&collector->gathering_memory[i]);
     for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++)
         cox_large_payload_drop(&collector->blocks->sender,

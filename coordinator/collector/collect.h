@@ -80,19 +80,22 @@ struct cox_request_buffer {
     bool used;
 };
 
-/* A call that waits. */
-struct cox_waiter {
-    /* its completion is ready */
-    bool done;
-};
-
-/* A handler that runs now; on the stack of its thread. */
+/* A handler that runs, or is about to; on the stack of its thread. */
 struct cox_handler_run {
     uint64_t number;
-    pthread_t thread;
     /* the registered handler, not that of a call */
     bool registered;
+    /* of the registered handler */
+    pthread_t thread;
     struct cox_handler_run *next;
+};
+
+/* A call that waits. */
+struct cox_waiter {
+    bool done;
+    /* once done: its completion and what it points to; the run of its handler has begun */
+    struct cox_gathering *taken;
+    struct cox_handler_run run;
 };
 
 struct cox_entry {
@@ -338,9 +341,8 @@ bool cox_collector_in_step(struct cox_collector *collector);
 /* Waits until the request has ended that was committed with this waiter, and runs the handler
  * (NULL: none) on the calling thread. Returns the status of the completion, with its text in err.
  */
-int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
-                        const struct cox_waiter *waiter, cox_completion_fn handler, void *context,
-                        struct cox_error *err);
+int cox_collector_await(struct cox_collector *collector, const struct cox_waiter *waiter,
+                        cox_completion_fn handler, void *context, struct cox_error *err);
 /* Waits for room after COX_FULL or COX_LATE. Returns when a request has ended, and after a
  * millisecond at the latest. */
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns);

@@ -61,6 +61,59 @@ static inline bool is_over(uint64_t deadline_ns)
     return deadline_ns != COX_DEADLINE_NEVER && cox_now_ns() >= deadline_ns;
 }
 
+/* ---- taking a completion ---- */
+
+/* The completion in the frame goes to its taker with its gathering. Where no other gathering is
+ * spare, the frame stays in use until it is given back. */
+COX_HOT static struct cox_gathering *take(struct cox_collector *collector, uint32_t frame)
+{
+    struct cox_gathering *taken = collector->gatherings[frame];
+    taken->in_place = !collector->spares;
+    if (!taken->in_place) {
+        collector->gatherings[frame] = collector->spares;
+        collector->spares = collector->spares->next;
+        collector->is_ready[frame] = false;
+    }
+    return taken;
+}
+
+COX_HOT static struct cox_gathering *take_first(struct cox_collector *collector)
+{
+    const uint32_t frame = collector->ready[collector->ready_begin];
+    collector->ready_begin = (collector->ready_begin + 1) % COX_DEPTH_MAX;
+    collector->ready_count--;
+    return take(collector, frame);
+}
+
+COX_HOT static void give_back(struct cox_collector *collector, struct cox_gathering *taken)
+{
+    if (taken->in_place) {
+        collector->is_ready[cox_geometry_frame(taken->completion.sequence,
+                                               collector_geometry(collector)->depth)] = false;
+    } else {
+        taken->next = collector->spares;
+        collector->spares = taken;
+    }
+}
+
+COX_HOT static void run_begin(struct cox_collector *collector, struct cox_handler_run *run,
+                              bool registered)
+{
+    *run = (struct cox_handler_run){.number = ++collector->handler_runs,
+                                    .registered = registered,
+                                    .thread = registered ? pthread_self() : 0,
+                                    .next = collector->running};
+    collector->running = run;
+}
+
+COX_HOT static void run_end(struct cox_collector *collector, const struct cox_handler_run *run)
+{
+    struct cox_handler_run **link = &collector->running;
+    while (*link != run)
+        link = &(*link)->next;
+    *link = run->next;
+}
+
 /* ---- gathering ---- */
 
 /* Wakes the threads in await_news. */
@@ -96,12 +149,15 @@ COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathe
         cox_recorder_gathered(&collector->recorder, completion->sequence, completion->status,
                               gathering->taken.bytes, completion->completed_ns);
     collector->is_ready[frame] = true;
-    gathering->for_call = entry->waiter != NULL;
-    if (entry->waiter)
-        entry->waiter->done = true;
-    else
+    struct cox_waiter *waiter = entry->waiter;
+    if (waiter) { /* taken now, so that the frame is free before the caller runs */
+        waiter->taken = take(collector, (uint32_t)frame);
+        run_begin(collector, &waiter->run, false);
+        waiter->done = true;
+    } else {
         collector->ready[(collector->ready_begin + collector->ready_count++) % COX_DEPTH_MAX] =
             (uint8_t)frame;
+    }
     tell(collector);
     if (!collector->collecting)
         cox_readiness_signal(&collector->readiness);
@@ -169,60 +225,7 @@ void cox_collector_gather_rest(struct cox_collector *collector)
     pthread_mutex_unlock(&collector->lock);
 }
 
-/* ---- taking a completion ---- */
-
-/* The completion in the frame goes to its taker with its gathering. Where no other gathering is
- * spare, the frame stays in use until it is given back. */
-COX_HOT static struct cox_gathering *take(struct cox_collector *collector, uint32_t frame)
-{
-    struct cox_gathering *taken = collector->gatherings[frame];
-    taken->in_place = !collector->spares;
-    if (!taken->in_place) {
-        collector->gatherings[frame] = collector->spares;
-        collector->spares = collector->spares->next;
-        collector->is_ready[frame] = false;
-    }
-    return taken;
-}
-
-COX_HOT static struct cox_gathering *take_first(struct cox_collector *collector)
-{
-    const uint32_t frame = collector->ready[collector->ready_begin];
-    collector->ready_begin = (collector->ready_begin + 1) % COX_DEPTH_MAX;
-    collector->ready_count--;
-    return take(collector, frame);
-}
-
-COX_HOT static void give_back(struct cox_collector *collector, struct cox_gathering *taken)
-{
-    if (taken->in_place) {
-        collector->is_ready[cox_geometry_frame(taken->completion.sequence,
-                                               collector_geometry(collector)->depth)] = false;
-    } else {
-        taken->next = collector->spares;
-        collector->spares = taken;
-    }
-}
-
 /* ---- handlers ---- */
-
-COX_HOT static void run_begin(struct cox_collector *collector, struct cox_handler_run *run,
-                              bool registered)
-{
-    *run = (struct cox_handler_run){.number = ++collector->handler_runs,
-                                    .thread = pthread_self(),
-                                    .registered = registered,
-                                    .next = collector->running};
-    collector->running = run;
-}
-
-COX_HOT static void run_end(struct cox_collector *collector, const struct cox_handler_run *run)
-{
-    struct cox_handler_run **link = &collector->running;
-    while (*link != run)
-        link = &(*link)->next;
-    *link = run->next;
-}
 
 bool cox_collector_runs_handler(const struct cox_collector *collector, uint64_t through)
 {
@@ -233,14 +236,13 @@ bool cox_collector_runs_handler(const struct cox_collector *collector, uint64_t 
     return false;
 }
 
-/* Runs the handler of a completion that was taken, without the lock. Returns the time at which it
- * returned; 0: that was some time ago. */
+/* Runs the handler of a completion that was taken, without the lock; the run has begun. Returns the
+ * time at which it returned; 0: that was some time ago. */
 COX_HOT static uint64_t handle(struct cox_collector *collector, struct cox_gathering *taken,
-                               bool registered, cox_completion_fn handler, void *context)
+                               const struct cox_handler_run *run, cox_completion_fn handler,
+                               void *context)
 {
     const struct cox_completion *completion = &taken->completion;
-    struct cox_handler_run run;
-    run_begin(collector, &run, registered);
     pthread_mutex_unlock(&collector->lock);
 
     COX_PROBE(handler__enter, completion->channel, completion->sequence, completion->type,
@@ -260,7 +262,7 @@ COX_HOT static uint64_t handle(struct cox_collector *collector, struct cox_gathe
     const bool holds = completion->status || cox_gathering_holds(taken) ||
                        atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
     pthread_mutex_lock(&collector->lock);
-    run_end(collector, &run);
+    run_end(collector, run);
     if (completion->status != COX_LATE) /* the request is counted once */
         cox_stats_return(&collector->stats, completion, returned_ns);
     if (holds) { /* releasing much memory takes time */
@@ -283,40 +285,38 @@ COX_HOT void cox_collector_respond(struct cox_collector *collector)
         if (collector->ready_count == 0)
             break;
         struct cox_gathering *taken = take_first(collector);
+        struct cox_handler_run run;
+        run_begin(collector, &run, true);
         until.now_ns =
-            handle(collector, taken, true, collector->handler, collector->handler_context);
+            handle(collector, taken, &run, collector->handler, collector->handler_context);
     }
     pthread_mutex_unlock(&collector->lock);
 }
 
-int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
-                        const struct cox_waiter *waiter, cox_completion_fn handler, void *context,
-                        struct cox_error *err)
+int cox_collector_await(struct cox_collector *collector, const struct cox_waiter *waiter,
+                        cox_completion_fn handler, void *context, struct cox_error *err)
 {
     const struct until until = {.collector = collector, .waiter = waiter};
     pthread_mutex_lock(&collector->lock);
     while (!waiter->done)
         gather_until(&until, call_is_done, COX_DEADLINE_NEVER);
-    struct cox_gathering *taken = take(
-        collector, (uint32_t)cox_geometry_frame(sequence, collector_geometry(collector)->depth));
-    const int status = taken->completion.status;
+    const int status = waiter->taken->completion.status;
     if (status)
-        cox_fail(err, status, "%s", taken->completion.text);
-    handle(collector, taken, false, handler, context);
+        cox_fail(err, status, "%s", waiter->taken->completion.text);
+    handle(collector, waiter->taken, &waiter->run, handler, context);
     pthread_mutex_unlock(&collector->lock);
     return status;
 }
 
-/* True if a completion of a request that asked the rank is still to be taken. What a host collects
- * does not count. */
+/* True if a completion of a request that asked the rank is still to be taken by the response
+ * thread. */
 static bool rank_has_ready(const struct cox_collector *collector, uint32_t rank)
 {
-    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {
-        const struct cox_gathering *gathering = collector->gatherings[frame];
-        if (collector->is_ready[frame] && (gathering->for_call || !collector->collected) &&
-            gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED)
+    for (uint32_t frame = 0; !collector->collected && frame < collector_geometry(collector)->depth;
+         frame++)
+        if (collector->is_ready[frame] &&
+            collector->gatherings[frame]->results[rank].outcome != COX_OUTCOME_NOT_ASKED)
             return true;
-    }
     return false;
 }
 

@@ -79,8 +79,6 @@ struct cox_gathering {
     struct cox_gathering *next;
     /* Lent while it is still that of its frame. */
     bool in_place;
-    /* The completion is for a call. */
-    bool for_call;
     char text[2048];
 };
 

@@ -288,9 +288,9 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
                          room ? "" : "no room in time: ", why.text);
         break;
     }
-    return r == 0 && entry.replies ? cox_collector_await(collector, entry.sequence, &waiter,
-                                                         handler, handler_context, err)
-                                   : r;
+    return r == 0 && entry.replies
+               ? cox_collector_await(collector, &waiter, handler, handler_context, err)
+               : r;
 }
 
 /* A message has a type of the protocol, not one of those for bytes. */

@@ -481,7 +481,7 @@ static void a4_attach_refuses_another_header(void **state)
     const struct change changes[] = {
         {offsetof(struct cox_layout_header, magic), 0, COX_CORRUPT, "magic"},
         {offsetof(struct cox_layout_header, version), COX_LAYOUT_VERSION + 1, COX_VERSION,
-         "version 3"},
+         "version 2"},
         {offsetof(struct cox_layout_header, abi), 0x04030201, COX_VERSION, "byte order"},
         {offsetof(struct cox_layout_header, size), 4096, COX_CORRUPT, "bytes"},
         {offsetof(struct cox_layout_header, rank_count), 0, COX_CORRUPT, "ranks"},
