@@ -110,6 +110,6 @@ cox_command_test(NAME sealed/weights LABEL sealed TIER nightly TIMEOUT 600 PROCE
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/weights_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 # Prefill and decode.
-cox_command_test(NAME multi/split LABEL multi TIER all TIMEOUT 600 PROCESSORS 2
+cox_command_test(NAME multi/split LABEL multi TIER nightly TIMEOUT 600 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/split_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
