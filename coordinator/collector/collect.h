@@ -127,7 +127,7 @@ struct cox_entry {
     /* `causes` of the collector, before begin checked its ranks */
     uint32_t causes;
     void *request_context;
-    /* the call that waits; NULL: none */
+    /* the call that waits for its completion; NULL: none */
     struct cox_waiter *waiter;
 };
 

@@ -154,13 +154,14 @@ COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathe
         waiter->taken = take(collector, (uint32_t)frame);
         run_begin(collector, &waiter->run, false);
         waiter->done = true;
+        entry->waiter = NULL;
     } else {
         collector->ready[(collector->ready_begin + collector->ready_count++) % COX_DEPTH_MAX] =
             (uint8_t)frame;
+        if (!collector->collecting)
+            cox_readiness_signal(&collector->readiness);
     }
     tell(collector);
-    if (!collector->collecting)
-        cox_readiness_signal(&collector->readiness);
 }
 
 COX_HOT static inline bool gather_once(struct cox_collector *collector, bool *rescanned,

@@ -426,10 +426,9 @@ COX_PUBLIC int cox_executor_submit_parts(struct cox_executor *executor, const st
                                          uint64_t *ret_sequence, struct cox_error *err);
 
 /* Submits on any two-way channel, waits while submit would return COX_FULL or COX_LATE, and waits
- * for the completion. handler (may be NULL) gets the completion before call returns, on the calling
- * thread or on a response thread. err gets the completion's text. If another handler occupies the
- * response thread beyond the deadline, the call waits 50 ms more and then returns COX_TIMEOUT: the
- * request stays in flight, and handler is not called.
+ * for the completion. handler (may be NULL) gets the completion on the calling thread, before call
+ * returns. err gets the completion's text. A registered handler that runs long does not hold the
+ * call up: while the response thread is inside it, the calling thread gathers the replies.
  * Returns
  *   the completion's status
  *   what cox_executor_submit returns, except COX_FULL and COX_LATE
