@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LIBRARY "libcoxswain-nodes.so.1"
+#define LIBRARY "libcoxswain-nodes.so.0"
 
 int cox_node_name_check(const char *what, const char *name, struct cox_error *err)
 {

@@ -95,7 +95,7 @@ struct cox_nodes_library {
     int (*agent_run)(const struct cox_node_agent_options *options, struct cox_error *err);
 };
 
-/* Opens libcoxswain-nodes.so.1, once: beside this program (../lib), beside this library, or where
+/* Opens libcoxswain-nodes.so.0, once: beside this program (../lib), beside this library, or where
  * the dynamic linker looks. Returns 0; COX_UNSUPPORTED: it, or what it needs, is not installed, or
  * it is of another release; err says which package has it. */
 int cox_nodes_library_open(const struct cox_nodes_library **ret_library, struct cox_error *err);

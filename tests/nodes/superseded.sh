@@ -24,9 +24,9 @@ gone() { ! kill -0 "$1" 2>/dev/null; }
 # Programs of another release: the same, but for the version that they say.
 mkdir "$other/bin" "$other/lib"
 cp "$build/bin/coxswain" "$build/bin/coxswain-worker" "$other/bin"
-cp "$build"/lib/libcoxswain-nodes.so.1 "$other/lib"
+cp "$build"/lib/libcoxswain-nodes.so.0 "$other/lib"
 version=$("$build/bin/coxswain" --version | sed -n '1s/coxswain //p')
-python3 - "$version" "$other/bin/coxswain" "$other/lib/libcoxswain-nodes.so.1" <<'END'
+python3 - "$version" "$other/bin/coxswain" "$other/lib/libcoxswain-nodes.so.0" <<'END'
 import sys
 is_now = sys.argv[1].encode()
 for path in sys.argv[2:]:

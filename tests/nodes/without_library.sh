@@ -43,7 +43,7 @@ missing() {
     r=0
     timeout 30 "$coxswain" "$@" >"$dir/output" 2>&1 || r=$?
     [ "$r" -eq 1 ] || fail "coxswain $1 ends with status $r"
-    for word in libcoxswain-nodes.so.1 'Debian: coxswain-nodes' 'cannot open shared object file'; do
+    for word in libcoxswain-nodes.so.0 'Debian: coxswain-nodes' 'cannot open shared object file'; do
         grep -q -e "$word" "$dir/output" || fail "coxswain $1 does not say '$word'"
     done
 }

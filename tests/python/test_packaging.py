@@ -171,7 +171,7 @@ def test_the_wheel_is_for_every_cpython_and_no_new_glibc(wheel, tmp_path):
         for path in tmp_path.rglob("*")
         if path.is_file() and path.open("rb").read(4) == b"\x7fELF"
     ]
-    assert {"_native.abi3.so", "coxswain", "coxswain-worker", "libcoxswain.so.1", "libcoxswain-memory.so.1"} <= {
+    assert {"_native.abi3.so", "coxswain", "coxswain-worker", "libcoxswain.so.0", "libcoxswain-memory.so.0"} <= {
         path.name for path in binaries
     }
     for path in binaries:

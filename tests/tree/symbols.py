@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # The map, and its list for dpkg-gensymbols.
 LIBRARIES = {
-    "include/libcoxswain.map": "debian/libcoxswain1.symbols",
-    "include/libcoxswain-memory.map": "debian/libcoxswain-memory1.symbols",
+    "include/libcoxswain.map": "debian/libcoxswain0.symbols",
+    "include/libcoxswain-memory.map": "debian/libcoxswain-memory0.symbols",
 }
 TIERS = ("include/coxswain/coxswain.h", "include/coxswain/memory.h", "include/coxswain/ipc.h")
 WRITE = "python3 tests/tree/symbols.py write"
