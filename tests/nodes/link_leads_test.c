@@ -107,7 +107,7 @@ static void another_release_is_refused(void **state)
                               ": install the same version");
     hello.protocol = COX_FRAME_PROTOCOL + 7;
     assert_false(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
-    assert_non_null(strstr(text, "0.9.7, whose protocol between nodes is 9; the lead has "));
+    assert_non_null(strstr(text, "0.9.7, whose protocol between nodes is 8; the lead has "));
     hello.version = NULL;
     hello.protocol = COX_FRAME_PROTOCOL;
     assert_false(cox_lead_link_release_agrees(link, &hello, text, sizeof text));
