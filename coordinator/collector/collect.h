@@ -83,10 +83,8 @@ struct cox_request_buffer {
 /* A handler that runs, or is about to; on the stack of its thread. */
 struct cox_handler_run {
     uint64_t number;
-    /* the registered handler, not that of a call */
+    /* the registered handler, which runs on the response thread; not that of a call */
     bool registered;
-    /* of the registered handler */
-    pthread_t thread;
     struct cox_handler_run *next;
 };
 

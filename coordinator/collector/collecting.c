@@ -99,10 +99,8 @@ COX_HOT static void give_back(struct cox_collector *collector, struct cox_gather
 COX_HOT static void run_begin(struct cox_collector *collector, struct cox_handler_run *run,
                               bool registered)
 {
-    *run = (struct cox_handler_run){.number = ++collector->handler_runs,
-                                    .registered = registered,
-                                    .thread = registered ? pthread_self() : 0,
-                                    .next = collector->running};
+    *run = (struct cox_handler_run){
+        .number = ++collector->handler_runs, .registered = registered, .next = collector->running};
     collector->running = run;
 }
 
@@ -184,12 +182,12 @@ COX_HOT __attribute__((always_inline)) static inline void gather_until(const str
     struct cox_collector *collector = until->collector;
     bool rescanned = false;
     uint64_t now_ns = until->now_ns;
-    while (!done(until) && collector->gathering && !is_over(deadline_ns)) {
+    while (collector->gathering && !done(until) && !is_over(deadline_ns)) {
         const struct timespec timeout = cox_deadline_timespec(deadline_ns);
         await_news(collector, &timeout);
         now_ns = 0;
     }
-    if (done(until) || collector->gathering)
+    if (collector->gathering)
         return;
     collector->gathering = true;
     collector->cached_now_ns = now_ns;
@@ -201,7 +199,8 @@ COX_HOT __attribute__((always_inline)) static inline void gather_until(const str
     collector->gathering = false;
     tell(collector);
     /* A host that polls was not served meanwhile, and its timer must be set. */
-    if (!collector->collecting && !nothing_is_in_flight(until))
+    if (cox_readiness_is_open(&collector->readiness) && !collector->collecting &&
+        !nothing_is_in_flight(until))
         cox_readiness_signal(&collector->readiness);
 }
 
@@ -231,9 +230,8 @@ void cox_collector_gather_rest(struct cox_collector *collector)
 bool cox_collector_runs_handler(const struct cox_collector *collector, uint64_t through)
 {
     for (const struct cox_handler_run *run = collector->running; run; run = run->next)
-        if (run->registered && run->number <= through &&
-            !pthread_equal(run->thread, pthread_self()))
-            return true;
+        if (run->registered && run->number <= through)
+            return !pthread_equal(collector->thread, pthread_self());
     return false;
 }
 
