@@ -108,7 +108,8 @@ class GroupStatus:
     restarts: int
     #: processor time of the coordinator in seconds
     cpu_s: float | None
-    spin_ns: int
+    #: how long waiters spin, at most, in seconds
+    spin_s: float
 
 
 def _seconds(nanoseconds: int) -> float | None:
@@ -192,5 +193,5 @@ def read(executor: Any, rank_count: int, pid: int, note: str = "") -> GroupStatu
         deaths=status.deaths,
         restarts=status.restarts,
         cpu_s=_seconds(status.cpu_ns),
-        spin_ns=status.spin_ns,
+        spin_s=status.spin_ns / 1e9,
     )
