@@ -171,9 +171,13 @@ def test_the_wheel_is_for_every_cpython_and_no_new_glibc(wheel, tmp_path):
         for path in tmp_path.rglob("*")
         if path.is_file() and path.open("rb").read(4) == b"\x7fELF"
     ]
-    assert {"_native.abi3.so", "coxswain", "coxswain-worker", "libcoxswain.so.0", "libcoxswain-memory.so.0"} <= {
-        path.name for path in binaries
-    }
+    assert {
+        "_native.abi3.so",
+        "coxswain",
+        "coxswain-worker",
+        "libcoxswain.so.0",
+        "libcoxswain-memory.so.0",
+    } <= {path.name for path in binaries}
     for path in binaries:
         symbols = run("objdump", "-T", path, **({} if not NOBODY else {"user": 0, "group": 0}))
         versions = re.findall(r"GLIBC_(\d+)\.(\d+)", symbols)
@@ -248,7 +252,17 @@ def test_the_sdist_needs_a_compiler_alone(folder, environment):
     """Without protoc-c, pkg-config and the libraries of the commands. They say what is missing."""
     copy = folder / "copy"
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("channel", "cmake", "coordinator", "docs", "engine", "include", "memory", "models", "nodes"):
+    for name in (
+        "channel",
+        "cmake",
+        "coordinator",
+        "docs",
+        "engine",
+        "include",
+        "memory",
+        "models",
+        "nodes",
+    ):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     for name in ("packaging", "program", "proto", "python", "worker"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
