@@ -500,11 +500,12 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     collector->stats.counts.wakeups++;
 }
 
-/* Releases request payload buffers, or waits a slice. lock is held on entry and on return, and
- * released meanwhile. */
-static void collector_await_blocks(struct cox_collector *collector)
+/* Releases request payload buffers, or waits a slice, or until the deadline. lock is held on entry
+ * and on return, and released meanwhile. */
+static void collector_await_blocks(struct cox_collector *collector, uint64_t deadline_ns)
 {
-    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ns(COX_SLICE_NS));
+    const struct timespec until =
+        cox_deadline_timespec(cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     const uint64_t published = collector->published;
     pthread_mutex_unlock(&collector->lock);
     cox_collector_release_blocks(collector);
@@ -550,7 +551,7 @@ void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns)
     /* While a late rank may still read a request payload buffer, the thread wakes up in each slice.
      * Otherwise it blocks without a timeout, if the caller has none. */
     if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0) {
-        collector_await_blocks(collector);
+        collector_await_blocks(collector, deadline_ns);
     } else if (!collector_spins(collector)) {
         const struct timespec until = cox_deadline_timespec(deadline_ns);
         if (deadline_ns == COX_DEADLINE_NEVER)

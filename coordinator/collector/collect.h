@@ -85,14 +85,15 @@ struct cox_handler_run {
     uint64_t number;
     /* the registered handler, which runs on the response thread; not that of a call */
     bool registered;
+    /* its completion, and what that points to */
+    struct cox_gathering *taken;
     struct cox_handler_run *next;
 };
 
 /* A call that waits. */
 struct cox_waiter {
     bool done;
-    /* once done: its completion and what it points to; the run of its handler has begun */
-    struct cox_gathering *taken;
+    /* once done: the run of its handler has begun */
     struct cox_handler_run run;
 };
 

@@ -97,10 +97,12 @@ COX_HOT static void give_back(struct cox_collector *collector, struct cox_gather
 }
 
 COX_HOT static void run_begin(struct cox_collector *collector, struct cox_handler_run *run,
-                              bool registered)
+                              struct cox_gathering *taken, bool registered)
 {
-    *run = (struct cox_handler_run){
-        .number = ++collector->handler_runs, .registered = registered, .next = collector->running};
+    *run = (struct cox_handler_run){.number = ++collector->handler_runs,
+                                    .registered = registered,
+                                    .taken = taken,
+                                    .next = collector->running};
     collector->running = run;
 }
 
@@ -149,8 +151,7 @@ COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathe
     collector->is_ready[frame] = true;
     struct cox_waiter *waiter = entry->waiter;
     if (waiter) { /* taken now, so that the frame is free before the caller runs */
-        waiter->taken = take(collector, (uint32_t)frame);
-        run_begin(collector, &waiter->run, false);
+        run_begin(collector, &waiter->run, take(collector, (uint32_t)frame), false);
         waiter->done = true;
         entry->waiter = NULL;
     } else {
@@ -200,7 +201,7 @@ COX_HOT __attribute__((always_inline)) static inline void gather_until(const str
     tell(collector);
     /* A host that polls was not served meanwhile, and its timer must be set. */
     if (cox_readiness_is_open(&collector->readiness) && !collector->collecting &&
-        !nothing_is_in_flight(until))
+        (!nothing_is_in_flight(until) || collector->late_count > 0))
         cox_readiness_signal(&collector->readiness);
 }
 
@@ -210,9 +211,15 @@ void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline
      * signals here, so the slice is short. */
     const uint64_t until_ns = cox_deadline_min(deadline_ns, cox_deadline_after_ms(1));
     struct until until = {.collector = collector};
+    const struct timespec timeout = cox_deadline_timespec(until_ns);
     pthread_mutex_lock(&collector->lock);
     until.ended = collector->ended;
-    gather_until(&until, more_has_ended, until_ns);
+    /* After a stop there is nothing to gather: the goodbye waits for ranks to return frames. */
+    if (atomic_load_explicit(&collector->stopping, memory_order_acquire) &&
+        nothing_is_in_flight(&until))
+        await_news(collector, &timeout);
+    else
+        gather_until(&until, more_has_ended, until_ns);
     pthread_mutex_unlock(&collector->lock);
 }
 
@@ -237,10 +244,10 @@ bool cox_collector_runs_handler(const struct cox_collector *collector, uint64_t 
 
 /* Runs the handler of a completion that was taken, without the lock; the run has begun. Returns the
  * time at which it returned; 0: that was some time ago. */
-COX_HOT static uint64_t handle(struct cox_collector *collector, struct cox_gathering *taken,
-                               const struct cox_handler_run *run, cox_completion_fn handler,
-                               void *context)
+COX_HOT static uint64_t handle(struct cox_collector *collector, const struct cox_handler_run *run,
+                               cox_completion_fn handler, void *context)
 {
+    struct cox_gathering *taken = run->taken;
     const struct cox_completion *completion = &taken->completion;
     pthread_mutex_unlock(&collector->lock);
 
@@ -283,11 +290,9 @@ COX_HOT void cox_collector_respond(struct cox_collector *collector)
         gather_until(&until, completion_is_ready, COX_DEADLINE_NEVER);
         if (collector->ready_count == 0)
             break;
-        struct cox_gathering *taken = take_first(collector);
         struct cox_handler_run run;
-        run_begin(collector, &run, true);
-        until.now_ns =
-            handle(collector, taken, &run, collector->handler, collector->handler_context);
+        run_begin(collector, &run, take_first(collector), true);
+        until.now_ns = handle(collector, &run, collector->handler, collector->handler_context);
     }
     pthread_mutex_unlock(&collector->lock);
 }
@@ -299,10 +304,11 @@ int cox_collector_await(struct cox_collector *collector, const struct cox_waiter
     pthread_mutex_lock(&collector->lock);
     while (!waiter->done)
         gather_until(&until, call_is_done, COX_DEADLINE_NEVER);
-    const int status = waiter->taken->completion.status;
+    const struct cox_completion *completion = &waiter->run.taken->completion;
+    const int status = completion->status;
     if (status)
-        cox_fail(err, status, "%s", waiter->taken->completion.text);
-    handle(collector, waiter->taken, &waiter->run, handler, context);
+        cox_fail(err, status, "%s", completion->text);
+    handle(collector, &waiter->run, handler, context);
     pthread_mutex_unlock(&collector->lock);
     return status;
 }
@@ -319,10 +325,11 @@ static bool rank_has_ready(const struct cox_collector *collector, uint32_t rank)
     return false;
 }
 
-static bool runs_since_before(const struct cox_collector *collector, uint64_t through)
+/* True if a handler runs, or is about to, for a request that asked the rank. */
+static bool rank_is_handled(const struct cox_collector *collector, uint32_t rank)
 {
     for (const struct cox_handler_run *run = collector->running; run; run = run->next)
-        if (run->number <= through)
+        if (run->taken->results[rank].outcome != COX_OUTCOME_NOT_ASKED)
             return true;
     return false;
 }
@@ -331,18 +338,17 @@ int cox_collector_await_rank(struct cox_collector *collector, uint32_t rank, uin
 {
     const struct timespec timeout = cox_deadline_timespec(deadline_ns);
     const struct until until = {.collector = collector, .rank = rank};
-    while (!rank_is_not_asked(&until) && !is_over(deadline_ns))
-        gather_until(&until, rank_is_not_asked, deadline_ns);
-    while (rank_has_ready(collector, rank) && !is_over(deadline_ns))
-        await_news(collector, &timeout);
-    /* Later runs are for other requests. */
-    const uint64_t through = collector->handler_runs;
-    while (runs_since_before(collector, through) && !is_over(deadline_ns))
-        await_news(collector, &timeout);
-    return rank_is_not_asked(&until) && !rank_has_ready(collector, rank) &&
-                   !runs_since_before(collector, through)
-               ? 0
-               : COX_TIMEOUT;
+    for (;;) {
+        const bool asked = !rank_is_not_asked(&until);
+        if (!asked && !rank_has_ready(collector, rank) && !rank_is_handled(collector, rank))
+            return 0;
+        if (is_over(deadline_ns))
+            return COX_TIMEOUT;
+        if (asked)
+            gather_until(&until, rank_is_not_asked, deadline_ns);
+        else
+            await_news(collector, &timeout);
+    }
 }
 
 /* ---- a host that collects ---- */
@@ -373,6 +379,9 @@ static void expect_more(struct cox_collector *collector)
     if (collector->ended != collector->published && !collector->gathering)
         next_ns = cox_deadline_min(collector->next_ns, collector->rewake_ns);
     if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
+        next_ns = cox_deadline_min(next_ns, cox_deadline_after_ns(COX_SLICE_NS));
+    /* A late reply need not make the fd readable. */
+    if (collector->late_count > 0)
         next_ns = cox_deadline_min(next_ns, cox_deadline_after_ns(COX_SLICE_NS));
     cox_readiness_set_timer(&collector->readiness, next_ns);
 }

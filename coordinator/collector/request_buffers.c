@@ -41,7 +41,7 @@ static bool collector_block_is_free(struct cox_collector *collector, const struc
 {
     bool free = entry->ended;
     for (uint32_t rank = 0; free && rank < collector->rank_count; rank++)
-        free = !cox_rank_set_has(&entry->asked, rank) ||
+        free = !cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank) ||
                collector_returned(collector, rank, entry->sequence) ||
                collector_dead(collector, rank);
     return free;
