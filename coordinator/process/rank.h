@@ -86,7 +86,7 @@ struct cox_rank {
      * thread or by start, whichever comes first. */
     _Atomic uint32_t announced;
     /* No channel may ask it. Written by the thread that has `restarting`: true under the locks of
-     * a collector, which its claim holds when it reads this. */
+     * a collector, which its begin holds when it reads this. */
     _Atomic bool detached;
     /* A thread replaces its process. Taken by an exchange with acquire, given back with release. */
     _Atomic bool restarting;

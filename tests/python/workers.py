@@ -18,7 +18,8 @@ def echo():
 
 
 def interrupted_beside():
-    """A second of its threads gets SIGINT when the first, which has replied, sleeps again."""
+    """A second of its threads gets SIGINT when the first, which has replied, sleeps again: no event
+    says that it does. Where it does not yet, the signal ends it all the same."""
     replied = threading.Event()
 
     def beside():
