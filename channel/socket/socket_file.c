@@ -40,13 +40,22 @@ static void listen_fd_end(struct cox_socket_file *file, int *fd)
 
 /* ---- its name ---- */
 
-/* Under the lock. Checks that the name is free; dead sockets were swept before. */
+/* Under the lock. Checks that the name is free; dead sockets were swept before.
+ * Returns
+ *   0
+ *   COX_BUSY: its owner is just ending, or has ended since the sweep; worth another sweep
+ *   COX_TAKEN, COX_DENIED
+ *   -errno
+ */
 static int check_name(const struct cox_socket_file *file, struct cox_error *err)
 {
     pid_t pid = 0;
     int r = cox_runtime_dir_probe(file->runtime_dir_fd, file->file, &pid);
     if (r == COX_NOT_FOUND)
         return 0;
+    if (r == COX_CLOSED)
+        return cox_fail(err, COX_BUSY, "the process that had the name '%s' has just ended",
+                        file->name);
     if (r == 0 && pid && cox_peer_exiting(pid))
         return cox_fail(err, COX_BUSY, "process %d, which has the name '%s', is just ending",
                         (int)pid, file->name);

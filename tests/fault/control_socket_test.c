@@ -190,11 +190,32 @@ static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
     }
 }
 
+/* Its socket was alive when the next start swept, and is dead when that one looks at its name. */
+static void b4_p7_a_name_whose_owner_dies_during_a_start_is_free(void **state)
+{
+    (void)state;
+    struct life owner = {.plan = "control_socket.accepted:stop"};
+    struct life next = {.plan = "runtime_dir.swept:stop"};
+    int status;
+    pid_t first = client_start(live_and_die, &owner);
+    assert_int_equal(waitpid(first, &status, WUNTRACED), first);
+    assert_true(WIFSTOPPED(status));
+    pid_t second = client_start(live_and_die, &next);
+    assert_int_equal(waitpid(second, &status, WUNTRACED), second);
+    assert_true(WIFSTOPPED(status));
+    kill(first, SIGKILL);
+    assert_int_equal(waitpid(first, &status, 0), first);
+    kill(second, SIGCONT);
+    child_join(second);
+    assert_int_equal(runtime_dir_count(), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         SOCKET_TEST(b4_p7_a_start_after_a_death_at_any_step_works),
         SOCKET_TEST(b15_b21_a_client_that_dies_at_any_step_leaves_nothing),
+        SOCKET_TEST(b4_p7_a_name_whose_owner_dies_during_a_start_is_free),
         SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for),
     };
     fixture_begin();
