@@ -1,7 +1,7 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
-#include "coordinator/cli/console.h"
-#include "coordinator/client/nearest.h"
-#include "engine/command/engine_command.h"
+#include "program/cli/console.h"
+#include "program/client/nearest.h"
+#include "program/engine/engine_command.h"
 #include "process_one.h"
 #include "tables.h"
 

@@ -1,6 +1,6 @@
 #include "tables.h"
 
-#include "coordinator/client/client.h"
+#include "program/client/client.h"
 
 #include <ctype.h>
 #include <jansson.h>

@@ -10,7 +10,7 @@
 #ifndef COX_PROGRAM_TABLES_H
 #define COX_PROGRAM_TABLES_H
 
-#include "coordinator/cli/runner.h"
+#include "program/cli/runner.h"
 
 struct cox_commands {
     const struct cox_command *const *list;

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "channel/socket/control_socket.h"
-#include "coordinator/client/client.h"
+#include "program/client/client.h"
 #include "coordinator/server/control_server.h"
 #include "engine/batching/prompt_queue.h"
 #include "proto/control.pb-c.h"

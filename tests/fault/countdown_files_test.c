@@ -13,9 +13,9 @@
 #include <jansson.h>
 
 #include "engine/batching/message.h"
-#include "coordinator/cli/group_options.h"
+#include "program/cli/group_options.h"
 #include "engine/batching/batcher.h"
-#include "engine/command/prompts.h"
+#include "program/engine/prompts.h"
 #include "engine/model/tokenizer.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/file.h"

@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #include "coordinator/collector/collect.h"
-#include "coordinator/cli/console.h"
-#include "coordinator/cli/foreground.h"
+#include "program/cli/console.h"
+#include "program/cli/foreground.h"
 #include "coordinator/executor/executor.h"
 #include "coordinator/collector/error_channel.h"
 #include "coordinator/collector/gathering.h"

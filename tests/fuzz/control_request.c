@@ -2,7 +2,7 @@
  * that pack and unpack to the same bytes again. */
 #include "fuzz.h"
 
-#include "coordinator/client/client.h"
+#include "program/client/client.h"
 #include "coordinator/server/stream.h"
 #include "proto/control.pb-c.h"
 #include "proto/wire.h"

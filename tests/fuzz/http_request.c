@@ -1,7 +1,7 @@
 /* The head of an HTTP request of any bytes: refused, or a method and a path that stand there. */
 #include "fuzz.h"
 
-#include "coordinator/metrics/request.h"
+#include "program/metrics/request.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -6,7 +6,7 @@
 
 #include "channel/recorder/recorder.h"
 #include "coordinator/recording/recording.h"
-#include "coordinator/trace/story.h"
+#include "program/trace/story.h"
 #include "proto/recording.pb-c.h"
 
 #define RANK_COUNT_MAX 3

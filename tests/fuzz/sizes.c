@@ -2,7 +2,7 @@
 #include "fuzz.h"
 
 #include "channel/shm/geometry.h"
-#include "coordinator/cli/group_options.h"
+#include "program/cli/group_options.h"
 #include "worker/loop/worker.h"
 
 #include <inttypes.h>

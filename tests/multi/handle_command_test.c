@@ -2,7 +2,7 @@
 #include "handle_peer.h"
 
 #include "channel/socket/control_socket.h"
-#include "coordinator/cli/command.h"
+#include "program/cli/command.h"
 #include "tests/lib/rights.h"
 
 #include <fcntl.h>

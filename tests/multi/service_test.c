@@ -5,7 +5,7 @@
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
 #include "channel/shm/state.h"
-#include "coordinator/client/client.h"
+#include "program/client/client.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/server/control_server.h"
 #include "proto/control.pb-c.h"

@@ -45,16 +45,16 @@ FOLDERS = {
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
-    "coordinator/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
-    "coordinator/trace": "channel/recorder channel/shm proto",
-    "coordinator/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
-                           "coordinator/client",
-    "coordinator/service": "channel/base coordinator/client",
-    "coordinator/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
-                       "coordinator/client coordinator/service",
-    "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
-                           "coordinator/executor coordinator/recovery coordinator/server coordinator/client "
-                           "coordinator/cli coordinator/metrics coordinator/recording coordinator/trace",
+    "program/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
+    "program/trace": "channel/recorder channel/shm proto",
+    "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
+                           "program/client",
+    "program/service": "channel/base program/client",
+    "program/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
+                       "program/client program/service",
+    "program/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
+                           "coordinator/executor coordinator/recovery coordinator/server program/client "
+                           "program/cli program/metrics coordinator/recording program/trace",
     "nodes/link": "channel/base channel/recorder channel/shm coordinator/transport",
     "nodes/direct": "channel/base channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
@@ -66,9 +66,9 @@ FOLDERS = {
                    "worker/loop engine/model engine/compute",
     "engine/batching": "channel/base channel/memory proto coordinator/executor coordinator/server "
                        "engine/model",
-    "engine/command": "channel/base channel/shm coordinator/server coordinator/client coordinator/service coordinator/cli "
-                      "coordinator/metrics coordinator/transport engine/model engine/batching",
-    "program": "coordinator/client coordinator/cli engine/command",
+    "program/engine": "channel/base channel/shm coordinator/server program/client program/service program/cli "
+                      "program/metrics coordinator/transport engine/model engine/batching",
+    "program": "program/client program/cli program/engine",
 }
 
 # The folders at the top: each includes itself and those named.
@@ -83,7 +83,7 @@ LAYERS = {
     "program": "coordinator engine",
 }
 
-# engine/command is not among them: its commands are the program's, which is made of the library's own parts.
+# program/engine is not among them: its commands are the program's, which is made of the library's own parts.
 ENGINE = ("engine/model", "engine/compute", "engine/rank", "engine/batching")
 HEADERS_ALONE = ("channel/base/fault.h", "channel/base/hash.h", "channel/base/idioms.h", "channel/base/thread.h")
 

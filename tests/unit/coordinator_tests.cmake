@@ -29,6 +29,6 @@ endforeach()
 cox_unit_test(NAME log_line TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/log_line_test.c
     LIBS coxswain_commands)
 cox_unit_test(NAME top_table TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/top_table_test.c ${PROJECT_SOURCE_DIR}/coordinator/command/top_table.c
-            ${PROJECT_SOURCE_DIR}/coordinator/command/units.c
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/top_table_test.c ${PROJECT_SOURCE_DIR}/program/command/top_table.c
+            ${PROJECT_SOURCE_DIR}/program/command/units.c
     LIBS coxswain_commands)

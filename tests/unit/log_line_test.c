@@ -1,4 +1,4 @@
-#include "coordinator/service/log_line.h"
+#include "program/service/log_line.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

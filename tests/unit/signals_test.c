@@ -1,4 +1,4 @@
-#include "coordinator/cli/signals.h"
+#include "program/cli/signals.h"
 
 #include <sched.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* top_table: rows, rates between two samples, and their order. */
-#include "coordinator/command/top_table.h"
+#include "program/command/top_table.h"
 #include "coordinator/executor/executor.h"
 #include "proto/control.pb-c.h"
 

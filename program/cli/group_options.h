@@ -1,0 +1,135 @@
+/*
+ * group_options: the options shared by commands that start a group: number of ranks, worker, sizes.
+ *
+ * Threads: one.
+ * Blocks: nothing.
+ * Ownership: strings are argv's, or static storage, or in the struct.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_PROGRAM_GROUP_OPTIONS_H
+#define COX_PROGRAM_GROUP_OPTIONS_H
+
+#include "coordinator/executor/executor.h"
+#include "coordinator/recovery/restart_policy.h"
+#include "runner.h"
+
+#include <limits.h>
+#include <stdio.h>
+
+#define COX_GROUP_CHOICE_RANK_COUNT_DEFAULT 2
+/* The default worker. */
+#define COX_REFERENCE_WORKER "coxswain-worker"
+/* Words of a --worker that has arguments, at most. */
+#define COX_WORKER_WORD_COUNT_MAX 30
+
+struct cox_group_choice {
+    uint32_t rank_count;
+    bool rank_count_given;
+    /* NULL: made of the process id */
+    const char *name;
+    /* 0: default */
+    uint32_t depth;
+    enum cox_spin spin;
+    bool spin_given;
+    bool legacy_workers;
+    bool keep_names;
+    enum cox_attach attach;
+    bool attach_given;
+    bool huge_pages;
+    /* every rank loads its own */
+    bool own_weights;
+    bool no_large_payloads;
+    bool no_recorder;
+    /* NULL: $COXSWAIN_CRASH_DIR, or none */
+    const char *crash_dir;
+    bool crash_contents;
+    /* for requests and for replies; 0: default */
+    uint64_t large_payload_size;
+    uint64_t request_size[COX_CHANNEL_COUNT];
+    uint64_t response_size[COX_CHANNEL_COUNT];
+    /* 0: default */
+    uint64_t start_timeout_ms;
+    /* 0: default */
+    uint64_t step_ms;
+    /* --on-death and its parameters; 0: default. Only for commands with cox_death_option_group. */
+    struct cox_restart_policy recovery;
+    bool recovery_given;
+    /* of the engine loop; 0: default. Only for commands with cox_scheduling_option_group. */
+    uint32_t steps_in_flight;
+    /* NULL: looked up */
+    const char *worker;
+    /* NULL: looked up */
+    const char *model;
+    /* the results of the look-ups */
+    char worker_path[PATH_MAX];
+    char worker_text[PATH_MAX];
+    const char *worker_command[COX_WORKER_WORD_COUNT_MAX + 3];
+    char model_path[PATH_MAX];
+};
+
+/* The keys of the options below; those of a command itself are smaller. */
+enum cox_option {
+    COX_OPTION_NAME = COX_OPTION_KEY(0x1000),
+    COX_OPTION_DEPTH,
+    COX_OPTION_SPIN,
+    COX_OPTION_LEGACY_WORKERS,
+    COX_OPTION_KEEP_NAMES,
+    COX_OPTION_ATTACH,
+    COX_OPTION_HUGE_PAGES,
+    COX_OPTION_NO_SHARED_WEIGHTS,
+    COX_OPTION_NO_LARGE_PAYLOADS,
+    COX_OPTION_NO_RECORDER,
+    COX_OPTION_CRASH_DIR,
+    COX_OPTION_CRASH_CONTENTS,
+    COX_OPTION_LARGE_PAYLOAD_SIZE,
+    COX_OPTION_REQUEST_SIZE,
+    COX_OPTION_RESPONSE_SIZE,
+    COX_OPTION_START_TIMEOUT,
+    COX_OPTION_TIMEOUT,
+    COX_OPTION_WORKER,
+    COX_OPTION_MODEL,
+    COX_OPTION_ON_DEATH,
+    COX_OPTION_RESTART_MAX,
+    COX_OPTION_RESTART_WINDOW,
+    COX_OPTION_RESTART_BACKOFF,
+    COX_OPTION_ASYNC_SCHEDULING,
+};
+
+/* Options of a struct cox_group_choice: its layout; its workers; the policy for deaths; the
+ * scheduling of steps. */
+extern const struct cox_option_group cox_layout_option_group;
+extern const struct cox_option_group cox_start_option_group;
+extern const struct cox_option_group cox_death_option_group;
+extern const struct cox_option_group cox_scheduling_option_group;
+
+void cox_group_choice_init(struct cox_group_choice *options);
+/* --crash-dir, $COXSWAIN_CRASH_DIR; NULL: none. */
+const char *cox_group_choice_crash_dir(const struct cox_group_choice *options);
+struct cox_geometry_choice;
+struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
+/* Checks name, sizes, depth and combinations before anything is created. Returns 0 or COX_INVALID.
+ */
+int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);
+/* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
+ * COX_EXEC_FAILED. */
+int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
+/* The command that starts a worker found by cox_worker_find: the worker, --model and the model, and
+ * NULL. A worker with blanks that is no file is a program and its arguments. The result is part of
+ * options. Returns 0 or COX_INVALID. */
+int cox_worker_command(struct cox_group_choice *options, const char *worker, const char *model,
+                       const char *const **ret_command, struct cox_error *err);
+/* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
+ * Returns 0; COX_NOT_FOUND: no such folder; -errno. */
+int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
+
+/* Strict numbers: no blanks or other text around them. `what` names the option in the error. Return
+ * 0 or COX_INVALID. */
+int cox_parse_number(const char *what, const char *text, uint64_t min, uint64_t max,
+                     uint64_t *ret_number, struct cox_error *err);
+int cox_parse_real(const char *what, const char *text, double min, double max, double *ret_number,
+                   struct cox_error *err);
+int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struct cox_error *err);
+/* "1.5" seconds, to milliseconds, at least 1. */
+int cox_parse_seconds(const char *what, const char *text, uint64_t *ret_ms, struct cox_error *err);
+
+#endif

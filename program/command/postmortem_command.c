@@ -1,0 +1,128 @@
+/* coxswain postmortem: a recording in words. */
+#include "recording_command.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "channel/shm/geometry.h"
+#include "program/cli/group_options.h"
+#include "coordinator/recording/recording.h"
+#include "program/trace/story.h"
+
+#define LAST_DEFAULT 3
+
+enum {
+    KEY_NAME = COX_OPTION_KEY(0),
+    KEY_CRASH_DIR,
+    KEY_LAST,
+    KEY_JSON,
+};
+
+struct postmortem_choice {
+    const char *file;
+    /* in place of it */
+    const char *name, *folder;
+    /* 0: default */
+    uint64_t last;
+    bool json;
+};
+
+static int take(void *context, int key, const char *value, struct cox_error *err)
+{
+    struct postmortem_choice *choice = context;
+    switch (key) {
+    case KEY_NAME:
+        choice->name = value;
+        return cox_name_check(value, err);
+    case KEY_CRASH_DIR:
+        choice->folder = value;
+        return 0;
+    case KEY_LAST:
+        return cox_parse_number("--last", value, 1, 1000, &choice->last, err);
+    default: /* KEY_JSON */
+        choice->json = true;
+        return 0;
+    }
+}
+
+static int words(void *context, int count, char *const *list, struct cox_error *err)
+{
+    struct postmortem_choice *choice = context;
+    if (count > 1)
+        return cox_fail(err, COX_INVALID, "one recording at a time: '%.64s' is another", list[1]);
+    choice->file = count ? list[0] : NULL;
+    if (!choice->folder)
+        choice->folder = getenv("COXSWAIN_CRASH_DIR");
+    if (!choice->file == !choice->name)
+        return cox_fail(err, COX_INVALID,
+                        "of what? A FILE that a coordinator has written, or the --name of a group");
+    if (choice->name && (!choice->folder || !choice->folder[0]))
+        return cox_fail(err, COX_INVALID,
+                        "--name: where did the group record? Give the --crash-dir that it was "
+                        "started with, or set COXSWAIN_CRASH_DIR");
+    return 0;
+}
+
+static int run(void *context)
+{
+    const struct postmortem_choice *choice = context;
+    _cox_cleanup_(cox_recording_freep) struct CoxswainRecording__Recording *recording = NULL;
+    _cox_cleanup_(cox_story_freep) struct cox_story *story = NULL;
+    const struct cox_story_range all = {0};
+    struct cox_error err = {0};
+    int r = choice->file ? cox_recording_read(choice->file, &recording, &err)
+                         : cox_recording_of_rings(choice->folder, choice->name, &recording, &err);
+    if (r == COX_NOT_FOUND && choice->name) {
+        err = (struct cox_error){0};
+        cox_fail(&err, r,
+                 "the group '%s' has no recorders in %s: they are removed at a clean stop; what "
+                 "failed before is in %s/%s.*.crash",
+                 choice->name, choice->folder, choice->folder, choice->name);
+    }
+    if (r == 0)
+        r = cox_story_new(recording, &all, &story, &err);
+    if (r) {
+        cox_client_clean_text(err.text);
+        const int exit_status = cox_exit_with(&err);
+        /* A file that is invalid is no failure of a worker. */
+        return exit_status == COX_EXIT_WORKER ? COX_EXIT_FAILED : exit_status;
+    }
+    if (choice->json) {
+        json_t *root = cox_story_json(story);
+        json_dumpf(root, stdout, JSON_COMPACT);
+        putchar('\n');
+        json_decref(root);
+    } else {
+        cox_story_print(story, choice->last ? choice->last : LAST_DEFAULT, stdout);
+    }
+    return COX_EXIT_OK;
+}
+
+static const struct argp_option options[] = {
+    {"name", KEY_NAME, "NAME", 0,
+     "of the recorders that a group left when its coordinator died, or that it still writes", 0},
+    {"crash-dir", KEY_CRASH_DIR, "DIR", 0,
+     "where that group records, as in coxswain run (default: $COXSWAIN_CRASH_DIR)", 0},
+    {"last", KEY_LAST, "N", 0, "requests of each channel in the timeline (default 3)", 0},
+    {"json", KEY_JSON, NULL, 0, "print one JSON object, as coxswain trace --json does", 0},
+    {0},
+};
+static const struct cox_option_group postmortem_options = {
+    .title = "The recording:", .options = options, .take = take};
+
+const struct cox_command cox_command_postmortem = {
+    .name = "postmortem",
+    .summary = "tell what a group did before it failed",
+    .arguments = "[FILE]",
+    .text = "Tells in words what FILE has, which a coordinator has written to its --crash-dir "
+            "after a death, a timeout, a divergence or a failed start: the cause, what each rank "
+            "was doing, which request was under way, the last lines of dead ranks, and a timeline. "
+            "With --name, what a group recorded whose coordinator has died as well. `coxswain "
+            "trace FILE` makes a trace of the same.",
+    .examples = "  coxswain postmortem crashes/mine.20260101T030000.000000000.death.crash\n"
+                "  coxswain postmortem --name mine --crash-dir crashes\n",
+    .choice_size = sizeof(struct postmortem_choice),
+    .groups = {{&postmortem_options, 0}},
+    .words = words,
+    .run = run,
+};

@@ -1,0 +1,234 @@
+/* coxswain node: the ranks of one machine, for a lead on this or another one. */
+#include "program/cli/command.h"
+#include "program/cli/console.h"
+#include "program/cli/group_options.h"
+#include "program/cli/signals.h"
+#include "nodes_options.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    OPTION_NAME = COX_OPTION_KEY(0),
+    OPTION_NODE,
+    OPTION_MODEL,
+    OPTION_WORKER,
+    OPTION_CRASH_DIR,
+    OPTION_LOG_FORMAT,
+    OPTION_QUIET,
+    OPTION_STAY,
+};
+
+struct node_command {
+    struct cox_nodes_choice nodes;
+    struct cox_group_choice group;
+    const char *node;
+    const char *const *command;
+    /* the model of the reference worker; NULL: the workers are a command of the user's */
+    const char *model;
+    enum cox_log_format log_format;
+    bool quiet;
+    bool stay;
+    _Atomic int signal_number;
+};
+
+static int take_option(void *choice, int key, const char *value, struct cox_error *err)
+{
+    struct node_command *node = choice;
+    int r;
+    switch (key) {
+    case OPTION_NAME:
+        node->group.name = value;
+        return cox_name_check(value, err);
+    case OPTION_NODE:
+        node->node = value;
+        return 0;
+    case OPTION_MODEL:
+        node->group.model = value;
+        return 0;
+    case OPTION_WORKER:
+        node->group.worker = value;
+        return 0;
+    case OPTION_CRASH_DIR:
+        node->group.crash_dir = value;
+        return 0;
+    case OPTION_LOG_FORMAT:
+        r = cox_log_format_parse(value, &node->log_format, err);
+        if (r == 0)
+            cox_console_set_format(node->log_format);
+        return r;
+    case OPTION_STAY:
+        node->stay = true;
+        return 0;
+    default: /* OPTION_QUIET */
+        node->quiet = true;
+        return 0;
+    }
+}
+
+/* Before a lead comes, whose whole start it would fail. One of PATH is not looked for. */
+static int program_check(const char *program, struct cox_error *err)
+{
+    return !strchr(program, '/') || access(program, X_OK) == 0
+               ? 0
+               : cox_fail(err, COX_INVALID, "cannot execute the worker's program '%s': %s", program,
+                          cox_status_text(-errno));
+}
+
+static int take_command(void *choice, int count, char *const *words, struct cox_error *err)
+{
+    struct node_command *node = choice;
+    const char *worker;
+    if (!node->group.name)
+        return cox_fail(err, COX_INVALID, "--name is missing: the name of the group");
+    if (!node->node)
+        return cox_fail(err, COX_INVALID,
+                        "--node is missing: the name of this machine in the group");
+    int r = cox_nodes_choice_check(&node->nodes, err);
+    if (r)
+        return r;
+    if (count) {
+        node->command = (const char *const *)words;
+        return program_check(words[0], err);
+    }
+    r = cox_worker_find(&node->group, &worker, err);
+    if (r == 0)
+        r = program_check(worker, err);
+    if (r == 0)
+        r = cox_model_find(&node->group, &node->model, err);
+    return r ? r : cox_worker_command(&node->group, worker, node->model, &node->command, err);
+}
+
+static void init(void *choice)
+{
+    struct node_command *node = choice;
+    cox_group_choice_init(&node->group);
+    node->log_format = COX_LOG_PLAIN;
+    cox_console_set_format(node->log_format); /* before options: their errors are events too */
+}
+
+static bool on_signal(void *context, int number)
+{
+    struct node_command *node = context;
+    int none = 0;
+    /* The first one ends the agent in order, the second at once. */
+    return atomic_compare_exchange_strong(&node->signal_number, &none, number);
+}
+
+static bool is_cancelled(void *context)
+{
+    struct node_command *node = context;
+    return atomic_load(&node->signal_number) != 0;
+}
+
+static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    const struct node_command *node = context;
+    (void)is_stderr;
+    if (!node->quiet)
+        cox_console_worker(rank, text);
+}
+
+static void on_state(void *context, const char *text)
+{
+    (void)context;
+    cox_console_say("%s", text);
+}
+
+static void on_log(void *context, int level, const char *text)
+{
+    const struct node_command *node = context;
+    if (level <= 5 || node->log_format != COX_LOG_PLAIN)
+        cox_console_log(level, "%s", text);
+}
+
+static int run(void *choice)
+{
+    struct node_command *node = choice;
+    struct cox_error error = {0};
+    struct cox_node_facts facts = {0};
+    const struct cox_nodes_library *library;
+    struct cox_signals signals = COX_SIGNALS_NONE;
+    int r = cox_nodes_library_open(&library, &error);
+    if (r == 0 && node->model)
+        r = cox_node_facts_read(node->model, &facts, &error);
+    if (r == 0)
+        r = cox_signals_start(&signals, on_signal, NULL, node, &error);
+    if (r)
+        return cox_exit_with(&error);
+    cox_console_start();
+    const struct cox_node_agent_options options = {
+        .access = node->nodes.access,
+        .group = node->group.name,
+        .node = node->node,
+        .listen = node->nodes.listen,
+        .facts = facts.facts,
+        .fact_count = node->model ? COX_NODE_FACT_COUNT : 0,
+        .command = node->command,
+        .model = node->model,
+        .stay = node->stay,
+        .crash_dir = cox_group_choice_crash_dir(&node->group),
+        .log = {.fn = on_log, .context = node},
+        .context = node,
+        .line = on_line,
+        .state = on_state,
+        .cancelled = is_cancelled,
+    };
+    r = library->agent_run(&options, &error);
+    cox_signals_end(&signals);
+    if (r == COX_CLOSED && is_cancelled(node)) /* before it was there */
+        return cox_exit_interrupted(atomic_load(&node->signal_number));
+    if (r)
+        return cox_exit_with(&error);
+    cox_console_say("node %s: %s", node->node,
+                    is_cancelled(node) ? "stopped by a signal" : "the group has ended");
+    return COX_EXIT_OK;
+}
+
+static const struct argp_option options[] = {
+    {"name", OPTION_NAME, "NAME", 0, "name of the group, as the lead has it", 0},
+    {"node", OPTION_NODE, "NAME", 0,
+     "name of this machine in the group; its certificate is node-NAME.pem", 0},
+    {"model", OPTION_MODEL, "DIR", 0,
+     "model folder on this machine; its content must be that of the lead's (default: the model that "
+     "came with the program)",
+     0},
+    {"worker", OPTION_WORKER, "PATH", 0, "worker program (default: coxswain-worker)", 0},
+    {"crash-dir", OPTION_CRASH_DIR, "DIR", 0,
+     "what the ranks of this machine did when something failed (see coxswain run)", 0},
+    {"stay", OPTION_STAY, NULL, 0,
+     "when the group has ended, or its lead is lost for good, wait for another lead", 0},
+    {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
+    {"log-format", OPTION_LOG_FORMAT, "text|json", 0,
+     "lines of standard error with time and level, as text or as JSON objects, one for each event",
+     0},
+    {0},
+};
+static const struct cox_option_group node_options = {.options = options, .take = take_option};
+
+const struct cox_command cox_command_node = {
+    .name = "node",
+    .summary = "run the ranks of this machine for a group over several",
+    .arguments = "[NAME] [-- COMMAND [ARGUMENT]...]",
+    .text =
+        "Waits for the lead of a group (coxswain run --nodes), starts the ranks that the lead "
+        "gives to this machine, and serves it until the group ends. The two meet at a NATS "
+        "server.\n"
+        "A worker process that dies is reported to the lead and replaced at its order. When the "
+        "lead is lost the ranks stay, with what they have loaded, for the lead's --lead-grace: a "
+        "lead that comes back under the same name takes them over. Exit status 3: none came.",
+    .examples = "  coxswain node --name big --node b --cluster tls://a:4222 \\\n"
+                "      --ca ca.pem --cert node-b.pem --key node-b-key.pem\n"
+                "  coxswain node --name big --node b --cluster nats://127.0.0.1:4222 \\\n"
+                "      --insecure-loopback\n",
+    .choice_size = sizeof(struct node_command),
+    .init = init,
+    .groups = {{&node_options, 0}, {&cox_agent_option_group, offsetof(struct node_command, nodes)}},
+    .words = take_command,
+    .name_in_front = true,
+    .run = run,
+};

@@ -1,0 +1,421 @@
+#include "channel/base/thread.h"
+#include "program/cli/console.h"
+#include "program/metrics/http.h"
+#include "program/cli/init_options.h"
+#include "coordinator/server/group_links.h"
+#include "program/service/watchdog.h"
+#include "program/cli/runner.h"
+#include "engine_command.h"
+#include "engine_group.h"
+#include "nodes_options.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    OPTION_NO_INIT = COX_OPTION_KEY(0),
+    OPTION_INIT,
+    OPTION_INIT_FILE,
+    OPTION_NO_FLAGS,
+    OPTION_QUIET,
+    OPTION_ADAPTER,
+    OPTION_EXTERNAL,
+    OPTION_ROLE,
+    OPTION_STEP_TOKENS,
+    OPTION_METRICS,
+    OPTION_LOG_FORMAT,
+};
+
+/* Time for the ranks to receive their role. */
+#define ROLE_MS 10000
+/* For a standard output that is read slowly or not at all. */
+#define PRINT_MS 1000
+
+#define LEGACY "legacy workers hold and pull nothing"
+#define NOT_INITIALIZED "its workers were not initialized (--no-init)"
+
+/* Returns 0 or -errno, as a pointer. Frees the text. */
+static void *write_main(void *argument)
+{
+    _cox_cleanup_(cox_free_ptr) char *text = argument;
+    intptr_t r = 0;
+    for (size_t at = 0, size = strlen(text); r == 0 && at < size;) {
+        ssize_t done = write(STDOUT_FILENO, text + at, size - at);
+        if (done > 0)
+            at += (size_t)done;
+        else if (errno != EINTR)
+            r = -errno;
+    }
+    return (void *)r;
+}
+
+/* A pipe that nobody reads holds nothing up: what is written by a thread of its own arrives when
+ * the pipe is read. */
+static int print_group(struct cox_executor *executor, struct cox_error *err)
+{
+    _cox_cleanup_(cox_free_ptr) char *text = NULL;
+    size_t size;
+    FILE *file = open_memstream(&text, &size);
+    if (file) {
+        fprintf(file, "name %s\n", cox_executor_name(executor));
+        if (cox_executor_socket(executor))
+            fprintf(file, "socket %s\n", cox_executor_socket(executor));
+        for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
+            fprintf(file, "rank %u pid %d\n", rank, (int)cox_executor_pid(executor, rank));
+    }
+    if (!file || fclose(file))
+        return cox_fail(err, -ENOMEM, "no memory");
+    pthread_t thread;
+    int r = cox_thread_start(&thread, write_main, text);
+    if (r)
+        return cox_fail(err, r, "standard output: no thread: %s", cox_status_text(r));
+    text = NULL; /* the thread's */
+    const struct timespec deadline = cox_deadline_timespec(cox_deadline_after_ms(PRINT_MS));
+    void *result;
+    if (pthread_clockjoin_np(thread, &result, CLOCK_MONOTONIC, &deadline)) {
+        pthread_detach(thread);
+        cox_console_log(4, "standard output is not read: coxswain status --name %s tells the pids",
+                        cox_executor_name(executor));
+        return 0;
+    }
+    r = (int)(intptr_t)result;
+    return r ? cox_fail(err, r, "cannot write to standard output: %s", cox_status_text(r)) : 0;
+}
+
+/* Tells the service manager, if there is one, that the group is ready. */
+static int announce(const struct cox_notify *notify, struct cox_executor *executor,
+                    const struct cox_log *log, struct cox_watchdog **ret_watchdog,
+                    struct cox_error *err)
+{
+    uint32_t rank_count = cox_executor_rank_count(executor);
+    cox_log_write(log, 6, "the group '%s' is ready: %" PRIu32 " ranks, socket %s",
+                  cox_executor_name(executor), rank_count, cox_executor_socket(executor));
+    cox_notify_send(notify, "READY=1\nSTATUS=%" PRIu32 " ranks", rank_count);
+    return cox_watchdog_start(notify, cox_executor_socket(executor), log, ret_watchdog, err);
+}
+
+static int keep(const struct cox_engine_group_options *options, const char *metrics,
+                const struct cox_notify *notify, const struct cox_log *log)
+{
+    struct cox_error error = {0};
+    _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = NULL;
+    _cox_cleanup_(cox_watchdog_freep) struct cox_watchdog *watchdog = NULL;
+    _cox_cleanup_(cox_metrics_server_freep) struct cox_metrics_server *server = NULL;
+    int number;
+    int r = cox_engine_group_start(options, &group, &number, &error);
+    if (r == COX_CLOSED)
+        return cox_exit_interrupted(number);
+    if (!r && metrics)
+        r = cox_metrics_server_new(
+            metrics, NULL, cox_executor_socket(cox_engine_group_executor(group)), &server, &error);
+    if (!r && server && !options->foreground.quiet)
+        cox_console_say("metrics at %s", cox_metrics_server_url(server));
+    if (!r)
+        r = print_group(cox_engine_group_executor(group), &error);
+    if (!r)
+        r = announce(notify, cox_engine_group_executor(group), log, &watchdog, &error);
+    if (r)
+        return cox_exit_with(&error);
+    r = cox_foreground_wait(cox_engine_group_foreground(group), &error);
+    cox_notify_send(notify, "STOPPING=1\nSTATUS=%s", r < 0 ? error.text : "the group ends");
+    watchdog = cox_watchdog_free(watchdog);
+    if (r > 0)
+        cox_fail(&error, COX_CLOSED, "the group is ending");
+    cox_engine_group_end_prompts(group, &error);
+    if (r < 0) {
+        cox_console_log(3, "%s: the group ends", error.text);
+        return COX_EXIT_WORKER;
+    }
+    /* For this command a request to end is no failure. */
+    if (!options->foreground.quiet)
+        cox_console_say("%s: the group ends", strsignal(r));
+    return COX_EXIT_OK;
+}
+
+struct run_command {
+    struct cox_group_choice group;
+    struct cox_adapter_choice adapters;
+    struct cox_init_choice init;
+    struct cox_nodes_choice nodes;
+    struct cox_node_facts facts;
+    struct cox_executor_nodes executor_nodes;
+    enum cox_role role;
+    /* the address of --metrics; NULL: none */
+    const char *metrics;
+    enum cox_log_format log_format;
+    struct cox_engine_group_options options;
+};
+
+static int take_option(void *choice, int option, const char *value, struct cox_error *err)
+{
+    struct run_command *run = choice;
+    struct cox_foreground_options *options = &run->options.foreground;
+    uint64_t number;
+    int r;
+    switch (option) {
+    case OPTION_ROLE:
+        return cox_role_parse(value, &run->role, err);
+    case OPTION_INIT:
+        return cox_init_choice_take(&run->init, value, err);
+    case OPTION_INIT_FILE:
+        return cox_init_choice_read(&run->init, value, err);
+    case OPTION_NO_INIT:
+        options->init = false;
+        return 0;
+    case OPTION_NO_FLAGS:
+        options->no_flags = true;
+        return 0;
+    case OPTION_EXTERNAL:
+        options->external = true;
+        return 0;
+    case OPTION_ADAPTER:
+        return cox_adapter_choice_take(&run->adapters, value, err);
+    case OPTION_LOG_FORMAT:
+        r = cox_log_format_parse(value, &run->log_format, err);
+        if (!r)
+            cox_console_set_format(run->log_format);
+        return r;
+    case OPTION_STEP_TOKENS:
+        r = cox_parse_number("--step-tokens", value, 1, INT32_MAX, &number, err);
+        run->options.step_tokens = r ? 0 : (uint32_t)number;
+        return r;
+    case OPTION_METRICS:
+        run->metrics = value;
+        return cox_metrics_address_check(value, err);
+    default: /* OPTION_QUIET */
+        options->quiet = true;
+        return 0;
+    }
+}
+
+static int choose_external(struct run_command *run, int count, char *const *words,
+                           struct cox_error *err)
+{
+    struct cox_foreground_options *options = &run->options.foreground;
+    if (count)
+        return cox_fail(err, COX_INVALID, "--external starts no worker: '%.64s' is not executed",
+                        words[0]);
+    if (run->group.worker || options->no_flags)
+        return cox_fail(err, COX_INVALID,
+                        "--external starts no worker: leave out --worker and --no-flags");
+    run->options.share_weights = true;
+    return options->init ? cox_model_find(&run->group, &options->model, err) : 0;
+}
+
+/* The ranks are started on their nodes, which have the model, too. */
+static int choose_nodes(struct run_command *run, int count, char *const *words,
+                        struct cox_error *err)
+{
+    struct cox_foreground_options *options = &run->options.foreground;
+    uint32_t rank_count, node_count;
+    if (count)
+        return cox_fail(err, COX_INVALID,
+                        "--nodes: workers are started by coxswain node: give '%.64s' to it",
+                        words[0]);
+    if (options->external || run->group.legacy_workers || run->group.worker || options->no_flags)
+        return cox_fail(err, COX_INVALID,
+                        "--nodes: workers are started by coxswain node: leave out --external, "
+                        "--legacy-workers, --worker and --no-flags");
+    if (!run->group.name)
+        return cox_fail(err, COX_INVALID,
+                        "--nodes: --name is missing, by which nodes find the group");
+    int r = cox_nodes_choice_check(&run->nodes, err);
+    if (r == 0)
+        r = cox_nodes_parse(run->nodes.nodes, NULL, &node_count, &rank_count, err);
+    if (r == 0 && run->group.rank_count_given && run->group.rank_count != rank_count)
+        r = cox_fail(err, COX_INVALID, "--nodes has %" PRIu32 " ranks, -n says %" PRIu32,
+                     rank_count, run->group.rank_count);
+    if (r == 0)
+        run->group.rank_count = rank_count;
+    if (r == 0 && options->init)
+        r = cox_model_find(&run->group, &options->model, err);
+    if (r == 0 && options->model)
+        r = cox_node_facts_read(options->model, &run->facts, err);
+    run->executor_nodes = (struct cox_executor_nodes){
+        .size = sizeof run->executor_nodes,
+        .nodes = run->nodes.nodes,
+        .access = run->nodes.access,
+        .listen = run->nodes.listen,
+        .times = run->nodes.times,
+        .facts = run->facts.facts,
+        .fact_count = options->model ? COX_NODE_FACT_COUNT : 0,
+        .attach = run->group.attach,
+    };
+    options->nodes = &run->executor_nodes;
+    run->options.share_weights = options->init;
+    return r;
+}
+
+static int choose_reference(struct run_command *run, struct cox_error *err)
+{
+    struct cox_foreground_options *options = &run->options.foreground;
+    const char *worker;
+    int r = cox_worker_find(&run->group, &worker, err);
+    if (!r)
+        r = cox_model_find(&run->group, &options->model, err);
+    if (!r && options->init)
+        r = cox_worker_check(&run->group, worker, options->model, err);
+    if (!r)
+        r = cox_worker_command(&run->group, worker, options->model, &options->command, err);
+    run->options.share_weights = true;
+    return r;
+}
+
+/* COMMAND, or without one the reference worker. This also decides whether the group accepts
+ * prompts. */
+static int take_command(void *choice, int count, char *const *words, struct cox_error *err)
+{
+    struct run_command *run = choice;
+    struct cox_foreground_options *options = &run->options.foreground;
+    int r = cox_group_choice_check(&run->group, err);
+    if (r)
+        return r;
+    if (!options->init)
+        options->prompts_refusal = NOT_INITIALIZED;
+    if (run->nodes.nodes) {
+        r = choose_nodes(run, count, words, err);
+    } else if (cox_nodes_choice_given(&run->nodes)) {
+        r = cox_fail(err, COX_INVALID,
+                     "--nodes is missing, as in --nodes a:4,b:4: --cluster and the options with it "
+                     "are for ranks on several machines");
+    } else if (options->external) {
+        r = choose_external(run, count, words, err);
+    } else if (count) {
+        options->command = (const char *const *)words;
+        options->model = run->group.model;
+        options->prompts_refusal = "its workers are a command of its own";
+    } else {
+        r = choose_reference(run, err);
+    }
+    run->options.serve = options->links = !options->prompts_refusal;
+    return r;
+}
+
+static int check(const void *choice, struct cox_error *err)
+{
+    const struct run_command *run = choice;
+    const struct cox_foreground_options *options = &run->options.foreground;
+    if (run->init.count && !options->init)
+        return cox_fail(err, COX_INVALID, "--no-init: --init would have no effect");
+    if (options->model && cox_init_choice_get(&run->init, "model"))
+        return cox_fail(err, COX_INVALID, "'model' in --init or --init-file: use --model DIR");
+    if (run->role != COX_ROLE_STANDARD && (!run->options.serve || run->group.legacy_workers))
+        return cox_fail(err, COX_INVALID, "--role is for groups that take prompts: %s",
+                        options->prompts_refusal ? options->prompts_refusal : LEGACY);
+    return 0;
+}
+
+static void init(void *choice)
+{
+    struct run_command *run = choice;
+    cox_group_choice_init(&run->group);
+    run->role = COX_ROLE_STANDARD;
+    run->log_format = COX_LOG_PLAIN;
+    cox_console_set_format(run->log_format); /* before options: their errors are events too */
+    run->options.adapters = &run->adapters;
+    run->options.foreground = (struct cox_foreground_options){
+        .group = &run->group,
+        .init = true,
+        .need_socket = true,
+    };
+}
+
+/* Lines for programs to read have more than those for people. */
+static void on_log(void *context, int level, const char *text)
+{
+    const struct run_command *run = context;
+    if (level <= 5 || run->log_format != COX_LOG_PLAIN)
+        cox_console_log(level, "%s", text);
+}
+
+static int run_group(void *choice)
+{
+    struct run_command *run = choice;
+    struct cox_foreground_options *options = &run->options.foreground;
+    options->config = run->init.entries;
+    options->config_count = run->init.count;
+    options->role = run->role == COX_ROLE_STANDARD ? 0 : run->role;
+    const struct cox_log log = {.fn = on_log, .context = run};
+    _cox_cleanup_(cox_notify_deinit) struct cox_notify notify = COX_NOTIFY_NONE;
+    struct cox_error error = {0};
+    if (cox_notify_take(&notify, &error))
+        cox_console_log(4, "the service manager is told nothing: %s", error.text);
+    return keep(&run->options, run->metrics, &notify, &log);
+}
+
+static void deinit(void *choice)
+{
+    struct run_command *run = choice;
+    cox_adapter_choice_deinit(&run->adapters);
+    cox_init_choice_deinit(&run->init);
+}
+
+static const struct argp_option options[] = {
+    {"init", OPTION_INIT, "KEY=VALUE", 0,
+     "configuration that every worker gets at init; may be repeated", 0},
+    {"init-file", OPTION_INIT_FILE, "FILE", 0,
+     "the same: a JSON object of strings, numbers, true and false; --init takes precedence", 0},
+    {"no-init", OPTION_NO_INIT, NULL, 0, "start the workers only", 0},
+    {"no-flags", OPTION_NO_FLAGS, NULL, 0,
+     "append no flags to COMMAND; the environment has all values", 0},
+    {"external", OPTION_EXTERNAL, NULL, 0,
+     "start no worker: wait for workers that are started by hand, as long as that takes; standard "
+     "error reports each (coxswain-worker --socket NAME)",
+     0},
+    {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
+     "load this LoRA adapter at the start (see coxswain lora)", 0},
+    {"role", OPTION_ROLE, "prefill|decode|standard", 0,
+     "prefill: computes prompts, and keeps their KV blocks for a decode group; decode: continues "
+     "them; standard, the default: both (coxswain role changes it)",
+     0},
+    {"metrics", OPTION_METRICS, "ADDRESS", 0,
+     "serve /metrics for Prometheus, /healthz and /readyz at ADDRESS:PORT, at PORT of 127.0.0.1, "
+     "or at unix:PATH",
+     0},
+    {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
+     0},
+    {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
+    {"log-format", OPTION_LOG_FORMAT, "text|json", 0,
+     "lines of standard error with time and level, as text or as JSON objects, one for each event",
+     0},
+    {0},
+};
+static const struct cox_option_group run_options = {
+    .options = options, .take = take_option, .check = check};
+
+const struct cox_command cox_command_run = {
+    .name = "run",
+    .summary = "start workers and keep them until stopped",
+    .arguments = "[NAME] [-- COMMAND [ARGUMENT]...]",
+    .text = "Starts a group of worker processes, COMMAND or the reference worker, initializes "
+            "them, and keeps them until SIGINT, SIGTERM, SIGHUP, `coxswain stop`, or the death of "
+            "one of them (--on-death; before the group is complete, any death ends it). "
+            "COMMAND gets rank, world size and name of the group in its environment (COXSWAIN_*) "
+            "and as flags (--local_rank, ...).\n"
+            "When all is ready it prints `name NAME`, `socket PATH` and a line `rank R pid P` for "
+            "each. With the reference worker, `coxswain generate --name NAME` then completes "
+            "prompts on the group, for any number of callers at once.\n"
+            "Started by systemd (Type=notify), it says when it is ready and feeds the watchdog "
+            "while the group answers; lines in the journal have their priority.",
+    .examples = "  coxswain run -n 4 mine\n"
+                "  coxswain run -n 4 mine --on-death restart\n"
+                "  coxswain run -n 2 -- ./worker --flag        workers of your own\n"
+                "  coxswain run -n 2 --external --name hand    workers that are started by hand\n",
+    .choice_size = sizeof(struct run_command),
+    .init = init,
+    .groups = {{&run_options, 0},
+               {&cox_scheduling_option_group, offsetof(struct run_command, group)},
+               {&cox_death_option_group, offsetof(struct run_command, group)},
+               {&cox_start_option_group, offsetof(struct run_command, group)},
+               {&cox_layout_option_group, offsetof(struct run_command, group)},
+               {&cox_lead_option_group, offsetof(struct run_command, nodes)}},
+    .words = take_command,
+    .name_in_front = true,
+    .run = run_group,
+    .deinit = deinit,
+};

@@ -1,0 +1,45 @@
+/*
+ * http: a group's metrics over HTTP, for Prometheus, and its health, for probes.
+ *
+ *     GET /metrics   metrics.h; 503 where the group does not reply
+ *     GET /healthz   200 as long as this process runs
+ *     GET /readyz    200 where the group can serve (cox_metrics_ready); 503, and why not
+ *
+ * Each request reads the group's status over its control socket, as `coxswain status` does: no rank
+ * is asked, so that it replies also when all are stuck.
+ *
+ * One request per connection, HTTP/1.0 or 1.1, GET or HEAD; no TLS, which a proxy in front adds.
+ *
+ * Threads: new and free from one. Requests are served by eight threads, one each at a time; others
+ *   wait. A connection whose request has not come after 5 s is closed.
+ * Blocks: new, until the address is bound; free, until statuses that are being asked for have come,
+ *   5 s at most.
+ * Bytes: requests are untrusted input (request.h); nothing of them is used but method and path.
+ * If the process dies: a unix socket stays as a file; the next one at this path removes it.
+ */
+#ifndef COX_PROGRAM_METRICS_SERVER_H
+#define COX_PROGRAM_METRICS_SERVER_H
+
+#include "channel/base/base.h"
+
+struct cox_metrics_server;
+
+/* Returns 0, or COX_INVALID: not an address that new takes. */
+int cox_metrics_address_check(const char *address, struct cox_error *err);
+/* address: ADDRESS:PORT ([ADDRESS]:PORT for IPv6), PORT alone for 127.0.0.1, or unix:PATH. Port 0:
+ * one that is free. name, or socket_path of its control socket: of the group; copied; it is looked
+ * for at each request, and may come and go. Neither: the only group that is alive then.
+ * Returns
+ *   0
+ *   COX_INVALID: not an address
+ *   -errno: it cannot be bound
+ */
+int cox_metrics_server_new(const char *address, const char *name, const char *socket_path,
+                           struct cox_metrics_server **ret_server, struct cox_error *err);
+/* Where it listens: "http://127.0.0.1:9400/metrics", or the path of the unix socket. Lent. */
+const char *cox_metrics_server_url(const struct cox_metrics_server *server);
+/* NULL-safe, returns NULL. */
+struct cox_metrics_server *cox_metrics_server_free(struct cox_metrics_server *server);
+void cox_metrics_server_freep(struct cox_metrics_server **server); /* for _cox_cleanup_ */
+
+#endif
