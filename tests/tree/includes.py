@@ -45,16 +45,6 @@ FOLDERS = {
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
-    "program/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
-    "program/trace": "channel/recorder channel/shm proto",
-    "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server "
-                           "program/client",
-    "program/service": "channel/base program/client",
-    "program/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
-                       "program/client program/service",
-    "program/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
-                           "coordinator/executor coordinator/recovery coordinator/server program/client "
-                           "program/cli program/metrics coordinator/recording program/trace",
     "nodes/link": "channel/base channel/recorder channel/shm coordinator/transport",
     "nodes/direct": "channel/base channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
@@ -66,6 +56,15 @@ FOLDERS = {
                    "worker/loop engine/model engine/compute",
     "engine/batching": "channel/base channel/memory proto coordinator/executor coordinator/server "
                        "engine/model",
+    "program/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
+    "program/trace": "channel/recorder channel/shm proto",
+    "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server program/client",
+    "program/service": "channel/base program/client",
+    "program/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
+                   "program/client program/service",
+    "program/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
+                       "coordinator/executor coordinator/recording coordinator/recovery coordinator/server "
+                       "program/client program/cli program/metrics program/trace",
     "program/engine": "channel/base channel/shm coordinator/server program/client program/service program/cli "
                       "program/metrics coordinator/transport engine/model engine/batching",
     "program": "program/client program/cli program/engine",
@@ -80,10 +79,9 @@ LAYERS = {
     "coordinator": "channel proto",
     "nodes": "channel proto worker coordinator",
     "engine": "channel proto worker coordinator",
-    "program": "coordinator engine",
+    "program": "channel proto coordinator engine",
 }
 
-# program/engine is not among them: its commands are the program's, which is made of the library's own parts.
 ENGINE = ("engine/model", "engine/compute", "engine/rank", "engine/batching")
 HEADERS_ALONE = ("channel/base/fault.h", "channel/base/hash.h", "channel/base/idioms.h", "channel/base/thread.h")
 
