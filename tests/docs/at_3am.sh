@@ -165,7 +165,7 @@ hang() {
     alert 'coxswain_rank_stopped == 1 or coxswain_late_ranks > 0'
     log 'what the group did is in .*\.timeout\.crash: '
     shows "$postmortem" 'waits for rank 2, which is in phase wake since [1-9]'
-    shows "$postmortem" 'rank 2 \(pid [0-9]+\), alive, stopped by a signal: waits for a request since'
+    shows "$postmortem" 'rank 2 \(pid [0-9]+\), alive, stopped by a signal, has not taken execute [0-9]+ since [0-9:]+ UTC: waits for a request since'
     wait $prompt || true
     shows 'coxswain recover restart --rank 2 --kill --name mine' '^rank 2: '
     shows 'coxswain status --name mine --wait 60' '^rank 2 pid [0-9]+ incarnation 2 alive'
