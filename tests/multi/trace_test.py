@@ -39,6 +39,11 @@ def summary(*arguments):
     return json.loads(expect(run(["trace", *arguments, "--json"]), 0).out)
 
 
+def all_have_ended(group):
+    """A step that was sent before the last reply was seen may end after the prompts."""
+    wait_until(lambda: all(step["ended"] for step in summary("--name", group.name)["steps"]), "the last step's end")
+
+
 class Crashes:
     """A directory for --crash-dir."""
 
@@ -132,6 +137,7 @@ def test_m18_a_trace_of_ranks_that_are_all_stuck():
     for attach in ATTACH:
         with group(attach=attach, arguments=("--timeout", "1000")) as one:
             prompts(one)
+            all_have_ended(one)
             one.stopped(0)
             one.stopped(1)
             client = harness.start(["generate", "--name", one.name, "--quiet", "1+1="])
@@ -202,6 +208,7 @@ def test_m18_a_death_is_told_with_the_request_that_it_ended():
     for attach in ATTACH:
         with Crashes() as crashes, group(crashes, attach, arguments=("--on-death", "restart")) as one:
             prompts(one)
+            all_have_ended(one)
             one.stopped(0)
             one.stopped(1)
             client = harness.start(["generate", "--name", one.name, "--quiet", "27+58="])
@@ -250,7 +257,7 @@ def test_m18_a_timeout_is_told_with_the_request_that_was_under_way():
 def test_m18_a_step_that_no_rank_has_taken_is_in_phase_wake():
     with Crashes() as crashes, group(crashes, arguments=("--timeout", "1")) as one:
         prompts(one)
-        wait_until(lambda: all(step["ended"] for step in summary("--name", one.name)["steps"]), "the last step's end")
+        all_have_ended(one)
         one.stopped(0)
         one.stopped(1)
         harness.finish(harness.start(["generate", "--name", one.name, "--quiet", "1+1="]))
