@@ -175,6 +175,14 @@ void await_count(const uint32_t *counter, uint32_t wanted)
     assert_true(value >= wanted);
 }
 
+bool in_log(const char *text)
+{
+    pthread_mutex_lock(&lock);
+    const bool found = strstr(host.log, text);
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 void await_log(const char *text)
 {
     struct timespec until = in_a_minute();

@@ -62,6 +62,7 @@ void await_count(const uint32_t *counter, uint32_t count);
 struct cox_control_client last_client(void); /* admitted, or gone */
 uint32_t read_count(const uint32_t *counter);
 /* Waits until the log has the text. */
+bool in_log(const char *text);
 void await_log(const char *text);
 /* Waits until this process has as many fds: the control socket closes its end when it has said why.
  */
