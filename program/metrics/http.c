@@ -3,347 +3,422 @@
 #include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "program/client/client.h"
+#include "program/metrics/http_address.h"
 #include "program/metrics/metrics.h"
 #include "program/metrics/request.h"
 
-#include <arpa/inet.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
-/* Each serves one connection at a time: /healthz replies while some wait for a slow status. */
-#define THREAD_COUNT 8
-/* Until a request has arrived, and again until its reply is taken. */
+/* At a time; for a further one another is closed. */
+#define CONNECTION_COUNT_MAX 128
+/* In a row, before those that were accepted are served. */
+#define ACCEPT_COUNT_MAX 16
+/* From the accept until the whole head has arrived, and again until the reply is taken. */
 #define TRANSFER_MS 5000
 #define STATUS_MS 5000
 /* Until the next attempt to accept, where the process has no fd or memory left. */
 #define PAUSE_MS 100
-#define BACKLOG 64
-#define UNIX_PREFIX "unix:"
+
+enum state {
+    READS,
+    /* waits for the group's status */
+    ASKS,
+    WRITES,
+};
+
+struct connection {
+    int fd;
+    enum state state;
+    /* its peer's, and how many connections are of that one */
+    struct in6_addr network;
+    uint32_t share;
+    /* of READS and WRITES */
+    uint64_t deadline_ns;
+    /* ASKS: for /metrics, not for /readyz; and the first fetch that began after the request */
+    bool asks_metrics;
+    uint64_t fetch;
+    bool head_only;
+    /* the peer sends no more: it is gone, or, rarely, waits for its reply all the same */
+    bool sends_no_more;
+    /* the request */
+    size_t size;
+    char bytes[COX_HTTP_REQUEST_SIZE_MAX];
+    /* the reply; NULL: none yet */
+    char *reply;
+    size_t reply_size, sent;
+};
 
 struct cox_metrics_server {
     int listen_fd;
-    /* an eventfd, readable from the beginning of free on */
-    int stop_fd;
-    pthread_t threads[THREAD_COUNT];
+    /* an eventfd: there are replies to write, or the end has come */
+    int wake_fd;
+    pthread_t threads[2];
     unsigned int thread_count;
     /* of the group; NULL: not given */
     char *name, *socket_path;
-    /* of a unix socket; empty: none */
-    char path[sizeof((struct sockaddr_un *)NULL)->sun_path];
-    char url[160];
+    union cox_http_address address;
+    char url[COX_HTTP_URL_SIZE];
+
+    pthread_mutex_t lock;
+    /* a connection asks, or the end has come */
+    pthread_cond_t asked;
+    /* under lock */
+    bool stops;
+    uint64_t fetches;
+    /* The oldest first. The thread that polls adds and removes; the one that fetches turns ASKS into
+     * WRITES. */
+    struct connection *connections[CONNECTION_COUNT_MAX];
+    uint32_t connection_count;
+    /* of the thread that polls; accepts nothing before; 0: accepts */
+    uint64_t resume_ns;
 };
 
 /* ---- replies ---- */
 
-struct reply {
-    unsigned int status;
-    const char *type;
-    /* owned; NULL: there was no memory for it */
-    char *text;
-    size_t size;
+/* Without memory for it the connection is closed. */
+static void reply_with(struct connection *connection, unsigned int status, const char *type,
+                       const char *body, size_t size)
+{
+    char head[256], date[64];
+    const time_t now = time(NULL);
+    struct tm utc;
+    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &utc));
+    const size_t head_size = (size_t)snprintf(
+        head, sizeof head,
+        "HTTP/1.1 %u %s\r\nDate: %s\r\n%sContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
+        status, cox_http_reason(status), date,
+        status == COX_HTTP_METHOD_NOT_ALLOWED ? "Allow: GET, HEAD\r\n" : "", type, size);
+    const size_t body_size = connection->head_only ? 0 : size;
+    connection->state = WRITES;
+    connection->deadline_ns = cox_deadline_after_ms(TRANSFER_MS);
+    connection->reply = malloc(head_size + body_size);
+    if (!connection->reply)
+        return;
+    memcpy(connection->reply, head, head_size);
+    memcpy(connection->reply + head_size, body, body_size);
+    connection->reply_size = head_size + body_size;
+}
+
+static void reply_line(struct connection *connection, unsigned int status, const char *line)
+{
+    char text[COX_HEALTH_SIZE + sizeof((struct cox_error *)NULL)->text];
+    const int size = snprintf(text, sizeof text, "%s\n", line);
+    reply_with(connection, status, "text/plain; charset=utf-8", text, (size_t)size);
+}
+
+/* ---- the group's status, on a thread of its own ---- */
+
+struct fetched {
+    int status;
+    struct cox_error err;
+    /* of a status that came */
+    char *metrics;
+    size_t metrics_size;
+    bool ready;
+    char reason[COX_HEALTH_SIZE];
 };
 
-static void reply_line(struct reply *reply, unsigned int status, const char *line)
-{
-    const int size = asprintf(&reply->text, "%s\n", line);
-    reply->status = status;
-    reply->type = "text/plain; charset=utf-8";
-    if (size < 0)
-        reply->text = NULL;
-    else
-        reply->size = (size_t)size;
-}
-
-static void reply_metrics(struct reply *reply, const struct CoxswainControl__StatusReply *status)
-{
-    FILE *file = open_memstream(&reply->text, &reply->size);
-    if (!file)
-        return;
-    reply->status = COX_HTTP_OK;
-    reply->type = COX_METRICS_CONTENT_TYPE;
-    cox_metrics_write(file, status);
-    if (fclose(file)) {
-        free(reply->text);
-        reply->text = NULL;
-    }
-}
-
-/* Both that need the group's status. */
-static void reply_status(const struct cox_metrics_server *server, struct reply *reply, bool metrics)
+static void fetch(const struct cox_metrics_server *server, struct fetched *fetched)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct CoxswainControl__StatusReply *status;
-    struct cox_error err = {0};
-    char reason[COX_HEALTH_SIZE];
     const uint64_t deadline_ns = cox_deadline_after_ms(STATUS_MS);
     int r = server->socket_path
-                ? cox_client_open_path(&client, server->socket_path, deadline_ns, &err)
-                : cox_client_open(&client, server->name, deadline_ns, &err);
-    if (!r)
-        r = cox_client_status(&client, deadline_ns, &status, &err);
-    if (r)
-        reply_line(reply, COX_HTTP_UNAVAILABLE, err.text);
-    else if (metrics)
-        reply_metrics(reply, status);
-    else if (!cox_metrics_ready(status, reason))
-        reply_line(reply, COX_HTTP_UNAVAILABLE, reason);
-    else
-        reply_line(reply, COX_HTTP_OK, "ready");
+                ? cox_client_open_path(&client, server->socket_path, deadline_ns, &fetched->err)
+                : cox_client_open(&client, server->name, deadline_ns, &fetched->err);
+    if (r == 0)
+        r = cox_client_status(&client, deadline_ns, &status, &fetched->err);
+    if (r == 0) {
+        FILE *file = open_memstream(&fetched->metrics, &fetched->metrics_size);
+        fetched->ready = cox_metrics_ready(status, fetched->reason);
+        if (file)
+            cox_metrics_write(file, status);
+        if (!file || fclose(file))
+            r = cox_fail(&fetched->err, -ENOMEM, "no memory for the metrics");
+    }
+    fetched->status = r;
 }
 
-static bool asks(const struct cox_http_request *request, const char *path)
+static void reply_fetched(struct connection *connection, const struct fetched *fetched)
+{
+    if (fetched->status)
+        reply_line(connection, COX_HTTP_UNAVAILABLE, fetched->err.text);
+    else if (connection->asks_metrics)
+        reply_with(connection, COX_HTTP_OK, COX_METRICS_CONTENT_TYPE, fetched->metrics,
+                   fetched->metrics_size);
+    else if (fetched->ready)
+        reply_line(connection, COX_HTTP_OK, "ready");
+    else
+        reply_line(connection, COX_HTTP_UNAVAILABLE, fetched->reason);
+}
+
+static bool is_asked(const struct cox_metrics_server *server)
+{
+    for (uint32_t i = 0; i < server->connection_count; i++)
+        if (server->connections[i]->state == ASKS)
+            return true;
+    return false;
+}
+
+static void wake(const struct cox_metrics_server *server)
+{
+    const ssize_t written = write(server->wake_fd, &(uint64_t){1}, sizeof(uint64_t));
+    COX_ASSERT(written == sizeof(uint64_t)); /* its counter never gets full */
+}
+
+/* One status replies to all that asked before it was asked for. One that does not come replies to
+ * all: those that asked meanwhile would wait as long. */
+static void *fetch_main(void *context)
+{
+    struct cox_metrics_server *server = context;
+    pthread_mutex_lock(&server->lock);
+    for (;;) {
+        while (!server->stops && !is_asked(server))
+            pthread_cond_wait(&server->asked, &server->lock);
+        if (server->stops)
+            break;
+        server->fetches++;
+        pthread_mutex_unlock(&server->lock);
+        struct fetched fetched = {0};
+        fetch(server, &fetched);
+        pthread_mutex_lock(&server->lock);
+        for (uint32_t i = 0; i < server->connection_count; i++) {
+            struct connection *connection = server->connections[i];
+            if (connection->state == ASKS &&
+                (fetched.status || connection->fetch <= server->fetches))
+                reply_fetched(connection, &fetched);
+        }
+        wake(server);
+        free(fetched.metrics);
+    }
+    pthread_mutex_unlock(&server->lock);
+    return NULL;
+}
+
+/* ---- connections, on the thread that polls; with lock held ---- */
+
+static bool is_of(const struct connection *connection, const struct in6_addr *network)
+{
+    return memcmp(&connection->network, network, sizeof *network) == 0;
+}
+
+static void share_renew(struct cox_metrics_server *server, struct in6_addr network)
+{
+    uint32_t share = 0;
+    for (uint32_t i = 0; i < server->connection_count; i++)
+        share += is_of(server->connections[i], &network);
+    for (uint32_t i = 0; i < server->connection_count; i++)
+        if (is_of(server->connections[i], &network))
+            server->connections[i]->share = share;
+}
+
+static void connection_add(struct cox_metrics_server *server, struct connection *connection)
+{
+    server->connections[server->connection_count++] = connection;
+    share_renew(server, connection->network);
+}
+
+static void connection_remove(struct cox_metrics_server *server, uint32_t i)
+{
+    struct connection *connection = server->connections[i];
+    memmove(&server->connections[i], &server->connections[i + 1],
+            (--server->connection_count - i) * sizeof *server->connections);
+    share_renew(server, connection->network);
+    close(connection->fd);
+    free(connection->reply);
+    free(connection);
+}
+
+static bool asks_for(const struct cox_http_request *request, const char *path)
 {
     return request->path_size == strlen(path) &&
            memcmp(request->path, path, request->path_size) == 0;
 }
 
-static void reply_to(const struct cox_metrics_server *server,
-                     const struct cox_http_request *request, struct reply *reply)
+static void take_request(struct cox_metrics_server *server, struct connection *connection,
+                         unsigned int status, const struct cox_http_request *request)
 {
-    if (asks(request, "/metrics"))
-        reply_status(server, reply, true);
-    else if (asks(request, "/readyz"))
-        reply_status(server, reply, false);
-    else if (asks(request, "/healthz"))
-        reply_line(reply, COX_HTTP_OK, "alive");
-    else
-        reply_line(reply, COX_HTTP_NOT_FOUND, "there are /metrics, /healthz and /readyz");
-}
-
-/* ---- connections ---- */
-
-/* Waits until fd is ready. Returns false at the deadline, and where the server ends. */
-static bool await(const struct cox_metrics_server *server, int fd, short events,
-                  uint64_t deadline_ns)
-{
-    struct pollfd fds[2] = {{.fd = fd, .events = events},
-                            {.fd = server->stop_fd, .events = POLLIN}};
-    int count;
-    do
-        count = poll(fds, 2, cox_deadline_poll_ms(deadline_ns));
-    while (count < 0 && errno == EINTR);
-    return count > 0 && !fds[1].revents && cox_now_ns() < deadline_ns;
-}
-
-/* Returns the status, or 0 where the connection has ended, or is too slow. */
-static unsigned int receive(const struct cox_metrics_server *server, int fd,
-                            char bytes[COX_HTTP_REQUEST_SIZE_MAX], struct cox_http_request *request)
-{
-    const uint64_t deadline_ns = cox_deadline_after_ms(TRANSFER_MS);
-    size_t size = 0;
-    unsigned int status = 0;
-    while (!status && await(server, fd, POLLIN, deadline_ns)) {
-        const ssize_t got = recv(fd, bytes + size, COX_HTTP_REQUEST_SIZE_MAX - size, 0);
-        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
-            return 0;
-        size += got > 0 ? (size_t)got : 0;
-        status = cox_http_request_parse(bytes, size, request);
-    }
-    return status;
-}
-
-static void send_all(const struct cox_metrics_server *server, int fd, const char *bytes,
-                     size_t size, uint64_t deadline_ns)
-{
-    while (size && await(server, fd, POLLOUT, deadline_ns)) {
-        const ssize_t sent = send(fd, bytes, size, MSG_NOSIGNAL);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR)
-            return;
-        bytes += sent > 0 ? sent : 0;
-        size -= sent > 0 ? (size_t)sent : 0;
+    connection->head_only = request->head_only;
+    connection->asks_metrics = asks_for(request, "/metrics");
+    if (status != COX_HTTP_OK) {
+        reply_line(connection, status, cox_http_reason(status));
+    } else if (connection->asks_metrics || asks_for(request, "/readyz")) {
+        connection->state = ASKS;
+        connection->fetch = server->fetches + 1;
+        pthread_cond_signal(&server->asked);
+    } else if (asks_for(request, "/healthz")) {
+        reply_line(connection, COX_HTTP_OK, "alive");
+    } else {
+        reply_line(connection, COX_HTTP_NOT_FOUND, "there are /metrics, /healthz and /readyz");
     }
 }
 
-static void serve(const struct cox_metrics_server *server, int fd)
+/* Returns false where the connection has ended. */
+static bool receive(struct cox_metrics_server *server, struct connection *connection)
 {
-    char bytes[COX_HTTP_REQUEST_SIZE_MAX], head[256], date[64];
     struct cox_http_request request = {0};
-    struct reply reply = {0};
-    const unsigned int status = receive(server, fd, bytes, &request);
-    if (!status)
-        return;
-    if (status == COX_HTTP_OK)
-        reply_to(server, &request, &reply);
-    else
-        reply_line(&reply, status, cox_http_reason(status));
-    if (!reply.text)
-        return;
-    const time_t now = time(NULL);
-    struct tm utc;
-    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", gmtime_r(&now, &utc));
-    const int size = snprintf(
-        head, sizeof head,
-        "HTTP/1.1 %u %s\r\nDate: %s\r\n%sContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n",
-        reply.status, cox_http_reason(reply.status), date,
-        reply.status == COX_HTTP_METHOD_NOT_ALLOWED ? "Allow: GET, HEAD\r\n" : "", reply.type,
-        reply.size);
-    const uint64_t deadline_ns = cox_deadline_after_ms(TRANSFER_MS);
-    send_all(server, fd, head, (size_t)size, deadline_ns);
-    if (!request.head_only)
-        send_all(server, fd, reply.text, reply.size, deadline_ns);
-    free(reply.text);
+    const ssize_t got = recv(connection->fd, connection->bytes + connection->size,
+                             sizeof connection->bytes - connection->size, 0);
+    if (got <= 0)
+        return got < 0 && (errno == EAGAIN || errno == EINTR);
+    connection->size += (size_t)got;
+    const unsigned int status =
+        cox_http_request_parse(connection->bytes, connection->size, &request);
+    if (status)
+        take_request(server, connection, status, &request);
+    return true;
 }
 
-static void *serve_connections(void *context)
+/* Returns false where all is sent, or the connection has ended. */
+static bool send_more(struct connection *connection)
 {
-    const struct cox_metrics_server *server = context;
-    while (await(server, server->listen_fd, POLLIN, COX_DEADLINE_NEVER)) {
-        /* Non-blocking: another thread may have been first. */
-        _cox_cleanup_(cox_close_fd) int fd =
-            accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0)
-            serve(server, fd);
-        else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-            await(server, -1, 0, cox_deadline_after_ms(PAUSE_MS));
+    while (connection->sent < connection->reply_size) {
+        const ssize_t sent = send(connection->fd, connection->reply + connection->sent,
+                                  connection->reply_size - connection->sent, MSG_NOSIGNAL);
+        if (sent < 0 && errno != EINTR)
+            return errno == EAGAIN;
+        connection->sent += sent > 0 ? (size_t)sent : 0;
     }
+    return false;
+}
+
+/* Returns false where the connection has ended, or has had its time. */
+static bool connection_turn(struct cox_metrics_server *server, struct connection *connection,
+                            short events, uint64_t now_ns)
+{
+    if (connection->state == READS && events && !receive(server, connection))
+        return false;
+    connection->sends_no_more |= (events & POLLRDHUP) != 0;
+    if (connection->state == ASKS)
+        return !(events & (POLLERR | POLLHUP));
+    if (connection->state == WRITES && !send_more(connection))
+        return false;
+    return now_ns < connection->deadline_ns;
+}
+
+/* Closes one for a new one: of those who have the most, the oldest that has sent no request, or is
+ * likely gone; else the oldest. A request usually comes with its connection, so that who sends one
+ * and waits is served. */
+static void make_room(struct cox_metrics_server *server)
+{
+    uint32_t victim = 0, most = 0;
+    bool waits = true; /* the victim, for its reply */
+    for (uint32_t i = 0; i < server->connection_count; i++) {
+        const struct connection *connection = server->connections[i];
+        const bool own = connection->state != READS && !connection->sends_no_more;
+        if (connection->share > most || (connection->share == most && waits && !own)) {
+            victim = i;
+            most = connection->share;
+            waits = own;
+        }
+    }
+    connection_remove(server, victim);
+}
+
+static void accept_all(struct cox_metrics_server *server)
+{
+    for (unsigned int i = 0; i < ACCEPT_COUNT_MAX; i++) {
+        union cox_http_address peer = {0};
+        socklen_t size = sizeof peer;
+        const int fd = accept4(server->listen_fd, &peer.any, &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        struct connection *connection = fd < 0 ? NULL : calloc(1, sizeof *connection);
+        if (!connection) {
+            const bool full = fd >= 0 || errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
+                              errno == ENOMEM;
+            if (fd >= 0)
+                close(fd);
+            if (full)
+                server->resume_ns = cox_deadline_after_ms(PAUSE_MS);
+            if (full && server->connection_count)
+                make_room(server);
+            return;
+        }
+        if (server->connection_count == CONNECTION_COUNT_MAX)
+            make_room(server);
+        connection->fd = fd;
+        connection->network = cox_http_address_network(&peer);
+        connection->deadline_ns = cox_deadline_after_ms(TRANSFER_MS);
+        connection_add(server, connection);
+    }
+}
+
+enum { POLLED_WAKE, POLLED_LISTEN, POLLED_CONNECTIONS };
+
+static short events_of(const struct connection *connection)
+{
+    if (connection->state == ASKS)
+        return connection->sends_no_more ? 0 : POLLRDHUP;
+    return connection->state == READS ? POLLIN : POLLOUT;
+}
+
+/* Returns the deadline of the wait. */
+static uint64_t poll_prepare(const struct cox_metrics_server *server, struct pollfd *polled)
+{
+    uint64_t deadline_ns = server->resume_ns ? server->resume_ns : COX_DEADLINE_NEVER;
+    polled[POLLED_WAKE] = (struct pollfd){.fd = server->wake_fd, .events = POLLIN};
+    polled[POLLED_LISTEN] =
+        (struct pollfd){.fd = server->resume_ns ? -1 : server->listen_fd, .events = POLLIN};
+    for (uint32_t i = 0; i < server->connection_count; i++) {
+        const struct connection *connection = server->connections[i];
+        polled[POLLED_CONNECTIONS + i] =
+            (struct pollfd){.fd = connection->fd, .events = events_of(connection)};
+        if (connection->state != ASKS)
+            deadline_ns = cox_deadline_min(deadline_ns, connection->deadline_ns);
+    }
+    return deadline_ns;
+}
+
+static void *poll_main(void *context)
+{
+    struct cox_metrics_server *server = context;
+    struct pollfd polled[POLLED_CONNECTIONS + CONNECTION_COUNT_MAX];
+    uint64_t count;
+    pthread_mutex_lock(&server->lock);
+    while (!server->stops) {
+        const uint64_t deadline_ns = poll_prepare(server, polled);
+        const nfds_t fd_count = POLLED_CONNECTIONS + server->connection_count;
+        pthread_mutex_unlock(&server->lock);
+        const int found = poll(polled, fd_count, cox_deadline_poll_ms(deadline_ns));
+        if (found > 0 && polled[POLLED_WAKE].revents)
+            eventfd_read(server->wake_fd, &count);
+        pthread_mutex_lock(&server->lock);
+        const uint64_t now_ns = cox_now_ns();
+        for (nfds_t i = fd_count; i-- > POLLED_CONNECTIONS;)
+            if (!connection_turn(server, server->connections[i - POLLED_CONNECTIONS],
+                                 found > 0 ? polled[i].revents : 0, now_ns))
+                connection_remove(server, (uint32_t)(i - POLLED_CONNECTIONS));
+        if (server->resume_ns && now_ns >= server->resume_ns)
+            server->resume_ns = 0;
+        if (found > 0 && polled[POLLED_LISTEN].revents)
+            accept_all(server);
+    }
+    pthread_mutex_unlock(&server->lock);
     return NULL;
-}
-
-/* ---- the address ---- */
-
-union address {
-    struct sockaddr any;
-    struct sockaddr_in in;
-    struct sockaddr_in6 in6;
-    struct sockaddr_un un;
-};
-
-static int parse_port(const char *text, in_port_t *ret_port)
-{
-    char *end;
-    errno = 0;
-    const unsigned long port = strtoul(text, &end, 10);
-    if (!*text || *text < '0' || *text > '9' || *end || errno || port > UINT16_MAX)
-        return COX_INVALID;
-    *ret_port = htons((uint16_t)port);
-    return 0;
-}
-
-static int parse_inet(const char *text, union address *ret_address, socklen_t *ret_size)
-{
-    char host[INET6_ADDRSTRLEN + 2] = "127.0.0.1";
-    const char *colon = strrchr(text, ':'), *port = colon ? colon + 1 : text;
-    const size_t size = colon ? (size_t)(colon - text) : strlen(host);
-    in_port_t number;
-    if (size >= sizeof host || parse_port(port, &number))
-        return COX_INVALID;
-    if (colon) {
-        memcpy(host, text, size);
-        host[size] = '\0';
-    }
-    memset(ret_address, 0, sizeof *ret_address);
-    if (host[0] == '[' && host[size - 1] == ']') {
-        host[size - 1] = '\0';
-        ret_address->in6.sin6_family = AF_INET6;
-        ret_address->in6.sin6_port = number;
-        *ret_size = sizeof ret_address->in6;
-        return inet_pton(AF_INET6, host + 1, &ret_address->in6.sin6_addr) == 1 ? 0 : COX_INVALID;
-    }
-    ret_address->in.sin_family = AF_INET;
-    ret_address->in.sin_port = number;
-    *ret_size = sizeof ret_address->in;
-    return inet_pton(AF_INET, strcmp(host, "localhost") ? host : "127.0.0.1",
-                     &ret_address->in.sin_addr) == 1
-               ? 0
-               : COX_INVALID;
-}
-
-static int parse_address(const char *text, union address *ret_address, socklen_t *ret_size,
-                         struct cox_error *err)
-{
-    const char *path = text + strlen(UNIX_PREFIX);
-    if (strncmp(text, UNIX_PREFIX, strlen(UNIX_PREFIX)) != 0)
-        return parse_inet(text, ret_address, ret_size)
-                   ? cox_fail(
-                         err, COX_INVALID,
-                         "metrics address '%.200s': expected ADDRESS:PORT with a numeric address "
-                         "([ADDRESS]:PORT for IPv6), PORT, or unix:PATH",
-                         text)
-                   : 0;
-    memset(ret_address, 0, sizeof *ret_address);
-    if (!*path || strlen(path) >= sizeof ret_address->un.sun_path)
-        return cox_fail(err, COX_INVALID,
-                        "metrics address: the path of a unix socket has 1 to %zu bytes",
-                        sizeof ret_address->un.sun_path - 1);
-    ret_address->un.sun_family = AF_UNIX;
-    strcpy(ret_address->un.sun_path, path);
-    *ret_size = sizeof ret_address->un;
-    return 0;
 }
 
 int cox_metrics_address_check(const char *address, struct cox_error *err)
 {
-    union address at;
+    union cox_http_address at;
     socklen_t size;
-    return parse_address(address, &at, &size, err);
-}
-
-/* A socket that nobody listens on is of a process that died. */
-static void remove_dead(const struct sockaddr_un *address)
-{
-    struct stat info;
-    _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && lstat(address->sun_path, &info) == 0 && S_ISSOCK(info.st_mode) &&
-        connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 && errno == ECONNREFUSED)
-        unlink(address->sun_path);
-}
-
-/* Returns an fd or -errno. */
-static int listen_at(const union address *address, socklen_t size)
-{
-    const int on = 1;
-    int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -errno;
-    if (address->any.sa_family == AF_UNIX) {
-        remove_dead(&address->un);
-        fchmod(fd, S_IRUSR | S_IWUSR); /* the mode of the file that bind makes */
-    } else {
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    }
-    if (bind(fd, &address->any, size) == 0 && listen(fd, BACKLOG) == 0)
-        return fd;
-    const int e = errno;
-    close(fd);
-    return -e;
-}
-
-static void note_url(struct cox_metrics_server *server, int fd, const union address *wanted)
-{
-    union address bound = *wanted;
-    socklen_t size = sizeof bound;
-    char host[INET6_ADDRSTRLEN] = "";
-    if (wanted->any.sa_family == AF_UNIX) {
-        strcpy(server->path, wanted->un.sun_path);
-        snprintf(server->url, sizeof server->url, UNIX_PREFIX "%s", server->path);
-        return;
-    }
-    getsockname(fd, &bound.any, &size);
-    const bool six = bound.any.sa_family == AF_INET6;
-    inet_ntop(bound.any.sa_family,
-              six ? (const void *)&bound.in6.sin6_addr : (const void *)&bound.in.sin_addr, host,
-              sizeof host);
-    snprintf(server->url, sizeof server->url,
-             six ? "http://[%s]:%u/metrics" : "http://%s:%u/metrics", host,
-             (unsigned)ntohs(six ? bound.in6.sin6_port : bound.in.sin_port));
+    return cox_http_address_parse(address, &at, &size, err);
 }
 
 /* ---- constructor and destructor ---- */
 
 static int start(struct cox_metrics_server *server)
 {
-    server->stop_fd = eventfd(0, EFD_CLOEXEC);
-    int r = server->stop_fd < 0 ? -errno : 0;
-    while (!r && server->thread_count < THREAD_COUNT) {
-        r = cox_thread_start(&server->threads[server->thread_count], serve_connections, server);
-        server->thread_count += !r;
+    static void *(*const mains[])(void *context) = {poll_main, fetch_main};
+    server->wake_fd = eventfd(0, EFD_CLOEXEC);
+    int r = server->wake_fd < 0 ? -errno : 0;
+    while (r == 0 && server->thread_count < sizeof mains / sizeof mains[0]) {
+        r = cox_thread_start(&server->threads[server->thread_count], mains[server->thread_count],
+                             server);
+        server->thread_count += r == 0;
     }
     return r;
 }
@@ -351,23 +426,26 @@ static int start(struct cox_metrics_server *server)
 int cox_metrics_server_new(const char *address, const char *name, const char *socket_path,
                            struct cox_metrics_server **ret_server, struct cox_error *err)
 {
-    union address at;
+    union cox_http_address at;
     socklen_t size = 0;
-    int r = parse_address(address, &at, &size, err);
+    int r = cox_http_address_parse(address, &at, &size, err);
     if (r)
         return r;
     _cox_cleanup_(cox_metrics_server_freep) struct cox_metrics_server *server =
         calloc(1, sizeof *server);
     if (server) {
-        server->listen_fd = server->stop_fd = -1;
+        server->listen_fd = server->wake_fd = -1;
+        pthread_mutex_init(&server->lock, NULL);
+        pthread_cond_init(&server->asked, NULL);
         server->name = name ? strdup(name) : NULL;
         server->socket_path = socket_path ? strdup(socket_path) : NULL;
     }
     if (!server || (name && !server->name) || (socket_path && !server->socket_path))
         return cox_fail(err, -ENOMEM, "no memory for the metrics");
-    r = server->listen_fd = listen_at(&at, size);
+    r = server->listen_fd = cox_http_address_listen(&at, size);
     if (r >= 0) {
-        note_url(server, server->listen_fd, &at);
+        server->address = at;
+        cox_http_address_url(server->listen_fd, &at, server->url);
         r = start(server);
     }
     if (r)
@@ -385,16 +463,22 @@ struct cox_metrics_server *cox_metrics_server_free(struct cox_metrics_server *se
 {
     if (!server)
         return NULL;
-    if (server->thread_count) {
-        const ssize_t written = write(server->stop_fd, &(uint64_t){1}, sizeof(uint64_t));
-        COX_ASSERT(written == sizeof(uint64_t)); /* nothing else has written */
-    }
+    pthread_mutex_lock(&server->lock);
+    server->stops = true;
+    pthread_cond_signal(&server->asked);
+    pthread_mutex_unlock(&server->lock);
+    if (server->thread_count)
+        wake(server);
     for (unsigned int i = 0; i < server->thread_count; i++)
         pthread_join(server->threads[i], NULL);
+    while (server->connection_count)
+        connection_remove(server, server->connection_count - 1);
     cox_close_fd(&server->listen_fd);
-    cox_close_fd(&server->stop_fd);
-    if (server->path[0])
-        unlink(server->path);
+    cox_close_fd(&server->wake_fd);
+    if (server->address.any.sa_family == AF_UNIX)
+        unlink(server->address.un.sun_path);
+    pthread_mutex_destroy(&server->lock);
+    pthread_cond_destroy(&server->asked);
     free(server->name);
     free(server->socket_path);
     free(server);

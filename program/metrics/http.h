@@ -10,9 +10,14 @@
  *
  * One request per connection, HTTP/1.0 or 1.1, GET or HEAD; no TLS, which a proxy in front adds.
  *
- * Threads: new and free from one. Requests are served by eight threads, one each at a time; others
- *   wait. A connection whose request has not come after 5 s is closed.
- * Blocks: new, until the address is bound; free, until statuses that are being asked for have come,
+ * 128 connections at a time. A further one is always accepted, and another is closed for it: of the
+ * address (IPv6: the first 64 bits) that has the most of them, the oldest one whose request has not
+ * come. So slow and idle connections keep no probe out, whoever makes them.
+ *
+ * Threads: new and free from one. One thread serves all connections; another asks for the status,
+ *   once for all requests that wait for it. A connection whose head has not come whole within 5 s
+ *   is closed, and one whose reply is not taken within 5 s.
+ * Blocks: new, until the address is bound; free, until the status that is being asked for has come,
  *   5 s at most.
  * Bytes: requests are untrusted input (request.h); nothing of them is used but method and path.
  * If the process dies: a unix socket stays as a file; the next one at this path removes it.

@@ -318,9 +318,11 @@ static void wait_in_the_kernel(void *context)
 {
     (void)context;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const pid_t parent = getpid();
     if (vfork() == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        pause();
+        if (getppid() == parent) /* else it was killed before the signal was asked for */
+            pause();
         _exit(0);
     }
 }
