@@ -11,7 +11,7 @@
 #include "executor.h"
 #include "coordinator/collector/error_channel.h"
 #include "operations.h"
-#include "mirror_memory.h"
+#include "forward.h"
 #include "recorders.h"
 
 struct cox_executor {
@@ -118,7 +118,7 @@ struct cox_executor {
     struct cox_mirror_memory *mirror_memory;
 };
 
-/* ---- init.c, recover.c ---- */
+/* ---- init.c ---- */
 
 struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /* NULL-safe */
 /* ---- remote_info.c ---- */
@@ -129,17 +129,21 @@ struct cox_kv_caches *cox_kv_caches_free(struct cox_kv_caches *caches); /* NULL-
 /* These caches are offered from now on, in the present epoch. Takes ownership. */
 void cox_executor_set_kv_caches(struct cox_executor *executor, struct cox_kv_caches *caches);
 
-/* An init has succeeded. unless_paused: PAUSE and READY stay. */
-void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
-/* An init was published. */
-void cox_executor_note_sent(struct cox_executor *executor);
-/* A rank was replaced; its process knows no init. */
-void cox_executor_note_replaced(struct cox_executor *executor);
-/* A rank has died, as the shared state says: NORMAL ends. */
-void cox_executor_note_death(struct cox_executor *executor);
-/* Checks whether a step may be published now, with submit_lock of the execute channel held. Returns
- * 0; COX_STATE. */
-int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);
+/* ---- attach.c ---- */
+
+/* Checks the process that has attached as the rank, and watches it from now on. Returns 0;
+ * COX_CORRUPT; COX_DENIED: it is not a descendant of the process that was started; COX_PEER_DEAD.
+ */
+int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank,
+                                struct cox_error *err);
+/* Describes a failure: how the rank ended or that it lives, `what`, and its last lines. */
+int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
+                                  const char *what, struct cox_error *err);
+
+/* Waits until all ranks here have attached, and watches their processes from then on. Returns 0;
+ * COX_TIMEOUT; COX_CLOSED: options.cancelled; COX_PEER_DEAD; as check_identity. */
+int cox_executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
+                              struct cox_error *err);
 
 /* ---- worker_hello.c: the group's control socket ---- */
 
@@ -155,17 +159,8 @@ int cox_executor_lend_sealed(struct cox_executor *executor, uint32_t rank,
 /* The process has inherited them: this one keeps no fd of memory that another one writes. */
 void cox_executor_drop_sealed(struct cox_executor *executor, uint32_t rank);
 
-/* Checks the process that has attached as the rank, and watches it from now on. Returns 0;
- * COX_CORRUPT; COX_DENIED: it is not a descendant of the process that was started; COX_PEER_DEAD.
- */
-int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank,
-                                struct cox_error *err);
 /* Marks legacy ranks, which do not attach, as running from their start. */
 int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err);
-/* Describes a failure: how the rank ended or that it lives, `what`, and its last lines. */
-int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
-                                  const char *what, struct cox_error *err);
-
 /* True if processes become ranks that this program does not start. */
 static inline bool cox_executor_is_external(const struct cox_executor *executor)
 {
@@ -186,6 +181,26 @@ int cox_executor_open_transport(struct cox_executor *executor, struct cox_error 
 void cox_executor_close_transport(struct cox_executor *executor);
 /* As cox_supervise_hooks.kill. */
 void cox_executor_kill_remote(void *context, uint32_t rank);
+
+/* ---- submit.c: for forward.c ---- */
+
+/* The payload of a frame: a message, or bytes. */
+struct cox_payload {
+    /* NULL: bytes */
+    const struct Coxswain__ExecuteRequest *request;
+    /* NULL: they are in parts */
+    const void *bytes;
+    const struct iovec *parts;
+    /* of the bytes, or of all parts */
+    size_t size;
+    /* the bytes are a message */
+    bool packed;
+};
+
+/* After begin: packs the request into its frame, or out of line, and commits it; aborts it where
+ * that fails. */
+int cox_executor_pack(struct cox_collector *collector, const struct cox_payload *payload,
+                      struct cox_entry *entry, struct cox_error *err);
 
 /* ---- init.c: for forward.c ---- */
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "channel/shm/windows.h"
+#include "engine_gate.h"
 #include "executor_internal.h"
 #include "group_handles.h"
 #include "coordinator/collector/reentrancy.h"
@@ -461,15 +462,6 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     }
     cox_kv_caches_free(reader.kv_caches);
     return r;
-}
-
-uint64_t cox_executor_epoch(const struct cox_executor *executor)
-{
-    /* relaxed: each grows before the lock is released under which a step can be published next. */
-    uint64_t epoch = 1 + atomic_load_explicit(&executor->group_generation, memory_order_relaxed);
-    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        epoch += atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);
-    return epoch;
 }
 
 void cox_executor_announce_weights(

@@ -7,6 +7,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/options.h"
 #include "channel/shm/state.h"
+#include "engine_gate.h"
 #include "executor_internal.h"
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/process/launch.h"

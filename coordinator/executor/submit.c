@@ -17,8 +17,7 @@
 #include "proto/utf8.h"
 #include "proto/wire.h"
 #include "coordinator/collector/collect.h"
-#include "coordinator/transport/transport.h"
-#include "group_handles.h"
+#include "engine_gate.h"
 #include "executor_internal.h"
 #include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
@@ -26,21 +25,8 @@
 /* A number outside ExecuteType. */
 #define NO_TYPE (COX_TYPE_OPAQUE_BLOCK - 1)
 
-/* The payload of a frame: a message, or bytes. */
-struct payload {
-    /* NULL: bytes */
-    const Coxswain__ExecuteRequest *request;
-    /* NULL: they are in parts */
-    const void *bytes;
-    const struct iovec *parts;
-    /* of the bytes, or of all parts */
-    size_t size;
-    /* the bytes are a message */
-    bool packed;
-};
-
 /* Returns 0; COX_TOO_LARGE; COX_INVALID: a string of the message is no UTF-8. */
-COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
+COX_HOT static int payload_pack(const struct cox_payload *payload, uint8_t *frame, size_t capacity,
                                 size_t *ret_length, struct cox_error *err)
 {
     /* A step without announcements has no strings. */
@@ -63,7 +49,7 @@ COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, s
 
 /* A payload that does not fit the frame is sent out of line, and the frame has the reference.
  * Without the collector's lock. */
-static int payload_pack_block(struct cox_collector *collector, const struct payload *payload,
+static int payload_pack_block(struct cox_collector *collector, const struct cox_payload *payload,
                               struct cox_entry *entry, uint8_t *frame, size_t capacity,
                               size_t *ret_length, struct cox_error *err)
 {
@@ -111,10 +97,8 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     return 0;
 }
 
-/* After begin: packs the request into its frame, or out of line, and commits it; aborts it where
- * that fails. */
-COX_HOT static int executor_pack(struct cox_collector *collector, const struct payload *payload,
-                                 struct cox_entry *entry, struct cox_error *err)
+COX_HOT int cox_executor_pack(struct cox_collector *collector, const struct cox_payload *payload,
+                              struct cox_entry *entry, struct cox_error *err)
 {
     size_t capacity, length;
     entry->packing_ns = collector->recorder.records ? cox_now_ns() : 0;
@@ -133,8 +117,9 @@ COX_HOT static int executor_pack(struct cox_collector *collector, const struct p
     return r;
 }
 
-COX_HOT static int executor_publish(struct cox_executor *executor, const struct payload *payload,
-                                    struct cox_entry *entry, struct cox_error *err)
+COX_HOT static int executor_publish(struct cox_executor *executor,
+                                    const struct cox_payload *payload, struct cox_entry *entry,
+                                    struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[entry->operation->channel];
     const char *name = cox_channel_name(collector->channel->id);
@@ -158,7 +143,7 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
                      "%s: ranks were started or initialized again since this request was planned",
                      name);
     } else if (r == 0) {
-        r = executor_pack(collector, payload, entry, err);
+        r = cox_executor_pack(collector, payload, entry, err);
     }
     if (r == 0 && entry->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
         cox_executor_note_sent(executor);
@@ -221,7 +206,7 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
 }
 
 COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
-                                   const struct payload *payload,
+                                   const struct cox_payload *payload,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err)
 {
@@ -250,8 +235,9 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
 }
 
 static int executor_call(struct cox_executor *executor, uint32_t type,
-                         const struct payload *payload, const struct cox_submit_options *options,
-                         cox_completion_fn handler, void *handler_context, struct cox_error *err)
+                         const struct cox_payload *payload,
+                         const struct cox_submit_options *options, cox_completion_fn handler,
+                         void *handler_context, struct cox_error *err)
 {
     _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
     (void)entered;
@@ -361,7 +347,7 @@ COX_HOT int cox_executor_submit(struct cox_executor *executor,
                                 const struct cox_submit_options *options, uint64_t *ret_sequence,
                                 struct cox_error *err)
 {
-    const struct payload payload = {.request = request};
+    const struct cox_payload payload = {.request = request};
     return executor_submit(executor, message_type(request), &payload, options, ret_sequence, err);
 }
 
@@ -369,7 +355,7 @@ COX_HOT int cox_executor_submit_opaque(struct cox_executor *executor, const void
                                        size_t size, const struct cox_submit_options *options,
                                        uint64_t *ret_sequence, struct cox_error *err)
 {
-    const struct payload payload = {.bytes = bytes, .size = size};
+    const struct cox_payload payload = {.bytes = bytes, .size = size};
     return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);
 }
 
@@ -377,7 +363,7 @@ int cox_executor_submit_parts(struct cox_executor *executor, const struct iovec 
                               size_t part_count, const struct cox_submit_options *options,
                               uint64_t *ret_sequence, struct cox_error *err)
 {
-    struct payload payload = {.parts = parts};
+    struct cox_payload payload = {.parts = parts};
     for (size_t i = 0; i < part_count; i++)
         payload.size += parts[i].iov_len;
     return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);
@@ -387,7 +373,7 @@ int cox_executor_call(struct cox_executor *executor, const Coxswain__ExecuteRequ
                       const struct cox_submit_options *options, cox_completion_fn handler,
                       void *handler_context, struct cox_error *err)
 {
-    const struct payload payload = {.request = request};
+    const struct cox_payload payload = {.request = request};
     return executor_call(executor, message_type(request), &payload, options, handler,
                          handler_context, err);
 }
@@ -396,115 +382,7 @@ int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes, s
                              const struct cox_submit_options *options, cox_completion_fn handler,
                              void *handler_context, struct cox_error *err)
 {
-    const struct payload payload = {.bytes = bytes, .size = size};
+    const struct cox_payload payload = {.bytes = bytes, .size = size};
     return executor_call(executor, COX_TYPE_OPAQUE, &payload, options, handler, handler_context,
                          err);
-}
-
-/* ---- requests of another machine ---- */
-
-/* An init names the memory of the rank group, and the weights: both are of the machine that sent
- * it. Here it gets its own. *ret_message is freed by the caller; NULL: the bytes are passed on. */
-static int forward_init(struct cox_executor *executor, const struct cox_transport_request *request,
-                        struct cox_arena *arena, Coxswain__ExecuteRequest **ret_message,
-                        struct cox_error *err)
-{
-    int r = cox_wire_request_unpack(arena, request->bytes, request->size, ret_message);
-    if (r)
-        return cox_fail(err, r, "an init of %zu bytes cannot be read", request->size);
-    Coxswain__ExecuteRequest *message = *ret_message;
-    message->n_group_memory = 0;
-    for (size_t i = 0; executor->options.forwarded_model && i < message->n_config; i++)
-        if (message->config[i]->key && !strcmp(message->config[i]->key, "model"))
-            message->config[i]->value = (char *)(uintptr_t)executor->options.forwarded_model;
-    r = cox_executor_renew_group(executor, message->group_generation, err);
-    if (r == 0)
-        r = cox_mirror_memory_take(executor, err);
-    if (r == 0)
-        r = cox_group_handles_fill(executor, message, err);
-    return r;
-}
-
-int cox_executor_forward(struct cox_executor *executor, const struct cox_transport_request *request,
-                         struct cox_error *err)
-{
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
-    (void)entered;
-    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
-    const struct cox_operation *operation = cox_operation_find(request->type);
-    if (!executor->options.forwarded)
-        return cox_fail(err, COX_STATE, "the executor was started without options.forwarded");
-    const bool goodbye = request->type == COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE;
-    if (!operation || request->channel >= COX_TWO_WAY_COUNT ||
-        (operation->channel != request->channel && !goodbye))
-        return cox_fail(err, COX_INVALID, "execute type %" PRIu32 " is no request of channel %d",
-                        request->type, (int)request->channel);
-    struct cox_collector *collector = &executor->collectors[request->channel];
-    struct cox_entry entry = {
-        .type = request->type,
-        .operation = operation,
-        .gather = operation->replies ? COX_GATHER_ALL : COX_GATHER_NONE,
-        .replies = operation->replies,
-        .reports_late = true,
-        .deadline_ns = request->deadline_ns,
-        .submitted_ns = cox_now_ns(),
-        .asked_anywhere = *request->asked,
-    };
-    uint32_t count = 0;
-    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (cox_rank_set_has(request->asked, rank) && cox_executor_has_rank(executor, rank)) {
-            cox_rank_set_add(&entry.asked, rank);
-            count++;
-        }
-    if (count == 0)
-        return cox_fail(err, COX_INVALID, "the request asks no rank of this machine");
-    struct payload payload = {
-        .bytes = request->bytes, .size = request->size, .packed = request->type != COX_TYPE_OPAQUE};
-    Coxswain__ExecuteRequest *message = NULL;
-    pthread_mutex_lock(&collector->submit_lock);
-    int r = 0;
-    if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
-        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped",
-                     cox_channel_name(collector->channel->id));
-    if (r == 0)
-        r = cox_collector_skip(collector, request->sequence, err);
-    cox_collector_release_blocks(collector);
-    if (r == 0)
-        r = cox_collector_begin(collector, &entry, err);
-    if (r == 0 && request->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT) {
-        pthread_mutex_unlock(&collector->lock);
-        r = cox_arena_init(&arena, 0, UINT64_C(64) << 20);
-        if (r == 0)
-            r = forward_init(executor, request, &arena, &message, err);
-        if (r == 0 && message)
-            payload = (struct payload){.request = message};
-        pthread_mutex_lock(&collector->lock);
-        if (r)
-            cox_collector_abort(collector);
-    }
-    if (r == 0)
-        r = executor_pack(collector, &payload, &entry, err);
-    pthread_mutex_unlock(&collector->submit_lock);
-    return r;
-}
-
-void cox_executor_end_forwarded(struct cox_executor *executor, enum cox_channel_id channel,
-                                uint64_t through)
-{
-    cox_collector_end_through(&executor->collectors[channel], through);
-}
-
-void cox_executor_cancel_steps(struct cox_executor *executor, enum cox_channel_id channel,
-                               uint64_t through)
-{
-    cox_collector_cancel_steps(&executor->collectors[channel], through);
-}
-
-uint64_t cox_executor_forwarded_through(struct cox_executor *executor, enum cox_channel_id channel)
-{
-    struct cox_collector *collector = &executor->collectors[channel];
-    pthread_mutex_lock(&collector->lock);
-    const uint64_t through = collector->published;
-    pthread_mutex_unlock(&collector->lock);
-    return through;
 }

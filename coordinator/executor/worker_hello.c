@@ -14,11 +14,6 @@
 #include "executor_internal.h"
 #include "coordinator/collector/reentrancy.h"
 
-const char *cox_executor_socket(const struct cox_executor *executor)
-{
-    return executor->control_socket ? cox_control_socket_path(executor->control_socket) : NULL;
-}
-
 bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts)
 {

@@ -98,7 +98,7 @@ UNITS = {
     "worker/loop": ["lending pause serve_internal take worker worker_internal"],
     "coordinator/process": ["launch supervise supervise_internal"],
     "coordinator/collector": ["collect collect_internal gathering report"],
-    "coordinator/executor": ["executor executor_internal group_handles mirror_memory operations recorders"],
+    "coordinator/executor": ["engine_gate executor executor_internal forward group_handles operations recorders"],
     "coordinator/recovery": ["recovery recovery_internal"],
     "coordinator/transport": ["nodes nodes_library"],
     "nodes/direct": ["direct direct_address direct_object direct_stream direct_tls"],

@@ -1,15 +1,16 @@
 /*
- * mirror_memory: the memory of the rank group in an executor that has some of the ranks only, for a
- * mirror (worker/group/group_mirror.h). In a sealed group each rank has its own: that of a rank of
- * another machine, whose words the mirror writes, stays mapped for writing here and is sealed like
- * the others; that of a rank here is mapped for reading.
+ * forward: the far side of a transport (coordinator/transport/transport.h, which declares its
+ * functions for requests). Here are those for the memory of the rank group in an executor that has
+ * some of the ranks only, for a mirror (worker/group/group_mirror.h). In a sealed group each rank
+ * has its own: that of a rank of another machine, whose words the mirror writes, stays mapped for
+ * writing here and is sealed like the others; that of a rank here is mapped for reading.
  *
  * Threads: take under the submit lock of the execute channel; the window on any, after it.
  * Ownership: the executor owns it.
  * Blocks: nothing.
  */
-#ifndef COX_COORDINATOR_MIRROR_MEMORY_H
-#define COX_COORDINATOR_MIRROR_MEMORY_H
+#ifndef COX_COORDINATOR_FORWARD_H
+#define COX_COORDINATOR_FORWARD_H
 
 #include "channel/shm/sealed.h"
 
