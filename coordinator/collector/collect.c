@@ -15,54 +15,6 @@
 #include "proto/operation.h"
 #include "report.h"
 
-COX_HOT static bool entry_is_consumed(const struct cox_entry *entry)
-{
-    return memcmp(&entry->consumed, &entry->asked, sizeof entry->asked) == 0;
-}
-
-COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence)
-{
-    const struct cox_geometry *geometry = collector_geometry(collector);
-    int late = -1;
-    /* Oldest first: a rank replies in order, and its tokens are matched in that order. */
-    uint64_t first =
-        collector->published > geometry->depth ? collector->published - geometry->depth + 1 : 1;
-    first = collector->finished < first ? first : collector->finished + 1;
-    bool before = true; /* every request before this one has finished */
-    for (uint64_t sequence = first; sequence <= collector->published; sequence++) {
-        struct cox_entry *entry = collector_entry(collector, sequence);
-        const bool finished = entry->sequence != sequence ||
-                              (entry->ended && (!entry->replies || entry_is_consumed(entry)));
-        before &= finished;
-        if (before)
-            collector->finished = sequence;
-        if (finished || !entry->replies || !entry->ended)
-            continue;
-        for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
-            if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank))
-                continue;
-            if (collector_replied(collector, rank, sequence)) {
-                collector_consume(collector, entry, rank);
-                collector->stats.counts.late_replies++;
-                collector->rank_stats[rank].late_replies++;
-                cox_collector_note_late_reply(collector, sequence, rank);
-            } else if (!collector_dead(collector, rank) && late < 0) {
-                late = (int)rank;
-                *ret_sequence = sequence;
-            }
-        }
-    }
-    return late;
-}
-
-void cox_collector_rewake(struct cox_collector *collector, uint32_t rank)
-{
-    /* Also stored again, in case a process has overwritten it. */
-    cox_state_set_published(cox_state_channel(collector->channel->control, collector->channel->id),
-                            collector->published);
-    collector->stats.counts.rewakes += cox_gate_rewake(&collector->channel->gate, rank);
-}
-
 /* A rank that the request asks, and that cannot be asked. */
 COX_HOT static int begin_check_ranks(struct cox_collector *collector,
                                      const struct cox_rank_set *asked, struct cox_error *err)
@@ -87,7 +39,7 @@ COX_HOT static int begin_check_ranks(struct cox_collector *collector,
  * Usually all have. */
 COX_HOT static int begin_reader(struct cox_collector *collector, const struct cox_entry *old)
 {
-    if (!old->sequence || entry_is_consumed(old))
+    if (!old->sequence || cox_entry_is_consumed(old))
         return -1;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (cox_rank_set_has(&old->asked, rank) && !cox_rank_set_has(&old->consumed, rank) &&
@@ -161,17 +113,6 @@ COX_HOT int cox_collector_begin(struct cox_collector *collector, struct cox_entr
 void cox_collector_abort(struct cox_collector *collector)
 {
     pthread_mutex_unlock(&collector->lock);
-}
-
-COX_HOT void cox_collector_advance(struct cox_collector *collector)
-{
-    uint64_t before = collector->ended;
-    while (collector->ended < collector->published &&
-           collector_entry(collector, collector->ended + 1)->ended)
-        collector->ended++;
-    if (collector->ended != before)
-        cox_state_set_ended(cox_state_channel(collector->channel->control, collector->channel->id),
-                            collector->ended);
 }
 
 COX_HOT static uint32_t asked_count(const struct cox_collector *collector,
@@ -416,149 +357,6 @@ bool cox_collector_in_step(struct cox_collector *collector)
     }
     pthread_mutex_unlock(&collector->lock);
     return found;
-}
-
-void cox_collector_wake(struct cox_collector *collector)
-{
-    /* seq_cst, both sides: the waker stores its cause and reads `sleeping`, the collector stores
-     * `sleeping` and reads `causes`; one of the two sees the other. Partner: cox_collector_sleep.
-     */
-    atomic_fetch_add(&collector->causes, 1);
-    uint32_t sleeping = atomic_load(&collector->sleeping);
-    if (sleeping) {
-        cox_legacy_bridge_expect_wake(&collector->bridge, sleeping - 1);
-        cox_gate_wake(&collector->channel->gate, sleeping - 1, COX_WAKEUP_RESPONSE_CONSUME);
-    }
-    pthread_mutex_lock(&collector->lock);
-    pthread_cond_broadcast(&collector->work);
-    pthread_cond_broadcast(&collector->ended_cond);
-    pthread_mutex_unlock(&collector->lock);
-    cox_readiness_signal(&collector->readiness);
-}
-
-COX_HOT struct cox_wait_snapshot cox_collector_snapshot(const struct cox_collector *collector)
-{
-    return (struct cox_wait_snapshot){
-        .causes = atomic_load(&collector->causes),
-        .wake_sequence =
-            cox_gate_wake_sequence(&collector->channel->gate, COX_WAKEUP_RESPONSE_CONSUME),
-    };
-}
-
-struct collector_spin_state {
-    const struct cox_collector *collector;
-    /* NULL: the wakeup of all ranks */
-    const struct cox_layout_rank_line *line;
-    uint64_t sequence;
-    const struct cox_wait_snapshot *before;
-};
-
-COX_HOT static bool collector_has_reply(const void *context)
-{
-    const struct collector_spin_state *spin = context;
-    const struct cox_collector *collector = spin->collector;
-    const bool woken = spin->line ? cox_state_done(spin->line) >= spin->sequence
-                                  : cox_gate_wake_sequence(&collector->channel->gate,
-                                                           COX_WAKEUP_RESPONSE_CONSUME) !=
-                                        spin->before->wake_sequence;
-    return woken || atomic_load(&collector->causes) != spin->before->causes;
-}
-
-COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
-                                 const struct cox_wait_snapshot *before, uint64_t deadline_ns)
-{
-    const struct cox_channel *channel = collector->channel;
-    COX_PROBE(collector__sleep, channel->id, sequence, rank, 0);
-    const struct collector_spin_state spin = {
-        .collector = collector,
-        .line = cox_gate_shared(&channel->gate)
-                    ? NULL
-                    : cox_state_line(channel->control, rank, channel->id),
-        .sequence = sequence,
-        .before = before,
-    };
-    collector->sleep_rank = (int)rank;
-    collector->sleep_ns = deadline_ns;
-    pthread_mutex_unlock(&collector->lock);
-    if (cox_spin_until(&collector->spinner, collector_has_reply, &spin, deadline_ns)) {
-        pthread_mutex_lock(&collector->lock);
-        collector->stats.counts.spins = collector->spinner.found;
-        collector->sleep_rank = -1;
-        return;
-    }
-    int r = COX_TIMEOUT;
-    atomic_store(&collector->sleeping, rank + 1); /* seq_cst: see cox_collector_wake */
-    if (atomic_load(&collector->causes) == before->causes)
-        r = cox_gate_wait(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME,
-                          before->wake_sequence, deadline_ns);
-    /* relaxed: seen late, it causes one surplus token. */
-    atomic_store_explicit(&collector->sleeping, 0, memory_order_relaxed);
-    pthread_mutex_lock(&collector->lock);
-    collector->sleep_rank = -1;
-    if (r == 0)
-        cox_legacy_bridge_waited(&collector->bridge, rank);
-    collector->stats.counts.wakeups++;
-}
-
-/* Releases request payload buffers, or waits a slice, or until the deadline. lock is held on entry
- * and on return, and released meanwhile. */
-static void collector_await_blocks(struct cox_collector *collector, uint64_t deadline_ns)
-{
-    const struct timespec until =
-        cox_deadline_timespec(cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
-    const uint64_t published = collector->published;
-    pthread_mutex_unlock(&collector->lock);
-    cox_collector_release_blocks(collector);
-    pthread_mutex_lock(&collector->lock);
-    if (collector->published == published &&
-        !atomic_load_explicit(&collector->stopping, memory_order_acquire) &&
-        atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
-        pthread_cond_timedwait(&collector->work, &collector->lock, &until);
-}
-
-struct idle_spin_state {
-    const struct cox_collector *collector;
-    uint64_t published;
-};
-
-static bool collector_has_work(const void *context)
-{
-    const struct idle_spin_state *spin = context;
-    return atomic_load_explicit(&spin->collector->news, memory_order_relaxed) != spin->published ||
-           atomic_load_explicit(&spin->collector->stopping, memory_order_relaxed);
-}
-
-/* Returns true if a request was published while it was spinning. lock is held on entry and on
- * return. */
-static bool collector_spins(struct cox_collector *collector)
-{
-    const struct idle_spin_state spin = {collector, collector->published};
-    /* Before the first request the spinner belongs to the thread that waits for ranks to attach
-     * (cox_collector_sleep). */
-    if (collector->spinner.budget_ns == 0 || collector->published == 0)
-        return false;
-    pthread_mutex_unlock(&collector->lock);
-    const bool found =
-        cox_spin_until(&collector->spinner, collector_has_work, &spin, COX_DEADLINE_NEVER);
-    pthread_mutex_lock(&collector->lock);
-    collector->stats.counts.spins = collector->spinner.found;
-    return found || collector->published != spin.published ||
-           atomic_load_explicit(&collector->stopping, memory_order_acquire);
-}
-
-void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns)
-{
-    /* While a late rank may still read a request payload buffer, the thread wakes up in each slice.
-     * Otherwise it blocks without a timeout, if the caller has none. */
-    if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0) {
-        collector_await_blocks(collector, deadline_ns);
-    } else if (!collector_spins(collector)) {
-        const struct timespec until = cox_deadline_timespec(deadline_ns);
-        if (deadline_ns == COX_DEADLINE_NEVER)
-            pthread_cond_wait(&collector->work, &collector->lock);
-        else
-            pthread_cond_timedwait(&collector->work, &collector->lock, &until);
-    }
 }
 
 static void *response_main(void *collector)

@@ -6,6 +6,8 @@
 #ifndef COX_COORDINATOR_COLLECT_INTERNAL_H
 #define COX_COORDINATOR_COLLECT_INTERNAL_H
 
+#include <string.h>
+
 #include "collect.h"
 
 #include "channel/shm/state.h"
@@ -112,6 +114,11 @@ COX_HOT static inline void collector_set_cancelled(struct cox_collector *collect
                             collector->cancelled);
 }
 
+static inline bool cox_entry_is_consumed(const struct cox_entry *entry)
+{
+    return memcmp(&entry->consumed, &entry->asked, sizeof entry->asked) == 0;
+}
+
 /* Drops replies to requests that have ended. Returns a rank whose reply is still pending, or -1. */
 int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence);
 /* Wakes a rank again that has not taken a request. No other thread does that for requests that have
@@ -133,8 +140,6 @@ bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
 /* Nothing is in flight: waits until a request is published, the collector stops, or deadline_ns.
  * May return early. */
 void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns);
-/* Returns true if a request in flight asks the rank. */
-bool cox_collector_asks(struct cox_collector *collector, uint32_t rank);
 /* Without the lock: releases the memory of large requests and replies, and wakes the ranks that
  * have to release theirs. */
 void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering);

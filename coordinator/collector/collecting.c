@@ -38,9 +38,20 @@ static bool call_is_done(const struct until *until)
     return until->waiter->done;
 }
 
+/* Returns true if a request in flight asks the rank. */
+static bool collector_asks(struct cox_collector *collector, uint32_t rank)
+{
+    for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
+        const struct cox_entry *entry = collector_entry(collector, sequence);
+        if (!entry->ended && cox_rank_set_has(&entry->asked, rank))
+            return true;
+    }
+    return false;
+}
+
 static bool rank_is_not_asked(const struct until *until)
 {
-    return !cox_collector_asks(until->collector, until->rank);
+    return !collector_asks(until->collector, until->rank);
 }
 
 static bool more_has_ended(const struct until *until)

@@ -138,3 +138,38 @@ struct cox_gathering *cox_collector_finish_late(struct cox_collector *collector)
     }
     return NULL;
 }
+
+COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence)
+{
+    const struct cox_geometry *geometry = collector_geometry(collector);
+    int late = -1;
+    /* Oldest first: a rank replies in order, and its tokens are matched in that order. */
+    uint64_t first =
+        collector->published > geometry->depth ? collector->published - geometry->depth + 1 : 1;
+    first = collector->finished < first ? first : collector->finished + 1;
+    bool before = true; /* every request before this one has finished */
+    for (uint64_t sequence = first; sequence <= collector->published; sequence++) {
+        struct cox_entry *entry = collector_entry(collector, sequence);
+        const bool finished = entry->sequence != sequence ||
+                              (entry->ended && (!entry->replies || cox_entry_is_consumed(entry)));
+        before &= finished;
+        if (before)
+            collector->finished = sequence;
+        if (finished || !entry->replies || !entry->ended)
+            continue;
+        for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+            if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank))
+                continue;
+            if (collector_replied(collector, rank, sequence)) {
+                collector_consume(collector, entry, rank);
+                collector->stats.counts.late_replies++;
+                collector->rank_stats[rank].late_replies++;
+                cox_collector_note_late_reply(collector, sequence, rank);
+            } else if (!collector_dead(collector, rank) && late < 0) {
+                late = (int)rank;
+                *ret_sequence = sequence;
+            }
+        }
+    }
+    return late;
+}

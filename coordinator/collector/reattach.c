@@ -6,16 +6,6 @@
 
 #include "channel/base/fault.h"
 
-bool cox_collector_asks(struct cox_collector *collector, uint32_t rank)
-{
-    for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
-        const struct cox_entry *entry = collector_entry(collector, sequence);
-        if (!entry->ended && cox_rank_set_has(&entry->asked, rank))
-            return true;
-    }
-    return false;
-}
-
 int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
 {
     /* Under submit_lock: every thread that has begun a request has opened its gate by now. */
