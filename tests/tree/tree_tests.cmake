@@ -1,7 +1,7 @@
 # How the tree is laid out: which folder includes which, how large they are.
 cox_command_test(NAME tree/includes LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/includes.py)
-# Which file of memory/ calls which.
+# The files of a folder call each other in layers.
 cox_command_test(NAME tree/calls LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/calls.py)
 # Where the shared words are loaded and stored.
