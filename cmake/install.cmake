@@ -35,8 +35,7 @@ set(public_headers
     coordinator/server/kv_reference.h
     coordinator/server/prompt_hooks.h
     coordinator/server/server.h
-    coordinator/transport/nodes.h
-    coordinator/transport/transport.h)
+    coordinator/transport/nodes.h)
 
 foreach(header IN LISTS public_headers)
     cmake_path(GET header PARENT_PATH folder)

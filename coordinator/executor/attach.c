@@ -19,7 +19,7 @@ static const char *executor_why_ended(struct cox_executor *executor, uint32_t ra
                                       const char *lines)
 {
     struct cox_exit how;
-    if (executor->options.transport || cox_executor_is_external(executor) ||
+    if (executor->remote.transport || cox_executor_is_external(executor) ||
         cox_state_attached(&executor->control.ranks[rank]->identity) ||
         !cox_supervisor_dead(executor->supervisor, rank, &how) || !how.known || how.signal)
         return "";
@@ -136,13 +136,13 @@ static const char *executor_why_late(struct cox_executor *executor, uint32_t ran
                                      size_t size)
 {
     pid_t pid = cox_rank_pid(&executor->ranks[rank]);
-    if (pid == 0 && executor->options.transport) {
-        why_late_there(executor->options.transport, rank, text, size);
+    if (pid == 0 && executor->remote.transport) {
+        why_late_there(executor->remote.transport, rank, text, size);
         return text;
     }
     if (pid == 0)
         return "in time: start it by hand (coxswain-worker --socket PATH), or wait longer";
-    if (!executor->options.transport && cox_peer_stopped(pid))
+    if (!executor->remote.transport && cox_peer_stopped(pid))
         return "but did not attach in time: it is stopped by a signal";
     return executor->options.external_workers
                ? "but did not attach in time"

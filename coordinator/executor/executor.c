@@ -215,14 +215,14 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
         r = cox_collector_init(&executor->collectors[c], &executor->channels[c], executor,
                                &executor->blocks, &executor->options.log);
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
-        const struct cox_transport *transport = executor->options.transport;
+        const struct cox_transport *transport = executor->remote.transport;
         executor->collectors[c].transport = transport;
         if (transport && transport->first_sequence)
             cox_collector_begin_after(
                 &executor->collectors[c],
                 transport->first_sequence(transport->context, (enum cox_channel_id)c));
-        if (executor->options.forwarded)
-            r = cox_collector_set_forwarded(&executor->collectors[c], executor->options.forwarded,
+        if (executor->remote.forwarded)
+            r = cox_collector_set_forwarded(&executor->collectors[c], executor->remote.forwarded,
                                             executor->options.hook_context);
     }
     return r ? cox_fail(err, r, "memory for replies: %s", cox_status_text(r)) : 0;
@@ -240,7 +240,7 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
         if (cox_executor_is_async((enum cox_channel_id)c) && executor->options.collect)
             cox_collector_start_collected(&executor->collectors[c]);
-        else if (cox_executor_is_async((enum cox_channel_id)c) || executor->options.forwarded)
+        else if (cox_executor_is_async((enum cox_channel_id)c) || executor->remote.forwarded)
             r = cox_collector_start(&executor->collectors[c]);
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
 }
@@ -300,8 +300,8 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .deadline_ns = deadline_ns,
         .control_socket = cox_executor_socket(executor),
         .external = cox_executor_is_external(executor),
-        .local_first = executor->options.rank_first,
-        .local_count = executor->options.rank_here,
+        .local_first = executor->remote.rank_first,
+        .local_count = executor->remote.rank_here,
         .hooks = {.context = executor,
                   .line = executor_on_line,
                   .wake = executor_on_wake,
@@ -326,7 +326,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         executor->collectors[c].records = executor->ranks;
         executor->collectors[c].last_errors = &executor->last_errors;
     }
-    if (executor->options.transport)
+    if (executor->remote.transport)
         r = cox_executor_open_transport(executor, err);
     if (r)
         return r;
@@ -335,7 +335,8 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
 }
 
 /* Sets options->rank_count, which nodes give. */
-static int executor_check_options(struct cox_executor_options *options, char *name,
+static int executor_check_options(struct cox_executor_options *options,
+                                  const struct cox_executor_remote *remote, char *name,
                                   size_t name_size, struct cox_geometry *geometry,
                                   struct cox_error *err)
 {
@@ -350,14 +351,14 @@ static int executor_check_options(struct cox_executor_options *options, char *na
             return cox_fail(err, COX_INVALID,
                             "the nodes have %" PRIu32 " ranks, the group is to have %" PRIu32,
                             rank_count, options->rank_count);
-        if (options->transport || !options->name)
+        if (remote->transport || !options->name)
             return cox_fail(err, COX_INVALID,
-                            options->transport
+                            remote->transport
                                 ? "a group with nodes has the transport of its nodes"
                                 : "a group with nodes needs a name, by which they find it");
         options->rank_count = rank_count;
     }
-    const bool elsewhere = options->nodes || options->transport;
+    const bool elsewhere = options->nodes || remote->transport;
     if (!options->external_workers && !elsewhere && (!options->command || !options->command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
     if (elsewhere && (options->external_workers || options->legacy_workers ||
@@ -376,15 +377,15 @@ static int executor_check_options(struct cox_executor_options *options, char *na
         return cox_fail(err, COX_INVALID,
                         "workers of a fork server have its working directory: leave out "
                         "working_directory");
-    if (options->forwarded && (options->collect || options->legacy_workers || elsewhere))
+    if (remote->forwarded && (options->collect || options->legacy_workers || elsewhere))
         return cox_fail(err, COX_INVALID,
                         "an executor that passes requests on has no other requests, and no "
                         "transport");
-    if (options->rank_here && (!options->forwarded || options->rank_first >= options->rank_count ||
-                               options->rank_here > options->rank_count - options->rank_first))
+    if (remote->rank_here && (!remote->forwarded || remote->rank_first >= options->rank_count ||
+                              remote->rank_here > options->rank_count - remote->rank_first))
         return cox_fail(
             err, COX_INVALID, "ranks %" PRIu32 " to %" PRIu32 " are no part of %" PRIu32 " ranks",
-            options->rank_first, options->rank_first + options->rank_here - 1, options->rank_count);
+            remote->rank_first, remote->rank_first + remote->rank_here - 1, options->rank_count);
     if (options->external_workers && options->legacy_workers)
         return cox_fail(err, COX_INVALID,
                         "legacy workers cannot connect by themselves: let this program start them");
@@ -420,7 +421,7 @@ static int executor_check_options(struct cox_executor_options *options, char *na
          * futexes wake this process once, when the last reply is there. */
         .sealed = options->attach == COX_ATTACH_SEALED || elsewhere,
         .no_recorder = options->no_recorder,
-        .mirrored = options->rank_here && options->rank_here < options->rank_count,
+        .mirrored = remote->rank_here && remote->rank_here < options->rank_count,
         .spin_ns = cox_spin_budget_ns(options->spin),
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
@@ -487,13 +488,21 @@ static int executor_open_nodes(struct cox_executor *executor, struct cox_error *
     if (r == 0)
         r = executor->nodes_library->open(&made, &executor->nodes, err);
     if (r == 0)
-        options->transport = executor->nodes_library->transport(executor->nodes);
+        executor->remote.transport = executor->nodes_library->transport(executor->nodes);
     options->nodes = NULL; /* borrowed by start alone */
     return r;
 }
 
 int cox_executor_start(const struct cox_executor_options *options,
                        struct cox_executor **ret_executor, struct cox_error *err)
+{
+    const struct cox_executor_remote none = {0};
+    return cox_executor_start_remote(options, &none, ret_executor, err);
+}
+
+int cox_executor_start_remote(const struct cox_executor_options *options,
+                              const struct cox_executor_remote *remote,
+                              struct cox_executor **ret_executor, struct cox_error *err)
 {
     char name[COX_NAME_SIZE_MAX + 1];
     struct cox_geometry geometry;
@@ -502,13 +511,14 @@ int cox_executor_start(const struct cox_executor_options *options,
     if (r)
         return r;
     options = &known;
-    r = executor_check_options(&known, name, sizeof name, &geometry, err);
+    r = executor_check_options(&known, remote, name, sizeof name, &geometry, err);
     if (r)
         return r;
     struct cox_executor *executor = calloc(1, sizeof *executor);
     if (!executor)
         return cox_fail(err, -ENOMEM, "no memory for the executor");
     executor->options = *options;
+    executor->remote = *remote;
     if (!options->line)
         executor->options.line = executor_print_line;
     executor->started_ns = cox_now_ns();
@@ -539,9 +549,10 @@ int cox_executor_start(const struct cox_executor_options *options,
     }
     options = &executor->options;
     /* Generations of the rank group that an earlier coordinator has begun do not come again. */
-    if (options->transport && options->transport->first_sequence)
+    const struct cox_transport *transport = executor->remote.transport;
+    if (transport && transport->first_sequence)
         executor->group_generation =
-            options->transport->first_sequence(options->transport->context, COX_CHANNEL_EXECUTE);
+            transport->first_sequence(transport->context, COX_CHANNEL_EXECUTE);
     r = executor_create_memory(executor, err);
     if (r == 0 && options->collect)
         r = executor_create_notify_fds(executor, err);
@@ -742,7 +753,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
 int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy,
                           uint64_t deadline_ns, struct cox_error *err)
 {
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     return transport && transport->recorder && rank != COX_RECORDER_COORDINATOR
                ? transport->recorder(transport->context, rank, copy, deadline_ns, err)
                : cox_recorders_copy(executor, rank, copy);

@@ -31,8 +31,6 @@ extern "C" {
 
 struct cox_executor;
 struct cox_executor_nodes;
-struct cox_forwarded;
-struct cox_transport;
 struct Coxswain__ExecuteRequest;
 
 /* 0 or NULL means the default, except in required fields. */
@@ -146,18 +144,6 @@ struct cox_executor_options {
      * worker can connect here. rank_count may be 0. Borrowed until start has returned. NULL: on
      * this machine. */
     const struct cox_executor_nodes *nodes;
-    /* The same with a transport of one's own (transport.h). Borrowed until free has returned. NULL:
-     * through shared memory. */
-    const struct cox_transport *transport;
-    /* The far side of a transport: this machine has the ranks rank_first to rank_first + rank_here
-     * - 1 of the rank_count; rank_here 0: all of them. Requests come by cox_executor_forward, and
-     * `forwarded` gets their replies, with hook_context. There are no other requests and no
-     * handlers then. devices: rank_here of them. NULL: none of this. */
-    void (*forwarded)(void *hook_context, const struct cox_forwarded *forwarded);
-    uint32_t rank_first;
-    uint32_t rank_here;
-    /* with forwarded: replaces `model` in the configuration of an init; NULL: it stays */
-    const char *forwarded_model;
 };
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 

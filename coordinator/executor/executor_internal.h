@@ -8,6 +8,7 @@
 #include "channel/shm/state.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/process/last_errors.h"
+#include "coordinator/transport/transport.h"
 #include "executor.h"
 #include "coordinator/collector/error_channel.h"
 #include "operations.h"
@@ -17,6 +18,8 @@
 struct cox_executor {
     /* command and devices are only valid during start */
     struct cox_executor_options options;
+    /* `transport` also with options.nodes */
+    struct cox_executor_remote remote;
     char name[COX_NAME_SIZE_MAX + 1];
     /* of cox_executor_take_name; release after other_name, acquire before it is read */
     _Atomic bool renamed;
@@ -164,15 +167,15 @@ int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err
 /* True if processes become ranks that this program does not start. */
 static inline bool cox_executor_is_external(const struct cox_executor *executor)
 {
-    return executor->options.external_workers || executor->options.transport;
+    return executor->options.external_workers || executor->remote.transport;
 }
 
-/* False: the rank is on another machine, and another executor has it (options.rank_here). */
+/* False: the rank is on another machine, and another executor has it (rank_here). */
 static inline bool cox_executor_has_rank(const struct cox_executor *executor, uint32_t rank)
 {
-    return executor->options.rank_here == 0 ||
-           (rank >= executor->options.rank_first &&
-            rank - executor->options.rank_first < executor->options.rank_here);
+    return executor->remote.rank_here == 0 ||
+           (rank >= executor->remote.rank_first &&
+            rank - executor->remote.rank_first < executor->remote.rank_here);
 }
 
 /* ---- transport.c ---- */

@@ -96,9 +96,9 @@ static int forward_init(struct cox_executor *executor, const struct cox_transpor
         return cox_fail(err, r, "an init of %zu bytes cannot be read", request->size);
     Coxswain__ExecuteRequest *message = *ret_message;
     message->n_group_memory = 0;
-    for (size_t i = 0; executor->options.forwarded_model && i < message->n_config; i++)
+    for (size_t i = 0; executor->remote.forwarded_model && i < message->n_config; i++)
         if (message->config[i]->key && !strcmp(message->config[i]->key, "model"))
-            message->config[i]->value = (char *)(uintptr_t)executor->options.forwarded_model;
+            message->config[i]->value = (char *)(uintptr_t)executor->remote.forwarded_model;
     r = cox_executor_renew_group(executor, message->group_generation, err);
     if (r == 0)
         r = cox_mirror_memory_take(executor, err);
@@ -114,8 +114,8 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
     (void)entered;
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     const struct cox_operation *operation = cox_operation_find(request->type);
-    if (!executor->options.forwarded)
-        return cox_fail(err, COX_STATE, "the executor was started without options.forwarded");
+    if (!executor->remote.forwarded)
+        return cox_fail(err, COX_STATE, "the executor was started without `forwarded`");
     const bool goodbye = request->type == COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE;
     if (!operation || request->channel >= COX_TWO_WAY_COUNT ||
         (operation->channel != request->channel && !goodbye))

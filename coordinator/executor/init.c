@@ -488,7 +488,7 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
         r = init_enter(executor, deadline_ns, err);
     if (r)
         return r;
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     const bool continued = transport && transport->continued && !executor->init_record &&
                            transport->continued(transport->context);
     r = init_send(executor, record, continued, deadline_ns, &record->summary, err);

@@ -144,7 +144,7 @@ static void rank_put(struct cox_executor *executor, const struct cox_rank_status
     snprintf(missing, sizeof missing,
              "node %s has recorded it: coxswain postmortem on the files of its --crash-dir",
              status->node);
-    to->missing = executor->options.transport && status->node[0] ? strdup(missing) : NULL;
+    to->missing = executor->remote.transport && status->node[0] ? strdup(missing) : NULL;
     to->states = calloc(COX_TWO_WAY_COUNT, sizeof(void *));
     for (int c = 0; to->states && c < COX_TWO_WAY_COUNT; c++) {
         CoxswainRecording__State *state = calloc(1, sizeof *state);

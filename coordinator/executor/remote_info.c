@@ -131,7 +131,7 @@ static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
 static int pool_place(const struct cox_executor *executor, uint32_t rank, KvPool *pool,
                       struct cox_error *err)
 {
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     char node[COX_NODE_NAME_MAX + 1], address[128];
     if (!transport || !transport->place ||
         !transport->place(transport->context, rank, node, sizeof node, address, sizeof address))

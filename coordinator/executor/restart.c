@@ -55,7 +55,7 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     atomic_fetch_add_explicit(&executor->ranks[rank].incarnation, 1, memory_order_relaxed);
     struct cox_fd_bundle *bundle = &executor->replacements[rank];
     int r = 0;
-    if (executor->geometry.sealed && !executor->options.transport) {
+    if (executor->geometry.sealed && !executor->remote.transport) {
         pthread_mutex_lock(&executor->memory_lock);
         r = cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err);
         pthread_mutex_unlock(&executor->memory_lock);
@@ -108,8 +108,8 @@ static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
 static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                           struct cox_error *err)
 {
-    if (executor->options.transport) {
-        const struct cox_transport *transport = executor->options.transport;
+    if (executor->remote.transport) {
+        const struct cox_transport *transport = executor->remote.transport;
         return transport->open(transport->context, rank,
                                cox_rank_incarnation(&executor->ranks[rank]), err);
     }
@@ -143,7 +143,7 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
     if (cox_rank_pid(&executor->ranks[rank]))
         return cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
                                              "but did not attach in time", err);
-    if (executor->options.transport)
+    if (executor->remote.transport)
         return cox_fail(err, COX_TIMEOUT, "rank %" PRIu32 ": its node has not started it in time",
                         rank);
     return cox_fail(

@@ -186,14 +186,14 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         cox_supervisor_dead(supervisor, rank, &how);
         ret_status->signal = how.known ? how.signal : 0;
         ret_status->exit_status = how.known && !how.signal ? how.exit_status : -1;
-    } else if (!executor->options.transport) {
+    } else if (!executor->remote.transport) {
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
         cox_peer_cpu_time(ret_status->serving_pid, &ret_status->cpu_ns);
         cox_peer_resident(ret_status->serving_pid, &ret_status->resident_bytes);
         if (ret_status->liveness == COX_LIVENESS_ALIVE && !executor->geometry.legacy)
             rank_describe_hold(executor, rank, now, ret_status);
     }
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     if (transport && transport->process && ret_status->liveness != COX_LIVENESS_DEAD) {
         struct cox_transport_process process = {0};
         transport->process(transport->context, rank, &process);

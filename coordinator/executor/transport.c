@@ -38,7 +38,7 @@ static size_t remote_reply_count(const struct cox_executor *executor)
 int cox_executor_share(struct cox_executor *executor, const struct cox_handle *handle, int fd,
                        uint64_t size, uint64_t digest, struct cox_error *err)
 {
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     if (!transport)
         return 0;
     if (!transport->share)
@@ -48,7 +48,7 @@ int cox_executor_share(struct cox_executor *executor, const struct cox_handle *h
 
 void cox_executor_unshare(struct cox_executor *executor, const struct cox_handle *handle)
 {
-    const struct cox_transport *transport = executor ? executor->options.transport : NULL;
+    const struct cox_transport *transport = executor ? executor->remote.transport : NULL;
     if (transport && transport->unshare)
         transport->unshare(transport->context, handle);
 }
@@ -56,7 +56,7 @@ void cox_executor_unshare(struct cox_executor *executor, const struct cox_handle
 void cox_executor_kill_remote(void *context, uint32_t rank)
 {
     const struct cox_executor *executor = context;
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     transport->kill(transport->context, rank);
 }
 
@@ -292,7 +292,7 @@ static const struct cox_transport_host transport_host = {
 
 int cox_executor_open_transport(struct cox_executor *executor, struct cox_error *err)
 {
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     executor->remote_replies =
         calloc(remote_reply_count(executor), sizeof *executor->remote_replies);
     if (!executor->remote_replies)
@@ -306,13 +306,13 @@ int cox_executor_open_transport(struct cox_executor *executor, struct cox_error 
 
 int cox_executor_taken_over(struct cox_executor *executor, struct cox_error *err)
 {
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     return transport && transport->taken_over ? transport->taken_over(transport->context, err) : 0;
 }
 
 void cox_executor_close_transport(struct cox_executor *executor)
 {
-    const struct cox_transport *transport = executor->options.transport;
+    const struct cox_transport *transport = executor->remote.transport;
     if (!transport || !executor->remote_replies)
         return;
     transport->stop(transport->context);

@@ -84,9 +84,11 @@ struct cox_node_place {
 COX_PUBLIC int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places,
                                uint32_t *ret_node_count, uint32_t *ret_rank_count,
                                struct cox_error *err);
+#ifdef COX_INTERNAL
 /* Names of nodes, and of groups over several machines, are parts of NATS subjects: letters, digits,
  * '-' and '_'. what: "node" or "group". Returns 0 or COX_INVALID. */
-COX_PUBLIC int cox_node_name_check(const char *what, const char *name, struct cox_error *err);
+int cox_node_name_check(const char *what, const char *name, struct cox_error *err);
+#endif
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 /*
  * transport: a group whose ranks are not processes of this coordinator's machine.
  *
- * An executor reaches its ranks through shared memory, or through a transport (options.transport),
+ * An executor reaches its ranks through shared memory, or through a transport,
  * which passes on what is published and brings the replies. Everything else is the same: sequence
  * numbers, gathering, deadlines, deaths, replacement, status. Between the two is the memory that
  * the executor has in any case: the transport reads a request where it was packed, and writes a
@@ -23,15 +23,12 @@
 #ifndef COX_COORDINATOR_TRANSPORT_H
 #define COX_COORDINATOR_TRANSPORT_H
 
-#include "../../channel/base/base.h"
+#include "channel/base/base.h"
 
 #include <sys/types.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 struct cox_executor;
+struct cox_executor_options;
 
 /* A request, as it was published. */
 struct cox_transport_request {
@@ -189,13 +186,33 @@ struct cox_forwarded {
     const struct cox_forwarded_reply *replies;
 };
 
-/* options.forwarded of the executor. On a response thread; may call forward. */
+/* On a response thread; may call forward. */
 typedef void (*cox_forwarded_fn)(void *context, const struct cox_forwarded *forwarded);
 
+/* What an executor has besides its public options; all zero: nothing. */
+struct cox_executor_remote {
+    /* The ranks are reached by it, as those of options.nodes are. Borrowed until free has returned.
+     * NULL: through shared memory. */
+    const struct cox_transport *transport;
+    /* The far side of a transport: this machine has the ranks rank_first to rank_first + rank_here
+     * - 1 of the rank_count; rank_here 0: all of them. Requests come by cox_executor_forward, and
+     * `forwarded` gets their replies, with hook_context. There are no other requests and no
+     * handlers then. options.devices: rank_here of them. NULL: none of this. */
+    cox_forwarded_fn forwarded;
+    uint32_t rank_first;
+    uint32_t rank_here;
+    /* with forwarded: replaces `model` in the configuration of an init; NULL: it stays */
+    const char *forwarded_model;
+};
+/* As cox_executor_start. */
+int cox_executor_start_remote(const struct cox_executor_options *options,
+                              const struct cox_executor_remote *remote,
+                              struct cox_executor **ret_executor, struct cox_error *err);
+
 /* Passes on a request that was published elsewhere, under its number, to those of its ranks that
- * are here (options.rank_first). Numbers only grow; those between belong to requests that ask no
- * rank of this machine. options.forwarded gets the replies, once, and once more if ranks were late.
- * An init forms the rank group of all ranks here. Only in an executor with options.forwarded, whose
+ * are here. Numbers only grow; those between belong to requests that ask no
+ * rank of this machine. `forwarded` gets the replies, once, and once more if ranks were late.
+ * An init forms the rank group of all ranks here. Only in an executor with `forwarded`, whose
  * other functions for requests are then not used. Returns
  *   0
  *   COX_FULL: the frame is in use
@@ -205,16 +222,15 @@ typedef void (*cox_forwarded_fn)(void *context, const struct cox_forwarded *forw
  *   COX_CORRUPT: bytes of an init that cannot be read
  *   as cox_executor_submit
  */
-COX_PUBLIC int cox_executor_forward(struct cox_executor *executor,
-                                    const struct cox_transport_request *request,
-                                    struct cox_error *err);
+int cox_executor_forward(struct cox_executor *executor, const struct cox_transport_request *request,
+                         struct cox_error *err);
 /* Requests up to this number have ended where they came from: those that are in flight here end
  * with COX_TIMEOUT, so that ranks may stop. */
-COX_PUBLIC void cox_executor_end_forwarded(struct cox_executor *executor,
-                                           enum cox_channel_id channel, uint64_t through);
+void cox_executor_end_forwarded(struct cox_executor *executor, enum cox_channel_id channel,
+                                uint64_t through);
 /* Steps up to this number are cancelled: ranks drop them, and stop waiting in them. */
-COX_PUBLIC void cox_executor_cancel_steps(struct cox_executor *executor,
-                                          enum cox_channel_id channel, uint64_t through);
+void cox_executor_cancel_steps(struct cox_executor *executor, enum cox_channel_id channel,
+                               uint64_t through);
 /* The memory of the rank group that the last init has formed, for a mirror of the ranks of other
  * machines (worker/group/group_mirror.h). */
 struct cox_group_window {
@@ -232,14 +248,9 @@ struct cox_group_window {
  *   0
  *   COX_UNSUPPORTED: there was no init, or all ranks are here
  */
-COX_PUBLIC int cox_executor_group_window(const struct cox_executor *executor,
-                                         struct cox_group_window *ret_window);
+int cox_executor_group_window(const struct cox_executor *executor,
+                              struct cox_group_window *ret_window);
 /* The last number that was passed on. */
-COX_PUBLIC uint64_t cox_executor_forwarded_through(struct cox_executor *executor,
-                                                   enum cox_channel_id channel);
-
-#ifdef __cplusplus
-}
-#endif
+uint64_t cox_executor_forwarded_through(struct cox_executor *executor, enum cox_channel_id channel);
 
 #endif

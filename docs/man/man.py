@@ -42,7 +42,6 @@ PAGES = (
     ("cox_kv_reference", "coordinator/server/kv_reference.h", "coxswain.h"),
     ("cox_prompt_hooks", "coordinator/server/prompt_hooks.h", "coxswain.h"),
     ("cox_nodes", "coordinator/transport/nodes.h", "coxswain.h"),
-    ("cox_transport", "coordinator/transport/transport.h", "coxswain.h"),
 )
 SCRIPT = "packaging/nats/coxswain-certificates"
 # The name of one item in a comment, as in "COX_CLOSED: the group ends".

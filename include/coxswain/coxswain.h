@@ -26,7 +26,6 @@
 #include "coordinator/executor/operations.h"
 #include "coordinator/server/server.h"
 #include "coordinator/transport/nodes.h"
-#include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "worker/sequences/batch.h"

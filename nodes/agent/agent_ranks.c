@@ -125,17 +125,18 @@ static void start_ranks(struct agent *agent)
     const struct cox_node_agent_options *from = agent->options;
     char name[COX_NAME_SIZE_MAX + 1];
     struct cox_executor_options options = COX_EXECUTOR_OPTIONS_INIT;
+    struct cox_executor_remote remote = {.forwarded = cox_agent_on_forwarded,
+                                         .forwarded_model = from->model};
     struct cox_executor *executor = NULL;
     struct cox_error why = {0};
     pthread_mutex_lock(&agent->lock);
     snprintf(name, sizeof name, "%.30s.%s", from->group, from->node);
     options.name = name;
     options.rank_count = agent->world;
-    options.rank_first = agent->rank_first;
-    options.rank_here = agent->rank_count;
+    remote.rank_first = agent->rank_first;
+    remote.rank_here = agent->rank_count;
     options.command = from->command;
     options.no_flags = true;
-    options.forwarded_model = from->model;
     options.depth = agent->depth;
     options.attach = agent->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
     options.no_recorder = agent->no_recorder;
@@ -149,13 +150,12 @@ static void start_ranks(struct agent *agent)
     options.line = on_line;
     options.fault = on_fault;
     options.death = on_death;
-    options.forwarded = cox_agent_on_forwarded;
     /* Before there are processes, which may die at once. */
     memset(agent->claimed, 0, sizeof agent->claimed);
     memset(agent->dead, 0, sizeof agent->dead);
     memset(agent->killed, 0, sizeof agent->killed);
     pthread_mutex_unlock(&agent->lock);
-    int r = cox_executor_start(&options, &executor, &why);
+    int r = cox_executor_start_remote(&options, &remote, &executor, &why);
     char text[sizeof why.text + 32];
     snprintf(text, sizeof text, "could not be started: %s", why.text);
     pthread_mutex_lock(&agent->lock);

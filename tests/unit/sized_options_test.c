@@ -213,7 +213,7 @@ struct subject {
 static size_t subjects_make(struct subject *subjects)
 {
     const struct subject all[] = {
-        {SUBJECT(cox_executor_options, forwarded_model, no_socket), .use = use_executor,
+        {SUBJECT(cox_executor_options, nodes, no_socket), .use = use_executor,
          .options.executor = {.rank_count = COX_RANK_COUNT_MAX + 1,
                               .command = command,
                               .external_workers = true,

@@ -99,13 +99,13 @@ static void group_start(void)
     snprintf(name, sizeof name, "transport-test-%d", (int)getpid());
     options.name = name;
     options.rank_count = RANK_COUNT;
-    options.transport = &transport;
     options.depth = DEPTH;
     options.collect = true;
     options.start_timeout_ms = 20000;
     taken_over = false;
     opened = 0;
-    if (cox_executor_start(&options, &started, &err))
+    if (cox_executor_start_remote(&options, &(struct cox_executor_remote){.transport = &transport},
+                                  &started, &err))
         fail_msg("%s", err.text);
     assert_int_equal(opened, RANK_COUNT);
 }
