@@ -41,11 +41,6 @@ const char *cox_version(void)
     return COX_VERSION_TEXT;
 }
 
-int cox_version_number(void)
-{
-    return COX_VERSION_NUMBER;
-}
-
 const char *cox_status_text(int status)
 {
     if (status < 0) {

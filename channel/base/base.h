@@ -99,10 +99,9 @@ enum cox_status {
     COX_STATUS_COUNT,
 };
 
-/* The release of the loaded library, as text ("0.1.0", static storage) and as a number that can be
- * compared with COX_VERSION_NUMBER. version.h has the release of the headers. */
+/* The release of the loaded library: "0.1.0". Static storage. version.h has that of the headers,
+ * COX_VERSION_TEXT. */
 COX_PUBLIC const char *cox_version(void);
-COX_PUBLIC int cox_version_number(void);
 
 /* The text of any result: an enum cox_status, or a negative errno. Never NULL; static storage or
  * the C library's. */

@@ -770,27 +770,8 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
     pthread_mutex_unlock(&collector->lock);
 }
 
-int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
-                          cox_completion_fn handler, void *context)
-{
-    if (!cox_executor_is_async(channel))
-        return COX_INVALID;
-    if (executor->options.collect)
-        return COX_STATE;
-    struct cox_collector *collector = &executor->collectors[channel];
-    pthread_mutex_lock(&collector->lock);
-    int r = collector->handler ? COX_BUSY : 0;
-    if (r == 0) {
-        collector->handler = handler;
-        collector->handler_context = context;
-        atomic_store_explicit(&collector->handled, handler != NULL, memory_order_relaxed);
-    }
-    pthread_mutex_unlock(&collector->lock);
-    return r;
-}
-
-int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
-                         cox_completion_fn handler, void *context)
+int cox_executor_set_handler(struct cox_executor *executor, enum cox_channel_id channel,
+                             cox_completion_fn handler, void *context)
 {
     if (!cox_executor_is_async(channel) || !handler)
         return COX_INVALID;

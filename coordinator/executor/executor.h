@@ -171,12 +171,17 @@ COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
  * (asserted), and not while holding a lock that one of them waits for. Returns the number of
  * workers that had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
+#ifdef COX_INTERNAL
 /* For a process that is about to exit, for example at a second SIGTERM: kills the workers, removes
  * the names and the socket, and does not block. Any thread, also while another one is in stop; not
  * while start or free runs. Afterwards only stop and free may be called. */
-COX_PUBLIC void cox_executor_abandon(struct cox_executor *executor);
+void cox_executor_abandon(struct cox_executor *executor);
+#endif
 /* Stops the group if needed, and frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
+
+/* Instead of a rank: all of them. */
+#define COX_RANK_ALL UINT32_MAX
 
 /* Replaces a dead rank while the others live and keep their state. The new process gets new wakeups
  * and slots in every channel, and a new incarnation: late replies of the dead process are ignored.
@@ -186,10 +191,15 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  * for attach and waits for a worker; on timeout err says how to start one. Blocks until the rank
  * has attached, or until deadline_ns. Any thread; not inside a handler or hook. On failure the rank
  * stays dead, and the call may be repeated.
+ *
+ * COX_RANK_ALL: ends every worker and starts all of them again. Name, control socket and sequence
+ * numbers continue. For legacy groups, and for models whose ranks cannot admit a replacement.
+ * Requests in flight end with COX_PEER_DEAD. External workers are asked to exit, and the call waits
+ * for new ones. Legacy workers are not waited for. On failure some ranks are dead.
  * Returns
- *   0: also if the rank is alive; then nothing is done
- *   COX_BUSY: another thread replaces this rank, or start has not returned
- *   COX_UNSUPPORTED: legacy workers; use cox_executor_restart_all
+ *   0: also if the one rank is alive; then nothing is done
+ *   COX_BUSY: another thread replaces a rank that this call is to replace, or start has not returned
+ *   COX_UNSUPPORTED: one rank of legacy workers
  *   COX_INVALID: no such rank
  *   COX_DEADLOCK: inside a handler or hook
  *   COX_CLOSED: the group stops
@@ -214,14 +224,6 @@ COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank
  */
 COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
-/* Ends every worker and starts all of them again. Name, control socket and sequence numbers
- * continue. For legacy groups, and for models whose ranks cannot admit a replacement. Requests
- * in flight end with COX_PEER_DEAD. External workers are asked to exit, and the call waits for new
- * ones. Blocks until all have attached (legacy: were started), or until deadline_ns. On failure
- * some ranks are dead. Returns as cox_executor_restart. */
-COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
-                                        struct cox_error *err);
-
 /* Lent until free. */
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the control socket; NULL: the group has none. Lent until free. */
@@ -263,17 +265,9 @@ bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffe
 int cox_executor_taken_over(struct cox_executor *executor, struct cox_error *err);
 #endif
 
-/* Registers the handler of an asynchronous channel (execute or transfer).
- * Returns
- *   0
- *   COX_BUSY: the channel has a handler
- *   COX_INVALID: another channel
- *   COX_STATE: the host collects (options.collect)
- */
-COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
-                                     cox_completion_fn handler, void *context);
-/* Replaces the handler, or registers the first one. On return the old handler is not running and
- * will not be called again. Inside the old handler this holds once it returns.
+/* Sets the handler of an asynchronous channel (execute or transfer), in place of the one that it
+ * has. On return that one is not running and will not be called again. Inside that handler this
+ * holds once it returns.
  * Returns
  *   0
  *   COX_INVALID: no handler, or another channel
@@ -281,8 +275,8 @@ COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_cha
  *   COX_DEADLOCK: inside a handler or hook, while another thread runs a handler that may wait for
  *     this one
  */
-COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
-                                    cox_completion_fn handler, void *context);
+COX_PUBLIC int cox_executor_set_handler(struct cox_executor *executor, enum cox_channel_id channel,
+                                        cox_completion_fn handler, void *context);
 
 /* Collects completions of the execute or transfer channel on the calling thread, in a group that
  * was started with options.collect. Blocks until there is at least one, or until deadline_ns

@@ -220,8 +220,10 @@ COX_PUBLIC int cox_executor_lora_results(struct cox_executor *executor,
                                          const struct Coxswain__LoraOperationRequest *request,
                                          uint64_t deadline_ns, struct cox_lora_result *ret_results,
                                          struct cox_error *err);
+#ifdef COX_INTERNAL
 /* "SLOTS_FULL", ...; -1: "no reply"; any other number: "an unknown status". Static storage. */
-COX_PUBLIC const char *cox_lora_status_name(int32_t status);
+const char *cox_lora_status_name(int32_t status);
+#endif
 
 /* States of a group, for recovery. */
 enum cox_engine_state {
@@ -273,8 +275,10 @@ COX_PUBLIC enum cox_engine_state cox_executor_engine_state(const struct cox_exec
 /* True after a pause that failed but may have reached some ranks: the state is unchanged, but those
  * ranks refuse steps. Until a pause or start succeeds, start is legal in any state. */
 COX_PUBLIC bool cox_executor_partially_paused(const struct cox_executor *executor);
-COX_PUBLIC const char *cox_engine_state_name(enum cox_engine_state state);
-COX_PUBLIC const char *cox_recover_command_name(enum cox_recover_command command);
+#ifdef COX_INTERNAL
+const char *cox_engine_state_name(enum cox_engine_state state);
+const char *cox_recover_command_name(enum cox_recover_command command);
+#endif
 
 #ifdef __cplusplus
 }

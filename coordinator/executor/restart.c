@@ -313,32 +313,6 @@ static void restart_give(struct cox_executor *executor, uint32_t rank)
     atomic_store_explicit(&executor->ranks[rank].restarting, false, memory_order_release);
 }
 
-int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
-                         struct cox_error *err)
-{
-    if (rank >= executor->geometry.rank_count)
-        return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
-                        rank, executor->geometry.rank_count);
-    if (executor->geometry.legacy)
-        return cox_fail(
-            err, COX_UNSUPPORTED,
-            "a group with legacy workers starts again as a whole (cox_executor_restart_all, coxswain recover restart)");
-    if (cox_reentrancy_inside(executor))
-        return cox_fail(err, COX_DEADLOCK,
-                        "a rank cannot be started again from inside a handler or hook");
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
-    int r = cox_deadline_check(deadline_ns, err);
-    if (r == 0)
-        r = restart_refuse(inside, err);
-    if (r)
-        return r;
-    if (!restart_take(inside, rank))
-        return cox_fail(err, COX_BUSY, "rank %" PRIu32 " is being started again already", rank);
-    r = restart_guarded(inside, rank, deadline_ns, err);
-    restart_give(inside, rank);
-    return r;
-}
-
 int cox_executor_kill(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
     if (rank >= executor->geometry.rank_count)
@@ -464,9 +438,37 @@ static int all_guarded(struct cox_executor *executor, uint64_t deadline_ns, stru
     return r;
 }
 
-int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
-                             struct cox_error *err)
+/* One rank, or all. A thread that replaces ranks has taken each of them. */
+static int restart_taken(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                         struct cox_error *err)
 {
+    const bool all = rank == COX_RANK_ALL;
+    const uint32_t first = all ? 0 : rank, end = all ? executor->geometry.rank_count : rank + 1;
+    uint32_t taken = first;
+    int r;
+    while (taken < end && restart_take(executor, taken))
+        taken++;
+    if (taken < end)
+        r = cox_fail(err, COX_BUSY, "rank %" PRIu32 " is being started again already", taken);
+    else if (all)
+        r = all_guarded(executor, deadline_ns, err);
+    else
+        r = restart_guarded(executor, rank, deadline_ns, err);
+    while (taken > first)
+        restart_give(executor, --taken);
+    return r;
+}
+
+int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    if (rank >= executor->geometry.rank_count && rank != COX_RANK_ALL)
+        return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
+                        rank, executor->geometry.rank_count);
+    if (executor->geometry.legacy && rank != COX_RANK_ALL)
+        return cox_fail(
+            err, COX_UNSUPPORTED,
+            "a group with legacy workers starts again as a whole (COX_RANK_ALL, coxswain recover restart)");
     if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "ranks cannot be started again from inside a handler or hook");
@@ -474,16 +476,5 @@ int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns
     int r = cox_deadline_check(deadline_ns, err);
     if (r == 0)
         r = restart_refuse(inside, err);
-    if (r)
-        return r;
-    uint32_t taken = 0;
-    while (taken < inside->geometry.rank_count && restart_take(inside, taken))
-        taken++;
-    if (taken < inside->geometry.rank_count)
-        r = cox_fail(err, COX_BUSY, "rank %" PRIu32 " is being started again already", taken);
-    else
-        r = all_guarded(inside, deadline_ns, err);
-    while (taken > 0)
-        restart_give(inside, --taken);
-    return r;
+    return r ? r : restart_taken(inside, rank, deadline_ns, err);
 }

@@ -196,7 +196,7 @@ int cox_recovery_replace_all(struct cox_recovery *recovery, uint64_t deadline_ns
         recovery->ranks[rank].dead = true;
     }
     cox_recovery_enter(recovery);
-    int r = cox_executor_restart_all(recovery->executor, deadline_ns, err);
+    int r = cox_executor_restart(recovery->executor, COX_RANK_ALL, deadline_ns, err);
     cox_recovery_leave(recovery, r);
     for (uint32_t rank = 0; rank < recovery->rank_count; rank++)
         recovery->ranks[rank].dead = false;

@@ -21,8 +21,10 @@ enum cox_on_death {
     COX_ON_DEATH_RESTART_ALL, /* every rank is replaced */
     COX_ON_DEATH_COUNT,
 };
+#ifdef COX_INTERNAL
 /* "fail", "wait", "restart", "restart-all"; "unknown" outside. Static storage. */
-COX_PUBLIC const char *cox_on_death_name(uint32_t on_death);
+const char *cox_on_death_name(uint32_t on_death);
+#endif
 
 /* 0: default. */
 struct cox_restart_policy {

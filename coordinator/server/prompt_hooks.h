@@ -82,8 +82,10 @@ enum cox_pull_state {
     COX_PULL_CANCELLED,
     COX_PULL_STATE_COUNT,
 };
+#ifdef COX_INTERNAL
 /* "queued", "success", ...; "unknown" outside. Static storage. */
-COX_PUBLIC const char *cox_pull_state_name(enum cox_pull_state state);
+const char *cox_pull_state_name(enum cox_pull_state state);
+#endif
 
 /* The result of a pull on one rank. */
 struct cox_pull_rank {

@@ -120,6 +120,7 @@ COX_PUBLIC int cox_server_wait(struct cox_server *server, uint64_t deadline_ns,
 /* As `coxswain stop`, without the hook stop_requested. Idempotent. Takes a lock: not in a signal
  * handler. */
 COX_PUBLIC void cox_server_request_stop(struct cox_server *server);
+#ifdef COX_INTERNAL
 /*
  * For a process that is about to exit: as cox_executor_abandon.
  *
@@ -127,7 +128,8 @@ COX_PUBLIC void cox_server_request_stop(struct cox_server *server);
  *   0
  *   COX_BUSY: start or stop is creating or removing names; try again
  */
-COX_PUBLIC int cox_server_abandon(struct cox_server *server);
+int cox_server_abandon(struct cox_server *server);
+#endif
 
 /* May also be called inside the hook ready, and inside hooks called after it. */
 COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);

@@ -245,8 +245,8 @@ static int engine_loop_init(struct cox_engine_loop *engine_loop, struct cox_erro
     r = cox_step_message_new(rows, engine_loop->nested, &engine_loop->message);
     if (r)
         return cox_fail(err, r, "no memory for the engine loop");
-    r = cox_executor_replace(engine_loop->executor, COX_CHANNEL_EXECUTE, on_completion,
-                             engine_loop);
+    r = cox_executor_set_handler(engine_loop->executor, COX_CHANNEL_EXECUTE, on_completion,
+                                 engine_loop);
     if (r)
         return cox_fail(err, r, "cannot become the handler of the execute channel: %s",
                         cox_status_text(r));
@@ -330,8 +330,8 @@ struct cox_engine_loop *cox_engine_loop_free(struct cox_engine_loop *engine_loop
 {
     if (engine_loop) {
         /* On return the old handler is not running. */
-        cox_executor_replace(engine_loop->executor, COX_CHANNEL_EXECUTE, on_completion_dropped,
-                             NULL);
+        cox_executor_set_handler(engine_loop->executor, COX_CHANNEL_EXECUTE, on_completion_dropped,
+                                 NULL);
         if (engine_loop->options.transfer)
             cox_transfers_abandon(engine_loop->options.transfer);
         engine_loop_destroy(engine_loop);

@@ -269,7 +269,7 @@ int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_
     transfer->options = *options;
     transfer->rank_count = cox_executor_rank_count(executor);
     pthread_mutex_init(&transfer->lock, NULL);
-    int r = cox_executor_replace(executor, COX_CHANNEL_TRANSFER, on_completion, transfer);
+    int r = cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, on_completion, transfer);
     if (r) {
         pthread_mutex_destroy(&transfer->lock);
         free(transfer);
@@ -285,7 +285,7 @@ struct cox_transfers *cox_transfers_free(struct cox_transfers *transfer)
     if (!transfer)
         return NULL;
     /* On return the old handler is not running. */
-    cox_executor_replace(transfer->executor, COX_CHANNEL_TRANSFER, on_completion_dropped, NULL);
+    cox_executor_set_handler(transfer->executor, COX_CHANNEL_TRANSFER, on_completion_dropped, NULL);
     while (transfer->pulls)
         pull_remove(transfer, transfer->pulls);
     quiets_forget(transfer);

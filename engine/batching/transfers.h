@@ -52,7 +52,7 @@ struct cox_transfers_options {
  * Returns
  *   0
  *   -ENOMEM
- *   as cox_executor_replace
+ *   as cox_executor_set_handler
  */
 int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_options *options,
                       struct cox_transfers **ret_transfer, struct cox_error *err);

@@ -461,7 +461,7 @@ static int coxswain_start(const struct subject_options *options, void **ret_subj
                         words, &c->executor, err);
     if (r == 0 && flavour.by != GROUP_BY_CALL && flavour.by != GROUP_BY_COLLECT &&
         flavour.by != GROUP_BY_POLL && !flavour.callers)
-        r = cox_executor_register(c->executor, COX_CHANNEL_EXECUTE, on_completion, c);
+        r = cox_executor_set_handler(c->executor, COX_CHANNEL_EXECUTE, on_completion, c);
     if (r) {
         coxswain_stop(c);
         return cox_fail(err, r, "%s", cox_status_text(r));

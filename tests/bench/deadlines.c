@@ -263,7 +263,7 @@ static int beside_start(struct group *group, struct cox_error *err)
     if (group->way != WAY_GATHERS) {
         r = -pthread_create(&group->beside_thread, NULL, beside_main, group);
     } else {
-        r = cox_executor_register(group->executor, COX_CHANNEL_EXECUTE, on_beside, group);
+        r = cox_executor_set_handler(group->executor, COX_CHANNEL_EXECUTE, on_beside, group);
         atomic_store(&group->beside_in_flight, BESIDE_DEPTH);
         for (int i = 0; r == 0 && i < BESIDE_DEPTH; i++)
             beside_submit(group);
@@ -429,7 +429,7 @@ static int measure_row(const struct deadlines_options *options, enum cox_attach 
     int r = row.late_ns && row.timer_ns ? group_start(&group, options->rank_count, attach, way, err)
                                         : cox_fail(err, -ENOMEM, "no memory for samples");
     if (r == 0 && way == WAY_SUBMIT)
-        r = cox_executor_register(group.executor, COX_CHANNEL_EXECUTE, on_completion, &group);
+        r = cox_executor_set_handler(group.executor, COX_CHANNEL_EXECUTE, on_completion, &group);
     if (r == 0 && load)
         r = beside_start(&group, err);
     if (r == 0)

@@ -329,7 +329,7 @@ static int measure_kill(const struct deaths_options *options, size_t size_mib, b
         group.ended_ns = measure_now_ns(); /* the return, not the hook call */
         r = r == COX_PEER_DEAD ? 0 : r;
     } else {
-        r = cox_executor_register(group.executor, COX_CHANNEL_EXECUTE, on_completion, &group);
+        r = cox_executor_set_handler(group.executor, COX_CHANNEL_EXECUTE, on_completion, &group);
         if (r == 0)
             r = cox_executor_submit_opaque(group.executor, "", 1, &submit, NULL, err);
         if (r == 0)
@@ -418,7 +418,7 @@ static int coordinator_main(char **argv)
                                               .gather = COX_GATHER_ALL,
                                               .deadline_ns = COX_DEADLINE_NEVER};
     if (r == 0 && states[state].doing == BLOCKED) {
-        r = cox_executor_register(group.executor, COX_CHANNEL_EXECUTE, pass_completion, NULL);
+        r = cox_executor_set_handler(group.executor, COX_CHANNEL_EXECUTE, pass_completion, NULL);
         if (r == 0)
             r = cox_executor_submit_opaque(group.executor, "", 1, &submit, NULL, &err);
         for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)

@@ -303,7 +303,7 @@ static int group_init(struct group *group, uint32_t rank_count, bool sealed, str
     struct cox_init_summary summary;
     r = cox_executor_start(&options, &group->executor, err);
     if (r == 0)
-        r = cox_executor_register(group->executor, COX_CHANNEL_EXECUTE, on_completion, group);
+        r = cox_executor_set_handler(group->executor, COX_CHANNEL_EXECUTE, on_completion, group);
     if (r == 0)
         r = cox_executor_init(group->executor, NULL, 0, cox_deadline_after_ms(PATIENCE_MS),
                               &summary, err);

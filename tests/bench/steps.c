@@ -226,7 +226,7 @@ static int steps_init(struct steps *s, const struct subject_options *options, st
         add_sequences(s))
         return cox_fail(err, -ENOMEM, "no memory for %" PRIu32 " sequences", rows);
     r = group_start(&flavour, options->rank_count, 0, 0, words, &s->executor, err);
-    return r ? r : cox_executor_register(s->executor, COX_CHANNEL_EXECUTE, on_completion, s);
+    return r ? r : cox_executor_set_handler(s->executor, COX_CHANNEL_EXECUTE, on_completion, s);
 }
 
 static int steps_start(const struct subject_options *options, void **ret_subject,

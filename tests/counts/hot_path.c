@@ -287,7 +287,7 @@ int main(int argc, char **argv)
     sem_init(&path.done, 0, 0);
     int r = cox_executor_start(&options, &path.executor, &path.err);
     if (r == 0)
-        r = cox_executor_register(path.executor, COX_CHANNEL_EXECUTE, path_completed, &path);
+        r = cox_executor_set_handler(path.executor, COX_CHANNEL_EXECUTE, path_completed, &path);
     if (r == 0)
         r = run_path(&path, submit_opaque);
     if (r == 0)

@@ -188,7 +188,7 @@ static int restart_one(void *object, struct cox_error *err)
 static int restart_all(void *object, struct cox_error *err)
 {
     (void)object;
-    return cox_executor_restart_all(live, patience(), err);
+    return cox_executor_restart(live, COX_RANK_ALL, patience(), err);
 }
 
 /* Whatever came of it: it can be tried again, and then all reply. */
@@ -198,7 +198,7 @@ static void group_restore(void)
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns = patience()};
     struct cox_error err = {0};
-    int r = legacy ? cox_executor_restart_all(live, patience(), &err)
+    int r = legacy ? cox_executor_restart(live, COX_RANK_ALL, patience(), &err)
                    : cox_executor_restart(live, 1, patience(), &err);
     if (r == 0 && !legacy)
         r = cox_executor_restart(live, 0, patience(), &err);

@@ -362,9 +362,9 @@ static void call_messages(struct test_group *group, unsigned which)
 static void load_run(struct test_group *group, struct load *load, uint64_t time_ms)
 {
     uint64_t end_ns = cox_deadline_after_ms(time_ms);
-    assert_int_equal(
-        cox_executor_replace(test_group_executor(group), COX_CHANNEL_EXECUTE, on_completion, NULL),
-        0);
+    assert_int_equal(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
+                                              on_completion, NULL),
+                     0);
     for (unsigned i = 0; cox_now_ns() < end_ns && load->submitted < IN_FLIGHT_MAX; i++) {
         if (i % 16 == 15)
             call_messages(group, i / 16);
@@ -451,7 +451,7 @@ static void p10_a_frame_turned_into_a_goodbye_ends_no_process(void **state)
     uint64_t sequence;
     _Atomic int status = -1;
     assert_int_equal(
-        cox_executor_register(executor, COX_CHANNEL_EXECUTE, goodbye_completed, &status), 0);
+        cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, goodbye_completed, &status), 0);
     assert_int_equal(cox_executor_submit(executor, &request, &options, &sequence, NULL), 0);
 
     /* execute_type 2, then an unknown field up to the same length. */
@@ -693,8 +693,9 @@ static void p10_overwritten_words_are_stored_again(void **state)
                 expect_own(group);
                 load_init(&load);
                 if (busy) {
-                    assert_int_equal(cox_executor_replace(test_group_executor(group),
-                                                          COX_CHANNEL_EXECUTE, on_completion, NULL),
+                    assert_int_equal(cox_executor_set_handler(test_group_executor(group),
+                                                              COX_CHANNEL_EXECUTE, on_completion,
+                                                              NULL),
                                      0);
                     test_stop_process(pid);
                     assert_int_equal(load_submit(group, &load), 0);
@@ -731,8 +732,8 @@ static void p10_a_reply_that_was_reset_is_stored_again(void **state)
     for (int round = 0; round < 10; round++) {
         expect_own(group);
         load_init(&load);
-        assert_int_equal(cox_executor_replace(test_group_executor(group), COX_CHANNEL_EXECUTE,
-                                              on_completion, NULL),
+        assert_int_equal(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
+                                                  on_completion, NULL),
                          0);
         uint64_t before = atomic_load(&line->done);
         for (uint32_t rank = 0; rank < 2; rank++)

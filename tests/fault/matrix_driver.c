@@ -460,7 +460,7 @@ static void group_run(struct driver *d)
         return;
     for (uint32_t rank = 0; rank < MATRIX_RANK_COUNT; rank++)
         printf("# rank %" PRIu32 " is %d\n", rank, cox_executor_pid(d->executor, rank));
-    cox_executor_register(d->executor, COX_CHANNEL_EXECUTE, on_completion, NULL);
+    cox_executor_set_handler(d->executor, COX_CHANNEL_EXECUTE, on_completion, NULL);
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++)
         operation_do(d, &operations[i]);
     while (flights_do(d))

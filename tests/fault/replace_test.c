@@ -157,7 +157,7 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
     unsetenv("COXSWAIN_FAULT");
     struct cox_executor *executor = test_group_executor(group);
     struct cox_error err = {0};
-    int r = cox_executor_restart_all(executor, patience(), &err);
+    int r = cox_executor_restart(executor, COX_RANK_ALL, patience(), &err);
     char named[32];
     snprintf(named, sizeof named, "rank %" PRIu32 " (pid ", rank);
     if (r && (r != COX_PEER_DEAD || !strstr(err.text, named)))
@@ -167,7 +167,7 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
         r = test_call(group, NULL, "echo still there?");
     assert_int_equal(r, COX_PEER_DEAD);
     err = (struct cox_error){0};
-    if (cox_executor_restart_all(executor, patience(), &err))
+    if (cox_executor_restart(executor, COX_RANK_ALL, patience(), &err))
         fail_msg("%s: %s", plan, err.text);
     test_expect_echo(group, "again");
     test_group_free(group);
@@ -241,7 +241,7 @@ static int driver_main(const char *kind_name_plan)
         r = cox_executor_restart(executor, 1, cox_deadline_after_ms(100), &err) == COX_TIMEOUT ? 0
                                                                                                : 1;
     else if (r == 0)
-        r = cox_executor_restart_all(executor, patience(), &err);
+        r = cox_executor_restart(executor, COX_RANK_ALL, patience(), &err);
     cox_fault_arm(NULL);
     if (r)
         fprintf(stderr, "%d: %s\n", r, err.text);

@@ -535,7 +535,7 @@ static int submit_bytes(struct test_group *group, const struct test_how *how, co
                         size_t size)
 {
     if (!group->registered) {
-        int r = cox_executor_register(group->executor, COX_CHANNEL_EXECUTE, test_handler, group);
+        int r = cox_executor_set_handler(group->executor, COX_CHANNEL_EXECUTE, test_handler, group);
         assert_true(r == 0 || r == COX_BUSY);
         group->registered = true;
     }

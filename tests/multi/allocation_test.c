@@ -307,7 +307,7 @@ static struct group *start(enum cox_attach attach)
     sem_init(&group.ended, 0, 0);
     must(&group, cox_executor_start(&options, &group.executor, &group.err));
     must(&group,
-         cox_executor_register(group.executor, COX_CHANNEL_EXECUTE, take_and_submit, &group));
+         cox_executor_set_handler(group.executor, COX_CHANNEL_EXECUTE, take_and_submit, &group));
     return &group;
 }
 

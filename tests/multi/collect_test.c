@@ -433,8 +433,7 @@ static void p4_wrong_use_is_refused(void **state)
         cox_executor_completions(executor, COX_CHANNEL_LINK, completions, 1, 0, &count, &err),
         COX_INVALID);
     assert_int_equal(collect(g, completions, 0, 0, &count), COX_INVALID);
-    assert_int_equal(cox_executor_register(executor, EXECUTE, test_handler, g), COX_STATE);
-    assert_int_equal(cox_executor_replace(executor, EXECUTE, test_handler, g), COX_STATE);
+    assert_int_equal(cox_executor_set_handler(executor, EXECUTE, test_handler, g), COX_STATE);
     struct {
         int status;
         struct test_group *group;

@@ -211,7 +211,7 @@ static void b2_a_call_does_not_wait_for_a_handler(void **state)
     struct test_group *g = test_group_start(2, NULL);
     struct held held;
     held_init(&held, test_group_executor(g));
-    assert_int_equal(cox_executor_register(held.executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
+    assert_int_equal(cox_executor_set_handler(held.executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
     assert_int_equal(submit_echo(held.executor), 0);
     assert_true(sem_await(&held.inside));
     /* More calls than the channel has frames: none of them stays occupied by the handler. */
@@ -249,9 +249,9 @@ static void b2_two_groups_that_call_each_other_come_out(void **state)
     }
     for (int i = 0; i < 2; i++) {
         held[i].other = held[!i].executor;
-        assert_int_equal(
-            cox_executor_register(held[i].executor, COX_CHANNEL_EXECUTE, call_the_other, &held[i]),
-            0);
+        assert_int_equal(cox_executor_set_handler(held[i].executor, COX_CHANNEL_EXECUTE,
+                                                  call_the_other, &held[i]),
+                         0);
         assert_int_equal(submit_echo(held[i].executor), 0);
     }
     for (int i = 0; i < 2; i++)
@@ -273,7 +273,7 @@ static void replace_the_other(void *context, const struct cox_completion *comple
     sem_post(&held->inside);
     sem_await(&held->go_on);
     atomic_store(&held->replaced,
-                 cox_executor_replace(held->executor, COX_CHANNEL_TRANSFER, hold, held));
+                 cox_executor_set_handler(held->executor, COX_CHANNEL_TRANSFER, hold, held));
 }
 
 static void m5_b2_handlers_that_replace_each_other_are_refused(void **state)
@@ -284,8 +284,9 @@ static void m5_b2_handlers_that_replace_each_other_are_refused(void **state)
     held_init(&own, test_group_executor(g));
     held_init(&transfer, test_group_executor(g));
     assert_int_equal(
-        cox_executor_register(own.executor, COX_CHANNEL_EXECUTE, replace_the_other, &own), 0);
-    assert_int_equal(cox_executor_register(own.executor, COX_CHANNEL_TRANSFER, hold, &transfer), 0);
+        cox_executor_set_handler(own.executor, COX_CHANNEL_EXECUTE, replace_the_other, &own), 0);
+    assert_int_equal(cox_executor_set_handler(own.executor, COX_CHANNEL_TRANSFER, hold, &transfer),
+                     0);
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;

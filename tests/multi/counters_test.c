@@ -435,8 +435,8 @@ static void p3_a_handler_that_waits_is_seen_in_its_phase(void **state)
     struct cox_error err = {0};
     sem_init(&slow.entered, 0, 0);
     sem_init(&slow.go_on, 0, 0);
-    assert_int_equal(cox_executor_register(slow.executor, COX_CHANNEL_EXECUTE, slow_handler, &slow),
-                     0);
+    assert_int_equal(
+        cox_executor_set_handler(slow.executor, COX_CHANNEL_EXECUTE, slow_handler, &slow), 0);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .deadline_ns = patience()};
     uint64_t begin_ns = cox_now_ns();

@@ -151,7 +151,7 @@ static pid_t thread_of(struct test_group *group, enum cox_channel_id channel)
     request.execute_type = COXSWAIN__EXECUTE_TYPE__KV_TRANSFER;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
     request.pull_kv_request = &pull;
-    assert_int_equal(cox_executor_register(executor, channel, on_visit, (void *)&thread), 0);
+    assert_int_equal(cox_executor_set_handler(executor, channel, on_visit, (void *)&thread), 0);
     int r = channel == COX_CHANNEL_TRANSFER
                 ? cox_executor_submit(executor, &request, &options, NULL, &err)
                 : cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, &err);
@@ -170,7 +170,7 @@ static int ask_response_thread(struct asked *asked, struct cox_error *err)
                                                .deadline_ns = asked->deadline_ns};
     if (asked->way == CALL)
         return cox_executor_call_opaque(executor, "echo x", 6, &options, on_completion, asked, err);
-    int r = cox_executor_replace(executor, COX_CHANNEL_EXECUTE, on_completion, asked);
+    int r = cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, on_completion, asked);
     if (r == 0)
         r = cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, err);
     if (r)

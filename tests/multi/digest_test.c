@@ -118,9 +118,9 @@ static void s2_a_rank_with_a_bent_row_is_named(void **state)
         uintptr_t rows, blocks;
         addresses_of(g, 2, &rows, &blocks);
         if (k == 0)
-            assert_int_equal(
-                cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g),
-                0);
+            assert_int_equal(cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE,
+                                                      test_handler, g),
+                             0);
         assert_int_equal(test_call(g, NULL, "only 2 step block 1 %s", test_pipe_path(pipe)), 0);
         step_init(&s, base, COX_FORWARD_DECODE);
         step_row(&s, &chats[0], false);

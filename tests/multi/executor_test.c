@@ -477,7 +477,7 @@ static void m5_inside_a_handler_call_is_refused_and_submit_works(void **state)
     struct inside inside = {.executor = test_group_executor(g)};
     inside.left = 100;
     assert_int_equal(
-        cox_executor_register(inside.executor, COX_CHANNEL_EXECUTE, handler_inside, &inside), 0);
+        cox_executor_set_handler(inside.executor, COX_CHANNEL_EXECUTE, handler_inside, &inside), 0);
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(test_submit(g, &how, "echo x"), 0);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -545,7 +545,7 @@ static void m5_a_deadline_of_0_is_refused(void **state)
             r = cox_executor_restart(executor, 0, 0, &err);
             break;
         case 11:
-            r = cox_executor_restart_all(executor, 0, &err);
+            r = cox_executor_restart(executor, COX_RANK_ALL, 0, &err);
             break;
         }
         if (r != COX_INVALID)
@@ -572,12 +572,9 @@ static void m5_register_once(void **state)
     assert_contains(err.text, "execute");
     for (int c = COX_CHANNEL_EXECUTE; c < COX_CHANNEL_COUNT; c++) {
         bool allowed = c == COX_CHANNEL_EXECUTE || c == COX_CHANNEL_TRANSFER;
-        assert_int_equal(cox_executor_register(executor, (enum cox_channel_id)c, test_handler, g),
-                         allowed ? 0 : COX_INVALID);
-        assert_int_equal(cox_executor_register(executor, (enum cox_channel_id)c, test_handler, g),
-                         allowed ? COX_BUSY : COX_INVALID);
-        assert_int_equal(cox_executor_replace(executor, (enum cox_channel_id)c, test_handler, g),
-                         allowed ? 0 : COX_INVALID);
+        assert_int_equal(
+            cox_executor_set_handler(executor, (enum cox_channel_id)c, test_handler, g),
+            allowed ? 0 : COX_INVALID);
     }
     assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, NULL), 0);
     assert_int_equal(test_await(g, 0)->status, 0);
@@ -621,7 +618,8 @@ static void m5_the_handler_is_replaced_while_requests_run(void **state)
     test_await(g, 0);
     for (size_t i = 0; i < 200; i++) {
         assert_int_equal(
-            cox_executor_replace(executor, COX_CHANNEL_EXECUTE, handler_count, &counters[i]), 0);
+            cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, handler_count, &counters[i]),
+            0);
         if (i > 0)
             counters[i - 1].retired = true;
         for (int k = 0; k < 5; k++)
@@ -663,14 +661,15 @@ static void m5_replace_waits_for_the_handler_that_runs(void **state)
     struct slow_handler slow = {false};
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(
-        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, handler_slow, &slow), 0);
+        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, handler_slow, &slow),
+        0);
     assert_int_equal(test_submit(g, &how, "echo x"), 0);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     while (!slow.inside && cox_now_ns() < deadline_ns)
         sched_yield();
     slow.replacing = true;
     assert_int_equal(
-        cox_executor_replace(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     assert_true(slow.left);
     assert_int_equal(test_submit(g, &how, "echo y"), 0);
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "y");

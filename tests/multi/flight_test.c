@@ -406,7 +406,8 @@ static void p3_an_reply_of_every_rank_is_no_timeout(void **state)
     sem_init(&held.inside, 0, 0);
     sem_init(&held.go, 0, 0);
     assert_int_equal(cox_control_attach(&control, name, NULL), 0);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, held_handler, &held), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, held_handler, &held),
+                     0);
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(test_submit(g, &how, "echo first"), 0);
     assert_true(sem_await(&held.inside));
@@ -469,8 +470,8 @@ static void new_handler(void *context, const struct cox_completion *completion)
 static void *replace_main(void *argument)
 {
     struct swap *swap = argument;
-    swap->result = cox_executor_replace(test_group_executor(swap->group), COX_CHANNEL_EXECUTE,
-                                        new_handler, swap);
+    swap->result = cox_executor_set_handler(test_group_executor(swap->group), COX_CHANNEL_EXECUTE,
+                                            new_handler, swap);
     swap->old_finished_at_return = atomic_load(&swap->old_finished);
     swap->old_runs_at_return = atomic_load(&swap->old_runs);
     sem_post(&swap->replaced);
@@ -486,7 +487,8 @@ static void m5_replace_returns_although_the_new_handler_runs_on(void **state)
     sem_t *const sems[] = {&swap.old_inside, &swap.old_go, &swap.new_ran, &swap.replaced};
     for (size_t i = 0; i < 4; i++)
         sem_init(sems[i], 0, 0);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, old_handler, &swap), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, old_handler, &swap),
+                     0);
     const struct test_how how = {.gather = COX_GATHER_ALL};
     for (int k = 0; k < 4; k++)
         assert_int_equal(test_submit(g, &how, "echo %d", k), 0);
@@ -523,12 +525,14 @@ static void m5_replace_with_nothing_is_refused(void **state)
     (void)state;
     struct test_group *g = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(g);
-    assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_EXECUTE, NULL, NULL), COX_INVALID);
-    assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_LINK, test_handler, g),
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, NULL, NULL),
+                     COX_INVALID);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_LINK, test_handler, g),
                      COX_INVALID);
     const struct test_how how = {.gather = COX_GATHER_ALL};
-    assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
-    assert_int_equal(cox_executor_replace(executor, COX_CHANNEL_EXECUTE, NULL, NULL), COX_INVALID);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, NULL, NULL),
+                     COX_INVALID);
     assert_int_equal(test_submit(g, &how, "echo kept"), 0); /* the one there was stays */
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "kept");
     test_group_free(g);
@@ -541,7 +545,7 @@ static void p3_a_deadline_that_has_passed_publishes_nothing(void **state)
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const uint64_t deadlines[] = {1, cox_now_ns() - 1};
     for (size_t i = 0; i < 2; i++) {
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),

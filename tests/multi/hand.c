@@ -134,7 +134,7 @@ static void *order_main(void *argument)
     struct order *order = argument;
     order->result =
         order->rank == ORDER_ALL
-            ? cox_executor_restart_all(order->executor, order->deadline_ns, &order->err)
+            ? cox_executor_restart(order->executor, COX_RANK_ALL, order->deadline_ns, &order->err)
             : cox_executor_restart(order->executor, order->rank, order->deadline_ns, &order->err);
     return NULL;
 }

@@ -527,7 +527,8 @@ static void p11_both_directions_full_at_once_get_through(void **state)
     {
         struct test_group *g = small_group(n);
         assert_int_equal(
-            cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+            cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g),
+            0);
         BYTES bytes = bytes_make(6 * MIB, "size 6000000 with");
         uint64_t digest = payload_digest(bytes.at, bytes.size);
         size_t done = 0;

@@ -12,7 +12,7 @@
 static void restart_all(struct test_group *group)
 {
     struct cox_error err = {0};
-    int r = cox_executor_restart_all(test_group_executor(group), soon(), &err);
+    int r = cox_executor_restart(test_group_executor(group), COX_RANK_ALL, soon(), &err);
     if (r)
         fail_msg("restart_all: %d: %s", r, err.text);
 }
@@ -49,8 +49,8 @@ static void p8_a24_whatever_its_workers_were_in(void **state)
         struct test_group *group = group_start(3, commands[c]);
         struct cox_executor *executor = test_group_executor(group);
         atomic_int status = -1;
-        assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, keep_status, &status),
-                         0);
+        assert_int_equal(
+            cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, keep_status, &status), 0);
         for (int round = 0; round < 4; round++) {
             struct step step;
             struct cox_error err = {0};

@@ -164,7 +164,7 @@ static void m1_pause_passes_a_stuck_inference(void **state)
     group_init(group);
     struct inbox inbox;
     inbox_init(&inbox);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox),
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox),
                      0);
     struct cox_error err = {0};
     assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
@@ -428,7 +428,7 @@ static void p4_late_reply_is_never_the_next_one(void **state)
     for (size_t c = 0; c < 3; c++) {
         struct test_group *group = group_start(3, commands[c]);
         struct cox_executor *executor = test_group_executor(group);
-        assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
+        assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
         group_init(group);
         int64_t count = c == 0 ? 20 : 6;
         for (int64_t i = 0; i < count; i++) {
@@ -479,7 +479,7 @@ static void p4_slow_rank(void **state)
     (void)state;
     struct test_group *group = group_start_with(2, slow_legacy, "COX_LEGACY_DELAY_MS", "1000");
     struct cox_executor *executor = test_group_executor(group);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
     group_init(group);
     for (int64_t i = 0; i < 3; i++) {
         expect_late(group, 1, &(struct row){1000 + i, 10 + i}, 300);
@@ -503,7 +503,7 @@ static void p2_killed_rank_is_named(void **state)
             struct inbox inbox;
             inbox_init(&inbox);
             assert_int_equal(
-                cox_executor_register(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox), 0);
+                cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox), 0);
             rank_halt(group, victim); /* so that it cannot have replied */
             struct cox_error err = {0};
             assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
@@ -611,7 +611,7 @@ static void m15_end_is_bounded_whatever_a_rank_does(void **state)
     group_init(group);
     struct inbox inbox;
     inbox_init(&inbox);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox),
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox),
                      0);
     rank_halt(group, 1);
     struct cox_error err = {0};

@@ -274,8 +274,8 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
     size_t n = 0;
     for (size_t type = 0; type < 18; type++) {
         struct any_request any;
@@ -795,7 +795,8 @@ static void m1_recovery_and_faults_pass_a_blocked_execute_and_pull(void **state)
         struct any_request any;
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                    .deadline_ns = patience()};
-        assert_int_equal(cox_executor_register(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
+        assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g),
+                         0);
         assert_int_equal(cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)),
                                              &options, NULL, NULL),
                          0);

@@ -297,8 +297,8 @@ static void submit_pull(struct test_group *g)
 static void collect(struct test_group *g)
 {
     struct cox_executor *executor = test_group_executor(g);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
 }
 
 static void expect_rank(const struct test_completion *c, uint32_t rank, int code, const char *words)

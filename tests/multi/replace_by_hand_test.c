@@ -108,7 +108,8 @@ static void one_by_hand(enum cox_attach attach)
         err = (struct cox_error){0};
         assert_int_equal(cox_executor_restart(order.executor, 1, patience(), &err), COX_BUSY);
         err = (struct cox_error){0};
-        assert_int_equal(cox_executor_restart_all(order.executor, patience(), &err), COX_BUSY);
+        assert_int_equal(cox_executor_restart(order.executor, COX_RANK_ALL, patience(), &err),
+                         COX_BUSY);
         /* The others work on. */
         const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 5};
         assert_int_equal(test_call_how(hand.group, NULL, &living, "echo two"), 0);

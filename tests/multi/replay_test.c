@@ -244,7 +244,7 @@ static void k25_an_init_that_reaches_no_rank_takes_no_generation(void **state)
     init_group(g);
     assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
     assert_int_equal(
-        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
                                             .gather = COX_GATHER_RANK0,
                                             .deadline_ns = patience()};
@@ -461,7 +461,7 @@ static void k28_an_init_waits_for_the_steps_before_it(void **state)
     init_group(g);
     assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
     assert_int_equal(
-        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
                                             .gather = COX_GATHER_RANK0,
                                             .deadline_ns = patience()};
@@ -655,7 +655,7 @@ static void m12_steps_are_refused_while_the_engine_is_paused(void **state)
     struct test_pipe *pipe = test_pipe_new();
     init_group(g);
     assert_int_equal(
-        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     expect_step(g);
     for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
         struct other_command other = {g, rows[row].command, -1};

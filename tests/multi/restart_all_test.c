@@ -34,7 +34,7 @@ static pid_t pid_of(struct test_group *g, uint32_t rank)
 static void restart_all(struct test_group *g)
 {
     struct cox_error err = {0};
-    int r = cox_executor_restart_all(test_group_executor(g), patience(), &err);
+    int r = cox_executor_restart(test_group_executor(g), COX_RANK_ALL, patience(), &err);
     if (r)
         fail_msg("restart_all: %d: %s", r, err.text);
 }
@@ -184,8 +184,9 @@ static void p8_some_die_half_way_and_all_are_tried_again(void **state)
     struct test_group *g = test_group_start(3, &options);
     for (int k = 0; k < 2; k++) {
         struct cox_error err = {0};
-        assert_int_equal(cox_executor_restart_all(test_group_executor(g), patience(), &err),
-                         COX_PEER_DEAD);
+        assert_int_equal(
+            cox_executor_restart(test_group_executor(g), COX_RANK_ALL, patience(), &err),
+            COX_PEER_DEAD);
         assert_contains(err.text, "was killed by signal 9");
         assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
     }
@@ -207,8 +208,9 @@ static void p8_b2_those_that_never_attach(void **state)
     /* On a machine that is busy enough they are not even started by then. */
     for (uint64_t ms = 500; ranks[1].incarnation != 2; ms *= 4) {
         struct cox_error err = {0};
-        assert_int_equal(cox_executor_restart_all(executor, cox_deadline_after_ms(ms), &err),
-                         COX_TIMEOUT);
+        assert_int_equal(
+            cox_executor_restart(executor, COX_RANK_ALL, cox_deadline_after_ms(ms), &err),
+            COX_TIMEOUT);
         assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
         cox_executor_read_status(executor, &status, ranks);
     }
@@ -228,7 +230,8 @@ struct restarter {
 static void *restarter_main(void *argument)
 {
     struct restarter *restarter = argument;
-    restarter->status = cox_executor_restart_all(restarter->executor, patience(), &restarter->err);
+    restarter->status =
+        cox_executor_restart(restarter->executor, COX_RANK_ALL, patience(), &restarter->err);
     return NULL;
 }
 
@@ -245,13 +248,15 @@ static void m15_a_stop_ends_it(void **state)
     test_await_lines(g, 1, "sleeps as told", 1);
     /* One at a time. */
     struct cox_error err = {0};
-    assert_int_equal(cox_executor_restart_all(restarter.executor, patience(), &err), COX_BUSY);
+    assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, patience(), &err),
+                     COX_BUSY);
     err = (struct cox_error){0};
     assert_int_equal(cox_executor_restart(restarter.executor, 0, patience(), &err), COX_BUSY);
     cox_executor_stop(restarter.executor);
     pthread_join(thread, NULL);
     assert_int_equal(restarter.status, COX_CLOSED);
-    assert_int_equal(cox_executor_restart_all(restarter.executor, patience(), NULL), COX_CLOSED);
+    assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, patience(), NULL),
+                     COX_CLOSED);
     test_group_free(g);
 }
 
@@ -350,7 +355,8 @@ static void a23_the_old_one_is_drained_before_the_new_one_is_started(void **stat
                                                    .gather = COX_GATHER_ALL,
                                                    .deadline_ns = patience()};
         assert_int_equal(
-            cox_executor_register(drain.executor, COX_CHANNEL_EXECUTE, drain_handler, &drain), 0);
+            cox_executor_set_handler(drain.executor, COX_CHANNEL_EXECUTE, drain_handler, &drain),
+            0);
         test_stop_process(pid_of(g, 1));
         assert_int_equal(
             cox_executor_submit_opaque(drain.executor, "echo x", 6, &options, NULL, NULL), 0);

@@ -85,7 +85,7 @@ static void p3_status_replies_while_a_handler_is_stuck(void **state)
     sem_init(&stuck.entered, 0, 0);
     sem_init(&stuck.go_on, 0, 0);
     assert_int_equal(
-        cox_executor_register(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck), 0);
+        cox_executor_set_handler(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck), 0);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .deadline_ns = patience()};
     uint64_t sequence;

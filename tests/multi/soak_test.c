@@ -139,8 +139,8 @@ static void m5_b29_nothing_grows_in_a_long_run(void **state)
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct soak soak = {.executor = test_group_executor(g), .lock = PTHREAD_MUTEX_INITIALIZER};
     cox_condition_init(&soak.done);
-    assert_int_equal(cox_executor_register(soak.executor, COX_CHANNEL_EXECUTE, soak_handler, &soak),
-                     0);
+    assert_int_equal(
+        cox_executor_set_handler(soak.executor, COX_CHANNEL_EXECUTE, soak_handler, &soak), 0);
     struct usage before[1 + RANK_COUNT], after[1 + RANK_COUNT];
     long warm = request_count / 20 + 1;
     soak_requests(&soak, warm);

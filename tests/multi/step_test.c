@@ -289,7 +289,7 @@ static void s2_what_was_published_behind_a_failed_step_is_void(void **state)
     uint64_t base = 0;
     assert_int_equal(chats_step(g, chats, &base, TEST_PATIENCE_MS), 0);
     assert_int_equal(
-        cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+        cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     /* A pipe each, so that the order is the test's. */
     assert_int_equal(test_call(g, NULL, "each step abort 1 %s|step block 1 %s",
                                test_pipe_path(first), test_pipe_path(second)),

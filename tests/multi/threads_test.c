@@ -130,7 +130,7 @@ static void m9_a_stop_among_callers_closes_them_all(void **state)
                                                      .depth = 1 + (uint32_t)round % 4};
         struct test_group *g = test_group_start(2, &options);
         assert_int_equal(
-            cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, ignore, NULL), 0);
+            cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, ignore, NULL), 0);
         struct client clients[ASK_COUNT];
         pthread_t threads[ASK_COUNT];
         clients_start(clients, threads, ASK_COUNT, g, true);

@@ -533,7 +533,8 @@ static void p10_a_frame_that_is_written_again_is_not_served(void **state)
     struct cox_control control = COX_CONTROL_NONE;
     assert_int_equal(cox_control_attach(&control, name, NULL), 0);
     _Atomic int status = -1;
-    assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, keep_status, &status), 0);
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, keep_status, &status),
+                     0);
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;

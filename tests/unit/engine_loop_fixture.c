@@ -369,8 +369,8 @@ int cox_executor_submit(struct cox_executor *executor,
     return 0;
 }
 
-int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
-                         cox_completion_fn handler, void *context)
+int cox_executor_set_handler(struct cox_executor *executor, enum cox_channel_id channel,
+                             cox_completion_fn handler, void *context)
 {
     pthread_mutex_lock(&executor->lock);
     if (channel == COX_CHANNEL_TRANSFER) {

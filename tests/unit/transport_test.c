@@ -194,8 +194,8 @@ static void ranks_that_were_taken_over_are_not_started_again(void **state)
     assert_int_equal(cox_executor_restart(executor, 1, cox_deadline_after_ms(5000), &err),
                      COX_TAKEN);
     assert_string_equal(err.text, "another one has them");
-    assert_int_equal(cox_executor_restart_all(executor, cox_deadline_after_ms(5000), &err),
-                     COX_TAKEN);
+    assert_int_equal(
+        cox_executor_restart(executor, COX_RANK_ALL, cox_deadline_after_ms(5000), &err), COX_TAKEN);
     assert_int_equal(opened, RANK_COUNT);
     group_end();
 }

@@ -349,7 +349,7 @@ static int start_requests(struct lead *lead, struct cox_error *err)
     int r = start_group(lead, GROUP, 0, lead->options.node_count, &lead->executor, err);
     return r || is_collected(&lead->options)
                ? r
-               : cox_executor_register(lead->executor, COX_CHANNEL_EXECUTE, on_completion, lead);
+               : cox_executor_set_handler(lead->executor, COX_CHANNEL_EXECUTE, on_completion, lead);
 }
 
 static int lead_start(const struct peer_options *options, void **ret_lead)
