@@ -15,11 +15,6 @@ uint32_t cox_executor_rank_count(const struct cox_executor *executor)
     return executor->geometry.rank_count;
 }
 
-uint32_t cox_executor_depth(const struct cox_executor *executor)
-{
-    return executor->geometry.depth;
-}
-
 bool cox_executor_legacy(const struct cox_executor *executor)
 {
     return executor->geometry.legacy;

@@ -224,14 +224,19 @@ COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank
  */
 COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
-/* Lent until free. */
-COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
-/* Path of the control socket; NULL: the group has none. Lent until free. */
-COX_PUBLIC const char *cox_executor_socket(const struct cox_executor *executor);
+#ifdef COX_INTERNAL
+/* As in struct cox_executor_status, of which each is a part. */
+const char *cox_executor_name(const struct cox_executor *executor);
+const char *cox_executor_socket(const struct cox_executor *executor);
+uint32_t cox_executor_rank_count(const struct cox_executor *executor);
+bool cox_executor_legacy(const struct cox_executor *executor);
+pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
+size_t cox_executor_request_size_max(const struct cox_executor *executor,
+                                     enum cox_channel_id channel);
+
 /* Counts what clients hold at the control socket (control_socket.h). Any thread. False: there is no
  * control socket, or it is closed. */
 struct cox_control_socket_counts;
-#ifdef COX_INTERNAL
 /* Copies the flight recorder of a rank, or COX_RECORDER_COORDINATOR, into cox_recorder_block_size
  * bytes (recorder.h). That of a rank elsewhere is sent by its node, until deadline_ns. Any thread.
  * Returns
@@ -245,16 +250,6 @@ bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts);
 /* As cox_server_take_name. */
 int cox_executor_take_name(struct cox_executor *executor, const char *name, struct cox_error *err);
-#endif
-COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
-/* Requests in flight per channel, at most. */
-COX_PUBLIC uint32_t cox_executor_depth(const struct cox_executor *executor);
-/* options.legacy_workers of the group: its ranks have no epochs, links or shared weights. */
-COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
-/* The process that was started for the rank; with a wrapper (sh -c, numactl) that of the wrapper.
- */
-COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
-#ifdef COX_INTERNAL
 /* The process that serves the rank. */
 pid_t cox_executor_serving_pid(const struct cox_executor *executor, uint32_t rank);
 /* The node where a rank is, or was last. Returns false, and "": it is on this machine, or has not
@@ -426,11 +421,6 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
                                         cox_completion_fn handler, void *handler_context,
                                         struct cox_error *err);
 
-/* Size of the largest request that fits a frame of the channel. A larger one is sent out of line.
- */
-COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
-                                                enum cox_channel_id channel);
-
 #ifdef COX_INTERNAL
 void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
                         struct cox_channel_stats *ret_stats);
@@ -459,7 +449,7 @@ struct cox_rank_channel_status {
 };
 
 struct cox_rank_status {
-    /* of the process that was started */
+    /* of the process that was started; with a wrapper (sh -c, numactl) that of the wrapper */
     pid_t pid;
     /* the process that serves the rank, if it is another one */
     pid_t serving_pid;
@@ -506,12 +496,20 @@ struct cox_rank_status {
 struct cox_executor_status {
     /* lent until free */
     const char *name;
+    /* path of the control socket, lent until free; NULL: the group has none */
+    const char *socket;
     /* how ranks attach; static storage */
     const char *attach;
     /* static storage */
     const char *engine_state;
+    /* A pause has failed but may have reached some ranks: engine_state is unchanged, but those
+     * ranks refuse steps. Until a pause or start succeeds, start is legal in any state. */
+    bool partially_paused;
     uint32_t rank_count;
+    /* requests in flight per channel, at most */
     uint32_t depth;
+    /* cox_executor_epoch */
+    uint64_t epoch;
     /* differs between groups, also between groups started under the same name */
     uint32_t instance;
     uint64_t uptime_ns;
@@ -519,9 +517,10 @@ struct cox_executor_status {
     uint64_t cpu_ns;
     /* how long waits spin before they block; 0: they do not spin */
     uint32_t spin_ns;
+    /* options.legacy_workers: the ranks have no epochs, links or shared weights */
     bool legacy;
     bool stopping;
-    /* sums over all ranks */
+    /* sums over all ranks; 0 if no ranks are read */
     uint64_t deaths, restarts;
     /* The last fault that was reported without a rank (legacy workers). Empty: there was none. */
     char unknown_error[512];
@@ -534,14 +533,16 @@ struct cox_executor_status {
         uint32_t in_flight;
         /* live ranks that have not replied to a request that has ended */
         struct cox_rank_set late;
+        /* of the largest request that fits a frame; a larger one is sent out of line */
+        size_t request_size_max;
         struct cox_channel_stats stats;
     } channels[COX_TWO_WAY_COUNT];
 };
 
 /* Reads the shared state and counters. It asks no worker, and takes no lock that is held during a
  * wait: it returns at once whatever state the group is in. From the return of start until free. Any
- * thread, also inside a handler or hook. ret_ranks: rank_count of them. Values that ranks report
- * are not checked. */
+ * thread, also inside a handler or hook. ret_ranks: rank_count of them; NULL: no ranks are read.
+ * Values that ranks report are not checked. */
 COX_PUBLIC void cox_executor_read_status(struct cox_executor *executor,
                                          struct cox_executor_status *ret_status,
                                          struct cox_rank_status *ret_ranks);

@@ -294,25 +294,42 @@ static void pull_read_replies(void *context, const struct cox_completion *comple
     }
 }
 
+/* One allocation, with the ids behind the results. */
+static int pull_results_new(const Coxswain__PullKVRequest *pull,
+                            struct cox_pull_result **ret_results, struct cox_error *err)
+{
+    const size_t count = pull->n_pull_kv_infos;
+    size_t size = (count + 1) * sizeof(struct cox_pull_result);
+    for (size_t i = 0; i < count; i++) {
+        const Coxswain__SequenceGroupMetadata *metadata =
+            pull->pull_kv_infos[i]->seq_group_metadata;
+        if (!metadata || !metadata->request_id || !metadata->request_id[0])
+            return cox_fail(err, COX_INVALID, "pull %zu has no request id", i);
+        size += strlen(metadata->request_id) + 1;
+    }
+    _cox_cleanup_(cox_free_ptr) struct cox_pull_result *results = calloc(1, size);
+    if (!results)
+        return cox_fail(err, -ENOMEM, "no memory for the pull results");
+    char *id = (char *)(results + count + 1);
+    for (size_t i = 0; i < count; i++) {
+        const char *given = pull->pull_kv_infos[i]->seq_group_metadata->request_id;
+        if (pull_is_known(results, i, given))
+            return cox_fail(err, COX_INVALID,
+                            "pull %zu has the request id '%.100s', which one before it has", i,
+                            given);
+        results[i].request_id = id;
+        id = stpcpy(id, given) + 1;
+    }
+    *ret_results = cox_steal_ptr(&results);
+    return 0;
+}
+
 int cox_executor_pull_kv(struct cox_executor *executor, const Coxswain__PullKVRequest *pull,
                          uint64_t deadline_ns, struct cox_pull_result **ret_results,
                          size_t *ret_count, struct cox_error *err)
 {
     struct pull_reader reader = {.count = pull->n_pull_kv_infos, .err = err};
-    reader.results = calloc(reader.count + 1, sizeof *reader.results);
-    int r = reader.results ? 0 : cox_fail(err, -ENOMEM, "no memory for the pull results");
-    for (size_t i = 0; r == 0 && i < reader.count; i++) {
-        const Coxswain__SequenceGroupMetadata *metadata =
-            pull->pull_kv_infos[i]->seq_group_metadata;
-        if (!metadata || !metadata->request_id || !metadata->request_id[0])
-            r = cox_fail(err, COX_INVALID, "pull %zu has no request id", i);
-        else if (pull_is_known(reader.results, i, metadata->request_id))
-            r = cox_fail(err, COX_INVALID,
-                         "pull %zu has the request id '%.100s', which one before it has", i,
-                         metadata->request_id);
-        else if (!(reader.results[i].request_id = strdup(metadata->request_id)))
-            r = cox_fail(err, -ENOMEM, "no memory for the pull results");
-    }
+    int r = pull_results_new(pull, &reader.results, err);
     if (r == 0) {
         ExecuteRequest request = request_of(TYPE(KV_TRANSFER));
         request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
@@ -323,19 +340,12 @@ int cox_executor_pull_kv(struct cox_executor *executor, const Coxswain__PullKVRe
     if (r == 0)
         r = reader.status;
     if (r) {
-        cox_pull_results_free(reader.results, reader.count);
+        free(reader.results);
         return r;
     }
     *ret_results = reader.results;
     *ret_count = reader.count;
     return 0;
-}
-
-void cox_pull_results_free(struct cox_pull_result *results, size_t count)
-{
-    for (size_t i = 0; results && i < count; i++)
-        free(results[i].request_id);
-    free(results);
 }
 
 /* ---- LoRA ---- */

@@ -170,13 +170,13 @@ COX_PUBLIC int cox_executor_link_status(struct cox_executor *executor, uint64_t 
 COX_PUBLIC void cox_link_status_deinit(struct cox_link_status *status); /* idempotent */
 
 struct cox_pull_result {
-    char *request_id;
+    const char *request_id;
     /* PDErrorCode: 0, or the first failure of any rank */
     int32_t code;
 };
 /* KV_TRANSFER. One result per pull of the request, in the same order. A pull without a result of
- * some rank has failed (PD_PULL_KV_UNKNOWN_ERROR). *ret_results is freed with
- * cox_pull_results_free.
+ * some rank has failed (PD_PULL_KV_UNKNOWN_ERROR). *ret_results is one
+ * allocation, which the caller frees (free).
  * Returns as cox_executor_call, and
  *   0: also if single pulls failed
  *   COX_INVALID: a pull without an id, or two with the same id; nothing was sent
@@ -185,7 +185,6 @@ COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
                                     const struct Coxswain__PullKVRequest *request,
                                     uint64_t deadline_ns, struct cox_pull_result **ret_results,
                                     size_t *ret_count, struct cox_error *err);
-COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t count);
 
 #ifdef COX_INTERNAL
 /* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for
@@ -256,7 +255,7 @@ struct cox_recover_result {
  * READY, and while a command other than clear runs. Ranks still process steps that were published
  * before.
  *
- * A pause that failed may have stopped some ranks (cox_executor_partially_paused). start, also
+ * A pause that failed may have stopped some ranks (partially_paused of struct cox_executor_status). start, also
  * after another pause, makes them continue. So does cox_executor_init: it ends PAUSE, READY and a
  * partial pause, and the init callback of each rank calls cox_worker_resume, as the reference
  * engine does. cox_executor_replay_init ends none of them: paused ranks stay paused until start. */
@@ -271,11 +270,10 @@ struct cox_recover_result {
 COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
                                     uint64_t deadline_ns, struct cox_recover_result *ret_results,
                                     struct cox_error *err);
-COX_PUBLIC enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
-/* True after a pause that failed but may have reached some ranks: the state is unchanged, but those
- * ranks refuse steps. Until a pause or start succeeds, start is legal in any state. */
-COX_PUBLIC bool cox_executor_partially_paused(const struct cox_executor *executor);
 #ifdef COX_INTERNAL
+/* As in struct cox_executor_status. */
+enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
+bool cox_executor_partially_paused(const struct cox_executor *executor);
 const char *cox_engine_state_name(enum cox_engine_state state);
 const char *cox_recover_command_name(enum cox_recover_command command);
 #endif

@@ -231,6 +231,8 @@ static void collector_status(struct cox_executor *executor, enum cox_channel_id 
                              struct cox_executor_status *ret_status)
 {
     struct cox_collector *collector = &executor->collectors[channel];
+    ret_status->channels[channel].request_size_max =
+        cox_executor_request_size_max(executor, channel);
     pthread_mutex_lock(&collector->lock);
     ret_status->channels[channel].published = collector->published;
     ret_status->channels[channel].ended = collector->ended;
@@ -258,12 +260,17 @@ void cox_executor_read_status(struct cox_executor *executor, struct cox_executor
         .engine_state = cox_engine_state_name(cox_executor_engine_state(executor)),
         .rank_count = executor->geometry.rank_count,
         .depth = executor->geometry.depth,
+        .partially_paused = cox_executor_partially_paused(executor),
+        .epoch = cox_executor_epoch(executor),
         .instance = executor->control.instance,
         .uptime_ns = now - executor->started_ns,
         .spin_ns = executor->geometry.spin_ns,
         .legacy = executor->geometry.legacy,
         .stopping = atomic_load_explicit(&executor->stopping, memory_order_acquire),
     };
+    pthread_mutex_lock(&executor->memory_lock);
+    ret_status->socket = cox_executor_socket(executor);
+    pthread_mutex_unlock(&executor->memory_lock);
     cox_peer_cpu_time(getpid(), &ret_status->cpu_ns);
     const uint64_t unknown_ns =
         cox_last_errors_get(&executor->last_errors, COX_LAST_ERROR_UNKNOWN,
@@ -271,7 +278,7 @@ void cox_executor_read_status(struct cox_executor *executor, struct cox_executor
     ret_status->unknown_error_age_ns = unknown_ns && unknown_ns < now ? now - unknown_ns : 0;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         collector_status(executor, (enum cox_channel_id)c, ret_status);
-    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {
+    for (uint32_t rank = 0; ret_ranks && rank < executor->geometry.rank_count; rank++) {
         rank_status(executor, rank, now, &ret_ranks[rank]);
         ret_status->deaths += ret_ranks[rank].deaths;
         ret_status->restarts += ret_ranks[rank].restarts;

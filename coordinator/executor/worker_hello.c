@@ -454,7 +454,11 @@ int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *er
     if (executor->options.no_socket)
         return 0;
     struct cox_error why = {0};
-    int r = socket_open(executor, executor->name, &executor->control_socket, &why);
+    struct cox_control_socket *control_socket = NULL;
+    int r = socket_open(executor, executor->name, &control_socket, &why);
+    pthread_mutex_lock(&executor->memory_lock); /* readers of the status */
+    executor->control_socket = control_socket;
+    pthread_mutex_unlock(&executor->memory_lock);
     bool needed = executor->options.need_socket || executor->options.external_workers;
     if (r == 0 || needed || !is_no_place(r))
         return r ? cox_fail(err, r, "%s", why.text) : 0;
@@ -483,7 +487,7 @@ int cox_executor_take_name(struct cox_executor *executor, const char *name, stru
     r = socket_open(executor, name, &control_socket, err);
     if (r)
         return r;
-    pthread_mutex_lock(&executor->memory_lock); /* readers of the counts */
+    pthread_mutex_lock(&executor->memory_lock); /* readers of the status */
     executor->control_socket = control_socket;
     pthread_mutex_unlock(&executor->memory_lock);
     return 0;
@@ -491,7 +495,7 @@ int cox_executor_take_name(struct cox_executor *executor, const char *name, stru
 
 void cox_executor_close_socket(struct cox_executor *executor)
 {
-    pthread_mutex_lock(&executor->memory_lock); /* readers of the counts have finished */
+    pthread_mutex_lock(&executor->memory_lock); /* readers of the status have finished */
     struct cox_control_socket *control_socket = executor->control_socket;
     executor->control_socket = NULL;
     pthread_mutex_unlock(&executor->memory_lock);

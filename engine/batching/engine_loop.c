@@ -213,7 +213,8 @@ static uint32_t retiring_count(const struct cox_engine_loop_options *options)
     return wanted < room ? wanted : room;
 }
 
-static int engine_loop_init(struct cox_engine_loop *engine_loop, struct cox_error *err)
+static int engine_loop_init(struct cox_engine_loop *engine_loop, size_t request_size_max,
+                            struct cox_error *err)
 {
     const struct cox_engine_loop_options *options = &engine_loop->options;
     struct cox_batcher_options batcher_options = {
@@ -222,8 +223,7 @@ static int engine_loop_init(struct cox_engine_loop *engine_loop, struct cox_erro
         .block_count = options->block_count,
         .block_size = options->block_size,
         .position_count_max = options->position_count_max,
-        .request_size_max =
-            cox_executor_request_size_max(engine_loop->executor, COX_CHANNEL_EXECUTE),
+        .request_size_max = request_size_max,
         .last_id = options->last_id,
         .hold_count_max = options->hold_count_max,
         .step_count_max = options->steps_in_flight,
@@ -284,8 +284,10 @@ int cox_engine_loop_new(struct cox_executor *executor,
         return cox_fail(err, COX_INVALID, "%" PRIu32 " sequences at a time: at most %d",
                         options->sequence_count_max, SEQUENCE_COUNT_MAX);
     /* Legacy workers, and their form, cannot compute tokens that the coordinator does not know. */
-    bool nested = options->nested || cox_executor_legacy(executor);
-    uint32_t flight_max = nested ? 1 : cox_executor_depth(executor);
+    struct cox_executor_status status;
+    cox_executor_read_status(executor, &status, NULL);
+    bool nested = options->nested || status.legacy;
+    uint32_t flight_max = nested ? 1 : status.depth;
     if (options->steps_in_flight > flight_max)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " steps in flight: at most %" PRIu32 "%s",
                         options->steps_in_flight, flight_max,
@@ -317,7 +319,8 @@ int cox_engine_loop_new(struct cox_executor *executor,
     cox_condition_init(&engine_loop->wake);
     pthread_mutex_init(&engine_loop->lock, NULL);
 
-    int r = engine_loop_init(engine_loop, err);
+    int r =
+        engine_loop_init(engine_loop, status.channels[COX_CHANNEL_EXECUTE].request_size_max, err);
     if (r) {
         engine_loop_destroy(engine_loop);
         return r;

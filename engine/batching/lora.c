@@ -55,7 +55,9 @@ int cox_lora_new(struct cox_executor *executor, const struct cox_log *log,
         return -ENOMEM;
     lora->executor = executor;
     lora->log = *log;
-    lora->rank_count = cox_executor_rank_count(executor);
+    struct cox_executor_status status;
+    cox_executor_read_status(executor, &status, NULL);
+    lora->rank_count = status.rank_count;
     pthread_mutex_init(&lora->lock, NULL);
     cox_condition_init(&lora->wake);
     *ret_lora = lora;

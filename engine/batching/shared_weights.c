@@ -129,7 +129,9 @@ static int version_export_at(const struct cox_shared_weights *weights, struct ve
 static int version_export(const struct cox_shared_weights *weights, struct version *version,
                           struct cox_error *err)
 {
-    const char *control_socket = cox_executor_socket(weights->executor);
+    struct cox_executor_status status;
+    cox_executor_read_status(weights->executor, &status, NULL);
+    const char *control_socket = status.socket;
     struct cox_error why = {0};
     int r =
         control_socket ? version_export_at(weights, version, control_socket, &why) : COX_NOT_FOUND;

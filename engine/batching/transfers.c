@@ -267,7 +267,9 @@ int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_
         return cox_fail(err, -ENOMEM, "no memory for transfers");
     transfer->executor = executor;
     transfer->options = *options;
-    transfer->rank_count = cox_executor_rank_count(executor);
+    struct cox_executor_status status;
+    cox_executor_read_status(executor, &status, NULL);
+    transfer->rank_count = status.rank_count;
     pthread_mutex_init(&transfer->lock, NULL);
     int r = cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, on_completion, transfer);
     if (r) {

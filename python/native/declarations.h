@@ -232,6 +232,7 @@ struct cox_channel_status_of_executor {
 };
 struct cox_executor_status {
     const char *name;
+    const char *socket;
     const char *attach;
     const char *engine_state;
     uint32_t rank_count;
@@ -246,8 +247,6 @@ struct cox_executor_status {
     uint64_t restarts;
     ...;
 };
-const char *cox_executor_name(const struct cox_executor *executor);
-const char *cox_executor_socket(const struct cox_executor *executor);
 uint32_t cox_executor_stop(struct cox_executor *executor);
 int cox_executor_kill(struct cox_executor *executor, uint32_t rank, struct cox_error *err);
 int cox_executor_completions(struct cox_executor *executor, int channel,

@@ -204,7 +204,7 @@ static int ask(struct asked *asked)
         struct cox_pull_result *results = NULL;
         size_t count = 0;
         r = cox_executor_pull_kv(executor, &pull, asked->deadline_ns, &results, &count, &err);
-        cox_pull_results_free(results, count);
+        free(results);
         break;
     }
     case LORA: {

@@ -202,7 +202,7 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
                                               cox_deadline_after_ms(TEST_PATIENCE_MS), &pulled,
                                               &count, &err),
                          0);
-        cox_pull_results_free(pulled, count);
+        free(pulled);
         assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
         /* Usable as soon as the rank has replied. */
         test_pipe_release(pipe, 1);

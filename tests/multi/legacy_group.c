@@ -347,7 +347,7 @@ void group_pull(struct test_group *group)
     assert_string_equal(results[1].request_id, "request-22");
     assert_int_equal(results[0].code, 0);
     assert_int_equal(results[1].code, 0);
-    cox_pull_results_free(results, count);
+    free(results);
 }
 
 static void group_recover(struct test_group *group)

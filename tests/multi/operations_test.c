@@ -552,12 +552,12 @@ static void m11_pull_has_a_result_per_request(void **state)
             assert_string_equal(results[i].request_id, ids[i]);
             assert_int_equal(results[i].code, codes[i]);
         }
-        cox_pull_results_free(results, count);
+        free(results);
         pull_fill(&pull, ids, 2);
         assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(),
                                               &results, &count, &err),
                          0);
-        cox_pull_results_free(results, count);
+        free(results);
         for (uint32_t rank = 0; rank < n; rank++)
             expect_told(g, rank, "pulls",
                         "from p0: [0,10] [10] to [0,10] [10];from p0: [1,11] [11] to [1,11] [11];");

@@ -295,17 +295,14 @@ struct fixture_pull executor_await_pull(struct cox_executor *executor)
     return pull;
 }
 
-uint32_t cox_executor_rank_count(const struct cox_executor *executor)
-{
-    (void)executor;
-    return 1;
-}
-
 void cox_executor_read_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
                               struct cox_rank_status *ret_ranks)
 {
-    *ret_status = (struct cox_executor_status){0};
-    memset(ret_ranks, 0, sizeof *ret_ranks);
+    *ret_status = (struct cox_executor_status){
+        .rank_count = 1, .depth = FIXTURE_DEPTH, .legacy = executor->legacy};
+    ret_status->channels[COX_CHANNEL_EXECUTE].request_size_max = executor->request_size_max;
+    if (ret_ranks)
+        memset(ret_ranks, 0, sizeof *ret_ranks);
     pthread_mutex_lock(&executor->lock);
     if (executor->late)
         cox_rank_set_add(&ret_status->channels[COX_CHANNEL_TRANSFER].late, 0);
@@ -427,30 +424,6 @@ int cox_executor_share(struct cox_executor *executor, const struct cox_handle *h
 void cox_executor_unshare(struct cox_executor *executor, const struct cox_handle *handle)
 {
     (void)executor, (void)handle;
-}
-
-const char *cox_executor_socket(const struct cox_executor *executor)
-{
-    (void)executor;
-    return NULL;
-}
-
-uint32_t cox_executor_depth(const struct cox_executor *executor)
-{
-    (void)executor;
-    return FIXTURE_DEPTH;
-}
-
-bool cox_executor_legacy(const struct cox_executor *executor)
-{
-    return executor->legacy;
-}
-
-size_t cox_executor_request_size_max(const struct cox_executor *executor,
-                                     enum cox_channel_id channel)
-{
-    COX_ASSERT(channel == COX_CHANNEL_EXECUTE);
-    return executor->request_size_max;
 }
 
 struct cox_executor *executor_new(void)

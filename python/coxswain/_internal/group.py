@@ -777,7 +777,7 @@ class Group:
     @property
     def name(self) -> str:
         """The name of the group, for `coxswain status --name`."""
-        return str(self._use(lambda executor: text_of(lib.cox_executor_name(executor))))
+        return str(self._use(lambda executor: text_of(_status.of_group(executor).name)))
 
     def take_name(self, name: str) -> None:
         """Gives a standby group the name of the one that it stood by for, and that was stopped:
@@ -806,7 +806,7 @@ class Group:
         if self._external and self._executor is None and self._waiting.wait(self._timeout):
             assert self._events
             return self._events.socket
-        return str(self._use(lambda executor: text_of(lib.cox_executor_socket(executor))))
+        return str(self._use(lambda executor: text_of(_status.of_group(executor).socket)))
 
     def status(self) -> _status.GroupStatus:
         """How the group and every rank is, by the coordinator's records: no rank takes part."""

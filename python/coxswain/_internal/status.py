@@ -171,6 +171,13 @@ def _channel(name: str, id_: int, status: Any, rank_count: int) -> ChannelStatus
     )
 
 
+def of_group(executor: Any) -> Any:
+    """The group's own part: struct cox_executor_status."""
+    status = ffi.new("struct cox_executor_status *")
+    lib.cox_executor_read_status(executor, status, ffi.NULL)
+    return status
+
+
 def read(executor: Any, rank_count: int, pid: int, note: str = "") -> GroupStatus:
     """Reads the status of an executor, which the caller keeps alive."""
     status = ffi.new("struct cox_executor_status *")

@@ -304,6 +304,6 @@ int pull_run(struct pull *pull, struct cox_error *err)
     if (r == 0 && (count != 1 || results[0].code))
         r = cox_fail(err, COX_REJECTED, "a pull failed with code %" PRId32,
                      count ? results[0].code : -1);
-    cox_pull_results_free(results, count);
+    free(results);
     return r;
 }
