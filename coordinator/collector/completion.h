@@ -40,7 +40,7 @@ struct cox_rank_result {
     int32_t code;
     /* ERROR, DEAD, LATE: the reason, never NULL */
     const char *text;
-    /* the process that serves the rank, which may be another than cox_executor_pid */
+    /* the process that serves the rank, which may be a child of the one that was started */
     pid_t pid;
     /* DEAD: the signal that killed it; 0: it exited, or unknown */
     int signal;

@@ -198,12 +198,12 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  * for new ones. Legacy workers are not waited for. On failure some ranks are dead.
  * Returns
  *   0: also if the one rank is alive; then nothing is done
- *   COX_BUSY: another thread replaces a rank that this call is to replace, or start has not returned
+ *   COX_BUSY: another thread replaces the rank, or start has not returned
  *   COX_UNSUPPORTED: one rank of legacy workers
  *   COX_INVALID: no such rank
  *   COX_DEADLOCK: inside a handler or hook
  *   COX_CLOSED: the group stops
- *   COX_TAKEN: another coordinator has taken the ranks over (transport.h)
+ *   COX_TAKEN: another coordinator has taken the ranks over (nodes.h)
  *   COX_EXEC_FAILED: the program cannot be executed
  *   COX_PEER_DEAD: the new process ended before it attached
  *   COX_TIMEOUT: it did not attach in time

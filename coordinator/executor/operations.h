@@ -255,10 +255,11 @@ struct cox_recover_result {
  * READY, and while a command other than clear runs. Ranks still process steps that were published
  * before.
  *
- * A pause that failed may have stopped some ranks (partially_paused of struct cox_executor_status). start, also
- * after another pause, makes them continue. So does cox_executor_init: it ends PAUSE, READY and a
- * partial pause, and the init callback of each rank calls cox_worker_resume, as the reference
- * engine does. cox_executor_replay_init ends none of them: paused ranks stay paused until start. */
+ * A pause that failed may have stopped some ranks (partially_paused of struct
+ * cox_executor_status). start, also after another pause, makes them continue. So does
+ * cox_executor_init: it ends PAUSE, READY and a partial pause, and the init callback of each rank
+ * calls cox_worker_resume, as the reference engine does. cox_executor_replay_init ends none of
+ * them: paused ranks stay paused until start. */
 
 /* Runs one recovery command on every rank, independent of the other channels. ret_results:
  * rank_count of them, filled also on failure.

@@ -74,7 +74,7 @@ static int adapters_add(const struct cox_control_source *source, struct cox_aren
             r = -ENOMEM;
     }
     reply->n_adapters = r ? 0 : count;
-    cox_lora_infos_free(infos, count);
+    free(infos);
     return r;
 }
 

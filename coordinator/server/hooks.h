@@ -25,20 +25,18 @@ extern "C" {
 struct cox_server;
 
 struct cox_lora_info {
-    char *name;
-    char *path;
+    const char *name;
+    const char *path;
     /* "loading", "loaded", "unloading", "unsettled"; static storage */
     const char *state;
     uint64_t uses;
 };
-/* Frees the array, and the names and paths in it, which were made with malloc. NULL-safe. */
-COX_PUBLIC void cox_lora_infos_free(struct cox_lora_info *infos, size_t count);
 
 struct cox_lora_hooks {
     /* set by COX_LORA_HOOKS_INIT (base.h) */
     size_t size;
-    /* Adapters in the order in which they were loaded. The server frees *ret_infos with
-     * cox_lora_infos_free.
+    /* Adapters in the order in which they were loaded. *ret_infos is one allocation, with the names
+     * and paths, which the server frees (free).
      * Returns
      *   0
      *   -ENOMEM

@@ -545,24 +545,22 @@ void cox_lora_give(struct cox_lora *lora, const char *name)
 int cox_lora_list(struct cox_lora *lora, struct cox_lora_info **ret_infos, size_t *ret_count)
 {
     static const char *const names[] = {"loading", "loaded", "unloading", "unsettled"};
-    size_t count = 0, filled = 0;
-    bool whole = true;
+    size_t count = 0, size = sizeof **ret_infos;
     pthread_mutex_lock(&lora->lock);
-    for (const struct loaded_adapter *entry = lora->entries; entry; entry = entry->next)
-        count++;
-    struct cox_lora_info *infos = calloc(count + 1, sizeof *infos);
-    for (const struct loaded_adapter *entry = lora->entries; infos && whole && entry;
-         entry = entry->next) {
-        struct cox_lora_info *info = &infos[filled++];
-        *info = (struct cox_lora_info){strdup(entry->name), strdup(entry->path),
-                                       names[entry->state], entry->uses};
-        whole = info->name && info->path;
+    for (const struct loaded_adapter *entry = lora->entries; entry; entry = entry->next, count++)
+        size += sizeof **ret_infos + strlen(entry->name) + 1 + strlen(entry->path) + 1;
+    struct cox_lora_info *infos = malloc(size), *info = infos;
+    char *text = infos ? (char *)(infos + count + 1) : NULL;
+    for (const struct loaded_adapter *entry = lora->entries; infos && entry; entry = entry->next) {
+        *info =
+            (struct cox_lora_info){.name = text, .state = names[entry->state], .uses = entry->uses};
+        text = stpcpy(text, entry->name) + 1;
+        info++->path = text;
+        text = stpcpy(text, entry->path) + 1;
     }
     pthread_mutex_unlock(&lora->lock);
-    if (!infos || !whole) {
-        cox_lora_infos_free(infos, filled);
+    if (!infos)
         return -ENOMEM;
-    }
     *ret_infos = infos;
     *ret_count = count;
     return 0;

@@ -72,7 +72,8 @@ int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_erro
 int cox_lora_take(struct cox_lora *lora, const char *name, struct cox_error *err);
 void cox_lora_give(struct cox_lora *lora, const char *name);
 
-/* In order of loading. Returns 0 or -ENOMEM. Free *ret_infos with cox_lora_infos_free. */
+/* In order of loading. Returns 0 or -ENOMEM. *ret_infos is one
+ * allocation: free(3). */
 int cox_lora_list(struct cox_lora *lora, struct cox_lora_info **ret_infos, size_t *ret_count);
 
 #endif

@@ -623,7 +623,7 @@ static void expect_list(struct cox_lora *lora, const char *expected)
     for (size_t i = 0; i < count; i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %s %" PRIu64, i ? ", " : "",
                  infos[i].name, infos[i].state, infos[i].uses);
-    cox_lora_infos_free(infos, count);
+    free(infos);
     assert_string_equal(text, expected);
 }
 
@@ -889,7 +889,7 @@ static void await_state(struct cox_lora *lora, const char *state)
         size_t count;
         assert_int_equal(cox_lora_list(lora, &infos, &count), 0);
         is = count == 1 && !strcmp(infos[0].state, state);
-        cox_lora_infos_free(infos, count);
+        free(infos);
         sched_yield();
     }
 }

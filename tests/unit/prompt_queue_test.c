@@ -450,7 +450,7 @@ static uint64_t uses_of(struct cox_lora *lora, const char *name)
     for (size_t i = 0; i < count; i++)
         if (!strcmp(infos[i].name, name))
             uses = infos[i].uses;
-    cox_lora_infos_free(infos, count);
+    free(infos);
     return uses;
 }
 
