@@ -481,16 +481,11 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
 /* For shared weights. */
 static int engine_take_weights(struct cox_engine *engine, struct cox_error *err)
 {
-    char control_socket[4096];
     int r;
 
     if (engine->weights)
         return 0;
-    r = cox_weights_subscriber_new(
-        cox_init_request_socket(engine->init, control_socket, sizeof control_socket)
-            ? control_socket
-            : NULL,
-        &engine->weights);
+    r = cox_weights_subscriber_new(engine->init->control_socket, &engine->weights);
     return r ? cox_fail(err, r, "no memory for the model's weights") : 0;
 }
 
@@ -559,27 +554,21 @@ static int engine_read(struct cox_engine *engine, const struct cox_init_request 
 static int engine_renew(struct cox_engine *engine, const struct cox_init_request *request,
                         const struct cox_group_options *options, struct cox_error *err)
 {
-    const bool replayed = cox_init_request_replayed(request);
+    const bool replayed = request->replayed;
     const char *directory = NULL;
     struct cox_share share;
-    struct cox_weights_candidate of_init;
-    const struct cox_weights_candidate *candidate = NULL;
     struct engine_source source;
     int r = engine_read(engine, request, &directory, err);
 
-    share = engine_share(engine, options);
-    if (r == 0)
-        r = cox_init_request_weights(request, &of_init, err);
-    if (r == 0)
-        candidate = &of_init;
-    else if (r != COX_EMPTY)
+    if (r)
         return r;
+    share = engine_share(engine, options);
     source = engine_source(engine, directory, &share);
     /* Frees the old memory before allocating the new. A failed reinit has left a model without a
      * cache. */
     if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
         engine_unload(engine);
-    r = engine_form(engine, options, &source, &share, candidate, err);
+    r = engine_form(engine, options, &source, &share, request->weights, err);
     if (r && !replayed)
         engine_unload(engine);
     return r;
@@ -589,16 +578,14 @@ static int engine_init(void *context, const struct cox_init_request *request,
                        struct cox_init_result *result, struct cox_error *err)
 {
     struct cox_engine *engine = context;
-    struct cox_group_options options = {
-        .size = sizeof(struct cox_group_options),
-        .value_size = COX_GROUP_VALUE_SIZE_MIN,
-        .deadline_ns = cox_deadline_after_ms(WAIT_MS),
-        .cancelled = cancelled,
-        .context = engine,
-    };
+    struct cox_group_options options = *request->group;
     int r;
 
-    cox_init_request_group(request, &options);
+    if (!options.mirrored)
+        options.value_size = COX_GROUP_VALUE_SIZE_MIN;
+    options.deadline_ns = cox_deadline_after_ms(WAIT_MS);
+    options.cancelled = cancelled;
+    options.context = engine;
     /* Whatever the outcome, the previous state is over: the other ranks are in this init too, or
      * dead. This comes before anything can fail, since the memory of a former group gets
      * reused. */
@@ -612,10 +599,10 @@ static int engine_init(void *context, const struct cox_init_request *request,
     engine->gather = cox_tensor_gather_free(engine->gather);
     if (engine->group && engine->group_generation != options.generation)
         engine->group = cox_group_leave(engine->group);
-    engine->init_sequence = cox_init_request_sequence(request);
+    engine->init_sequence = request->sequence;
     /* After an init the group is NORMAL without a start command. This comes first, so that a pause
      * from here on remains in effect. */
-    if (!cox_init_request_replayed(request))
+    if (!request->replayed)
         cox_worker_resume(engine->worker);
     engine->init = request;
     r = engine_renew(engine, request, &options, err);

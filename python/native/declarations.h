@@ -276,7 +276,12 @@ struct cox_worker_options {
     int on_orphan;
     ...;
 };
-struct cox_init_request;
+struct cox_init_request {
+    uint64_t sequence;
+    bool replayed;
+    const struct cox_group_options *group;
+    ...;
+};
 struct cox_worker_request {
     int channel;
     uint32_t type;
@@ -354,7 +359,6 @@ struct cox_init_result {
     ...;
 };
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key);
-bool cox_init_request_replayed(const struct cox_init_request *request);
 bool cox_init_request_cancelled(const struct cox_init_request *request);
 void cox_init_result_init(struct cox_init_result *ret_result);
 int cox_worker_reply_init(struct cox_worker *worker, uint64_t sequence,
@@ -591,8 +595,6 @@ struct cox_group_options {
     void *context;
     ...;
 };
-void cox_init_request_group(const struct cox_init_request *request,
-                            struct cox_group_options *options);
 uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);
 int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
                    struct cox_error *err);

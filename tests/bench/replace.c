@@ -98,15 +98,12 @@ static int worker_init(void *context, const struct cox_init_request *request,
                        struct cox_init_result *result, struct cox_error *err)
 {
     struct worker_context *own = context;
-    struct cox_group_options options = {
-        .size = sizeof(struct cox_group_options),
-        .deadline_ns = cox_deadline_after_ms(PATIENCE_MS),
-        .cancelled = worker_given_up,
-        .context = own,
-    };
+    struct cox_group_options options = *request->group;
     if (atomic_load(&own->shared->ranks[own->rank].init_ns) == 0)
         atomic_store(&own->shared->ranks[own->rank].init_ns, measure_now_ns());
-    cox_init_request_group(request, &options);
+    options.deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
+    options.cancelled = worker_given_up;
+    options.context = own;
     own->group = cox_group_leave(own->group);
     own->init = request;
     int r = cox_group_join(&options, &own->group, err);

@@ -270,11 +270,10 @@ static int on_init(void *context, const struct cox_init_request *request,
                    struct cox_init_result *result, struct cox_error *err)
 {
     struct hostile *hostile = context;
-    struct cox_group_options options = {.size = sizeof(struct cox_group_options),
-                                        .deadline_ns = cox_deadline_after_ms(JOIN_MS),
-                                        .cancelled = aborted,
-                                        .context = hostile};
-    cox_init_request_group(request, &options);
+    struct cox_group_options options = *request->group;
+    options.deadline_ns = cox_deadline_after_ms(JOIN_MS);
+    options.cancelled = aborted;
+    options.context = hostile;
     hostile->group = cox_group_leave(hostile->group);
     hostile->init = request;
     int r = cox_group_join(&options, &hostile->group, err);

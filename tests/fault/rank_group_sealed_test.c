@@ -50,10 +50,9 @@ static int on_init(void *context, const struct cox_init_request *request,
         results_map(getenv(RESULTS)) + ((const struct cox_worker_options *)context)->rank;
     struct cox_group *group = NULL;
     /* Nothing aborts the group, not even the coordinator that sees the death. */
-    struct cox_group_options options = {.size = sizeof(struct cox_group_options),
-                                        .deadline_ns = cox_deadline_after_ms(JOIN_MS)};
+    struct cox_group_options options = *request->group;
     (void)init_result;
-    cox_init_request_group(request, &options);
+    options.deadline_ns = cox_deadline_after_ms(JOIN_MS);
     int r = cox_group_join(&options, &group, err);
     result->err = *err;
     atomic_store(&result->there, true);

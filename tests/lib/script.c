@@ -559,12 +559,10 @@ static int on_init(void *context, const struct cox_init_request *request,
             sched_yield();
         return cox_fail(err, COX_ABORTED, "left an init");
     }
-    const bool replayed = cox_init_request_replayed(request);
+    const bool replayed = request->replayed;
     if (cox_init_request_get(request, "tell")) {
-        struct cox_group_options group = COX_GROUP_OPTIONS_INIT;
-        cox_init_request_group(request, &group);
         dprintf(script->host->out_fd, "init generation %" PRIu64 " at %" PRIu64 "%s\n",
-                group.generation, group.fd_offset, replayed ? " again" : "");
+                request->group->generation, request->group->fd_offset, replayed ? " again" : "");
     }
     const char *model = cox_init_request_get(request, "model");
     if (model && strcmp(model, "endless") == 0) {

@@ -44,30 +44,36 @@ static uint64_t window_size(uint32_t rank_count)
     return (cox_group_memory_size(rank_count, COX_GROUP_VALUE_SIZE_MIN) + page - 1) / page * page;
 }
 
-struct cox_init_request {
-    const char *model;
-    const char *block_count;
-    uint64_t sequence;
-    bool replayed;
-    /* NULL: there are no weights but one's own */
-    const struct cox_weights_candidate *candidate;
-    const struct cox_worker *worker;
+/* An init, as the library lends it. */
+struct lent_init {
+    struct cox_init_request request;
+    struct cox_group_options group;
+    struct cox_init_entry entries[2];
     struct crew *crew;
 };
 
-bool cox_init_request_replayed(const struct cox_init_request *request)
+static void lent_init_set(struct lent_init *init, const char *key, const char *value)
 {
-    return request->replayed;
+    if (value)
+        init->entries[init->request.entry_count++] = (struct cox_init_entry){key, value};
 }
 
-void cox_init_request_group(const struct cox_init_request *request,
-                            struct cox_group_options *options)
+static void lent_init_fill(struct lent_init *init, uint64_t sequence, const char *model,
+                           const char *block_count, const struct cox_worker *worker,
+                           struct crew *crew)
 {
-    options->fd = request->worker->group_fd;
-    options->rank = request->worker->rank;
-    options->rank_count = request->worker->rank_count;
-    options->generation = request->worker->group_generation;
-    options->fd_offset = window_size(options->rank_count) * request->worker->group_window;
+    *init = (struct lent_init){
+        .request = {.sequence = sequence, .entries = init->entries, .group = &init->group},
+        .group = {.size = sizeof init->group,
+                  .fd = worker->group_fd,
+                  .fd_offset = window_size(worker->rank_count) * worker->group_window,
+                  .rank = worker->rank,
+                  .rank_count = worker->rank_count,
+                  .generation = worker->group_generation},
+        .crew = crew,
+    };
+    lent_init_set(init, "model", model);
+    lent_init_set(init, "block_count", block_count);
 }
 
 uint32_t cox_worker_rank(const struct cox_worker *worker)
@@ -116,34 +122,6 @@ bool cox_worker_pull_cancelled(const struct cox_worker *worker)
     return false;
 }
 
-const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
-{
-    if (strcmp(key, "block_count") == 0)
-        return request->block_count;
-    return strcmp(key, "model") == 0 ? request->model : NULL;
-}
-
-uint64_t cox_init_request_sequence(const struct cox_init_request *request)
-{
-    return request->sequence;
-}
-
-int cox_init_request_weights(const struct cox_init_request *request,
-                             struct cox_weights_candidate *ret_candidate, struct cox_error *err)
-{
-    (void)err;
-    if (!request->candidate)
-        return COX_EMPTY;
-    *ret_candidate = *request->candidate;
-    return 0;
-}
-
-bool cox_init_request_socket(const struct cox_init_request *request, char *buffer, size_t size)
-{
-    (void)request, (void)buffer, (void)size;
-    return false;
-}
-
 void cox_worker_disable_leave(void)
 {
     held++;
@@ -157,8 +135,9 @@ void cox_worker_enable_leave(void)
 /* The same word as for steps. */
 bool cox_init_request_cancelled(const struct cox_init_request *request)
 {
-    crew_ask(request->crew);
-    return atomic_load(request->crew->void_through) >= request->sequence;
+    struct crew *crew = ((const struct lent_init *)(const void *)request)->crew;
+    crew_ask(crew);
+    return atomic_load(crew->void_through) >= request->sequence;
 }
 
 /* ---- one rank ---- */
@@ -209,11 +188,11 @@ static int seat_open(struct seat *seat, struct crew *crew, uint32_t rank, struct
 
 static int seat_init(struct seat *seat, const char *model, uint64_t sequence, struct cox_error *err)
 {
-    const struct cox_init_request request = {
-        .model = model, .sequence = sequence, .worker = &seat->worker, .crew = seat->crew};
+    struct lent_init init;
     struct cox_init_result result = {0};
 
-    return cox_engine_callbacks.init(seat->engine, &request, &result, err);
+    lent_init_fill(&init, sequence, model, NULL, &seat->worker, seat->crew);
+    return cox_engine_callbacks.init(seat->engine, &init.request, &result, err);
 }
 
 /* Computes tokens from position on and samples the next; keeps its probability, and the token. */
@@ -702,19 +681,16 @@ static int init_after_others(struct crew *crew, uint32_t rank, struct crew_rank 
     int r = seat_open(&seat, crew, rank, self, context);
 
     for (size_t i = 0; r == 0 && i < sizeof(rows) / sizeof(rows[0]); i++) {
-        const struct cox_init_request request = {.model = rows[i].model,
-                                                 .block_count = rows[i].block_count,
-                                                 .replayed = rows[i].replayed,
-                                                 .sequence = 1 + i,
-                                                 .worker = &seat.worker,
-                                                 .crew = crew};
+        struct lent_init init;
         struct cox_init_result result = {0};
         int got;
 
         /* A replacement is not paused, and a paused one must not stay so if no start would follow.
          */
         seat.worker.paused = true;
-        got = cox_engine_callbacks.init(seat.engine, &request, &result, &self->err);
+        lent_init_fill(&init, 1 + i, rows[i].model, rows[i].block_count, &seat.worker, crew);
+        init.request.replayed = rows[i].replayed;
+        got = cox_engine_callbacks.init(seat.engine, &init.request, &result, &self->err);
         if (got != rows[i].expected || (got == 0 && result.npu_block_count != rows[i].blocks))
             r = cox_fail(&self->err, COX_STATE, "init %zu: %d, %d blocks", i, got,
                          (int)result.npu_block_count);

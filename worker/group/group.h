@@ -66,7 +66,7 @@ struct cox_group_options {
     const char *name;
     /* lent; the group uses cox_group_memory_size bytes from fd_offset on, all zero at first */
     int fd;
-    /* The sealed form, as cox_init_request_group gives it; name and fd are ignored then. NULL: the
+    /* The sealed form, as cox_init_request.group has it; name and fd are ignored then. NULL: the
      * named form. Lent until join returns. A rank leaves a sealed group before it joins the next
      * one. */
     const struct cox_group_sealed *sealed;
@@ -89,10 +89,10 @@ struct cox_group_options {
      * never. */
     bool (*cancelled)(void *context);
     void *context;
-    /* Records operations, as cox_init_request_group gives it; NULL: nothing does. The group keeps a
+    /* Records operations, as cox_init_request.group has it; NULL: nothing does. The group keeps a
      * reference. */
     struct cox_recorder *recorder;
-    /* Ranks are on several machines, as cox_init_request_group says it (group_mirror.h). */
+    /* Ranks are on several machines, as cox_init_request.group says it (group_mirror.h). */
     bool mirrored;
     uint8_t reserved[7];
 };

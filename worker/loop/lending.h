@@ -79,7 +79,7 @@ struct cox_lending {
     bool trims;
     /* the lent step or init; NULL: none */
     struct cox_served_step *step;
-    struct cox_init_request *init;
+    struct cox_served_init *init;
     /* A thread is inside next. seq_cst; partner is `woken`: either that thread sees `woken`, or the
      * watcher sees `taking` and posts a wakeup. */
     _Atomic bool taking;

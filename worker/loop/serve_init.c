@@ -9,74 +9,23 @@
 #include "kv_layout.h"
 #include "worker/sequences/weights_candidate.h"
 
-struct cox_init_request {
-    const struct cox_worker *worker;
-    const ExecuteRequest *request;
-    uint64_t sequence;
-    uint32_t type;
-    const struct cox_layout_channel_state *shared;
-    const struct cox_running_callback *running;
-    /* of a sealed group */
-    struct cox_group_sealed sealed;
-    char control_socket[COX_SOCKET_PATH_SIZE];
-};
-
 void cox_init_result_init(struct cox_init_result *ret_result)
 {
     *ret_result = (struct cox_init_result){.start_thinking_id = -1, .stop_thinking_id = -1};
 }
 
-uint64_t cox_init_request_sequence(const struct cox_init_request *request)
+/* Path of the control socket. False: the group has none, or the path is too long. */
+static bool socket_find(const struct cox_worker *worker, char buffer[COX_SOCKET_PATH_SIZE])
 {
-    return request->sequence;
-}
-
-bool cox_init_request_replayed(const struct cox_init_request *request)
-{
-    return request->request->replayed;
-}
-
-void cox_init_request_group(const struct cox_init_request *request,
-                            struct cox_group_options *options)
-{
-    const struct cox_worker *worker = request->worker;
-    const uint64_t generation = request->request->group_generation;
-    COX_ASSERT(options->size >= offsetof(struct cox_group_options, cancelled));
-    options->name = NULL;
-    options->sealed = worker->group_memory ? &request->sealed : NULL;
-    options->fd = worker->group_fd;
-    options->fd_offset = cox_geometry_group_offset(&worker->control.geometry, generation);
-    options->rank = worker->options.rank;
-    options->rank_count = worker->options.rank_count;
-    options->generation = generation;
-    options->spin_ns = worker->control.geometry.spin_ns;
-    if (options->size >= offsetof(struct cox_group_options, recorder) + sizeof options->recorder)
-        options->recorder = worker->recorder;
-    if (options->size >= offsetof(struct cox_group_options, mirrored) + sizeof options->mirrored &&
-        worker->control.geometry.mirrored) {
-        options->mirrored = true;
-        options->value_size = cox_geometry_group_value_size(&worker->control.geometry);
-    }
-}
-
-int cox_init_request_weights(const struct cox_init_request *request,
-                             struct cox_weights_candidate *ret_candidate, struct cox_error *err)
-{
-    return cox_weights_candidate_read(request->request, ret_candidate, err);
-}
-
-bool cox_init_request_socket(const struct cox_init_request *request, char *buffer, size_t size)
-{
-    const struct cox_worker_options *options = &request->worker->options;
+    const struct cox_worker_options *options = &worker->options;
     char found[COX_SOCKET_PATH_SIZE];
     const char *path =
         strchr(options->control_socket, '/') ? options->control_socket : options->fd_store;
     /* A group without a control socket has no path. */
-    if (path[0])
-        return snprintf(buffer, size, "%s", path) < (int)size;
-    return cox_control_socket_find(options->prefix + (options->prefix[0] == '/'), found, NULL) ==
-               0 &&
-           snprintf(buffer, size, "%s", found) < (int)size;
+    if (!path[0] &&
+        cox_control_socket_find(options->prefix + (options->prefix[0] == '/'), found, NULL) == 0)
+        path = found;
+    return path[0] && snprintf(buffer, COX_SOCKET_PATH_SIZE, "%s", path) < COX_SOCKET_PATH_SIZE;
 }
 
 static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
@@ -88,17 +37,14 @@ static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
 }
 
 /* Reads the ranks' memory from the request; missing entries are absent. */
-static void sealed_read(struct cox_init_request *init)
+static void sealed_read(struct cox_served_init *init, const struct cox_worker *worker,
+                        const ExecuteRequest *message)
 {
-    const ExecuteRequest *message = init->request;
     struct cox_group_sealed *sealed = &init->sealed;
-    sealed->memory = init->worker->group_memory;
+    sealed->memory = worker->group_memory;
     /* Without a control socket only memory that can be opened directly is opened. */
-    sealed->control_socket =
-        cox_init_request_socket(init, init->control_socket, sizeof init->control_socket)
-            ? init->control_socket
-            : NULL;
-    sealed->rank_count = init->worker->options.rank_count;
+    sealed->control_socket = init->request.control_socket;
+    sealed->rank_count = worker->options.rank_count;
     for (size_t rank = 0; rank < message->n_group_memory && rank < sealed->rank_count; rank++) {
         const Coxswain__RankGroupMemory *told = message->group_memory[rank];
         struct cox_handle *handles = sealed->ranks[rank].handles;
@@ -108,24 +54,65 @@ static void sealed_read(struct cox_init_request *init)
     }
 }
 
+/* Where the ranks form their rank group. */
+static void group_fill(struct cox_served_init *init, const struct cox_worker *worker,
+                       uint64_t generation)
+{
+    const struct cox_geometry *geometry = &worker->control.geometry;
+    init->group = (struct cox_group_options){
+        .size = sizeof init->group,
+        .sealed = worker->group_memory ? &init->sealed : NULL,
+        .fd = worker->group_fd,
+        .fd_offset = cox_geometry_group_offset(geometry, generation),
+        .rank = worker->options.rank,
+        .rank_count = worker->options.rank_count,
+        .value_size = geometry->mirrored ? cox_geometry_group_value_size(geometry) : 0,
+        .generation = generation,
+        .spin_ns = geometry->spin_ns,
+        .recorder = worker->recorder,
+        .mirrored = geometry->mirrored,
+    };
+}
+
+/* Fills in what the callback sees; message and entries, room for its configuration, outlive it.
+ * Returns as cox_weights_candidate_read. */
+static int init_fill_request(struct cox_served_init *init, const struct cox_worker *worker,
+                             const ExecuteRequest *message, struct cox_init_entry *entries,
+                             struct cox_error *err)
+{
+    struct cox_init_request *request = &init->request;
+    request->replayed = message->replayed;
+    request->entries = entries;
+    for (size_t i = 0; i < message->n_config; i++) {
+        const Coxswain__ExecuteRequest__ConfigEntry *entry = message->config[i];
+        if (entry->key)
+            entries[request->entry_count++] =
+                (struct cox_init_entry){entry->key, entry->value ? entry->value : ""};
+    }
+    if (socket_find(worker, init->control_socket))
+        request->control_socket = init->control_socket;
+    if (worker->group_memory)
+        sealed_read(init, worker, message);
+    group_fill(init, worker, message->group_generation);
+    request->group = &init->group;
+    int r = cox_weights_candidate_read(message, &init->weights, err);
+    if (r == 0)
+        request->weights = &init->weights;
+    return r == COX_EMPTY ? 0 : r;
+}
+
 /* An init is not a step, so void_through does not cover it; but it has ended without this rank's
  * reply. */
 bool cox_init_request_cancelled(const struct cox_init_request *request)
 {
-    return cox_state_ended(request->shared) >= request->sequence ||
+    /* It is the first member. */
+    const struct cox_channel_thread *thread =
+        ((const struct cox_served_init *)(const void *)request)->thread;
+    return cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id)) >=
+               request->sequence ||
            /* acquire; partner: wait_tell in pause.c. */
-           atomic_load_explicit(&request->running->cancel_sequence, memory_order_acquire) >=
+           atomic_load_explicit(&thread->running.cancel_sequence, memory_order_acquire) >=
                request->sequence;
-}
-
-const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
-{
-    for (size_t i = 0; i < request->request->n_config; i++) {
-        const Coxswain__ExecuteRequest__ConfigEntry *entry = request->request->config[i];
-        if (entry->key && strcmp(entry->key, key) == 0)
-            return entry->value ? entry->value : "";
-    }
-    return NULL;
 }
 
 struct init_reply {
@@ -228,12 +215,13 @@ static int init_without_callback(const ExecuteRequest *message, struct cox_error
 }
 
 /* Lends an init, also while paused, as init callbacks are called then. */
-static void init_lend(struct cox_channel_thread *thread, struct cox_init_request *init)
+static void init_lend(struct cox_channel_thread *thread, struct cox_served_init *init)
 {
-    cox_lending_enter(thread, init->sequence, init->type);
+    const uint64_t sequence = init->request.sequence;
+    cox_lending_enter(thread, sequence, init->type);
     thread->lending.init = init;
-    cox_lending_lend(thread, init->sequence, init->type, COX_LENT_INIT, false);
-    thread->lending.to->init = init;
+    cox_lending_lend(thread, sequence, init->type, COX_LENT_INIT, false);
+    thread->lending.to->init = &init->request;
 }
 
 void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
@@ -243,31 +231,27 @@ void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
     const struct cox_worker *worker = thread->worker;
     struct cox_init_result result;
     cox_init_result_init(&result);
-    struct cox_init_request *init = cox_arena_alloc(&thread->arena, sizeof *init);
-    if (!init) {
+    struct cox_served_init *init = cox_arena_alloc(&thread->arena, sizeof *init);
+    struct cox_init_entry *entries =
+        cox_arena_alloc(&thread->arena, (message->n_config + 1) * sizeof *entries);
+    if (!init || !entries) {
         ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
         cox_fail(&thread->error, COX_TOO_LARGE, "no memory for an init");
         cox_channel_thread_fail(thread, &response, COX_TOO_LARGE);
         cox_channel_thread_reply(thread, request->sequence, request->type, &response);
         return;
     }
-    *init = (struct cox_init_request){
-        .worker = worker,
-        .request = message,
-        .sequence = request->sequence,
-        .type = request->type,
-        .shared = cox_state_channel(&worker->control, thread->channel.id),
-        .running = &thread->running,
-    };
-    if (worker->group_memory)
-        sealed_read(init);
-    cox_channel_thread_record_begin(thread, init->sequence, init->type, 0);
-    if (!worker->callbacks->init && thread->lending.on && message->n_config) {
+    *init = (struct cox_served_init){
+        .request.sequence = request->sequence, .type = request->type, .thread = thread};
+    int r = init_fill_request(init, worker, message, entries, &thread->error);
+    cox_channel_thread_record_begin(thread, request->sequence, request->type, 0);
+    if (r == 0 && !worker->callbacks->init && thread->lending.on && message->n_config) {
         init_lend(thread, init);
         return;
     }
-    struct init_call call = {worker, init, &result, &thread->error};
-    int r = worker->callbacks->init
+    struct init_call call = {worker, &init->request, &result, &thread->error};
+    if (r == 0)
+        r = worker->callbacks->init
                 ? cox_channel_thread_call_any(thread, request, COX_CALLBACK_UNPAUSABLE, call_init,
                                               &call)
                 : init_without_callback(message, &thread->error);
@@ -275,12 +259,13 @@ void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
 }
 
 void cox_channel_thread_end_init(struct cox_channel_thread *thread,
-                                 const struct cox_init_request *init,
-                                 struct cox_init_result *result, int r)
+                                 const struct cox_served_init *init, struct cox_init_result *result,
+                                 int r)
 {
+    const uint64_t sequence = init->request.sequence;
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     struct init_reply reply = {0};
-    cox_channel_thread_record_end(thread, init->sequence, init->type, r, 0);
+    cox_channel_thread_record_end(thread, sequence, init->type, r, 0);
     if (r == 0 && result->kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
                      "init tells of %" PRIu32 " KV caches: at most %d", result->kv_cache_count,
@@ -295,5 +280,5 @@ void cox_channel_thread_end_init(struct cox_channel_thread *thread,
     } else {
         cox_channel_thread_fail(thread, &response, r);
     }
-    cox_channel_thread_reply(thread, init->sequence, init->type, &response);
+    cox_channel_thread_reply(thread, sequence, init->type, &response);
 }

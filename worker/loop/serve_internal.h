@@ -9,6 +9,7 @@
 
 #include "proto/executor.pb-c.h"
 #include "worker/sequences/batch.h"
+#include "worker/group/group_memory.h"
 #include "worker_internal.h"
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
@@ -61,10 +62,23 @@ void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
                                            const ExecuteRequest *message);
 /* Ends a lent init or step: r as from a callback, with the channel thread's error. */
 void cox_channel_thread_end_init(struct cox_channel_thread *thread,
-                                 const struct cox_init_request *init,
-                                 struct cox_init_result *result, int r);
+                                 const struct cox_served_init *init, struct cox_init_result *result,
+                                 int r);
 void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_served_step *step,
                                  int r);
+
+/* One init between its request and its reply. */
+struct cox_served_init {
+    /* what the callback sees; first, see cox_init_request_cancelled */
+    struct cox_init_request request;
+    uint32_t type;
+    const struct cox_channel_thread *thread;
+    /* what the request points to */
+    struct cox_group_options group;
+    struct cox_group_sealed sealed;
+    struct cox_weights_candidate weights;
+    char control_socket[COX_SOCKET_PATH_SIZE];
+};
 
 /* One step between its request and its reply. */
 struct cox_served_step {

@@ -42,10 +42,13 @@
 #include "../../proto/wire.h"
 #include "../sequences/batch.h"
 
+#include <string.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
+struct cox_group_options;
 struct cox_worker;
 struct Coxswain__PDLinkRequest;
 struct Coxswain__PDLinkStatusResponse;
@@ -206,42 +209,46 @@ struct cox_init_result {
     struct cox_kv_pool kv_pool;
 };
 
-/* Looks up a key of the init configuration; NULL when absent. */
-struct cox_init_request;
-COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *request,
-                                            const char *key);
+struct cox_init_entry {
+    const char *key;
+    const char *value;
+};
 
-/* The init's sequence number on its channel, as cox_batch.sequence is a step's. */
-COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *request);
+/* An init, lent until the callback returns. */
+struct cox_init_request {
+    /* the init's sequence number on its channel, as cox_batch.sequence is a step's */
+    uint64_t sequence;
+    /* The coordinator sends an init again, unchanged, because it replaced a rank. A rank that
+     * completed this init before may keep what it loaded, and gives the same reply. Every rank must
+     * join its rank group again. */
+    bool replayed;
+    /* the configuration */
+    uint32_t entry_count;
+    const struct cox_init_entry *entries;
+    /* Where the ranks form their rank group: copy it, and set the members that are the caller's.
+     * Named group: fd, fd_offset, rank, rank_count and generation are set. Each init has memory of
+     * its own, all zero, so that a rank still in the previous group cannot write to it. fd is lent
+     * until cox_worker_free; it is -1 where the coordinator has no such memory (legacy). Sealed
+     * group: `sealed` is set instead, lent until the callback returns. The rank leaves the previous
+     * init's group before it joins this one. */
+    const struct cox_group_options *group;
+    /* The coordinator's shared weights; NULL: none, each rank loads its weights itself. */
+    const struct cox_weights_candidate *weights;
+    /* Path of the control socket, from which cox_handle_open can fetch handles that it cannot open
+     * otherwise. NULL: the group has none. */
+    const char *control_socket;
+};
 
-/* True when the coordinator sends an init again, unchanged, because it replaced a rank. A rank that
- * completed this init before may keep what it loaded, and gives the same reply. Every rank must
- * join its rank group again. */
-COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
-
-/* Fills in where the ranks form their rank group in this init. options starts as
- * COX_GROUP_OPTIONS_INIT (asserted).
- * Named group: sets fd, fd_offset, rank, rank_count and generation. Each init has memory of its
- * own, all zero, so that a rank still in the previous group cannot write to it. fd is lent until
- * cox_worker_free; it is -1 where the coordinator has no such memory (legacy). Sealed group: sets
- * `sealed` instead, lent until the callback returns. The rank leaves the previous init's group
- * before it joins this one. All other options stay the caller's. */
-struct cox_group_options;
-COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
-                                       struct cox_group_options *options);
-
-/* The coordinator's shared weights, as this init names them.
- * Returns
- *   0
- *   COX_EMPTY: none; each rank loads its weights itself
- *   COX_CORRUPT */
-COX_PUBLIC int cox_init_request_weights(const struct cox_init_request *request,
-                                        struct cox_weights_candidate *ret_candidate,
-                                        struct cox_error *err);
-/* Path of the control socket, from which cox_handle_open can fetch handles that it cannot open
- * otherwise. False: the group has none, or the path does not fit buffer. */
-COX_PUBLIC bool cox_init_request_socket(const struct cox_init_request *request, char *buffer,
-                                        size_t size);
+/* Looks up a key of the configuration; NULL when absent. */
+static inline const char *cox_init_request_get(const struct cox_init_request *request,
+                                               const char *key)
+{
+    for (uint32_t i = 0; i < request->entry_count; i++) {
+        if (strcmp(request->entries[i].key, key) == 0)
+            return request->entries[i].value;
+    }
+    return NULL;
+}
 
 /* True once the coordinator has cancelled this init (timeout, another rank's failure), or the
  * worker is pausing (cox_worker_pause). A long callback may poll it and return COX_ABORTED early.
@@ -416,7 +423,7 @@ COX_PUBLIC int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms,
                                 struct cox_error *err);
 /* Ends a pause. Idempotent. After an init that is not a replay the group is in state NORMAL, where
  * a start command is not legal. So the init callback calls this itself, unless
- * cox_init_request_replayed. */
+ * cox_init_request.replayed. */
 COX_PUBLIC void cox_worker_resume(struct cox_worker *worker);
 #ifdef COX_INTERNAL
 bool cox_worker_paused(const struct cox_worker *worker);

@@ -145,9 +145,7 @@ class RankGroup:
         former = _of_workers.pop(worker, None)
         if former is not None:
             former.leave()
-        options = ffi.new("struct cox_group_options *", {"fd": -1})
-        options.size = ffi.sizeof("struct cox_group_options")
-        lib.cox_init_request_group(request, options)
+        options = ffi.new("struct cox_group_options *", request.group[0])
         # A legacy coordinator has no memory for it: then a name of the group's.
         name = f"{worker.group_name}_init"
         if value_size <= lib.COX_GROUP_VALUE_SIZE_MIN or (options.fd < 0 and not options.sealed):

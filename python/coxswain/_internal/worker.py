@@ -330,7 +330,7 @@ class InitRequest:
     def replayed(self) -> bool:
         """The same init again, since a rank was replaced: a rank may keep what it has loaded. It
         forms its rank group anew."""
-        return bool(lib.cox_init_request_replayed(self._lent()))
+        return bool(self._lent().replayed)
 
     @property
     def cancelled(self) -> bool:
