@@ -285,7 +285,7 @@ static int source_new(struct cox_kv_relay *relay, const char *cluster, uint32_t 
     if (r == 0)
         r = cox_exporter_new(&options, &source->exporter, err);
     if (r == 0)
-        r = cox_exporter_export(source->exporter, cox_kv_blocks_fd(source->blocks), 0, 0,
+        r = cox_exporter_export(source->exporter, cox_kv_blocks_info(source->blocks).fd, 0, 0,
                                 &source->local, err);
     if (r) {
         source_free(source);
@@ -415,7 +415,7 @@ static int block_put(struct source *source, uint32_t block, uint64_t generation,
     }
     if (now != COX_KV_EXPECTED)
         cox_kv_blocks_take(source->blocks, block);
-    memcpy((uint8_t *)cox_kv_blocks_memory(source->blocks) + block * source->block_size, bytes,
+    memcpy((uint8_t *)cox_kv_blocks_info(source->blocks).memory + block * source->block_size, bytes,
            source->block_size);
     cox_kv_blocks_give(source->blocks, block, generation);
     return 0;
@@ -743,7 +743,7 @@ struct serving {
 static int piece_copy(struct serving *serving, const struct cox_kv_view *view)
 {
     const struct fetch *fetch = &serving->fetch;
-    const uint64_t block_size = cox_kv_view_size(view);
+    const uint64_t block_size = cox_kv_view_info(view).block_size;
     const uint32_t left = fetch->count - serving->done;
     uint64_t count = block_size < PIECE_SIZE ? PIECE_SIZE / block_size : 1;
     count = count < left ? count : left;

@@ -161,24 +161,12 @@ void cox_kv_blocks_freep(struct cox_kv_blocks **blocks)
     cox_kv_blocks_free(*blocks);
 }
 
-uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks)
+struct cox_kv_info cox_kv_blocks_info(const struct cox_kv_blocks *blocks)
 {
-    return blocks->count;
-}
-
-uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks)
-{
-    return blocks->size;
-}
-
-void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks)
-{
-    return blocks->memory;
-}
-
-int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks)
-{
-    return blocks->fd;
+    return (struct cox_kv_info){.block_count = blocks->count,
+                                .block_size = blocks->size,
+                                .memory = blocks->memory,
+                                .fd = blocks->fd};
 }
 
 uint64_t cox_kv_generation_of(int64_t sequence)

@@ -59,6 +59,18 @@ extern "C" {
  * of 2^47 cases. */
 COX_PUBLIC uint64_t cox_kv_generation_of(int64_t sequence);
 
+struct cox_kv_info {
+    uint32_t block_count;
+    /* of one block */
+    uint64_t block_size;
+    /* The owner's block 0; block b is b * block_size bytes behind it. Lent until free. A view: NULL.
+     */
+    void *memory;
+    /* The owner's fd for readers, open for reading only. Lent until free. For a handle to it, call
+     * cox_exporter_export (handle.h) with offset and size 0. A view: -1. */
+    int fd;
+};
+
 /* ---- the owner ---- */
 
 struct cox_kv_blocks;
@@ -91,15 +103,8 @@ int cox_kv_blocks_new_sparse(uint32_t block_count, uint64_t block_size,
  */
 int cox_kv_blocks_reserve(struct cox_kv_blocks *blocks, uint32_t block);
 void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
-
-uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks);
-uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks); /* of one */
 #endif
-/* Address of block 0; block b is b * block_size bytes behind it. Lent until free. */
-COX_PUBLIC void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
-/* The fd for readers, open for reading only. Lent until free. For a handle to it, call
- * cox_exporter_export (handle.h) with offset and size 0. */
-COX_PUBLIC int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
+COX_PUBLIC struct cox_kv_info cox_kv_blocks_info(const struct cox_kv_blocks *blocks);
 
 /* From now on the block has no user and may be written; copies in progress become stale. Also legal
  * for a block without a user.
@@ -127,7 +132,7 @@ COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks,
 
 struct cox_kv_view;
 
-/* fd: a duplicate, in this process, of the owner's cox_kv_blocks_fd. It stays the caller's, and may
+/* fd: a duplicate, in this process, of the owner's cox_kv_info.fd. It stays the caller's, and may
  * be closed.
  * Returns
  *   0
@@ -144,13 +149,12 @@ COX_PUBLIC struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
 void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
 #endif
 
-COX_PUBLIC uint32_t cox_kv_view_count(const struct cox_kv_view *view);
-COX_PUBLIC uint64_t cox_kv_view_size(const struct cox_kv_view *view); /* of one block */
+COX_PUBLIC struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view);
 #ifdef COX_INTERNAL
 /* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
 uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
 #endif
-/* Copies the block, cox_kv_view_size bytes. generation: the user that it must have; COX_KV_UNUSED:
+/* Copies the block, block_size bytes. generation: the user that it must have; COX_KV_UNUSED:
  * any.
  * Returns
  *   0: `to` has the content that the owner gave under one generation

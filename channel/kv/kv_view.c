@@ -112,14 +112,9 @@ void cox_kv_view_freep(struct cox_kv_view **view)
     cox_kv_view_free(*view);
 }
 
-uint32_t cox_kv_view_count(const struct cox_kv_view *view)
+struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view)
 {
-    return view->count;
-}
-
-uint64_t cox_kv_view_size(const struct cox_kv_view *view)
-{
-    return view->size;
+    return (struct cox_kv_info){.block_count = view->count, .block_size = view->size, .fd = -1};
 }
 
 uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block)

@@ -99,7 +99,7 @@ static int create_kv_blocks(struct cox_cache *cache, struct cox_error *err)
     if (!cache->slots)
         return cox_fail(err, COX_NO_SPACE, "KV cache: no memory");
     cache->slot_count = SLOT_COUNT_DEFAULT;
-    cache->blocks = cox_kv_blocks_memory(cache->kv);
+    cache->blocks = cox_kv_blocks_info(cache->kv).memory;
     return 0;
 }
 

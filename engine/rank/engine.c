@@ -314,7 +314,7 @@ static void engine_publish(struct cox_engine *engine, const struct cox_group_opt
         int r = engine_make_exporter(engine, &err);
         if (r == 0)
             r = cox_exporter_export(engine->exporter,
-                                    cox_kv_blocks_fd(cox_cache_kv_blocks(engine->cache)), 0, 0,
+                                    cox_kv_blocks_info(cox_cache_kv_blocks(engine->cache)).fd, 0, 0,
                                     &engine->handle, &err);
         if (r == 0) {
             cox_fault_point(COX_FAULT_CACHE_EXPORTED);

@@ -129,12 +129,12 @@ static int links_check_layout(const struct cox_links *links, const struct cox_li
 static int link_check_view(const struct cox_link *link, const struct cox_kv_view *view,
                            struct cox_error *err)
 {
-    if (cox_kv_view_count(view) != link->kv.block_count ||
-        cox_kv_view_size(view) != link->kv.layout.block_bytes)
+    const struct cox_kv_info info = cox_kv_view_info(view);
+    if (info.block_count != link->kv.block_count || info.block_size != link->kv.layout.block_bytes)
         return cox_fail(err, COX_CORRUPT,
                         "there are %u blocks of %llu bytes, but the link request has %u of %llu",
-                        cox_kv_view_count(view), (unsigned long long)cox_kv_view_size(view),
-                        link->kv.block_count, (unsigned long long)link->kv.layout.block_bytes);
+                        info.block_count, (unsigned long long)info.block_size, link->kv.block_count,
+                        (unsigned long long)link->kv.layout.block_bytes);
     return 0;
 }
 

@@ -599,8 +599,12 @@ uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);
 int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
                    struct cox_error *err);
 struct cox_group *cox_group_leave(struct cox_group *group);
-uint32_t cox_group_rank(const struct cox_group *group);
-uint32_t cox_group_rank_count(const struct cox_group *group);
+struct cox_group_info {
+    uint32_t rank;
+    uint32_t rank_count;
+    ...;
+};
+struct cox_group_info cox_group_info(const struct cox_group *group);
 int cox_group_align(struct cox_group *group, uint64_t epoch);
 void cox_group_abort(struct cox_group *group);
 void cox_group_blame(struct cox_group *group, uint32_t rank);
@@ -802,16 +806,20 @@ uint64_t cox_kv_generation_of(int64_t sequence);
 int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_blocks **ret_blocks,
                       struct cox_error *err);
 struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks);
-void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
-int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
+struct cox_kv_info {
+    uint32_t block_count;
+    uint64_t block_size;
+    void *memory;
+    int fd;
+};
+struct cox_kv_info cox_kv_blocks_info(const struct cox_kv_blocks *blocks);
 int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
 int cox_kv_blocks_expect(struct cox_kv_blocks *blocks, uint32_t block);
 int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t generation);
 uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block);
 int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct cox_error *err);
 struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
-uint32_t cox_kv_view_count(const struct cox_kv_view *view);
-uint64_t cox_kv_view_size(const struct cox_kv_view *view);
+struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view);
 int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation, void *to,
                      struct cox_error *err);
 int cox_kv_view_await(const struct cox_kv_view *view, uint32_t block, uint64_t deadline_ns);

@@ -89,7 +89,7 @@ static _Noreturn void owner_main(const struct run *run, int fd)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     int r = cox_kv_blocks_new(run->block_count, run->block_size, &blocks, &err);
     for (uint32_t b = 0; r == 0 && b < run->block_count; b++) {
-        uint8_t *block = (uint8_t *)cox_kv_blocks_memory(blocks) + b * run->block_size;
+        uint8_t *block = (uint8_t *)cox_kv_blocks_info(blocks).memory + b * run->block_size;
         cox_kv_blocks_take(blocks, b);
         block_fill(block, run->block_size, b);
         r = cox_kv_blocks_give(blocks, b, GENERATION);
@@ -97,7 +97,7 @@ static _Noreturn void owner_main(const struct run *run, int fd)
     if (r == 0)
         r = cox_exporter_new(NULL, &exporter, &err);
     if (r == 0)
-        r = cox_exporter_export(exporter, cox_kv_blocks_fd(blocks), 0, 0, &handle, &err);
+        r = cox_exporter_export(exporter, cox_kv_blocks_info(blocks).fd, 0, 0, &handle, &err);
     if (r)
         fprintf(stderr, "coxswain-pull: the blocks' owner: %s\n", err.text);
     else if (write(fd, &handle, sizeof handle) == sizeof handle)
@@ -187,7 +187,7 @@ static int theirs_open(struct run *run, const struct cox_handle *handle, struct 
 
 static uint8_t *own_block(const struct run *run, uint32_t block)
 {
-    return (uint8_t *)cox_kv_blocks_memory(run->own) + block * run->block_size;
+    return (uint8_t *)cox_kv_blocks_info(run->own).memory + block * run->block_size;
 }
 
 static int run_init(struct run *run, const struct pull_options *options, uint64_t block_size,

@@ -119,7 +119,7 @@ static void kv_destroy(void *object)
 
 static int view_attach(void *object, struct cox_error *err)
 {
-    return cox_kv_view_attach(cox_kv_blocks_fd(kv), object, err);
+    return cox_kv_view_attach(cox_kv_blocks_info(kv).fd, object, err);
 }
 
 static void view_free(void *object)

@@ -78,8 +78,8 @@ static _Noreturn void owner_main(void)
     struct cox_handle handle;
     CHECK(cox_cache_new(&geometry, NULL, &cache, NULL) == 0);
     CHECK(cox_exporter_new(NULL, &exporter, NULL) == 0);
-    CHECK(cox_exporter_export(exporter, cox_kv_blocks_fd(cox_cache_kv_blocks(cache)), 0, 0, &handle,
-                              NULL) == 0);
+    CHECK(cox_exporter_export(exporter, cox_kv_blocks_info(cox_cache_kv_blocks(cache)).fd, 0, 0,
+                              &handle, NULL) == 0);
     memcpy(board->kv.handle, &handle, sizeof handle);
     board->kv.block_count = BLOCK_COUNT;
     board->kv.layout.block_bytes = cox_cache_block_size(&geometry);

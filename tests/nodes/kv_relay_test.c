@@ -132,11 +132,11 @@ static void blocks_make(struct cluster *cluster)
     struct cox_error err = {0};
     if (cox_kv_blocks_new(BLOCK_COUNT, BLOCK_SIZE, &cluster->blocks, &err) ||
         cox_exporter_new(NULL, &cluster->exporter, &err) ||
-        cox_exporter_export(cluster->exporter, cox_kv_blocks_fd(cluster->blocks), 0, 0,
+        cox_exporter_export(cluster->exporter, cox_kv_blocks_info(cluster->blocks).fd, 0, 0,
                             &cluster->remote, &err))
         fail_msg("%s", err.text);
     for (uint32_t b = 0; b < BLOCK_COUNT; b++) {
-        block_fill((uint8_t *)cox_kv_blocks_memory(cluster->blocks) + b * BLOCK_SIZE, b);
+        block_fill((uint8_t *)cox_kv_blocks_info(cluster->blocks).memory + b * BLOCK_SIZE, b);
     }
     blocks_give(cluster, SEQUENCE);
 }
@@ -431,8 +431,8 @@ static void a_rank_that_has_gone_is_forgotten(void **state)
     pull(cluster, PATIENCE_MS);
     assert_int_equal(local_count(cluster), BLOCK_COUNT);
     cluster->b.rank = 1; /* the process is a rank no more */
-    assert_int_equal(cox_exporter_export(cluster->exporter, cox_kv_blocks_fd(cluster->blocks), 0, 0,
-                                         &cluster->remote, NULL),
+    assert_int_equal(cox_exporter_export(cluster->exporter, cox_kv_blocks_info(cluster->blocks).fd,
+                                         0, 0, &cluster->remote, NULL),
                      0);
     for (int i = 0; i < 2; i++) { /* the next one is not there, and then the first one neither */
         ask_link(cluster, true);

@@ -203,7 +203,7 @@ static struct cox_kv_view *open_reader(struct cox_cache *cache)
     struct cox_kv_view *reader = NULL;
     struct cox_error err = {0};
 
-    if (cox_kv_view_attach(cox_kv_blocks_fd(cox_cache_kv_blocks(cache)), &reader, &err))
+    if (cox_kv_view_attach(cox_kv_blocks_info(cox_cache_kv_blocks(cache)).fd, &reader, &err))
         fail_msg("%s", err.text);
     return reader;
 }
@@ -218,7 +218,7 @@ static int copy_of(struct cox_kv_view *reader, uint32_t block, uint64_t generati
     char bytes[1024];
     const int r = cox_kv_view_copy(reader, block, generation, bytes, NULL);
 
-    assert_true(cox_kv_view_size(reader) <= sizeof(bytes));
+    assert_true(cox_kv_view_info(reader).block_size <= sizeof(bytes));
     *ret_mark = bytes[0];
     return r;
 }

@@ -36,7 +36,7 @@ static void both_open(struct both *both)
     struct cox_error err = {0};
 
     if (cox_kv_blocks_new(COUNT, SIZE, &both->blocks, &err) ||
-        cox_kv_view_attach(cox_kv_blocks_fd(both->blocks), &both->view, &err))
+        cox_kv_view_attach(cox_kv_blocks_info(both->blocks).fd, &both->view, &err))
         fail_msg("%s", err.text);
 }
 
@@ -48,7 +48,7 @@ static void both_close(struct both *both)
 
 static void fill(struct both *both, uint32_t block, int byte)
 {
-    memset((uint8_t *)cox_kv_blocks_memory(both->blocks) + block * SIZE, byte, SIZE);
+    memset((uint8_t *)cox_kv_blocks_info(both->blocks).memory + block * SIZE, byte, SIZE);
 }
 
 static void give(struct both *both, uint32_t block, uint64_t generation, int byte)
@@ -71,8 +71,8 @@ static void p9_a_block_is_copied_under_its_generation_alone(void **state)
 
     (void)state;
     both_open(&both);
-    assert_int_equal(cox_kv_view_count(both.view), COUNT);
-    assert_int_equal(cox_kv_view_size(both.view), SIZE);
+    assert_int_equal(cox_kv_view_info(both.view).block_count, COUNT);
+    assert_int_equal(cox_kv_view_info(both.view).block_size, SIZE);
     assert_int_equal(copy(&both, 1, COX_KV_UNUSED, &err), COX_STALE);
     assert_non_null(strstr(err.text, "block 1 belongs to no sequence"));
     give(&both, 1, 7, 'a');
@@ -253,8 +253,8 @@ static void g1d_only_the_owner_can_ever_write(void **state)
     (void)state;
     both_open(&both);
     give(&both, 2, 5, 'm');
-    expect_no_writing(cox_kv_blocks_fd(both.blocks));
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", cox_kv_blocks_fd(both.blocks));
+    expect_no_writing(cox_kv_blocks_info(both.blocks).fd);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", cox_kv_blocks_info(both.blocks).fd);
     const int again = open(path, O_RDWR | O_CLOEXEC);
     assert_true(again >= 0);
     expect_no_writing(again);
@@ -272,7 +272,7 @@ static long pages_of(const struct cox_kv_blocks *blocks)
 {
     struct stat st;
 
-    assert_int_equal(fstat(cox_kv_blocks_fd(blocks), &st), 0);
+    assert_int_equal(fstat(cox_kv_blocks_info(blocks).fd, &st), 0);
     return st.st_blocks / 8;
 }
 
@@ -284,7 +284,7 @@ static void sparse_blocks_have_the_pages_that_are_reserved(void **state)
 
     (void)state;
     if (cox_kv_blocks_new_sparse(MANY, 6400, &both.blocks, &err) ||
-        cox_kv_view_attach(cox_kv_blocks_fd(both.blocks), &both.view, &err))
+        cox_kv_view_attach(cox_kv_blocks_info(both.blocks).fd, &both.view, &err))
         fail_msg("%s", err.text);
     const long words = pages_of(both.blocks);
     assert_int_equal(words, (128 + 16L * MANY + 4095) / 4096);
@@ -293,13 +293,14 @@ static void sparse_blocks_have_the_pages_that_are_reserved(void **state)
     const long one = pages_of(both.blocks) - words;
     assert_in_range(one, 2, 3);
     assert_int_equal(cox_kv_blocks_take(both.blocks, MANY - 1), 0);
-    memset((uint8_t *)cox_kv_blocks_memory(both.blocks) + (MANY - 1) * UINT64_C(6400), 'q', 6400);
+    memset((uint8_t *)cox_kv_blocks_info(both.blocks).memory + (MANY - 1) * UINT64_C(6400), 'q',
+           6400);
     assert_int_equal(cox_kv_blocks_give(both.blocks, MANY - 1, 7), 0);
     assert_int_equal(pages_of(both.blocks), words + one);
     uint8_t bytes[6400];
     assert_int_equal(cox_kv_view_copy(both.view, MANY - 1, 7, bytes, NULL), 0);
     assert_int_equal(bytes[6399], 'q');
-    expect_no_writing(cox_kv_blocks_fd(both.blocks));
+    expect_no_writing(cox_kv_blocks_info(both.blocks).fd);
     both_close(&both);
 }
 

@@ -44,8 +44,9 @@ static void remote_open(struct remote *remote)
     *remote = (struct remote){0};
     assert_int_equal(cox_cache_new(&geometry, NULL, &remote->cache, &err), 0);
     assert_int_equal(cox_exporter_new(NULL, &remote->exporter, &err), 0);
-    if (cox_exporter_export(remote->exporter, cox_kv_blocks_fd(cox_cache_kv_blocks(remote->cache)),
-                            0, 0, &handle, &err))
+    if (cox_exporter_export(remote->exporter,
+                            cox_kv_blocks_info(cox_cache_kv_blocks(remote->cache)).fd, 0, 0,
+                            &handle, &err))
         fail_msg("%s", err.text);
     memcpy(remote->kv.handle, &handle, sizeof(handle));
     remote->kv.block_count = geometry.block_count;

@@ -174,30 +174,18 @@ struct cox_group *cox_group_leave(struct cox_group *group)
     return NULL;
 }
 
-uint32_t cox_group_rank(const struct cox_group *group)
+struct cox_group_info cox_group_info(const struct cox_group *group)
 {
-    return group->self;
+    return (struct cox_group_info){.rank = group->self,
+                                   .rank_count = group->count,
+                                   .value_size = group->base->value_size,
+                                   .mirrored = group->base->mirrored};
 }
 
 void cox_group_blame(struct cox_group *group, uint32_t rank)
 {
     /* relaxed: the number carries no other data. Partner is part_say_gone. */
     atomic_store_explicit(&group->blamed, rank + 1, memory_order_relaxed);
-}
-
-uint32_t cox_group_rank_count(const struct cox_group *group)
-{
-    return group->count;
-}
-
-uint32_t cox_group_value_size(const struct cox_group *group)
-{
-    return group->base->value_size;
-}
-
-bool cox_group_is_mirrored(const struct cox_group *group)
-{
-    return group->base->mirrored;
 }
 
 /* ---- epochs ---- */

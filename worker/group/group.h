@@ -123,13 +123,15 @@ COX_PUBLIC int cox_group_join(const struct cox_group_options *options, struct co
  * well. NULL-safe, returns NULL. In the child of a fork it only releases memory. */
 COX_PUBLIC struct cox_group *cox_group_leave(struct cox_group *group);
 
-/* This rank, and the number of ranks: of the group, or of the subgroup. */
-COX_PUBLIC uint32_t cox_group_rank(const struct cox_group *group);
-COX_PUBLIC uint32_t cox_group_rank_count(const struct cox_group *group);
-/* The largest value of one rank in bytes. */
-COX_PUBLIC uint32_t cox_group_value_size(const struct cox_group *group);
-/* Ranks of other machines take part: their fds are of no use here. */
-COX_PUBLIC bool cox_group_is_mirrored(const struct cox_group *group);
+struct cox_group_info {
+    /* this rank, and the number of ranks: of the group, or of the subgroup */
+    uint32_t rank, rank_count;
+    /* the largest value of one rank in bytes */
+    uint32_t value_size;
+    /* Ranks of other machines take part: their fds are of no use here. */
+    bool mirrored;
+};
+COX_PUBLIC struct cox_group_info cox_group_info(const struct cox_group *group);
 
 /* Starts this epoch, from 1 to 2^40 - 2; a new group is in epoch 0. The same epoch again changes
  * nothing. Does not wait. Also aligns the subgroups of this rank.

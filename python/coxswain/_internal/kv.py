@@ -118,14 +118,14 @@ class KvBlocks(Mapped):
         blocks = self._blocks = found[0]
         self.block_count, self.block_bytes = block_count, block_bytes
         self._size = block_count * block_bytes
-        memory = ffi.cast("uint8_t *", lib.cox_kv_blocks_memory(blocks))
+        memory = ffi.cast("uint8_t *", lib.cox_kv_blocks_info(blocks).memory)
         self._own("KV cache", memory, lambda _: lib.cox_kv_blocks_free(blocks))
 
     @property
     def fd(self) -> int:
         """For readers, open until close: to pass to another process, or to export."""
         self._use()
-        return int(lib.cox_kv_blocks_fd(self._blocks))
+        return int(lib.cox_kv_blocks_info(self._blocks).fd)
 
     def _check(self, block: int) -> int:
         self._use()
@@ -176,12 +176,12 @@ class KvView(Owned):
     @property
     def block_count(self) -> int:
         """Blocks."""
-        return int(lib.cox_kv_view_count(self._use()))
+        return int(lib.cox_kv_view_info(self._use()).block_count)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block."""
-        return int(lib.cox_kv_view_size(self._use()))
+        return int(lib.cox_kv_view_info(self._use()).block_size)
 
     def copy(self, block: int, to: Any, generation: int = 0) -> None:
         """Copies a block to a writable buffer of block_bytes. generation: the user that it must

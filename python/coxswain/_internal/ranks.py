@@ -103,8 +103,8 @@ class RankGroup:
         self._operating = threading.Lock()
         #: held while `abort` uses the group, and while `leave` frees it
         self._freeing = threading.RLock()
-        self.rank = int(lib.cox_group_rank(native))
-        self.rank_count = int(lib.cox_group_rank_count(native))
+        info = lib.cox_group_info(native)
+        self.rank, self.rank_count = int(info.rank), int(info.rank_count)
         self.value_size = value_size
 
     @classmethod

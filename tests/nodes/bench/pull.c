@@ -49,8 +49,9 @@ static int rank_init(void *context, const struct cox_init_request *request,
     struct rank *rank = context;
     struct cox_handle handle;
     (void)request;
-    int r = cox_exporter_export(rank->exporter, cox_kv_blocks_fd(cox_cache_kv_blocks(rank->cache)),
-                                0, 0, &handle, err);
+    int r =
+        cox_exporter_export(rank->exporter, cox_kv_blocks_info(cox_cache_kv_blocks(rank->cache)).fd,
+                            0, 0, &handle, err);
     if (r)
         return r;
     result->npu_block_count = rank->block_count;
