@@ -51,7 +51,7 @@ struct cox_rank_result {
     /* LATE: time since the rank last stored a state on this channel, or since publication */
     uint64_t silent_ns;
     /* payload, if the policy asks for it; ERROR: what the rank has added to its text
-     * (cox_worker_reply_failure), NULL: nothing */
+     * (cox_worker_reply_error), NULL: nothing */
     const void *bytes;
     size_t size;
     /* the same unpacked; NULL for opaque requests */

@@ -77,7 +77,7 @@ static bool pull_cancelled(void *context)
     const struct cox_engine *engine = context;
 
     return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
-           cox_worker_pull_cancelled(engine->worker);
+           cox_worker_cancelled(engine->worker, COX_CHANNEL_TRANSFER, 0);
 }
 
 int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine)
@@ -417,11 +417,11 @@ static int engine_switch(struct cox_engine *engine, uint64_t version,
         return 0;
     const struct cox_share share = {.rank = engine->source.rank,
                                     .rank_count = engine->source.rank_count};
-    cox_worker_disable_leave();
+    cox_worker_allow_leave(false);
     r = engine_borrow(engine, &share, version, candidate, deadline_ns, err);
     if (r == 0)
         engine_renew_digest(engine);
-    cox_worker_enable_leave();
+    cox_worker_allow_leave(true);
     return r;
 }
 
@@ -750,9 +750,9 @@ static int on_pull_kv(void *context, const Coxswain__PullKVRequest *request,
 
     if (atomic_load_explicit(&engine->rebuilding, memory_order_seq_cst))
         return cox_fail(err, COX_ABORTED, "a reinit is running");
-    cox_worker_disable_leave();
+    cox_worker_allow_leave(false);
     r = cox_transfer_pull(engine->transfer, request, arena, response, err);
-    cox_worker_enable_leave();
+    cox_worker_allow_leave(true);
     return r;
 }
 

@@ -11,7 +11,7 @@
  * rank can corrupt one.
  *
  * Threads: the execute thread. Inside a callback that a pause may leave, call
- *   cox_worker_disable_leave first: otherwise an image could stay half opened.
+ *   cox_worker_allow_leave(false) first: otherwise an image could stay half opened.
  * Ownership: bytes are lent for reading. Those of present: until commit. Those of next: until they
  *   are present or a later version is taken.
  * Blocks: take, until the deadline, where it must fetch the fd from the control socket.

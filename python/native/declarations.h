@@ -305,14 +305,11 @@ int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *b
 int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const struct iovec *parts,
                            size_t part_count, struct cox_error *err);
 int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int code, const char *text,
-                           struct cox_error *err);
-int cox_worker_reply_failure(struct cox_worker *worker, uint64_t sequence, int code,
-                             const char *text, const void *detail, size_t detail_size,
-                             struct cox_error *err);
+                           const void *detail, size_t detail_size, struct cox_error *err);
 int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence, const int32_t *tokens,
                           const float *logprobs, uint32_t count, struct cox_error *err);
 void cox_worker_set_digest(struct cox_worker *worker, int which, uint64_t value);
-bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence);
+bool cox_worker_cancelled(const struct cox_worker *worker, int channel, uint64_t sequence);
 void cox_worker_wake(struct cox_worker *worker, int channel);
 void cox_worker_stop(struct cox_worker *worker);
 int cox_worker_join(struct cox_worker *worker, struct cox_error *err);
@@ -562,7 +559,6 @@ int coxpy_order_pull_result(struct coxpy_order *order, const char *request_id,
                             uint64_t copied_bytes, uint64_t copy_ns, int status, const char *text);
 void coxpy_order_done(struct coxpy_worker *worker, struct coxpy_order *order, int result, int lora,
                       const char *text);
-bool cox_worker_pull_cancelled(const struct cox_worker *worker);
 
 int coxpy_worker_new(const struct cox_worker_options *options, uint32_t served,
                      struct coxpy_worker **ret_worker, struct cox_error *err);

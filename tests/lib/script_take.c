@@ -192,8 +192,8 @@ static const char *check_replies(struct take *take, uint64_t own)
     EXPECT(cox_worker_reply(worker, own + 1, "x", 1, &err) == COX_STATE);
     EXPECT(strstr(err.text, "was not taken"));
     EXPECT(cox_worker_reply(worker, 0, "x", 1, &err) == COX_STATE);
-    EXPECT(cox_worker_reply_error(worker, own + 1, COX_REJECTED, "x", &err) == COX_STATE);
-    EXPECT(cox_worker_reply_error(worker, own, 0, "x", &err) == COX_INVALID);
+    EXPECT(cox_worker_reply_error(worker, own + 1, COX_REJECTED, "x", NULL, 0, &err) == COX_STATE);
+    EXPECT(cox_worker_reply_error(worker, own, 0, "x", NULL, 0, &err) == COX_INVALID);
     EXPECT(cox_worker_reply_step(worker, own, NULL, NULL, 0, &err) == COX_INVALID);
     EXPECT(strstr(err.text, "an opaque request"));
     EXPECT(cox_worker_reply_init(worker, own, &result, &err) == COX_INVALID);
@@ -233,10 +233,10 @@ static const char *check(struct take *take, uint64_t own)
 
 static void command_cancelled(struct take *take, uint64_t sequence)
 {
-    if (!cox_worker_cancelled(take->worker, sequence))
+    if (!cox_worker_cancelled(take->worker, COX_CHANNEL_EXECUTE, sequence))
         dprintf(take->out_fd, "alive\n");
     /* By contract nothing wakes a thread that asks. */
-    while (!cox_worker_cancelled(take->worker, sequence))
+    while (!cox_worker_cancelled(take->worker, COX_CHANNEL_EXECUTE, sequence))
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     reply_text(take, sequence, "too late");
     dprintf(take->out_fd, "cancelled\n");
@@ -296,7 +296,8 @@ static void obey_opaque(struct take *take, const struct cox_worker_request *requ
                      "more",
                      size, room);
     if (r)
-        must(cox_worker_reply_error(take->worker, request->sequence, r, why.text, &err), &err);
+        must(cox_worker_reply_error(take->worker, request->sequence, r, why.text, NULL, 0, &err),
+             &err);
     else
         must(cox_worker_reply(take->worker, request->sequence, place, size, &err), &err);
 }
@@ -314,11 +315,11 @@ static void obey_typed(struct take *take, const struct cox_worker_request *reque
                 ? take->obey->execute(take->script, request->batch, request->outputs, &why)
                 : take->obey->init(take->script, request->init, &result, &why);
     if (r)
-        must(cox_worker_reply_error(worker, request->sequence, r, why.text, &err), &err);
+        must(cox_worker_reply_error(worker, request->sequence, r, why.text, NULL, 0, &err), &err);
     else if (!request->batch) {
         r = cox_worker_reply_init(worker, request->sequence, &result, &err);
         if (r == COX_TOO_LARGE) /* it is lent still */
-            r = cox_worker_reply_error(worker, request->sequence, r, err.text, NULL);
+            r = cox_worker_reply_error(worker, request->sequence, r, err.text, NULL, 0, NULL);
         must(r, &err);
     } else
         must(cox_worker_reply_step(worker, request->sequence, NULL, NULL, request->batch->row_count,

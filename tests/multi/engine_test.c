@@ -116,20 +116,16 @@ bool cox_worker_busy(const struct cox_worker *worker)
 }
 
 /* There are no pulls here, and no signals. */
-bool cox_worker_pull_cancelled(const struct cox_worker *worker)
+bool cox_worker_cancelled(const struct cox_worker *worker, enum cox_channel_id channel,
+                          uint64_t sequence)
 {
-    (void)worker;
+    (void)worker, (void)channel, (void)sequence;
     return false;
 }
 
-void cox_worker_disable_leave(void)
+void cox_worker_allow_leave(bool allow)
 {
-    held++;
-}
-
-void cox_worker_enable_leave(void)
-{
-    held--;
+    held += allow ? -1 : 1;
 }
 
 /* The same word as for steps. */

@@ -193,7 +193,7 @@ static struct cox_worker *worker;
 
 static void *let_pull(void *unused)
 {
-    while (!cox_worker_pull_cancelled(worker))
+    while (!cox_worker_cancelled(worker, COX_CHANNEL_TRANSFER, 0))
         sched_yield();
     cox_fault_arm(NULL);
     return unused;

@@ -172,9 +172,9 @@ int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_
     if (!cox_channel_thread_has_blocks(thread))
         return cox_fail(err, COX_TOO_LARGE, "the reply has %zu bytes, a slot holds %zu", size,
                         reply->slot_capacity);
-    cox_worker_disable_leave(); /* if the callback were left here, the locks would stay locked */
+    cox_worker_allow_leave(false); /* if the callback were left here, the locks would stay locked */
     int r = cox_channel_thread_reserve_block(thread, reply->sequence, size, ret_reply, err);
-    cox_worker_enable_leave();
+    cox_worker_allow_leave(true);
     if (r)
         return r;
     reply->bytes = *ret_reply;

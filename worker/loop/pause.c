@@ -169,16 +169,10 @@ void cox_channel_thread_end(struct cox_channel_thread *thread)
     own_thread = NULL;
 }
 
-void cox_worker_disable_leave(void)
+void cox_worker_allow_leave(bool allow)
 {
     if (own_thread)
-        own_thread->running.held = 1;
-}
-
-void cox_worker_enable_leave(void)
-{
-    if (own_thread)
-        own_thread->running.held = 0;
+        own_thread->running.held = !allow;
 }
 
 COX_HOT static void running_begin(struct cox_channel_thread *thread,
@@ -402,13 +396,17 @@ bool cox_worker_paused(const struct cox_worker *worker)
     return atomic_load_explicit(&worker->pause.paused, memory_order_seq_cst);
 }
 
-/* Requests are replied to in order: nothing before this one is outstanding here. */
-bool cox_worker_pull_cancelled(const struct cox_worker *worker)
+bool cox_worker_cancelled(const struct cox_worker *worker, enum cox_channel_id channel,
+                          uint64_t sequence)
 {
-    const struct cox_running_callback *running = &worker->threads[COX_CHANNEL_TRANSFER].running;
+    COX_ASSERT(channel == COX_CHANNEL_EXECUTE || channel == COX_CHANNEL_TRANSFER);
+    const struct cox_running_callback *running = &worker->threads[channel].running;
     /* relaxed: this thread's own. */
-    const uint64_t sequence = atomic_load_explicit(&running->inside, memory_order_relaxed);
-    return cox_state_ended(cox_state_channel(&worker->control, COX_CHANNEL_TRANSFER)) >= sequence ||
+    if (sequence == 0)
+        sequence = atomic_load_explicit(&running->inside, memory_order_relaxed);
+    return cox_state_cancelled(cox_state_channel(&worker->control, channel),
+                               worker->control.geometry.depth, sequence) ||
+           cox_state_aborted(&worker->control) ||
            /* acquire; partner: wait_tell. */
            atomic_load_explicit(&running->cancel_sequence, memory_order_acquire) >= sequence;
 }

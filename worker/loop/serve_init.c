@@ -7,12 +7,8 @@
 #include "channel/shm/state.h"
 #include "worker/group/group_memory.h"
 #include "kv_layout.h"
+#include "take.h"
 #include "worker/sequences/weights_candidate.h"
-
-void cox_init_result_init(struct cox_init_result *ret_result)
-{
-    *ret_result = (struct cox_init_result){.start_thinking_id = -1, .stop_thinking_id = -1};
-}
 
 /* Path of the control socket. False: the group has none, or the path is too long. */
 static bool socket_find(const struct cox_worker *worker, char buffer[COX_SOCKET_PATH_SIZE])

@@ -112,8 +112,8 @@ COX_PUBLIC int cox_worker_next(struct cox_worker *worker, enum cox_channel_id ch
                                struct cox_error *err);
 
 /*
- * Replies to a lent opaque request with size bytes. They are copied, unless they are already in
- * request.reply. A reply longer than reply_capacity is sent out of line. On failure the request
+ * Replies to a lent opaque request with the bytes of all parts, one after the other; they may be the
+ * request's. They are copied, unless they are one part that is already in request.reply. A reply longer than reply_capacity is sent out of line. On failure the request
  * stays lent, and the caller may reply to it again.
  *
  * Returns
@@ -124,38 +124,35 @@ COX_PUBLIC int cox_worker_next(struct cox_worker *worker, enum cox_channel_id ch
  *   COX_NO_SPACE: no memory for the reply
  *   -errno
  */
-COX_PUBLIC int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *bytes,
-                                size_t size, struct cox_error *err);
-
-/* The same for bytes that lie in several places, one after the other. They may be the request's. */
 COX_PUBLIC int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence,
                                       const struct iovec *parts, size_t part_count,
                                       struct cox_error *err);
 
+/* The same for bytes that lie in one place. */
+static inline int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *bytes,
+                                   size_t size, struct cox_error *err)
+{
+    struct iovec part;
+    part.iov_base = (void *)(uintptr_t)bytes;
+    part.iov_len = size;
+    return cox_worker_reply_parts(worker, sequence, &part, 1, err);
+}
+
 /*
  * Fails a lent request of any type, for all ranks. The coordinator gets the code, the text and the
  * rank. code: an enum cox_status or a negative errno. text NULL: the text of the code. A text that
- * does not fit is cut off.
+ * does not fit is cut off. detail: for an opaque request, detail_size bytes beside the text that
+ * only the application interprets: cox_rank_result.bytes of a rank that failed. They are left out
+ * where they do not fit the slot, and for a step or an init.
  *
  * Returns
  *   0
- *   COX_STATE: as cox_worker_reply
+ *   COX_STATE: as cox_worker_reply_parts
  *   COX_INVALID: code is 0
  */
 COX_PUBLIC int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int code,
-                                      const char *text, struct cox_error *err);
-
-/*
- * As cox_worker_reply_error, for an opaque request, with detail_size bytes beside the text that
- * only the application interprets: cox_rank_result.bytes of a rank that failed. Without them where
- * they do not fit the slot.
- *
- * Returns as cox_worker_reply_error, and
- *   COX_INVALID: the request is a step or an init
- */
-COX_PUBLIC int cox_worker_reply_failure(struct cox_worker *worker, uint64_t sequence, int code,
-                                        const char *text, const void *detail, size_t detail_size,
-                                        struct cox_error *err);
+                                      const char *text, const void *detail, size_t detail_size,
+                                      struct cox_error *err);
 
 /*
  * Replies to a lent step with two arrays of count == batch->row_count values: the sampled token of
@@ -164,7 +161,7 @@ COX_PUBLIC int cox_worker_reply_failure(struct cox_worker *worker, uint64_t sequ
  *
  * Returns
  *   0
- *   COX_STATE: as cox_worker_reply
+ *   COX_STATE: as cox_worker_reply_parts
  *   COX_INVALID: the request is not a step, or count is not batch->row_count
  */
 COX_PUBLIC int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence,
@@ -172,24 +169,22 @@ COX_PUBLIC int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequenc
                                      struct cox_error *err);
 
 /* Sets the values that an init callback starts with: no blocks, positions or thinking ids. */
-COX_PUBLIC void cox_init_result_init(struct cox_init_result *ret_result);
+static inline void cox_init_result_init(struct cox_init_result *ret_result)
+{
+    memset(ret_result, 0, sizeof *ret_result);
+    ret_result->start_thinking_id = ret_result->stop_thinking_id = -1;
+}
 /*
  * Replies to a lent init.
  *
  * Returns
  *   0
- *   COX_STATE: as cox_worker_reply
+ *   COX_STATE: as cox_worker_reply_parts
  *   COX_INVALID: the request is not an init
  *   COX_TOO_LARGE: kv_cache_count is above COX_KV_CACHE_DESC_COUNT_MAX
  */
 COX_PUBLIC int cox_worker_reply_init(struct cox_worker *worker, uint64_t sequence,
                                      const struct cox_init_result *result, struct cox_error *err);
-
-/* True once a lent request of the execute channel, or the group, has ended (deadline, failure or
- * death of another rank), or the worker is pausing. The caller must still reply; the coordinator
- * drops the reply of an ended request. sequence 0: the request of the opaque callback that runs on
- * this thread. Lock-free. */
-COX_PUBLIC bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence);
 
 /* Makes the present call of next on this channel, or else the following one, return COX_EMPTY. In a
  * legacy group a call that blocks already returns COX_EMPTY only when a request arrives, or

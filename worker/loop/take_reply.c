@@ -67,13 +67,6 @@ static int reply_in_block(struct cox_channel_thread *thread, const struct cox_le
     return 0;
 }
 
-int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *bytes, size_t size,
-                     struct cox_error *err)
-{
-    const struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
-    return cox_worker_reply_parts(worker, sequence, &part, 1, err);
-}
-
 int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const struct iovec *parts,
                            size_t part_count, struct cox_error *err)
 {
@@ -209,7 +202,7 @@ static void opaque_fail(struct cox_channel_thread *thread, const struct cox_lent
 }
 
 int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int code, const char *text,
-                           struct cox_error *err)
+                           const void *detail, size_t detail_size, struct cox_error *err)
 {
     struct cox_channel_thread *thread = reply_thread(worker);
     if (err)
@@ -222,39 +215,8 @@ int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int cod
     if (!text || !text[0])
         text = cox_status_text(code);
     if (entry->kind == COX_LENT_OPAQUE)
-        opaque_fail(thread, entry, code, text, NULL, 0);
+        opaque_fail(thread, entry, code, text, detail, detail_size);
     else
         typed_fail(thread, entry->kind, code, text);
     return 0;
-}
-
-int cox_worker_reply_failure(struct cox_worker *worker, uint64_t sequence, int code,
-                             const char *text, const void *detail, size_t detail_size,
-                             struct cox_error *err)
-{
-    struct cox_channel_thread *thread = reply_thread(worker);
-    int r;
-    if (code == 0)
-        return cox_fail(err, COX_INVALID, "an error of code 0 would be a success");
-    struct cox_lent *entry = reply_claim(thread, sequence, COX_LENT_OPAQUE, &r, err);
-    if (!entry)
-        return r;
-    if (!text || !text[0])
-        text = cox_status_text(code);
-    opaque_fail(thread, entry, code, text, detail, detail_size);
-    return 0;
-}
-
-bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence)
-{
-    const struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
-    const struct cox_running_callback *running = &thread->running;
-    /* relaxed: this thread's own. */
-    if (sequence == 0)
-        sequence = atomic_load_explicit(&running->inside, memory_order_relaxed);
-    return cox_state_cancelled(cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE),
-                               worker->control.geometry.depth, sequence) ||
-           cox_state_aborted(&worker->control) ||
-           /* acquire; partner: wait_tell in pause.c. */
-           atomic_load_explicit(&running->cancel_sequence, memory_order_acquire) >= sequence;
 }

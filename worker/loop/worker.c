@@ -167,12 +167,12 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                     uint64_t deadline_ns)
 {
-    cox_worker_disable_leave(); /* if the callback were left here, the locks would stay locked */
+    cox_worker_allow_leave(false); /* if the callback were left here, the locks would stay locked */
     /* acq_rel: partner is the acquire in free; a reporter that has left uses nothing any more. */
     atomic_fetch_add_explicit(&worker->reporters, 1, memory_order_acq_rel);
     int r = worker_tell(worker, channel, sequence, text, deadline_ns);
     atomic_fetch_sub_explicit(&worker->reporters, 1, memory_order_acq_rel);
-    cox_worker_enable_leave();
+    cox_worker_allow_leave(true);
     return r;
 }
 

@@ -106,7 +106,7 @@ struct cox_worker_options {
      * leaks. Locks it held stay locked, also inside the C library (malloc, stdio). No destructor
      * runs, and threads it started continue. scanf of glibc cannot be left: the process ends.
      * Only for callbacks that tolerate this and run on the stack they were called on. They put
-     * cox_worker_disable_leave around code that must not be abandoned.
+     * cox_worker_allow_leave around code that must not be abandoned.
      * false: a stuck rank stays stuck until it is replaced. */
     bool leave_stuck;
     /* Upper limit of an unpacked request; 0: 256 MiB. A request that did not fit its frame may use
@@ -255,10 +255,12 @@ static inline const char *cox_init_request_get(const struct cox_init_request *re
  * Lock-free; on the callback's thread, until it returns. */
 COX_PUBLIC bool cox_init_request_cancelled(const struct cox_init_request *request);
 
-/* True once the coordinator has cancelled the pull_kv under way (timeout, another rank's failure),
- * or the worker is pausing. The callback should then return. Lock-free; on the callback's thread.
- */
-COX_PUBLIC bool cox_worker_pull_cancelled(const struct cox_worker *worker);
+/* True once a request of the execute or the transfer channel, or the group, has ended (deadline,
+ * failure or death of another rank), or the worker is pausing. A callback should then return; the
+ * reply to a lent request is owed nevertheless. The coordinator drops the reply of an ended request.
+ * sequence 0: the request of the opaque or pull_kv callback that runs on this thread. Lock-free. */
+COX_PUBLIC bool cox_worker_cancelled(const struct cox_worker *worker, enum cox_channel_id channel,
+                                     uint64_t sequence);
 
 /* Any callback may be NULL. Its requests then get the reply COX_UNSUPPORTED; those without a reply
  * are dropped. For a dropped link, a legacy coordinator gets a fault report. Without an init
@@ -304,7 +306,7 @@ struct cox_worker_callbacks {
                 struct cox_arena *arena, struct Coxswain__LoraOperationResponse *response,
                 struct cox_error *err);
     /* One result per request, each with its own code: one failed pull does not fail the others. A
-     * long callback polls cox_worker_pull_cancelled. */
+     * long callback polls cox_worker_cancelled. */
     int (*pull_kv)(void *context, const struct Coxswain__PullKVRequest *request,
                    struct cox_arena *arena, struct Coxswain__PullKVResponse *response,
                    struct cox_error *err);
@@ -392,19 +394,18 @@ COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t g
 COX_PUBLIC void cox_worker_set_digest(struct cox_worker *worker, enum cox_digest which,
                                       uint64_t value);
 
-/* Between the two calls, options.leave_stuck does not make this thread leave its callback. A leave
- * that falls due meanwhile happens at the first SIGURG afterwards. A callback puts the calls around
+/* false: options.leave_stuck does not make this thread leave its callback, until true. A leave that
+ * falls due meanwhile happens at the first SIGURG afterwards. A callback puts the two calls around
  * code that must not be abandoned halfway: a held lock, an allocation, a file being written. They
  * do not affect other threads, and do not nest. */
-COX_PUBLIC void cox_worker_disable_leave(void);
-COX_PUBLIC void cox_worker_enable_leave(void);
+COX_PUBLIC void cox_worker_allow_leave(bool allow);
 
 /* ---- for the recovery callbacks ---- */
 
 /* Pauses the worker: until resume, steps, pulls and opaque requests get the reply COX_ABORTED at
  * once; init and cleanup are still served.
  * Blocks until the running callbacks of the execute and transfer channels end, in stages:
- *   1. cox_batch_cancelled, cox_init_request_cancelled and cox_worker_pull_cancelled return true,
+ *   1. cox_batch_cancelled, cox_init_request_cancelled and cox_worker_cancelled return true,
  *     which asks the callbacks to return.
  *   2. After grace_ms (0: 500; at most a day) their threads get SIGURG every 50 ms, which ends
  *     blocking system calls with EINTR.

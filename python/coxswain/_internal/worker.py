@@ -163,7 +163,8 @@ class Request:
     @property
     def cancelled(self) -> bool:
         """The reply has no reader any more. It is owed nevertheless, and dropped."""
-        return bool(lib.cox_worker_cancelled(self._worker._lib(), self.sequence))
+        worker = self._worker._lib()
+        return bool(lib.cox_worker_cancelled(worker, lib.COX_CHANNEL_EXECUTE, self.sequence))
 
     def reply(self, data: Buffer) -> None:
         """Replies with bytes-like data. Raises StateError if it was replied to, or if a view of
@@ -723,7 +724,7 @@ class Worker:
     @property
     def pull_cancelled(self) -> bool:
         """For the pull handler: nobody waits for the pulls any more, or the rank is pausing."""
-        return bool(lib.cox_worker_pull_cancelled(self._lib()))
+        return bool(lib.cox_worker_cancelled(self._lib(), lib.COX_CHANNEL_TRANSFER, 0))
 
     def pause(self, timeout: float = 0.5) -> None:
         """For the recover handler: asks what is running to return, and waits. Until `resume`, steps
@@ -740,12 +741,9 @@ class Worker:
     def _fail(self, sequence: int, code: int, text: str, detail: bytes = b"") -> None:
         err = new_error()
         # COX_STATE: the group has ended meanwhile
-        if detail:
-            lib.cox_worker_reply_failure(
-                self._lib(), sequence, code, bytes_of(text), detail, len(detail), err
-            )
-        else:
-            lib.cox_worker_reply_error(self._lib(), sequence, code, bytes_of(text), err)
+        lib.cox_worker_reply_error(
+            self._lib(), sequence, code, bytes_of(text), detail, len(detail), err
+        )
 
     def _step(self, batch: Batch) -> None:
         sequence, rows = batch.sequence, batch.row_count

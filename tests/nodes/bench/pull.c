@@ -40,7 +40,7 @@ struct rank {
 static bool is_cancelled(void *context)
 {
     const struct rank *rank = context;
-    return cox_worker_pull_cancelled(rank->worker);
+    return cox_worker_cancelled(rank->worker, COX_CHANNEL_TRANSFER, 0);
 }
 
 static int rank_init(void *context, const struct cox_init_request *request,
