@@ -20,13 +20,6 @@ struct group_whole {
     struct cox_group_base base;
 };
 
-uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size)
-{
-    if (value_size == 0)
-        value_size = COX_GROUP_VALUE_SIZE_MIN;
-    return cox_group_values_offset(rank_count) + rank_count * cox_group_values_stride(value_size);
-}
-
 /* ---- joining and leaving ---- */
 
 static int options_check(const struct cox_group_options *options, struct cox_error *err)
@@ -180,12 +173,6 @@ struct cox_group_info cox_group_info(const struct cox_group *group)
                                    .rank_count = group->count,
                                    .value_size = group->base->value_size,
                                    .mirrored = group->base->mirrored};
-}
-
-void cox_group_blame(struct cox_group *group, uint32_t rank)
-{
-    /* relaxed: the number carries no other data. Partner is part_say_gone. */
-    atomic_store_explicit(&group->blamed, rank + 1, memory_order_relaxed);
 }
 
 /* ---- epochs ---- */

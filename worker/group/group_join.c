@@ -33,6 +33,13 @@
 #define SHM_FOLDER "/dev/shm"
 #define RETRY_NS COX_NSEC_PER_MSEC
 
+uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size)
+{
+    if (value_size == 0)
+        value_size = COX_GROUP_VALUE_SIZE_MIN;
+    return cox_group_values_offset(rank_count) + rank_count * cox_group_values_stride(value_size);
+}
+
 /* ---- names ---- */
 
 /* Returns true if the path still refers to the file. */

@@ -213,6 +213,12 @@ static void part_arrive(struct cox_group *group, enum cox_group_operation operat
     cox_fault_point(COX_FAULT_GROUP_ARRIVED);
 }
 
+void cox_group_blame(struct cox_group *group, uint32_t rank)
+{
+    /* relaxed: the number carries no other data. Partner is part_say_gone. */
+    atomic_store_explicit(&group->blamed, rank + 1, memory_order_relaxed);
+}
+
 static void part_say_gone(struct cox_group *group)
 {
     struct cox_group_layout_part *part = cox_group_own_part(group);

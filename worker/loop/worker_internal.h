@@ -268,6 +268,11 @@ COX_HOT static inline void cox_channel_thread_record_reply(const struct cox_chan
         cox_recorder_reply(&thread->recorder, sequence, status, size, cox_now_ns());
 }
 
+static inline bool cox_worker_stopping(const struct cox_worker *worker)
+{
+    return atomic_load_explicit(&worker->stopping, memory_order_acquire);
+}
+
 /* ---- attach.c, in the order of cox_worker_new ---- */
 
 /* Finds the group and its coordinator, and checks both. */
@@ -321,6 +326,8 @@ void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_
 /* Releases the memory of replies to requests that have ended. */
 void cox_channel_thread_release_blocks(struct cox_channel_thread *thread);
 void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread); /* idempotent */
+
+/* ---- report.c ---- */
 
 /* Reports a fault; channel < 0: about no request. */
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
