@@ -63,11 +63,11 @@ struct cox_kv_info {
     uint32_t block_count;
     /* of one block */
     uint64_t block_size;
-    /* The owner's block 0; block b is b * block_size bytes behind it. Lent until free. A view: NULL.
-     */
+    /* The owner's block 0; block b is b * block_size bytes behind it. Lent until free. NULL of a
+     * view. */
     void *memory;
     /* The owner's fd for readers, open for reading only. Lent until free. For a handle to it, call
-     * cox_exporter_export (handle.h) with offset and size 0. A view: -1. */
+     * cox_exporter_export (handle.h) with offset and size 0. -1 of a view. */
     int fd;
 };
 

@@ -6,7 +6,6 @@
 #include "channel/shm/state.h"
 #include "proto/large_payload_ref.h"
 #include "proto/operation.h"
-#include "legacy_shim_reply.h"
 
 /* The interval at which a wait for a legacy coordinator's token checks whether the worker leaves.
  */

@@ -112,9 +112,10 @@ COX_PUBLIC int cox_worker_next(struct cox_worker *worker, enum cox_channel_id ch
                                struct cox_error *err);
 
 /*
- * Replies to a lent opaque request with the bytes of all parts, one after the other; they may be the
- * request's. They are copied, unless they are one part that is already in request.reply. A reply longer than reply_capacity is sent out of line. On failure the request
- * stays lent, and the caller may reply to it again.
+ * Replies to a lent opaque request with the bytes of all parts, one after the other. They may be
+ * the request's. They are copied, unless they are already in request.reply. A reply longer than
+ * reply_capacity is sent out of line. On failure the request stays lent, and the caller may reply
+ * to it again.
  *
  * Returns
  *   0

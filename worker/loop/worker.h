@@ -256,8 +256,8 @@ static inline const char *cox_init_request_get(const struct cox_init_request *re
 COX_PUBLIC bool cox_init_request_cancelled(const struct cox_init_request *request);
 
 /* True once a request of the execute or the transfer channel, or the group, has ended (deadline,
- * failure or death of another rank), or the worker is pausing. A callback should then return; the
- * reply to a lent request is owed nevertheless. The coordinator drops the reply of an ended request.
+ * failure or death of another rank), or the worker is pausing. A callback should then return. The
+ * reply to a lent request is owed nevertheless; the coordinator drops that of an ended request.
  * sequence 0: the request of the opaque or pull_kv callback that runs on this thread. Lock-free. */
 COX_PUBLIC bool cox_worker_cancelled(const struct cox_worker *worker, enum cox_channel_id channel,
                                      uint64_t sequence);
