@@ -13,7 +13,6 @@ set(public_headers
     channel/base/handle_format.h
     channel/memory/image.h
     channel/shm/region.h
-    channel/socket/socket.h
     channel/base/spin.h
     memory/domain/domain.h
     memory/domain/domain_cuda.h

@@ -29,6 +29,7 @@ enum cox_region_access {
     COX_REGION_WRITE,
 };
 
+#ifdef COX_INTERNAL
 /* Creates the object exclusively, with mode 0600 whatever the umask. Every byte is zero, and its
  * memory is reserved: so a full tmpfs is an error now instead of a SIGBUS later. On failure nothing
  * is left.
@@ -39,8 +40,8 @@ enum cox_region_access {
  *   COX_INVALID: the name
  *   -errno
  */
-COX_PUBLIC int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
-                                 struct cox_error *err);
+int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
+                      struct cox_error *err);
 /* Maps a whole existing object, which must have at least size_min bytes.
  * Returns
  *   0
@@ -49,23 +50,29 @@ COX_PUBLIC int cox_region_create(struct cox_region *region, const char *name, ui
  *   COX_CORRUPT: too small
  *   -errno
  */
-COX_PUBLIC int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
-                                 enum cox_region_access access, struct cox_error *err);
-#ifdef COX_INTERNAL
+int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
+                      enum cox_region_access access, struct cox_error *err);
 /* Opens the object without mapping it, after the same checks. Returns as cox_region_attach. */
 int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
                     struct cox_error *err);
 #endif
-/* Attaches by an fd, which stays the caller's. name is used in err only; the object need not have
- * one. Returns as cox_region_attach. */
+/* Maps the whole object behind fd, which stays the caller's, and must have at least size_min bytes.
+ * name is used in err only; the object need not have one.
+ * Returns
+ *   0
+ *   COX_DENIED: another owner, mode or type, or a second hard link; err says which
+ *   COX_CORRUPT: too small
+ *   -errno
+ */
 COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,
                                     uint64_t size_min, enum cox_region_access access,
                                     struct cox_error *err);
 COX_PUBLIC void cox_region_detach(struct cox_region *region); /* idempotent */
-/* Returns 0, also when the name is already gone, or -errno. */
-COX_PUBLIC int cox_region_unlink(const char *name);
 
 #ifdef COX_INTERNAL
+/* Returns 0, also when the name is already gone, or -errno. */
+int cox_region_unlink(const char *name);
+
 /* The checks of attach, for fds that were received in another way. */
 int cox_region_check_fd(int fd, const char *name, struct cox_error *err);
 /* Maps the object behind fd, which stays the caller's. */

@@ -2,8 +2,6 @@
  * socket: sends and receives bytes and file descriptors over connected unix sockets, with
  * deadlines; and listens and connects at paths.
  *
- * Usable without a group or a control socket.
- *
  * Threads: any; on one socket, one at a time sends and one at a time receives.
  * Ownership: fds that are sent stay the caller's. The caller owns received fds, which are all
  *   close-on-exec and 3 or above. On failure it gets none.
@@ -26,10 +24,8 @@ extern "C" {
 /* File descriptors in one message, at most. The kernel's limit is 253. */
 #define COX_SOCKET_FD_COUNT_MAX 128
 
-#ifdef COX_INTERNAL
 /* Two connected stream sockets, close-on-exec. Returns 0 or -errno. */
 int cox_socket_pair(int ret_fds[2]);
-#endif
 
 /* Creates a socket that listens at path, with mode 0600: only this user and root can connect. Never
  * removes an existing file at path. The path may be longer than a socket address; its last
@@ -42,14 +38,14 @@ int cox_socket_pair(int ret_fds[2]);
  *   COX_DENIED
  *   -errno
  */
-COX_PUBLIC int cox_socket_listen(const char *path, int *ret_fd, struct cox_error *err);
+int cox_socket_listen(const char *path, int *ret_fd, struct cox_error *err);
 /* Accepts the next connection.
  * Returns
  *   0
  *   COX_TIMEOUT
  *   -errno
  */
-COX_PUBLIC int cox_socket_accept(int listen_fd, uint64_t deadline_ns, int *ret_fd);
+int cox_socket_accept(int listen_fd, uint64_t deadline_ns, int *ret_fd);
 /* Connects to the socket at path, if its process is of this user or of root.
  * Returns
  *   0
@@ -60,8 +56,7 @@ COX_PUBLIC int cox_socket_accept(int listen_fd, uint64_t deadline_ns, int *ret_f
  *   COX_TIMEOUT: its queue of connections was full until the deadline
  *   -errno
  */
-COX_PUBLIC int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd,
-                                  struct cox_error *err);
+int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd, struct cox_error *err);
 /* Removes the path, even while a process listens there; connections stay.
  * Returns
  *   0: also if it does not exist
@@ -69,7 +64,7 @@ COX_PUBLIC int cox_socket_connect(const char *path, uint64_t deadline_ns, int *r
  *   COX_DENIED: not a socket
  *   -errno
  */
-COX_PUBLIC int cox_socket_unlink(const char *path, struct cox_error *err);
+int cox_socket_unlink(const char *path, struct cox_error *err);
 
 /* Sends all of bytes (size at least 1), and the fds with the first of them. Never raises SIGPIPE.
  * Tries once even if the deadline has passed; a deadline of 0 does not block.
@@ -80,8 +75,8 @@ COX_PUBLIC int cox_socket_unlink(const char *path, struct cox_error *err);
  *   COX_FULL: too many fds of this user are in flight in the kernel (ETOOMANYREFS)
  *   -errno
  */
-COX_PUBLIC int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds,
-                               uint32_t fd_count, uint64_t deadline_ns);
+int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds, uint32_t fd_count,
+                    uint64_t deadline_ns);
 /* Receives exactly size bytes (at least 1), and the fds sent with them. On failure it closes all
  * received fds, and the received bytes are lost.
  * Returns
@@ -93,11 +88,9 @@ COX_PUBLIC int cox_socket_send(int fd, const void *bytes, size_t size, const int
  *   -EMFILE: the received fds exceed the fd limit of this process
  *   -errno
  */
-COX_PUBLIC int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds,
-                                  uint32_t fd_count_max, uint32_t *ret_fd_count,
-                                  uint64_t deadline_ns);
+int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds, uint32_t fd_count_max,
+                       uint32_t *ret_fd_count, uint64_t deadline_ns);
 
-#ifdef COX_INTERNAL
 /* Receives up to size bytes (at least 1) that have arrived, and the fds sent with them. Does not
  * block. *ret_size 0: the other side has closed.
  * Returns
@@ -114,7 +107,6 @@ int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size, 
  *   -errno
  */
 int cox_socket_wait(int fd, short events, uint64_t deadline_ns);
-#endif
 
 /* The process at the other end, as the kernel reports it (SO_PEERCRED). */
 struct cox_socket_peer {
@@ -124,7 +116,7 @@ struct cox_socket_peer {
     gid_t gid;
 };
 /* Returns 0 or -errno. */
-COX_PUBLIC int cox_socket_read_peer(int fd, struct cox_socket_peer *ret_peer);
+int cox_socket_read_peer(int fd, struct cox_socket_peer *ret_peer);
 
 #ifdef __cplusplus
 }

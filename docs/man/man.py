@@ -21,7 +21,6 @@ PAGES = (
     ("cox_peer", "channel/base/peer.h", "ipc.h"),
     ("cox_region", "channel/shm/region.h", "ipc.h"),
     ("cox_image", "channel/memory/image.h", "ipc.h"),
-    ("cox_socket", "channel/socket/socket.h", "ipc.h"),
     ("cox_handle", "channel/handle/handle.h", "ipc.h"),
     ("cox_domain", "memory/domain/domain.h", "memory.h"),
     ("cox_domain_cuda", "memory/domain/domain_cuda.h", "memory.h"),

@@ -4,9 +4,8 @@
  *   base     status codes, errors with text, deadlines on the monotonic clock
  *   peer     the identity of a process, and whether it is alive
  *   handle   an fd as 64 bytes, with which another process opens the same object
- *   region   shared memory, named or not
+ *   region   shared memory without a name
  *   image    memory that is filled once and then sealed
- *   socket   bytes and fds over a unix socket, under a deadline
  *   spin     how long a wait spins before it blocks
  */
 #ifndef COX_IPC_H
@@ -18,7 +17,6 @@
 #include "channel/handle/handle.h"
 #include "channel/memory/image.h"
 #include "channel/shm/region.h"
-#include "channel/socket/socket.h"
 #include "channel/base/spin.h"
 
 #endif

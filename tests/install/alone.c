@@ -1,5 +1,5 @@
-/* What can be had of the installed library without a coordinator: two processes, a named region, a
- * socket that an fd goes through, and a rank group (K28). */
+/* What can be had of the installed library without a coordinator: two processes, memory
+ * whose handle goes from one to the other, and a rank group (K28). */
 #include <coxswain/coxswain.h>
 #include <coxswain/ipc.h>
 
@@ -23,31 +23,34 @@ static uint64_t patience(void)
     return cox_deadline_after_ms(PATIENCE_MS);
 }
 
-static void helpers(const char *name, int socket, int is_child)
+/* pipes: one in each direction; a byte or a handle goes through. */
+static void helpers(const int pipes[2][2], int is_child)
 {
     struct cox_region region = {0};
+    struct cox_handle handle;
     char byte = 0;
     int fd = -1;
-    uint32_t count = 0;
     if (!is_child) {
+        const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                     .ptrace_policy = COX_PTRACE_ANY};
+        struct cox_exporter *exporter = NULL;
         CHECK(cox_region_create_unnamed(&region, "given", 4096, 0, false, &fd, NULL) == 0);
         strcpy(region.base, "given");
-        CHECK(cox_socket_send(socket, "x", 1, &fd, 1, patience()) == 0);
+        CHECK(cox_exporter_new(&options, &exporter, NULL) == 0);
+        CHECK(cox_exporter_export(exporter, fd, 0, 0, &handle, NULL) == 0);
         close(fd);
-        CHECK(cox_socket_receive(socket, &byte, 1, NULL, 0, NULL, patience()) == 0);
-        cox_region_detach(&region);
-        CHECK(cox_region_attach(&region, name, 8192, COX_REGION_READ, NULL) == 0);
-        CHECK(strcmp(region.base, "named") == 0);
-        CHECK(cox_region_unlink(name) == 0);
+        CHECK(write(pipes[0][1], &handle, sizeof handle) == sizeof handle);
+        CHECK(read(pipes[1][0], &byte, 1) == 1);
+        CHECK(strcmp(region.base, "taken") == 0);
+        cox_exporter_free(exporter);
     } else {
-        CHECK(cox_socket_receive(socket, &byte, 1, &fd, 1, &count, patience()) == 0 && count == 1);
+        CHECK(read(pipes[0][0], &handle, sizeof handle) == sizeof handle);
+        CHECK(cox_handle_open(&handle, NULL, patience(), &fd, NULL) == 0);
         CHECK(cox_region_attach_fd(&region, fd, "given", 4096, COX_REGION_WRITE, NULL) == 0);
         close(fd);
         CHECK(strcmp(region.base, "given") == 0);
-        cox_region_detach(&region);
-        CHECK(cox_region_create(&region, name, 8192, NULL) == 0);
-        strcpy(region.base, "named");
-        CHECK(cox_socket_send(socket, "y", 1, NULL, 0, patience()) == 0);
+        strcpy(region.base, "taken");
+        CHECK(write(pipes[1][1], "y", 1) == 1);
     }
     cox_region_detach(&region);
 }
@@ -77,21 +80,13 @@ static void ranks(const char *name, uint32_t rank)
 
 int main(void)
 {
-    char object[64], name[64];
-    char path[64];
-    int listening = -1, fd = -1, status = -1;
-    snprintf(object, sizeof object, "/cox_alone_%d", (int)getpid());
+    char name[64];
+    int pipes[2][2], status = -1;
     snprintf(name, sizeof name, "cox_alone_%d", (int)getpid());
-    snprintf(path, sizeof path, "/tmp/cox_alone_%d.socket", (int)getpid());
-    CHECK(cox_socket_listen(path, &listening, NULL) == 0);
+    CHECK(pipe(pipes[0]) == 0 && pipe(pipes[1]) == 0);
     pid_t pid = fork();
     CHECK(pid >= 0);
-    if (pid == 0)
-        CHECK(cox_socket_connect(path, patience(), &fd, NULL) == 0);
-    else
-        CHECK(cox_socket_accept(listening, patience(), &fd) == 0 &&
-              cox_socket_unlink(path, NULL) == 0);
-    helpers(object, fd, pid == 0);
+    helpers((const int(*)[2])pipes, pid == 0);
     ranks(name, pid == 0);
     if (pid == 0)
         return 0;
