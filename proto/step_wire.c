@@ -3,7 +3,11 @@
 #include "proto/executor.pb-c.h"
 #include "varint.h"
 
+#include <assert.h>
 #include <limits.h>
+#include <string.h>
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fixed numbers are copied as they are");
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
 typedef Coxswain__ExecuteModelRequest ExecuteModelRequest;
@@ -22,8 +26,12 @@ typedef Coxswain__StepResult StepResult;
 /* All but the columns: tags, lengths and single numbers of three messages, the longest of each. */
 #define FIXED_SIZE_MAX 256
 
+/* Of every number in a column: uint32_t, int32_t or float. */
+#define COLUMN_ITEM_SIZE sizeof(uint32_t)
+
 /* Digests of a StepResult: all of them, or none. */
 #define DIGEST_COUNT 5
+#define DIGEST_SIZE (DIGEST_COUNT * sizeof(uint64_t))
 
 /* Columns of a StepDelta are known by their numbers, which fit a byte with the tag. */
 #define COLUMN_COUNT 14
@@ -38,7 +46,7 @@ static uint8_t *put_tag(uint8_t *end, unsigned tag)
 
 static uint8_t *put_own_tag(uint8_t *end, unsigned tag)
 {
-    const uint16_t bytes = htole16(TAG_OWN(tag));
+    const uint16_t bytes = TAG_OWN(tag);
     end -= sizeof bytes;
     memcpy(end, &bytes, sizeof bytes);
     return end;
@@ -60,19 +68,14 @@ static uint8_t *put_length(uint8_t *begin, const uint8_t *end)
     return cox_varint_put(begin, (uint64_t)(end - begin));
 }
 
-static uint8_t *put_column(uint8_t *end, unsigned number, const uint32_t *values, size_t count)
+/* A packed column of count numbers of 4 bytes. */
+static uint8_t *put_column(uint8_t *end, unsigned number, const void *values, size_t count)
 {
-    return count ? put_tag(put_length(cox_varint_put_uint32s(end, values, count), end),
-                           TAG_BYTES(number))
-                 : end;
-}
-
-static uint8_t *put_signed_column(uint8_t *end, unsigned number, const int32_t *values,
-                                  size_t count)
-{
-    return count ? put_tag(put_length(cox_varint_put_int32s(end, values, count), end),
-                           TAG_BYTES(number))
-                 : end;
+    if (count == 0)
+        return end;
+    const size_t size = COLUMN_ITEM_SIZE * count;
+    memcpy(end - size, values, size);
+    return put_tag(cox_varint_put(end - size, size), TAG_BYTES(number));
 }
 
 static bool request_is_plain(const ExecuteRequest *request)
@@ -102,10 +105,10 @@ static uint8_t *put_step(uint8_t *end, const StepDelta *step)
     at = put_column(at, 12, step->row_token_count, step->n_row_token_count);
     at = put_column(at, 11, step->row_position, step->n_row_position);
     at = put_column(at, 10, step->row_slot, step->n_row_slot);
-    at = put_signed_column(at, 9, step->token, step->n_token);
+    at = put_column(at, 9, step->token, step->n_token);
     at = put_column(at, 8, step->token_slot, step->n_token_slot);
     at = put_column(at, 7, step->append_table, step->n_append_table);
-    at = put_signed_column(at, 6, step->append_block, step->n_append_block);
+    at = put_column(at, 6, step->append_block, step->n_append_block);
     at = put_column(at, 5, step->append_slot, step->n_append_slot);
     at = put_column(at, 3, step->finished, step->n_finished);
     at = put_number(at, 2, step->has_table_count, step->table_count);
@@ -127,11 +130,11 @@ bool cox_step_wire_pack_request(const ExecuteRequest *request, uint8_t *buffer, 
         return false;
     const ExecuteModelRequest *model = request->execute_model_request;
     const StepDelta *step = model->step;
-    const size_t numbers = step->n_finished + step->n_append_slot + step->n_append_table +
-                           step->n_token_slot + step->n_row_slot + step->n_row_position +
-                           step->n_row_token_count + step->n_row_silent;
-    const size_t size_max = FIXED_SIZE_MAX + COX_VARINT_UINT32_SIZE_MAX * numbers +
-                            COX_VARINT_SIZE_MAX * (step->n_append_block + step->n_token);
+    const size_t numbers = step->n_finished + step->n_append_slot + step->n_append_block +
+                           step->n_append_table + step->n_token_slot + step->n_token +
+                           step->n_row_slot + step->n_row_position + step->n_row_token_count +
+                           step->n_row_silent;
+    const size_t size_max = FIXED_SIZE_MAX + COLUMN_ITEM_SIZE * numbers;
     if (size_max > buffer_size || size_max > INT_MAX)
         return false;
     uint8_t *const end = buffer + size_max;
@@ -165,38 +168,18 @@ static bool response_is_plain(const ExecuteResponse *response)
     return counts == 0 && flags == 0 && !response->error_text && !response->bulk && !model->err_msg;
 }
 
-/* Numbers of four bytes as they lie in memory. */
-static uint8_t *put_fixed32s(uint8_t *end, const float *values, size_t count)
-{
-    for (size_t i = count; i-- > 0;) {
-        uint32_t bits;
-        memcpy(&bits, &values[i], sizeof bits);
-        bits = htole32(bits);
-        end -= sizeof bits;
-        memcpy(end, &bits, sizeof bits);
-    }
-    return end;
-}
-
 static uint8_t *put_result(uint8_t *end, const StepResult *result)
 {
     uint8_t *at = end;
     if (result->n_digests) {
-        uint64_t digests[DIGEST_COUNT];
-        for (size_t i = 0; i < DIGEST_COUNT; i++)
-            digests[i] = htole64(result->digests[i]);
-        at -= sizeof digests;
-        memcpy(at, digests, sizeof digests);
-        *--at = DIGEST_COUNT * sizeof(uint64_t);
+        at -= DIGEST_SIZE;
+        memcpy(at, result->digests, DIGEST_SIZE);
+        *--at = DIGEST_SIZE;
         at = put_tag(at, TAG_BYTES(5));
     }
     at = put_number(at, 4, result->has_base_sequence, result->base_sequence);
-    if (result->n_logprobs) {
-        uint8_t *const logprobs_end = at;
-        at = put_fixed32s(at, result->logprobs, result->n_logprobs);
-        at = put_tag(put_length(at, logprobs_end), TAG_BYTES(2));
-    }
-    at = put_signed_column(at, 1, result->tokens, result->n_tokens);
+    at = put_column(at, 2, result->logprobs, result->n_logprobs);
+    at = put_column(at, 1, result->tokens, result->n_tokens);
     return put_own_tag(put_length(at, end), TAG_BYTES(1000));
 }
 
@@ -206,16 +189,19 @@ bool cox_step_wire_pack_response(const ExecuteResponse *response, uint8_t *buffe
     if (!response_is_plain(response))
         return false;
     const ExecuteModelResponse *model = response->execute_model_response;
-    const size_t size_max = FIXED_SIZE_MAX + COX_VARINT_SIZE_MAX * model->step->n_tokens +
-                            sizeof(float) * model->step->n_logprobs;
+    const size_t size_max =
+        FIXED_SIZE_MAX + COLUMN_ITEM_SIZE * (model->step->n_tokens + model->step->n_logprobs);
     if (size_max > buffer_size || size_max > INT_MAX)
         return false;
     uint8_t *const end = buffer + size_max;
     uint8_t *at = put_own_number(end, 1002, model->has_group_wait_ns, model->group_wait_ns);
     at = put_own_number(at, 1001, model->has_group_ns, model->group_ns);
     at = put_result(at, model->step);
-    if (model->has_model_execute_time)
-        at = put_tag(put_fixed32s(at, &model->model_execute_time, 1), TAG_FIXED32(3));
+    if (model->has_model_execute_time) {
+        at -= sizeof model->model_execute_time;
+        memcpy(at, &model->model_execute_time, sizeof model->model_execute_time);
+        at = put_tag(at, TAG_FIXED32(3));
+    }
     at = put_tag(put_length(at, end), TAG_BYTES(4));
     at = put_number(at, 3, response->has_status, (uint64_t)response->status);
     at = put_number(at, 2, response->has_rank, (uint64_t)response->rank);
@@ -246,7 +232,7 @@ static inline bool take_own_tag(struct span *span, unsigned tag)
     if (span->end - span->at < (ptrdiff_t)sizeof bytes)
         return false;
     memcpy(&bytes, span->at, sizeof bytes);
-    if (le16toh(bytes) != TAG_OWN(tag))
+    if (bytes != TAG_OWN(tag))
         return false;
     span->at += sizeof bytes;
     return true;
@@ -263,6 +249,13 @@ static inline bool take_span(struct span *span, struct span *ret_inner)
     *ret_inner = (struct span){span->at, span->at + size};
     span->at += size;
     return true;
+}
+
+/* The same for a column. */
+static inline bool take_column(struct span *span, struct span *ret_column)
+{
+    return take_span(span, ret_column) &&
+           (size_t)(ret_column->end - ret_column->at) % COLUMN_ITEM_SIZE == 0;
 }
 
 /* A field that may be there: false only when it is, and broken. */
@@ -334,7 +327,7 @@ static bool plan_step(struct span span, struct request_plan *plan)
         const unsigned tag = *span.at++, number = tag >> 3;
         /* Not an announcement, which has columns of its own. */
         if ((tag & 7) != 2 || number <= last || number >= COLUMN_COUNT || number == 4 ||
-            !take_span(&span, &plan->columns[number]))
+            !take_column(&span, &plan->columns[number]))
             return false;
         plan->column_size += (size_t)(plan->columns[number].end - plan->columns[number].at);
         last = number;
@@ -361,36 +354,35 @@ static bool plan_request(struct span span, struct request_plan *plan)
            model.at == model.end && plan_step(step, plan);
 }
 
-/* The next column: its numbers go to *free, which moves behind them. */
-static bool column_get(const struct span *span, uint32_t **free, size_t *ret_count,
-                       uint32_t **ret_numbers)
+/* Copies a column to free. Returns what is free behind it. */
+static uint32_t *column_get(const struct span *span, uint32_t *free, size_t *ret_count,
+                            uint32_t **ret_numbers)
 {
-    if (span->at == span->end)
-        return true;
-    if (!cox_varint_get_column(span->at, span->end, *free, ret_count))
-        return false;
-    *ret_numbers = *free;
-    *free += *ret_count;
-    return true;
+    const size_t size = (size_t)(span->end - span->at);
+    if (size == 0)
+        return free;
+    memcpy(free, span->at, size);
+    *ret_count = size / COLUMN_ITEM_SIZE;
+    *ret_numbers = free;
+    return free + *ret_count;
 }
 
-static bool columns_get(const struct request_plan *plan, StepDelta *step, uint32_t *free)
+static void columns_get(const struct span columns[static COLUMN_COUNT], StepDelta *step,
+                        uint32_t *free)
 {
-    const struct span *columns = plan->columns;
     uint32_t *append_block = NULL, *token = NULL;
-    bool good = column_get(&columns[3], &free, &step->n_finished, &step->finished) &&
-                column_get(&columns[5], &free, &step->n_append_slot, &step->append_slot) &&
-                column_get(&columns[6], &free, &step->n_append_block, &append_block) &&
-                column_get(&columns[7], &free, &step->n_append_table, &step->append_table) &&
-                column_get(&columns[8], &free, &step->n_token_slot, &step->token_slot) &&
-                column_get(&columns[9], &free, &step->n_token, &token) &&
-                column_get(&columns[10], &free, &step->n_row_slot, &step->row_slot) &&
-                column_get(&columns[11], &free, &step->n_row_position, &step->row_position) &&
-                column_get(&columns[12], &free, &step->n_row_token_count, &step->row_token_count) &&
-                column_get(&columns[13], &free, &step->n_row_silent, &step->row_silent);
+    free = column_get(&columns[3], free, &step->n_finished, &step->finished);
+    free = column_get(&columns[5], free, &step->n_append_slot, &step->append_slot);
+    free = column_get(&columns[6], free, &step->n_append_block, &append_block);
+    free = column_get(&columns[7], free, &step->n_append_table, &step->append_table);
+    free = column_get(&columns[8], free, &step->n_token_slot, &step->token_slot);
+    free = column_get(&columns[9], free, &step->n_token, &token);
+    free = column_get(&columns[10], free, &step->n_row_slot, &step->row_slot);
+    free = column_get(&columns[11], free, &step->n_row_position, &step->row_position);
+    free = column_get(&columns[12], free, &step->n_row_token_count, &step->row_token_count);
+    column_get(&columns[13], free, &step->n_row_silent, &step->row_silent);
     step->append_block = (int32_t *)append_block;
     step->token = (int32_t *)token;
-    return good;
 }
 
 bool cox_step_wire_unpack_request(struct cox_arena *arena, const uint8_t *bytes, size_t size,
@@ -399,15 +391,11 @@ bool cox_step_wire_unpack_request(struct cox_arena *arena, const uint8_t *bytes,
     struct request_plan plan = {0};
     if (size == 0 || !plan_request((struct span){bytes, bytes + size}, &plan))
         return false;
-    const size_t memory_size = sizeof(struct step_request) + sizeof(uint32_t) * plan.column_size;
-    struct step_request *own = arena_take(arena, memory_size);
+    struct step_request *own = arena_take(arena, sizeof *own + plan.column_size);
     if (!own)
         return false;
     memcpy(own, &blank_request, sizeof blank_request);
-    if (!columns_get(&plan, &own->step, own->numbers)) {
-        cox_arena_take_back(arena, own, memory_size);
-        return false;
-    }
+    columns_get(plan.columns, &own->step, own->numbers);
     own->step.has_base_sequence = plan.has_base_sequence;
     own->step.base_sequence = plan.base_sequence;
     own->step.has_table_count = plan.has_table_count;
@@ -448,7 +436,7 @@ struct response_plan {
     /* NULL: none */
     const uint8_t *digests;
     uint64_t base_sequence, group_ns, group_wait_ns;
-    uint32_t execute_time;
+    float execute_time;
     int msg_type, rank, status;
     protobuf_c_boolean has_msg_type, has_rank, has_status, has_execute_time, has_base_sequence,
         has_group_ns, has_group_wait_ns;
@@ -471,19 +459,17 @@ static inline bool take_digests(struct span *span, const uint8_t **ret_digests)
 {
     if (!take_tag(span, TAG_BYTES(5)))
         return true;
-    const size_t size = DIGEST_COUNT * sizeof(uint64_t);
-    if ((size_t)(span->end - span->at) < 1 + size || *span->at != size)
+    if ((size_t)(span->end - span->at) < 1 + DIGEST_SIZE || *span->at != DIGEST_SIZE)
         return false;
     *ret_digests = span->at + 1;
-    span->at += 1 + size;
+    span->at += 1 + DIGEST_SIZE;
     return true;
 }
 
 static bool plan_result(struct span span, struct response_plan *plan)
 {
-    return (!take_tag(&span, TAG_BYTES(1)) || take_span(&span, &plan->tokens)) &&
-           (!take_tag(&span, TAG_BYTES(2)) || take_span(&span, &plan->logprobs)) &&
-           (plan->logprobs.end - plan->logprobs.at) % (ptrdiff_t)sizeof(float) == 0 &&
+    return (!take_tag(&span, TAG_BYTES(1)) || take_column(&span, &plan->tokens)) &&
+           (!take_tag(&span, TAG_BYTES(2)) || take_column(&span, &plan->logprobs)) &&
            take_number(&span, take_tag(&span, TAG_VARINT(4)), &plan->has_base_sequence,
                        &plan->base_sequence) &&
            take_digests(&span, &plan->digests) && span.at == span.end;
@@ -506,53 +492,32 @@ static bool plan_response(struct span span, struct response_plan *plan)
            model.at == model.end && plan_result(result, plan);
 }
 
-/* memory: room for them. */
-static void logprobs_get(const struct span *span, void *memory, StepResult *result)
-{
-    result->n_logprobs = (size_t)(span->end - span->at) / sizeof(float);
-    if (result->n_logprobs == 0)
-        return;
-    result->logprobs = memory;
-    for (size_t i = 0; i < result->n_logprobs; i++) {
-        uint32_t bits;
-        memcpy(&bits, span->at + i * sizeof bits, sizeof bits);
-        bits = le32toh(bits);
-        memcpy(&result->logprobs[i], &bits, sizeof bits);
-    }
-}
-
 bool cox_step_wire_unpack_response(struct cox_arena *arena, const uint8_t *bytes, size_t size,
                                    ExecuteResponse **ret_response)
 {
     struct response_plan plan = {0};
     if (size == 0 || !plan_response((struct span){bytes, bytes + size}, &plan))
         return false;
-    const size_t memory_size = sizeof(struct step_response) +
-                               sizeof(uint32_t) * (size_t)(plan.tokens.end - plan.tokens.at) +
-                               (size_t)(plan.logprobs.end - plan.logprobs.at);
-    struct step_response *own = arena_take(arena, memory_size);
+    const size_t column_size =
+        (size_t)(plan.tokens.end - plan.tokens.at) + (size_t)(plan.logprobs.end - plan.logprobs.at);
+    struct step_response *own = arena_take(arena, sizeof *own + column_size);
     if (!own)
         return false;
     memcpy(own, &blank_response, offsetof(struct step_response, digests));
-    uint32_t *free = own->numbers, *tokens = NULL;
-    if (!column_get(&plan.tokens, &free, &own->result.n_tokens, &tokens)) {
-        cox_arena_take_back(arena, own, memory_size);
-        return false;
-    }
+    uint32_t *tokens = NULL, *logprobs = NULL;
+    uint32_t *free = column_get(&plan.tokens, own->numbers, &own->result.n_tokens, &tokens);
+    column_get(&plan.logprobs, free, &own->result.n_logprobs, &logprobs);
     own->result.tokens = (int32_t *)tokens;
-    logprobs_get(&plan.logprobs, free, &own->result);
+    own->result.logprobs = (float *)logprobs;
     if (plan.digests) {
         memcpy(own->digests, plan.digests, sizeof own->digests);
-        for (size_t i = 0; i < DIGEST_COUNT; i++)
-            own->digests[i] = le64toh(own->digests[i]);
         own->result.n_digests = DIGEST_COUNT;
         own->result.digests = own->digests;
     }
     own->result.has_base_sequence = plan.has_base_sequence;
     own->result.base_sequence = plan.base_sequence;
     own->model.has_model_execute_time = plan.has_execute_time;
-    plan.execute_time = le32toh(plan.execute_time);
-    memcpy(&own->model.model_execute_time, &plan.execute_time, sizeof plan.execute_time);
+    own->model.model_execute_time = plan.execute_time;
     own->model.has_group_ns = plan.has_group_ns;
     own->model.group_ns = plan.group_ns;
     own->model.has_group_wait_ns = plan.has_group_wait_ns;

@@ -6,8 +6,8 @@
  * is the message that protobuf-c reads; everything else is left to it: a caller that gets
  * false asks protobuf-c. So neither side can tell which of the two packed or unpacked.
  *
- * A step of 16 rows and 8 ranks takes 2.7 times the instructions when protobuf-c packs and unpacks
- * it, with columns as bytes or fixed32 too. README.md has the figures.
+ * A step of 16 rows takes 2.7 times the instructions when protobuf-c packs and unpacks it.
+ * README.md has the figures.
  *
  * Threads: as wire.h.
  * Ownership: as wire.h.
@@ -26,8 +26,7 @@ bool cox_step_wire_pack_request(const struct Coxswain__ExecuteRequest *request, 
 bool cox_step_wire_pack_response(const struct Coxswain__ExecuteResponse *response, uint8_t *buffer,
                                  size_t buffer_size, size_t *ret_size);
 
-/* The bytes must not change meanwhile. Also false when the arena is exhausted. Columns take up to
- * four times their packed size. */
+/* The bytes must not change meanwhile. Also false when the arena is exhausted. */
 bool cox_step_wire_unpack_request(struct cox_arena *arena, const uint8_t *bytes, size_t size,
                                   struct Coxswain__ExecuteRequest **ret_request);
 bool cox_step_wire_unpack_response(struct cox_arena *arena, const uint8_t *bytes, size_t size,

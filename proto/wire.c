@@ -171,16 +171,6 @@ refuse:
     return NULL;
 }
 
-void cox_arena_take_back(struct cox_arena *arena, void *memory, size_t size)
-{
-    const size_t rounded = arena_rounded(size);
-    struct cox_arena_block *block = arena->current;
-    COX_ASSERT((unsigned char *)memory + rounded == block->data + block->used);
-    block->used -= rounded;
-    arena->used -= rounded;
-    ASAN_POISON_MEMORY_REGION(memory, rounded);
-}
-
 char *cox_arena_strdup(struct cox_arena *arena, const char *text)
 {
     size_t size = strlen(text) + 1;

@@ -51,10 +51,6 @@ void cox_arena_reset(struct cox_arena *arena);
 #endif
 /* Memory aligned to 16 bytes, not zeroed; NULL if the cap or memory is exhausted. */
 COX_PUBLIC void *cox_arena_alloc(struct cox_arena *arena, size_t size);
-#ifdef COX_INTERNAL
-/* Returns the last allocation, of this size, to the arena. */
-void cox_arena_take_back(struct cox_arena *arena, void *memory, size_t size);
-#endif
 COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
 
 #ifdef COX_INTERNAL

@@ -6,12 +6,12 @@
 
 #include "channel/base/idioms.h"
 
-/* Upper bounds of encoded sizes, in bytes. Packed: varints of at most 5 bytes in columns. */
+/* Upper bounds of encoded sizes, in bytes. */
 #define STEP_COST 256    /* heads, each column's key and length (148), where the weights are (80) */
 #define FINISHED_COST 32 /* a slot, or a request id as text */
-#define ROW_COST 40      /* four columns, and a block append */
-#define ANNOUNCE_COST 160 /* heads, id, slot, sampling */
-#define NUMBER_COST 5
+#define NUMBER_COST 4    /* in a column */
+#define ROW_COST (7 * NUMBER_COST) /* four columns, and a block append of three */
+#define ANNOUNCE_COST 160          /* heads, id, slot, sampling */
 #define NESTED_ROW_COST 320
 #define NESTED_NUMBER_COST 8 /* int64 arrays */
 

@@ -86,19 +86,12 @@ static void response_init(struct response_parts *p)
     p->model.step = &p->result;
 }
 
-/* Numbers of one width for the most part, so that whole words of them are met, of all widths
- * otherwise. */
 static size_t random_column(uint32_t *column)
 {
     static const uint32_t counts[] = {0, 1, 3, 7, 8, 9, 16, 25, 64, 127, 128, 256, 1024};
     size_t count = random_below(3) ? counts[random_below(LENGTH(counts))] : 0;
-    unsigned width = 7 * (1 + random_below(4));
-    uint32_t odd = random_below(4) ? 0 : 1 + random_below(9);
-    for (size_t i = 0; i < count; i++) {
-        column[i] = (uint32_t)random_number(width) | 1u << (width - 1);
-        if (odd && random_below(10) < odd)
-            column[i] = (uint32_t)random_number(32);
-    }
+    for (size_t i = 0; i < count; i++)
+        column[i] = (uint32_t)random_number(32);
     return count;
 }
 

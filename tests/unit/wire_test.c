@@ -304,12 +304,14 @@ static void fill_value(struct cox_arena *arena, const ProtobufCFieldDescriptor *
     uint32_t n = ++*seed;
     switch (field->type) {
     case PROTOBUF_C_TYPE_INT32:
+    case PROTOBUF_C_TYPE_SFIXED32:
         *(int32_t *)member = n % 2 ? (int32_t)n : -(int32_t)n;
         break;
     case PROTOBUF_C_TYPE_INT64:
         *(int64_t *)member = n % 2 ? (int64_t)n << 33 : -((int64_t)n << 33);
         break;
     case PROTOBUF_C_TYPE_UINT32:
+    case PROTOBUF_C_TYPE_FIXED32:
         *(uint32_t *)member = UINT32_MAX - n;
         break;
     case PROTOBUF_C_TYPE_UINT64:
@@ -1155,13 +1157,87 @@ static void corrupt_bytes(void **state)
     assert_int_equal(unpack_request(arena, &request, 0x18, 0x01), COX_CORRUPT);
     assert_int_equal(unpack_request(arena, &request, 0x0a, 0x00), COX_CORRUPT);
     assert_null(request);
+}
 
-    /* Packed floats of three bytes, in StepResult.logprobs. */
-    static const uint8_t floats[] = {0x22, 0x08, 0xc2, 0x3e, 0x05, 0x12, 0x03, 0, 0, 0};
-    Response *response = NULL;
-    assert_int_equal(cox_wire_response_unpack(arena, floats, sizeof floats, &response),
-                     COX_CORRUPT);
-    assert_null(response);
+/* Puts the tag of a field, and the length, in front of its bytes. Returns the size with them. */
+static size_t enclose(uint8_t *bytes, size_t size, unsigned number)
+{
+    const unsigned tag = number << 3 | 2;
+    const size_t head = tag < 0x80 ? 2 : 3;
+    memmove(bytes + head, bytes, size);
+    bytes[0] = (uint8_t)(head == 2 ? tag : tag | 0x80);
+    bytes[1] = (uint8_t)(tag >> 7);
+    bytes[head - 1] = (uint8_t)size;
+    return head + size;
+}
+
+/* Every column of a step and of its result is of numbers of 4 bytes, digests of 8. */
+static void a_column_of_any_other_size_is_refused(void **state)
+{
+    struct cox_arena *arena = *state;
+    static const struct {
+        const ProtobufCMessageDescriptor *message;
+        /* the fields that it is in, from the inside, and 0 */
+        unsigned path[5];
+    } places[] = {
+        {&coxswain__step_delta__descriptor, {1000, 3}},
+        {&coxswain__step_sequence__descriptor, {4, 1000, 3}},
+        {&coxswain__step_block_table__descriptor, {4, 4, 1000, 3}},
+        {&coxswain__step_result__descriptor, {1000, 4}},
+    };
+    unsigned columns = 0;
+    for (size_t p = 0; p < LENGTH(places); p++)
+        for (unsigned f = 0; f < places[p].message->n_fields; f++) {
+            const ProtobufCFieldDescriptor *field = &places[p].message->fields[f];
+            if (!(field->flags & PROTOBUF_C_FIELD_FLAG_PACKED))
+                continue;
+            const size_t item = field->type == PROTOBUF_C_TYPE_FIXED64 ? 8 : 4;
+            columns++;
+            for (size_t count = 0; count <= 16; count++) {
+                uint8_t bytes[64] = {0};
+                Request *request = NULL;
+                Response *response = NULL;
+                size_t size = enclose(bytes, count, field->id);
+                for (const unsigned *number = places[p].path; *number; number++)
+                    size = enclose(bytes, size, *number);
+                const int r = p == LENGTH(places) - 1
+                                  ? cox_wire_response_unpack(arena, bytes, size, &response)
+                                  : cox_wire_request_unpack(arena, bytes, size, &request);
+                if (r != (count % item ? COX_CORRUPT : 0))
+                    fail_msg("%s.%s of %zu bytes: %s", places[p].message->short_name, field->name,
+                             count, cox_status_text(r));
+                assert_int_equal(r == 0, request || response);
+            }
+        }
+    assert_int_equal(columns, 10 + 1 + 1 + 3);
+}
+
+static void columns_lie_in_a_frame_as_in_memory(void **state)
+{
+    struct cox_arena *arena = *state;
+    Coxswain__StepDelta step = COXSWAIN__STEP_DELTA__INIT;
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
+    Request request = COXSWAIN__EXECUTE_REQUEST__INIT, *again = NULL;
+    step.token_slot = (uint32_t[]){0x01020304, UINT32_MAX};
+    step.token = (int32_t[]){-2, INT32_MAX};
+    step.n_token_slot = step.n_token = 2;
+    model.step = &step;
+    request.execute_model_request = &model;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    static const uint8_t expected[] = {0x1a, 23,   0xc2, 0x3e, 20,   0x42, 8,    4, 3,
+                                       2,    1,    0xff, 0xff, 0xff, 0xff, 0x4a, 8, 0xfe,
+                                       0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f};
+    uint8_t bytes[64];
+    size_t size;
+    assert_int_equal(cox_wire_request_pack(&request, bytes, sizeof bytes, &size), 0);
+    assert_int_equal(size, sizeof expected);
+    assert_memory_equal(bytes, expected, size);
+    assert_int_equal(cox_wire_request_unpack(arena, bytes, size, &again), 0);
+    const Coxswain__StepDelta *read = again->execute_model_request->step;
+    assert_int_equal(read->n_token_slot, 2);
+    assert_int_equal(read->n_token, 2);
+    assert_memory_equal(read->token_slot, step.token_slot, 2 * sizeof *step.token_slot);
+    assert_memory_equal(read->token, step.token, 2 * sizeof *step.token);
 }
 
 /* Two bytes that cost some hundred: the cap ends it, and without the cap the count is right. */
@@ -1371,6 +1447,8 @@ int main(void)
         with_arena(random_bytes_never_crash),
         with_arena(odd_but_legal_bytes),
         with_arena(corrupt_bytes),
+        with_arena(a_column_of_any_other_size_is_refused),
+        with_arena(columns_lie_in_a_frame_as_in_memory),
         cmocka_unit_test(many_empty_members),
         cmocka_unit_test(arena_gives_aligned_memory_up_to_its_cap),
         cmocka_unit_test(arena_settles_at_one_block),
