@@ -70,8 +70,8 @@ struct cox_metrics_server {
     /* under lock */
     bool stops;
     uint64_t fetches;
-    /* The oldest first. The thread that polls adds and removes; the one that fetches turns ASKS into
-     * WRITES. */
+    /* The oldest first. The thread that polls adds and removes; the one that fetches turns ASKS
+     * into WRITES. */
     struct connection *connections[CONNECTION_COUNT_MAX];
     uint32_t connection_count;
     /* of the thread that polls; accepts nothing before; 0: accepts */

@@ -1,6 +1,6 @@
 /*
- * http_address: where the metrics are served: ADDRESS:PORT ([ADDRESS]:PORT for IPv6), PORT alone for
- * 127.0.0.1, or unix:PATH.
+ * http_address: where the metrics are served: ADDRESS:PORT ([ADDRESS]:PORT for IPv6), PORT alone
+ * for 127.0.0.1, or unix:PATH.
  *
  * Threads: any.
  * Ownership: the caller owns what is filled, and the fd.

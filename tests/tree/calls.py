@@ -12,8 +12,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("channel", "coordinator", "engine", "memory", "nodes", "program", "proto", "worker")
 CIRCLE_MAX = 2
-# Folders with larger circles: each has one.
-EXCEPTIONS = {"worker/group"}
 # Comments, texts and includes.
 NO_CODE = re.compile(r'/\*.*?\*/|"(?:[^"\\\n]|\\.)*"', re.S)
 DEFINITION = re.compile(r"^(?!static|typedef)[a-zA-Z][^;{}=()]*?\b(cox_\w+)\([^;{}]*\)\s*\{", re.M)
@@ -55,10 +53,6 @@ def circles_of(calls):
 def check_folder(folder, texts, problems):
     calls, defined = calls_of(texts)
     circles = circles_of(calls)
-    if folder in EXCEPTIONS:
-        if not circles:
-            problems.append(f"{folder}: no circle any more: take it out of EXCEPTIONS")
-        return
     problems += [f"{folder}: these call each other in a circle: {', '.join(circle)}; move what the lower ones need "
                  "into a file of its own" for circle in circles]
     # The check finds calls upwards that close a circle of three.
@@ -95,8 +89,6 @@ def main():
             print(folder)
             for layer in layers_of(calls_of(texts)[0]):
                 print("   ", " ".join("+".join(circle) for circle in layer))
-    problems += [f"{folder}: in EXCEPTIONS, but no folder of the product"
-                 for folder in EXCEPTIONS - {str(path.relative_to(ROOT)) for path in folders}]
     if problems:
         sys.exit("\n".join(problems))
     print(f"{count} files in {len(folders)} folders; a circle that is put in is found in {tried} of them")
