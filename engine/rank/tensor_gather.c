@@ -78,7 +78,7 @@ static int map_private(struct cox_region *region, size_t size)
 /* In place of shared memory. */
 static int make_private(struct cox_tensor_gather *gather, struct cox_error *err)
 {
-    gather->part_size = cox_group_read_info(gather->group).value_size;
+    gather->part_size = cox_group_get_info(gather->group).value_size;
     gather->parts = malloc(gather->rank_count * gather->part_size);
     int r = gather->parts ? 0 : -ENOMEM;
     for (uint32_t rank = 0; r == 0 && rank < gather->rank_count; rank++)
@@ -198,8 +198,8 @@ int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t 
     if (!gather)
         return cox_fail(err, -ENOMEM, "no memory for the gather of slices");
     gather->group = group;
-    gather->rank = cox_group_read_info(group).rank;
-    gather->rank_count = cox_group_read_info(group).rank_count;
+    gather->rank = cox_group_get_info(group).rank;
+    gather->rank_count = cox_group_get_info(group).rank_count;
     gather->slice_count = slice_count;
     gather->slice_length_max = slice_length_max;
     gather->buffer_length = (slice_count * slice_length_max + ALIGNMENT_FLOATS - 1) /
@@ -207,7 +207,7 @@ int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t 
     gather->ranks = calloc(gather->rank_count, sizeof gather->ranks[0]);
     if (!gather->ranks)
         return cox_fail(err, -ENOMEM, "no memory for the gather of slices");
-    const bool mirrored = cox_group_read_info(group).mirrored;
+    const bool mirrored = cox_group_get_info(group).mirrored;
     r = mirrored ? make_private(gather, err) : make_memory(gather, &fd, err);
     if (r == 0)
         r = compare_facts(gather, deadline_ns, err);

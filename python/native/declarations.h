@@ -600,7 +600,7 @@ struct cox_group_info {
     uint32_t rank_count;
     ...;
 };
-struct cox_group_info cox_group_read_info(const struct cox_group *group);
+struct cox_group_info cox_group_get_info(const struct cox_group *group);
 int cox_group_align(struct cox_group *group, uint64_t epoch);
 void cox_group_abort(struct cox_group *group);
 void cox_group_blame(struct cox_group *group, uint32_t rank);

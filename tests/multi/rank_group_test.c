@@ -53,9 +53,9 @@ static void barriers_main(const struct forks_self *self)
     struct counters *counters = self->context;
     struct cox_group *group = rank_group_join(self);
     uint64_t rounds = self->rank_count > 8 ? 50 : 1000;
-    FORK_CHECK(cox_group_read_info(group).rank == self->rank, "rank");
-    FORK_CHECK(cox_group_read_info(group).rank_count == self->rank_count, "rank_count");
-    FORK_CHECK(cox_group_read_info(group).value_size == COX_GROUP_VALUE_SIZE_MIN, "value_size");
+    FORK_CHECK(cox_group_get_info(group).rank == self->rank, "rank");
+    FORK_CHECK(cox_group_get_info(group).rank_count == self->rank_count, "rank_count");
+    FORK_CHECK(cox_group_get_info(group).value_size == COX_GROUP_VALUE_SIZE_MIN, "value_size");
     for (uint64_t i = 1; i <= rounds; i++) {
         counters->of[self->rank] = i;
         rank_group_barrier(self, group);
@@ -118,7 +118,7 @@ static void k7_a_deadline_of_0_is_refused(void **state)
 static void gather_once(const struct forks_self *self, struct cox_group *group, size_t size,
                         uint64_t round)
 {
-    uint32_t count = cox_group_read_info(group).rank_count, own = cox_group_read_info(group).rank;
+    uint32_t count = cox_group_get_info(group).rank_count, own = cox_group_get_info(group).rank;
     uint8_t *value = malloc(size), *values = malloc(size * count + 1);
     FORK_CHECK(value && values, "memory");
     struct cox_error err = {0};
@@ -536,8 +536,9 @@ static void grid_main(const struct forks_self *self)
         columns = subgroup_of(self, group, "column", column);
     if (y == 0)
         gather_once(self, rows, 300, 1);
-    FORK_CHECK(cox_group_read_info(rows).rank == x && cox_group_read_info(rows).rank_count == 4, "row");
-    FORK_CHECK(cox_group_read_info(columns).rank == y && cox_group_read_info(columns).rank_count == 2,
+    FORK_CHECK(cox_group_get_info(rows).rank == x && cox_group_get_info(rows).rank_count == 4,
+               "row");
+    FORK_CHECK(cox_group_get_info(columns).rank == y && cox_group_get_info(columns).rank_count == 2,
                "column");
     FORK_CHECK(subgroup_of(self, group, "row", row) == rows, "the same one");
     uint64_t seed = self->rank;
@@ -654,11 +655,11 @@ static void worlds_main(const struct forks_self *self)
     }
     struct cox_group *thirds = subgroup_of(self, group, "third", third),
                      *halves = subgroup_of(self, group, "half", half);
-    FORK_CHECK(cox_group_read_info(thirds).rank_count == third_count &&
-                   cox_group_read_info(thirds).rank == self->rank / 3,
+    FORK_CHECK(cox_group_get_info(thirds).rank_count == third_count &&
+                   cox_group_get_info(thirds).rank == self->rank / 3,
                "third");
-    FORK_CHECK(cox_group_read_info(halves).rank_count == half_count &&
-                   cox_group_read_info(halves).rank == self->rank % middle,
+    FORK_CHECK(cox_group_get_info(halves).rank_count == half_count &&
+                   cox_group_get_info(halves).rank == self->rank % middle,
                "half");
     for (uint64_t i = 0; i < 4; i++) {
         gather_once(self, thirds, 100, i);
@@ -745,14 +746,14 @@ static void random_main(const struct forks_self *self)
                 cox_group_abort(group);
             if (!g)
                 continue;
-            memset(value, (int)(plan >> 32 ^ cox_group_read_info(g).rank), size);
+            memset(value, (int)(plan >> 32 ^ cox_group_get_info(g).rank), size);
             uint64_t deadline_ns =
                 seed % 61 == 1 ? cox_now_ns() : cox_deadline_after_ms(TEST_PATIENCE_MS);
             r = plan >> 21 & 1 ? cox_group_gather(g, value, size, values, deadline_ns, NULL)
                                : cox_group_barrier(g, deadline_ns, NULL);
             FORK_CHECK(r == 0 || r == COX_ABORTED || r == COX_TIMEOUT, "%d", r);
-            for (uint32_t rank = 0; r == 0 && plan >> 21 & 1 && rank < cox_group_read_info(g).rank_count;
-                 rank++)
+            for (uint32_t rank = 0;
+                 r == 0 && plan >> 21 & 1 && rank < cox_group_get_info(g).rank_count; rank++)
                 for (size_t k = 0; k < size; k++)
                     FORK_CHECK(values[rank * size + k] == (uint8_t)(plan >> 32 ^ rank),
                                "epoch %" PRIu64 " operation %" PRIu64 ": value of %" PRIu32, epoch,

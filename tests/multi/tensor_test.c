@@ -178,9 +178,9 @@ static int gather(void *context, float *slices, size_t stride, size_t slice_leng
     if (part->fails_at && --part->fails_at == 0)
         return cox_fail(err, COX_NO_SPACE, "made up");
     if (part->spoils_at && --part->spoils_at == 0) {
-        const uint32_t count = COX_SLICE_COUNT / cox_group_read_info(part->group).rank_count;
+        const uint32_t count = COX_SLICE_COUNT / cox_group_get_info(part->group).rank_count;
         for (uint32_t i = 0; i < count; i++)
-            slices[(cox_group_read_info(part->group).rank * count + i) * stride + 1] = part->spoilt;
+            slices[(cox_group_get_info(part->group).rank * count + i) * stride + 1] = part->spoilt;
     }
     return cox_tensor_gather_all(part->exchange, slices, stride, slice_length, ret_slices, err);
 }
@@ -203,8 +203,8 @@ static int part_open(struct part *part, const char *directory, struct cox_group 
     *part = (struct part){.group = group, .deadline_ns = COX_DEADLINE_NEVER};
     if (group) {
         options.share = (struct cox_share){
-            .rank = cox_group_read_info(group).rank,
-            .rank_count = cox_group_read_info(group).rank_count,
+            .rank = cox_group_get_info(group).rank,
+            .rank_count = cox_group_get_info(group).rank_count,
             .gather = gather,
             .context = part,
             .blame = blame,

@@ -204,7 +204,7 @@ static struct cox_group *join(const struct forks_self *self)
     };
     int r = cox_group_join(&options, &group, &err);
     FORK_CHECK(r == 0, "join: %d %s", r, err.text);
-    FORK_CHECK(cox_group_read_info(group).mirrored, "mirrored");
+    FORK_CHECK(cox_group_get_info(group).mirrored, "mirrored");
     return group;
 }
 
@@ -233,7 +233,8 @@ static uint8_t byte_of(uint64_t round, uint32_t rank, size_t i)
 static void gather(const struct forks_self *self, struct cox_group *group, size_t size,
                    uint64_t round)
 {
-    const uint32_t count = cox_group_read_info(group).rank_count, own = cox_group_read_info(group).rank;
+    const uint32_t count = cox_group_get_info(group).rank_count,
+                   own = cox_group_get_info(group).rank;
     uint8_t *value = malloc(size), *values = malloc(size * count + 1);
     struct cox_error err = {0};
     FORK_CHECK(value && values, "memory");

@@ -167,7 +167,7 @@ struct cox_group *cox_group_leave(struct cox_group *group)
     return NULL;
 }
 
-struct cox_group_info cox_group_read_info(const struct cox_group *group)
+struct cox_group_info cox_group_get_info(const struct cox_group *group)
 {
     return (struct cox_group_info){.rank = group->self,
                                    .rank_count = group->count,

@@ -131,7 +131,7 @@ struct cox_group_info {
     /* Ranks of other machines take part: their fds are of no use here. */
     bool mirrored;
 };
-COX_PUBLIC struct cox_group_info cox_group_read_info(const struct cox_group *group);
+COX_PUBLIC struct cox_group_info cox_group_get_info(const struct cox_group *group);
 
 /* Starts this epoch, from 1 to 2^40 - 2; a new group is in epoch 0. The same epoch again changes
  * nothing. Does not wait. Also aligns the subgroups of this rank.

@@ -103,7 +103,7 @@ class RankGroup:
         self._operating = threading.Lock()
         #: held while `abort` uses the group, and while `leave` frees it
         self._freeing = threading.RLock()
-        info = lib.cox_group_read_info(native)
+        info = lib.cox_group_get_info(native)
         self.rank, self.rank_count = int(info.rank), int(info.rank_count)
         self.value_size = value_size
 
