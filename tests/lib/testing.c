@@ -21,6 +21,7 @@
 #include "channel/base/thread.h"
 #include "channel/socket/control_socket.h"
 #include "channel/shm/geometry.h"
+#include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "ranks.h"
 
@@ -46,7 +47,6 @@ struct test_group {
     /* pointers, so that what was lent stays where it is */
     struct test_completion **completions;
     size_t completion_count;
-    bool registered;
     struct cox_error err;
 };
 
@@ -534,11 +534,10 @@ void test_expect_echo(struct test_group *group, const char *text)
 static int submit_bytes(struct test_group *group, const struct test_how *how, const void *bytes,
                         size_t size)
 {
-    if (!group->registered) {
-        int r = cox_executor_set_handler(group->executor, COX_CHANNEL_EXECUTE, test_handler, group);
-        assert_true(r == 0 || r == COX_BUSY);
-        group->registered = true;
-    }
+    /* Unless the test has set a handler of its own. */
+    if (!atomic_load(&group->executor->collectors[COX_CHANNEL_EXECUTE].handled))
+        assert_int_equal(
+            cox_executor_set_handler(group->executor, COX_CHANNEL_EXECUTE, test_handler, group), 0);
     struct cox_rank_set asked;
     struct cox_submit_options options = submit_options(how, &asked);
     group->err = (struct cox_error){0};

@@ -557,7 +557,7 @@ static void m5_a_deadline_of_0_is_refused(void **state)
     test_group_free(g);
 }
 
-static void m5_register_once(void **state)
+static void m5_a_handler_is_set_on_channels_that_have_one(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(1, NULL);
@@ -817,7 +817,7 @@ int main(void)
         TEST(m5_a_deadline_does_not_wait_for_the_request_before),
         TEST(m5_inside_a_handler_call_is_refused_and_submit_works),
         TEST(m5_a_deadline_of_0_is_refused),
-        TEST(m5_register_once),
+        TEST(m5_a_handler_is_set_on_channels_that_have_one),
         TEST(m5_the_handler_is_replaced_while_requests_run),
         TEST(m5_replace_waits_for_the_handler_that_runs),
         TEST(m5_full_at_depth_then_room_again),
