@@ -145,7 +145,7 @@ static void p8_one_legacy_rank_alone_cannot_be_started(void **state)
     group_init(group);
     assert_int_equal(cox_executor_restart(test_group_executor(group), 1, soon(), &err),
                      COX_UNSUPPORTED);
-    assert_non_null(strstr(err.text, "restart_all"));
+    assert_non_null(strstr(err.text, "COX_RANK_ALL"));
     group_end(group);
 }
 
