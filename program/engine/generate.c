@@ -33,7 +33,6 @@ enum {
     OPTION_TOKENS,
     OPTION_JSON,
     OPTION_QUIET,
-    OPTION_ONE,
     OPTION_NESTED,
     OPTION_SEQUENCES,
     OPTION_START,
@@ -130,9 +129,6 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return parse_count("--sequences", value, 4096, &engine_loop->sequence_count_max, err);
     case OPTION_STEP_TOKENS:
         return parse_count("--step-tokens", value, INT32_MAX, &engine_loop->token_count_max, err);
-    case OPTION_ONE:
-        engine_loop->sequence_count_max = 1;
-        return 0;
     case OPTION_NESTED:
         engine_loop->nested = true;
         return 0;
@@ -917,9 +913,8 @@ static const struct argp_option options[] = {
      "the summary as a JSON object: tokens/s, times of steps, and the share of the channel and the "
      "rank group",
      0},
-    {"one-at-a-time", OPTION_ONE, NULL, 0, "one prompt after the other instead of batches", 0},
-    {"sequences", OPTION_SEQUENCES, "N", 0, "run so many prompts at a time, 1 to 4096 (default 64)",
-     0},
+    {"sequences", OPTION_SEQUENCES, "N", 0,
+     "run so many prompts at a time, 1 to 4096 (default 64); 1: one after the other", 0},
     {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
      0},
     {"lora", OPTION_LORA, "ADAPTER", 0,

@@ -113,7 +113,7 @@ def jobs_make():
     return [Job(pick(prompts, 1)), Job(pick(prompts, 20)), Job(pick(prompts, 20), "--json"),
             Job(pick(prompts, 200)), Job(prompts, "--sequences", "32"),
             Job(pick(prompts, 300), "--temperature", "2", "--seed", "3", "--json"),
-            Job(pick(prompts, 40), "--one-at-a-time")]
+            Job(pick(prompts, 40), "--sequences", "1")]
 
 
 clients, jobs, client_seconds = [], [], []

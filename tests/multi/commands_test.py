@@ -153,7 +153,7 @@ def many_prompts_are_the_same_at_once_and_one_by_one():
     check(one.out.count("\n") == 200, "expected 200 lines", one)
     for prompt, line in zip(prompts, one.out.split("\n")):
         check(line.startswith(prompt), "not in order: " + line, one)
-    for arguments in (["-n", "4"], ["-n", "4", "--one-at-a-time"], ["-n", "2", "--nested"],
+    for arguments in (["-n", "4"], ["-n", "4", "--sequences", "1"], ["-n", "2", "--nested"],
                       ["-n", "2", "--step-tokens", "3"], ["-n", "2", "--sequences", "7", "--depth", "1"],
                       ["-n", "2", "--async-scheduling", "on", "--sequences", "5"], ["-n", "4", "--async-scheduling", "off"]):
         other = expect(generate(*arguments, text=text), 0)
@@ -553,7 +553,7 @@ def no_line_is_lost_unsaid():
 def generate_is_interrupted():
     # A worker that takes its time: the step in flight is not waited for.
     for number, words in ((signal.SIGINT, "signal 2 (Interrupt)"), (signal.SIGTERM, "signal 15 (Terminated)")):
-        process = start(["generate", "--model", MODEL, "--quiet", "--one-at-a-time", "--file",
+        process = start(["generate", "--model", MODEL, "--quiet", "--sequences", "1", "--file",
                          temporary("1+1=\n" * 100000)])
         check(process.stdout.readline() == "1+1=2\n", "no text")
         process.send_signal(number)
@@ -569,7 +569,7 @@ def workers_of(process, ranks):
 
 @test
 def generate_names_the_worker_that_died():
-    process = start(["generate", "--model", MODEL, "-n", "2", "--one-at-a-time", "--file",
+    process = start(["generate", "--model", MODEL, "-n", "2", "--sequences", "1", "--file",
                      temporary("1+1=\n" * 100000)])
     check(process.stdout.readline() == "1+1=2\n", "no text")
     pid = workers_of(process, 2)[-1]
@@ -636,7 +636,7 @@ def a_step_that_is_late_is_run_again_and_the_text_is_the_same():
 
 @test
 def a_worker_that_stays_silent_is_named():
-    process = start(["generate", "--model", MODEL, "-n", "2", "--one-at-a-time", "--timeout", "0.3", "--file",
+    process = start(["generate", "--model", MODEL, "-n", "2", "--sequences", "1", "--timeout", "0.3", "--file",
                      temporary("1+1=\n" * 100000)])
     check(process.stdout.readline() == "1+1=2\n", "no text")
     stop_process(workers_of(process, 2)[1])

@@ -409,7 +409,7 @@ def test_stop_gives_up_at_its_deadline():
 def test_a_generate_can_be_asked_and_stopped_and_takes_no_prompts():
     name = harness.fresh_name("gen")
     prompts, _ = sums(100)
-    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--max-tokens", "1", "--one-at-a-time"],
+    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--max-tokens", "1", "--sequences", "1"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     # It cannot end before the check: its output is not read, and the pipe is full long before.
     text = "\n".join(prompts * 200) + "\n"
@@ -436,7 +436,7 @@ def test_prompts_on_a_running_group_give_the_same_bytes():
     prompts, _ = sums(60)
     text = "\n".join(prompts) + "\n"
     with Group(2) as group:
-        for arguments in ([], ["--json"], ["--max-tokens", "2", "--json"], ["--sequences", "3"], ["--one-at-a-time"],
+        for arguments in ([], ["--json"], ["--max-tokens", "2", "--json"], ["--sequences", "3"], ["--sequences", "1"],
                           ["--temperature", "3", "--seed", "5", "--top-k", "7", "--top-p", "0.9", "--max-tokens", "9"]):
             own = generate(*arguments, text=text)
             other = group.generate(*arguments, text=text)
@@ -540,7 +540,7 @@ def test_a_client_that_dies_or_cancels_gives_its_blocks_back():
         for number, status in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
             before = group.status()["serving"]["cancelled"]
             path = temporary("1 5 10 13 8 11 14\n" * 20000)
-            client = start(["generate", "--name", group.name, "--tokens", "--one-at-a-time",
+            client = start(["generate", "--name", group.name, "--tokens", "--sequences", "1",
                             "--file", path])
             client.stdout.readline()
             client.send_signal(number)

@@ -313,7 +313,7 @@ def long_work_shows_its_progress_on_a_terminal_alone():
     prompts, lines = sums(150)
     path = temporary("\n".join(prompts) + "\n")
     known = temporary(lines)
-    for arguments in (["generate", "-n", "1", "--one-at-a-time", "--file", path], ["eval", "-n", "1", known]):
+    for arguments in (["generate", "-n", "1", "--sequences", "1", "--file", path], ["eval", "-n", "1", known]):
         arguments = [*arguments, "--model", MODEL]
         terminal, process = at_terminal(arguments)
         out = process.stdout.read()
@@ -331,7 +331,7 @@ def long_work_shows_its_progress_on_a_terminal_alone():
         check("[" not in terminal.close(), "it is not quiet")
         process.wait(timeout=TIMEOUT)
     # Both on the terminal, which is narrow: each line of text is a line of its own.
-    terminal, process = at_terminal(["generate", "-n", "1", "--one-at-a-time", "--file", path, "--model", MODEL], ("stdout", "stderr"), 30)
+    terminal, process = at_terminal(["generate", "-n", "1", "--sequences", "1", "--file", path, "--model", MODEL], ("stdout", "stderr"), 30)
     text = terminal.close()
     process.wait(timeout=TIMEOUT)
     for prompt in prompts:

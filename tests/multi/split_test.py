@@ -75,7 +75,7 @@ def test_m11_groups_of_1_4_and_8_ranks_and_sealed_ones():
 def test_m11_sampled_tokens_few_tokens_and_one_token_are_the_same():
     with prefill() as a, decode() as b:
         for arguments in (("--temperature", "2", "--seed", "5"), ("--max-tokens", "1"), ("--max-tokens", "2"),
-                          ("--json", "--max-tokens", "3"), ("--temperature", "1.5", "--top-k", "4", "--one-at-a-time")):
+                          ("--json", "--max-tokens", "3"), ("--temperature", "1.5", "--top-k", "4", "--sequences", "1")):
             result = expect(split(a, b, "--file", prompts_file(20), *arguments), 0)
             wanted = expect(run(["generate", "--name", b.name, "--file", prompts_file(20), *arguments]), 0)
             check(result.out == wanted.out, "another text with %s" % (arguments,), result)

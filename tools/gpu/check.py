@@ -334,7 +334,7 @@ class Check:
                     group.kill()
 
     def kill_one(self, name, pids, prompts):
-        generate = [self.build / COMMAND, "generate", "--quiet", "--name", name, "--one-at-a-time"]
+        generate = [self.build / COMMAND, "generate", "--quiet", "--name", name, "--sequences", "1"]
         _, expected = self.run([*generate, "-"], stdin=prompts)
         if not expected.startswith(self.texts["cpu", 1].splitlines()[0]):
             raise Failed("the text is wrong before the death")
