@@ -60,11 +60,12 @@ static int choice_insert(struct cox_init_choice *choice, size_t index, char *key
     return 0;
 }
 
-int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struct cox_error *err)
+/* Takes one KEY=VALUE, which overrides the file's. */
+static int entry_take(struct cox_init_choice *choice, const char *text, struct cox_error *err)
 {
     const char *equals = strchr(text, '='), *bad = cox_utf8_find_bad(text);
     if (!equals || equals == text)
-        return cox_fail(err, COX_INVALID, "--init is '%.64s': expected KEY=VALUE", text);
+        return cox_fail(err, COX_INVALID, "--init is '%.64s': expected KEY=VALUE or @FILE", text);
     if (bad)
         return cox_fail(err, COX_INVALID, "--init %.*s: the byte 0x%02x at offset %td is no UTF-8",
                         (int)(equals - text < 64 ? equals - text : 64), text,
@@ -94,16 +95,17 @@ static int file_read(const char *path, char **ret_text, size_t *ret_size, struct
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     struct stat info;
     if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return cox_fail(err, COX_NOT_FOUND, "--init-file: %s does not exist", path);
+        return cox_fail(err, COX_NOT_FOUND, "--init @FILE: %s does not exist", path);
     if (fd < 0 || fstat(fd, &info) < 0) {
         int r = -errno;
-        return cox_fail(err, r, "--init-file: cannot open %s: %s", path, cox_status_text(r));
+        return cox_fail(err, r, "--init @FILE: cannot open %s: %s", path, cox_status_text(r));
     }
     if (!S_ISREG(info.st_mode))
-        return cox_fail(err, COX_INVALID, "--init-file: %s is not a regular file", path);
+        return cox_fail(err, COX_INVALID, "--init @FILE: %s is not a regular file", path);
     if ((uint64_t)info.st_size > FILE_SIZE_MAX)
-        return cox_fail(err, COX_TOO_LARGE, "--init-file: %s has %jd bytes, at most %zu make sense",
-                        path, (intmax_t)info.st_size, FILE_SIZE_MAX);
+        return cox_fail(err, COX_TOO_LARGE,
+                        "--init @FILE: %s has %jd bytes, at most %zu make sense", path,
+                        (intmax_t)info.st_size, FILE_SIZE_MAX);
     _cox_cleanup_(cox_free_ptr) char *text = malloc((size_t)info.st_size + 1);
     size_t size = 0;
     ssize_t got = text ? 1 : 0;
@@ -113,7 +115,7 @@ static int file_read(const char *path, char **ret_text, size_t *ret_size, struct
     }
     if (!text || got < 0) {
         int r = text ? -errno : -ENOMEM;
-        return cox_fail(err, r, "--init-file: cannot read %s: %s", path, cox_status_text(r));
+        return cox_fail(err, r, "--init @FILE: cannot read %s: %s", path, cox_status_text(r));
     }
     text[size] = '\0';
     *ret_text = cox_steal_ptr(&text);
@@ -185,12 +187,12 @@ static void json_unref(json_t **root)
     json_decref(*root);
 }
 
-int cox_init_choice_read(struct cox_init_choice *choice, const char *path, struct cox_error *err)
+static int init_file_take(struct cox_init_choice *choice, const char *path, struct cox_error *err)
 {
     _cox_cleanup_(cox_free_ptr) char *text = NULL;
     size_t size = 0, index = 0;
     if (choice->has_file)
-        return cox_fail(err, COX_INVALID, "--init-file %s: there is a file already", path);
+        return cox_fail(err, COX_INVALID, "--init @%s: there is a file already", path);
     choice->has_file = true;
     int r = file_read(path, &text, &size, err);
     if (r)
@@ -215,4 +217,10 @@ int cox_init_choice_read(struct cox_init_choice *choice, const char *path, struc
             return r;
     }
     return 0;
+}
+
+int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struct cox_error *err)
+{
+    return text[0] == '@' && text[1] ? init_file_take(choice, text + 1, err)
+                                     : entry_take(choice, text, err);
 }

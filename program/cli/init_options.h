@@ -1,6 +1,6 @@
 /*
  * init_options: the configuration that a command line sends to workers with the init: --init
- * KEY=VALUE and --init-file FILE.
+ * KEY=VALUE and --init @FILE.
  *
  * Threads: one.
  * Ownership: the choice owns its texts; entries point into it.
@@ -21,14 +21,12 @@ struct cox_init_choice {
 };
 
 void cox_init_choice_deinit(struct cox_init_choice *choice); /* idempotent; zeroed is fine */
-/* Takes one KEY=VALUE. The value may be empty, and overrides a file's. Returns 0;
- * COX_INVALID: not of this form, twice the same key, or no UTF-8; -ENOMEM. */
+/* Takes KEY=VALUE or @FILE, in any order. A value may be empty, and overrides the file's. FILE, the
+ * only one, is a JSON object of strings, numbers, true and false, which are sent as they are written
+ * there. Returns 0; COX_INVALID: another form, twice the same key, no UTF-8, a second file, or
+ * another content of the file, err names line and key; COX_NOT_FOUND: no such file; COX_TOO_LARGE;
+ * -errno. */
 int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struct cox_error *err);
-/* Takes a file, the only one: a JSON object of strings, numbers, true and false, which are sent as
- * they are written there. May be called before or after single keys are taken. Returns 0;
- * COX_NOT_FOUND: no such file; COX_INVALID: another content, err names line and key; or a second
- * file; COX_TOO_LARGE; -errno. */
-int cox_init_choice_read(struct cox_init_choice *choice, const char *path, struct cox_error *err);
 /* NULL: no such key. */
 const char *cox_init_choice_get(const struct cox_init_choice *choice, const char *key);
 

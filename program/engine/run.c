@@ -20,7 +20,6 @@
 enum {
     OPTION_NO_INIT = COX_OPTION_KEY(0),
     OPTION_INIT,
-    OPTION_INIT_FILE,
     OPTION_NO_FLAGS,
     OPTION_QUIET,
     OPTION_ADAPTER,
@@ -162,8 +161,6 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return cox_role_parse(value, &run->role, err);
     case OPTION_INIT:
         return cox_init_choice_take(&run->init, value, err);
-    case OPTION_INIT_FILE:
-        return cox_init_choice_read(&run->init, value, err);
     case OPTION_NO_INIT:
         options->init = false;
         return 0;
@@ -303,7 +300,7 @@ static int check(const void *choice, struct cox_error *err)
     if (run->init.count && !options->init)
         return cox_fail(err, COX_INVALID, "--no-init: --init would have no effect");
     if (options->model && cox_init_choice_get(&run->init, "model"))
-        return cox_fail(err, COX_INVALID, "'model' in --init or --init-file: use --model DIR");
+        return cox_fail(err, COX_INVALID, "'model' in --init: use --model DIR");
     if (run->role != COX_ROLE_STANDARD && (!run->options.serve || run->group.legacy_workers))
         return cox_fail(err, COX_INVALID, "--role is for groups that take prompts: %s",
                         options->prompts_refusal ? options->prompts_refusal : LEGACY);
@@ -356,10 +353,10 @@ static void deinit(void *choice)
 }
 
 static const struct argp_option options[] = {
-    {"init", OPTION_INIT, "KEY=VALUE", 0,
-     "configuration that every worker gets at init; may be repeated", 0},
-    {"init-file", OPTION_INIT_FILE, "FILE", 0,
-     "the same: a JSON object of strings, numbers, true and false; --init takes precedence", 0},
+    {"init", OPTION_INIT, "KEY=VALUE|@FILE", 0,
+     "configuration that every worker gets at init; may be repeated; FILE is a JSON object of "
+     "strings, numbers, true and false, and KEY=VALUE takes precedence",
+     0},
     {"no-init", OPTION_NO_INIT, NULL, 0, "start the workers only", 0},
     {"no-flags", OPTION_NO_FLAGS, NULL, 0,
      "append no flags to COMMAND; the environment has all values", 0},

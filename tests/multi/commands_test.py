@@ -316,15 +316,15 @@ def workers_of_others_get_their_init_configuration():
     expect(run(["run", "-n", "2", *worker], env=env), 3, "rank 0: init failed",
            "the configuration has no model_weight_path, block_size, rate, speculate")
     for more in (["--init", "model_weight_path=/w", "--init", "block_size=128", "--init", "rate=a=b",
-                  "--init", "speculate=true"], ["--init-file", file]):
+                  "--init", "speculate=true"], ["--init", "@" + file]):
         process = start(["run", "-n", "2", *more, *worker], env=env)
         ready(process, 2)
         process.terminate()
         expect(finish(process), 0, "the group ends")
     # On top of the file, in any order; the worker gets the values as they are written there.
     env["COX_LEGACY_NEEDS"] = "model_weight_path=/other,block_size=128,rate=0.5,speculate=true,late="
-    for more in (["--init", "model_weight_path=/other", "--init-file", file, "--init", "late="],
-                 ["--init-file", file, "--init", "late=", "--init", "model_weight_path=/other"]):
+    for more in (["--init", "model_weight_path=/other", "--init", "@" + file, "--init", "late="],
+                 ["--init", "@" + file, "--init", "late=", "--init", "model_weight_path=/other"]):
         process = start(["run", "-n", "2", *more, *worker], env=env)
         ready(process, 2)
         process.terminate()
@@ -750,25 +750,27 @@ def wrong_input_is_named():
         (["generate", "--large-payload-size", "1X", "1+1="], 2, "--large-payload-size", "K, M or G"),
         (["generate", "--large-payload-size", "1M", "--no-large-payloads", "1+1="], 2, "not with --no-large-payloads"),
         (["generate", "--large-payload-size"], 2, "--large-payload-size needs a value"),
-        (["run", "--init", "key"], 2, "--init is 'key': expected KEY=VALUE"),
+        (["run", "--init", "key"], 2, "--init is 'key': expected KEY=VALUE or @FILE"),
         (["run", "--init", "=value"], 2, "expected KEY=VALUE"),
         (["run", "--init"], 2, "--init needs a value"),
         (["run", "--init", "k=1", "--init", "k=2"], 2, "--init names 'k' twice"),
         (["run", "--init", b"k=caf\xe9"], 2, "--init k: the byte 0xe9 at offset 5 is no UTF-8"),
         (["run", "--init", "k=1", "--no-init"], 2, "--no-init"),
         (["run", "--init", "model=x", "--model", MODEL], 2, "'model'", "--model DIR"),
-        (["run", "--init-file", "/nonexistent"], 2, "/nonexistent does not exist"),
-        (["run", "--init-file", tempfile.gettempdir()], 2, "is not a regular file"),
-        (["run", "--init-file", temporary("{}"), "--init-file", "x"], 2, "there is a file already"),
-        (["run", "--init-file", temporary('{"a": 1,\n "b" 2}')], 2, "line 2", "not valid JSON"),
-        (["run", "--init-file", temporary('{"a": 1,\n\n "a": 2}')], 2, "line 3", "duplicate"),
-        (["run", "--init-file", temporary('{"a": 123456789012345678901}')], 2, "line 1", "too big integer"),
-        (["run", "--init-file", temporary("[1]")], 2, "line 1", "expected an object"),
-        (["run", "--init-file", temporary('{"a:": "x\\"}{:",\n "b":\n 1,\n "c": [1, {"d": 2}]}')], 2,
+        (["run", "--init-file", "x"], 2, "--init-file is no option of this command"),
+        (["run", "--init", "@"], 2, "--init is '@': expected KEY=VALUE or @FILE"),
+        (["run", "--init", "@/nonexistent"], 2, "/nonexistent does not exist"),
+        (["run", "--init", "@" + tempfile.gettempdir()], 2, "is not a regular file"),
+        (["run", "--init", "@" + temporary("{}"), "--init", "@x"], 2, "there is a file already"),
+        (["run", "--init", "@" + temporary('{"a": 1,\n "b" 2}')], 2, "line 2", "not valid JSON"),
+        (["run", "--init", "@" + temporary('{"a": 1,\n\n "a": 2}')], 2, "line 3", "duplicate"),
+        (["run", "--init", "@" + temporary('{"a": 123456789012345678901}')], 2, "line 1", "too big integer"),
+        (["run", "--init", "@" + temporary("[1]")], 2, "line 1", "expected an object"),
+        (["run", "--init", "@" + temporary('{"a:": "x\\"}{:",\n "b":\n 1,\n "c": [1, {"d": 2}]}')], 2,
          "line 4: 'c' is an array", "expected a string, a number, true or false"),
-        (["run", "--init-file", temporary('{"a": {"b": 1},\n"c": null}')], 2, "line 1: 'a' is an object"),
-        (["run", "--init-file", temporary('{"a": 1,\n"c": null}')], 2, "line 2: 'c' is null"),
-        (["run", "--init-file", temporary('{"": 1}')], 2, "line 1: a key without a name"),
+        (["run", "--init", "@" + temporary('{"a": {"b": 1},\n"c": null}')], 2, "line 1: 'a' is an object"),
+        (["run", "--init", "@" + temporary('{"a": 1,\n"c": null}')], 2, "line 2: 'c' is null"),
+        (["run", "--init", "@" + temporary('{"": 1}')], 2, "line 1: a key without a name"),
         (["run", "--async-scheduling", "on", "--legacy-workers"], 2, "legacy workers need every token"),
         (["generate", "--bogus"], 2, "--bogus"),
         (["generate", "-y"], 2, "-y"),
