@@ -177,9 +177,6 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
     case COX_OPTION_NO_SHARED_WEIGHTS:
         options->own_weights = true;
         return 0;
-    case COX_OPTION_NO_LARGE_PAYLOADS:
-        options->no_large_payloads = true;
-        return 0;
     case COX_OPTION_NO_RECORDER:
         options->no_recorder = true;
         return 0;
@@ -190,6 +187,10 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
         options->crash_contents = true;
         return 0;
     case COX_OPTION_LARGE_PAYLOAD_SIZE:
+        options->large_payload_size = 0;
+        options->no_large_payloads = strcmp(value, "0") == 0;
+        if (options->no_large_payloads)
+            return 0;
         return cox_parse_size("--large-payload-size", value, &options->large_payload_size, err);
     case COX_OPTION_REQUEST_SIZE:
         return channel_size("--request-size", value, options->request_size, err);
@@ -257,8 +258,6 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return cox_fail(err, COX_INVALID, "--crash-dir: not with --no-recorder");
     if (options->crash_contents && !cox_group_choice_crash_dir(options))
         return cox_fail(err, COX_INVALID, "--crash-contents: needs --crash-dir");
-    if (options->no_large_payloads && options->large_payload_size)
-        return cox_fail(err, COX_INVALID, "--large-payload-size: not with --no-large-payloads");
     const struct cox_restart_policy *recovery = &options->recovery;
     const char *restart = recovery->restart_max      ? "--restart-max"
                           : recovery->window_ms      ? "--restart-window"
@@ -331,10 +330,8 @@ static const struct argp_option start_options[] = {
      0},
     {"large-payload-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES[K|M|G]", 0,
      "maximum size of a request or reply that does not fit its frame or slot and is sent out of "
-     "line, up to 1024G (default 2G, a reply 1G and a little)",
+     "line, up to 1024G (default 2G, a reply 1G and a little); 0: refuse what does not fit",
      0},
-    {"no-large-payloads", COX_OPTION_NO_LARGE_PAYLOADS, NULL, 0,
-     "refuse requests and replies that do not fit", 0},
     {"crash-dir", COX_OPTION_CRASH_DIR, "DIR", 0,
      "after a death, a timeout, a divergence or a failed start, write what the group did to a file "
      "in DIR, at most 16 for a name (coxswain postmortem); the recorders are files there, too "

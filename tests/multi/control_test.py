@@ -157,7 +157,7 @@ def test_m3_p3_status_reports_large_payloads():
                   "wrong: %s" % execute)
             check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
             expect(group.stop(), 0)
-    with Group(2, [*small, "--no-large-payloads"]) as group:
+    with Group(2, [*small, "--large-payload-size", "0"]) as group:
         refused = group.generate(text="\n".join(prompts) + "\n")
         check(refused.status == 3 and "a slot holds 252, and there are no blocks" in refused.err, "not refused", refused)
         expect(group.stop(), 0)

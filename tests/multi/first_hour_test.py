@@ -79,7 +79,8 @@ def the_name_is_an_argument_in_front_of_a_command_too():
 def a_refusal_names_only_the_option_that_was_given():
     with Group(1) as group:
         for option, value in (("--worker", "x"), ("--start-timeout", "9"), ("--keep-names", None), ("--nested", None),
-                              ("--no-shared-weights", None), ("--restart-max", "3"), ("--response-size", "execute=8M")):
+                              ("--no-shared-weights", None), ("--large-payload-size", "0"),
+                              ("--restart-max", "3"), ("--response-size", "execute=8M")):
             given = [option] + ([value] if value else [])
             if option == "--restart-max":
                 given += ["--on-death", "restart"]
