@@ -54,7 +54,7 @@ pids="$pids $!"
 
 COXSWAIN_RUNTIME_DIR=$(mktemp -d) && export COXSWAIN_RUNTIME_DIR
 # shellcheck disable=SC2046
-coxswain run --nodes "$list" --on-death restart --restart-max 100 ${model:+--model "$model"} $(access lead) >"$dir/ready" &
+coxswain run --nodes "$list" --on-death restart,100/60 ${model:+--model "$model"} $(access lead) >"$dir/ready" &
 lead=$!
 pids="$pids $lead"
 until grep -qs '^name ' "$dir/ready"; do

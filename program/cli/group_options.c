@@ -86,15 +86,37 @@ static int channel_size(const char *what, const char *text, uint64_t *sizes, str
         what, text);
 }
 
-static int parse_on_death(const char *text, enum cox_on_death *ret_on_death, struct cox_error *err)
+/* "restart", or with the limit of deaths "restart,5/60" */
+static int parse_on_death(const char *text, struct cox_restart_policy *options,
+                          struct cox_error *err)
 {
-    for (uint32_t i = 0; i < COX_ON_DEATH_COUNT; i++)
-        if (!strcmp(text, cox_on_death_name(i))) {
-            *ret_on_death = (enum cox_on_death)i;
-            return 0;
-        }
-    return cox_fail(err, COX_INVALID,
-                    "--on-death is '%.64s': expected fail, wait, restart or restart-all", text);
+    const char *comma = strchrnul(text, ','), *slash = strchr(comma, '/');
+    const size_t length = (size_t)(comma - text);
+    uint32_t policy = 0;
+    while (policy < COX_ON_DEATH_COUNT && (strlen(cox_on_death_name(policy)) != length ||
+                                           strncmp(text, cox_on_death_name(policy), length) != 0))
+        policy++;
+    const bool restarts = policy == COX_ON_DEATH_RESTART || policy == COX_ON_DEATH_RESTART_ALL;
+    if (policy == COX_ON_DEATH_COUNT || (*comma && !(restarts && slash)))
+        return cox_fail(err, COX_INVALID,
+                        "--on-death is '%.64s': expected fail, wait, restart or restart-all; the "
+                        "last two may have a limit of N deaths in SEC seconds: restart,N/SEC",
+                        text);
+    options->on_death = (enum cox_on_death)policy;
+    options->restart_max = 0;
+    options->window_ms = 0;
+    if (!*comma)
+        return 0;
+    char count[64];
+    uint64_t number;
+    snprintf(count, sizeof count, "%.*s", (int)(slash - comma - 1), comma + 1);
+    int r = cox_parse_number("--on-death: the N of restart,N/SEC", count, 1, RESTART_MAX_MAX,
+                             &number, err);
+    if (!r)
+        options->restart_max = (uint32_t)number;
+    return r ? r
+             : cox_parse_seconds("--on-death: the SEC of restart,N/SEC", slash + 1,
+                                 &options->window_ms, err);
 }
 
 /* "0.1-5" or "0.1" */
@@ -208,14 +230,7 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
         return 0;
     case COX_OPTION_ON_DEATH:
         options->recovery_given = true;
-        return parse_on_death(value, &options->recovery.on_death, err);
-    case COX_OPTION_RESTART_MAX:
-        r = cox_parse_number("--restart-max", value, 1, RESTART_MAX_MAX, &number, err);
-        if (!r)
-            options->recovery.restart_max = (uint32_t)number;
-        return r;
-    case COX_OPTION_RESTART_WINDOW:
-        return cox_parse_seconds("--restart-window", value, &options->recovery.window_ms, err);
+        return parse_on_death(value, &options->recovery, err);
     case COX_OPTION_RESTART_BACKOFF:
         return parse_backoff(value, &options->recovery, err);
     default: /* COX_OPTION_ASYNC_SCHEDULING */
@@ -259,13 +274,10 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
     if (options->crash_contents && !cox_group_choice_crash_dir(options))
         return cox_fail(err, COX_INVALID, "--crash-contents: needs --crash-dir");
     const struct cox_restart_policy *recovery = &options->recovery;
-    const char *restart = recovery->restart_max      ? "--restart-max"
-                          : recovery->window_ms      ? "--restart-window"
-                          : recovery->backoff_min_ms ? "--restart-backoff"
-                                                     : NULL;
-    if (restart && recovery->on_death != COX_ON_DEATH_RESTART &&
+    if (recovery->backoff_min_ms && recovery->on_death != COX_ON_DEATH_RESTART &&
         recovery->on_death != COX_ON_DEATH_RESTART_ALL)
-        return cox_fail(err, COX_INVALID, "%s: needs --on-death restart or restart-all", restart);
+        return cox_fail(err, COX_INVALID,
+                        "--restart-backoff: needs --on-death restart or restart-all");
     int r = cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
     if (r)
         return r;
@@ -353,14 +365,12 @@ static const struct argp_option start_options[] = {
 };
 
 static const struct argp_option death_options[] = {
-    {"on-death", COX_OPTION_ON_DEATH, "fail|wait|restart|restart-all", 0,
+    {"on-death", COX_OPTION_ON_DEATH, "fail|wait|restart[-all][,N/SEC]", 0,
      "when a worker dies: fail, the default, ends the group; wait waits for `coxswain recover "
      "restart`; restart replaces the dead worker; restart-all replaces all of them. Prompts "
-     "continue where they were",
+     "continue where they were. More than N deaths within SEC seconds end the group, N from 1 to "
+     "1000000 (default 5/60)",
      0},
-    {"restart-max", COX_OPTION_RESTART_MAX, "N", 0,
-     "more than N deaths within the window end the group, 1 to 1000000 (default 5)", 0},
-    {"restart-window", COX_OPTION_RESTART_WINDOW, "SEC", 0, "that window (default 60)", 0},
     {"restart-backoff", COX_OPTION_RESTART_BACKOFF, "MIN[-MAX]", 0,
      "seconds before a worker is replaced again, doubled each time (default 0.1-5)", 0},
     {0},

@@ -504,8 +504,6 @@ static const char *start_option(const struct generate *g)
         {group->huge_pages, "--huge-pages"},
         {group->own_weights, "--no-shared-weights"},
         {group->no_large_payloads || group->large_payload_size, "--large-payload-size"},
-        {group->recovery.restart_max != 0, "--restart-max"},
-        {group->recovery.window_ms != 0, "--restart-window"},
         {group->recovery.backoff_min_ms != 0, "--restart-backoff"},
         {group->recovery_given, "--on-death"},
         {group->steps_in_flight != 0, "--async-scheduling"},

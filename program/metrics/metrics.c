@@ -252,7 +252,7 @@ static void write_recovery(FILE *file, const CoxswainControl__RecoveryStatus *re
 {
     whole(file, "recovering", "gauge", recovery->doing != NULL, "1: ranks are being replaced.");
     whole(file, "recent_deaths", "gauge", recovery->recent_deaths,
-          "Deaths within the window of --restart-window.");
+          "Deaths within the SEC of --on-death restart,N/SEC.");
     whole(file, "recent_deaths_max", "gauge", recovery->restart_max,
           "More recent deaths than this are the end of the group.");
     begin(file, "replace_seconds", "histogram",

@@ -262,7 +262,7 @@ full() {
 
 full_inside() {
     mount -t tmpfs -o size=16m,mode=1777 tmpfs /dev/shm
-    start --restart-window 3600
+    start --on-death restart,5/3600
     prompt
     dd if=/dev/zero of=/dev/shm/filler bs=4k 2>/dev/null || true
     kill -9 "$(pid_of 2)"

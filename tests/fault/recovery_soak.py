@@ -147,7 +147,7 @@ def clients_look(more):
 class Group:
     def __init__(self):
         self.process = command("run", "-n", str(options.ranks), "--name", NAME, "--model", MODEL, "--attach", options.attach,
-                               "--on-death", "restart", "--restart-max", "1000", "--restart-window", "1")
+                               "--on-death", "restart,1000/1")
         self.process.begun = float("inf")  # it has no deadline
         while self.process.out.count("\n") < 2 + options.ranks:
             harness.reap()

@@ -13,7 +13,7 @@ import harness
 from harness import (MODEL, TIMEOUT, check, environment, expect, finish, names_with, run, start,
                      stop_process, wait_until)
 
-RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
+RESTART = ("--on-death", "restart,1000/60", "--restart-backoff", "0.001-0.01")
 
 
 class Group:

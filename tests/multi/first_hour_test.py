@@ -80,10 +80,8 @@ def a_refusal_names_only_the_option_that_was_given():
     with Group(1) as group:
         for option, value in (("--worker", "x"), ("--start-timeout", "9"), ("--keep-names", None), ("--nested", None),
                               ("--no-shared-weights", None), ("--large-payload-size", "0"),
-                              ("--restart-max", "3"), ("--response-size", "execute=8M")):
+                              ("--on-death", "restart,3/60"), ("--response-size", "execute=8M")):
             given = [option] + ([value] if value else [])
-            if option == "--restart-max":
-                given += ["--on-death", "restart"]
             result = expect(run(["generate", "--name", group.name, *given, "1+1="]), 2, "leave out %s," % option)
             named = set(re.findall(r"--[a-z-]+", result.err)) - {option, "--name", "--help"}
             check(not named, "it names %s too" % named, result)

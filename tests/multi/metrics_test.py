@@ -464,7 +464,7 @@ def test_m18_connections_that_say_nothing_are_closed():
 def test_m18_a_scrape_every_10_ms():
     """For COX_SCRAPE_SECONDS, over prompts, deaths and replacements: counters only grow, nothing is left."""
     seconds = float(os.environ.get("COX_SCRAPE_SECONDS", "1"))
-    with Group("--on-death", "restart", "--restart-max", "1000") as group:
+    with Group("--on-death", "restart,1000/60") as group:
         pid, before, deaths, count = group.process.pid, {}, 0, 0
         expect(run(["generate", "--name", group.name, "27+58="]), 0)
         fds, resident = len(os.listdir("/proc/%d/fd" % pid)), memory_of(pid)

@@ -81,8 +81,8 @@ def test_m18_prometheus_scrapes_a_group_over_deaths_and_replacements():
     if not shutil.which("prometheus"):
         skip("no prometheus here (Debian: prometheus)")
     name, port = fresh_name("scraped"), free_port()
-    group = start(["run", "--name", name, "-n", "2", "--metrics", str(port), "--model", MODEL, "--on-death", "restart",
-                   "--restart-max", "100"])
+    group = start(["run", "--name", name, "-n", "2", "--metrics", str(port), "--model", MODEL, "--on-death",
+                   "restart,100/60"])
     pids = {}
     while len(pids) < 2:
         words = group.stdout.readline().split()

@@ -160,7 +160,7 @@ def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
                        "exec %s \"$@\"\n" % program("coxswain-worker"), 0o700)
     name = harness.fresh_name("loop")
     process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
-                     "--worker", worker, "--on-death", "restart", "--restart-max", "3",
+                     "--worker", worker, "--on-death", "restart,3/60",
                      "--restart-backoff", "0.01-0.02"])
     reader = Reader(process)
     reader.await_full()
@@ -168,7 +168,7 @@ def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
     result = expect(reader.rest(), 3, "rank 1", "exited with status 7", "no device for me", "4 deaths within 60 s",
                     "after 3 tries")
     check_partial(result)
-    with Group(2, ("--worker", worker, "--on-death", "restart", "--restart-max", "2", "--restart-backoff", "0.01")) as group:
+    with Group(2, ("--worker", worker, "--on-death", "restart,2/60", "--restart-backoff", "0.01")) as group:
         kill(group.name, 0)
         expect(finish(group.process), 3, "3 deaths within 60 s", "rank 0", "exited with status 7", "the group ends")
         check(not names_with(group.name), "left in /dev/shm")
@@ -389,12 +389,18 @@ def test_wrong_words_of_recover():
                         (["recover", "pause", "--name", "a", "--socket", "b"], "either a --name or a --socket"),
                         (["recover", "pause", "--name", "coxrec.nobody"], "no group 'coxrec.nobody' is alive"),
                         (["run", "--on-death", "never"], "expected fail, wait, restart or restart-all"),
-                        (["run", "--on-death", "restart", "--restart-max", "0"], "--restart-max is '0'"),
-                        (["run", "--on-death", "restart", "--restart-window", "-1"], "--restart-window"),
+                        (["run", "--on-death", "restart,0/60"], "the N of restart,N/SEC is '0': expected 1 to 1000000"),
+                        (["run", "--on-death", "restart,/60"], "the N of restart,N/SEC is ''"),
+                        (["run", "--on-death", "restart,3/"], "the SEC of restart,N/SEC is ''"),
+                        (["run", "--on-death", "restart,3"], "restart,N/SEC"),
+                        (["run", "--on-death", "wait,3/60"], "restart,N/SEC"),
+                        (["run", "--on-death", "rest,3/60"], "expected fail, wait, restart or restart-all"),
+                        (["run", "--on-death", "restart/3,60"], "expected fail, wait, restart or restart-all"),
+                        (["run", "--on-death", "restart,3/-1"], "the SEC of restart,N/SEC is '-1'"),
                         (["run", "--on-death", "restart", "--restart-backoff", "2-1"], "the larger number last"),
                         (["run", "--on-death", "restart", "--restart-backoff", "1-"], "--restart-backoff"),
-                        (["run", "--on-death", "wait", "--restart-max", "3"], "needs --on-death restart"),
-                        (["generate", "--restart-max", "3", "1+1="], "needs --on-death restart"),
+                        (["run", "--on-death", "wait", "--restart-backoff", "3"], "needs --on-death restart"),
+                        (["generate", "--restart-backoff", "3", "1+1="], "needs --on-death restart"),
                         (["layout", "--on-death", "restart"], "--on-death")):
         expect(run(words), 2, part)
     result = expect(run(["recover", "pause", "--json", "--name", "coxrec.nobody"]), 2)

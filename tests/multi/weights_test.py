@@ -347,7 +347,7 @@ def weights_that_changed_where_a_new_rank_reads_its_own_end_the_group_with_words
     """Half of the sums of one model and half of another one's would be no model's."""
     for attempts, model in ((1, OTHER), (0, MODEL)):
         folder = shutil.copytree(MODEL, os.path.join(FOLDER, "changing %d" % attempts))
-        with Group(2, ("--no-shared-weights", "--on-death", "restart", "--restart-max", "2", "--restart-backoff", "0.001"),
+        with Group(2, ("--no-shared-weights", "--on-death", "restart,2/60", "--restart-backoff", "0.001"),
                    model=folder) as group:
             check_group(group, MODEL)
             shutil.copy(os.path.join(model, "model.safetensors"), folder)

@@ -452,9 +452,7 @@ class Cluster:
             ",".join(f"{node}:{RANKS_HERE}" for node in NODES),
             *self._access("lead", certificates, who),
             "--on-death",
-            "restart",
-            "--restart-max",
-            "1000000",
+            "restart,1000000/60",
             *options,
             log=log,
         )

@@ -76,7 +76,7 @@ for memory in "" "--attach sealed"; do
 done
 
 # The lead is there before its agents. A machine of seven ranks is lost and comes back: that is one death, of the five
-# that --restart-max allows by default.
+# that --on-death restart allows by default.
 cluster_group=lost
 cluster_lead a:1,b:7 --on-death restart
 cluster_node a
