@@ -365,11 +365,11 @@ static const struct argp_option start_options[] = {
 };
 
 static const struct argp_option death_options[] = {
-    {"on-death", COX_OPTION_ON_DEATH, "fail|wait|restart[-all][,N/SEC]", 0,
+    {"on-death", COX_OPTION_ON_DEATH, "fail|wait|restart|restart-all", 0,
      "when a worker dies: fail, the default, ends the group; wait waits for `coxswain recover "
      "restart`; restart replaces the dead worker; restart-all replaces all of them. Prompts "
-     "continue where they were. More than N deaths within SEC seconds end the group, N from 1 to "
-     "1000000 (default 5/60)",
+     "continue where they were. restart,N/SEC, restart-all,N/SEC: more than N deaths within SEC "
+     "seconds end the group, N from 1 to 1000000 (default 5/60)",
      0},
     {"restart-backoff", COX_OPTION_RESTART_BACKOFF, "MIN[-MAX]", 0,
      "seconds before a worker is replaced again, doubled each time (default 0.1-5)", 0},

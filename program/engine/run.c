@@ -353,9 +353,9 @@ static void deinit(void *choice)
 }
 
 static const struct argp_option options[] = {
-    {"init", OPTION_INIT, "KEY=VALUE|@FILE", 0,
-     "configuration that every worker gets at init; may be repeated; FILE is a JSON object of "
-     "strings, numbers, true and false, and KEY=VALUE takes precedence",
+    {"init", OPTION_INIT, "KEY=VALUE", 0,
+     "configuration that every worker gets at init; may be repeated. --init @FILE: a JSON object of "
+     "strings, numbers, true and false; KEY=VALUE takes precedence",
      0},
     {"no-init", OPTION_NO_INIT, NULL, 0, "start the workers only", 0},
     {"no-flags", OPTION_NO_FLAGS, NULL, 0,
