@@ -784,6 +784,10 @@ int cox_executor_set_handler(struct cox_executor *executor, enum cox_channel_id 
         pthread_mutex_unlock(&collector->lock);
         return COX_DEADLOCK;
     }
+    if (collector->handler == handler && collector->handler_context == context) {
+        pthread_mutex_unlock(&collector->lock);
+        return COX_BUSY;
+    }
     collector->handler = handler;
     collector->handler_context = context;
     atomic_store_explicit(&collector->handled, true, memory_order_relaxed);

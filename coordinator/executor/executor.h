@@ -267,6 +267,7 @@ int cox_executor_taken_over(struct cox_executor *executor, struct cox_error *err
  *   0
  *   COX_INVALID: no handler, or another channel
  *   COX_STATE: the host collects (options.collect)
+ *   COX_BUSY: the channel has this handler with this context already
  *   COX_DEADLOCK: inside a handler or hook, while another thread runs a handler that may wait for
  *     this one
  */

@@ -557,7 +557,7 @@ static void m5_a_deadline_of_0_is_refused(void **state)
     test_group_free(g);
 }
 
-static void m5_a_handler_is_set_on_channels_that_have_one(void **state)
+static void m5_a_handler_is_set_once_on_channels_that_have_one(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(1, NULL);
@@ -575,6 +575,9 @@ static void m5_a_handler_is_set_on_channels_that_have_one(void **state)
         assert_int_equal(
             cox_executor_set_handler(executor, (enum cox_channel_id)c, test_handler, g),
             allowed ? 0 : COX_INVALID);
+        assert_int_equal(
+            cox_executor_set_handler(executor, (enum cox_channel_id)c, test_handler, g),
+            allowed ? COX_BUSY : COX_INVALID);
     }
     assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, NULL), 0);
     assert_int_equal(test_await(g, 0)->status, 0);
@@ -817,7 +820,7 @@ int main(void)
         TEST(m5_a_deadline_does_not_wait_for_the_request_before),
         TEST(m5_inside_a_handler_call_is_refused_and_submit_works),
         TEST(m5_a_deadline_of_0_is_refused),
-        TEST(m5_a_handler_is_set_on_channels_that_have_one),
+        TEST(m5_a_handler_is_set_once_on_channels_that_have_one),
         TEST(m5_the_handler_is_replaced_while_requests_run),
         TEST(m5_replace_waits_for_the_handler_that_runs),
         TEST(m5_full_at_depth_then_room_again),
