@@ -179,8 +179,8 @@ static int executor_check_alive(struct cox_executor *executor, struct cox_error 
     return 0;
 }
 
-int cox_executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
-                              struct cox_error *err)
+int cox_executor_await_attached(struct cox_executor *executor, uint64_t deadline_ns,
+                                struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     struct cox_rank_set checked = {{0}}, reported = {{0}};

@@ -331,7 +331,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     if (r)
         return r;
     return executor->geometry.legacy ? cox_executor_run_legacy(executor, err)
-                                     : cox_executor_await_attach(executor, deadline_ns, err);
+                                     : cox_executor_await_attached(executor, deadline_ns, err);
 }
 
 /* Sets options->rank_count, which nodes give. */

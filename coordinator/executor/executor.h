@@ -403,8 +403,8 @@ COX_PUBLIC int cox_executor_submit_parts(struct cox_executor *executor, const st
 
 /* Submits on any two-way channel, waits while submit would return COX_FULL or COX_LATE, and waits
  * for the completion. handler (may be NULL) gets the completion on the calling thread, before call
- * returns. err gets the completion's text. A handler of the channel that runs long does not hold the
- * call up: while the response thread is inside it, the calling thread gathers the replies. So a
+ * returns. err gets the completion's text. A handler of the channel that runs long does not hold
+ * the call up: while the response thread is inside it, the calling thread gathers the replies. So a
  * call may return before the handlers of earlier requests have run.
  * Returns
  *   the completion's status

@@ -145,8 +145,8 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
 
 /* Waits until all ranks here have attached, and watches their processes from then on. Returns 0;
  * COX_TIMEOUT; COX_CLOSED: options.cancelled; COX_PEER_DEAD; as check_identity. */
-int cox_executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
-                              struct cox_error *err);
+int cox_executor_await_attached(struct cox_executor *executor, uint64_t deadline_ns,
+                                struct cox_error *err);
 
 /* ---- worker_hello.c: the group's control socket ---- */
 

@@ -687,16 +687,15 @@ static void p10_overwritten_words_are_stored_again(void **state)
                                           {&line->done, NULL},
                                           {&line->returned, &line->done}};
     pid_t pid = cox_executor_pid(test_group_executor(group), 1);
+    assert_int_equal(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
+                                              on_completion, NULL),
+                     0);
     for (size_t w = 0; w < sizeof words / sizeof words[0]; w++)
         for (uint64_t mask = 1; mask < 256; mask = mask == 128 ? 0xff : mask * 2)
             for (int busy = 0; busy < 2; busy++) {
                 expect_own(group);
                 load_init(&load);
                 if (busy) {
-                    assert_int_equal(cox_executor_set_handler(test_group_executor(group),
-                                                              COX_CHANNEL_EXECUTE, on_completion,
-                                                              NULL),
-                                     0);
                     test_stop_process(pid);
                     assert_int_equal(load_submit(group, &load), 0);
                     assert_int_equal(load_submit(group, &load), 0);
@@ -729,12 +728,11 @@ static void p10_a_reply_that_was_reset_is_stored_again(void **state)
     struct cox_layout_rank_line *line = cox_state_line(&control, 0, COX_CHANNEL_EXECUTE);
     struct cox_executor *executor = test_group_executor(group);
     _Atomic uint32_t *sleeping = &executor->collectors[COX_CHANNEL_EXECUTE].sleeping;
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, on_completion, NULL),
+                     0);
     for (int round = 0; round < 10; round++) {
         expect_own(group);
         load_init(&load);
-        assert_int_equal(cox_executor_set_handler(test_group_executor(group), COX_CHANNEL_EXECUTE,
-                                                  on_completion, NULL),
-                         0);
         uint64_t before = atomic_load(&line->done);
         for (uint32_t rank = 0; rank < 2; rank++)
             test_stop_process(cox_executor_pid(executor, rank));
