@@ -154,6 +154,7 @@ postmortem='coxswain postmortem "$(ls -t /var/lib/crashes/mine.*.crash | head -n
 hang() {
     start --timeout 15
     prompt
+    await 'coxswain_in_flight\{channel="execute"\} 0' coxswain metrics --name "$name"
     kill -STOP "$(pid_of 2)"
     coxswain generate --name "$name" --quiet 27+58= >"$work/prompt" 2>&1 &
     prompt=$!
