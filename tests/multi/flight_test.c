@@ -607,6 +607,16 @@ static void thief_deinit(struct thief *thief)
     test_group_free(thief->group);
 }
 
+/* Stops rank 1 once it sleeps: one that spins finds the next request without a wake-up. */
+static void thief_stop(struct thief *thief)
+{
+    const pid_t pid = cox_executor_pid(test_group_executor(thief->group), 1);
+    const uint64_t until_ns = patience();
+    while (!process_sleeps(pid) && cox_now_ns() < until_ns)
+        sched_yield();
+    test_stop_process(pid);
+}
+
 /* Rank 1 is stopped and something was published for it. Returns how many tokens there were. */
 static int thief_steal(struct thief *thief)
 {
@@ -638,7 +648,7 @@ static void p2_a_lost_wake_up_is_sent_again(void **state)
     for (size_t round = 0; round < ROUND_COUNT && !woken; round++) {
         test_expect_echo(g, "awake");
         uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
-        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        thief_stop(&thief);
         assert_int_equal(test_submit(g, &how, "echo in flight"), 0);
         assert_true(thief_steal(&thief) > 0);
         assert_int_equal(test_await(g, round)->status, 0);
@@ -659,7 +669,7 @@ static void p2_also_when_the_request_has_ended(void **state)
     bool woken = false;
     for (int round = 0; round < ROUND_COUNT && !woken; round++) {
         test_expect_echo(g, "awake");
-        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        thief_stop(&thief);
         assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
         uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
         assert_true(thief_steal(&thief) > 0);
@@ -685,7 +695,7 @@ static void p2_also_when_no_call_waits_for_a_reply(void **state)
         /* The frame of the status has been returned, else the link would find it taken. */
         assert_int_equal(submit_links(test_group_executor(g), 1), 0);
         expect_links(g, ++links);
-        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        thief_stop(&thief);
         struct link_request own;
         link_request_init(&own);
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
@@ -746,7 +756,7 @@ static void p2_also_beside_a_stuck_request(void **state)
         test_expect_echo(g, "awake");
         assert_int_equal(test_submit(g, &stuck, "block %s", test_pipe_path(pipe)), 0);
         test_await_lines(g, 0, "blocked", round + 1);
-        test_stop_process(cox_executor_pid(test_group_executor(g), 1));
+        thief_stop(&thief);
         assert_int_equal(test_submit(g, &brief, "echo late"), 0);
         assert_int_equal(test_await(g, 3 * round)->status, COX_TIMEOUT);
         uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rewakes;
