@@ -5,35 +5,23 @@ include(CMakePackageConfigHelpers)
 # Three headers are the interface; they include the others, whose paths are not part of it.
 install(DIRECTORY include/coxswain DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
 
-# They include each other relatively ("../../channel/base/base.h").
+# The others, which these include.
 set(public_headers
-    channel/base/base.h
     channel/base/peer.h
-    channel/handle/handle.h
     channel/base/handle_format.h
     channel/memory/image.h
     channel/shm/region.h
     channel/base/spin.h
-    memory/domain/domain.h
-    memory/domain/domain_cuda.h
-    channel/kv/kv_blocks.h
-    memory/pool/pool.h
-    memory/queue/queue.h
     proto/link_state.h
     proto/wire.h
     proto/executor.proto
     worker/sequences/batch.h
-    worker/group/group.h
     worker/loop/take.h
-    worker/loop/worker.h
     coordinator/collector/completion.h
-    coordinator/executor/executor.h
-    coordinator/executor/operations.h
     coordinator/recovery/restart_policy.h
     coordinator/server/hooks.h
     coordinator/server/kv_reference.h
     coordinator/server/prompt_hooks.h
-    coordinator/server/server.h
     coordinator/transport/nodes.h)
 
 foreach(header IN LISTS public_headers)

@@ -101,7 +101,7 @@ static int turned_copy_from(struct cox_domain_memory *memory, uint64_t offset, v
     return 0;
 }
 
-/* All other functions are optional (memory/domain/domain.h). */
+/* All other functions are optional (coxswain/memory/domain.h). */
 static const struct cox_domain_functions turned_functions = {
     .name = "turned",
     .create = turned_create,

@@ -86,7 +86,7 @@ int main(void)
         cox_pool_fds(pool, pool_fds);
         int queue_fd = cox_queue_fd(queue);
         pid_t child =
-            fork(); /* fds may also be sent by a socket or as handles (channel/handle/handle.h) */
+            fork(); /* fds may also be sent by a socket or as handles (coxswain/handle.h) */
         if (child == 0) {
             close(ready[0]);
             r = take(queue_fd, pool_fds, ready[1], &err);

@@ -15,7 +15,7 @@
 #ifndef COX_NODES_IMAGE_H
 #define COX_NODES_IMAGE_H
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "nodes/link/nodes_common.h"
 
 #define COX_DIRECT_IMAGE 3u

@@ -1,8 +1,8 @@
 #include "kv_relay.h"
 
 #include "channel/base/thread.h"
-#include "channel/handle/handle.h"
-#include "channel/kv/kv_blocks.h"
+#include <coxswain/handle.h>
+#include <coxswain/kv.h>
 
 #include <endian.h>
 #include <inttypes.h>

@@ -12,7 +12,7 @@
 #ifndef COX_PROTO_LINK_STATE_H
 #define COX_PROTO_LINK_STATE_H
 
-#include "../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

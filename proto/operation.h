@@ -10,7 +10,7 @@
 #ifndef COX_PROTO_OPERATION_H
 #define COX_PROTO_OPERATION_H
 
-#include "../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -10,7 +10,7 @@
 #ifndef COX_PROTO_UTF8_H
 #define COX_PROTO_UTF8_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

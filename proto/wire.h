@@ -15,7 +15,7 @@
 #ifndef COX_PROTO_WIRE_H
 #define COX_PROTO_WIRE_H
 
-#include "../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

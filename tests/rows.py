@@ -32,7 +32,7 @@ ELSEWHERE = {
     "B41": "tests/multi, tests/fault and tests/legacy run real processes",
     "H27": "`install/pkg_config`, `install/find_package`: `examples/domain.c`, built against the installed library alone",
     "P9": "what a dead reader had pinned is released: nobody pins a block of a KV cache any more. Its memory has one "
-          "writer, the owner (channel/kv/kv_blocks.h); a dead reader leaves nothing, and the blocks of a dead owner live "
+          "writer, the owner (include/coxswain/kv.h); a dead reader leaves nothing, and the blocks of a dead owner live "
           "with who has them. Pins, and the dead ones' rows, are those of pools",
     "S5": "and `model_reference/check_logits.py` against numpy; for ranks as processes "
           "`s5_tokens_are_the_same_for_every_world_size`",

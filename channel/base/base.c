@@ -1,4 +1,4 @@
-#include "base.h"
+#include <coxswain/base.h>
 #include "channel/base/version.h"
 
 #include <fcntl.h>

@@ -12,7 +12,7 @@
 #ifndef COX_CHANNEL_CGROUP_H
 #define COX_CHANNEL_CGROUP_H
 
-#include "base.h"
+#include <coxswain/base.h>
 
 enum cox_cgroup_state {
     COX_CGROUP_UNKNOWN, /* not everything could be read */

@@ -16,7 +16,7 @@
 #ifndef COX_CHANNEL_FUTEX_H
 #define COX_CHANNEL_FUTEX_H
 
-#include "base.h"
+#include <coxswain/base.h>
 
 #include <limits.h>
 #include <linux/futex.h>

@@ -13,7 +13,7 @@
 #ifndef COX_CHANNEL_LOG_LIMIT_H
 #define COX_CHANNEL_LOG_LIMIT_H
 
-#include "base.h"
+#include <coxswain/base.h>
 
 #define COX_LOG_LIMIT_COUNT 8
 #define COX_LOG_LIMIT_MS 10000

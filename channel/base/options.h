@@ -11,7 +11,7 @@
 #ifndef COX_CHANNEL_OPTIONS_H
 #define COX_CHANNEL_OPTIONS_H
 
-#include "base.h"
+#include <coxswain/base.h>
 
 #include <string.h>
 

@@ -12,7 +12,7 @@
 #ifndef COX_CHANNEL_PEER_H
 #define COX_CHANNEL_PEER_H
 
-#include "base.h"
+#include <coxswain/base.h>
 
 #include <sys/types.h>
 

@@ -22,7 +22,7 @@
 #ifndef COX_CHANNEL_SEMAPHORE_H
 #define COX_CHANNEL_SEMAPHORE_H
 
-#include "base.h"
+#include <coxswain/base.h>
 
 #include <errno.h>
 #include <limits.h>

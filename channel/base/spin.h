@@ -53,7 +53,7 @@
 
 #include <sched.h>
 
-#include "base.h"
+#include <coxswain/base.h>
 
 enum cox_spin {
     COX_SPIN_AUTO = 0, /* COX_SPIN_AUTO_NS */

@@ -16,7 +16,7 @@
 #ifndef COX_CHANNEL_FD_STORE_H
 #define COX_CHANNEL_FD_STORE_H
 
-#include "handle.h"
+#include <coxswain/handle.h>
 
 struct cox_fd_store {
     /* connection to the control socket; -1: none */

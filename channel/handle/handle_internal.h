@@ -10,7 +10,7 @@
 #ifndef COX_CHANNEL_HANDLE_INTERNAL_H
 #define COX_CHANNEL_HANDLE_INTERNAL_H
 
-#include "handle.h"
+#include <coxswain/handle.h>
 #include "channel/base/peer.h"
 
 #include <sys/stat.h>

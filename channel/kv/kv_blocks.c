@@ -1,6 +1,6 @@
 /* kv_blocks: the owner's side. The numbers (1) to (5) refer to kv_blocks_layout.h, which justifies
  * each memory order. */
-#include "kv_blocks.h"
+#include <coxswain/kv.h>
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,5 +1,5 @@
 /*
- * kv_blocks_layout: the shared memory of KV blocks (kv_blocks.h): a header, two words per block,
+ * kv_blocks_layout: the shared memory of KV blocks (kv.h): a header, two words per block,
  * the blocks.
  *
  *   0               header        one line; constants, kv_magic stored last

@@ -1,4 +1,4 @@
-/* kv_view: the reader's side of kv_blocks.h. All data read here is input from the owner, and is
+/* kv_view: the reader's side of kv.h. All data read here is input from the owner, and is
  * checked. */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 #include "channel/base/futex.h"
 #include "channel/shm/region.h"
 #include "channel/memory/host_memory.h"
-#include "kv_blocks.h"
+#include <coxswain/kv.h>
 #include "kv_blocks_layout.h"
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */

@@ -9,7 +9,7 @@
 #ifndef COX_CHANNEL_HOST_MEMORY_H
 #define COX_CHANNEL_HOST_MEMORY_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 /* Checks that the host has this much free memory, before it is allocated. The kernel overcommits:
  * without the check it may later kill this or another process. on_demand: the size is only

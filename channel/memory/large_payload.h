@@ -30,7 +30,7 @@
 #ifndef COX_CHANNEL_LARGE_PAYLOAD_H
 #define COX_CHANNEL_LARGE_PAYLOAD_H
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "channel/shm/region.h"
 
 #include <pthread.h>

@@ -29,7 +29,7 @@
 #ifndef COX_CHANNEL_RECORDER_LAYOUT_H
 #define COX_CHANNEL_RECORDER_LAYOUT_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <stdatomic.h>
 

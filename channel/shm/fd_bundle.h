@@ -10,7 +10,7 @@
  *   3 + 6 c + b    wakeup b of the rank (enum cox_wakeup): semaphores of its own, newly made
  *   25             response region of the error channel
  *   26, 27         its two wakeups, which all ranks share
- *   28             memory of the rank group (worker/group/group.h)
+ *   28             memory of the rank group (coxswain/group.h)
  *
  * A rank of a sealed group gets fewer fds, those of sealed.h in its order; the count tells which it
  * is. Over the control socket one more may follow: the eventfd by which the rank notifies the

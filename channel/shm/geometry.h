@@ -83,7 +83,7 @@ uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
                                      enum cox_channel_id channel);
 uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry);
-/* The rank group (worker/group/group.h) of a sealed group: size of the words that one rank writes,
+/* The rank group (coxswain/group.h) of a sealed group: size of the words that one rank writes,
  * and of its values, both multiples of the page size; size of the wake memory, and the offset in it
  * at which the hints of the rank group begin. */
 uint64_t cox_geometry_group_words_size(void);

@@ -12,7 +12,7 @@
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H
 
-#include "../base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -12,7 +12,7 @@
  *                   dead process reach no group
  *   wake memory     words that all processes may write. They are hints: they say when to check,
  *                   never what is true
- *   group memory    two per rank, of the rank group (worker/group/group.h): its words, and its
+ *   group memory    two per rank, of the rank group (coxswain/group.h): its words, and its
  *                   values (`cox_payload_group`: what a rank computes it can falsify, so these it
  *                   may). The coordinator maps neither. The rank is the first to have them: it maps
  *                   them and then seals them against any further writing, by any process and fd.

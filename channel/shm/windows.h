@@ -1,5 +1,5 @@
 /*
- * windows: the memory of the rank group (worker/group/group.h) in a named group: one object with a
+ * windows: the memory of the rank group (coxswain/group.h) in a named group: one object with a
  * ring of windows. Each time the ranks form their group, they use the next window. All ranks write
  * to it: this form is for processes that trust each other. Sealed groups have separate memory per
  * rank (sealed.h).

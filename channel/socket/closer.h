@@ -25,7 +25,7 @@
 #ifndef COX_CHANNEL_CLOSER_H
 #define COX_CHANNEL_CLOSER_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #define COX_CLOSER_THREAD_MAX 8
 #define COX_CLOSER_HANG_MS 200

@@ -54,7 +54,7 @@
 #ifndef COX_CHANNEL_CONTROL_SOCKET_H
 #define COX_CHANNEL_CONTROL_SOCKET_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <sys/types.h>
 

@@ -13,7 +13,7 @@
 #ifndef COX_CHANNEL_SOCKET_H
 #define COX_CHANNEL_SOCKET_H
 
-#include "../base/base.h"
+#include <coxswain/base.h>
 
 #include <sys/types.h>
 

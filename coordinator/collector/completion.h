@@ -7,7 +7,7 @@
 #ifndef COX_COORDINATOR_COMPLETION_H
 #define COX_COORDINATOR_COMPLETION_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <sys/types.h>
 

@@ -16,7 +16,7 @@
 #ifndef COX_COORDINATOR_READINESS_H
 #define COX_COORDINATOR_READINESS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <stdatomic.h>
 

@@ -8,7 +8,7 @@
 #ifndef COX_COORDINATOR_ENGINE_GATE_H
 #define COX_COORDINATOR_ENGINE_GATE_H
 
-#include "operations.h"
+#include <coxswain/requests.h>
 
 /* With recover_lock: the state, BUSY apart. A caller that has seen a death sees the state it
  * causes, whether or not it was reported. */

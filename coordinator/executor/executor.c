@@ -1,4 +1,4 @@
-#include "executor.h"
+#include <coxswain/executor.h>
 
 #include <inttypes.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-/* The executor's private state, shared by the files that implement executor.h and operations.h. */
+/* The executor's private state, shared by the files that implement executor.h and requests.h. */
 #ifndef COX_COORDINATOR_EXECUTOR_INTERNAL_H
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
@@ -9,9 +9,9 @@
 #include "coordinator/collector/collect.h"
 #include "coordinator/process/last_errors.h"
 #include "coordinator/transport/transport.h"
-#include "executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/collector/error_channel.h"
-#include "operations.h"
+#include <coxswain/requests.h>
 #include "forward.h"
 #include "recorders.h"
 

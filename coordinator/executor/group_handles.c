@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "executor_internal.h"
 
 /* A rank's memory, as it was exported last. */

@@ -15,7 +15,7 @@
 #ifndef COX_COORDINATOR_GROUP_HANDLES_H
 #define COX_COORDINATOR_GROUP_HANDLES_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 #include "proto/executor.pb-c.h"
 
 struct cox_executor;

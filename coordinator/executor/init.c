@@ -2,7 +2,7 @@
  *
  * One init at a time. It owns the generation of the rank group, the record of the last init that
  * succeeded, and the state that it leaves. */
-#include "operations.h"
+#include <coxswain/requests.h>
 
 #include "channel/base/options.h"
 #include <inttypes.h>

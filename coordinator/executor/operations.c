@@ -1,4 +1,4 @@
-#include "operations.h"
+#include <coxswain/requests.h>
 
 #include <inttypes.h>
 #include <limits.h>

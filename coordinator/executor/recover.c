@@ -1,4 +1,4 @@
-/* recover: the recovery commands of operations.h behind their state gate.
+/* recover: the recovery commands of requests.h behind their state gate.
  *
  *            pause, pause-net                reinit
  *   NORMAL ------------------.          .-----------> READY ---.

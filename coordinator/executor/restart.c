@@ -1,5 +1,5 @@
 /* restart: gives another process to a dead rank, or to all ranks. */
-#include "executor.h"
+#include <coxswain/executor.h>
 
 #include <inttypes.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /* status: the state of a group, from the coordinator's records and the shared words; no worker
  * takes part. */
-#include "executor.h"
+#include <coxswain/executor.h>
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* submit: checks requests, packs them into their frames, and publishes them; calls wait for the
  * reply. */
-#include "executor.h"
+#include <coxswain/executor.h>
 
 #include <inttypes.h>
 #include <stdatomic.h>

@@ -12,7 +12,7 @@
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
-#include "operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 #include "proto/large_payload_ref.h"
 

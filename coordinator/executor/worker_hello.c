@@ -1,6 +1,6 @@
 /* hello reply: which processes may attach at the group's control socket, and what a rank receives.
  */
-#include "executor.h"
+#include <coxswain/executor.h>
 
 #include <fcntl.h>
 #include <inttypes.h>

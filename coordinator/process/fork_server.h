@@ -27,7 +27,7 @@
 #ifndef COX_COORDINATOR_FORK_SERVER_H
 #define COX_COORDINATOR_FORK_SERVER_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <sys/types.h>
 

@@ -10,7 +10,7 @@
 #ifndef COX_COORDINATOR_LAST_ERRORS_H
 #define COX_COORDINATOR_LAST_ERRORS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <pthread.h>
 

@@ -14,7 +14,7 @@
 #ifndef COX_COORDINATOR_LAUNCH_H
 #define COX_COORDINATOR_LAUNCH_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <signal.h>
 #include <stdatomic.h>

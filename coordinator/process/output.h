@@ -11,7 +11,7 @@
 #ifndef COX_COORDINATOR_OUTPUT_H
 #define COX_COORDINATOR_OUTPUT_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 /* A longer line is passed on in pieces of exactly this many bytes, and a rest. */
 #define COX_OUTPUT_LINE_MAX 4000

@@ -34,7 +34,7 @@
 #ifndef COX_COORDINATOR_RANK_H
 #define COX_COORDINATOR_RANK_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <stdatomic.h>
 #include <sys/types.h>

@@ -23,7 +23,7 @@
 #ifndef COX_COORDINATOR_RECORDING_H
 #define COX_COORDINATOR_RECORDING_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include "channel/recorder/recorder_layout.h"
 

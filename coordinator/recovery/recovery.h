@@ -23,7 +23,7 @@
 #ifndef COX_COORDINATOR_RECOVERY_H
 #define COX_COORDINATOR_RECOVERY_H
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "restart_policy.h"
 
 /* 0 means the default. */

@@ -7,7 +7,7 @@
 #ifndef COX_COORDINATOR_RESTART_POLICY_H
 #define COX_COORDINATOR_RESTART_POLICY_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -15,7 +15,7 @@
 #ifndef COX_COORDINATOR_GROUP_LINKS_H
 #define COX_COORDINATOR_GROUP_LINKS_H
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 
 struct cox_group_links;
 

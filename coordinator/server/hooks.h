@@ -15,7 +15,7 @@
 #ifndef COX_COORDINATOR_HOOKS_H
 #define COX_COORDINATOR_HOOKS_H
 
-#include "../executor/operations.h"
+#include <coxswain/requests.h>
 #include "prompt_hooks.h"
 
 #ifdef __cplusplus

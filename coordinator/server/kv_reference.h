@@ -10,7 +10,7 @@
 #ifndef COX_COORDINATOR_KV_REFERENCE_H
 #define COX_COORDINATOR_KV_REFERENCE_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,4 +1,4 @@
-#include "server.h"
+#include <coxswain/server.h>
 
 #include "channel/base/options.h"
 #include "channel/base/thread.h"

@@ -15,7 +15,7 @@
 #ifndef COX_COORDINATOR_STREAM_H
 #define COX_COORDINATOR_STREAM_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #define COX_STREAM_MESSAGE_MAX ((size_t)16 << 20)
 

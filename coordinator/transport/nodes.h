@@ -11,7 +11,7 @@
 #ifndef COX_COORDINATOR_NODES_H
 #define COX_COORDINATOR_NODES_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

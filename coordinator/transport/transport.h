@@ -23,7 +23,7 @@
 #ifndef COX_COORDINATOR_TRANSPORT_H
 #define COX_COORDINATOR_TRANSPORT_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <sys/types.h>
 

@@ -13,7 +13,7 @@
 #ifndef COX_COORDINATOR_BLOCKS_H
 #define COX_COORDINATOR_BLOCKS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 struct cox_blocks {
     /* a stack of ids: the first free_count are free */

@@ -28,7 +28,7 @@
 #ifndef COX_ENGINE_LOOP_H
 #define COX_ENGINE_LOOP_H
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "batcher.h"
 #include "transfers.h"
 

@@ -14,7 +14,7 @@
 #ifndef COX_COORDINATOR_KV_LEASES_H
 #define COX_COORDINATOR_KV_LEASES_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 struct cox_kv_lease {
     struct cox_kv_lease *next;

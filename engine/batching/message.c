@@ -2,7 +2,7 @@
 
 #include "channel/base/idioms.h"
 #include "proto/wire.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>

@@ -29,7 +29,7 @@
 #ifndef COX_COORDINATOR_TRANSFERS_H
 #define COX_COORDINATOR_TRANSFERS_H
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/server/prompt_hooks.h"
 
 struct cox_transfers;

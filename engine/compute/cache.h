@@ -7,7 +7,7 @@
  * So a block is contiguous, and is swapped, copied or pulled in one piece.
  *
  * The cache's own blocks are KV blocks that other groups may copy
- * (channel/kv/kv_blocks.h), and that no other process can write. Block b of the block
+ * (coxswain/kv.h), and that no other process can write. Block b of the block
  * tables is KV block b. Its generation names its owner. That is the sequence
  * (cox_kv_generation_of) whose positions in the block were all written by successful steps or
  * pulls; or COX_CACHE_UNUSED. A block is written only
@@ -30,7 +30,7 @@
 #ifndef COX_WORKER_MODEL_CACHE_H
 #define COX_WORKER_MODEL_CACHE_H
 
-#include "channel/kv/kv_blocks.h"
+#include <coxswain/kv.h>
 #include "worker/sequences/batch.h"
 
 #define COX_CACHE_ALIGNMENT COX_KV_BLOCK_ALIGNMENT

@@ -12,7 +12,7 @@
 #ifndef COX_MODEL_CONFIG_H
 #define COX_MODEL_CONFIG_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 /* Limit of the end-of-text tokens kept. */
 #define COX_EOS_TOKEN_COUNT_MAX 8

@@ -16,7 +16,7 @@
 #ifndef COX_MODEL_DIGEST_H
 #define COX_MODEL_DIGEST_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #define COX_DIGEST_SAMPLE_SIZE (UINT64_C(1) << 20)
 

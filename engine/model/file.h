@@ -13,7 +13,7 @@
 #ifndef COX_MODEL_FILE_H
 #define COX_MODEL_FILE_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <jansson.h>
 

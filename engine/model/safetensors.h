@@ -15,7 +15,7 @@
 #ifndef COX_MODEL_SAFETENSORS_H
 #define COX_MODEL_SAFETENSORS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #define COX_TENSOR_DIMENSION_COUNT_MAX 8
 

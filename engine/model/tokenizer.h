@@ -19,7 +19,7 @@
 #ifndef COX_COORDINATOR_TOKENIZER_H
 #define COX_COORDINATOR_TOKENIZER_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 /* Limit of the end-of-text tokens of one model. */
 #define COX_EOS_COUNT_MAX 8

@@ -16,7 +16,7 @@
 #define COX_WORKER_ADAPTER_COMMANDS_H
 
 #include "adapter_cache.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_worker *worker,
                                const struct Coxswain__LoraOperationRequest *request,

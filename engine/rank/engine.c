@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "adapter_cache.h"
 #include "adapter_commands.h"
 #include "engine/rank/tensor_gather.h"

@@ -44,7 +44,7 @@
 #ifndef COX_WORKER_ENGINE_H
 #define COX_WORKER_ENGINE_H
 
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 struct cox_engine_options {
     /* empty: the init request must name it */

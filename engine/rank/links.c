@@ -10,8 +10,8 @@
 
 #include "channel/base/idioms.h"
 #include "channel/base/fault.h"
-#include "channel/handle/handle.h"
-#include "channel/kv/kv_blocks.h"
+#include <coxswain/handle.h>
+#include <coxswain/kv.h>
 #include "channel/base/thread.h"
 
 #define ATTACH_MS 5000

@@ -1,6 +1,6 @@
 /*
  * links: the groups whose KV blocks this rank may read. Per cluster id there is a view
- * (channel/kv/kv_blocks.h) of the blocks of the remote rank with the same number.
+ * (coxswain/kv.h) of the blocks of the remote rank with the same number.
  *
  * A new link is WAITING; proto/link_state.h has its states and their changes.
  *
@@ -25,7 +25,7 @@
 
 #include "channel/base/peer.h"
 #include "proto/link_state.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #define COX_LINK_COUNT_MAX 64
 #define COX_CLUSTER_ID_SIZE_MAX 255

@@ -10,7 +10,7 @@
 
 #include "adapter_cache.h"
 #include "engine.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #define BLOCK_SIZE_DEFAULT 16
 #define BLOCK_COUNT_DEFAULT 512

@@ -8,7 +8,7 @@
 #include "channel/base/idioms.h"
 #include "channel/base/fault.h"
 #include "channel/base/thread.h"
-#include "channel/kv/kv_blocks.h"
+#include <coxswain/kv.h>
 
 /* Interval of the check that the remote process lives: a system call per block would be too slow.
  * And of all checks, while a block is awaited. */

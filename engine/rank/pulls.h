@@ -4,7 +4,7 @@
  *
  * A pull takes all destination blocks, which then belong to no sequence. It copies block after
  * block under the requested generation. A copy fails if the source block has another generation, or
- * was taken during the copy (channel/kv/kv_blocks.h). Only when all blocks are copied are
+ * was taken during the copy (coxswain/kv.h). Only when all blocks are copied are
  * they given to the sequence, so a failed copy is never visible. A pull waits for no reader or
  * writer on either side, except for a block whose content is on its way (COX_KV_EXPECTED). Before
  * each block, and while it waits, it checks whether it must end: cancelled, unlinked, past its

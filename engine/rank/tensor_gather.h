@@ -31,7 +31,7 @@
 #ifndef COX_ENGINE_TENSOR_GATHER_H
 #define COX_ENGINE_TENSOR_GATHER_H
 
-#include "worker/group/group.h"
+#include <coxswain/group.h>
 
 struct cox_tensor_gather;
 

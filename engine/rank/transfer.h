@@ -16,7 +16,7 @@
 
 #include "engine/compute/cache.h"
 #include "proto/executor.pb-c.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 struct cox_transfer;
 

@@ -12,9 +12,9 @@
 #define COX_IPC_H
 
 #include "channel/base/version.h"
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 #include "channel/base/peer.h"
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "channel/memory/image.h"
 #include "channel/shm/region.h"
 #include "channel/base/spin.h"

@@ -11,9 +11,9 @@
 #define COX_MEMORY_H
 
 #include "channel/base/version.h"
-#include "memory/domain/domain.h"
-#include "memory/domain/domain_cuda.h"
-#include "memory/pool/pool.h"
-#include "memory/queue/queue.h"
+#include <coxswain/memory/domain.h>
+#include <coxswain/memory/domain_cuda.h>
+#include <coxswain/memory/pool.h>
+#include <coxswain/memory/queue.h>
 
 #endif

@@ -14,7 +14,7 @@
 #ifndef COX_MEMORY_CUDA_DRIVER_H
 #define COX_MEMORY_CUDA_DRIVER_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 enum {
     COX_CUDA_SUCCESS = 0,

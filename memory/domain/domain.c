@@ -1,4 +1,4 @@
-#include "domain.h"
+#include <coxswain/memory/domain.h>
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "domain_cuda.h"
+#include <coxswain/memory/domain_cuda.h>
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -7,7 +7,7 @@
 #ifndef COX_MEMORY_DOMAIN_TABLE_H
 #define COX_MEMORY_DOMAIN_TABLE_H
 
-#include "domain.h"
+#include <coxswain/memory/domain.h>
 
 extern const struct cox_domain_functions cox_domain_host_functions;
 extern const struct cox_domain_functions cox_domain_bounce_functions;

@@ -1,5 +1,5 @@
 /* pool: create, attach, free, handles. */
-#include "pool.h"
+#include <coxswain/memory/pool.h>
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -24,7 +24,7 @@
 #ifndef COX_MEMORY_POOL_LAYOUT_H
 #define COX_MEMORY_POOL_LAYOUT_H
 
-#include "pool.h"
+#include <coxswain/memory/pool.h>
 
 #include <stdatomic.h>
 

@@ -14,7 +14,7 @@
 #ifndef COX_MEMORY_QUEUE_INTERNAL_H
 #define COX_MEMORY_QUEUE_INTERNAL_H
 
-#include "queue.h"
+#include <coxswain/memory/queue.h>
 #include "queue_layout.h"
 
 #include <pthread.h>

@@ -22,7 +22,7 @@
 #ifndef COX_MEMORY_QUEUE_LAYOUT_H
 #define COX_MEMORY_QUEUE_LAYOUT_H
 
-#include "memory/domain/domain.h"
+#include <coxswain/memory/domain.h>
 
 #include <assert.h>
 #include <stdatomic.h>

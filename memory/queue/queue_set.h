@@ -6,7 +6,7 @@
 #ifndef COX_MEMORY_QUEUE_SET_H
 #define COX_MEMORY_QUEUE_SET_H
 
-#include "queue.h"
+#include <coxswain/memory/queue.h>
 
 #if COX_TESTING
 /* Behaves as on a kernel before 5.16, without futex_waitv. */

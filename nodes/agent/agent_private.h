@@ -5,7 +5,7 @@
 
 #include "nodes/nodes.h"
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "nodes/group_relay.h"
 #include "nodes/image.h"
 #include "nodes/kv_relay.h"

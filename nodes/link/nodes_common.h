@@ -2,7 +2,7 @@
 #ifndef COX_NODES_COMMON_H
 #define COX_NODES_COMMON_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 #include "channel/shm/geometry.h"
 #include "coordinator/transport/nodes_library.h"
 

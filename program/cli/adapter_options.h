@@ -9,7 +9,7 @@
 #ifndef COX_PROGRAM_ADAPTER_OPTIONS_H
 #define COX_PROGRAM_ADAPTER_OPTIONS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #define COX_ADAPTER_CHOICE_MAX 64
 

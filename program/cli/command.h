@@ -4,7 +4,7 @@
 #ifndef COX_PROGRAM_COMMAND_H
 #define COX_PROGRAM_COMMAND_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <stdio.h>
 

@@ -16,7 +16,7 @@
 #ifndef COX_PROGRAM_FOREGROUND_H
 #define COX_PROGRAM_FOREGROUND_H
 
-#include "coordinator/server/server.h"
+#include <coxswain/server.h>
 #include "group_options.h"
 
 struct cox_foreground;

@@ -9,7 +9,7 @@
 #ifndef COX_PROGRAM_GROUP_OPTIONS_H
 #define COX_PROGRAM_GROUP_OPTIONS_H
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/recovery/restart_policy.h"
 #include "runner.h"
 

@@ -10,7 +10,7 @@
 #ifndef COX_PROGRAM_INIT_OPTIONS_H
 #define COX_PROGRAM_INIT_OPTIONS_H
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 
 struct cox_init_choice {
     struct cox_config_entry *entries;

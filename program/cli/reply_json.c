@@ -1,6 +1,6 @@
 #include "reply_json.h"
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/server/group_links.h"
 #include "coordinator/recovery/recovery.h"
 #include "proto/control.pb-c.h"

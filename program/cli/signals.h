@@ -13,7 +13,7 @@
 #ifndef COX_PROGRAM_SIGNALS_H
 #define COX_PROGRAM_SIGNALS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <pthread.h>
 #include <signal.h>

@@ -11,7 +11,7 @@
 #ifndef COX_PROGRAM_CLIENT_H
 #define COX_PROGRAM_CLIENT_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 #include "proto/wire.h"
 #include "coordinator/server/stream.h"
 #include "health.h"

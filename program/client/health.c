@@ -1,7 +1,7 @@
 #include "health.h"
 
-#include "coordinator/executor/executor.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/executor.h>
+#include <coxswain/requests.h>
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>

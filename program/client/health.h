@@ -10,7 +10,7 @@
 #ifndef COX_PROGRAM_HEALTH_H
 #define COX_PROGRAM_HEALTH_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 struct CoxswainControl__StatusReply;
 

@@ -16,7 +16,7 @@
 #ifndef COX_PROGRAM_DOCTOR_CHECKS_H
 #define COX_PROGRAM_DOCTOR_CHECKS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 /* An unnamed file in /dev/shm that gets a name later: so regions appear only when complete. */
 int cox_doctor_unnamed_file(void);

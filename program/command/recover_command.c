@@ -3,7 +3,7 @@
 
 #include "proto/control.pb-c.h"
 #include "program/cli/client_command.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "program/cli/group_options.h"
 
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 /* coxswain status: prints the state of a running group. */
 #include "program/cli/command.h"
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/recovery/recovery.h"
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"

@@ -6,7 +6,7 @@
 
 #include "units.h"
 #include "program/client/health.h"
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "proto/control.pb-c.h"
 
 #define LINE_SIZE 512

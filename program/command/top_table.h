@@ -13,7 +13,7 @@
 #ifndef COX_PROGRAM_TOP_TABLE_H
 #define COX_PROGRAM_TOP_TABLE_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <stdio.h>
 

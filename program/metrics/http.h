@@ -25,7 +25,7 @@
 #ifndef COX_PROGRAM_METRICS_SERVER_H
 #define COX_PROGRAM_METRICS_SERVER_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 struct cox_metrics_server;
 

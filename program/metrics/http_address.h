@@ -10,7 +10,7 @@
 #ifndef COX_PROGRAM_HTTP_ADDRESS_H
 #define COX_PROGRAM_HTTP_ADDRESS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <netinet/in.h>
 #include <sys/socket.h>

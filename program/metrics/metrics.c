@@ -1,7 +1,7 @@
 #include "metrics.h"
 
 #include "coordinator/server/group_links.h"
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/recovery/recovery.h"
 #include "proto/control.pb-c.h"
 

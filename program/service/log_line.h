@@ -13,7 +13,7 @@
 #ifndef COX_PROGRAM_LOG_LINE_H
 #define COX_PROGRAM_LOG_LINE_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <time.h>
 

@@ -10,7 +10,7 @@
 #ifndef COX_PROGRAM_NOTIFY_H
 #define COX_PROGRAM_NOTIFY_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 struct cox_notify {
     /* -1: nobody is told */

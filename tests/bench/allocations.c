@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HAS_ALLOCATOR_OF_ASAN 1

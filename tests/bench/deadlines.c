@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include "channel/base/futex.h"
-#include "coordinator/executor/executor.h"
-#include "coordinator/executor/operations.h"
-#include "worker/loop/worker.h"
+#include <coxswain/executor.h>
+#include <coxswain/requests.h>
+#include <coxswain/worker.h>
 #include "measure.h"
 
 #define RANK_COUNT_MAX 16

@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 #include "channel/base/peer.h"
-#include "coordinator/executor/executor.h"
-#include "worker/loop/worker.h"
+#include <coxswain/executor.h>
+#include <coxswain/worker.h>
 #include "measure.h"
 
 #define SIZE_COUNT_MAX 8

@@ -8,8 +8,8 @@
 #ifndef BENCH_GROUP_H
 #define BENCH_GROUP_H
 
-#include "coordinator/executor/executor.h"
-#include "worker/loop/worker.h"
+#include <coxswain/executor.h>
+#include <coxswain/worker.h>
 
 #define WORKER_FLAG "--worker"
 #define GROUP_DEPTH_DEFAULT 4

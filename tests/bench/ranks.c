@@ -19,11 +19,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "channel/socket/socket.h"
 #include "channel/base/futex.h"
 #include "engine/rank/tensor_gather.h"
-#include "worker/group/group.h"
+#include <coxswain/group.h>
 #include "engine/compute/tile.h"
 #include "measure.h"
 

@@ -34,8 +34,8 @@
 
 #include "coordinator/recovery/recovery.h"
 #include "worker/sequences/batch.h"
-#include "worker/group/group.h"
-#include "worker/loop/worker.h"
+#include <coxswain/group.h>
+#include <coxswain/worker.h>
 #include "measure.h"
 #include "proto/executor.pb-c.h"
 

@@ -27,7 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 struct subject_options {
     uint32_t rank_count;

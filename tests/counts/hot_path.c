@@ -21,7 +21,7 @@
 #include "channel/shm/state.h"
 #include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #define RANK_COUNT 8 /* the default */
 #define RANK_COUNT_MAX 64

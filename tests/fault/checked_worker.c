@@ -12,7 +12,7 @@
 #include "channel/shm/state.h"
 #include "meddler.h"
 #include "tests/lib/token_hash.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 struct checked {
     struct cox_worker_options options;

@@ -8,7 +8,7 @@
 #ifndef COX_TESTS_FAULT_CHECKED_WORKER_H
 #define COX_TESTS_FAULT_CHECKED_WORKER_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #define CHECKED_CRASH "CRASHED"
 #define CHECKED_FILL_SIZE 200

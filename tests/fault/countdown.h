@@ -15,7 +15,7 @@
 #ifndef COX_TESTS_FAULT_COUNTDOWN_H
 #define COX_TESTS_FAULT_COUNTDOWN_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 /* ---- one constructor ---- */
 

@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-#include "memory/domain/domain.h"
-#include "memory/domain/domain_cuda.h"
+#include <coxswain/memory/domain.h>
+#include <coxswain/memory/domain_cuda.h>
 
 #define SIZE 20000
 

@@ -15,11 +15,11 @@
 #include "coordinator/collector/collect.h"
 #include "program/cli/console.h"
 #include "program/cli/foreground.h"
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/collector/error_channel.h"
 #include "coordinator/collector/gathering.h"
 #include "coordinator/process/launch.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "engine/batching/engine_loop.h"
 #include "coordinator/process/supervise.h"
 

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "channel/handle/handle_internal.h"
 
 #define OBJECT_SIZE 8192

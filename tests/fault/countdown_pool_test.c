@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-#include "channel/kv/kv_blocks.h"
-#include "memory/pool/pool.h"
+#include <coxswain/kv.h>
+#include <coxswain/memory/pool.h>
 
 static const struct cox_pool_options fixed = {
     .size = sizeof(struct cox_pool_options), .block_size = 4096, .block_count = 16};

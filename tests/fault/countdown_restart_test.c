@@ -10,7 +10,7 @@
 
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 
 #define RANK_COUNT 2
 

@@ -20,9 +20,9 @@
 #include <unistd.h>
 
 #include "channel/shm/geometry.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "worker/group/group_layout.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #define RANK_COUNT 3
 #define HOSTILE 1 /* the rank that writes */

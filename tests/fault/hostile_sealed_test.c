@@ -24,7 +24,7 @@
 #include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWNESS 5

@@ -26,7 +26,7 @@
 #include "channel/shm/state.h"
 #include "checked_worker.h"
 #include "coordinator/executor/executor_internal.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "meddler.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"

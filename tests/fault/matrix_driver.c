@@ -6,7 +6,7 @@
 #include "channel/socket/control_socket.h"
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 

@@ -2,7 +2,7 @@
  * of its steps. */
 #include "matrix.h"
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 
 #include <inttypes.h>
 #include <signal.h>

@@ -6,7 +6,7 @@
 
 #include "channel/shm/control.h"
 #include "channel/base/peer.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 
 #include <dirent.h>
 #include <errno.h>

@@ -10,7 +10,7 @@
 #ifndef COX_TESTS_PUNCTUAL_H
 #define COX_TESTS_PUNCTUAL_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <inttypes.h>
 #include <stdatomic.h>

@@ -15,9 +15,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "coordinator/executor/operations.h"
-#include "worker/group/group.h"
-#include "worker/loop/worker.h"
+#include <coxswain/requests.h>
+#include <coxswain/group.h>
+#include <coxswain/worker.h>
 
 #define RANK_COUNT 3
 #define VICTIM 1

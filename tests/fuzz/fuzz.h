@@ -11,7 +11,7 @@
 #ifndef COX_TESTS_FUZZ_FUZZ_H
 #define COX_TESTS_FUZZ_FUZZ_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 #include "channel/base/hash.h"
 
 #include <stdio.h>

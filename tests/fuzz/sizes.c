@@ -3,7 +3,7 @@
 
 #include "channel/shm/geometry.h"
 #include "program/cli/group_options.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #include <inttypes.h>
 

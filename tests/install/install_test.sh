@@ -69,7 +69,7 @@ symbols() {
         library=$LIBDIR/lib$name.so
         soname=$(objdump -p "$library" | awk '$1 == "SONAME" { print $2 }')
         [ "$soname" = "lib$name.so.$SOVERSION" ] || fail "SONAME is $soname"
-        # A library ends no process and prints nothing of its own: its users decide that. _exit is an orphan's (worker/loop/worker.h),
+        # A library ends no process and prints nothing of its own: its users decide that. _exit is an orphan's (include/coxswain/worker.h),
         # abort an assertion's.
         if nm -D --undefined-only "$library" | sed 's/.* //; s/@.*//' |
             grep -xE 'exit|_Exit|quick_exit|at_quick_exit|v?printf|putchar|puts|__v?printf_chk'; then

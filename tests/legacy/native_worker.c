@@ -9,7 +9,7 @@
  * `clear` then wakes it while it blocks, and it reports the fault "woken". */
 #include "proto/executor.pb-c.h"
 #include "worker/loop/take.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -10,7 +10,7 @@
 #ifndef COX_TESTS_LIB_FORKS_H
 #define COX_TESTS_LIB_FORKS_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <pthread.h>
 #include <sys/types.h>

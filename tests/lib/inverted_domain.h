@@ -2,12 +2,12 @@
  * inverted_domain: a domain outside the library that stores every bit inverted. Code that reads its
  * bytes past its functions, or forgets a conversion, gets wrong bytes. It includes the public
  * header alone, as a user's domain would. Threads, ownership, blocks, deaths: as
- * memory/domain/domain.h says; the context is the caller's.
+ * coxswain/memory/domain.h says; the context is the caller's.
  */
 #ifndef COX_TESTS_LIB_INVERTED_DOMAIN_H
 #define COX_TESTS_LIB_INVERTED_DOMAIN_H
 
-#include "memory/domain/domain.h"
+#include <coxswain/memory/domain.h>
 
 #define INVERTED_KIND 77
 

@@ -1,5 +1,5 @@
 /*
- * rank_group: what tests of worker/group/group.h share, in forked ranks (forks.h).
+ * rank_group: what tests of coxswain/group.h share, in forked ranks (forks.h).
  *
  * Processes and threads: in the rank's process, on any thread.
  * Ownership: a joined group is the caller's.
@@ -11,7 +11,7 @@
 #include "forks.h"
 #include "testing.h"
 
-#include "worker/group/group.h"
+#include <coxswain/group.h>
 
 #include <linux/filter.h>
 #include <linux/seccomp.h>

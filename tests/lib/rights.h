@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 
 #undef BLOCK_SIZE /* of <linux/fs.h>, which <sys/mount.h> includes; tests have their own */
 

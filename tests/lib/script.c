@@ -9,7 +9,7 @@
 #include "channel/shm/state.h"
 #include "channel/base/tsan.h"
 #include "proto/executor.pb-c.h"
-#include "worker/group/group.h"
+#include <coxswain/group.h>
 
 #include <endian.h>
 #include <fcntl.h>

@@ -50,7 +50,7 @@
 #ifndef COX_TESTS_LIB_SCRIPT_H
 #define COX_TESTS_LIB_SCRIPT_H
 
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #include <sys/types.h>
 

@@ -13,7 +13,7 @@
 #ifndef COX_TESTS_LIB_TESTING_H
 #define COX_TESTS_LIB_TESTING_H
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 
 #include <setjmp.h>
 #include <stdarg.h>

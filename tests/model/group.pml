@@ -1,5 +1,5 @@
 /*
- * group: the round of worker/group/group.h that every operation is made of, here a gather of
+ * group: the round of coxswain/group.h that every operation is made of, here a gather of
  * values, with epochs, aborts, deadlines and death.
  *
  * The words of the ranks carry the events: `arrived` {epoch, index} and `aborted_at`, each written

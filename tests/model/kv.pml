@@ -1,5 +1,5 @@
 /*
- * kv: one block of channel/kv/kv_blocks.h: the owner takes or expects it, writes it and
+ * kv: one block of coxswain/kv.h: the owner takes or expects it, writes it and
  * gives it, readers copy it between two loads of its count of changes, and wait while it is expected.
  *
  * `half` stands for the block's bytes, in two pieces, each with the number of the take that wrote

@@ -1,5 +1,5 @@
 /*
- * pool: one block of memory/pool/pool.h: reference counts by owner, pins, generations, and
+ * pool: one block of coxswain/memory/pool.h: reference counts by owner, pins, generations, and
  * what sweep releases for the dead.
  *
  * `word` is {generation, phase, by}, changed by compare-and-swap only; `count` has one byte per

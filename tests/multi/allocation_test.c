@@ -14,9 +14,9 @@
 
 #include <cmocka.h>
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "proto/executor.pb-c.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #define RANK_COUNT 2
 #define ROW_COUNT_MAX 256

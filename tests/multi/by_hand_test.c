@@ -17,7 +17,7 @@
 
 #include "channel/socket/control_socket.h"
 #include "channel/base/peer.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 extern char **environ;
 

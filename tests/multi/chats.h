@@ -10,7 +10,7 @@
 
 #include "testing.h"
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 #include "worker/sequences/batch.h"
 

@@ -1,7 +1,7 @@
 /* Completions that the host collects on its own threads. */
 #include "testing.h"
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <pthread.h>
 #include <sched.h>

@@ -7,7 +7,7 @@
 #ifndef COX_TESTS_MULTI_CREW_H
 #define COX_TESTS_MULTI_CREW_H
 
-#include "worker/group/group.h"
+#include <coxswain/group.h>
 
 #include <stdatomic.h>
 #include <sys/types.h>

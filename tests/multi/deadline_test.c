@@ -5,7 +5,7 @@
 
 #include "channel/base/futex.h"
 #include "coordinator/collector/collect.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 
 #include <pthread.h>

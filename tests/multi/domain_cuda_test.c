@@ -5,8 +5,8 @@
  * device. With the stand-in (tests/lib/fake_cuda.h) it shows what our side does with a driver, and
  * no more. Another process is always another program: a driver does not survive a fork.
  */
-#include "memory/domain/domain_cuda.h"
-#include "memory/queue/queue.h"
+#include <coxswain/memory/domain_cuda.h>
+#include <coxswain/memory/queue.h>
 
 #include <dlfcn.h>
 #include <fcntl.h>

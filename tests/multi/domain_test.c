@@ -1,6 +1,6 @@
 /* Memory of host, bounce and a user-defined domain in several processes: which may attach to what,
  * and what is left when one is killed. */
-#include "memory/domain/domain.h"
+#include <coxswain/memory/domain.h>
 
 #include <fcntl.h>
 #include <signal.h>

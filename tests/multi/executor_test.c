@@ -3,7 +3,7 @@
 #include "testing.h"
 
 #include "channel/base/hash.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 

@@ -6,7 +6,7 @@
 #include "channel/base/semaphore.h"
 #include "channel/shm/state.h"
 #include "coordinator/executor/executor_internal.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 
 #include <dirent.h>

@@ -1,7 +1,7 @@
 #include "kv_group.h"
 
 #include "channel/base/fault.h"
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "engine/rank/engine.h"

@@ -10,9 +10,9 @@
 
 #include "testing.h"
 
-#include "channel/kv/kv_blocks.h"
-#include "coordinator/executor/operations.h"
-#include "worker/loop/worker.h"
+#include <coxswain/kv.h>
+#include <coxswain/requests.h>
+#include <coxswain/worker.h>
 
 #define KV_RANK_COUNT_MAX 4
 #define KV_BLOCK_SIZE 4u

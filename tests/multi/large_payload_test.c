@@ -5,7 +5,7 @@
 
 #include "channel/memory/large_payload.h"
 #include "channel/base/fault.h"
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "proto/executor.pb-c.h"
 #include "rights.h"
 

@@ -2,7 +2,7 @@
  * only their channel waits for them. */
 #include "testing.h"
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>

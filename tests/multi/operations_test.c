@@ -2,7 +2,7 @@
  * type means. */
 #include "testing.h"
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 

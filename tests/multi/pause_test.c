@@ -4,7 +4,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/tsan.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "ranks.h"

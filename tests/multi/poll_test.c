@@ -2,7 +2,7 @@
  * what is there. Nothing here waits inside the library. */
 #include "testing.h"
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <errno.h>
 #include <poll.h>

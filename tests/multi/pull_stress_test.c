@@ -5,8 +5,8 @@
  */
 #include "testing.h"
 
-#include "channel/handle/handle.h"
-#include "channel/kv/kv_blocks.h"
+#include <coxswain/handle.h>
+#include <coxswain/kv.h>
 #include "engine/rank/links.h"
 #include "engine/rank/pulls.h"
 

@@ -6,7 +6,7 @@
 
 #include "channel/base/thread.h"
 #include "coordinator/recovery/recovery.h"
-#include "coordinator/server/server.h"
+#include <coxswain/server.h>
 #include "rights.h"
 
 #include <errno.h>

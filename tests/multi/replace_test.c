@@ -8,7 +8,7 @@
 #include "testing.h"
 
 #include "coordinator/executor/executor_internal.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 #include "engine/rank/engine.h"
 

@@ -6,7 +6,7 @@
 #include "testing.h"
 
 #include "channel/shm/geometry.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 #include "rights.h"

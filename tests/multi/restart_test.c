@@ -3,7 +3,7 @@
  */
 #include "testing.h"
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -4,9 +4,9 @@
  */
 #include "testing.h"
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "channel/base/peer.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  * had no effect anywhere. */
 #include "chats.h"
 
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 
 #include <inttypes.h>
 #include <stdio.h>

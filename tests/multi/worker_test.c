@@ -9,9 +9,9 @@
 
 #include "channel/base/peer.h"
 #include "channel/shm/state.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-#include "channel/handle/handle.h"
-#include "channel/kv/kv_blocks.h"
+#include <coxswain/handle.h>
+#include <coxswain/kv.h>
 
 #define GROUP "second"
 /* Several blocks in a piece, and several pieces. */

@@ -1,4 +1,4 @@
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <fcntl.h>
 #include <limits.h>

@@ -7,7 +7,7 @@
 #ifndef COX_TESTS_UNIT_CHANNEL_FIXTURE_H
 #define COX_TESTS_UNIT_CHANNEL_FIXTURE_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* Domains: the table, memory of host, bounce and a user-defined domain, and copies between them. */
-#include "memory/domain/domain.h"
+#include <coxswain/memory/domain.h>
 
 #include <fcntl.h>
 #include <signal.h>

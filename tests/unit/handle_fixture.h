@@ -5,7 +5,7 @@
 #ifndef COX_TESTS_UNIT_HANDLE_FIXTURE_H
 #define COX_TESTS_UNIT_HANDLE_FIXTURE_H
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "channel/handle/handle_internal.h"
 
 #include "channel_fixture.h"

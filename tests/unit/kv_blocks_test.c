@@ -1,6 +1,6 @@
-/* KV blocks (channel/kv/kv_blocks.h): which process may write, what a view accepts, and
+/* KV blocks (coxswain/kv.h): which process may write, what a view accepts, and
  * the order of take, give and copy. */
-#include "channel/kv/kv_blocks.h"
+#include <coxswain/kv.h>
 
 #include "channel/base/fault.h"
 #include "channel/kv/kv_blocks_layout.h"

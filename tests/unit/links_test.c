@@ -2,8 +2,8 @@
 #include "engine/rank/links.h"
 #include "engine/rank/pulls.h"
 
-#include "channel/handle/handle.h"
-#include "channel/kv/kv_blocks.h"
+#include <coxswain/handle.h>
+#include <coxswain/kv.h>
 #include "tests/lib/rights.h"
 
 #include <sched.h>

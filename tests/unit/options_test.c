@@ -1,4 +1,4 @@
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #include "channel_fixture.h"
 

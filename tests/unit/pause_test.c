@@ -1,5 +1,5 @@
 /* pause: whose signal it is. What a pause does to callbacks is in multi/pause. */
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <setjmp.h>
 #include <stdarg.h>

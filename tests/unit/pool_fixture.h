@@ -8,7 +8,7 @@
 #ifndef COX_TESTS_UNIT_POOL_FIXTURE_H
 #define COX_TESTS_UNIT_POOL_FIXTURE_H
 
-#include "memory/pool/pool.h"
+#include <coxswain/memory/pool.h>
 
 /* A user-defined domain: host memory whose functions fail as `fails` says. */
 #define FAILING_KIND COX_DOMAIN_USER_FIRST

@@ -10,7 +10,7 @@
 #ifndef COX_TESTS_UNIT_QUEUE_FIXTURE_H
 #define COX_TESTS_UNIT_QUEUE_FIXTURE_H
 
-#include "memory/queue/queue.h"
+#include <coxswain/memory/queue.h>
 
 #define FIXTURE_BLOCK_SIZE 4096
 

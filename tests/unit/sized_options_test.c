@@ -1,17 +1,17 @@
 /* Structs of options that callers of other releases give: smaller ones, larger ones, and those that
  * were never initialized. */
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "channel/handle/handle.h"
-#include "memory/queue/queue.h"
+#include <coxswain/handle.h>
+#include <coxswain/memory/queue.h>
 #include "coordinator/executor/executor_internal.h"
-#include "worker/group/group.h"
-#include "worker/loop/worker.h"
+#include <coxswain/group.h>
+#include <coxswain/worker.h>
 
 #include <setjmp.h>
 #include <stdarg.h>

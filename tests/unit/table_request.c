@@ -1,6 +1,6 @@
 #include "table_request.h"
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 #include "proto/wire.h"
 
 #include <stdlib.h>

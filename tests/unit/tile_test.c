@@ -4,7 +4,7 @@
  * an x86-64 processor without AVX2.
  */
 #include "engine/compute/tile.h"
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <math.h>
 #include <setjmp.h>

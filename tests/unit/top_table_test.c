@@ -1,6 +1,6 @@
 /* top_table: rows, rates between two samples, and their order. */
 #include "program/command/top_table.h"
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "proto/control.pb-c.h"
 
 #include <setjmp.h>

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/transport/transport.h"
 
 #include <stdio.h>

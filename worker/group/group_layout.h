@@ -32,7 +32,7 @@
 #ifndef COX_WORKER_GROUP_LAYOUT_H
 #define COX_WORKER_GROUP_LAYOUT_H
 
-#include "group.h"
+#include <coxswain/group.h>
 
 #include <stdatomic.h>
 

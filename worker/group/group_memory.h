@@ -15,7 +15,7 @@
 #ifndef COX_WORKER_GROUP_MEMORY_H
 #define COX_WORKER_GROUP_MEMORY_H
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "channel/shm/sealed.h"
 #include "group_private.h"
 

@@ -26,7 +26,7 @@
 #ifndef COX_WORKER_GROUP_MIRROR_H
 #define COX_WORKER_GROUP_MIRROR_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

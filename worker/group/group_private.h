@@ -20,7 +20,7 @@
 
 #include "group_layout.h"
 
-#include "channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "channel/base/peer.h"
 #include "channel/shm/region.h"
 #include "channel/base/futex.h"

@@ -9,7 +9,7 @@
 #define COX_WORKER_KV_LAYOUT_H
 
 #include "proto/executor.pb-c.h"
-#include "worker.h"
+#include <coxswain/worker.h>
 
 struct cox_kv_pool_message {
     Coxswain__KvPool pool;

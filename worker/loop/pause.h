@@ -14,7 +14,7 @@
 #ifndef COX_WORKER_PAUSE_H
 #define COX_WORKER_PAUSE_H
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #include <pthread.h>
 #include <setjmp.h>

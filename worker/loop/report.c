@@ -9,7 +9,7 @@
 #include "channel/shm/state.h"
 #include "proto/executor.pb-c.h"
 #include "proto/utf8.h"
-#include "worker.h"
+#include <coxswain/worker.h>
 #include "worker_internal.h"
 
 static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t sequence,

@@ -40,7 +40,7 @@
 
 #include <sys/uio.h>
 
-#include "worker.h"
+#include <coxswain/worker.h>
 
 #ifdef __cplusplus
 extern "C" {

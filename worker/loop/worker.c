@@ -1,4 +1,4 @@
-#include "worker.h"
+#include <coxswain/worker.h>
 
 #include <inttypes.h>
 #include <poll.h>

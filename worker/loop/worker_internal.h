@@ -16,7 +16,7 @@
 #include "lending.h"
 #include "pause.h"
 #include "worker/sequences/table.h"
-#include "worker.h"
+#include <coxswain/worker.h>
 
 #include <pthread.h>
 #include <stdatomic.h>

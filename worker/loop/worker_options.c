@@ -6,7 +6,7 @@
 
 #include "channel/base/options.h"
 #include "channel/shm/geometry.h"
-#include "worker.h"
+#include <coxswain/worker.h>
 
 enum {
     FIELD_PREFIX = 1,

@@ -13,8 +13,8 @@
 #ifndef COX_WORKER_BATCH_H
 #define COX_WORKER_BATCH_H
 
-#include "../../channel/base/base.h"
-#include "../../channel/handle/handle.h"
+#include <coxswain/base.h>
+#include <coxswain/handle.h>
 
 #ifdef __cplusplus
 extern "C" {

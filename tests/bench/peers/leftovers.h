@@ -12,7 +12,7 @@
 
 #include <sys/types.h>
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 /* Removes a file, or a folder with all it has; called by the guard, with the context as it was. */
 typedef void (*leftovers_fn)(const void *context);

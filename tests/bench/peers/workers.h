@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 struct workers {
     /* owned */

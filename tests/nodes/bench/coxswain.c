@@ -20,12 +20,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "coordinator/executor/executor.h"
+#include <coxswain/executor.h>
 #include "coordinator/transport/nodes.h"
 #include "engine/batching/batcher.h"
 #include "engine/batching/message.h"
 #include "proto/executor.pb-c.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #define GROUP "bench"
 #define SOURCE_GROUP "bench-source"

@@ -6,12 +6,12 @@
 #include <string.h>
 #include <time.h>
 
-#include "channel/handle/handle.h"
-#include "coordinator/executor/operations.h"
+#include <coxswain/handle.h>
+#include <coxswain/requests.h>
 #include "engine/compute/cache.h"
 #include "engine/rank/transfer.h"
 #include "proto/executor.pb-c.h"
-#include "worker/loop/worker.h"
+#include <coxswain/worker.h>
 
 #define PATIENCE_MS 10000
 /* Whose the blocks are, there and here. */

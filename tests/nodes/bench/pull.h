@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "channel/base/base.h"
+#include <coxswain/base.h>
 
 #define PULL_BLOCK_SIZE ((size_t)1 << 20)
 

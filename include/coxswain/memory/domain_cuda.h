@@ -18,7 +18,7 @@
 #ifndef COX_MEMORY_DOMAIN_CUDA_H
 #define COX_MEMORY_DOMAIN_CUDA_H
 
-#include "domain.h"
+#include <coxswain/memory/domain.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -42,7 +42,7 @@
 #ifndef COX_WORKER_GROUP_H
 #define COX_WORKER_GROUP_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -15,7 +15,7 @@
  *
  * Threads: new, start, stop and free on one thread. request_stop and abandon on any, also while
  *   start or stop runs. The rest on any once start has returned, await_recovery on one at a time.
- *   Functions of executor.h and operations.h may be used beside the server, except for free of the
+ *   Functions of executor.h and requests.h may be used beside the server, except for free of the
  *   executor. A host whose threads use the executor stops it first (cox_executor_stop: they return
  *   COX_CLOSED), waits until none is inside, and then calls cox_server_stop, which frees it.
  * Ownership: what the options point to is borrowed until start has returned; contexts and hooks
@@ -29,8 +29,8 @@
 #ifndef COX_COORDINATOR_SERVER_H
 #define COX_COORDINATOR_SERVER_H
 
-#include "../recovery/restart_policy.h"
-#include "hooks.h"
+#include "../../coordinator/recovery/restart_policy.h"
+#include "../../coordinator/server/hooks.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -40,7 +40,7 @@
 #ifndef COX_CHANNEL_KV_BLOCKS_H
 #define COX_CHANNEL_KV_BLOCKS_H
 
-#include "../base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

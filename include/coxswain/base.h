@@ -22,7 +22,7 @@
 #include <time.h>
 
 #ifdef COX_INTERNAL
-#include "idioms.h"
+#include "../../channel/base/idioms.h"
 #endif
 
 #ifdef __cplusplus

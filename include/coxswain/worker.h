@@ -38,9 +38,9 @@
 #ifndef COX_WORKER_WORKER_H
 #define COX_WORKER_WORKER_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 #include "../../proto/wire.h"
-#include "../sequences/batch.h"
+#include "../../worker/sequences/batch.h"
 
 #include <string.h>
 
@@ -167,8 +167,8 @@ struct cox_kv_layout {
 struct cox_kv_pool {
     /* 0: the rank exports no KV cache */
     uint32_t block_count;
-    /* struct cox_handle (channel/handle/handle.h) of the KV blocks
-     * (channel/kv/kv_blocks.h) */
+    /* struct cox_handle (coxswain/handle.h) of the KV blocks
+     * (coxswain/kv.h) */
     uint8_t handle[64];
     struct cox_kv_layout layout;
 };

@@ -18,9 +18,9 @@
 #ifndef COX_COORDINATOR_EXECUTOR_H
 #define COX_COORDINATOR_EXECUTOR_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 #include "../../channel/base/spin.h"
-#include "../collector/completion.h"
+#include "../../coordinator/collector/completion.h"
 
 #include <sys/types.h>
 #include <sys/uio.h>

@@ -40,7 +40,7 @@
 #ifndef COX_MEMORY_QUEUE_H
 #define COX_MEMORY_QUEUE_H
 
-#include "../pool/pool.h"
+#include <coxswain/memory/pool.h>
 
 #ifdef __cplusplus
 extern "C" {

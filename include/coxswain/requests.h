@@ -11,9 +11,9 @@
 #ifndef COX_COORDINATOR_OPERATIONS_H
 #define COX_COORDINATOR_OPERATIONS_H
 
-#include "../../channel/handle/handle.h"
+#include <coxswain/handle.h>
 #include "../../proto/link_state.h"
-#include "executor.h"
+#include <coxswain/executor.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -28,8 +28,8 @@
 #ifndef COX_CHANNEL_HANDLE_H
 #define COX_CHANNEL_HANDLE_H
 
-#include "../base/base.h"
-#include "../base/handle_format.h"
+#include <coxswain/base.h>
+#include "../../channel/base/handle_format.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -27,7 +27,7 @@
 #ifndef COX_MEMORY_DOMAIN_H
 #define COX_MEMORY_DOMAIN_H
 
-#include "../../channel/base/base.h"
+#include <coxswain/base.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -2,7 +2,7 @@
  * pool: blocks of memory that several processes share, with reference counts per process.
  *
  * For processes that trust each other: each can write all shared words, so one faulty process can
- * corrupt the pool for all. For readers that are not trusted there are kv_blocks.h (KV caches) and
+ * corrupt the pool for all. For readers that are not trusted there are kv.h (KV caches) and
  * sealed images (region.h; model weights).
  *
  * A pool has two memories: the blocks, in some domain (domain.h), and the words, a sealed memfd
@@ -51,8 +51,8 @@
 #ifndef COX_MEMORY_POOL_H
 #define COX_MEMORY_POOL_H
 
-#include "../../channel/handle/handle.h"
-#include "../domain/domain.h"
+#include <coxswain/handle.h>
+#include <coxswain/memory/domain.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -276,7 +276,7 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
  *
  * The creator of a fixed pool adopts all blocks and decides itself what each contains; other
  * processes take references with cox_pool_ref. The creator then chooses the generations: any number
- * but the previous one. If the readers are not trusted, or must not be waited for: kv_blocks.h. */
+ * but the previous one. If the readers are not trusted, or must not be waited for: kv.h. */
 
 #ifdef COX_INTERNAL
 /* Makes every block USED with this generation, counted in this process's row. Only in a fresh fixed
