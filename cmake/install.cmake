@@ -2,35 +2,10 @@
 # tree may be installed under any prefix and moved.
 include(CMakePackageConfigHelpers)
 
-# Three headers are the interface; they include the others, whose paths are not part of it.
+# The interface.
 install(DIRECTORY include/coxswain DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN *.h)
-
-# The others, which these include.
-set(public_headers
-    channel/base/peer.h
-    channel/base/handle_format.h
-    channel/memory/image.h
-    channel/shm/region.h
-    channel/base/spin.h
-    proto/link_state.h
-    proto/wire.h
-    proto/executor.proto
-    worker/sequences/batch.h
-    worker/loop/take.h
-    coordinator/collector/completion.h
-    coordinator/recovery/restart_policy.h
-    coordinator/server/hooks.h
-    coordinator/server/kv_reference.h
-    coordinator/server/prompt_hooks.h
-    coordinator/transport/nodes.h)
-
-foreach(header IN LISTS public_headers)
-    cmake_path(GET header PARENT_PATH folder)
-    install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/${folder})
-endforeach()
-install(FILES ${generated}/channel/base/version.h
-    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/channel/base)
-install(FILES ${generated}/proto/executor.pb-c.h
+install(FILES ${generated}/coxswain/version.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain)
+install(FILES ${generated}/proto/executor.pb-c.h proto/executor.proto
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/proto)
 
 # The commands of a release: every program of the product's folders. A program that is added to one of

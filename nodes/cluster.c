@@ -1,6 +1,8 @@
 #include "cluster.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
+#include "coordinator/transport/nodes.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,5 +1,7 @@
 #include "group_relay.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 
 #include <endian.h>

@@ -1,12 +1,14 @@
 #include "image.h"
 
+#include "channel/base/idioms.h"
+
+#include <coxswain/handle.h>
+
 #include <endian.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "channel/memory/image.h"
 
 #define LABEL "cox_weights"
 

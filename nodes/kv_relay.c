@@ -1,6 +1,9 @@
 #include "kv_relay.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
+#include "channel/kv/kv_internal.h"
+
 #include <coxswain/handle.h>
 #include <coxswain/kv.h>
 

@@ -1,7 +1,7 @@
 /* The one exported object of libcoxswain-nodes.so. */
 #include "nodes.h"
 
-#include "channel/base/version.h"
+#include <coxswain/version.h>
 
 const COX_PUBLIC struct cox_nodes_library cox_nodes_library = {
     .version = COX_NODES_LIBRARY_VERSION,

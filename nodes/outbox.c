@@ -1,5 +1,6 @@
 #include "outbox.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "nodes/link/frame.h"
 

@@ -1,5 +1,6 @@
 #include "operation.h"
 
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name

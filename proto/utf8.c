@@ -1,5 +1,6 @@
 #include "utf8.h"
 
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 
 #include <stdio.h>

@@ -1,9 +1,9 @@
 #include "wire.h"
 
-#include "step_wire.h"
-
+#include "channel/base/idioms.h"
 #include "proto/control.pb-c.h"
 #include "proto/executor.pb-c.h"
+#include "step_wire.h"
 
 #include <endian.h>
 #include <limits.h>

@@ -26,34 +26,10 @@ struct Coxswain__ExecuteResponse;
 struct CoxswainControl__ControlRequest;
 struct CoxswainControl__ControlReply;
 
-/* A bump allocator, which keeps its blocks across a reset. */
-struct cox_arena {
-    /* all blocks, in the order they are filled */
-    struct cox_arena_block *first;
-    /* the one being filled, NULL before the first allocation */
-    struct cox_arena_block *current;
-    /* bytes handed out since the last reset, rounding included */
-    size_t used;
-    /* cap on `used` */
-    size_t size_max;
-    /* an allocation since the last reset failed, by the cap or for lack of memory */
-    bool exhausted;
-};
-
-/* Allocates first_size bytes at once (0: none). Each further block is twice as large. Returns 0 or
- * -ENOMEM. */
-COX_PUBLIC int cox_arena_init(struct cox_arena *arena, size_t first_size, size_t size_max);
-COX_PUBLIC void cox_arena_deinit(struct cox_arena *arena); /* idempotent; a zeroed arena is fine */
-#ifdef COX_INTERNAL
 /* Frees all allocations at once. If they needed several blocks, these are merged into one of the
  * whole size. So a steady load ends up with one block and does not allocate any more. */
 void cox_arena_reset(struct cox_arena *arena);
-#endif
-/* Memory aligned to 16 bytes, not zeroed; NULL if the cap or memory is exhausted. */
-COX_PUBLIC void *cox_arena_alloc(struct cox_arena *arena, size_t size);
-COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
 
-#ifdef COX_INTERNAL
 /* Size of the packed message in bytes. */
 size_t cox_wire_request_size(const struct Coxswain__ExecuteRequest *request);
 size_t cox_wire_response_size(const struct Coxswain__ExecuteResponse *response);
@@ -85,35 +61,9 @@ int cox_wire_control_request_unpack(struct cox_arena *arena, const void *bytes, 
                                     struct CoxswainControl__ControlRequest **ret_request);
 int cox_wire_control_reply_unpack(struct cox_arena *arena, const void *bytes, size_t size,
                                   struct CoxswainControl__ControlReply **ret_reply);
-#endif
 
-/* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays,
- * without an alignment of their own. */
-
-/* Returns the number of elements, or -1 when size is no multiple of 8. */
-static inline int64_t cox_wire_int64_count(size_t size)
-{
-    return size % sizeof(int64_t) == 0 ? (int64_t)(size / sizeof(int64_t)) : -1;
-}
-
-static inline int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index)
-{
-    uint64_t word = 0;
-    for (unsigned i = 0; i < sizeof word; i++)
-        word |= (uint64_t)bytes[index * sizeof word + i] << (8 * i);
-    return (int64_t)word;
-}
-
-static inline void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value)
-{
-    for (unsigned i = 0; i < sizeof value; i++)
-        bytes[index * sizeof value + i] = (uint8_t)((uint64_t)value >> (8 * i));
-}
-
-#ifdef COX_INTERNAL
 /* "MODEL_INFER" and so on; "unknown" for anything else. */
 const char *cox_wire_type_name(uint32_t execute_type);
-#endif
 
 #ifdef __cplusplus
 }

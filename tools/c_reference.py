@@ -1,10 +1,8 @@
 #!/usr/bin/python3
 """Writes the reference of the C headers as Markdown, a page each: c_reference.py FOLDER
 
-Takes the public headers from include/coxswain/ and what these include. A page has the comment on
-top of the header, which is its contract, and then its declarations with their comments, as they
-stand in the header. Declarations under COX_INTERNAL are left out. Comments are prose, lists with
-two more columns, and listings: the latter two are shown as they stand.
+Takes the public headers, include/coxswain/. A page has the comment on top of the header, which is its
+contract, and then its declarations with their comments, as they stand in the header.
 """
 
 import os
@@ -12,44 +10,13 @@ import re
 import sys
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-PUBLIC = ("coxswain.h", "memory.h", "ipc.h")
-# Written by programs, or without declarations of a user.
-LEFT_OUT = ("channel/base/version.h", "proto/executor.pb-c.h")
+INCLUDE = os.path.join(ROOT, "include", "coxswain")
 
 
 def headers():
-    """Paths of the included headers, in order of the public ones that include them."""
-    found = []
-    for public in PUBLIC:
-        with open(os.path.join(ROOT, "include", "coxswain", public), encoding="utf-8") as file:
-            for path in re.findall(r'^#include "([^"]+)"', file.read(), re.M):
-                if path not in found and path not in LEFT_OUT:
-                    found.append(path)
-    # Those that a public header includes and that have public functions of their own.
-    for path in list(found):
-        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
-            text = file.read()
-        for other in re.findall(r'^#include "([^"]+)"', text, re.M):
-            other = os.path.normpath(os.path.join(os.path.dirname(path), other))
-            if other not in found and other not in LEFT_OUT and "idioms" not in other:
-                found.append(other)
-    return found
-
-
-def without_internal(text):
-    kept, depth, hidden = [], 0, None
-    for line in text.split("\n"):
-        if re.match(r"#\s*if", line):
-            depth += 1
-            if hidden is None and re.match(r"#ifdef COX_INTERNAL", line):
-                hidden = depth
-        if hidden is None:
-            kept.append(line)
-        if re.match(r"#\s*endif", line):
-            if hidden == depth:
-                hidden = None
-            depth -= 1
-    return "\n".join(kept)
+    """Paths of the headers with declarations: all but those that only include others."""
+    names = [*sorted(os.listdir(INCLUDE)), *(f"memory/{name}" for name in sorted(os.listdir(f"{INCLUDE}/memory")))]
+    return [name for name in names if name.endswith(".h") and name not in ("coxswain.h", "memory.h")]
 
 
 def without_frame(text):
@@ -66,15 +33,15 @@ def plain(comment):
 
 
 def page(path):
-    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+    with open(os.path.join(INCLUDE, path), encoding="utf-8") as file:
         text = file.read()
     top = re.match(r"/\*.*?\*/", text, re.S)
     contract = plain(top[0]) if top else ""
-    rest = without_frame(without_internal(text[len(top[0]):])).strip("\n")
+    rest = without_frame(text[len(top[0]):]).strip("\n")
     rest = re.sub(r"\n{3,}", "\n\n", rest)
     rest = re.sub(r"^COX_PUBLIC ", "", rest, flags=re.M)
     functions = re.findall(r"^[a-z][\w *]*?\b(cox_\w+)\(", rest, re.M)
-    lines = ["# %s" % path, "", "```text", contract, "```", ""]
+    lines = ["# coxswain/%s" % path, "", "```text", contract, "```", ""]
     if functions:
         names = ", ".join("`%s`" % name for name in dict.fromkeys(functions))
         lines += ["Functions: %s." % names, ""]
@@ -94,8 +61,8 @@ def main():
             file.write(page(path))
     with open(os.path.join(folder, "index.md"), "w", encoding="utf-8") as file:
         file.write("# Reference of the C headers\n\nMade from the headers by tools/c_reference.py. "
-                   "Programs include `<coxswain/coxswain.h>`,\n`<coxswain/memory.h>` or "
-                   "`<coxswain/ipc.h>`; the paths below are not part of the interface.\n\n")
+                   "Most programs include `<coxswain/coxswain.h>`,\nwhich includes all but those of "
+                   "`<coxswain/memory.h>`.\n\n")
         for name, path in names:
             file.write("* [%s](%s.md)\n" % (path, name))
 

@@ -1,5 +1,9 @@
 #include <coxswain/base.h>
-#include "channel/base/version.h"
+
+#include "base_internal.h"
+#include "idioms.h"
+
+#include <coxswain/version.h>
 
 #include <fcntl.h>
 #include <limits.h>

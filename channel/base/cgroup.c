@@ -1,5 +1,7 @@
 #include "cgroup.h"
 
+#include "idioms.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>

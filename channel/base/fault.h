@@ -164,7 +164,7 @@
     X(GROUP_LEFT, "group.left") /* said; the process may live on */                                \
     X(LEFT, "left")                                                                                \
     X(STOPPED, "stopped")                                                                          \
-    /* A queue of blocks (coxswain/memory/queue.h). */                                                \
+    /* A queue of blocks (coxswain/memory/queue.h). */                                             \
     X(QUEUE_FILLED, "queue.filled")                                                                \
     X(QUEUE_LOCKED, "queue.locked") /* nothing is done, or repaired, yet */                        \
     X(QUEUE_UNLOCKED, "queue.unlocked")                                                            \
@@ -206,7 +206,7 @@
     X(QUEUE_ARMED, "queue.armed") /* about to sleep */                                             \
     X(QUEUE_DISARMED, "queue.disarmed")                                                            \
     X(QUEUE_PUBLISHER_AWAITED, "queue.publisher_awaited")                                          \
-    /* Ranks form a group of their own (coxswain/group.h). */                                  \
+    /* Ranks form a group of their own (coxswain/group.h). */                                      \
     X(GROUP_FILLED, "group.filled") /* whole and locked, without a name */                         \
     X(GROUP_LINKED, "group.linked")                                                                \
     X(GROUP_LOCKED, "group.locked") /* the name's file, shared, before a join */                   \

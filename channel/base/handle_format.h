@@ -23,19 +23,7 @@
 #ifndef COX_CHANNEL_HANDLE_FORMAT_H
 #define COX_CHANNEL_HANDLE_FORMAT_H
 
-#include <stdint.h>
-
-#define COX_HANDLE_SIZE 64
-
-/* Plain bytes; they may be copied in any way. */
-struct cox_handle {
-    uint8_t bytes[COX_HANDLE_SIZE];
-};
-
-enum cox_handle_kind {
-    COX_HANDLE_MEMORY = 1, /* a memfd or another file that can be mapped */
-    COX_HANDLE_OTHER = 2,  /* a socket, a pipe, an eventfd, a device, ... */
-};
+#include <coxswain/handle.h>
 
 /* Offsets of the fields. */
 enum cox_handle_field {

@@ -1,5 +1,8 @@
 #include "peer.h"
 
+#include "base_internal.h"
+#include "idioms.h"
+
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,52 +1,13 @@
-/*
- * peer: the identity of a process (pid and start time), and whether it is alive.
- *
- * The kernel reuses pids; pid and start time together are unique for this boot. A pidfd never
- * refers to another process.
- *
- * Threads: reads on any thread; open and close on one.
- * Ownership: the caller owns struct cox_peer and its pidfd.
- * Blocks: nothing.
- * If the process dies: nothing is left.
- */
+/* peer: what the library has beyond the part of handle.h on peers. Its contract is the same. */
 #ifndef COX_CHANNEL_PEER_H
 #define COX_CHANNEL_PEER_H
 
-#include <coxswain/base.h>
-
-#include <sys/types.h>
+#include <coxswain/handle.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-struct cox_peer {
-    pid_t pid;
-    /* /proc/<pid>/stat field 22: clock ticks since boot */
-    uint64_t start;
-    /* readable once the process is dead; -1: none */
-    int pidfd;
-};
-
-#define COX_PEER_NONE                                                                              \
-    {                                                                                              \
-        .pid = 0, .start = 0, .pidfd = -1                                                          \
-    }
-
-/* Opens the process with this pid and start time. start 0: whichever process has the pid now.
- * Returns
- *   0
- *   COX_PEER_DEAD: no process has the pid, or another one has it now
- *   -errno; -EACCES: a process has the pid, and /proc hides its start time
- */
-COX_PUBLIC int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
-/* Idempotent. */
-COX_PUBLIC void cox_peer_close(struct cox_peer *peer);
-/* False once the process is dead, reaped or not, and for COX_PEER_NONE. True if the kernel cannot
- * tell. */
-COX_PUBLIC bool cox_peer_alive(const struct cox_peer *peer);
-
-#ifdef COX_INTERNAL
 /* Start time of a process.
  * Returns
  *   0
@@ -130,7 +91,6 @@ int cox_unforked_release(int *fd);
 void cox_unforked_remove(int fd);
 /* Removes and closes it. */
 void cox_unforked_close(int *fd);
-#endif
 
 #ifdef __cplusplus
 }

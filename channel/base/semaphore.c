@@ -1,5 +1,9 @@
 #include "semaphore.h"
 
+#include "base_internal.h"
+#include "fault.h"
+#include "idioms.h"
+
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
@@ -8,8 +12,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-
-#include "fault.h"
 
 /* glibc keeps `/name` as this file. */
 static int semaphore_path(const char *name, char *path, size_t path_size, struct cox_error *err)

@@ -51,25 +51,16 @@
 #ifndef COX_CHANNEL_SPIN_H
 #define COX_CHANNEL_SPIN_H
 
-#include <sched.h>
-
 #include <coxswain/base.h>
 
-enum cox_spin {
-    COX_SPIN_AUTO = 0, /* COX_SPIN_AUTO_NS */
-    COX_SPIN_OFF,      /* never spins */
-    COX_SPIN_MAX,      /* COX_SPIN_MAX_NS: for steps with longer gaps between them */
-    COX_SPIN_COUNT,
-};
+#include <sched.h>
 
 #define COX_SPIN_AUTO_NS UINT32_C(100000)
 #define COX_SPIN_MAX_NS UINT32_C(2000000)
 
-#ifdef COX_INTERNAL
 /* "off", "auto" or "max"; NULL: no such setting. Static storage. */
 const char *cox_spin_name(uint32_t spin);
 uint32_t cox_spin_budget_ns(enum cox_spin spin);
-#endif
 
 /* Checks between two yields. A check takes some nanoseconds and a yield some hundreds, so a waiter
  * that is alone on its processor mostly checks. */

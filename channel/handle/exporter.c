@@ -1,8 +1,8 @@
-#include "handle_internal.h"
-
-#include "fd_store.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/base/options.h"
+#include "fd_store.h"
+#include "handle_internal.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

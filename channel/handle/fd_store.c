@@ -1,10 +1,11 @@
 #include "fd_store.h"
 
-#include <string.h>
-
-#include "channel/socket/fd_entries.h"
+#include "channel/base/idioms.h"
 #include "channel/socket/control_socket.h"
+#include "channel/socket/fd_entries.h"
 #include "channel/socket/socket.h"
+
+#include <string.h>
 
 int cox_fd_store_connect(struct cox_fd_store *fd_store, const char *socket_path,
                          uint64_t deadline_ns, struct cox_error *err)

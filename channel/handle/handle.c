@@ -1,8 +1,11 @@
-#include "handle_internal.h"
-
-#include "fd_store.h"
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
+#include "channel/base/handle_format.h"
+#include "channel/base/idioms.h"
 #include "channel/base/options.h"
+#include "channel/base/peer.h"
+#include "fd_store.h"
+#include "handle_internal.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

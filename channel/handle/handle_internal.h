@@ -10,8 +10,9 @@
 #ifndef COX_CHANNEL_HANDLE_INTERNAL_H
 #define COX_CHANNEL_HANDLE_INTERNAL_H
 
-#include <coxswain/handle.h>
 #include "channel/base/peer.h"
+
+#include <coxswain/handle.h>
 
 #include <sys/stat.h>
 
@@ -93,5 +94,29 @@ int cox_handle_open_way(const struct cox_handle *handle, const char *socket_path
 int cox_handle_yama(void);
 /* Fills in why the kernel may have denied access, as far as /proc shows, and what to do. */
 void cox_handle_explain_denied(pid_t exporter, char *text, size_t text_size);
+
+/* Tries both ways: pidfd_getfd on a temporary child process, and a connection to the control socket
+ * (socket_path NULL: not tried). If yama is 1, success with the child does not mean that other
+ * processes can be opened: one that is not a descendant needs a ptrace policy that allows it.
+ * Returns 0 or -errno. */
+int cox_handle_query(const char *socket_path, uint64_t deadline_ns,
+                     struct cox_handle_probe *ret_ways);
+
+/* Lasts until the process ends or sets another policy.
+ * Returns
+ *   0
+ *   COX_UNSUPPORTED: the kernel has no Yama, so none is needed
+ *   COX_INVALID: no process id, or no such policy
+ *   -errno; -EINVAL: there is no such process
+ */
+int cox_ptrace_policy_set(enum cox_ptrace_policy policy, int32_t pid);
+
+/* Shares a handle between two users: it then needs one more put.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: not one of its handles
+ *   COX_STATE
+ */
+int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
 
 #endif

@@ -1,7 +1,7 @@
 /* Which ways of opening a handle work here, why one does not, and the ptrace policy. */
-#include "handle_internal.h"
-
+#include "channel/base/idioms.h"
 #include "fd_store.h"
+#include "handle_internal.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,8 +1,9 @@
 /* handle_self: the checksum of a handle, and where this process is. Apart from opening, which needs
  * the control socket: pools and queues use these alone. */
-#include "handle_internal.h"
-
 #include "channel/base/hash.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "handle_internal.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

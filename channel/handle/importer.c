@@ -1,6 +1,6 @@
-#include "handle_internal.h"
-
+#include "channel/base/idioms.h"
 #include "channel/base/options.h"
+#include "handle_internal.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -1,5 +1,13 @@
 /* kv_blocks: the owner's side. The numbers (1) to (5) refer to kv_blocks_layout.h, which justifies
  * each memory order. */
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "channel/base/idioms.h"
+#include "channel/memory/host_memory.h"
+#include "channel/shm/region.h"
+#include "kv_blocks_layout.h"
+#include "kv_internal.h"
+
 #include <coxswain/kv.h>
 
 #include <fcntl.h>
@@ -7,12 +15,6 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/futex.h"
-#include "channel/shm/region.h"
-#include "channel/memory/host_memory.h"
-#include "kv_blocks_layout.h"
 
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
 #define MADV_POPULATE_WRITE 23

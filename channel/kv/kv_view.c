@@ -1,17 +1,20 @@
 /* kv_view: the reader's side of kv.h. All data read here is input from the owner, and is
  * checked. */
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "channel/base/idioms.h"
+#include "channel/memory/host_memory.h"
+#include "channel/shm/region.h"
+#include "kv_blocks_layout.h"
+#include "kv_internal.h"
+
+#include <coxswain/kv.h>
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/futex.h"
-#include "channel/shm/region.h"
-#include "channel/memory/host_memory.h"
-#include <coxswain/kv.h>
-#include "kv_blocks_layout.h"
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010

@@ -1,5 +1,7 @@
 #include "host_memory.h"
 
+#include "channel/base/idioms.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>

@@ -1,11 +1,13 @@
-#include "image.h"
+#include "channel/base/idioms.h"
+#include "channel/memory/host_memory.h"
+#include "channel/shm/region.h"
+
+#include <coxswain/handle.h>
 
 #include <fcntl.h>
 #include <inttypes.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-
-#include "channel/memory/host_memory.h"
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010

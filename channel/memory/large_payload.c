@@ -1,15 +1,17 @@
 #include "large_payload.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/shm/region.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
-
-#include "channel/base/fault.h"
-#include "channel/handle/handle_internal.h"
-#include "channel/base/peer.h"
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010

@@ -1,5 +1,7 @@
 #include "recorder.h"
 
+#include "channel/base/idioms.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 #include "channel.h"
 
 #include "channel/base/fault.h"
+#include "region.h"
 #include "sealed.h"
 
 int cox_channel_create(struct cox_channel *channel, const char *name,

@@ -1,5 +1,11 @@
 #include "control.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "region.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -8,9 +14,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/peer.h"
 
 #define SHM_FOLDER "/dev/shm"
 /* How long leftovers may be somebody else's to remove. */

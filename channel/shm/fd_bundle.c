@@ -1,5 +1,8 @@
 #include "fd_bundle.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>

@@ -1,12 +1,13 @@
 #include "gate.h"
 
-#include <stdlib.h>
-#include <unistd.h>
-
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
+#include "channel/base/idioms.h"
 #include "channel/base/semaphore.h"
 #include "state.h"
+
+#include <stdlib.h>
+#include <unistd.h>
 
 /* A hint's word: the count above, the sequence below. */
 #define HINT_COUNT_SHIFT COX_STATE_SHIFT

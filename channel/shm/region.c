@@ -1,5 +1,11 @@
 #include "region.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/cgroup.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/tsan.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -10,10 +16,6 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-
-#include "channel/base/cgroup.h"
-#include "channel/base/fault.h"
-#include "channel/base/tsan.h"
 
 #ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
 #define MFD_NOEXEC_SEAL 0x0008u

@@ -1,35 +1,13 @@
-/*
- * region: one shared memory object, named or not, mapped.
- *
- * Usable without a group.
- *
- * Threads: one at a time per struct. Access to the mapped bytes follows the rules of their layout.
- * Ownership: the caller owns struct cox_region; detach unmaps it. unlink removes the name, mappings
- *   stay.
- * Blocks: nothing.
- * If the process dies: an object that was created keeps its name until it is unlinked.
- */
+/* region: what the library has beyond the part of handle.h on regions. Its contract is the same. */
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H
 
-#include <coxswain/base.h>
+#include <coxswain/handle.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-struct cox_region {
-    /* page aligned; NULL: detached */
-    void *base;
-    uint64_t size;
-};
-
-enum cox_region_access {
-    COX_REGION_READ,
-    COX_REGION_WRITE,
-};
-
-#ifdef COX_INTERNAL
 /* Creates the object exclusively, with mode 0600 whatever the umask. Every byte is zero, and its
  * memory is reserved: so a full tmpfs is an error now instead of a SIGBUS later. On failure nothing
  * is left.
@@ -55,21 +33,7 @@ int cox_region_attach(struct cox_region *region, const char *name, uint64_t size
 /* Opens the object without mapping it, after the same checks. Returns as cox_region_attach. */
 int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
                     struct cox_error *err);
-#endif
-/* Maps the whole object behind fd, which stays the caller's, and must have at least size_min bytes.
- * name is used in err only; the object need not have one.
- * Returns
- *   0
- *   COX_DENIED: another owner, mode or type, or a second hard link; err says which
- *   COX_CORRUPT: too small
- *   -errno
- */
-COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,
-                                    uint64_t size_min, enum cox_region_access access,
-                                    struct cox_error *err);
-COX_PUBLIC void cox_region_detach(struct cox_region *region); /* idempotent */
 
-#ifdef COX_INTERNAL
 /* Returns 0, also when the name is already gone, or -errno. */
 int cox_region_unlink(const char *name);
 
@@ -93,21 +57,7 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
 /* The same for a part of an object that already has that size. */
 int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *name,
                             struct cox_error *err);
-#endif
 
-/* Creates an object without a name: a memfd, mode 0600, every byte reserved and zero, mapped for
- * writing. seals: F_SEAL_ bits, added after mapping. huge: use huge pages if any are free; the size
- * is then rounded up. label is used in err only. The caller owns *ret_fd, which is open for reading
- * and writing.
- * Returns
- *   0
- *   COX_NO_SPACE
- *   -errno
- */
-COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
-                                         uint64_t size, unsigned seals, bool huge, int *ret_fd,
-                                         struct cox_error *err);
-#ifdef COX_INTERNAL
 /* Opens the object behind fd again, for reading only: *ret_fd does not allow writable mappings.
  * label is used in err only. */
 int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
@@ -137,33 +87,19 @@ int cox_region_replace(struct cox_region *region, int fd);
  *   -errno: the old object is still mapped, emptied, and the name does not exist; try again
  */
 int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
-#endif
 
-/* Free space for named regions (/dev/shm); UINT64_MAX: no limit. */
-struct cox_region_space {
-    uint64_t bytes;
-    uint64_t files;
-    /* largest region (ulimit -f); a larger one ends the process with SIGXFSZ */
-    uint64_t region;
-};
-#ifdef COX_INTERNAL
 /* region is filled also if there is no /dev/shm, because the limit applies to unnamed memory too.
  * Returns
  *   0
  *   -errno
  */
 int cox_region_space(struct cox_region_space *ret_space);
-#endif
 
-#ifdef COX_TESTING
-#ifdef COX_INTERNAL
 /* From now on this process maps each object only once: an attach returns the existing mapping,
  * after all checks, and the last detach unmaps it. For tests whose ranks are threads:
  * ThreadSanitizer identifies memory by its address, and misses races between two mappings of one
  * file. A mapping that was attached with READ may then be writable. */
 void cox_region_share_mappings(bool share);
-#endif
-#endif
 
 #ifdef __cplusplus
 }

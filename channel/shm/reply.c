@@ -1,11 +1,12 @@
 #include "reply.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "state.h"
+
 #include <endian.h>
 #include <inttypes.h>
 #include <string.h>
-
-#include "channel/base/fault.h"
-#include "state.h"
 
 COX_HOT static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank,
                                    uint64_t sequence)

@@ -1,10 +1,11 @@
 #include "request.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "state.h"
+
 #include <endian.h>
 #include <string.h>
-
-#include "channel/base/fault.h"
-#include "state.h"
 
 COX_HOT static uint8_t *request_base(const struct cox_channel *channel, uint64_t sequence)
 {

@@ -1,15 +1,17 @@
 #include "sealed.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "channel/base/idioms.h"
+#include "region.h"
+#include "state.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/futex.h"
-#include "state.h"
 
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 

@@ -1,11 +1,12 @@
 #include "windows.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "region.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
-
-#include "channel/base/fault.h"
-#include "region.h"
 
 #define FIRST_GENERATION 1
 #define LABEL "of the rank group"

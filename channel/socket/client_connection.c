@@ -1,14 +1,15 @@
 #include "client_connection.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "hello.h"
+#include "socket.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "hello.h"
-#include "channel/base/peer.h"
-#include "socket.h"
 
 void cox_client_connection_drop(struct cox_socket_server *server,
                                 struct cox_client_connection *client)

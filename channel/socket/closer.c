@@ -1,5 +1,9 @@
 #include "closer.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+#include "channel/base/thread.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -11,8 +15,6 @@
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel/base/thread.h"
 
 /* SCM_MAX_FD of the kernel. */
 #define KERNEL_FD_COUNT_MAX 253

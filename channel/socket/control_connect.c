@@ -1,4 +1,12 @@
 /* The client's side of control_socket.h. */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/shm/geometry.h"
+#include "hello.h"
+#include "runtime_dir.h"
+#include "socket.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -8,13 +16,6 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "runtime_dir.h"
-#include "channel/shm/geometry.h"
-#include "hello.h"
-#include "channel/base/peer.h"
-#include "socket.h"
 
 static int socket_path(const char *runtime_dir, const char *file, char *buffer,
                        struct cox_error *err)

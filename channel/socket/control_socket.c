@@ -1,5 +1,14 @@
 #include "control_socket.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+#include "channel/base/thread.h"
+#include "channel/shm/geometry.h"
+#include "client_connection.h"
+#include "runtime_dir.h"
+#include "socket.h"
+#include "socket_file.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -13,13 +22,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "runtime_dir.h"
-#include "channel/shm/geometry.h"
-#include "socket.h"
-#include "socket_file.h"
-#include "channel/base/thread.h"
-#include "client_connection.h"
 
 #define HELLO_MS_DEFAULT 1000
 #define CLIENT_MAX_DEFAULT 512

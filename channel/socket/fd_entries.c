@@ -1,12 +1,13 @@
 #include "fd_entries.h"
 
+#include "channel/base/hash.h"
+#include "channel/base/idioms.h"
+
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-
-#include "channel/base/hash.h"
 
 #define BUCKET_COUNT_MIN 16
 

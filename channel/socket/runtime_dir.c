@@ -1,5 +1,12 @@
 #include "runtime_dir.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/hash.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "socket.h"
+
 #include <assert.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -13,11 +20,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/hash.h"
-#include "channel/base/peer.h"
-#include "socket.h"
 
 #define SOCKET_END ".sock"
 /* The start of a shortened name; then follow '~', which no name contains, 16 digits and the end. */

@@ -1,5 +1,9 @@
 #include "socket.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
@@ -7,8 +11,6 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
 
 /* SCM_MAX_FD of the kernel: with room for all of them a sender cannot make it cut the list. */
 #define KERNEL_FD_COUNT_MAX 253

@@ -1,5 +1,10 @@
 #include "socket_file.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -9,9 +14,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/peer.h"
 
 /* How long another start or sweep may hold the runtime directory's lock. */
 #define OPEN_LOCK_MS 10000

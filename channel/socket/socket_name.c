@@ -1,4 +1,7 @@
 /* Names of sockets; the other half of socket.h. */
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+#include "runtime_dir.h"
 #include "socket.h"
 
 #include <errno.h>
@@ -9,8 +12,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "runtime_dir.h"
 
 #define BACKLOG 128
 

@@ -1,19 +1,19 @@
-#include "collect_internal.h"
-
-#include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/thread.h"
 #include "channel/memory/reply_memory.h"
 #include "channel/recorder/probes.h"
 #include "channel/shm/request.h"
-#include "channel/base/thread.h"
 #include "channel/shm/state.h"
 #include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
+#include "collect_internal.h"
 #include "report.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* A rank that the request asks, and that cannot be asked. */
 COX_HOT static int begin_check_ranks(struct cox_collector *collector,

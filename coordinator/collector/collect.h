@@ -36,13 +36,14 @@
 #include "channel/base/spin.h"
 #include "channel/recorder/recorder.h"
 #include "channel/shm/channel.h"
-#include "completion.h"
 #include "coordinator/process/last_errors.h"
+#include "coordinator/process/supervise.h"
 #include "gathering.h"
 #include "legacy_bridge.h"
 #include "readiness.h"
 #include "stats.h"
-#include "coordinator/process/supervise.h"
+
+#include <coxswain/executor.h>
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -6,11 +6,11 @@
 #ifndef COX_COORDINATOR_COLLECT_INTERNAL_H
 #define COX_COORDINATOR_COLLECT_INTERNAL_H
 
-#include <string.h>
-
+#include "channel/base/idioms.h"
+#include "channel/shm/state.h"
 #include "collect.h"
 
-#include "channel/shm/state.h"
+#include <string.h>
 
 COX_HOT static inline const struct cox_geometry *collector_geometry(
     const struct cox_collector *collector)

@@ -8,10 +8,11 @@
  * into, and gives it back when its handler has returned, or at the next collection. A host with an
  * event loop polls an fd (readiness.h).
  */
-#include "collect_internal.h"
-
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/recorder/probes.h"
+#include "collect_internal.h"
 #include "reentrancy.h"
 
 struct until {

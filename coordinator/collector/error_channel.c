@@ -1,18 +1,20 @@
 #include "error_channel.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "channel/base/thread.h"
+#include "channel/base/tsan.h"
+#include "channel/shm/reply.h"
+#include "channel/shm/sealed.h"
+#include "channel/shm/state.h"
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
+
 #include <endian.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/futex.h"
-#include "channel/shm/reply.h"
-#include "channel/shm/sealed.h"
-#include "channel/base/thread.h"
-#include "channel/shm/state.h"
-#include "channel/base/tsan.h"
-#include "proto/executor.pb-c.h"
 
 #define ARENA_SIZE_MAX (1u << 20)
 /* A token that no process holds at this many checks, a slice apart, is lost. A rank that has taken

@@ -4,15 +4,16 @@
  * back to the caller. Requests end in order, except at their deadlines. Before a pass the thread
  * waits, or spins.
  */
-#include "collect_internal.h"
-
-#include <inttypes.h>
-
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/recorder/probes.h"
 #include "coordinator/transport/transport.h"
 #include "proto/operation.h"
+#include "collect_internal.h"
 #include "report.h"
+
+#include <inttypes.h>
 
 /* ---- waits ---- */
 

@@ -1,18 +1,20 @@
 #include "gathering.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/memory/host_memory.h"
+#include "channel/memory/reply_memory.h"
+#include "channel/shm/reply.h"
+#include "proto/executor.pb-c.h"
+#include "proto/large_payload_ref.h"
+#include "proto/wire.h"
+#include "legacy_bridge.h"
+#include "report.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/base/fault.h"
-#include "channel/memory/host_memory.h"
-#include "channel/memory/reply_memory.h"
-#include "channel/shm/reply.h"
-#include "legacy_bridge.h"
-#include "proto/large_payload_ref.h"
-#include "proto/executor.pb-c.h"
-#include "report.h"
 
 #define ARENA_FIRST_SIZE (16u << 10)
 #define ARENA_SIZE_MAX (UINT64_C(512) << 20)

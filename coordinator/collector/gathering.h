@@ -19,11 +19,12 @@
 
 #include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
+#include "coordinator/process/supervise.h"
 #include "proto/operation.h"
 #include "proto/wire.h"
-#include "completion.h"
 #include "stats.h"
-#include "coordinator/process/supervise.h"
+
+#include <coxswain/executor.h>
 
 #define COX_RANK_TEXT_SIZE 1024
 

@@ -3,6 +3,7 @@
  * them has replied or is dead. While one is awaited, the gathering thread wakes up once per slice,
  * because a late reply need not wake it.
  */
+#include "channel/base/idioms.h"
 #include "collect_internal.h"
 
 #include <inttypes.h>

@@ -1,5 +1,8 @@
 #include "readiness.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>

@@ -16,6 +16,8 @@
 #ifndef COX_COORDINATOR_READINESS_H
 #define COX_COORDINATOR_READINESS_H
 
+#include "channel/base/idioms.h"
+
 #include <coxswain/base.h>
 
 #include <stdatomic.h>

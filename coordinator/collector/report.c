@@ -1,15 +1,16 @@
 #include "report.h"
 
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/shm/state.h"
+#include "coordinator/transport/transport.h"
+#include "proto/executor.pb-c.h"
+#include "proto/operation.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "channel/base/peer.h"
-#include "coordinator/transport/transport.h"
-#include "channel/shm/state.h"
-#include "proto/operation.h"
-#include "proto/executor.pb-c.h"
 
 /* The number of ranks per kind of failure whose own text is included, and the bytes for all of
  * these together. */

@@ -1,5 +1,6 @@
 #include "stats.h"
 
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 
 #define PART_BITS 3 /* a power of two has 2^PART_BITS buckets */

@@ -9,7 +9,7 @@
 #ifndef COX_COORDINATOR_STATS_H
 #define COX_COORDINATOR_STATS_H
 
-#include "completion.h"
+#include <coxswain/executor.h>
 
 #define COX_LATENCY_BUCKET_COUNT 496
 
@@ -75,5 +75,8 @@ void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_t
 void cox_stats_return(struct cox_stats *stats, const struct cox_completion *completion,
                       uint64_t returned_ns);
 void cox_stats_read(const struct cox_stats *stats, struct cox_channel_stats *ret_stats);
+
+/* "queue", "ranks", ...; "unknown" outside. Static storage. */
+const char *cox_phase_name(uint32_t phase);
 
 #endif

@@ -1,14 +1,15 @@
 /* attach: the ranks attach while the group starts: which have, whose process each is, and why one
  * has not. */
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/transport/nodes_library.h"
 #include "executor_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 /* Once a millisecond. */
 #define DEATH_ATTEMPTS 1000

@@ -1,7 +1,9 @@
 /* core: what is known of an executor, for the files of this folder and for its host. */
-#include "executor_internal.h"
+#include "core.h"
 
+#include "channel/base/idioms.h"
 #include "proto/wire.h"
+#include "executor_internal.h"
 
 const char *cox_executor_name(const struct cox_executor *executor)
 {

@@ -1,6 +1,7 @@
 #include "engine_gate.h"
 
 #include "executor_internal.h"
+#include "requests_internal.h"
 
 const char *cox_engine_state_name(enum cox_engine_state state)
 {

@@ -1,5 +1,27 @@
 #include <coxswain/executor.h>
 
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/options.h"
+#include "channel/base/thread.h"
+#include "channel/shm/channel.h"
+#include "channel/shm/request.h"
+#include "channel/shm/state.h"
+#include "channel/shm/windows.h"
+#include "coordinator/collector/collect.h"
+#include "coordinator/collector/reentrancy.h"
+#include "coordinator/collector/report.h"
+#include "coordinator/process/output.h"
+#include "coordinator/transport/nodes_library.h"
+#include "proto/executor.pb-c.h"
+#include "proto/operation.h"
+#include "proto/wire.h"
+#include "core.h"
+#include "engine_gate.h"
+#include "executor_internal.h"
+#include "group_handles.h"
+
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -8,24 +30,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-
-#include "channel/base/thread.h"
-#include "channel/shm/channel.h"
-#include "channel/base/fault.h"
-#include "channel/base/options.h"
-#include "channel/shm/request.h"
-#include "channel/shm/state.h"
-#include "channel/shm/windows.h"
-#include "coordinator/transport/nodes_library.h"
-#include "proto/operation.h"
-#include "coordinator/collector/collect.h"
-#include "engine_gate.h"
-#include "executor_internal.h"
-#include "group_handles.h"
-#include "coordinator/collector/reentrancy.h"
-#include "proto/executor.pb-c.h"
-#include "coordinator/collector/report.h"
-#include "coordinator/process/output.h"
 
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000

@@ -1,15 +1,17 @@
 #include "forward.h"
 
+#include "channel/base/idioms.h"
+#include "channel/shm/region.h"
+#include "coordinator/transport/transport.h"
+#include "proto/operation.h"
+#include "proto/wire.h"
+#include "executor_internal.h"
+#include "group_handles.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "coordinator/transport/transport.h"
-#include "executor_internal.h"
-#include "group_handles.h"
-#include "proto/operation.h"
-#include "proto/wire.h"
 
 static uint64_t part_size(int part)
 {

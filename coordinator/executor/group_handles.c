@@ -1,10 +1,13 @@
 #include "group_handles.h"
 
-#include <inttypes.h>
-#include <stdlib.h>
+#include "channel/base/idioms.h"
+#include "core.h"
+#include "executor_internal.h"
 
 #include <coxswain/handle.h>
-#include "executor_internal.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
 
 /* A rank's memory, as it was exported last. */
 struct exported {

@@ -2,21 +2,22 @@
  *
  * One init at a time. It owns the generation of the rank group, the record of the last init that
  * succeeded, and the state that it leaves. */
+#include "channel/base/idioms.h"
+#include "channel/base/options.h"
+#include "channel/shm/windows.h"
+#include "coordinator/collector/reentrancy.h"
+#include "coordinator/transport/transport.h"
+#include "proto/executor.pb-c.h"
+#include "engine_gate.h"
+#include "executor_internal.h"
+#include "group_handles.h"
+
 #include <coxswain/requests.h>
 
-#include "channel/base/options.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/shm/windows.h"
-#include "engine_gate.h"
-#include "executor_internal.h"
-#include "group_handles.h"
-#include "coordinator/collector/reentrancy.h"
-#include "coordinator/transport/transport.h"
-#include "proto/executor.pb-c.h"
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
 typedef Coxswain__ExecuteResponse ExecuteResponse;

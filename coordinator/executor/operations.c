@@ -1,3 +1,9 @@
+#include "channel/base/idioms.h"
+#include "proto/executor.pb-c.h"
+#include "core.h"
+#include "executor_internal.h"
+#include "requests_internal.h"
+
 #include <coxswain/requests.h>
 
 #include <inttypes.h>
@@ -5,9 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "executor_internal.h"
-#include "proto/executor.pb-c.h"
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
 typedef Coxswain__ExecuteResponse ExecuteResponse;

@@ -1,5 +1,15 @@
 #include "recorders.h"
 
+#include "channel/base/idioms.h"
+#include "channel/base/thread.h"
+#include "channel/shm/request.h"
+#include "channel/shm/state.h"
+#include "coordinator/recording/recording.h"
+#include "coordinator/transport/nodes.h"
+#include "proto/recording.pb-c.h"
+#include "core.h"
+#include "executor_internal.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -9,14 +19,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "channel/base/thread.h"
-#include "channel/shm/request.h"
-#include "channel/shm/state.h"
-#include "coordinator/recording/recording.h"
-#include "coordinator/transport/nodes.h"
-#include "executor_internal.h"
-#include "proto/recording.pb-c.h"
 
 typedef CoxswainRecording__Recording recording;
 

@@ -13,14 +13,17 @@
  * ABNORMAL from when a rank was replaced, or an init that the ranks got has failed, until one
  * succeeds: ranks have nothing to run steps on.
  */
+#include "channel/base/idioms.h"
+#include "coordinator/collector/reentrancy.h"
+#include "proto/executor.pb-c.h"
+#include "core.h"
+#include "engine_gate.h"
+#include "executor_internal.h"
+#include "requests_internal.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "engine_gate.h"
-#include "executor_internal.h"
-#include "coordinator/collector/reentrancy.h"
-#include "proto/executor.pb-c.h"
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define FROM(state) (1u << COX_ENGINE_##state)

@@ -1,14 +1,16 @@
 /* remote_info: what other groups need to pull KV blocks from this one, taken from the ranks'
  * replies to init. */
+#include "coordinator/transport/nodes.h"
+#include "coordinator/transport/transport.h"
+#include "proto/executor.pb-c.h"
+#include "core.h"
+#include "executor_internal.h"
+#include "requests_internal.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "coordinator/transport/nodes.h"
-#include "coordinator/transport/transport.h"
-#include "executor_internal.h"
-#include "proto/executor.pb-c.h"
 
 typedef Coxswain__ExecuteResponse ExecuteResponse;
 typedef Coxswain__KvPool KvPool;

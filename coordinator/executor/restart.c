@@ -1,17 +1,20 @@
 /* restart: gives another process to a dead rank, or to all ranks. */
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/options.h"
+#include "channel/shm/state.h"
+#include "coordinator/collector/reentrancy.h"
+#include "coordinator/process/launch.h"
+#include "coordinator/transport/transport.h"
+#include "core.h"
+#include "engine_gate.h"
+#include "executor_internal.h"
+
 #include <coxswain/executor.h>
 
 #include <inttypes.h>
 #include <signal.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/options.h"
-#include "channel/shm/state.h"
-#include "engine_gate.h"
-#include "executor_internal.h"
-#include "coordinator/collector/reentrancy.h"
-#include "coordinator/process/launch.h"
-#include "coordinator/transport/transport.h"
 
 /* How long a new process that failed to attach, and was killed, may take to end. */
 #define RESTART_KILL_MS 2000

@@ -1,5 +1,12 @@
 /* status: the state of a group, from the coordinator's records and the shared words; no worker
  * takes part. */
+#include "channel/base/peer.h"
+#include "channel/shm/state.h"
+#include "coordinator/transport/transport.h"
+#include "core.h"
+#include "executor_internal.h"
+#include "requests_internal.h"
+
 #include <coxswain/executor.h>
 
 #include <inttypes.h>
@@ -7,11 +14,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel/base/peer.h"
-#include "coordinator/transport/transport.h"
-#include "channel/shm/state.h"
-#include "executor_internal.h"
 
 /* How old a request is before a rank that has not taken it is named; and before one that has taken
  * it is, if it cannot go on: a wait for a disk may be short. */

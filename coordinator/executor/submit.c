@@ -1,26 +1,27 @@
 /* submit: checks requests, packs them into their frames, and publishes them; calls wait for the
  * reply. */
-#include <coxswain/executor.h>
-
-#include <inttypes.h>
-#include <stdatomic.h>
-#include <string.h>
-
-#include "channel/recorder/probes.h"
-#include "channel/shm/request.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/base/options.h"
+#include "channel/recorder/probes.h"
 #include "channel/shm/parts.h"
+#include "channel/shm/request.h"
+#include "coordinator/collector/collect.h"
+#include "coordinator/collector/reentrancy.h"
+#include "proto/executor.pb-c.h"
 #include "proto/large_payload_ref.h"
 #include "proto/operation.h"
 #include "proto/step_wire.h"
 #include "proto/utf8.h"
 #include "proto/wire.h"
-#include "coordinator/collector/collect.h"
 #include "engine_gate.h"
 #include "executor_internal.h"
-#include "coordinator/collector/reentrancy.h"
-#include "proto/executor.pb-c.h"
+
+#include <coxswain/executor.h>
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
 
 /* A number outside ExecuteType. */
 #define NO_TYPE (COX_TYPE_OPAQUE_BLOCK - 1)

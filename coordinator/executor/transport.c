@@ -2,19 +2,23 @@
  * shared memory: it attaches, takes requests, and replies. */
 #include "coordinator/transport/transport.h"
 
+#include "channel/base/idioms.h"
+#include "channel/shm/reply.h"
+#include "channel/shm/state.h"
+#include "proto/executor.pb-c.h"
+#include "proto/large_payload_ref.h"
+#include "proto/wire.h"
+#include "core.h"
+#include "executor_internal.h"
+
+#include <coxswain/requests.h>
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-
-#include "channel/shm/reply.h"
-#include "channel/shm/state.h"
-#include "executor_internal.h"
-#include <coxswain/requests.h>
-#include "proto/executor.pb-c.h"
-#include "proto/large_payload_ref.h"
 
 /* A remote process has no start time here; 0 stands for a rank that did not state it. */
 #define REMOTE_START 1

@@ -1,5 +1,14 @@
 /* hello reply: which processes may attach at the group's control socket, and what a rank receives.
  */
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/shm/state.h"
+#include "coordinator/collector/reentrancy.h"
+#include "core.h"
+#include "executor_internal.h"
+
 #include <coxswain/executor.h>
 
 #include <fcntl.h>
@@ -7,12 +16,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/peer.h"
-#include "channel/shm/state.h"
-#include "executor_internal.h"
-#include "coordinator/collector/reentrancy.h"
 
 bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts)

@@ -1,7 +1,9 @@
-#include "supervise_internal.h"
-
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "channel/base/tsan.h"
+#include "supervise_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,8 @@
 #include "fork_server.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/socket/socket.h"
 
 #include <fcntl.h>

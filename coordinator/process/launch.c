@@ -1,6 +1,8 @@
 #include "launch.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/base/tsan.h"
 #include "fork_server.h"
 #include "supervise.h"

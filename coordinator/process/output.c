@@ -1,5 +1,7 @@
 #include "output.h"
 
+#include "channel/base/idioms.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>

@@ -1,5 +1,7 @@
 #include "rank.h"
 
+#include "channel/base/idioms.h"
+
 #define TO(stage) (1u << COX_STAGE_##stage)
 
 static const struct {

@@ -1,6 +1,8 @@
-#include "supervise_internal.h"
-
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "channel/base/thread.h"
+#include "supervise_internal.h"
 
 #include <signal.h>
 #include <stdio.h>

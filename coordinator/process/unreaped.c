@@ -1,6 +1,7 @@
-#include "supervise_internal.h"
-
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "launch.h"
+#include "supervise_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,10 @@
 #include "recording.h"
 
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/recorder/recorder.h"
+#include "proto/recording.pb-c.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,10 +15,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "channel/base/peer.h"
-#include "channel/recorder/recorder.h"
-#include "proto/recording.pb-c.h"
 
 #define MAGIC "COXREC1\n"
 #define MAGIC_SIZE 8

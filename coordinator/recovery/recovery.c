@@ -1,6 +1,8 @@
-#include "recovery_internal.h"
+#include "recovery.h"
 
 #include "channel/base/thread.h"
+#include "coordinator/executor/core.h"
+#include "recovery_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -24,7 +24,7 @@
 #define COX_COORDINATOR_RECOVERY_H
 
 #include <coxswain/requests.h>
-#include "restart_policy.h"
+#include <coxswain/server.h>
 
 /* 0 means the default. */
 struct cox_recovery_options {
@@ -104,5 +104,8 @@ struct cox_recovery_status {
     struct cox_phase_stats replacements;
 };
 void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_status *ret_status);
+
+/* "fail", "wait", "restart", "restart-all"; "unknown" outside. Static storage. */
+const char *cox_on_death_name(uint32_t on_death);
 
 #endif

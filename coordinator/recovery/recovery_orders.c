@@ -1,3 +1,5 @@
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "recovery_internal.h"
 
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+#include "coordinator/executor/core.h"
 #include "recovery_internal.h"
 
 #include <errno.h>

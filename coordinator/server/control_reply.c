@@ -1,10 +1,13 @@
 #include "control_reply.h"
 
+#include "channel/base/idioms.h"
+#include "channel/shm/geometry.h"
 #include "channel/socket/closer.h"
 #include "channel/socket/control_socket.h"
-#include "channel/shm/geometry.h"
-#include "proto/wire.h"
+#include "coordinator/collector/stats.h"
+#include "coordinator/executor/core.h"
 #include "proto/control.pb-c.h"
+#include "proto/wire.h"
 
 #include <stdlib.h>
 #include <string.h>

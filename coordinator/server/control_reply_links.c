@@ -1,8 +1,11 @@
 /* control_reply_links: links, role, holds and pulls of a group by request. */
-#include "control_reply.h"
-
-#include "proto/wire.h"
+#include "channel/base/idioms.h"
+#include "coordinator/executor/requests_internal.h"
 #include "proto/control.pb-c.h"
+#include "proto/wire.h"
+#include "control_reply.h"
+#include "kv_reference.h"
+#include "server_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,10 @@
 /* control_reply_lora: LoRA adapters of a group by request: load, unload, list. */
-#include "control_reply.h"
-
-#include "proto/wire.h"
+#include "channel/base/idioms.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "proto/control.pb-c.h"
+#include "proto/wire.h"
+#include "control_reply.h"
 
 #include <stdlib.h>
 

@@ -1,10 +1,11 @@
 /* control_reply_recover: recovery of a group by request: commands, replacements, and its state. */
-#include "control_reply.h"
-
+#include "channel/base/idioms.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "coordinator/recovery/recovery.h"
-
-#include "proto/wire.h"
 #include "proto/control.pb-c.h"
+#include "proto/wire.h"
+#include "control_reply.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,12 +1,15 @@
 #include "control_server.h"
 
+#include "channel/base/idioms.h"
+#include "channel/base/thread.h"
 #include "channel/recorder/recorder_layout.h"
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
-#include "channel/base/thread.h"
+#include "coordinator/executor/core.h"
+#include "proto/control.pb-c.h"
 #include "proto/wire.h"
 #include "control_reply.h"
-#include "proto/control.pb-c.h"
+#include "kv_reference.h"
 #include "stream.h"
 
 #include <inttypes.h>

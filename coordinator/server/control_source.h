@@ -10,7 +10,8 @@
 #define COX_COORDINATOR_CONTROL_SOURCE_H
 
 #include "group_links.h"
-#include "hooks.h"
+
+#include <coxswain/server.h>
 
 /* Includes the terminating zero; longer text is cut. */
 #define COX_REFUSAL_SIZE 512

@@ -1,7 +1,10 @@
 #include "group_links.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "channel/shm/geometry.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>

@@ -1,4 +1,6 @@
-#include "prompt_hooks.h"
+#include "server_internal.h"
+
+#include <coxswain/server.h>
 
 #include <stdlib.h>
 

@@ -1,12 +1,15 @@
 #include <coxswain/server.h>
 
+#include "channel/base/idioms.h"
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "channel/shm/geometry.h"
-#include "control_server.h"
 #include "coordinator/collector/report.h"
+#include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
+#include "control_server.h"
 #include "group_links.h"
+#include "server_internal.h"
 
 #include <inttypes.h>
 #include <pthread.h>

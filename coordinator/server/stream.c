@@ -1,7 +1,8 @@
 #include "stream.h"
 
-#include "channel/socket/closer.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/socket/closer.h"
 
 #include <endian.h>
 #include <protobuf-c/protobuf-c.h>

@@ -1,7 +1,8 @@
 #include "nodes.h"
 
-#include "channel/base/version.h"
 #include "nodes_library.h"
+
+#include <coxswain/version.h>
 
 #include <dlfcn.h>
 #include <inttypes.h>

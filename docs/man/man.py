@@ -15,32 +15,32 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Page of section 3, header, and what a program includes for it.
+# Page of section 3, its header below include/coxswain/, and the section of that: "==== peer: ..." begins one. Sections
+# without a page are on that of the header.
 PAGES = (
-    ("cox_base", "include/coxswain/base.h", "ipc.h"),
-    ("cox_peer", "channel/base/peer.h", "ipc.h"),
-    ("cox_region", "channel/shm/region.h", "ipc.h"),
-    ("cox_image", "channel/memory/image.h", "ipc.h"),
-    ("cox_handle", "include/coxswain/handle.h", "ipc.h"),
-    ("cox_domain", "include/coxswain/memory/domain.h", "memory.h"),
-    ("cox_domain_cuda", "include/coxswain/memory/domain_cuda.h", "memory.h"),
-    ("cox_pool", "include/coxswain/memory/pool.h", "memory.h"),
-    ("cox_kv_blocks", "include/coxswain/kv.h", "coxswain.h"),
-    ("cox_queue", "include/coxswain/memory/queue.h", "memory.h"),
-    ("cox_wire", "proto/wire.h", "coxswain.h"),
-    ("cox_batch", "worker/sequences/batch.h", "coxswain.h"),
-    ("cox_group", "include/coxswain/group.h", "coxswain.h"),
-    ("cox_worker", "include/coxswain/worker.h", "coxswain.h"),
-    ("cox_take", "worker/loop/take.h", "coxswain.h"),
-    ("cox_completion", "coordinator/collector/completion.h", "coxswain.h"),
-    ("cox_executor", "include/coxswain/executor.h", "coxswain.h"),
-    ("cox_operations", "include/coxswain/requests.h", "coxswain.h"),
-    ("cox_restart_policy", "coordinator/recovery/restart_policy.h", "coxswain.h"),
-    ("cox_server", "include/coxswain/server.h", "coxswain.h"),
-    ("cox_server_hooks", "coordinator/server/hooks.h", "coxswain.h"),
-    ("cox_kv_reference", "coordinator/server/kv_reference.h", "coxswain.h"),
-    ("cox_prompt_hooks", "coordinator/server/prompt_hooks.h", "coxswain.h"),
-    ("cox_nodes", "coordinator/transport/nodes.h", "coxswain.h"),
+    ("cox_base", "base.h", ""),
+    ("cox_handle", "handle.h", ""),
+    ("cox_peer", "handle.h", "peer"),
+    ("cox_region", "handle.h", "region"),
+    ("cox_image", "handle.h", "image"),
+    ("cox_kv", "kv.h", ""),
+    ("cox_group", "group.h", ""),
+    ("cox_worker", "worker.h", ""),
+    ("cox_batch", "worker.h", "batch"),
+    ("cox_take", "worker.h", "take"),
+    ("cox_executor", "executor.h", ""),
+    ("cox_completion", "executor.h", "completion"),
+    ("cox_nodes", "executor.h", "nodes"),
+    ("cox_requests", "requests.h", ""),
+    ("cox_server", "server.h", ""),
+    ("cox_restart_policy", "server.h", "restart_policy"),
+    ("cox_kv_reference", "server.h", "kv_reference"),
+    ("cox_prompt_hooks", "server.h", "prompt_hooks"),
+    ("cox_server_hooks", "server.h", "hooks"),
+    ("cox_domain", "memory/domain.h", ""),
+    ("cox_domain_cuda", "memory/domain_cuda.h", ""),
+    ("cox_pool", "memory/pool.h", ""),
+    ("cox_queue", "memory/queue.h", ""),
 )
 SCRIPT = "packaging/nats/coxswain-certificates"
 # The name of one item in a comment, as in "COX_CLOSED: the group ends".
@@ -167,9 +167,19 @@ def comment_text(comment):
 
 # ---- headers ----
 
+def section_of(source, header, section):
+    """The part of a header that is on one page."""
+    paged = {name for _, path, name in PAGES if path == header and name}
+    taken = ""
+    for part in re.split(r"^(?=/\*(?:\n \*)? ==== )", source, flags=re.M):
+        begin = re.match(r"/\*(?:\n \*)? ==== (\w+)", part)
+        if (begin[1] if begin and begin[1] in paged else "") == section:
+            taken += part.replace("==== ", "", 1) if section else part
+    return taken
+
+
 def parts_of(source):
     """Of a header: the text on top, and pairs of a comment and what it stands above."""
-    source = re.sub(r"#ifdef COX_INTERNAL\n.*?#(?:endif|else)[^\n]*\n", "", source, flags=re.S)
     source = re.sub(r'#ifdef __cplusplus.*?#endif\n', "", source, flags=re.S)
     top = re.match(r"\s*(/\*.*?\*/)", source, re.S)
     rest, parts, comment, follows = source[top.end():], [], "", False
@@ -386,9 +396,9 @@ def write(folder, section, name, lines):
 
 def main(out, version, date, root, coxswain=None, worker=None):
     common, taken = (date, version), {name for name, _, _ in PAGES}
-    for name, header, include in PAGES:
-        with open(os.path.join(root, header)) as file:
-            page, functions = header_page(name, file.read(), include, common)
+    for name, header, section in PAGES:
+        with open(os.path.join(root, "include/coxswain", header)) as file:
+            page, functions = header_page(name, section_of(file.read(), header, section), header, common)
         write(out, 3, name, page)
         for function in functions:
             if function not in taken:

@@ -42,7 +42,8 @@
 
 #include "blocks.h"
 #include "kv_leases.h"
-#include "coordinator/server/prompt_hooks.h"
+
+#include <coxswain/server.h>
 
 struct cox_batcher;
 

@@ -21,7 +21,7 @@
 #ifndef COX_COORDINATOR_LORA_H
 #define COX_COORDINATOR_LORA_H
 
-#include "coordinator/server/hooks.h"
+#include <coxswain/server.h>
 
 /* Longest name in bytes; the ranks have the same limit. */
 #define COX_LORA_NAME_MAX 128

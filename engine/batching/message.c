@@ -1,9 +1,10 @@
 #include "message.h"
 
 #include "channel/base/idioms.h"
-#include "proto/wire.h"
-#include <coxswain/requests.h>
 #include "proto/executor.pb-c.h"
+
+#include <coxswain/base.h>
+#include <coxswain/requests.h>
 
 #include <inttypes.h>
 #include <stdio.h>

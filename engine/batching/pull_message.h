@@ -10,8 +10,9 @@
 #ifndef COX_COORDINATOR_PULL_MESSAGE_H
 #define COX_COORDINATOR_PULL_MESSAGE_H
 
-#include "proto/wire.h"
 #include "transfers.h"
+
+#include <coxswain/base.h>
 
 struct Coxswain__ExecuteRequest;
 

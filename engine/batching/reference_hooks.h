@@ -1,6 +1,6 @@
 /*
  * reference_hooks: connects the prompts, adapters and weights of the reference engine to the hooks
- * of a server (coordinator/server/hooks.h).
+ * of a server (coxswain/server.h).
  *
  * Threads: as the hooks.
  * Ownership: context of every hook is a struct cox_reference, which owns nothing. Each member is
@@ -11,7 +11,7 @@
 #ifndef COX_ENGINE_REFERENCE_HOOKS_H
 #define COX_ENGINE_REFERENCE_HOOKS_H
 
-#include "coordinator/server/hooks.h"
+#include <coxswain/server.h>
 
 struct cox_lora;
 struct cox_prompt_queue;

@@ -1,10 +1,11 @@
 #include "shared_weights.h"
 
-#include "channel/base/idioms.h"
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
-#include "channel/memory/image.h"
 #include "engine/model/block.h"
+
+#include <coxswain/handle.h>
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -29,7 +29,7 @@
 #ifndef COX_COORDINATOR_SHARED_WEIGHTS_H
 #define COX_COORDINATOR_SHARED_WEIGHTS_H
 
-#include "coordinator/server/hooks.h"
+#include <coxswain/server.h>
 
 struct cox_shared_weights;
 

@@ -30,7 +30,7 @@
 #define COX_COORDINATOR_TRANSFERS_H
 
 #include <coxswain/executor.h>
-#include "coordinator/server/prompt_hooks.h"
+#include <coxswain/server.h>
 
 struct cox_transfers;
 

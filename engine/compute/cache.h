@@ -31,7 +31,7 @@
 #define COX_WORKER_MODEL_CACHE_H
 
 #include <coxswain/kv.h>
-#include "worker/sequences/batch.h"
+#include <coxswain/worker.h>
 
 #define COX_CACHE_ALIGNMENT COX_KV_BLOCK_ALIGNMENT
 
@@ -121,7 +121,7 @@ void cox_cache_clear(struct cox_cache *cache);
 void cox_cache_forget(struct cox_cache *cache, const uint32_t *slots, uint32_t count);
 void cox_cache_forget_all(struct cox_cache *cache);
 
-/* The three lists of a batch in the order that batch.h defines, all checked first. Returns 0, or
+/* The three lists of a batch in the order that worker.h defines, all checked first. Returns 0, or
  * COX_INVALID: nothing was copied. */
 int cox_cache_check_moves(const struct cox_cache *cache, const struct cox_batch *batch,
                           struct cox_error *err);

@@ -12,11 +12,12 @@
 #ifndef COX_WORKER_MODEL_MODEL_H
 #define COX_WORKER_MODEL_MODEL_H
 
-#include "worker/sequences/batch.h"
-#include "cache.h"
 #include "engine/model/config.h"
-#include "forward.h"
 #include "engine/model/weights.h"
+#include "cache.h"
+#include "forward.h"
+
+#include <coxswain/worker.h>
 
 struct cox_model;
 

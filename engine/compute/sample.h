@@ -12,7 +12,7 @@
 #ifndef COX_WORKER_MODEL_SAMPLE_H
 #define COX_WORKER_MODEL_SAMPLE_H
 
-#include "worker/sequences/batch.h"
+#include <coxswain/worker.h>
 
 struct cox_sampler;
 

@@ -2,7 +2,7 @@
  * links: the groups whose KV blocks this rank may read. Per cluster id there is a view
  * (coxswain/kv.h) of the blocks of the remote rank with the same number.
  *
- * A new link is WAITING; proto/link_state.h has its states and their changes.
+ * A new link is WAITING; coxswain/requests.h has its states and their changes.
  *
  * set returns at once. A thread of this object attaches one link after the other, each within five
  * seconds. When the remote process dies, the thread unmaps its memory, unless a pull is reading it.
@@ -23,8 +23,8 @@
 #ifndef COX_WORKER_LINKS_H
 #define COX_WORKER_LINKS_H
 
-#include "channel/base/peer.h"
-#include "proto/link_state.h"
+#include <coxswain/handle.h>
+#include <coxswain/requests.h>
 #include <coxswain/worker.h>
 
 #define COX_LINK_COUNT_MAX 64
@@ -99,5 +99,12 @@ void cox_links_release(struct cox_links *links, struct cox_link *link);
  * whose process is dead are FAILED already. */
 void cox_links_each(struct cox_links *links, void (*fn)(void *context, const struct cox_link *link),
                     void *context);
+
+/* The table of allowed state changes. */
+static inline bool cox_link_may_move(enum cox_link_state from, enum cox_link_state to)
+{
+    return to == COX_LINK_FAILED ? from != COX_LINK_FAILED
+                                 : (uint32_t)to == (uint32_t)from + 1 && from < COX_LINK_SUCCESS;
+}
 
 #endif

@@ -1,5 +1,10 @@
 #include "tensor_gather.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+
+#include <coxswain/handle.h>
+
 #include <fcntl.h>
 #include <float.h>
 #include <inttypes.h>
@@ -8,10 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/idioms.h"
-#include "channel/shm/region.h"
 
 #define ALIGNMENT_FLOATS (64 / sizeof(float))
 #define BUFFER_COUNT 2u

@@ -1,13 +1,14 @@
 #include "transfer.h"
 
+#include "links.h"
+#include "pulls.h"
+
+#include <coxswain/base.h>
+
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "proto/wire.h"
-#include "links.h"
-#include "pulls.h"
 
 #define ROLE(name) COXSWAIN__PDROLE__##name##_ROLE
 #define CODE(name) COXSWAIN__PDERROR_CODE__##name

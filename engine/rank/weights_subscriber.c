@@ -1,12 +1,13 @@
 #include "weights_subscriber.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+
+#include <coxswain/handle.h>
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/idioms.h"
-#include "channel/memory/image.h"
 
 #define LABEL "cox_weights"
 

@@ -21,7 +21,7 @@
 #ifndef COX_ENGINE_WEIGHTS_SUBSCRIBER_H
 #define COX_ENGINE_WEIGHTS_SUBSCRIBER_H
 
-#include "worker/sequences/batch.h"
+#include <coxswain/worker.h>
 
 struct cox_weights_subscriber;
 

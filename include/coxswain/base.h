@@ -11,8 +11,8 @@
  *   positive   an enum cox_status: a documented condition that the direct caller handles
  * Out-parameters are named ret_x, come last, and are untouched unless 0 is returned.
  */
-#ifndef COX_CHANNEL_BASE_H
-#define COX_CHANNEL_BASE_H
+#ifndef COX_BASE_H
+#define COX_BASE_H
 
 #include <errno.h>
 #include <stdarg.h>
@@ -21,16 +21,11 @@
 #include <stdint.h>
 #include <time.h>
 
-#ifdef COX_INTERNAL
-#include "../../channel/base/idioms.h"
-#endif
-
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Marks functions that the shared library exports; include/libcoxswain.map lists them. Declarations
- * under COX_INTERNAL are for the library's own tree, which defines it. */
+/* Marks functions that the shared library exports; include/libcoxswain.map lists them. */
 #define COX_PUBLIC __attribute__((visibility("default")))
 
 /* Ranks in one group, at most. */
@@ -153,13 +148,6 @@ COX_PUBLIC void cox_log_write(const struct cox_log *log, int level, const char *
 #define COX_NSEC_PER_MSEC UINT64_C(1000000)
 #define COX_DEADLINE_NEVER UINT64_MAX
 COX_PUBLIC uint64_t cox_now_ns(void);
-#ifdef COX_INTERNAL
-/* The same clock at the kernel's last tick, a few milliseconds ago at most. Cheaper; for timestamps
- * that are only displayed. */
-uint64_t cox_now_coarse_ns(void);
-/* now + duration, saturating at COX_DEADLINE_NEVER. */
-uint64_t cox_deadline_after_ns(uint64_t duration_ns);
-#endif
 COX_PUBLIC uint64_t cox_deadline_after_ms(uint64_t duration_ms);
 
 /* For the timed waits of the C library; a deadline of NEVER is some 580 years away. */
@@ -175,19 +163,6 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
-
-#ifdef COX_INTERNAL
-/* For poll: milliseconds that are left, rounded up, or a loop would spin in the last one; -1: of
- * NEVER. */
-int cox_deadline_poll_ms(uint64_t deadline_ns);
-/* Moves *fd to 3 or above, close-on-exec. Call it for every fd that is kept: in a host that closed
- * its standard fds, new fds get the numbers 0 to 2, to which the host may still write its log.
- * Returns
- *   0
- *   -errno, with *fd as it was
- */
-int cox_fd_raise(int *fd);
-#endif
 
 /* Structs of options and callbacks begin with their size, so that later releases can add fields:
  *
@@ -234,6 +209,61 @@ static inline struct cox_rank_set cox_rank_set_first(uint32_t rank_count)
     for (uint32_t rank = 0; rank < rank_count; rank++)
         cox_rank_set_add(&set, rank);
     return set;
+}
+
+/* How long a wait spins before it blocks: */
+enum cox_spin {
+    COX_SPIN_AUTO = 0, /* 100 us */
+    COX_SPIN_OFF,      /* never spins */
+    COX_SPIN_MAX,      /* 2 ms: for steps with longer gaps between them */
+    COX_SPIN_COUNT,
+};
+
+/* ---- memory of messages ---- */
+
+/* A bump allocator, which keeps its blocks across a reset. */
+struct cox_arena {
+    /* all blocks, in the order they are filled */
+    struct cox_arena_block *first;
+    /* the one being filled, NULL before the first allocation */
+    struct cox_arena_block *current;
+    /* bytes handed out since the last reset, rounding included */
+    size_t used;
+    /* cap on `used` */
+    size_t size_max;
+    /* an allocation since the last reset failed, by the cap or for lack of memory */
+    bool exhausted;
+};
+
+/* Allocates first_size bytes at once (0: none). Each further block is twice as large. Returns 0 or
+ * -ENOMEM. */
+COX_PUBLIC int cox_arena_init(struct cox_arena *arena, size_t first_size, size_t size_max);
+COX_PUBLIC void cox_arena_deinit(struct cox_arena *arena); /* idempotent; a zeroed arena is fine */
+/* Memory aligned to 16 bytes, not zeroed; NULL if the cap or memory is exhausted. */
+COX_PUBLIC void *cox_arena_alloc(struct cox_arena *arena, size_t size);
+COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
+
+/* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays,
+ * without an alignment of their own. */
+
+/* Returns the number of elements, or -1 when size is no multiple of 8. */
+static inline int64_t cox_wire_int64_count(size_t size)
+{
+    return size % sizeof(int64_t) == 0 ? (int64_t)(size / sizeof(int64_t)) : -1;
+}
+
+static inline int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index)
+{
+    uint64_t word = 0;
+    for (unsigned i = 0; i < sizeof word; i++)
+        word |= (uint64_t)bytes[index * sizeof word + i] << (8 * i);
+    return (int64_t)word;
+}
+
+static inline void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value)
+{
+    for (unsigned i = 0; i < sizeof value; i++)
+        bytes[index * sizeof value + i] = (uint8_t)((uint64_t)value >> (8 * i));
 }
 
 #ifdef __cplusplus

@@ -15,12 +15,10 @@
  * If the process dies: the kernel kills the workers. Names exist only while ranks attach (or with
  *   keep_names, or legacy workers), and the next start under the same name removes them.
  */
-#ifndef COX_COORDINATOR_EXECUTOR_H
-#define COX_COORDINATOR_EXECUTOR_H
+#ifndef COX_EXECUTOR_H
+#define COX_EXECUTOR_H
 
 #include <coxswain/base.h>
-#include "../../channel/base/spin.h"
-#include "../../coordinator/collector/completion.h"
 
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -28,6 +26,143 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/*
+ * ==== completion: the result of a request (the outcome on every rank it asked, the payload, the
+ * times) and the counters of a channel. The types that the executor gives its caller.
+ *
+ * Threads: plain values. A completion is lent to the handler that gets it (executor.h).
+ */
+
+struct Coxswain__ExecuteResponse;
+
+/* Selects the ranks whose payload a completion carries. With every policy the completion has the
+ * status of every asked rank, and the request ends at the first error or death of an asked rank. */
+enum cox_gather {
+    COX_GATHER_RANK0 = 0,   /* payload of the lowest asked rank */
+    COX_GATHER_ALL,         /* payload of every asked rank */
+    COX_GATHER_FIRST_ERROR, /* no payload */
+    COX_GATHER_NONE,        /* for requests without a reply: no completion */
+};
+
+enum cox_outcome {
+    COX_OUTCOME_NOT_ASKED = 0,
+    COX_OUTCOME_OK,
+    COX_OUTCOME_ERROR, /* the rank replied with an error, or with invalid bytes */
+    COX_OUTCOME_DEAD,
+    COX_OUTCOME_LATE, /* the rank had not replied when the request ended */
+};
+
+struct cox_rank_result {
+    enum cox_outcome outcome;
+    /* ERROR: the rank's status, or an enum cox_status if its reply was refused */
+    int32_t code;
+    /* ERROR, DEAD, LATE: the reason, never NULL */
+    const char *text;
+    /* the process that serves the rank, which may be a child of the one that was started */
+    pid_t pid;
+    /* DEAD: the signal that killed it; 0: it exited, or unknown */
+    int signal;
+    /* DEAD: -1 when unknown or killed */
+    int exit_status;
+    /* the rank had taken the request (a legacy rank: had returned the frame) */
+    bool taken;
+    /* LATE: time since the rank last stored a state on this channel, or since publication */
+    uint64_t silent_ns;
+    /* payload, if the policy asks for it; ERROR: what the rank has added to its text
+     * (cox_worker_reply_error), NULL: nothing */
+    const void *bytes;
+    size_t size;
+    /* the same unpacked; NULL for opaque requests */
+    const struct Coxswain__ExecuteResponse *response;
+};
+
+struct cox_completion {
+    /* number of the request on its channel */
+    uint64_t sequence;
+    enum cox_channel_id channel;
+    /* ExecuteType or COX_TYPE_OPAQUE */
+    uint32_t type;
+    /* 0: every asked rank replied ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED, COX_CORRUPT,
+     * COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED. COX_LATE: the second completion of a
+     * request (options.report_late). A rank that was late then is OK (its reply was dropped) or
+     * DEAD; all others are NOT_ASKED. */
+    int status;
+    /* if status is not 0: the rank, the reason and the time */
+    const char *text;
+    uint32_t rank_count;
+    /* rank_count of them */
+    const struct cox_rank_result *ranks;
+    /* RANK0: the result with the payload; else NULL */
+    const struct cox_rank_result *payload;
+    /* as given to submit */
+    void *request_context;
+    /* CLOCK_MONOTONIC */
+    uint64_t submitted_ns, published_ns, completed_ns;
+};
+
+typedef void (*cox_completion_fn)(void *context, const struct cox_completion *completion);
+
+/* The phases of a request. */
+enum cox_phase {
+    COX_PHASE_QUEUE = 0, /* submit or call entered -> published; a call may wait for a frame */
+    COX_PHASE_RANKS,     /* published -> handed over, with every reply copied and unpacked */
+    COX_PHASE_HANDLER,   /* handed over -> handler returned */
+    COX_PHASE_TOTAL,     /* the three together */
+    COX_PHASE_COUNT,
+};
+
+/* The bounds of cox_phase_stats.below: bound i is 2^(10 + i) ns, from 1 us to 69 s. */
+#define COX_PHASE_BOUND_COUNT 27
+#define COX_PHASE_BOUND_NS(i) (UINT64_C(1024) << (i))
+
+/* Times of all completions whose handler has returned, also of those that failed. The error of each
+ * value is at most 6.25 %, and that of the sum less. */
+struct cox_phase_stats {
+    uint64_t count;
+    /* 0 when count is */
+    uint64_t p50_ns, p99_ns, sum_ns;
+    /* how many were shorter than each bound; exact */
+    uint64_t below[COX_PHASE_BOUND_COUNT];
+};
+
+struct cox_channel_stats {
+    /* requests published */
+    uint64_t submitted;
+    /* completions handed over */
+    uint64_t completed;
+    /* of these, with a status other than 0 */
+    uint64_t failed;
+    uint64_t timeouts;
+    /* steps whose ranks disagreed (COX_DIVERGED) */
+    uint64_t divergences;
+    /* replies that came after their request had ended; dropped */
+    uint64_t late_replies;
+    /* wakeups sent again because a rank had not taken its frame */
+    uint64_t rewakes;
+    /* times a collector woke up */
+    uint64_t wakeups;
+    /* waits of a collector, for replies or work, that ended while spinning */
+    uint64_t spins;
+    /* bytes of published requests; each counts once, however many ranks read it */
+    uint64_t request_bytes;
+    /* bytes of copied replies, of all ranks; late ones are dropped without being read */
+    uint64_t reply_bytes;
+    /* those of them that were sent out of line: they did not fit their frame or slot */
+    uint64_t large_requests;
+    uint64_t large_request_bytes;
+    uint64_t large_replies;
+    uint64_t large_reply_bytes;
+    /* bytes of large requests that a rank may still read */
+    uint64_t large_held_bytes;
+    struct cox_phase_stats phases[COX_PHASE_COUNT];
+    /* Of requests that ended with COX_PEER_DEAD: since the kernel reported the end of the process,
+     * or since the request was published, if that was later. Of those that ended with COX_TIMEOUT:
+     * how long the rank that was silent longest had been silent. */
+    struct cox_phase_stats death_detection, hang_detection;
+};
+
+/* ==== executor ==== */
 
 struct cox_executor;
 struct cox_executor_nodes;
@@ -62,7 +197,7 @@ struct cox_executor_options {
     const int *fork_server_fds;
     /* requests in flight per channel, 1 to 32; default 4 */
     uint32_t depth;
-    /* whether waits spin before they block (channel/base/spin.h); default auto */
+    /* whether waits spin before they block; default auto */
     enum cox_spin spin;
     /* how workers get the group's memory; default named */
     enum cox_attach attach;
@@ -140,7 +275,7 @@ struct cox_executor_options {
      * are files there too, removed when the group stops. Created if it does not exist. NULL: none.
      */
     const char *crash_dir;
-    /* The ranks are on several machines (nodes.h): command, devices and attach are not used, and no
+    /* The ranks are on several machines (below): command, devices and attach are not used, and no
      * worker can connect here. rank_count may be 0. Borrowed until start has returned. NULL: on
      * this machine. */
     const struct cox_executor_nodes *nodes;
@@ -171,12 +306,6 @@ COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
  * (asserted), and not while holding a lock that one of them waits for. Returns the number of
  * workers that had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
-#ifdef COX_INTERNAL
-/* For a process that is about to exit, for example at a second SIGTERM: kills the workers, removes
- * the names and the socket, and does not block. Any thread, also while another one is in stop; not
- * while start or free runs. Afterwards only stop and free may be called. */
-void cox_executor_abandon(struct cox_executor *executor);
-#endif
 /* Stops the group if needed, and frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
 
@@ -203,7 +332,7 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  *   COX_INVALID: no such rank
  *   COX_DEADLOCK: inside a handler or hook
  *   COX_CLOSED: the group stops
- *   COX_TAKEN: another coordinator has taken the ranks over (nodes.h)
+ *   COX_TAKEN: another coordinator has taken the ranks over
  *   COX_EXEC_FAILED: the program cannot be executed
  *   COX_PEER_DEAD: the new process ended before it attached
  *   COX_TIMEOUT: it did not attach in time
@@ -224,41 +353,6 @@ COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank
  */
 COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
-#ifdef COX_INTERNAL
-/* As in struct cox_executor_status, of which each is a part. */
-const char *cox_executor_name(const struct cox_executor *executor);
-const char *cox_executor_socket(const struct cox_executor *executor);
-uint32_t cox_executor_rank_count(const struct cox_executor *executor);
-bool cox_executor_legacy(const struct cox_executor *executor);
-pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
-size_t cox_executor_request_size_max(const struct cox_executor *executor,
-                                     enum cox_channel_id channel);
-
-/* Counts what clients hold at the control socket (control_socket.h). Any thread. False: there is no
- * control socket, or it is closed. */
-struct cox_control_socket_counts;
-/* Copies the flight recorder of a rank, or COX_RECORDER_COORDINATOR, into cox_recorder_block_size
- * bytes (recorder.h). That of a rank elsewhere is sent by its node, until deadline_ns. Any thread.
- * Returns
- *   0
- *   COX_NOT_FOUND: nothing is recorded there
- *   of a rank elsewhere, as recorder in transport.h
- */
-int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy,
-                          uint64_t deadline_ns, struct cox_error *err);
-bool cox_executor_socket_counts(struct cox_executor *executor,
-                                struct cox_control_socket_counts *ret_counts);
-/* As cox_server_take_name. */
-int cox_executor_take_name(struct cox_executor *executor, const char *name, struct cox_error *err);
-/* The process that serves the rank. */
-pid_t cox_executor_serving_pid(const struct cox_executor *executor, uint32_t rank);
-/* The node where a rank is, or was last. Returns false, and "": it is on this machine, or has not
- * been started. */
-bool cox_executor_node(struct cox_executor *executor, uint32_t rank, char *buffer,
-                       size_t buffer_size);
-/* taken_over of its transport. */
-int cox_executor_taken_over(struct cox_executor *executor, struct cox_error *err);
-#endif
 
 /* Sets the handler of an asynchronous channel (execute or transfer), in place of the one that it
  * has. On return that one is not running and will not be called again. Inside that handler this
@@ -423,11 +517,6 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
                                         cox_completion_fn handler, void *handler_context,
                                         struct cox_error *err);
 
-#ifdef COX_INTERNAL
-void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
-                        struct cox_channel_stats *ret_stats);
-#endif
-
 /* ---- status, for display ---- */
 
 enum cox_rank_liveness {
@@ -488,7 +577,7 @@ struct cox_rank_status {
     char last_error[512];
     uint64_t last_error_age_ns;
     struct cox_rank_channel_status channels[COX_TWO_WAY_COUNT];
-    /* the node where it runs (transport.h); "": this machine */
+    /* the node where it runs; "": this machine */
     char node[48];
     /* why it may not answer now: it has not taken a request that others have, or its process is
      * frozen, or in the kernel, or its node is suspect; "": nothing is known */
@@ -548,11 +637,85 @@ struct cox_executor_status {
 COX_PUBLIC void cox_executor_read_status(struct cox_executor *executor,
                                          struct cox_executor_status *ret_status,
                                          struct cox_rank_status *ret_ranks);
-#ifdef COX_INTERNAL
-/* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
-const char *cox_rank_state_name(uint32_t state);
-const char *cox_rank_liveness_name(uint32_t liveness);
-#endif
+
+/*
+ * ==== nodes: a group over several machines, for options.nodes.
+ *
+ * The coordinator of such a group is its lead. On each machine an agent (`coxswain node`) starts
+ * and serves the ranks of that machine. They meet at a NATS server, with certificates; large
+ * payloads and the sums of the ranks go by direct connections. libcoxswain-nodes.so has all that;
+ * the executor opens it when options.nodes is set, and no other group needs it.
+ *
+ * Threads, ownership, blocking: as options of the executor; start waits until every node has come.
+ */
+
+#define COX_NODE_NAME_MAX 47
+/* Nodes of a group, at most. */
+#define COX_NODE_COUNT_MAX 64
+
+/* How a process reaches the cluster, and shows who it is. */
+struct cox_cluster_access {
+    /* "tls://HOST:PORT", several with commas */
+    const char *url;
+    /* PEM files: the CA, the certificate (CN "lead", or "node-NAME"), its key */
+    const char *ca, *certificate, *key;
+    /* Without TLS and certificates, for trying things on one machine: all addresses must be
+     * loopback. */
+    bool insecure_loopback;
+};
+
+/* Times, in milliseconds; 0: the default. */
+struct cox_node_times {
+    /* beats, both ways, where nothing else was sent; default 100 */
+    uint64_t beat_ms;
+    /* silence after which a node is suspect: it gets no requests; default 300 */
+    uint64_t suspect_ms;
+    /* silence after which it is dead; default 800 */
+    uint64_t dead_ms;
+    /* a request that was not acknowledged is asked again; default 150 */
+    uint64_t again_ms;
+    /* how long agents wait for another lead; default 30,000 */
+    uint64_t lead_grace_ms;
+};
+
+/* A value that must be the same on the lead and on every node: a difference is refused at the
+ * start, in words. value NULL: the lead has none, and nodes are compared with each other. */
+struct cox_node_fact {
+    const char *name;
+    const char *value;
+};
+
+struct cox_executor_nodes {
+    /* set by COX_EXECUTOR_NODES_INIT (base.h) */
+    size_t size;
+    /* required: "a:4,b:4": ranks 0 to 3 are on node a, 4 to 7 on b */
+    const char *nodes;
+    struct cox_cluster_access access;
+    /* "HOST:PORT" where nodes connect; NULL: the address from which the cluster is reached, any
+     * port */
+    const char *listen;
+    struct cox_node_times times;
+    const struct cox_node_fact *facts;
+    size_t fact_count;
+    /* the ranks' memory on their nodes is attached so; default named */
+    enum cox_attach attach;
+    /* Ranks that run for an earlier lead are not taken over: they end, and others are started.
+     * Default false: they go on, with what they have loaded. */
+    bool fresh;
+};
+#define COX_EXECUTOR_NODES_INIT COX_OPTIONS_INIT(struct cox_executor_nodes)
+
+/* One node of a list as in nodes. */
+struct cox_node_place {
+    char name[COX_NODE_NAME_MAX + 1];
+    uint32_t rank_first, rank_count;
+};
+
+/* Reads "a:4,b:4". ret_places has room for COX_NODE_COUNT_MAX; NULL: only checks.
+ * Returns 0 or COX_INVALID. */
+COX_PUBLIC int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places,
+                               uint32_t *ret_node_count, uint32_t *ret_rank_count,
+                               struct cox_error *err);
 
 #ifdef __cplusplus
 }

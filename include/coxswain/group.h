@@ -39,8 +39,8 @@
  * If the process dies: operations of the others return COX_PEER_DEAD within 50 ms. The next join
  *   removes the name if only dead processes use it.
  */
-#ifndef COX_WORKER_GROUP_H
-#define COX_WORKER_GROUP_H
+#ifndef COX_GROUP_H
+#define COX_GROUP_H
 
 #include <coxswain/base.h>
 
@@ -81,7 +81,7 @@ struct cox_group_options {
     /* The same on every rank: distinguishes groups of one name; 0 is allowed. */
     uint64_t generation;
     uint64_t deadline_ns;
-    /* Time that a wait in an operation spins before it blocks (channel/base/spin.h). 0: it does not
+    /* Time that a wait in an operation spins before it blocks. 0: it does not
      * spin. May differ between ranks. */
     uint32_t spin_ns;
     /* Called at least every 50 ms while a join or an operation waits, on the thread that waits

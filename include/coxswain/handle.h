@@ -1,11 +1,11 @@
 /*
  * handle: an fd as 64 plain bytes, which may be copied to a file, a protobuf field or shared
- * memory. A process that gets the bytes can open the same object. handle_format.h has their layout.
+ * memory. A process that gets the bytes can open the same object.
  *
  * Opening copies the fd from the exporter with pidfd_getfd, and then checks that it is the object
  * that was exported. The kernel may lack this call, or deny it (Yama, seccomp, an exporter that is
  * not dumpable). The fd is then fetched from a control socket, if the exporter stored it there
- * (fd_store.h) and the importer has that socket's path. Each open tries both ways again.
+ * and the importer has that socket's path. Each open tries both ways again.
  *
  * The check has limits. Devices opened twice, and kernel objects like eventfds, share one inode,
  * and some file systems reuse the inode number of a removed file. After a put, the check cannot
@@ -25,15 +25,28 @@
  *   stays valid.
  * If the importer dies: nothing is left.
  */
-#ifndef COX_CHANNEL_HANDLE_H
-#define COX_CHANNEL_HANDLE_H
+#ifndef COX_HANDLE_H
+#define COX_HANDLE_H
 
 #include <coxswain/base.h>
-#include "../../channel/base/handle_format.h"
+
+#include <sys/types.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+#define COX_HANDLE_SIZE 64
+
+/* Plain bytes; they may be copied in any way. */
+struct cox_handle {
+    uint8_t bytes[COX_HANDLE_SIZE];
+};
+
+enum cox_handle_kind {
+    COX_HANDLE_MEMORY = 1, /* a memfd or another file that can be mapped */
+    COX_HANDLE_OTHER = 2,  /* a socket, a pipe, an eventfd, a device, ... */
+};
 
 /* The fields of a handle, checked. */
 struct cox_handle_info {
@@ -74,14 +87,6 @@ struct cox_handle_probe {
     /* other processes of the user may access this one (dumpable) */
     bool dumpable;
 };
-#ifdef COX_INTERNAL
-/* Tries both ways: pidfd_getfd on a temporary child process, and a connection to the control socket
- * (socket_path NULL: not tried). If yama is 1, success with the child does not mean that other
- * processes can be opened: one that is not a descendant needs a ptrace policy that allows it.
- * Returns 0 or -errno. */
-int cox_handle_query(const char *socket_path, uint64_t deadline_ns,
-                     struct cox_handle_probe *ret_ways);
-#endif
 
 /* Ptrace policy: which other processes may copy fds from this one, if Yama restricts that to
  * ancestors. The library sets it only if the caller asks for it. */
@@ -90,16 +95,6 @@ enum cox_ptrace_policy {
     COX_PTRACE_PROCESS,  /* PR_SET_PTRACER of one process and its descendants */
     COX_PTRACE_ANY,      /* PR_SET_PTRACER_ANY: every process of this user, debuggers included */
 };
-#ifdef COX_INTERNAL
-/* Lasts until the process ends or sets another policy.
- * Returns
- *   0
- *   COX_UNSUPPORTED: the kernel has no Yama, so none is needed
- *   COX_INVALID: no process id, or no such policy
- *   -errno; -EINVAL: there is no such process
- */
-int cox_ptrace_policy_set(enum cox_ptrace_policy policy, int32_t pid);
-#endif
 
 /* ---- exporter ---- */
 
@@ -144,15 +139,6 @@ COX_PUBLIC struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
 COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset,
                                    uint64_t size, struct cox_handle *ret_handle,
                                    struct cox_error *err);
-#ifdef COX_INTERNAL
-/* Shares a handle between two users: it then needs one more put.
- * Returns
- *   0
- *   COX_NOT_FOUND: not one of its handles
- *   COX_STATE
- */
-int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
-#endif
 /* After the last put the handle can no longer be opened; fds that were opened stay valid. If the
  * control socket does not confirm the removal, the exporter disconnects, which removes all fds that
  * it stored there.
@@ -239,6 +225,144 @@ COX_PUBLIC int cox_importer_open(struct cox_importer *importer, const struct cox
                                  struct cox_error *err);
 /* Ends one use of the import; the last one unmaps and closes. */
 COX_PUBLIC void cox_importer_close(struct cox_importer *importer, const struct cox_import *import);
+
+/*
+ * ==== peer: the identity of a process (pid and start time), and whether it is alive.
+ *
+ * The kernel reuses pids; pid and start time together are unique for this boot. A pidfd never
+ * refers to another process.
+ *
+ * Threads: reads on any thread; open and close on one.
+ * Ownership: the caller owns struct cox_peer and its pidfd.
+ * Blocks: nothing.
+ * If the process dies: nothing is left.
+ */
+
+struct cox_peer {
+    pid_t pid;
+    /* /proc/<pid>/stat field 22: clock ticks since boot */
+    uint64_t start;
+    /* readable once the process is dead; -1: none */
+    int pidfd;
+};
+
+#define COX_PEER_NONE                                                                              \
+    {                                                                                              \
+        .pid = 0, .start = 0, .pidfd = -1                                                          \
+    }
+
+/* Opens the process with this pid and start time. start 0: whichever process has the pid now.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD: no process has the pid, or another one has it now
+ *   -errno; -EACCES: a process has the pid, and /proc hides its start time
+ */
+COX_PUBLIC int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
+/* Idempotent. */
+COX_PUBLIC void cox_peer_close(struct cox_peer *peer);
+/* False once the process is dead, reaped or not, and for COX_PEER_NONE. True if the kernel cannot
+ * tell. */
+COX_PUBLIC bool cox_peer_alive(const struct cox_peer *peer);
+
+/*
+ * ==== region: one shared memory object, named or not, mapped.
+ *
+ * Usable without a group.
+ *
+ * Threads: one at a time per struct. Access to the mapped bytes follows the rules of their layout.
+ * Ownership: the caller owns struct cox_region; detach unmaps it. unlink removes the name, mappings
+ *   stay.
+ * Blocks: nothing.
+ * If the process dies: an object that was created keeps its name until it is unlinked.
+ */
+
+struct cox_region {
+    /* page aligned; NULL: detached */
+    void *base;
+    uint64_t size;
+};
+
+enum cox_region_access {
+    COX_REGION_READ,
+    COX_REGION_WRITE,
+};
+
+/* Maps the whole object behind fd, which stays the caller's, and must have at least size_min bytes.
+ * name is used in err only; the object need not have one.
+ * Returns
+ *   0
+ *   COX_DENIED: another owner, mode or type, or a second hard link; err says which
+ *   COX_CORRUPT: too small
+ *   -errno
+ */
+COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,
+                                    uint64_t size_min, enum cox_region_access access,
+                                    struct cox_error *err);
+COX_PUBLIC void cox_region_detach(struct cox_region *region); /* idempotent */
+
+/* Creates an object without a name: a memfd, mode 0600, every byte reserved and zero, mapped for
+ * writing. seals: F_SEAL_ bits, added after mapping. huge: use huge pages if any are free; the size
+ * is then rounded up. label is used in err only. The caller owns *ret_fd, which is open for reading
+ * and writing.
+ * Returns
+ *   0
+ *   COX_NO_SPACE
+ *   -errno
+ */
+COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
+                                         uint64_t size, unsigned seals, bool huge, int *ret_fd,
+                                         struct cox_error *err);
+
+/* Free space for named regions (/dev/shm); UINT64_MAX: no limit. */
+struct cox_region_space {
+    uint64_t bytes;
+    uint64_t files;
+    /* largest region (ulimit -f); a larger one ends the process with SIGXFSZ */
+    uint64_t region;
+};
+
+#ifdef COX_TESTING
+#endif
+
+/*
+ * ==== image: memory without a name that its creator fills and then seals. Afterwards no process
+ * can change it, not even the creator.
+ *
+ * Usable without a group.
+ *
+ * Threads: one at a time per struct.
+ * Ownership: the caller owns struct cox_region and the fd; cox_region_detach unmaps it.
+ * Blocks: nothing.
+ * If the process dies: the kernel frees an image with its last fd and mapping.
+ */
+
+/* Creates an image. Every byte is zero, and its memory is reserved. Only this mapping can write it;
+ * the child of a fork does not get it.
+ * Returns
+ *   0
+ *   COX_INVALID: 0 bytes
+ *   COX_NO_SPACE: err has the needed and the free size
+ *   -errno
+ */
+COX_PUBLIC int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
+                                       int *ret_fd, struct cox_error *err);
+/* Unmaps it, also on failure; replaces *fd by an fd that is open for reading only.
+ * Returns
+ *   0
+ *   COX_BUSY: another process has mapped it for writing
+ *   -errno
+ */
+COX_PUBLIC int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
+                                     struct cox_error *err);
+/* Maps an image of exactly this size for reading.
+ * Returns
+ *   0
+ *   COX_DENIED: the object is not memory, is another user's, or is not sealed
+ *   COX_CORRUPT: the object has another size
+ *   -errno
+ */
+COX_PUBLIC int cox_region_attach_image(struct cox_region *region, int fd, const char *label,
+                                       uint64_t size, struct cox_error *err);
 
 #ifdef __cplusplus
 }

@@ -37,8 +37,8 @@
  *   that the owner had given can still be copied.
  * If a reader dies: nothing is left.
  */
-#ifndef COX_CHANNEL_KV_BLOCKS_H
-#define COX_CHANNEL_KV_BLOCKS_H
+#ifndef COX_KV_H
+#define COX_KV_H
 
 #include <coxswain/base.h>
 
@@ -88,22 +88,6 @@ COX_PUBLIC int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size,
                                  struct cox_kv_blocks **ret_blocks, struct cox_error *err);
 /* NULL-safe, returns NULL. Views stay valid. */
 COX_PUBLIC struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks);
-#ifdef COX_INTERNAL
-/* The same, but no page of a block is there before reserve: for copies of blocks of which few are
- * ever used. Does not take the time that so much memory takes. */
-int cox_kv_blocks_new_sparse(uint32_t block_count, uint64_t block_size,
-                             struct cox_kv_blocks **ret_blocks, struct cox_error *err);
-/* Before a block of sparse ones is written first: else a write without free memory kills the
- * process.
- * Returns
- *   0
- *   COX_INVALID: no such block
- *   COX_NO_SPACE
- *   -errno
- */
-int cox_kv_blocks_reserve(struct cox_kv_blocks *blocks, uint32_t block);
-void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
-#endif
 COX_PUBLIC struct cox_kv_info cox_kv_blocks_info(const struct cox_kv_blocks *blocks);
 
 /* From now on the block has no user and may be written; copies in progress become stale. Also legal
@@ -145,15 +129,8 @@ struct cox_kv_view;
 COX_PUBLIC int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct cox_error *err);
 /* NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
-#ifdef COX_INTERNAL
-void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
-#endif
 
 COX_PUBLIC struct cox_kv_info cox_kv_view_info(const struct cox_kv_view *view);
-#ifdef COX_INTERNAL
-/* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
-uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
-#endif
 /* Copies the block, block_size bytes. generation: the user that it must have; COX_KV_UNUSED:
  * any.
  * Returns

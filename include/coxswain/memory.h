@@ -10,7 +10,7 @@
 #ifndef COX_MEMORY_H
 #define COX_MEMORY_H
 
-#include "channel/base/version.h"
+#include <coxswain/version.h>
 #include <coxswain/memory/domain.h>
 #include <coxswain/memory/domain_cuda.h>
 #include <coxswain/memory/pool.h>

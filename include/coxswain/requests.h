@@ -8,16 +8,43 @@
  * Results: as cox_executor_call (executor.h), and what each function adds.
  * If the process dies: as executor.h.
  */
-#ifndef COX_COORDINATOR_OPERATIONS_H
-#define COX_COORDINATOR_OPERATIONS_H
+#ifndef COX_REQUESTS_H
+#define COX_REQUESTS_H
 
-#include <coxswain/handle.h>
-#include "../../proto/link_state.h"
 #include <coxswain/executor.h>
+#include <coxswain/handle.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/*
+ * ==== link_state: the state of a link to the KV blocks of another group. A rank keeps one per
+ * cluster that it reads from (engine/rank/links.h); the coordinator merges the states of its ranks.
+ *
+ *     WAITING -(an attach begins)-> RUNNING -(attached)-> SUCCESS -(the owner dies)-> FAILED
+ *        |                             |                     |
+ *        '---(refused, no layout)------'---------------------'-(layouts differ)----> FAILED
+ *
+ * A failed link stays failed; linking again creates a new link. The numbers are those of the
+ * control protocol (LinkState.state).
+ */
+
+enum cox_link_state {
+    COX_LINK_WAITING = 0,
+    COX_LINK_RUNNING,
+    COX_LINK_SUCCESS,
+    COX_LINK_FAILED,
+};
+
+/* "waiting", "running", "success", "failed"; "unknown" outside. Static storage. */
+static inline const char *cox_link_state_name(uint32_t state)
+{
+    static const char *const names[] = {"waiting", "running", "success", "failed"};
+    return state < sizeof names / sizeof names[0] ? names[state] : "unknown";
+}
+
+/* ==== requests ==== */
 
 struct Coxswain__PDLinkRequest;
 struct Coxswain__PullKVRequest;
@@ -88,7 +115,7 @@ COX_PUBLIC void cox_executor_announce_weights(
     void (*announce)(void *context, struct cox_weights_announcement *ret_announcement),
     void *context);
 
-/* Memory that an announcement names: ranks on other nodes (nodes.h) get a copy. Does nothing in a
+/* Memory that an announcement names: ranks on other nodes get a copy. Does nothing in a
  * group on one machine. fd: size bytes, sealed; it stays the caller's. digest: of the content.
  * Returns
  *   0
@@ -113,19 +140,6 @@ COX_PUBLIC void cox_executor_unshare(struct cox_executor *executor,
 COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
-#ifdef COX_INTERNAL
-/* Packs a RemoteInfo (executor.proto), which other groups need to pull from this one: its name, its
- * control socket, the KV cache of every rank since the last init, and their epoch. The caller frees
- * *ret_bytes (free). Any thread; asks no worker.
- * Returns
- *   0
- *   COX_UNSUPPORTED: no rank exports a KV cache
- *   COX_STATE: there was no init
- *   -ENOMEM
- */
-int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes, size_t *ret_size,
-                             struct cox_error *err);
-#endif
 /* The epoch under which other groups link to this one: computed from epoch (cox_executor_epoch) and
  * the present model. No other group of the same name has the same value. */
 COX_PUBLIC uint64_t cox_executor_kv_epoch(const struct cox_executor *executor, uint64_t epoch);
@@ -186,18 +200,6 @@ COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
                                     uint64_t deadline_ns, struct cox_pull_result **ret_results,
                                     size_t *ret_count, struct cox_error *err);
 
-#ifdef COX_INTERNAL
-/* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for
- * all). It is filled also on failure, with -1 for a rank without a reply.
- * Returns as cox_executor_call, and
- *   0: every rank replied LORA_CMD_SUCCESS
- *   COX_REJECTED: some did not, err names them
- */
-int cox_executor_lora(struct cox_executor *executor,
-                      const struct Coxswain__LoraOperationRequest *request, uint64_t deadline_ns,
-                      int32_t *ret_statuses, struct cox_error *err);
-#endif
-
 /* The result of a LoRA operation on one rank. */
 struct cox_lora_result {
     /* LoraOperationStatus; -1: no reply */
@@ -219,10 +221,6 @@ COX_PUBLIC int cox_executor_lora_results(struct cox_executor *executor,
                                          const struct Coxswain__LoraOperationRequest *request,
                                          uint64_t deadline_ns, struct cox_lora_result *ret_results,
                                          struct cox_error *err);
-#ifdef COX_INTERNAL
-/* "SLOTS_FULL", ...; -1: "no reply"; any other number: "an unknown status". Static storage. */
-const char *cox_lora_status_name(int32_t status);
-#endif
 
 /* States of a group, for recovery. */
 enum cox_engine_state {
@@ -271,13 +269,6 @@ struct cox_recover_result {
 COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
                                     uint64_t deadline_ns, struct cox_recover_result *ret_results,
                                     struct cox_error *err);
-#ifdef COX_INTERNAL
-/* As in struct cox_executor_status. */
-enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
-bool cox_executor_partially_paused(const struct cox_executor *executor);
-const char *cox_engine_state_name(enum cox_engine_state state);
-const char *cox_recover_command_name(enum cox_recover_command command);
-#endif
 
 #ifdef __cplusplus
 }

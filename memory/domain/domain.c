@@ -1,10 +1,11 @@
+#include "channel/base/idioms.h"
+#include "domain_table.h"
+
 #include <coxswain/memory/domain.h>
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "domain_table.h"
 
 /* Piece size of copies through the host: large enough to hide a device's latency, small enough for
  * a cache. */

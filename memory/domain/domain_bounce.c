@@ -6,15 +6,17 @@
  * without copy, copies within the domain go through the host; without commit and decommit, create
  * allocates everything and may ignore on_demand.
  */
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/memory/host_memory.h"
+#include "domain_table.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/memory/host_memory.h"
-#include "domain_table.h"
 
 #ifndef MFD_NOEXEC_SEAL /* Linux 6.3 */
 #define MFD_NOEXEC_SEAL 0x0008u

@@ -1,3 +1,8 @@
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+#include "cuda_driver.h"
+#include "domain_table.h"
+
 #include <coxswain/memory/domain_cuda.h>
 
 #include <fcntl.h>
@@ -5,9 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#include "cuda_driver.h"
-#include "domain_table.h"
 
 #define DRIVER "libcuda.so.1"
 

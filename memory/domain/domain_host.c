@@ -1,14 +1,15 @@
 /* domain_host: a sealed memfd that every process maps. */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/memory/host_memory.h"
+#include "channel/shm/region.h"
+#include "domain_table.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/memory/host_memory.h"
-#include "channel/shm/region.h"
-#include "domain_table.h"
 
 #define SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 #define LABEL "cox_blocks"

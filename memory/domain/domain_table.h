@@ -23,4 +23,31 @@ int cox_domain_host_commit(struct cox_domain_memory *memory, uint64_t offset, ui
                            struct cox_error *err);
 void cox_domain_host_decommit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size);
 
+/* Finds a domain. id is untrusted input.
+ * Returns
+ *   0
+ *   COX_INVALID: the table has no such kind, or no such device
+ */
+int cox_domains_find(const struct cox_domains *domains, struct cox_domain_id id,
+                     const struct cox_domain_functions **ret_functions, void **ret_context,
+                     struct cox_error *err);
+
+/* Copies between memories of any two domains: directly if both are in one domain that can do it,
+ * else through the host, a piece at a time.
+ * Returns what the domains return, and
+ *   COX_INVALID: a range is not in its memory, or two different ranges of one memory overlap
+ *   COX_DENIED: the target is attached for reading only
+ */
+int cox_domain_copy(struct cox_domain_memory *to, uint64_t to_offset,
+                    struct cox_domain_memory *from, uint64_t from_offset, uint64_t size,
+                    struct cox_error *err);
+int cox_domain_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
+                       uint64_t size, struct cox_error *err);
+int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
+                         uint64_t size, struct cox_error *err);
+
+/* The same with the driver library of this path or name. */
+int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,
+                                 struct cox_error *err);
+
 #endif

@@ -1,4 +1,14 @@
 /* pool: create, attach, free, handles. */
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/options.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/memory/host_memory.h"
+#include "channel/shm/region.h"
+#include "memory/domain/domain_table.h"
+#include "pool_internal.h"
+
 #include <coxswain/memory/pool.h>
 
 #include <fcntl.h>
@@ -9,12 +19,6 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/options.h"
-#include "channel/handle/handle_internal.h"
-#include "channel/memory/host_memory.h"
-#include "pool_internal.h"
 
 #define LABEL "cox_pool"
 

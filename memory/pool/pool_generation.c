@@ -1,9 +1,10 @@
 /* pool_generation: blocks that one process manages by number. */
-#include <inttypes.h>
-
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "pool_internal.h"
+
+#include <inttypes.h>
 
 static struct cox_pool_word word_load(const struct cox_pool *pool, uint32_t block)
 {

@@ -232,4 +232,83 @@ bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *released);
 bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identity, uint64_t next,
                           uint64_t *released);
 
+void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
+
+/* True if this process holds no reference to any block; blocks from adopt_all do not count. Scans
+ * the local references of all blocks. */
+bool cox_pool_is_idle(const struct cox_pool *pool);
+
+struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
+uint32_t cox_pool_block_count(const struct cox_pool *pool);
+uint64_t cox_pool_block_size(
+    const struct cox_pool *pool); /* fixed: of each; slab: of the smallest */
+
+/* Find the block that contains a byte, by its offset or address, and its present generation. They
+ * take no reference.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: the byte is not in this pool, or in no used block
+ */
+int cox_pool_find(const struct cox_pool *pool, uint64_t offset, struct cox_block_ref *ret_ref);
+int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
+                          struct cox_block_ref *ret_ref);
+
+/* Makes every block USED with this generation, counted in this process's row. Only in a fresh fixed
+ * pool, else COX_STATE. An adopted block is not released with unref: it stays this process's until
+ * free. Adopts all blocks or none. With on_demand it may also return what the domain returns; then
+ * the pool is not fresh any more. */
+int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
+/* The generation of a block that this process adopted; 0: no such block. No ordering guarantee. */
+uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
+/* Gives the block another generation: from now on no process can take a reference to the old one.
+ * Does not wait; the block must not be written before wait_unpinned has returned 0.
+ * Returns
+ *   0, also if it has that generation already
+ *   COX_INVALID
+ *   COX_STATE: this process has not adopted the block
+ */
+int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation);
+/* Blocks until no other process has a reference to the block: then it may be written. Checks at
+ * once, at every unref and every 50 ms, and releases the references of dead processes. cancelled
+ * (NULL: never) is called at each check.
+ * Returns
+ *   0
+ *   COX_TIMEOUT: err names the process that still has a reference
+ *   COX_ABORTED: cancelled
+ *   COX_INVALID
+ */
+int cox_pool_wait_unpinned(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                           bool (*cancelled)(void *context), void *context, struct cox_error *err);
+
+/* Joins this process to a queue (its id, not 0), so that the queue's pins stay valid while the
+ * process lives. Each join needs one leave, because one process may have several users of the pool;
+ * free leaves all queues.
+ * Returns
+ *   0
+ *   COX_FULL
+ *   COX_INVALID
+ *   COX_BUSY: another live process, probably stopped, has held the lock of the queues for a second
+ */
+int cox_pool_queue_join(struct cox_pool *pool, uint64_t queue_id, struct cox_error *err);
+void cox_pool_queue_leave(struct cox_pool *pool, uint64_t queue_id);
+/* Sets the pin {queue, tag} on the block, to which this process must have a reference. tag: 1 to
+ * 2^48 - 1. Idempotent.
+ * Returns
+ *   0
+ *   COX_STALE
+ *   COX_FULL: the block has COX_POOL_PIN_COUNT_MAX other pins
+ *   COX_NOT_FOUND: this process has not joined the queue
+ *   COX_INVALID
+ */
+int cox_pool_pin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t queue_id,
+                 uint64_t tag, struct cox_error *err);
+/* Clears the pin, and frees the block if no row counts it and no other pin is left. Idempotent, in
+ * any process. */
+void cox_pool_unpin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t queue_id,
+                    uint64_t tag);
+
+/* Owners, queues and used blocks as text, for a debugger or a log. line is called for each line. */
+void cox_pool_dump(const struct cox_pool *pool, void (*line)(void *context, const char *text),
+                   void *context);
+
 #endif

@@ -5,11 +5,11 @@
  * dead, the next process takes the lock over. Each change is one word, so nothing is left half
  * done.
  */
-#include <inttypes.h>
-
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "pool_internal.h"
 
+#include <inttypes.h>
 #include <sched.h>
 
 /* The lock is held for microseconds, or for one pass over the blocks, unless its owner is

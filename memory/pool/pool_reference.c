@@ -1,8 +1,9 @@
 /* pool_reference: allocate, ref, unref, lookup, copies. */
-#include <inttypes.h>
-
 #include "channel/base/fault.h"
+#include "memory/domain/domain_table.h"
 #include "pool_internal.h"
+
+#include <inttypes.h>
 
 int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *ref,
                        struct cox_error *err)

@@ -1,11 +1,11 @@
+#include "channel/base/fault.h"
+#include "channel/base/options.h"
+#include "memory/pool/pool_internal.h"
 #include "queue_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/options.h"
 
 /* ---- create and free ---- */
 

@@ -1,4 +1,10 @@
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/options.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/memory/host_memory.h"
 #include "queue_internal.h"
+#include "queue_lock.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -7,12 +13,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/options.h"
-#include "channel/handle/handle_internal.h"
-#include "channel/memory/host_memory.h"
-#include "queue_lock.h"
 
 #define SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 

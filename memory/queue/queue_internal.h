@@ -14,13 +14,13 @@
 #ifndef COX_MEMORY_QUEUE_INTERNAL_H
 #define COX_MEMORY_QUEUE_INTERNAL_H
 
-#include <coxswain/memory/queue.h>
+#include "channel/shm/region.h"
 #include "queue_layout.h"
+
+#include <coxswain/memory/queue.h>
 
 #include <pthread.h>
 #include <sys/types.h>
-
-#include "channel/shm/region.h"
 
 /* Larger message numbers are invalid: they never wrap. */
 #define COX_QUEUE_HEAD_MAX (UINT64_C(1) << 62)
@@ -281,5 +281,12 @@ static inline struct cox_queue_layout_subscriber *cox_subscriber_line(
 {
     return cox_queue_subscriber_at(subscriber->queue, subscriber->slot);
 }
+
+void cox_queue_freep(struct cox_queue **queue); /* for _cox_cleanup_ */
+
+uint64_t cox_queue_id(const struct cox_queue *queue);
+
+void cox_queue_dump(struct cox_queue *queue, void (*line)(void *context, const char *text),
+                    void *context);
 
 #endif

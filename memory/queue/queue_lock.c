@@ -1,11 +1,12 @@
 #include "queue_lock.h"
 
-#include <inttypes.h>
-#include <unistd.h>
-
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "channel/base/peer.h"
+
+#include <inttypes.h>
+#include <unistd.h>
 
 #define START_BITS 42
 #define START_MAX ((UINT64_C(1) << START_BITS) - 1)

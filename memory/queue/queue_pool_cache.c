@@ -1,4 +1,6 @@
 /* The pool cache of an endpoint: pools that it was given, and pools that it opened. */
+#include "channel/base/idioms.h"
+#include "memory/pool/pool_internal.h"
 #include "queue_internal.h"
 
 #include <inttypes.h>

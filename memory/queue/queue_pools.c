@@ -1,4 +1,6 @@
 /* The queue's pools that this process has. */
+#include "channel/base/idioms.h"
+#include "memory/pool/pool_internal.h"
 #include "queue_internal.h"
 
 #include <inttypes.h>

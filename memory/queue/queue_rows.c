@@ -1,11 +1,11 @@
 /* Messages, under the lock: their copies, their subscribers, and the repair of what a dead owner of
  * the lock left half done. */
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "memory/pool/pool_internal.h"
 #include "queue_internal.h"
 
 #include <string.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/futex.h"
 
 /* A pin's tag: message and domain. Numbers wrap at 43 bits; by then the old message is long
  * over. */

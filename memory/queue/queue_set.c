@@ -1,12 +1,13 @@
 /* Waits on several queues: on the futex of each subscriber, and on one of the set that trigger
  * increments. */
+#include "queue_set.h"
+
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
 #include "queue_internal.h"
 
 #include <stdlib.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/futex.h"
-#include "queue_set.h"
 
 #define SET_MAX 64
 #ifndef SYS_futex_waitv /* Linux 5.16 */

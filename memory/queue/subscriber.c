@@ -1,13 +1,15 @@
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "channel/base/idioms.h"
+#include "channel/base/options.h"
+#include "memory/pool/pool_internal.h"
 #include "queue_internal.h"
+#include "queue_lock.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/futex.h"
-#include "channel/base/options.h"
-#include "queue_lock.h"
 
 /* Limit for waiting for the copy of another process; afterwards the subscriber makes its own. */
 #define COPY_PATIENCE_MS 10000

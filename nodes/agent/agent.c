@@ -7,13 +7,13 @@
  *   it. The executor's forward is called with it held; hooks of the executor take it, and hold none of
  *   the executor's locks then.
  */
-#include "agent_private.h"
-
 #include "channel/base/options.h"
 #include "channel/base/peer.h"
 #include "channel/base/thread.h"
 #include "channel/socket/control_socket.h"
+#include "coordinator/executor/core.h"
 #include "coordinator/recording/recording.h"
+#include "agent_private.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* agent_ranks: starts, replaces and ends the ranks of a machine, and says which have died. */
-#include "agent_private.h"
-
 #include "channel/base/thread.h"
+#include "coordinator/executor/core.h"
+#include "agent_private.h"
 
 #include <inttypes.h>
 #include <stdio.h>

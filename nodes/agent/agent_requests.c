@@ -1,8 +1,8 @@
 /* agent_requests: hands the requests of the lead to the ranks, and their replies to the lead. */
-#include "agent_private.h"
-
+#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
+#include "agent_private.h"
 
 #include <inttypes.h>
 #include <stdio.h>

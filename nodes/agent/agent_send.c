@@ -1,15 +1,17 @@
 /* agent_send: what an agent tells its lead. */
-#include "agent_private.h"
-
-#include "channel/base/version.h"
 #include "channel/recorder/recorder.h"
+#include "coordinator/executor/core.h"
 #include "nodes/link/lead_link.h"
 #include "nodes/link/recorder_fetch.h"
+#include "agent_private.h"
+
+#include <coxswain/version.h>
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* By a direct connection. Takes bytes. The lock is held. */
 static void send_large(struct agent *agent, uint8_t *bytes, size_t size)

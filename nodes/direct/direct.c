@@ -1,12 +1,13 @@
 #include "direct.h"
 
-#include <poll.h>
-#include <string.h>
-#include <sys/socket.h>
-
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "channel/socket/socket.h"
 #include "direct_object.h"
+
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
 
 #define PART_COUNT_MAX 8
 

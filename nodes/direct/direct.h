@@ -27,7 +27,7 @@
 #ifndef COX_NODES_DIRECT_H
 #define COX_NODES_DIRECT_H
 
-#include <coxswain/coxswain.h>
+#include <coxswain/base.h>
 
 #include <stdbool.h>
 #include <stddef.h>

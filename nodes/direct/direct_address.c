@@ -1,5 +1,8 @@
 #include "direct_address.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -1,11 +1,12 @@
 /* Incoming connections; the other half of direct.c. */
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+#include "channel/base/thread.h"
+#include "direct_address.h"
 #include "direct_object.h"
 
 #include <string.h>
 #include <sys/socket.h>
-
-#include "channel/base/thread.h"
-#include "direct_address.h"
 
 #define INCOMING_COUNT_MAX 256
 /* For TLS and the greetings. */

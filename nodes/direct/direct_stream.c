@@ -1,14 +1,14 @@
 #include "direct_stream.h"
 
+#include "channel/base/idioms.h"
+#include "channel/socket/socket.h"
+
 #include <endian.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-
 #include <openssl/err.h>
 #include <openssl/ssl.h>
-
-#include "channel/socket/socket.h"
 
 #define MAGIC UINT32_C(0x44584f43) /* "COXD" */
 #define HEAD_SIZE 24

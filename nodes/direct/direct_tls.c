@@ -1,8 +1,9 @@
 #include "direct_tls.h"
 
+#include "channel/base/idioms.h"
+
 #include <string.h>
 #include <sys/socket.h>
-
 #include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>

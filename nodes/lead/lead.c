@@ -7,10 +7,10 @@
  *   handled without it, in their order, under `delivery`: the executor's functions are called there.
  *   So the order of locks is delivery, the executor's, lock.
  */
-#include "lead_private.h"
-
+#include "channel/base/idioms.h"
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
+#include "lead_private.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* lead_hello: what nodes say that are not admitted, which of them are refused, and how one is admitted. */
 #include "lead_private.h"
 
-#include "channel/base/version.h"
+#include <coxswain/version.h>
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,4 +1,5 @@
 /* lead_send: how frames go to the nodes: by NATS, once for all where that will do, or by direct connections. */
+#include "channel/base/idioms.h"
 #include "lead_private.h"
 
 #include <stdlib.h>

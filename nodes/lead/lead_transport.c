@@ -1,4 +1,5 @@
 /* lead_transport: what the executor calls: requests, ranks, shared memory, recorders. */
+#include "channel/base/idioms.h"
 #include "lead_private.h"
 
 #include <fcntl.h>

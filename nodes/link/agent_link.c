@@ -1,11 +1,12 @@
 #include "agent_link.h"
 
+#include "channel/base/idioms.h"
+#include "lead_link.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "lead_link.h"
 
 /* The period over which the smallest difference of the clocks is kept. */
 #define OFFSET_PERIOD_NS (5 * COX_NSEC_PER_SEC)

@@ -1,11 +1,13 @@
 #include "lead_link.h"
 
+#include "channel/base/idioms.h"
+
+#include <coxswain/version.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/base/version.h"
 
 /* ---- events ---- */
 

@@ -1,5 +1,7 @@
 #include "adapter_options.h"
 
+#include "channel/base/idioms.h"
+
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 #include "client_command.h"
 
+#include "channel/base/idioms.h"
 #include "console.h"
 #include "reply_json.h"
 

@@ -1,5 +1,6 @@
 #include "console.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 
 #include <inttypes.h>

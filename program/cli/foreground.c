@@ -1,6 +1,9 @@
 #include "foreground.h"
 
+#include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/server/server_internal.h"
 #include "console.h"
 #include "signals.h"
 

@@ -1,6 +1,8 @@
 #include "group_options.h"
 
+#include "channel/base/spin.h"
 #include "channel/shm/geometry.h"
+#include "coordinator/recovery/recovery.h"
 
 #include <ctype.h>
 #include <inttypes.h>

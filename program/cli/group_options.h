@@ -9,9 +9,10 @@
 #ifndef COX_PROGRAM_GROUP_OPTIONS_H
 #define COX_PROGRAM_GROUP_OPTIONS_H
 
-#include <coxswain/executor.h>
-#include "coordinator/recovery/restart_policy.h"
 #include "runner.h"
+
+#include <coxswain/executor.h>
+#include <coxswain/server.h>
 
 #include <limits.h>
 #include <stdio.h>

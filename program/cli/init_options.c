@@ -1,5 +1,8 @@
 #include "init_options.h"
 
+#include "channel/base/idioms.h"
+#include "proto/utf8.h"
+
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -7,8 +10,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "proto/utf8.h"
 
 #define FILE_SIZE_MAX ((size_t)1 << 20)
 

@@ -1,9 +1,11 @@
 #include "reply_json.h"
 
-#include <coxswain/executor.h>
-#include "coordinator/server/group_links.h"
+#include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
+#include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
+
+#include <coxswain/executor.h>
 
 #include <inttypes.h>
 #include <stdio.h>

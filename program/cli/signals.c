@@ -1,5 +1,8 @@
 #include "signals.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>

@@ -1,9 +1,11 @@
 #include "client.h"
 
+#include "channel/base/idioms.h"
+#include "channel/shm/geometry.h"
 #include "channel/socket/control_socket.h"
 #include "channel/socket/runtime_dir.h"
-#include "channel/shm/geometry.h"
 #include "proto/control.pb-c.h"
+#include "proto/wire.h"
 
 #include <dirent.h>
 #include <fcntl.h>

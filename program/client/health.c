@@ -1,8 +1,11 @@
 #include "health.h"
 
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
+#include "proto/control.pb-c.h"
+
 #include <coxswain/executor.h>
 #include <coxswain/requests.h>
-#include "proto/control.pb-c.h"
 
 #include <inttypes.h>
 #include <stdarg.h>

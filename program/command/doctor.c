@@ -1,11 +1,12 @@
 /* coxswain doctor: what a group needs of this machine, what is missing, and how to change that. */
-#include "program/cli/group_options.h"
-
-#include "channel/shm/control.h"
-#include "channel/socket/control_socket.h"
 #include "channel/base/cgroup.h"
+#include "channel/base/idioms.h"
+#include "channel/shm/control.h"
+#include "channel/shm/region.h"
+#include "channel/socket/control_socket.h"
 #include "program/cli/console.h"
 #include "program/cli/foreground.h"
+#include "program/cli/group_options.h"
 #include "doctor_checks.h"
 
 #include <fcntl.h>

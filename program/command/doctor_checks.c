@@ -1,5 +1,10 @@
 #include "doctor_checks.h"
 
+#include "channel/base/futex.h"
+#include "channel/base/idioms.h"
+#include "channel/socket/runtime_dir.h"
+#include "channel/socket/socket.h"
+
 #include <fcntl.h>
 #include <inttypes.h>
 #include <sched.h>
@@ -12,10 +17,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/socket/runtime_dir.h"
-#include "channel/base/futex.h"
-#include "channel/socket/socket.h"
 
 int cox_doctor_unnamed_file(void)
 {

@@ -1,9 +1,10 @@
 /* coxswain handle: prints the contents of a by-value handle, and whether it opens here. */
-#include "program/cli/runner.h"
-
-#include "channel/socket/control_socket.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "channel/handle/handle_internal.h"
+#include "channel/socket/control_socket.h"
 #include "program/cli/console.h"
+#include "program/cli/runner.h"
 
 #include <ctype.h>
 #include <fcntl.h>

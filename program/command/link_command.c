@@ -1,12 +1,12 @@
 /* coxswain link, unlink, link-status and role: which groups read each other's KV caches, and in
  * which role. */
-#include "program/cli/command.h"
-
+#include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"
-#include "program/client/link_client.h"
 #include "coordinator/server/group_links.h"
-#include "proto/control.pb-c.h"
 #include "program/cli/client_command.h"
+#include "program/cli/command.h"
+#include "program/client/link_client.h"
+#include "proto/control.pb-c.h"
 
 #include <inttypes.h>
 #include <jansson.h>

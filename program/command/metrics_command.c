@@ -1,11 +1,12 @@
 /* metrics: a group's status as text for Prometheus. */
-#include <signal.h>
-
+#include "channel/base/idioms.h"
 #include "program/cli/client_command.h"
 #include "program/cli/console.h"
 #include "program/metrics/http.h"
 #include "program/metrics/metrics.h"
 #include "proto/control.pb-c.h"
+
+#include <signal.h>
 
 #define TIMEOUT_MS 10000
 

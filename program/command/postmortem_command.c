@@ -1,13 +1,13 @@
 /* coxswain postmortem: a recording in words. */
+#include "channel/base/idioms.h"
+#include "channel/shm/geometry.h"
+#include "coordinator/recording/recording.h"
+#include "program/cli/group_options.h"
+#include "program/trace/story.h"
 #include "recording_command.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/shm/geometry.h"
-#include "program/cli/group_options.h"
-#include "coordinator/recording/recording.h"
-#include "program/trace/story.h"
 
 #define LAST_DEFAULT 3
 

@@ -1,12 +1,12 @@
 /* coxswain pull-kv: pulls leased KV blocks of another group into blocks of a running group, prints
  * the result of every rank, and frees the blocks. */
-#include "program/cli/command.h"
-
+#include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"
+#include "program/cli/client_command.h"
+#include "program/cli/command.h"
+#include "program/cli/group_options.h"
 #include "program/client/link_client.h"
 #include "proto/control.pb-c.h"
-#include "program/cli/client_command.h"
-#include "program/cli/group_options.h"
 
 #include <inttypes.h>
 #include <stdio.h>

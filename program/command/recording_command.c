@@ -1,11 +1,12 @@
 #include "recording_command.h"
 
-#include <stdlib.h>
-#include <string.h>
-
+#include "channel/base/idioms.h"
 #include "coordinator/recording/recording.h"
 #include "proto/control.pb-c.h"
 #include "proto/recording.pb-c.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 typedef CoxswainRecording__Recording recording;
 

@@ -1,10 +1,11 @@
 /* coxswain recover: pauses, reinitializes and resumes a running group, and replaces its ranks. */
-#include "program/cli/command.h"
-
-#include "proto/control.pb-c.h"
+#include "coordinator/executor/requests_internal.h"
 #include "program/cli/client_command.h"
-#include <coxswain/requests.h>
+#include "program/cli/command.h"
 #include "program/cli/group_options.h"
+#include "proto/control.pb-c.h"
+
+#include <coxswain/requests.h>
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,13 +1,16 @@
 /* coxswain status: prints the state of a running group. */
-#include "program/cli/command.h"
-
-#include <coxswain/executor.h>
+#include "channel/base/idioms.h"
+#include "coordinator/collector/stats.h"
+#include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
 #include "coordinator/server/group_links.h"
-#include "proto/control.pb-c.h"
 #include "program/cli/client_command.h"
+#include "program/cli/command.h"
 #include "program/cli/group_options.h"
+#include "proto/control.pb-c.h"
 #include "units.h"
+
+#include <coxswain/executor.h>
 
 #include <ctype.h>
 #include <inttypes.h>

@@ -1,10 +1,11 @@
 /* coxswain stop: ends a running group in order, and waits until it is gone. */
-#include "program/cli/command.h"
-
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/socket/socket.h"
-#include "proto/control.pb-c.h"
 #include "program/cli/client_command.h"
+#include "program/cli/command.h"
+#include "proto/control.pb-c.h"
 
 #include <inttypes.h>
 #include <poll.h>

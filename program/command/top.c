@@ -1,5 +1,10 @@
 /* coxswain top: the ranks of running groups, again every second, on a terminal; or once as text.
  * coxswain list: a line for each of these groups. */
+#include "channel/base/idioms.h"
+#include "channel/shm/geometry.h"
+#include "program/cli/client_command.h"
+#include "program/cli/group_options.h"
+#include "proto/control.pb-c.h"
 #include "top_table.h"
 
 #include <curses.h>
@@ -9,11 +14,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel/shm/geometry.h"
-#include "program/cli/client_command.h"
-#include "program/cli/group_options.h"
-#include "proto/control.pb-c.h"
 
 #define INTERVAL_MS_DEFAULT 1000
 #define INTERVAL_MS_MIN 100

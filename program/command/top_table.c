@@ -1,13 +1,16 @@
 #include "top_table.h"
 
+#include "channel/base/idioms.h"
+#include "coordinator/executor/core.h"
+#include "program/client/health.h"
+#include "proto/control.pb-c.h"
+#include "units.h"
+
+#include <coxswain/executor.h>
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "units.h"
-#include "program/client/health.h"
-#include <coxswain/executor.h>
-#include "proto/control.pb-c.h"
 
 #define LINE_SIZE 512
 #define GROUP_SIZE 160

@@ -1,4 +1,9 @@
 /* coxswain trace: what a group did in its last seconds, for Perfetto or as JSON. */
+#include "channel/base/idioms.h"
+#include "coordinator/recording/recording.h"
+#include "program/cli/console.h"
+#include "program/cli/group_options.h"
+#include "program/trace/story.h"
 #include "recording_command.h"
 
 #include <inttypes.h>
@@ -6,11 +11,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "program/cli/console.h"
-#include "program/cli/group_options.h"
-#include "coordinator/recording/recording.h"
-#include "program/trace/story.h"
 
 #define TIMEOUT_MS 10000
 

@@ -1,5 +1,7 @@
 #include "dialog.h"
 
+#include "channel/base/idioms.h"
+
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>

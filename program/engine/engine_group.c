@@ -1,12 +1,14 @@
 #include "engine_group.h"
 
-#include "program/cli/console.h"
+#include "channel/base/idioms.h"
+#include "coordinator/executor/core.h"
 #include "engine/batching/lora.h"
-#include "engine/batching/reference_hooks.h"
 #include "engine/batching/prompt_queue.h"
+#include "engine/batching/reference_hooks.h"
 #include "engine/batching/shared_weights.h"
 #include "engine/model/block.h"
 #include "engine/model/tokenizer.h"
+#include "program/cli/console.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,7 @@
+#include "channel/base/idioms.h"
 #include "program/cli/command.h"
-#include "engine_command.h"
 #include "program/cli/console.h"
+#include "engine_command.h"
 #include "prompts.h"
 
 #include <inttypes.h>

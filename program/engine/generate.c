@@ -1,15 +1,16 @@
-#include "program/cli/adapter_options.h"
-#include "program/cli/command.h"
-#include "engine_command.h"
+#include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"
-#include "program/cli/console.h"
 #include "coordinator/server/group_links.h"
 #include "engine/batching/lora.h"
+#include "program/cli/adapter_options.h"
+#include "program/cli/command.h"
+#include "program/cli/console.h"
+#include "program/cli/signals.h"
 #include "proto/control.pb-c.h"
 #include "dialog.h"
-#include "remote.h"
-#include "program/cli/signals.h"
+#include "engine_command.h"
 #include "prefill_decode.h"
+#include "remote.h"
 
 #include <inttypes.h>
 #include <jansson.h>

@@ -1,8 +1,9 @@
 #include "nodes_options.h"
 
 #include "channel/base/hash.h"
-#include "program/cli/group_options.h"
+#include "channel/base/idioms.h"
 #include "engine/model/digest.h"
+#include "program/cli/group_options.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

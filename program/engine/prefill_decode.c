@@ -1,10 +1,11 @@
 #include "prefill_decode.h"
 
+#include "channel/base/idioms.h"
+#include "coordinator/server/kv_reference.h"
 #include "program/cli/connection.h"
 #include "program/client/link_client.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
-#include "coordinator/server/kv_reference.h"
 
 #include <inttypes.h>
 #include <poll.h>

@@ -1,5 +1,6 @@
 #include "prompts.h"
 
+#include "channel/base/idioms.h"
 #include "program/cli/console.h"
 
 #include <ctype.h>

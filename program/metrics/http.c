@@ -1,5 +1,6 @@
 #include "http.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "program/client/client.h"

@@ -1,9 +1,11 @@
 #include "metrics.h"
 
-#include "coordinator/server/group_links.h"
-#include <coxswain/executor.h>
+#include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
+#include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
+
+#include <coxswain/executor.h>
 
 #include <inttypes.h>
 #include <jansson.h>

@@ -1,5 +1,7 @@
 #include "log_line.h"
 
+#include "channel/base/idioms.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

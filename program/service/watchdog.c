@@ -1,5 +1,6 @@
 #include "watchdog.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "program/client/client.h"
 #include "proto/control.pb-c.h"

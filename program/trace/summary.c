@@ -1,13 +1,13 @@
 /* What a story says, as JSON and in words. */
+#include "channel/base/idioms.h"
+#include "channel/shm/geometry.h"
+#include "proto/operation.h"
+#include "proto/recording.pb-c.h"
 #include "story.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/shm/geometry.h"
-#include "proto/operation.h"
-#include "proto/recording.pb-c.h"
 
 #define EVENT_COUNT_MAX 4096
 

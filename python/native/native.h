@@ -10,8 +10,9 @@
 #define COXPY_NATIVE_H
 
 #include <coxswain/coxswain.h>
-#include <coxswain/ipc.h>
+#include <coxswain/handle.h>
 #include <coxswain/memory.h>
+
 #include <stdlib.h>
 
 /* ---- coordinator.c: a group ---- */

@@ -1,5 +1,14 @@
 /* coxswain-deadlines: how long after its deadline a request that a rank does not answer is
  * COX_TIMEOUT at the caller. Prints, judges nothing. This program is the worker, too. */
+#include "channel/base/base_internal.h"
+#include "channel/base/futex.h"
+#include "channel/base/idioms.h"
+#include "measure.h"
+
+#include <coxswain/executor.h>
+#include <coxswain/requests.h>
+#include <coxswain/worker.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -12,12 +21,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "channel/base/futex.h"
-#include <coxswain/executor.h>
-#include <coxswain/requests.h>
-#include <coxswain/worker.h>
-#include "measure.h"
 
 #define RANK_COUNT_MAX 16
 #define SAMPLES_MAX 100000

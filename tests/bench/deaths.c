@@ -1,6 +1,14 @@
 /* coxswain-deaths: how long it takes until the death of a worker is an error at the caller, and
  * until workers end with their coordinator. Prints, judges nothing. This program is worker and, for
  * the second figure, coordinator, too. */
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "coordinator/executor/core.h"
+#include "measure.h"
+
+#include <coxswain/executor.h>
+#include <coxswain/worker.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -18,11 +26,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/base/peer.h"
-#include <coxswain/executor.h>
-#include <coxswain/worker.h>
-#include "measure.h"
 
 #define SIZE_COUNT_MAX 8
 #define RANK_COUNT_MAX 16

@@ -1,5 +1,7 @@
 #include "group.h"
 
+#include "channel/base/spin.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

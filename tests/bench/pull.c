@@ -7,6 +7,12 @@
  * without sharing. A slice is all blocks once, in an order that is no order of addresses. The three
  * are interleaved; neighbouring slices give a ratio, whose median is printed: 1.00 is memcpy's
  * speed. */
+#include "channel/base/idioms.h"
+#include "measure.h"
+
+#include <coxswain/handle.h>
+#include <coxswain/kv.h>
+
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -20,10 +26,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <coxswain/handle.h>
-#include <coxswain/kv.h>
-#include "measure.h"
 
 #define SIZE_COUNT_MAX 16
 #define PAIR_COUNT_MAX 10000

@@ -4,6 +4,16 @@
  *
  * Every number of ranks is a new set of processes. All of them run the same schedule; rank 0 takes
  * the times, of each operation from its call to its return. */
+#include "channel/base/base_internal.h"
+#include "channel/base/futex.h"
+#include "channel/socket/socket.h"
+#include "engine/compute/tile.h"
+#include "engine/rank/tensor_gather.h"
+#include "measure.h"
+
+#include <coxswain/group.h>
+#include <coxswain/handle.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -18,14 +28,6 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <coxswain/handle.h>
-#include "channel/socket/socket.h"
-#include "channel/base/futex.h"
-#include "engine/rank/tensor_gather.h"
-#include <coxswain/group.h>
-#include "engine/compute/tile.h"
-#include "measure.h"
 
 #define RANK_COUNT_MAX 64
 #define WORLD_COUNT_MAX 8

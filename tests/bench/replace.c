@@ -15,6 +15,15 @@
  * the kernel, from kill() to the pidfd readable. A pidfd is readable a little before the thread
  * that waits for it runs: of that thread's stamp and that of the executor's own hook the earlier
  * one counts. */
+#include "channel/base/idioms.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/recovery/recovery.h"
+#include "proto/executor.pb-c.h"
+#include "measure.h"
+
+#include <coxswain/group.h>
+#include <coxswain/worker.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -31,13 +40,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "coordinator/recovery/recovery.h"
-#include "worker/sequences/batch.h"
-#include <coxswain/group.h>
-#include <coxswain/worker.h>
-#include "measure.h"
-#include "proto/executor.pb-c.h"
 
 #define RANK_COUNT_MAX 32
 #define WORLD_COUNT_MAX 8

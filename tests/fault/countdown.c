@@ -1,5 +1,7 @@
 #include "countdown.h"
 
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "testing.h"
 
 #include <dirent.h>
@@ -12,8 +14,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/base/peer.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HAS_LEAK_CHECK 1

@@ -1,5 +1,20 @@
 /* Shared memory, semaphores, process identity, and a worker that attaches to them, with each of
  * their calls failing in turn. */
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/base/semaphore.h"
+#include "channel/base/thread.h"
+#include "channel/shm/channel.h"
+#include "channel/shm/fd_bundle.h"
+#include "channel/shm/region.h"
+#include "coordinator/collector/legacy_bridge.h"
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
+#include "worker/loop/legacy_shim.h"
+#include "worker/loop/worker_internal.h"
+#include "worker/sequences/batch_builder.h"
+#include "worker/sequences/sequence_store.h"
+#include "worker/sequences/table.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -7,20 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "channel/shm/channel.h"
-#include "channel/shm/fd_bundle.h"
-#include "channel/base/peer.h"
-#include "channel/base/semaphore.h"
-#include "channel/base/thread.h"
-#include "proto/executor.pb-c.h"
-#include "proto/wire.h"
-#include "worker/sequences/batch_builder.h"
-#include "worker/sequences/sequence_store.h"
-#include "coordinator/collector/legacy_bridge.h"
-#include "worker/loop/legacy_shim.h"
-#include "worker/sequences/table.h"
-#include "worker/loop/worker_internal.h"
 
 #define RANK_COUNT 2
 #define REGION_SIZE 8192

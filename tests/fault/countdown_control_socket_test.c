@@ -1,6 +1,11 @@
 /* A control socket, a connection at one, and fds left there, with each of their calls failing in
  * turn.
  */
+#include "channel/base/idioms.h"
+#include "channel/handle/fd_store.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/socket/control_socket.h"
+#include "channel/socket/socket.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -14,11 +19,6 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-#include "channel/handle/fd_store.h"
-#include "channel/socket/control_socket.h"
-#include "channel/handle/handle_internal.h"
-#include "channel/socket/socket.h"
 
 static char runtime_dir[64];
 static char path[100]; /* of the helper's control socket */

@@ -1,5 +1,11 @@
 /* Both ends of a control connection, and the engine loop of all clients, with each of their calls
  * failing in turn. */
+#include "channel/base/idioms.h"
+#include "channel/socket/control_socket.h"
+#include "coordinator/server/control_server.h"
+#include "engine/batching/prompt_queue.h"
+#include "program/client/client.h"
+#include "proto/control.pb-c.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -9,12 +15,6 @@
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "channel/socket/control_socket.h"
-#include "program/client/client.h"
-#include "coordinator/server/control_server.h"
-#include "engine/batching/prompt_queue.h"
-#include "proto/control.pb-c.h"
 
 static char runtime[64];
 

@@ -1,12 +1,14 @@
 /* Domains: the table, memory of host and bounce, and CUDA memory with a fake driver, with each of
  * their calls failing in turn. */
+#include "channel/base/idioms.h"
+#include "memory/domain/domain_table.h"
 #include "countdown.h"
 #include "testing.h"
 
-#include <string.h>
-
 #include <coxswain/memory/domain.h>
 #include <coxswain/memory/domain_cuda.h>
+
+#include <string.h>
 
 #define SIZE 20000
 

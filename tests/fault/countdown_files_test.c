@@ -1,5 +1,18 @@
 /* What is read from files or made of memory alone: models, tokenizers, prompts, the engine loop's
  * parts; with each of their calls failing in turn. */
+#include "channel/base/idioms.h"
+#include "engine/batching/batcher.h"
+#include "engine/batching/message.h"
+#include "engine/compute/model.h"
+#include "engine/compute/sample.h"
+#include "engine/model/checkpoint.h"
+#include "engine/model/file.h"
+#include "engine/model/safetensors.h"
+#include "engine/model/tokenizer.h"
+#include "program/cli/group_options.h"
+#include "program/engine/prompts.h"
+#include "tests/unit/model_fixture.h"
+#include "worker/sequences/adapter_references.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -9,21 +22,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
 #include <jansson.h>
-
-#include "engine/batching/message.h"
-#include "program/cli/group_options.h"
-#include "engine/batching/batcher.h"
-#include "program/engine/prompts.h"
-#include "engine/model/tokenizer.h"
-#include "engine/model/checkpoint.h"
-#include "engine/model/file.h"
-#include "engine/compute/model.h"
-#include "engine/model/safetensors.h"
-#include "worker/sequences/adapter_references.h"
-#include "engine/compute/sample.h"
-#include "tests/unit/model_fixture.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
 #define JSON_SIZE_MAX 65536

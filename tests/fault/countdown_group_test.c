@@ -1,8 +1,20 @@
 /* What starts threads and processes, up to the whole group, with each of their calls failing in
  * turn: those of the coordinator's threads too, and those of a child before it executes its
  * program. */
+#include "channel/base/idioms.h"
+#include "coordinator/collector/collect.h"
+#include "coordinator/collector/error_channel.h"
+#include "coordinator/collector/gathering.h"
+#include "coordinator/process/launch.h"
+#include "coordinator/process/supervise.h"
+#include "engine/batching/engine_loop.h"
+#include "program/cli/console.h"
+#include "program/cli/foreground.h"
 #include "countdown.h"
 #include "testing.h"
+
+#include <coxswain/executor.h>
+#include <coxswain/requests.h>
 
 #include <fcntl.h>
 #include <signal.h>
@@ -11,17 +23,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-
-#include "coordinator/collector/collect.h"
-#include "program/cli/console.h"
-#include "program/cli/foreground.h"
-#include <coxswain/executor.h>
-#include "coordinator/collector/error_channel.h"
-#include "coordinator/collector/gathering.h"
-#include "coordinator/process/launch.h"
-#include <coxswain/requests.h>
-#include "engine/batching/engine_loop.h"
-#include "coordinator/process/supervise.h"
 
 #define RANK_COUNT 2
 

@@ -1,7 +1,11 @@
 /* By-value handles: exporter, importer, exporting and opening, with each of their calls failing in
  * turn. The exporter is a process of its own where the handle is another's. */
+#include "channel/base/idioms.h"
+#include "channel/handle/handle_internal.h"
 #include "countdown.h"
 #include "testing.h"
+
+#include <coxswain/handle.h>
 
 #include <signal.h>
 #include <stdio.h>
@@ -11,9 +15,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <coxswain/handle.h>
-#include "channel/handle/handle_internal.h"
 
 #define OBJECT_SIZE 8192
 

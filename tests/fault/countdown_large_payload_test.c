@@ -1,5 +1,8 @@
 /* Large payloads: reserve, map and read, with each of their calls failing in turn. The sender of
  * what is read is another process. */
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/memory/large_payload.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -10,9 +13,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/memory/large_payload.h"
-#include "channel/base/peer.h"
 
 #define BLOCK_SIZE 100000
 

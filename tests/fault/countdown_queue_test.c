@@ -1,10 +1,10 @@
 /* Queues and their endpoints, with each of the calls that make them failing in turn. */
+#include "channel/base/idioms.h"
+#include "tests/unit/queue_fixture.h"
 #include "countdown.h"
 #include "testing.h"
 
 #include <stdlib.h>
-
-#include "tests/unit/queue_fixture.h"
 
 static struct cox_domains *domains;
 static struct cox_pool *host, *bounce;

@@ -1,5 +1,8 @@
 /* The rank group's constructor with each of its calls failing in turn: alone under a name, alone in
  * memory that came another way, and with another rank that waits. */
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "worker/group/group_layout.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -10,9 +13,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/base/peer.h"
-#include "worker/group/group_layout.h"
 
 static char name[64];
 static int memory_fd = -1;

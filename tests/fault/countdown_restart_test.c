@@ -1,16 +1,18 @@
 /* Ranks that get other processes, with each of the calls for that failing in turn: then the rank is
  * dead, nothing of the attempt is left, and the next one works. */
+#include "channel/shm/channel.h"
+#include "channel/shm/region.h"
+#include "channel/socket/control_socket.h"
+#include "coordinator/executor/core.h"
 #include "countdown.h"
 #include "testing.h"
+
+#include <coxswain/executor.h>
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include "channel/shm/channel.h"
-#include "channel/socket/control_socket.h"
-#include <coxswain/executor.h>
 
 #define RANK_COUNT 2
 

@@ -1,4 +1,10 @@
 /* Memory without names, and groups that have no other, with each of their calls failing in turn. */
+#include "channel/base/idioms.h"
+#include "channel/shm/fd_bundle.h"
+#include "channel/shm/region.h"
+#include "channel/shm/sealed.h"
+#include "coordinator/executor/executor_internal.h"
+#include "coordinator/process/supervise.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -9,11 +15,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "channel/shm/fd_bundle.h"
-#include "channel/shm/sealed.h"
-#include "coordinator/executor/executor_internal.h"
-#include "coordinator/process/supervise.h"
 
 #define RANK_COUNT 2
 

@@ -1,11 +1,12 @@
 /* The model's weights for all ranks: loaded by the coordinator, and taken by a rank, with each of
  * their calls failing in turn. */
+#include "channel/base/idioms.h"
+#include "engine/batching/shared_weights.h"
+#include "engine/rank/weights_subscriber.h"
 #include "countdown.h"
 #include "testing.h"
 
-#include "channel/memory/image.h"
-#include "engine/batching/shared_weights.h"
-#include "engine/rank/weights_subscriber.h"
+#include <coxswain/handle.h>
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
 #define IMAGE_SIZE 4096

@@ -1,5 +1,8 @@
 /* The memory of the rank group, made, renewed and given back, with each of these calls failing in
  * turn. */
+#include "channel/base/idioms.h"
+#include "channel/shm/region.h"
+#include "channel/shm/windows.h"
 #include "countdown.h"
 #include "testing.h"
 
@@ -8,9 +11,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "channel/shm/region.h"
-#include "channel/shm/windows.h"
 
 #define LIFE 5
 

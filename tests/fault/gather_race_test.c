@@ -5,6 +5,10 @@
  *
  * Groups are named, or, with COXSWAIN_TEST_ATTACH=sealed in the environment, sealed.
  */
+#include "channel/base/fault.h"
+#include "channel/shm/state.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/executor_internal.h"
 #include "testing.h"
 
 #include <fcntl.h>
@@ -15,10 +19,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/shm/state.h"
-#include "coordinator/executor/executor_internal.h"
 
 #if COX_TESTING
 

@@ -1,8 +1,10 @@
 /* By-value handles, with exporter and importer killed and stopped behind every step that others can
  * see. */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/handle/handle_internal.h"
 #include "tests/multi/control_socket_fixture.h"
 #include "tests/multi/handle_peer.h"
-#include "channel/base/fault.h"
 
 #include <fcntl.h>
 #include <signal.h>

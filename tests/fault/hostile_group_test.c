@@ -5,7 +5,13 @@
  * nothing else; every operation ends; the other ranks get a correct result, or an error that names
  * the hostile rank; once it is replaced, everything works again.
  */
+#include "channel/shm/geometry.h"
+#include "coordinator/executor/core.h"
+#include "worker/group/group_layout.h"
 #include "testing.h"
+
+#include <coxswain/requests.h>
+#include <coxswain/worker.h>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -18,11 +24,6 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel/shm/geometry.h"
-#include <coxswain/requests.h>
-#include "worker/group/group_layout.h"
-#include <coxswain/worker.h>
 
 #define RANK_COUNT 3
 #define HOSTILE 1 /* the rank that writes */

@@ -4,7 +4,17 @@
  * reply counts only for its own request, stop is bounded, and the next group of the same name
  * works.
  */
+#include "channel/base/thread.h"
+#include "channel/shm/state.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/executor_internal.h"
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
+#include "checked_worker.h"
+#include "meddler.h"
 #include "testing.h"
+
+#include <coxswain/requests.h>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -21,15 +31,6 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel/base/thread.h"
-#include "channel/shm/state.h"
-#include "checked_worker.h"
-#include "coordinator/executor/executor_internal.h"
-#include <coxswain/requests.h>
-#include "meddler.h"
-#include "proto/executor.pb-c.h"
-#include "proto/wire.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SLOWNESS 5

@@ -1,14 +1,15 @@
-#include "matrix.h"
-
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
 #include "channel/base/thread.h"
 #include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
-#include "channel/base/fault.h"
-#include "channel/base/peer.h"
-#include <coxswain/requests.h>
+#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
+#include "matrix.h"
 #include "testing.h"
+
+#include <coxswain/requests.h>
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,5 +1,6 @@
 /* matrix_renew: a rank that was killed is started again, and its next incarnation is struck at each
  * of its steps. */
+#include "coordinator/executor/core.h"
 #include "matrix.h"
 
 #include <coxswain/requests.h>

@@ -1,6 +1,6 @@
-#include "matrix.h"
-
+#include "channel/base/idioms.h"
 #include "channel/socket/control_socket.h"
+#include "matrix.h"
 
 #include <dirent.h>
 #include <fcntl.h>

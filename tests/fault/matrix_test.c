@@ -13,6 +13,7 @@
  * the machine was too slow for the ranks that should have replied before it, the case is run again
  * with a longer one.
  */
+#include "channel/base/idioms.h"
 #include "matrix.h"
 
 #include <errno.h>

@@ -1,5 +1,7 @@
 #include "meddler.h"
 
+#include "channel/shm/region.h"
+
 #include <poll.h>
 #include <string.h>
 #include <time.h>

@@ -6,6 +6,13 @@
  * process can do with a queue, and is killed at the n-th passage of a fault point, for each n until
  * it completes.
  */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "memory/pool/pool_internal.h"
+#include "memory/queue/queue_internal.h"
+#include "memory/queue/queue_lock.h"
+#include "tests/unit/queue_fixture.h"
+
 #include <inttypes.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -17,13 +24,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
 #include <cmocka.h>
-
-#include "tests/unit/queue_fixture.h"
-#include "channel/base/fault.h"
-#include "memory/queue/queue_internal.h"
-#include "memory/queue/queue_lock.h"
 
 #if COX_TESTING
 

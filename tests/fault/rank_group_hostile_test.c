@@ -3,6 +3,8 @@
  * ranks join and operate. Whatever it flips, every operation ends at its deadline at the latest, no
  * process crashes, no fd is lost, and when a barrier reports success all ranks are in it.
  */
+#include "channel/base/idioms.h"
+#include "worker/group/group_layout.h"
 #include "rank_group.h"
 
 #include <inttypes.h>
@@ -16,8 +18,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "worker/group/group_layout.h"
 
 #define RANK_COUNT 4
 #define ROUNDS 300

@@ -2,6 +2,10 @@
  * rank_group_kill_test: one rank of a group is killed at each of its steps, in each operation; the
  * others get its death, in whatever operation they are, or no rank can know that it was there.
  */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "worker/group/group_layout.h"
 #include "rank_group.h"
 
 #include <fcntl.h>
@@ -14,10 +18,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/peer.h"
-#include "worker/group/group_layout.h"
 
 #if COX_TESTING
 

@@ -3,7 +3,12 @@
  * generation in the rank group. It is in no generation then, and none of its words name it; the
  * other ranks, if not stopped, still get its death.
  */
+#include "channel/base/idioms.h"
 #include "testing.h"
+
+#include <coxswain/group.h>
+#include <coxswain/requests.h>
+#include <coxswain/worker.h>
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,10 +19,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <coxswain/requests.h>
-#include <coxswain/group.h>
-#include <coxswain/worker.h>
 
 #define RANK_COUNT 3
 #define VICTIM 1

@@ -4,6 +4,9 @@
  * continued, all align, and all works as before. A rank that is stopped while it joins is no rank
  * of another generation.
  */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "rank_group.h"
 
 #include <inttypes.h>
@@ -15,9 +18,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/peer.h"
 
 #if COX_TESTING
 

@@ -1,10 +1,10 @@
 /* What control sockets reply, and what is asked of their fd stores, of any bytes. The first byte
  * says which.
  */
-#include "fuzz.h"
-
+#include "channel/base/idioms.h"
 #include "channel/socket/fd_entries.h"
 #include "channel/socket/hello.h"
+#include "fuzz.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

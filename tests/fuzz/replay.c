@@ -8,6 +8,7 @@
  * The changes depend on the seed alone, so a failure comes again; its input is left in
  * replay-crash-TARGET. Ends early, and says so, after TIME_MAX_MS.
  */
+#include "channel/base/idioms.h"
 #include "fuzz.h"
 
 #include <dirent.h>

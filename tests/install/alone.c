@@ -1,7 +1,7 @@
 /* What can be had of the installed library without a coordinator: two processes, memory
  * whose handle goes from one to the other, and a rank group (K28). */
 #include <coxswain/coxswain.h>
-#include <coxswain/ipc.h>
+#include <coxswain/handle.h>
 
 #include <stdio.h>
 #include <stdlib.h>

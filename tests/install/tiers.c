@@ -1,7 +1,7 @@
 /* The three headers, as C and as C++. Prints nothing; ends with 0 if the library is of the release
  * that the headers and the build say. PACKS_MESSAGES: also packs and unpacks a request. */
 #include <coxswain/coxswain.h>
-#include <coxswain/ipc.h>
+#include <coxswain/handle.h>
 #include <coxswain/memory.h>
 
 #include <stdlib.h>

@@ -5,10 +5,10 @@
  * lets init fail; COX_NATIVE_FAIL_REST=text lets link_status, lora, pull_kv and the recovery
  * commands fail; COX_NATIVE_BLOCKS=count|cache lets init report its blocks only as the count, or
  * only as the cache; COX_NATIVE_REQUEST_MAX=bytes limits the memory of an unpacked request;
- * COX_NATIVE_TAKES=1 lets the main thread take steps and inits (worker/loop/take.h). The command
+ * COX_NATIVE_TAKES=1 lets the main thread take steps and inits (coxswain/worker.h). The command
  * `clear` then wakes it while it blocks, and it reports the fault "woken". */
 #include "proto/executor.pb-c.h"
-#include "worker/loop/take.h"
+
 #include <coxswain/worker.h>
 
 #include <inttypes.h>

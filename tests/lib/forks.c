@@ -1,5 +1,9 @@
 #include "forks.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/shm/region.h"
+#include "ranks.h"
 #include "testing.h"
 
 #include <inttypes.h>
@@ -10,10 +14,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/shm/region.h"
-#include "ranks.h"
 
 /* What no sane run takes, under a sanitizer on a busy machine neither. */
 #define HANG_S 100

@@ -8,6 +8,7 @@
 #ifndef COX_TESTS_LIB_RANK_GROUP_H
 #define COX_TESTS_LIB_RANK_GROUP_H
 
+#include "channel/base/spin.h"
 #include "forks.h"
 #include "testing.h"
 

@@ -1,4 +1,11 @@
 #include "ranks.h"
+
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/base/thread.h"
+#include "channel/shm/fd_bundle.h"
+#include "channel/shm/region.h"
+#include "worker/loop/worker_internal.h"
 #include "script_take.h"
 
 #include <errno.h>
@@ -13,12 +20,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-#include "channel/base/peer.h"
-#include "channel/shm/fd_bundle.h"
-#include "channel/shm/region.h"
-#include "channel/base/thread.h"
-#include "worker/loop/worker_internal.h"
 
 /* What a relay hands over: standard output and error, then the memory of the group that it has
  * inherited. */

@@ -9,6 +9,10 @@
 #ifndef COX_TESTS_LIB_RIGHTS_H
 #define COX_TESTS_LIB_RIGHTS_H
 
+#include "channel/handle/handle_internal.h"
+
+#include <coxswain/handle.h>
+
 #include <fcntl.h>
 #include <grp.h>
 #include <sched.h>
@@ -18,8 +22,6 @@
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <coxswain/handle.h>
 
 #undef BLOCK_SIZE /* of <linux/fs.h>, which <sys/mount.h> includes; tests have their own */
 

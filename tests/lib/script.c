@@ -1,14 +1,17 @@
 #include "script.h"
+
+#include "channel/base/base_internal.h"
+#include "channel/base/hash.h"
+#include "channel/base/idioms.h"
+#include "channel/base/semaphore.h"
+#include "channel/base/tsan.h"
+#include "channel/shm/control.h"
+#include "channel/shm/reply.h"
+#include "channel/shm/state.h"
+#include "proto/executor.pb-c.h"
 #include "script_take.h"
 #include "token_hash.h"
 
-#include "channel/base/hash.h"
-#include "channel/shm/control.h"
-#include "channel/shm/reply.h"
-#include "channel/base/semaphore.h"
-#include "channel/shm/state.h"
-#include "channel/base/tsan.h"
-#include "proto/executor.pb-c.h"
 #include <coxswain/group.h>
 
 #include <endian.h>

@@ -1,7 +1,9 @@
 #include "script_take.h"
 
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
-#include "worker/loop/take.h"
+
+#include <coxswain/worker.h>
 
 #include <inttypes.h>
 #include <pthread.h>

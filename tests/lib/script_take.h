@@ -1,5 +1,5 @@
 /*
- * script_take: the script of script.h by a worker that takes its requests (worker/loop/take.h).
+ * script_take: the script of script.h by a worker that takes its requests (coxswain/worker.h).
  *
  * In mode "takes", or in none and with COX_TEST_TAKES in the environment, opaque requests, steps and inits are
  * taken, and obeyed by the same functions that are callbacks otherwise. Commands of its own:

@@ -1,5 +1,14 @@
 #include "testing.h"
 
+#include "channel/base/idioms.h"
+#include "channel/base/thread.h"
+#include "channel/shm/geometry.h"
+#include "channel/socket/control_socket.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/executor_internal.h"
+#include "proto/executor.pb-c.h"
+#include "ranks.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,13 +26,6 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/base/thread.h"
-#include "channel/socket/control_socket.h"
-#include "channel/shm/geometry.h"
-#include "coordinator/executor/executor_internal.h"
-#include "proto/executor.pb-c.h"
-#include "ranks.h"
 
 extern char **environ;
 

@@ -3,11 +3,11 @@
  * same for any number of steps in flight, also where sequences end, are preempted or cancelled
  * meanwhile and ranks are replaced: requirement P8.
  */
-#include "async_model.h"
-#include "testing.h"
-
+#include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
 #include "engine/batching/engine_loop.h"
+#include "async_model.h"
+#include "testing.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>

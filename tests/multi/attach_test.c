@@ -1,8 +1,8 @@
 /* Attaching on one thread while another creates: what has its name is whole. On one mapping
  * ThreadSanitizer sees whether the header's magic orders the rest. */
-#include "testing.h"
-
 #include "channel/shm/control.h"
+#include "channel/shm/region.h"
+#include "testing.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,6 +1,11 @@
 /* Workers that are started by hand and do not do as they should: they die, go, come twice, or never
  * come. */
+#include "channel/base/peer.h"
+#include "channel/socket/control_socket.h"
+#include "coordinator/executor/core.h"
 #include "testing.h"
+
+#include <coxswain/worker.h>
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -14,10 +19,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/socket/control_socket.h"
-#include "channel/base/peer.h"
-#include <coxswain/worker.h>
 
 extern char **environ;
 

@@ -8,11 +8,11 @@
 #ifndef COX_TESTS_MULTI_CHATS_H
 #define COX_TESTS_MULTI_CHATS_H
 
+#include "proto/executor.pb-c.h"
 #include "testing.h"
 
 #include <coxswain/requests.h>
-#include "proto/executor.pb-c.h"
-#include "worker/sequences/batch.h"
+#include <coxswain/worker.h>
 
 #define CHAT_COUNT 3
 #define CHAT_TOKEN_MAX 64

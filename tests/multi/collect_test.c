@@ -1,4 +1,5 @@
 /* Completions that the host collects on its own threads. */
+#include "coordinator/executor/core.h"
 #include "testing.h"
 
 #include <coxswain/base.h>

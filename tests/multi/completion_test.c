@@ -1,8 +1,8 @@
 /* The content of a completion when several things go wrong at once, and its punctuality when
  * another thread is late. */
-#include "testing.h"
-
+#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
+#include "testing.h"
 
 #include <inttypes.h>
 #include <pthread.h>

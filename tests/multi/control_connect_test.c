@@ -1,7 +1,7 @@
 /* The client's side, at control sockets that do not keep their promises. */
-#include "control_socket_fixture.h"
-
+#include "channel/base/idioms.h"
 #include "channel/socket/hello.h"
+#include "control_socket_fixture.h"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,10 +1,10 @@
 /* Fds that clients send and the control socket does not want: closing them may hang as long as they
  * like, without delaying others. */
-#include "control_socket_fixture.h"
-
+#include "channel/base/idioms.h"
 #include "channel/handle/fd_store.h"
 #include "channel/socket/fd_entries.h"
 #include "channel/socket/hello.h"
+#include "control_socket_fixture.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -1,5 +1,7 @@
 #include "control_socket_fixture.h"
 
+#include "channel/base/idioms.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /* The control socket's own side: which clients are accepted, which are not, and that no client
  * delays another. */
-#include "control_socket_fixture.h"
-
+#include "channel/base/idioms.h"
 #include "channel/socket/hello.h"
+#include "control_socket_fixture.h"
 
 #include <fcntl.h>
 #include <malloc.h>

@@ -1,4 +1,7 @@
 /* What a group counts and remembers, as its status tells it. */
+#include "channel/base/idioms.h"
+#include "coordinator/collector/stats.h"
+#include "coordinator/executor/core.h"
 #include "testing.h"
 
 #include <inttypes.h>

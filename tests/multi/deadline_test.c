@@ -1,12 +1,14 @@
 /* Every sleep between a request and its COX_TIMEOUT ends at the very deadline that the caller
  * gave. No time is judged: the linker sends the timed system calls through here, which write
  * down until when each thread means to sleep. */
-#include "testing.h"
-
 #include "channel/base/futex.h"
 #include "coordinator/collector/collect.h"
-#include <coxswain/requests.h>
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
+#include "testing.h"
+
+#include <coxswain/requests.h>
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,4 +1,5 @@
 /* Ranks that do not run the same: what differs, on which ranks, and since when. */
+#include "coordinator/executor/core.h"
 #include "chats.h"
 
 #include <inttypes.h>

@@ -5,6 +5,12 @@
  * device. With the stand-in (tests/lib/fake_cuda.h) it shows what our side does with a driver, and
  * no more. Another process is always another program: a driver does not survive a fork.
  */
+#include "channel/base/idioms.h"
+#include "memory/domain/domain_table.h"
+#include "tests/lib/fake_cuda.h"
+#include "tests/lib/inverted_domain.h"
+#include "tests/unit/channel_fixture.h"
+
 #include <coxswain/memory/domain_cuda.h>
 #include <coxswain/memory/queue.h>
 
@@ -14,10 +20,6 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-
-#include "tests/lib/fake_cuda.h"
-#include "tests/lib/inverted_domain.h"
-#include "tests/unit/channel_fixture.h"
 
 /* No whole number of units, of any driver. */
 #define SIZE (UINT64_C(300) * 1024 + 13)

@@ -1,5 +1,11 @@
 /* Memory of host, bounce and a user-defined domain in several processes: which may attach to what,
  * and what is left when one is killed. */
+#include "channel/base/fault.h"
+#include "memory/domain/domain_table.h"
+#include "tests/lib/inverted_domain.h"
+#include "tests/lib/rights.h"
+#include "tests/unit/channel_fixture.h"
+
 #include <coxswain/memory/domain.h>
 
 #include <fcntl.h>
@@ -8,11 +14,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include "tests/lib/inverted_domain.h"
-#include "tests/unit/channel_fixture.h"
-#include "channel/base/fault.h"
-#include "tests/lib/rights.h"
 
 #define PAGE UINT64_C(4096)
 #define SIZE (70 * PAGE + 5)

@@ -1,11 +1,12 @@
 /* Requests and their completions with real workers: their contents, how they may end, and that they
  * end once. */
-#include "testing.h"
-
 #include "channel/base/hash.h"
-#include <coxswain/requests.h>
+#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
+#include "testing.h"
+
+#include <coxswain/requests.h>
 
 #include <inttypes.h>
 #include <pthread.h>

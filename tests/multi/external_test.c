@@ -1,4 +1,13 @@
 /* Workers that are started by hand log on at the control socket of a group that waits for them. */
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/shm/fd_bundle.h"
+#include "channel/shm/sealed.h"
+#include "channel/shm/state.h"
+#include "channel/socket/control_socket.h"
+#include "channel/socket/socket.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/executor_internal.h"
 #include "testing.h"
 
 #include <fcntl.h>
@@ -17,14 +26,6 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/socket/control_socket.h"
-#include "channel/shm/fd_bundle.h"
-#include "channel/base/peer.h"
-#include "channel/shm/sealed.h"
-#include "channel/socket/socket.h"
-#include "channel/shm/state.h"
-#include "coordinator/executor/executor_internal.h"
 
 extern char **environ;
 

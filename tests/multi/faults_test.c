@@ -1,11 +1,11 @@
 /* The error channel when a rank dies while it holds the one slot: reports of the others still
  * arrive. */
-#include "testing.h"
-
-#include "channel/shm/geometry.h"
 #include "channel/base/peer.h"
 #include "channel/base/semaphore.h"
+#include "channel/shm/geometry.h"
 #include "channel/shm/state.h"
+#include "coordinator/executor/core.h"
+#include "testing.h"
 
 #include <inttypes.h>
 #include <sched.h>

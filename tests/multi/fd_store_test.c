@@ -1,6 +1,6 @@
 /* fds left at a control socket by one process, fetched by another. */
+#include "channel/base/idioms.h"
 #include "channel/handle/fd_store.h"
-
 #include "channel/socket/fd_entries.h"
 #include "control_socket_fixture.h"
 

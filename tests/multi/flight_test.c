@@ -1,13 +1,14 @@
 /* Several requests in flight on one channel: one that is stuck holds up no other, a wake-up that
  * got lost is sent again, and what a handler does in between wedges nothing. */
+#include "channel/base/semaphore.h"
+#include "channel/shm/control.h"
+#include "channel/shm/state.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/executor_internal.h"
+#include "proto/executor.pb-c.h"
 #include "testing.h"
 
-#include "channel/shm/control.h"
-#include "channel/base/semaphore.h"
-#include "channel/shm/state.h"
-#include "coordinator/executor/executor_internal.h"
 #include <coxswain/requests.h>
-#include "proto/executor.pb-c.h"
 
 #include <dirent.h>
 #include <inttypes.h>

@@ -1,10 +1,10 @@
 /* A group with real workers, from start to end: names and memory at start, workers that do not
  * come, several groups at once, idle time, and a bounded end. */
-#include "testing.h"
-
-#include "channel/shm/geometry.h"
 #include "channel/base/tsan.h"
+#include "channel/shm/geometry.h"
+#include "coordinator/executor/core.h"
 #include "rights.h"
+#include "testing.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,5 +1,7 @@
 #include "hand.h"
 
+#include "coordinator/executor/core.h"
+
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>

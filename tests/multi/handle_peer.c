@@ -1,5 +1,7 @@
 #include "handle_peer.h"
 
+#include "channel/base/idioms.h"
+
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>

@@ -1,9 +1,9 @@
 /* By-value handles where pidfd_getfd is missing or denied: the control socket has the fd. */
-#include "handle_peer.h"
-
+#include "channel/handle/handle_internal.h"
 #include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"
 #include "tests/lib/rights.h"
+#include "handle_peer.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -1,6 +1,8 @@
 /* By-value handles between processes, opened with pidfd_getfd. */
-#include "handle_peer.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "tests/lib/rights.h"
+#include "handle_peer.h"
 
 #include <fcntl.h>
 #include <sched.h>

@@ -1,11 +1,13 @@
 #include "kv_group.h"
 
 #include "channel/base/fault.h"
-#include <coxswain/handle.h>
+#include "coordinator/executor/core.h"
+#include "engine/rank/engine.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "engine/rank/engine.h"
 #include "worker/loop/kv_layout.h"
+
+#include <coxswain/handle.h>
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,13 +1,15 @@
 /* Requests and replies that do not fit their frame or slot: complete on every rank, in one memory,
  * counted, and released once no process reads them, whichever process dies when. */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/memory/large_payload.h"
+#include "coordinator/executor/core.h"
+#include "proto/executor.pb-c.h"
 #include "large_payload_bytes.h"
+#include "rights.h"
 #include "testing.h"
 
-#include "channel/memory/large_payload.h"
-#include "channel/base/fault.h"
 #include <coxswain/executor.h>
-#include "proto/executor.pb-c.h"
-#include "rights.h"
 
 #include <dirent.h>
 #include <fcntl.h>

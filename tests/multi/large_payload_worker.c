@@ -23,14 +23,14 @@
  * An init has a value "blob" in its configuration, of which the reply has a digest, and "answer",
  * how many letters it is to have.
  */
-#include "large_payload_bytes.h"
-
-#include "channel/handle/handle_internal.h"
 #include "channel/base/peer.h"
+#include "channel/handle/handle_internal.h"
 #include "channel/shm/reply.h"
-#include "proto/large_payload_ref.h"
 #include "proto/executor.pb-c.h"
+#include "proto/large_payload_ref.h"
+#include "proto/wire.h"
 #include "worker/loop/worker_internal.h"
+#include "large_payload_bytes.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,9 +1,10 @@
 /* Late ranks: their replies are never taken for others, their frames are never overwritten, and
  * only their channel waits for them. */
+#include "coordinator/executor/core.h"
+#include "proto/executor.pb-c.h"
 #include "testing.h"
 
 #include <coxswain/requests.h>
-#include "proto/executor.pb-c.h"
 
 #include <inttypes.h>
 #include <sched.h>

@@ -1,5 +1,8 @@
 #include "legacy_group.h"
 
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
+
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,6 +1,8 @@
 /* The executor with legacy workers: tests/legacy/legacy_worker.py, which was written from the wire
  * contract alone, at 1 to 8 ranks, and groups in which some ranks are that worker and others one on
  * our library with the same replies (tests/legacy/native_worker.c). */
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "legacy_group.h"
 
 #include <fcntl.h>

@@ -3,13 +3,14 @@
  * engine of coxswain-worker on models/sums and two slots; each rank has a working directory of its
  * own, so that one rank can be refused what others get.
  */
-#include "testing.h"
-
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "engine/batching/lora.h"
 #include "engine/model/config.h"
+#include "engine/rank/engine.h"
 #include "proto/executor.pb-c.h"
 #include "tests/unit/model_fixture.h"
-#include "engine/rank/engine.h"
+#include "testing.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -1,10 +1,12 @@
 /* The operations of the protocol with real workers: what every rank replies, merged, and what each
  * type means. */
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
+#include "proto/executor.pb-c.h"
+#include "proto/wire.h"
 #include "testing.h"
 
 #include <coxswain/requests.h>
-#include "proto/executor.pb-c.h"
-#include "proto/wire.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -1,14 +1,17 @@
 /* A paused worker: nothing is begun; running callbacks return, are interrupted, or are left; and
  * everything works afterwards. */
-#include "testing.h"
-
+#include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/tsan.h"
-#include <coxswain/requests.h>
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "ranks.h"
 #include "tests/lib/token_hash.h"
+#include "ranks.h"
+#include "testing.h"
+
+#include <coxswain/requests.h>
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,5 +1,7 @@
 /* Completions for a host with an event loop: it sleeps in poll on cox_executor_fd, and collects
  * what is there. Nothing here waits inside the library. */
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/executor_internal.h"
 #include "testing.h"
 
 #include <coxswain/base.h>
@@ -15,8 +17,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
-
-#include "coordinator/executor/executor_internal.h"
 
 #define EXECUTE COX_CHANNEL_EXECUTE
 #define DEPTH 4

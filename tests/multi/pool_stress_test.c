@@ -2,6 +2,9 @@
  * Processes (or threads) that allocate, share, pin and free concurrently, each block with bytes
  * that identify it; some processes are killed at random moments.
  */
+#include "channel/base/tsan.h"
+#include "memory/pool/pool_internal.h"
+#include "tests/unit/pool_fixture.h"
 #include "forks.h"
 #include "ranks.h"
 #include "testing.h"
@@ -13,9 +16,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "tests/unit/pool_fixture.h"
-#include "channel/base/tsan.h"
 
 #define BOX_COUNT 16
 #define OWN_COUNT 8

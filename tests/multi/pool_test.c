@@ -1,4 +1,10 @@
 /* Pools between processes: attach by fd and by handle, free in another process, death of owners. */
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+#include "memory/pool/pool_internal.h"
+#include "memory/pool/pool_layout.h"
+#include "tests/lib/rights.h"
+#include "tests/unit/pool_fixture.h"
 #include "forks.h"
 #include "ranks.h"
 #include "testing.h"
@@ -13,12 +19,6 @@
 #include <sys/inotify.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include "tests/unit/pool_fixture.h"
-#include "channel/base/fault.h"
-#include "memory/pool/pool_layout.h"
-#include "channel/base/peer.h"
-#include "tests/lib/rights.h"
 
 #define RANK_COUNT 4
 #define BLOCK_SIZE 4096

@@ -2,10 +2,11 @@
  * KV blocks pulled between two groups of the reference model, each rank from the one there that has
  * its number: rows M10, M11 and P9. What the workers say is looked at rank by rank.
  */
-#include "kv_group.h"
-
 #include "channel/base/fault.h"
+#include "channel/kv/kv_internal.h"
+#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
+#include "kv_group.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -2,6 +2,10 @@
  * Several queues at once, each message with bytes that tell what it is: processes that wait on all
  * of them and sleep through nothing, and processes that are killed at any moment.
  */
+#include "channel/base/tsan.h"
+#include "memory/pool/pool_internal.h"
+#include "memory/queue/queue_internal.h"
+#include "tests/unit/queue_fixture.h"
 #include "forks.h"
 #include "testing.h"
 
@@ -10,10 +14,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-
-#include "tests/unit/queue_fixture.h"
-#include "memory/queue/queue_internal.h"
-#include "channel/base/tsan.h"
 
 #define QUEUES 3
 #define DEPTH 8

@@ -2,6 +2,8 @@
  * queue_test: a queue between processes that have nothing but its handle: every byte that is taken
  * is the one that was published, and in the end nothing is held.
  */
+#include "channel/base/idioms.h"
+#include "tests/unit/queue_fixture.h"
 #include "forks.h"
 #include "ranks.h"
 #include "testing.h"
@@ -11,8 +13,6 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "tests/unit/queue_fixture.h"
 
 #define PUBLISHERS 2
 #define SUBSCRIBERS 5 /* host, host, bounce, bounce, bounce with a pool of its own */

@@ -1,4 +1,11 @@
 /* fds through the rank group, by handles and by sockets; every rank a process. */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/socket/socket.h"
+#include "tests/lib/rights.h"
+#include "worker/group/group_private.h"
 #include "rank_group.h"
 
 #include <fcntl.h>
@@ -18,13 +25,6 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/peer.h"
-#include "channel/handle/handle_internal.h"
-#include "channel/socket/socket.h"
-#include "worker/group/group_private.h"
-#include "tests/lib/rights.h"
 
 /* How pidfd_getfd replies in a rank. */
 struct way {

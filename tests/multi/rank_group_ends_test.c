@@ -1,6 +1,8 @@
 /* How an operation of the rank group ends that cannot be completed: each of them, in the group and
  * in a subgroup, fds by handles and by sockets; at a deadline, aborted, and when a rank leaves. And
  * what does not end one: signals, and wakes for no reason. Every rank a process. */
+#include "channel/base/idioms.h"
+#include "worker/group/group_layout.h"
 #include "rank_group.h"
 
 #include <fcntl.h>
@@ -14,8 +16,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "worker/group/group_layout.h"
 
 #define RANK_COUNT 3
 /* The rank that does not come. */

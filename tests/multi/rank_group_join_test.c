@@ -1,4 +1,11 @@
 /* Joining and leaving: names, memory, ranks; every rank a process. */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/shm/region.h"
+#include "channel/socket/socket.h"
+#include "tests/lib/rights.h"
+#include "worker/group/group_layout.h"
 #include "rank_group.h"
 
 #include <fcntl.h>
@@ -16,13 +23,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/peer.h"
-#include "channel/shm/region.h"
-#include "channel/socket/socket.h"
-#include "worker/group/group_layout.h"
-#include "tests/lib/rights.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define IS_SANITIZED 1

@@ -2,12 +2,14 @@
  * Ranks that die are replaced by a policy, or by order; recovery commands take their turn:
  * requirements P8, A23, A26.
  */
+#include "channel/base/thread.h"
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
+#include "coordinator/recovery/recovery.h"
+#include "rights.h"
 #include "testing.h"
 
-#include "channel/base/thread.h"
-#include "coordinator/recovery/recovery.h"
 #include <coxswain/server.h>
-#include "rights.h"
 
 #include <errno.h>
 #include <fcntl.h>

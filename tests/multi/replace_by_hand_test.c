@@ -2,6 +2,13 @@
  * Ranks that were started by hand get a successor that is started by hand: requirements P8, A23 and
  * A24.
  */
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/shm/gate.h"
+#include "channel/shm/sealed.h"
+#include "channel/shm/state.h"
+#include "channel/socket/control_socket.h"
+#include "coordinator/executor/core.h"
 #include "hand.h"
 
 #include <inttypes.h>
@@ -11,12 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "channel/socket/control_socket.h"
-#include "channel/shm/gate.h"
-#include "channel/base/peer.h"
-#include "channel/shm/sealed.h"
-#include "channel/shm/state.h"
 
 static uint64_t patience(void)
 {

@@ -5,12 +5,14 @@
  * its own as its working directory, in which the model has the same name. The folder is removed
  * once the incarnation has loaded the model, so that it cannot be loaded again.
  */
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/executor_internal.h"
+#include "coordinator/executor/requests_internal.h"
+#include "engine/rank/engine.h"
+#include "proto/executor.pb-c.h"
 #include "testing.h"
 
-#include "coordinator/executor/executor_internal.h"
 #include <coxswain/requests.h>
-#include "proto/executor.pb-c.h"
-#include "engine/rank/engine.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -3,13 +3,15 @@
  * and the engine state that inits, deaths and recovery commands leave decides whether steps are let
  * in. Requirements P8, M12, K25.
  */
-#include "testing.h"
-
 #include "channel/shm/geometry.h"
-#include <coxswain/requests.h>
+#include "coordinator/executor/core.h"
+#include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 #include "rights.h"
+#include "testing.h"
+
+#include <coxswain/requests.h>
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -2,9 +2,9 @@
  * All ranks of a group are started again, and ranks are killed by order: requirements P8, A23 and
  * A24.
  */
-#include "testing.h"
-
 #include "channel/base/peer.h"
+#include "coordinator/executor/core.h"
+#include "testing.h"
 
 #include <inttypes.h>
 #include <pthread.h>

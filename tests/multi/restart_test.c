@@ -1,6 +1,7 @@
 /*
  * One dead rank is started again while the others live: requirement P8, the channel's part of it.
  */
+#include "coordinator/executor/core.h"
 #include "testing.h"
 
 #include <coxswain/requests.h>

@@ -1,14 +1,14 @@
 /* The control connections of a group, and what it says of itself, whatever its workers and the
  * handlers of its host are in. */
-#include "testing.h"
-
+#include "channel/shm/state.h"
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
-#include "channel/shm/state.h"
-#include "program/client/client.h"
+#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/server/control_server.h"
+#include "program/client/client.h"
 #include "proto/control.pb-c.h"
+#include "testing.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -2,10 +2,12 @@
  * A worker's session with its group, once the handshake is over: the memory it was given, the
  * frames and the slots in it, handles sent through them. The program is its own worker.
  */
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "coordinator/executor/core.h"
 #include "testing.h"
 
 #include <coxswain/handle.h>
-#include "channel/base/peer.h"
 #include <coxswain/worker.h>
 
 #include <dirent.h>

@@ -1,9 +1,9 @@
 /* A long run: requests submitted from the handler as fast as they complete, then calls; whatever
  * grows is a leak. The argument is how many requests; a tenth of it are calls. */
-#include "testing.h"
-
 #include "channel/base/thread.h"
 #include "channel/base/tsan.h"
+#include "coordinator/executor/core.h"
+#include "testing.h"
 
 #include <dirent.h>
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* A worker that takes its requests (worker/loop/take.h): replies later, in any order, from any
+/* A worker that takes its requests (coxswain/worker.h): replies later, in any order, from any
  * thread, up to the depth; what ends a wait; what is refused; deaths with lent requests. */
 #include "tests/lib/ranks.h"
 #include "tests/lib/testing.h"

@@ -1,10 +1,12 @@
 /* Threads: those of the host that are inside while the group stops, and those of the library that
  * take no signal of the host. */
-#include "testing.h"
-
+#include "channel/base/idioms.h"
 #include "channel/base/tsan.h"
+#include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
+#include "coordinator/executor/requests_internal.h"
 #include "proto/executor.pb-c.h"
+#include "testing.h"
 
 #include <dirent.h>
 #include <inttypes.h>

@@ -2,15 +2,16 @@
  * One worker process from start to end: how it becomes a rank, and how it stops being one. The
  * program is its own worker: the first argument selects what is odd about it.
  */
-#include "testing.h"
-
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "channel/shm/control.h"
 #include "channel/shm/geometry.h"
-
-#include "channel/base/peer.h"
 #include "channel/shm/state.h"
-#include <coxswain/requests.h>
+#include "coordinator/executor/core.h"
 #include "proto/executor.pb-c.h"
+#include "testing.h"
+
+#include <coxswain/requests.h>
 #include <coxswain/worker.h>
 
 #include <dlfcn.h>

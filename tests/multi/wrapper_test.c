@@ -1,8 +1,8 @@
 /* Workers inside a wrapper: a shell that starts the real worker and stays. The process that serves
  * the rank is then a grandchild, and each of the two may die alone. */
-#include "testing.h"
-
 #include "channel/base/peer.h"
+#include "coordinator/executor/core.h"
+#include "testing.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

@@ -1,10 +1,10 @@
 /* A lead that takes over, requests to all nodes, and what else a lead asks of its nodes
  * (nodes/link). */
-#include "link_world.h"
-
-#include "channel/base/version.h"
 #include "channel/recorder/recorder.h"
 #include "nodes/link/recorder_fetch.h"
+#include "link_world.h"
+
+#include <coxswain/version.h>
 
 #include <stdio.h>
 #include <stdlib.h>

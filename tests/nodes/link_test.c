@@ -1,7 +1,7 @@
 /* The rules between a lead and an agent (nodes/link), under seeds and one by one. */
 #include "link_world.h"
 
-#include "channel/base/version.h"
+#include <coxswain/version.h>
 
 #include <stdio.h>
 #include <stdlib.h>

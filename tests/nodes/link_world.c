@@ -1,6 +1,6 @@
 #include "link_world.h"
 
-#include "channel/base/version.h"
+#include <coxswain/version.h>
 
 #include <stdio.h>
 #include <stdlib.h>

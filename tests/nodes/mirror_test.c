@@ -1,5 +1,10 @@
 /* A rank group over two machines (worker/group/group_mirror.h), which are two memories here: ranks
  * are forked, and so is the mirror of each machine. Mirrors are joined by a socket. */
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+#include "channel/base/spin.h"
+#include "worker/group/group_layout.h"
+#include "worker/group/group_mirror.h"
 #include "rank_group.h"
 
 #include <inttypes.h>
@@ -15,9 +20,6 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "worker/group/group_layout.h"
-#include "worker/group/group_mirror.h"
 
 #define GENERATION 5
 #define LOOK_MS 10

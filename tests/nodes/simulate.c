@@ -7,6 +7,7 @@
  *
  * Each node has one rank, numbered from 0 on its own link, so that limits of the executor do not
  * count. Prints a table, and the same as JSON. */
+#include "channel/base/idioms.h"
 #include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
 

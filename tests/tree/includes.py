@@ -6,7 +6,9 @@
   4. A folder has at most 24 files, and a README.md that says what it is for, as have those at the top.
   5. Examples include the public headers alone.
   6. The reference engine is written on what is installed: the folders of ENGINE include of the library only
-     headers that include/coxswain reaches, and those of HEADERS_ALONE, which have no function behind them.
+     public headers, and those of HEADERS_ALONE, which have no function behind them.
+  7. A folder includes a public header only where it may include the folder whose functions that declares (PUBLIC),
+     and public headers include nothing but each other.
 
 A file stands for its pair: x.c and x.h are one. Run by CTest, or by hand: python3 tests/tree/includes.py
 """
@@ -17,6 +19,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = "include/coxswain"
 FILE_COUNT_MAX = 24
 
 # What each folder includes.
@@ -30,18 +33,18 @@ FOLDERS = {
     "channel/kv": "channel/base channel/shm channel/memory",
     "memory/domain": "channel/base channel/shm channel/memory",
     "memory/pool": "channel/base channel/shm channel/handle channel/memory memory/domain",
-    "memory/queue": "channel/base channel/shm channel/handle channel/memory memory/domain memory/pool",
+    "memory/queue": "channel/base channel/shm channel/handle channel/memory memory/pool",
     "proto": "channel/base channel/memory",
-    "worker/sequences": "channel/base channel/handle proto",
+    "worker/sequences": "channel/base proto",
     "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
     "worker/loop": "channel/base channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
     "coordinator/process": "channel/base channel/socket",
-    "coordinator/transport": "channel/base channel/shm",
+    "coordinator/transport": "channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
     "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory proto coordinator/process "
                              "coordinator/transport",
-    "coordinator/executor": "channel/base channel/recorder channel/shm channel/socket channel/handle proto "
-                            "coordinator/transport coordinator/process coordinator/collector coordinator/recording",
+    "coordinator/executor": "channel/base channel/recorder channel/shm channel/socket proto coordinator/transport "
+                            "coordinator/process coordinator/collector coordinator/recording",
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
@@ -49,25 +52,31 @@ FOLDERS = {
     "nodes/direct": "channel/base channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
     "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
-    "nodes": "channel/base channel/handle channel/memory channel/kv worker/group nodes/link nodes/direct",
+    "nodes": "channel/base channel/kv worker/group nodes/link nodes/direct coordinator/transport",
     "engine/model": "channel/base",
-    "engine/compute": "channel/base channel/kv worker/sequences engine/model",
-    "engine/rank": "channel/base channel/shm channel/handle channel/memory channel/kv proto worker/sequences worker/group "
-                   "worker/loop engine/model engine/compute",
-    "engine/batching": "channel/base channel/memory proto coordinator/executor coordinator/server "
-                       "engine/model",
+    "engine/compute": "channel/base engine/model",
+    "engine/rank": "channel/base engine/model engine/compute",
+    "engine/batching": "channel/base engine/model",
     "program/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
-    "program/trace": "channel/recorder channel/shm proto",
+    "program/trace": "channel/recorder channel/shm proto channel/base",
     "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server program/client",
     "program/service": "channel/base program/client",
     "program/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
-    "program/command": "channel/base channel/shm channel/socket channel/handle channel/memory "
-                       "coordinator/executor coordinator/recording coordinator/recovery coordinator/server "
-                       "program/client program/cli program/metrics program/trace",
+    "program/command": "channel/base channel/shm channel/socket channel/handle channel/memory coordinator/executor "
+                       "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "
+                       "program/metrics program/trace coordinator/collector",
     "program/engine": "channel/base channel/shm coordinator/server program/client program/service program/cli "
-                      "program/metrics coordinator/transport engine/model engine/batching",
+                      "program/metrics coordinator/transport engine/model engine/batching coordinator/executor",
     "program": "program/client program/cli program/engine",
+}
+
+# The folder at the top whose functions a public header declares: <coxswain/NAME.h> is for it and those above it.
+PUBLIC = {
+    "base": "channel", "handle": "channel", "kv": "channel", "version": "channel",
+    "worker": "worker", "group": "worker",
+    "executor": "coordinator", "requests": "coordinator", "server": "coordinator",
+    "memory/domain": "memory", "memory/domain_cuda": "memory", "memory/pool": "memory", "memory/queue": "memory",
 }
 
 # The folders at the top: each includes itself and those named.
@@ -88,17 +97,12 @@ HEADERS_ALONE = ("channel/base/fault.h", "channel/base/hash.h", "channel/base/id
 # Circles of includes: one noun each, cut into files that share a private header.
 UNITS = {
     "channel/socket": ["client_connection control_socket hello runtime_dir socket_file"],
-    "channel/handle": ["fd_store handle handle_internal"],
-    "memory/domain": ["domain domain_table"],
-    "memory/pool": ["pool pool_geometry pool_internal pool_layout"],
-    "memory/queue": ["queue queue_internal"],
     "proto": ["step_wire wire"],
     "worker/sequences": ["table table_private"],
-    "worker/group": ["group group_layout group_memory group_private"],
-    "worker/loop": ["lending pause serve_internal take worker worker_internal"],
+    "worker/loop": ["lending pause serve_internal worker_internal"],
     "coordinator/process": ["launch supervise supervise_internal"],
     "coordinator/collector": ["collect collect_internal gathering report"],
-    "coordinator/executor": ["engine_gate executor executor_internal forward group_handles operations recorders"],
+    "coordinator/executor": ["core executor_internal forward group_handles recorders"],
     "coordinator/recovery": ["recovery recovery_internal"],
     "coordinator/transport": ["nodes nodes_library"],
     "nodes/direct": ["direct direct_address direct_object direct_stream direct_tls"],
@@ -110,15 +114,15 @@ UNITS = {
 
 
 def sources(root):
-    """{path: [included path of the product]} of every .c and .h below the folders of FOLDERS."""
-    tops = sorted({folder.split("/")[0] for folder in FOLDERS})
+    """{path: [included path of the product]} of every .c and .h below the folders of FOLDERS, and of the public headers."""
+    tops = sorted({folder.split("/")[0] for folder in FOLDERS} | {"include"})
     paths = {str(path.relative_to(root)) for top in tops for path in (root / top).rglob("*.[ch]")}
     files = {}
     for path in sorted(paths):
         found = []
-        for name in re.findall(r'^#include "([^"]+)"', (root / path).read_text(), re.M):
+        for quote, name in re.findall(r'^#include ("|<coxswain/)([^">]+)', (root / path).read_text(), re.M):
             beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
-            found += [file for file in (beside, name) if file in paths][:1]
+            found += [file for file in ((beside, name) if quote == '"' else (f"{INCLUDE}/{name}",)) if file in paths][:1]
         files[path] = found
     return files
 
@@ -163,12 +167,14 @@ def check_folders(files, problems):
     used = set()
     for path, found in files.items():
         folder = os.path.dirname(path)
+        if folder.startswith(INCLUDE):
+            continue
         if folder not in allowed:
             problems.append(f"{path}: folder {folder} is not in FOLDERS")
             continue
         for other in map(os.path.dirname, found):
             used.add((folder, other))
-            if other != folder and other not in allowed[folder]:
+            if other != folder and other not in allowed[folder] and not other.startswith(INCLUDE):
                 problems.append(f"{path} includes a file of {other}: FOLDERS does not allow that to {folder}")
     for folder, names in allowed.items():
         problems += [f"FOLDERS: {folder} no longer includes {name}" for name in sorted(names)
@@ -206,27 +212,33 @@ def check_examples(root, problems):
                 problems.append(f"{path.relative_to(root)} includes {name}, which is no public header")
 
 
-def installed(files, root):
-    """The headers that a program reaches that includes those of include/coxswain."""
-    found = set()
-    pending = [name for path in sorted((root / "include/coxswain").glob("*.h"))
-               for name in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M)]
-    while pending:
-        path = pending.pop()
-        if path in files and path not in found:
-            found.add(path)
-            text = re.sub(r"^#ifdef COX_INTERNAL\n(?:(?!#if).*\n)*?#endif\n", "", (root / path).read_text(), flags=re.M)
-            for name in re.findall(r'^#include "([^"]+)"', text, re.M):
-                pending += [name, os.path.normpath(os.path.join(os.path.dirname(path), name))]
-    return found
+def check_public(files, problems):
+    names = {f"{INCLUDE}/{name}.h": name for name in PUBLIC}
+    umbrellas = {f"{INCLUDE}/{name}.h" for name in ("coxswain", "memory")}
+    known = set(names) | umbrellas
+    problems += [f"PUBLIC lacks {path}" for path in files if path.startswith(INCLUDE) and path not in known]
+    for path, found in files.items():
+        public = [name for name in found if name.startswith(INCLUDE)]
+        if path.startswith(INCLUDE):
+            problems += [f"{path} includes {name}, which is private" for name in found if name not in known]
+        problems += [f"{path} includes {name}: programs include that, the product what it needs of it"
+                     for name in public if name in umbrellas and top(path) != "include"]
+        if path not in umbrellas:
+            problems += [f"{path} includes {name}, which is for {PUBLIC[names[name]]}/ and those above it"
+                         for name in public if name in names and PUBLIC[names[name]] not in public_of(path)]
 
 
-def check_engine(files, root, problems):
-    allowed = installed(files, root) | set(HEADERS_ALONE)
+def public_of(path):
+    """The folders whose public headers a file may include."""
+    room = PUBLIC[path.removeprefix(f"{INCLUDE}/").removesuffix(".h")] if path.startswith(INCLUDE) else top(path)
+    return [room, *LAYERS[room].split()]
+
+
+def check_engine(files, problems):
     for path, found in files.items():
         if os.path.dirname(path) in ENGINE:
-            problems += [f"{path} includes {name}, which is not installed: an engine of others could not"
-                         for name in found if top(name) != "engine" and name not in allowed]
+            problems += [f"{path} includes {name}, which is not installed: an engine of others could not" for name in found
+                         if top(name) not in ("engine", "include") and name not in HEADERS_ALONE]
 
 
 def check(files, root):
@@ -235,7 +247,8 @@ def check(files, root):
     check_circles(files, problems)
     check_sizes(root, problems)
     check_examples(root, problems)
-    check_engine(files, root, problems)
+    check_public(files, problems)
+    check_engine(files, problems)
     return problems
 
 
@@ -249,6 +262,9 @@ def mutations(files):
     yield "the library and the engine", into("coordinator/executor/submit.c", "engine/model/block.h")
     yield "a circle within a folder", into("channel/shm/geometry.h", "channel/shm/gate.h")
     yield "what is not installed", into("engine/rank/engine.c", "worker/loop/pause.h")
+    yield "a public header upwards", into("channel/base/base.c", "include/coxswain/executor.h")
+    yield "a private header in a public one", into("include/coxswain/kv.h", "channel/shm/region.h")
+    yield "an umbrella", into("worker/loop/worker.c", "include/coxswain/coxswain.h")
     yield "a folder of its own", {**files, "channel/other/file.c": []}
     yield "an edge that is gone", {path: found for path, found in files.items() if not path.startswith("program/")}
 

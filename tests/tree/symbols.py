@@ -5,7 +5,7 @@
 
 A map is the linker's version script and the list that a reviewer reads: one function a line, sorted.
 debian/*.symbols lists the same names, each with the release that brought it.
-A function is public if a header that include/coxswain reaches declares it COX_PUBLIC. Headers of memory/ are
+A function is public if a header of include/coxswain declares it COX_PUBLIC. Those of its memory/ are
 libcoxswain-memory's, all others libcoxswain's. `write` brings both lists of both libraries in line with the headers:
 new names go into the last version, names that are gone are removed.
 `check` compares them, and with the three libraries also their dynamic symbols and versions: LIBRARY is libcoxswain.so,
@@ -24,7 +24,6 @@ LIBRARIES = {
     "include/libcoxswain.map": "debian/libcoxswain0.symbols",
     "include/libcoxswain-memory.map": "debian/libcoxswain-memory0.symbols",
 }
-TIERS = ("include/coxswain/coxswain.h", "include/coxswain/memory.h", "include/coxswain/ipc.h")
 WRITE = "python3 tests/tree/symbols.py write"
 
 
@@ -33,19 +32,8 @@ def read(path):
 
 
 def public_headers():
-    """The paths of the headers that the three tiers reach, from the root; generated ones are left out."""
-    found, pending = [], list(TIERS)
-    while pending:
-        path = pending.pop(0)
-        if path in found:
-            continue
-        found.append(path)
-        for name in re.findall(r'^#include "([^"]+)"', read(path), re.M):
-            for candidate in ((ROOT / path).parent / name, ROOT / name):
-                if candidate.exists():
-                    pending.append(str(candidate.resolve().relative_to(ROOT)))
-                    break
-    return found
+    """The paths of the public headers, from the root; generated ones are left out."""
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "include/coxswain").rglob("*.h"))
 
 
 def functions_of(text):
@@ -89,7 +77,7 @@ def needed(library):
 
 
 def map_of(header):
-    return list(LIBRARIES)[header.startswith("memory/")]
+    return list(LIBRARIES)[header.startswith("include/coxswain/memory/")]
 
 
 def compare_headers(map_, declared, versions):
@@ -172,9 +160,8 @@ def crowded(text):
 
 
 def unmarked(text):
-    """The functions that users see and cannot link: neither COX_PUBLIC nor under COX_INTERNAL."""
+    """The functions that users see and cannot link: those that are not COX_PUBLIC."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
-    text = re.sub(r"^#ifdef COX_INTERNAL\n.*?^#endif", "", text, flags=re.S | re.M)
     prototypes = re.findall(r"^(?!COX_PUBLIC|static|typedef)([a-z][^;{}#=]*?\b(cox_\w+)\s*\([^;{}]*\)[^;{}]*);", text, re.M)
     return [name for _, name in prototypes]
 
@@ -195,7 +182,7 @@ def self_check():
     assert len(compare_debian(list(LIBRARIES)[0], " cox_a@V_2 1\n cox_b@V_2 2\n", versions)) == 2
     assert write_debian("l\n*\n cox_a@V_1 1\n\nlibcoxswain-proto", versions, "2") == (
         "l\n*\n V_1@V_1 2\n cox_a@V_1 1\n V_2@V_2 2\n cox_b@V_2 2\nlibcoxswain-proto")
-    assert unmarked("int cox_a(void);\n#ifdef COX_INTERNAL\nint cox_b(void);\n#endif\nCOX_PUBLIC int\ncox_c(void);\n"
+    assert unmarked("int cox_a(void);\nCOX_PUBLIC int\ncox_c(void);\n"
                     "static inline int cox_d(int x)\n{\n    return x;\n}\n") == ["cox_a"]
     assert crowded("int a;\n/* Opens. Returns 0; COX_A: no; -errno. */\n") == [2]
     assert crowded("/* Opens; closes.\n * Returns\n *   0; and\n *   COX_A: no; never\n */\n") == []
@@ -222,14 +209,12 @@ def main():
         if len(sys.argv) > 2:
             problems += compare_library(map_, exported(sys.argv[number]), versions)
     for path in headers:
-        problems += [f"{path}: {name} is neither COX_PUBLIC nor between #ifdef COX_INTERNAL and #endif: users would see it, and "
-                     "fail to link" for name in unmarked(read(path))]
+        problems += [f"{path}: {name} is not COX_PUBLIC: users would see it, and fail to link" for name in unmarked(read(path))]
     for folder in ("channel", "coordinator", "engine", "memory", "program", "proto", "worker"):
         for path in sorted((ROOT / folder).rglob("*.h")):
             name = str(path.relative_to(ROOT))
-            if name not in headers:
-                problems += [f"{name}: {function} is COX_PUBLIC, but no header of include/coxswain reaches {name}"
-                             for function in sorted(functions_of(path.read_text()))]
+            problems += [f"{name}: {function} is COX_PUBLIC: its place is include/coxswain/"
+                         for function in sorted(functions_of(path.read_text()))]
     for path in headers:
         problems += [f"{path}:{line}: what it returns is a list after `Returns`, one line for each code"
                      for line in crowded(read(path))]

@@ -2,9 +2,10 @@
  * The adapters of a rank, by name: found by the thread that computes steps while another one loads
  * and removes.
  */
-#include "model_fixture.h"
 #include "engine/rank/adapter_cache.h"
-#include "worker/sequences/batch.h"
+#include "model_fixture.h"
+
+#include <coxswain/worker.h>
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -12,7 +13,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-
 #include <cmocka.h>
 
 #define ROUND_COUNT 8000

@@ -1,6 +1,7 @@
 #include "channel_fixture.h"
 
 #include "channel/socket/control_socket.h"
+#include "coordinator/executor/core.h"
 #include "tests/lib/rights.h"
 
 #include <dirent.h>

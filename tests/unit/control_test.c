@@ -1,5 +1,10 @@
+#include "channel/base/fault.h"
 #include "channel/recorder/recorder_layout.h"
+#include "channel/shm/channel.h"
 #include "channel/shm/control.h"
+#include "channel/shm/region.h"
+#include "tests/lib/rights.h"
+#include "channel_fixture.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -10,11 +15,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include "channel/base/fault.h"
-#include "channel/shm/channel.h"
-#include "channel_fixture.h"
-#include "tests/lib/rights.h"
 
 #define GROUP test_name("g")
 

@@ -1,4 +1,8 @@
 /* Domains: the table, memory of host, bounce and a user-defined domain, and copies between them. */
+#include "memory/domain/domain_table.h"
+#include "tests/lib/inverted_domain.h"
+#include "channel_fixture.h"
+
 #include <coxswain/memory/domain.h>
 
 #include <fcntl.h>
@@ -7,9 +11,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysinfo.h>
-
-#include "tests/lib/inverted_domain.h"
-#include "channel_fixture.h"
 
 #define PAGE UINT64_C(4096)
 /* Neither a multiple of pages, nor of the pieces that are copied through the host. */

@@ -1,5 +1,6 @@
 #include "engine_loop_fixture.h"
 
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "tests/lib/token_hash.h"

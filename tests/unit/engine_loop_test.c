@@ -1,13 +1,13 @@
 /*
  * engine loop: whole runs against the rank of engine_loop_fixture.h.
  */
+#include "channel/base/idioms.h"
 #include "engine_loop_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
 #include <cmocka.h>
 
 /* ---- allocations of one thread, also those inside libprotobuf-c ---- */

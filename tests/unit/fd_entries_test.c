@@ -1,11 +1,11 @@
+#include "channel/base/idioms.h"
 #include "channel/socket/fd_entries.h"
+#include "channel_fixture.h"
 
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-
-#include "channel_fixture.h"
 
 static struct cox_fd_entries fd_entries;
 static struct cox_fd_owner one, other;

@@ -1,4 +1,8 @@
 /* By-value handles in one process: the bytes, the exporter, the importer. */
+#include "channel/base/idioms.h"
+#include "channel/handle/handle_internal.h"
+#include "proto/executor.pb-c.h"
+#include "tests/lib/rights.h"
 #include "handle_fixture.h"
 
 #include <fcntl.h>
@@ -13,9 +17,6 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-
-#include "proto/executor.pb-c.h"
-#include "tests/lib/rights.h"
 
 #define SIZE 20000
 

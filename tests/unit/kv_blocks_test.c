@@ -1,9 +1,10 @@
 /* KV blocks (coxswain/kv.h): which process may write, what a view accepts, and
  * the order of take, give and copy. */
-#include <coxswain/kv.h>
-
 #include "channel/base/fault.h"
 #include "channel/kv/kv_blocks_layout.h"
+#include "channel/kv/kv_internal.h"
+
+#include <coxswain/kv.h>
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,7 +17,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
 #include <cmocka.h>
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */

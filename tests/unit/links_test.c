@@ -1,10 +1,11 @@
 /* Links to KV blocks of this same process, and pulls through them: what needs no groups. */
+#include "coordinator/executor/requests_internal.h"
 #include "engine/rank/links.h"
 #include "engine/rank/pulls.h"
+#include "tests/lib/rights.h"
 
 #include <coxswain/handle.h>
 #include <coxswain/kv.h>
-#include "tests/lib/rights.h"
 
 #include <sched.h>
 #include <setjmp.h>
@@ -16,7 +17,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
 #include <cmocka.h>
 
 #define PATIENCE_MS 30000
@@ -688,7 +688,7 @@ static void p9_a_clear_ends_the_pull_before_its_next_block(void **state)
     side_close(&side);
 }
 
-/* ---- the states of a link (proto/link_state.h) ---- */
+/* ---- the states of a link (coxswain/requests.h) ---- */
 
 static void m11_a_link_moves_forward_or_fails_and_stays_failed(void **state)
 {

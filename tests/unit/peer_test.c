@@ -1,4 +1,7 @@
+#include "channel/base/idioms.h"
 #include "channel/base/peer.h"
+#include "tests/lib/rights.h"
+#include "channel_fixture.h"
 
 #include <fcntl.h>
 #include <grp.h>
@@ -14,9 +17,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "channel_fixture.h"
-#include "tests/lib/rights.h"
 
 /* The kernel's largest limit of pids. A pid that was reaped may be another process's at once. */
 #define PID_NEVER_USED (1 << 22)

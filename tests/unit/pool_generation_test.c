@@ -1,8 +1,8 @@
 /* Blocks that one process manages by number, and blocks that messages pin. */
+#include "memory/pool/pool_internal.h"
+#include "memory/pool/pool_layout.h"
 #include "channel_fixture.h"
 #include "pool_fixture.h"
-
-#include "memory/pool/pool_layout.h"
 
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 70

@@ -1,4 +1,5 @@
 /* Slabs, runs of slabs, and memory on demand. */
+#include "memory/pool/pool_internal.h"
 #include "channel_fixture.h"
 #include "pool_fixture.h"
 

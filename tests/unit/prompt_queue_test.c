@@ -3,7 +3,6 @@
  */
 #include "engine/batching/lora.h"
 #include "engine/batching/prompt_queue.h"
-
 #include "proto/executor.pb-c.h"
 #include "engine_loop_fixture.h"
 
@@ -13,8 +12,8 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-
 #include <cmocka.h>
+#include <stdlib.h>
 
 #define PATIENCE_MS 30000
 #define PROMPT_MAX 12

@@ -1,5 +1,7 @@
 #include "queue_fixture.h"
 
+#include "channel/base/idioms.h"
+
 #include <stdio.h>
 #include <string.h>
 

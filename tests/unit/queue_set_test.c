@@ -1,4 +1,8 @@
 /* Waiting on several queues, and the queue lock. */
+#include "channel/base/idioms.h"
+#include "memory/queue/queue_internal.h"
+#include "memory/queue/queue_lock.h"
+#include "memory/queue/queue_set.h"
 #include "queue_fixture.h"
 
 #include <pthread.h>
@@ -12,12 +16,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
 #include <cmocka.h>
-
-#include "memory/queue/queue_internal.h"
-#include "memory/queue/queue_lock.h"
-#include "memory/queue/queue_set.h"
 
 #define QUEUE_COUNT 3
 #define PATIENCE_MS 20000

@@ -1,5 +1,6 @@
 /* The flight recorder: what is recorded is read, also of a writer that is killed or never stops.
  * Bytes of any kind are refused or read, never trusted. */
+#include "channel/base/idioms.h"
 #include "channel/recorder/recorder.h"
 #include "coordinator/recording/recording.h"
 #include "proto/recording.pb-c.h"
@@ -17,7 +18,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
 #include <cmocka.h>
 
 #define EXECUTE COX_CHANNEL_EXECUTE

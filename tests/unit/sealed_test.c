@@ -1,5 +1,12 @@
 /* The memory of a sealed group: what a rank is given, what it can do to it, and what it refuses. */
+#include "channel/base/futex.h"
+#include "channel/base/idioms.h"
+#include "channel/shm/channel.h"
+#include "channel/shm/reply.h"
+#include "channel/shm/request.h"
 #include "channel/shm/sealed.h"
+#include "channel/shm/state.h"
+#include "channel_fixture.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -11,13 +18,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-
-#include "channel/shm/channel.h"
-#include "channel/base/futex.h"
-#include "channel/shm/reply.h"
-#include "channel/shm/request.h"
-#include "channel/shm/state.h"
-#include "channel_fixture.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010

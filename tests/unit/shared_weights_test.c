@@ -1,13 +1,13 @@
 /* shared_weights: one version after the other, with the rank of engine_loop_fixture.h, and offers
  * opened as ranks open them. */
-#include "engine/batching/shared_weights.h"
-#include "channel/memory/image.h"
 #include "engine/batching/prompt_queue.h"
+#include "engine/batching/shared_weights.h"
 #include "engine/model/block.h"
 #include "engine/model/digest.h"
+#include "engine_loop_fixture.h"
 #include "model_fixture.h"
 
-#include "engine_loop_fixture.h"
+#include <coxswain/handle.h>
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -16,7 +16,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-
 #include <cmocka.h>
 
 #define PATIENCE_MS 60000

@@ -1,4 +1,7 @@
+#include "channel/base/idioms.h"
 #include "channel/socket/socket.h"
+#include "tests/lib/rights.h"
+#include "channel_fixture.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -9,9 +12,6 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/wait.h>
-
-#include "channel_fixture.h"
-#include "tests/lib/rights.h"
 
 #define PATIENCE cox_deadline_after_ms(60000)
 #define LARGE_SIZE (UINT32_C(4) << 20)

@@ -2,16 +2,15 @@
  * step_wire: what is packed by hand is what protobuf-c packs, and what is unpacked by hand is what
  * protobuf-c unpacks.
  */
-#include "proto/step_wire.h"
-
 #include "proto/executor.pb-c.h"
+#include "proto/step_wire.h"
 #include "proto/varint.h"
+#include "proto/wire.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
 #include <cmocka.h>
 
 typedef Coxswain__ExecuteRequest Request;

@@ -5,9 +5,10 @@
 #ifndef COX_TESTS_UNIT_TABLE_MODEL_H
 #define COX_TESTS_UNIT_TABLE_MODEL_H
 
-#include "table_request.h"
-#include "worker/sequences/batch.h"
 #include "worker/sequences/table.h"
+#include "table_request.h"
+
+#include <coxswain/worker.h>
 
 #define MODEL_SLOT_MAX 8
 #define MODEL_TOKEN_MAX 40

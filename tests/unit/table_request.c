@@ -1,7 +1,9 @@
 #include "table_request.h"
 
-#include <coxswain/base.h>
+#include "channel/base/idioms.h"
 #include "proto/wire.h"
+
+#include <coxswain/base.h>
 
 #include <stdlib.h>
 #include <string.h>

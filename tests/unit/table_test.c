@@ -3,11 +3,11 @@
  * property tests compare it with table_model, a naive reference, over thousands of random steps,
  * valid and broken.
  */
-#include "table_model.h"
-#include "table_request.h"
-
+#include "channel/base/idioms.h"
 #include "proto/wire.h"
 #include "worker/sequences/table_private.h"
+#include "table_model.h"
+#include "table_request.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -16,7 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
 #include <cmocka.h>
 
 #define LENGTH(array) (sizeof(array) / sizeof(array)[0])

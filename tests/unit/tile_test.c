@@ -3,7 +3,9 @@
  * any other rows. The test tile has the kernel that this processor gets, tile_baseline the one of
  * an x86-64 processor without AVX2.
  */
+#include "channel/base/idioms.h"
 #include "engine/compute/tile.h"
+
 #include <coxswain/base.h>
 
 #include <math.h>
@@ -11,7 +13,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
 #include <cmocka.h>
 
 /* Beside multiples of the kernel's 8 sums, 4 columns and 512 columns, and around them. */

@@ -2,8 +2,8 @@
  * transfers: the states of a pull, one end each, blocks in quarantine, on the executor of
  * engine_loop_fixture.h, whose pulls the test completes.
  */
+#include "coordinator/server/server_internal.h"
 #include "engine/batching/transfers.h"
-
 #include "proto/executor.pb-c.h"
 #include "engine_loop_fixture.h"
 
@@ -13,7 +13,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
 #include <cmocka.h>
 
 #define PULL_ERROR COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR

@@ -1,17 +1,17 @@
 /* Images of the model's weights (channel/shm/region.h), which no process can change, and how a rank
  * takes one after the other. */
 #include "engine/rank/weights_subscriber.h"
-#include "worker/sequences/weights_candidate.h"
-#include "channel/memory/image.h"
 #include "proto/executor.pb-c.h"
+#include "worker/sequences/weights_candidate.h"
+#include "channel_fixture.h"
+
+#include <coxswain/handle.h>
 
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-
-#include "channel_fixture.h"
 
 #define LABEL "cox_weights"
 #define SIZE 20000u /* no multiple of a page */

@@ -1,17 +1,18 @@
+#include "channel/base/fault.h"
+#include "channel/base/hash.h"
+#include "channel/base/idioms.h"
+#include "channel/base/options.h"
+#include "channel/base/peer.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/recorder/recorder.h"
+#include "channel/shm/geometry.h"
+#include "group_memory.h"
 #include "group_private.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/hash.h"
-#include "channel/base/options.h"
-#include "channel/shm/geometry.h"
-#include "channel/handle/handle_internal.h"
-#include "channel/recorder/recorder.h"
-#include "group_memory.h"
 
 /* The group, with what its subgroups share. */
 struct group_whole {

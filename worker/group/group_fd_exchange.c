@@ -7,6 +7,11 @@
  * full) is returned there after the last round, so that it stays in step with the others, whose
  * exchange succeeded.
  */
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/handle/handle_internal.h"
 #include "group_private.h"
 
 #include <fcntl.h>
@@ -14,9 +19,6 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/handle/handle_internal.h"
 
 /* linux/unistd.h of 5.6 and later; the number is the same on every architecture. */
 #ifndef SYS_pidfd_getfd

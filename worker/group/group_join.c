@@ -17,6 +17,12 @@
  * process never becomes a rank of a wrong generation. In these cases the joining process polls,
  * each millisecond, until the name is free or means another file.
  */
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/shm/geometry.h"
+#include "channel/shm/region.h"
+#include "group_memory.h"
 #include "group_private.h"
 
 #include <fcntl.h>
@@ -25,10 +31,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/shm/geometry.h"
-#include "group_memory.h"
 
 #define SHM_FOLDER "/dev/shm"
 #define RETRY_NS COX_NSEC_PER_MSEC

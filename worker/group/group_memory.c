@@ -1,12 +1,14 @@
 #include "group_memory.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/shm/geometry.h"
+#include "channel/shm/region.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/base/fault.h"
-#include "channel/shm/geometry.h"
 
 /* A connection to the control socket. */
 #define SOCKET_MS 1000

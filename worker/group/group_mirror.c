@@ -1,15 +1,17 @@
 #include "group_mirror.h"
 
+#include "channel/base/fault.h"
+#include "channel/base/futex.h"
+#include "channel/base/peer.h"
+#include "channel/shm/region.h"
+#include "group_private.h"
+
 #include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/futex.h"
-#include "group_private.h"
 
 /* What of a rank follows in a message. */
 #define ENTRY_IDENTITY 1u

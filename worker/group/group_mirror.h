@@ -49,7 +49,6 @@ struct cox_group_mirror_options {
     uint32_t rank_first, rank_here;
 };
 
-#ifdef COX_INTERNAL
 /* Returns 0; COX_INVALID; -errno. */
 int cox_group_mirror_open(const struct cox_group_mirror_options *options,
                           struct cox_group_mirror **ret_mirror, struct cox_error *err);
@@ -72,7 +71,6 @@ void cox_group_mirror_wake(struct cox_group_mirror *mirror);
 int cox_group_mirror_apply(struct cox_group_mirror *mirror, uint32_t rank_first,
                            uint32_t rank_count, const uint8_t *bytes, size_t size,
                            struct cox_error *err);
-#endif
 
 #ifdef __cplusplus
 }

@@ -4,13 +4,13 @@
  * process. /proc is read as often, so that a death is seen as soon, but costs a few files per
  * missing rank.
  */
+#include "channel/base/peer.h"
+#include "channel/handle/handle_internal.h"
 #include "group_private.h"
 
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
-
-#include "channel/handle/handle_internal.h"
 
 /* A death that one process has seen becomes visible to all within this time. */
 #define DEATH_SHOWS_MS 20

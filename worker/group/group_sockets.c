@@ -16,6 +16,11 @@
  * queued by then. So a rank that then finds its own queue empty stops waiting, and fails for the
  * same reason, in step with the others.
  */
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/socket/socket.h"
 #include "group_private.h"
 
 #include <inttypes.h>
@@ -24,10 +29,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/handle/handle_internal.h"
-#include "channel/socket/socket.h"
 
 /* How long to wait when the peer's queue, or the kernel's count of fds, is full. */
 #define RETRY_NS COX_NSEC_PER_MSEC

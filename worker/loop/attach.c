@@ -1,18 +1,21 @@
 /* attach: how a worker process becomes a rank: it finds the group's memory, checks it, and claims
  * its rank. */
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/shm/region.h"
+#include "channel/shm/state.h"
+#include "channel/socket/runtime_dir.h"
+#include "worker/group/group_memory.h"
+#include "legacy_shim.h"
+#include "worker_internal.h"
+
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/shm/state.h"
-#include "channel/socket/runtime_dir.h"
-#include "worker/group/group_memory.h"
-#include "legacy_shim.h"
-#include "worker_internal.h"
 
 #define ARENA_FIRST_SIZE (64u << 10)
 /* How long the control socket of a live coordinator may take to reply. */

@@ -1,11 +1,12 @@
 #include "legacy_shim.h"
 
+#include "channel/base/peer.h"
+#include "channel/shm/region.h"
+#include "channel/shm/state.h"
+
 #include <endian.h>
 #include <string.h>
 #include <sys/mman.h>
-
-#include "channel/base/peer.h"
-#include "channel/shm/state.h"
 
 static int region_size(const char *object, uint64_t *ret_size, struct cox_error *err)
 {

@@ -1,5 +1,7 @@
 #include "lending.h"
 
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
 #include "channel/shm/state.h"
 #include "pause.h"
 #include "serve_internal.h"

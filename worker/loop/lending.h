@@ -1,5 +1,5 @@
 /*
- * lending: the requests of a taken channel (take.h): which of them are with a caller, and which
+ * lending: the requests of a taken channel (worker.h): which of them are with a caller, and which
  * replies wait for their turn.
  *
  * A request occupies the entry of its frame, from next until its reply is published:
@@ -22,7 +22,8 @@
 
 #include "channel/shm/layout.h"
 #include "pause.h"
-#include "take.h"
+
+#include <coxswain/worker.h>
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,12 +1,13 @@
 /* out_of_line: requests and replies of a channel thread that are out of line
  * (channel/memory/large_payload.h). */
-#include <inttypes.h>
-#include <string.h>
-
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/shm/state.h"
 #include "proto/large_payload_ref.h"
 #include "worker_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
 
 static const char *worker_fd_store(const struct cox_worker *worker)
 {

@@ -44,12 +44,15 @@
  */
 #include "pause.h"
 
-#include <inttypes.h>
-#include <string.h>
-
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "proto/operation.h"
+#include "proto/wire.h"
 #include "worker_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
 
 #define GRACE_MS_DEFAULT 500
 #define GRACE_MS_MAX (UINT64_C(24) * 3600 * 1000)

@@ -1,11 +1,12 @@
-#include "serve_internal.h"
-
-#include <string.h>
-
+#include "channel/base/idioms.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "proto/large_payload_ref.h"
 #include "proto/operation.h"
+#include "proto/wire.h"
+#include "serve_internal.h"
+
+#include <string.h>
 
 /* The interval at which a wait for a legacy coordinator's token checks whether the worker leaves.
  */

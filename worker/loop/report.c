@@ -1,16 +1,18 @@
 /* report: faults that are no reply, at the error channel. */
-#include <endian.h>
-#include <stdio.h>
-#include <string.h>
-
 #include "channel/base/fault.h"
 #include "channel/base/tsan.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "proto/executor.pb-c.h"
 #include "proto/utf8.h"
-#include <coxswain/worker.h>
+#include "proto/wire.h"
 #include "worker_internal.h"
+
+#include <coxswain/worker.h>
+
+#include <endian.h>
+#include <stdio.h>
+#include <string.h>
 
 static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t sequence,
                               const char *text)

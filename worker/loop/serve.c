@@ -1,16 +1,19 @@
 /* serve: one request of one channel thread: unpack, call back, reply. */
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/shm/reply.h"
+#include "channel/shm/state.h"
+#include "proto/operation.h"
+#include "proto/wire.h"
+#include "worker/sequences/adapter_references.h"
+#include "worker/sequences/weights_candidate.h"
 #include "serve_internal.h"
+#include "worker_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/base/fault.h"
-#include "channel/shm/reply.h"
-#include "channel/shm/state.h"
-#include "proto/operation.h"
-#include "worker/sequences/adapter_references.h"
-#include "worker/sequences/weights_candidate.h"
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name

@@ -1,14 +1,14 @@
+#include "channel/shm/state.h"
+#include "worker/group/group_memory.h"
+#include "worker/sequences/weights_candidate.h"
+#include "kv_layout.h"
 #include "serve_internal.h"
+
+#include <coxswain/worker.h>
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "channel/shm/state.h"
-#include "worker/group/group_memory.h"
-#include "kv_layout.h"
-#include "take.h"
-#include "worker/sequences/weights_candidate.h"
 
 /* Path of the control socket. False: the group has none, or the path is too long. */
 static bool socket_find(const struct cox_worker *worker, char buffer[COX_SOCKET_PATH_SIZE])

@@ -8,9 +8,10 @@
 #define COX_WORKER_SERVE_INTERNAL_H
 
 #include "proto/executor.pb-c.h"
-#include "worker/sequences/batch.h"
 #include "worker/group/group_memory.h"
 #include "worker_internal.h"
+
+#include <coxswain/worker.h>
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
 typedef Coxswain__ExecuteResponse ExecuteResponse;

@@ -1,11 +1,13 @@
 /* take: a channel thread waits for its next request, and serves it. */
-#include "take.h"
-
-#include <inttypes.h>
-
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
 #include "channel/shm/state.h"
 #include "legacy_shim.h"
 #include "worker_internal.h"
+
+#include <coxswain/worker.h>
+
+#include <inttypes.h>
 
 /* Inlined twice: for channel threads, which have no deadline, and for next. */
 #define COX_HOT_INLINE __attribute__((always_inline)) inline

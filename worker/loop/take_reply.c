@@ -1,12 +1,14 @@
 /* take_reply: replies to lent requests. */
-#include <inttypes.h>
-#include <stdio.h>
-
 #include "channel/shm/parts.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
+#include "proto/wire.h"
 #include "serve_internal.h"
-#include "take.h"
+
+#include <coxswain/worker.h>
+
+#include <inttypes.h>
+#include <stdio.h>
 
 static struct cox_channel_thread *reply_thread(struct cox_worker *worker)
 {

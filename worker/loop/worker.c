@@ -1,5 +1,16 @@
 #include <coxswain/worker.h>
 
+#include "channel/base/base_internal.h"
+#include "channel/base/fault.h"
+#include "channel/base/idioms.h"
+#include "channel/base/options.h"
+#include "channel/base/peer.h"
+#include "channel/base/thread.h"
+#include "channel/shm/state.h"
+#include "worker/group/group_memory.h"
+#include "legacy_shim.h"
+#include "worker_internal.h"
+
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
@@ -9,14 +20,6 @@
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
-
-#include "channel/base/fault.h"
-#include "channel/base/options.h"
-#include "channel/base/thread.h"
-#include "channel/shm/state.h"
-#include "worker/group/group_memory.h"
-#include "legacy_shim.h"
-#include "worker_internal.h"
 
 #define REQUEST_SIZE_MAX (UINT64_C(256) << 20)
 #define SEQUENCE_COUNT_MAX 4096

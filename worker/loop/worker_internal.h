@@ -3,19 +3,21 @@
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 
+#include "channel/base/idioms.h"
+#include "channel/base/peer.h"
+#include "channel/base/spin.h"
 #include "channel/memory/large_payload.h"
+#include "channel/recorder/probes.h"
 #include "channel/recorder/recorder.h"
 #include "channel/shm/channel.h"
-#include "channel/socket/control_socket.h"
 #include "channel/shm/fd_bundle.h"
-#include "channel/base/peer.h"
-#include "channel/recorder/probes.h"
 #include "channel/shm/request.h"
-#include "channel/base/spin.h"
 #include "channel/shm/state.h"
+#include "channel/socket/control_socket.h"
+#include "worker/sequences/table.h"
 #include "lending.h"
 #include "pause.h"
-#include "worker/sequences/table.h"
+
 #include <coxswain/worker.h>
 
 #include <pthread.h>
@@ -332,5 +334,9 @@ void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread); /* idemp
 /* Reports a fault; channel < 0: about no request. */
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                     uint64_t deadline_ns);
+
+uint32_t cox_worker_rank_count(const struct cox_worker *worker);
+
+bool cox_worker_paused(const struct cox_worker *worker);
 
 #endif

@@ -1,10 +1,11 @@
 #include "adapter_references.h"
 
+#include "channel/base/idioms.h"
+#include "channel/base/thread.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/base/thread.h"
 
 /* How soon a wait notices that it was cancelled. */
 #define SLICE_MS 50

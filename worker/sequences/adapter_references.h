@@ -16,7 +16,7 @@
 #ifndef COX_WORKER_ADAPTER_REFERENCES_H
 #define COX_WORKER_ADAPTER_REFERENCES_H
 
-#include "batch.h"
+#include <coxswain/worker.h>
 
 struct cox_adapter_references;
 

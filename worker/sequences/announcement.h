@@ -8,8 +8,9 @@
 #ifndef COX_WORKER_ANNOUNCEMENT_H
 #define COX_WORKER_ANNOUNCEMENT_H
 
-#include "batch.h"
 #include "sequence_store.h"
+
+#include <coxswain/worker.h>
 
 struct Coxswain__SamplingParams;
 

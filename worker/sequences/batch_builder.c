@@ -1,5 +1,6 @@
 #include "batch_builder.h"
 
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 
 #include <stdlib.h>

@@ -13,8 +13,9 @@
 #ifndef COX_WORKER_BATCH_BUILDER_H
 #define COX_WORKER_BATCH_BUILDER_H
 
-#include "batch.h"
 #include "sequence_store.h"
+
+#include <coxswain/worker.h>
 
 struct Coxswain__ExecuteModelRequest;
 

@@ -1,9 +1,10 @@
 #include "sequence_store.h"
 
+#include "channel/base/hash.h"
+#include "channel/base/idioms.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-#include "channel/base/hash.h"
 
 /* Items of the first allocation of an array: one cache line. */
 #define NUMBERS_CAPACITY_MIN 16

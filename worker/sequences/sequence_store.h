@@ -16,8 +16,9 @@
 #ifndef COX_WORKER_SEQUENCE_STORE_H
 #define COX_WORKER_SEQUENCE_STORE_H
 
-#include "batch.h"
 #include "adapter_references.h"
+
+#include <coxswain/worker.h>
 
 /* Bytes of a request id, at most. */
 #define COX_REQUEST_ID_LENGTH_MAX 128

@@ -1,5 +1,7 @@
 #include "step_digest.h"
 
+#include "channel/base/idioms.h"
+
 /* Of words, in their order. */
 struct sum {
     uint64_t words;

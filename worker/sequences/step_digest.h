@@ -24,7 +24,7 @@
 #ifndef COX_WORKER_STEP_DIGEST_H
 #define COX_WORKER_STEP_DIGEST_H
 
-#include "batch.h"
+#include <coxswain/worker.h>
 
 /* The step that the chain began with, then the digests in the order of enum cox_digest; 0: the rank
  * is not compared. */

@@ -1,5 +1,6 @@
 #include "table.h"
 
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 #include "column_parser.h"
 #include "nested_parser.h"

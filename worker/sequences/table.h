@@ -15,8 +15,9 @@
 #ifndef COX_WORKER_TABLE_H
 #define COX_WORKER_TABLE_H
 
-#include "batch.h"
 #include "step_digest.h"
+
+#include <coxswain/worker.h>
 
 struct cox_table;
 struct cox_adapter_references;

@@ -1,5 +1,5 @@
 /*
- * weights_candidate: reads from a request where a version of the shared weights is (batch.h).
+ * weights_candidate: reads from a request where a version of the shared weights is (worker.h).
  *
  * Threads: any; values. Ownership: the caller's memory. Blocks: nothing. Bytes: the request comes
  * from the coordinator and is checked all the same. If the process dies: nothing is left.
@@ -7,7 +7,7 @@
 #ifndef COX_WORKER_WEIGHTS_CANDIDATE_H
 #define COX_WORKER_WEIGHTS_CANDIDATE_H
 
-#include "batch.h"
+#include <coxswain/worker.h>
 
 struct Coxswain__ExecuteRequest;
 

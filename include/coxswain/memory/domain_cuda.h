@@ -36,11 +36,6 @@ extern "C" {
  *   -ENOMEM
  */
 COX_PUBLIC int cox_domains_add_cuda(struct cox_domains *domains, struct cox_error *err);
-#ifdef COX_INTERNAL
-/* The same with the driver library of this path or name. */
-int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,
-                                 struct cox_error *err);
-#endif
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,7 @@
  *
  * For processes that trust each other: each can write all shared words, so one faulty process can
  * corrupt the pool for all. For readers that are not trusted there are kv.h (KV caches) and
- * sealed images (region.h; model weights).
+ * sealed images (handle.h; model weights).
  *
  * A pool has two memories: the blocks, in some domain (domain.h), and the words, a sealed memfd
  * that every process maps. Each process (an *owner*: pid, start time, incarnation) has a reference
@@ -156,13 +156,6 @@ COX_PUBLIC int cox_pool_attach(const int fds[2], const struct cox_pool_attach_op
 /* Releases all references of this process and unmaps the pool. NULL-safe, returns NULL. In the
  * child of a fork it only closes and unmaps: the row is the parent's. */
 COX_PUBLIC struct cox_pool *cox_pool_free(struct cox_pool *pool);
-#ifdef COX_INTERNAL
-void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
-
-/* True if this process holds no reference to any block; blocks from adopt_all do not count. Scans
- * the local references of all blocks. */
-bool cox_pool_is_idle(const struct cox_pool *pool);
-#endif
 
 /* Lent until free. ret_fds[1] is writable only if this process may write the blocks. */
 COX_PUBLIC void cox_pool_fds(const struct cox_pool *pool, int ret_fds[2]);
@@ -189,12 +182,6 @@ COX_PUBLIC int cox_pool_open(const struct cox_pool_handle *handle, const char *s
                              struct cox_pool **ret_pool, struct cox_error *err);
 
 COX_PUBLIC uint64_t cox_pool_id(const struct cox_pool *pool); /* random, not 0 */
-#ifdef COX_INTERNAL
-struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
-uint32_t cox_pool_block_count(const struct cox_pool *pool);
-uint64_t cox_pool_block_size(
-    const struct cox_pool *pool); /* fixed: of each; slab: of the smallest */
-#endif
 COX_PUBLIC struct cox_domain_memory *cox_pool_memory(const struct cox_pool *pool); /* lent */
 
 /* ---- references ---- */
@@ -240,17 +227,6 @@ COX_PUBLIC int cox_pool_offset(const struct cox_pool *pool, const struct cox_blo
                                uint64_t *ret_offset);
 /* Address of the block in this process; NULL: the domain has none, or no such block. */
 COX_PUBLIC void *cox_pool_pointer(const struct cox_pool *pool, const struct cox_block_ref *ref);
-#ifdef COX_INTERNAL
-/* Find the block that contains a byte, by its offset or address, and its present generation. They
- * take no reference.
- * Returns
- *   0
- *   COX_NOT_FOUND: the byte is not in this pool, or in no used block
- */
-int cox_pool_find(const struct cox_pool *pool, uint64_t offset, struct cox_block_ref *ret_ref);
-int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
-                          struct cox_block_ref *ret_ref);
-#endif
 
 /* The next three copy the bytes [offset, offset + size) of a block from or to the host, or size
  * bytes between blocks of any two pools. The process must hold a reference; otherwise they fail.
@@ -278,65 +254,7 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
  * processes take references with cox_pool_ref. The creator then chooses the generations: any number
  * but the previous one. If the readers are not trusted, or must not be waited for: kv.h. */
 
-#ifdef COX_INTERNAL
-/* Makes every block USED with this generation, counted in this process's row. Only in a fresh fixed
- * pool, else COX_STATE. An adopted block is not released with unref: it stays this process's until
- * free. Adopts all blocks or none. With on_demand it may also return what the domain returns; then
- * the pool is not fresh any more. */
-int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
-/* The generation of a block that this process adopted; 0: no such block. No ordering guarantee. */
-uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
-/* Gives the block another generation: from now on no process can take a reference to the old one.
- * Does not wait; the block must not be written before wait_unpinned has returned 0.
- * Returns
- *   0, also if it has that generation already
- *   COX_INVALID
- *   COX_STATE: this process has not adopted the block
- */
-int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation);
-/* Blocks until no other process has a reference to the block: then it may be written. Checks at
- * once, at every unref and every 50 ms, and releases the references of dead processes. cancelled
- * (NULL: never) is called at each check.
- * Returns
- *   0
- *   COX_TIMEOUT: err names the process that still has a reference
- *   COX_ABORTED: cancelled
- *   COX_INVALID
- */
-int cox_pool_wait_unpinned(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                           bool (*cancelled)(void *context), void *context, struct cox_error *err);
-#endif
-
 /* ---- pins, for queues ---- */
-
-#ifdef COX_INTERNAL
-/* Joins this process to a queue (its id, not 0), so that the queue's pins stay valid while the
- * process lives. Each join needs one leave, because one process may have several users of the pool;
- * free leaves all queues.
- * Returns
- *   0
- *   COX_FULL
- *   COX_INVALID
- *   COX_BUSY: another live process, probably stopped, has held the lock of the queues for a second
- */
-int cox_pool_queue_join(struct cox_pool *pool, uint64_t queue_id, struct cox_error *err);
-void cox_pool_queue_leave(struct cox_pool *pool, uint64_t queue_id);
-/* Sets the pin {queue, tag} on the block, to which this process must have a reference. tag: 1 to
- * 2^48 - 1. Idempotent.
- * Returns
- *   0
- *   COX_STALE
- *   COX_FULL: the block has COX_POOL_PIN_COUNT_MAX other pins
- *   COX_NOT_FOUND: this process has not joined the queue
- *   COX_INVALID
- */
-int cox_pool_pin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t queue_id,
-                 uint64_t tag, struct cox_error *err);
-/* Clears the pin, and frees the block if no row counts it and no other pin is left. Idempotent, in
- * any process. */
-void cox_pool_unpin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t queue_id,
-                    uint64_t tag);
-#endif
 
 /* ---- clean-up after dead processes, and display ---- */
 
@@ -359,11 +277,6 @@ struct cox_pool_stats {
 };
 /* Exact only while no process changes the pool. */
 COX_PUBLIC void cox_pool_read_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
-#ifdef COX_INTERNAL
-/* Owners, queues and used blocks as text, for a debugger or a log. line is called for each line. */
-void cox_pool_dump(const struct cox_pool *pool, void (*line)(void *context, const char *text),
-                   void *context);
-#endif
 
 #ifdef __cplusplus
 }

@@ -88,9 +88,6 @@ COX_PUBLIC int cox_queue_attach(int fd, const struct cox_queue_options *expected
                                 struct cox_queue **ret_queue, struct cox_error *err);
 /* All endpoints must be freed before: asserted. NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_queue *cox_queue_free(struct cox_queue *queue);
-#ifdef COX_INTERNAL
-void cox_queue_freep(struct cox_queue **queue); /* for _cox_cleanup_ */
-#endif
 COX_PUBLIC int cox_queue_fd(const struct cox_queue *queue); /* lent */
 /* Exports the queue as a handle. Returns as cox_exporter_export. */
 COX_PUBLIC int cox_queue_export(struct cox_queue *queue, struct cox_exporter *exporter,
@@ -100,9 +97,6 @@ COX_PUBLIC int cox_queue_export(struct cox_queue *queue, struct cox_exporter *ex
 COX_PUBLIC int cox_queue_open(const struct cox_handle *handle, const char *socket_path,
                               uint64_t deadline_ns, const struct cox_queue_options *expected,
                               struct cox_queue **ret_queue, struct cox_error *err);
-#ifdef COX_INTERNAL
-uint64_t cox_queue_id(const struct cox_queue *queue);
-#endif
 
 struct cox_publisher_options {
     /* set by COX_PUBLISHER_OPTIONS_INIT (base.h) */
@@ -278,10 +272,6 @@ COX_PUBLIC void cox_queue_set_trigger(struct cox_queue_set *set);
 /* Removes endpoints of dead processes, and frees the messages and pools that only they kept.
  * Returns the number of removed endpoints. */
 COX_PUBLIC uint32_t cox_queue_sweep(struct cox_queue *queue);
-#ifdef COX_INTERNAL
-void cox_queue_dump(struct cox_queue *queue, void (*line)(void *context, const char *text),
-                    void *context);
-#endif
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,13 @@
  * only copy is the request into its chunk, once for all workers. Its broker, RouDi, is started for
  * this run, without monitoring processes (no heartbeat). Names of iceoryx are global: only one run
  * at a time, and none beside another RouDi. A guard process removes what killed processes leave. */
+#include "channel/base/base_internal.h"
+#include "tests/bench/load.h"
+#include "tests/bench/subject.h"
+#include "answers.h"
+#include "leftovers.h"
+#include "workers.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -16,19 +23,12 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
 #include <iceoryx_binding_c/log.h>
 #include <iceoryx_binding_c/publisher.h>
 #include <iceoryx_binding_c/runtime.h>
 #include <iceoryx_binding_c/subscriber.h>
 #include <iceoryx_binding_c/types.h>
 #include <iceoryx_binding_c/wait_set.h>
-
-#include "tests/bench/load.h"
-#include "tests/bench/subject.h"
-#include "answers.h"
-#include "leftovers.h"
-#include "workers.h"
 
 #define ROUDI_LOCK "/tmp/iox-unique-roudi.lock"
 #define SERVICE "coxswain-bench"

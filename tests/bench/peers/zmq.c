@@ -4,17 +4,18 @@
  * that came back. The request is published from where it is (zmq_msg_init_data), once for all
  * subscribers; requests and replies are read where ZeroMQ received them. Endpoints are abstract, so
  * nothing has a name in the file system. */
+#include "channel/base/base_internal.h"
+#include "tests/bench/load.h"
+#include "tests/bench/subject.h"
+#include "answers.h"
+#include "workers.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <zmq.h>
-
-#include "tests/bench/load.h"
-#include "tests/bench/subject.h"
-#include "answers.h"
-#include "workers.h"
 
 /* A greeting is smaller than every request and reply. */
 #define GREETING_SIZE sizeof(uint32_t)

@@ -7,8 +7,16 @@
  * of the batcher in their place: 16 sequences, each of which gets a token; its sizes are its own.
  * Bulk is one request of bulk_size to rank 0, which goes by the direct connection. Pull is one pull
  * of bulk_size from the rank of a second group, on node 1, by the rank of the first, on node 0. */
+#include "coordinator/executor/core.h"
+#include "coordinator/transport/nodes.h"
+#include "engine/batching/batcher.h"
+#include "engine/batching/message.h"
+#include "proto/executor.pb-c.h"
 #include "peer.h"
 #include "pull.h"
+
+#include <coxswain/executor.h>
+#include <coxswain/worker.h>
 
 #include <errno.h>
 #include <inttypes.h>
@@ -19,13 +27,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <coxswain/executor.h>
-#include "coordinator/transport/nodes.h"
-#include "engine/batching/batcher.h"
-#include "engine/batching/message.h"
-#include "proto/executor.pb-c.h"
-#include <coxswain/worker.h>
 
 #define GROUP "bench"
 #define SOURCE_GROUP "bench-source"

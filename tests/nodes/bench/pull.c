@@ -1,17 +1,19 @@
 #include "pull.h"
 
+#include "coordinator/executor/requests_internal.h"
+#include "engine/compute/cache.h"
+#include "engine/rank/transfer.h"
+#include "proto/executor.pb-c.h"
+
+#include <coxswain/handle.h>
+#include <coxswain/requests.h>
+#include <coxswain/worker.h>
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <coxswain/handle.h>
-#include <coxswain/requests.h>
-#include "engine/compute/cache.h"
-#include "engine/rank/transfer.h"
-#include "proto/executor.pb-c.h"
-#include <coxswain/worker.h>
 
 #define PATIENCE_MS 10000
 /* Whose the blocks are, there and here. */

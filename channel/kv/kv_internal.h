@@ -1,0 +1,35 @@
+/* kv_internal: what the library has beyond kv.h. Its contract is the same. */
+#ifndef COX_CHANNEL_KV_INTERNAL_H
+#define COX_CHANNEL_KV_INTERNAL_H
+
+#include <coxswain/kv.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The same, but no page of a block is there before reserve: for copies of blocks of which few are
+ * ever used. Does not take the time that so much memory takes. */
+int cox_kv_blocks_new_sparse(uint32_t block_count, uint64_t block_size,
+                             struct cox_kv_blocks **ret_blocks, struct cox_error *err);
+/* Before a block of sparse ones is written first: else a write without free memory kills the
+ * process.
+ * Returns
+ *   0
+ *   COX_INVALID: no such block
+ *   COX_NO_SPACE
+ *   -errno
+ */
+int cox_kv_blocks_reserve(struct cox_kv_blocks *blocks, uint32_t block);
+void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
+
+void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
+
+/* The current value; a relaxed load. COX_KV_UNUSED also if there is no such block. */
+uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
