@@ -9,9 +9,15 @@
 #ifndef COXPY_NATIVE_H
 #define COXPY_NATIVE_H
 
-#include <coxswain/coxswain.h>
+#include <coxswain/base.h>
+#include <coxswain/executor.h>
+#include <coxswain/group.h>
 #include <coxswain/handle.h>
+#include <coxswain/kv.h>
 #include <coxswain/memory.h>
+#include <coxswain/requests.h>
+#include <coxswain/server.h>
+#include <coxswain/worker.h>
 
 #include <stdlib.h>
 

@@ -2,6 +2,8 @@
  * an order: the library's thread leaves it here and waits, a thread of Python fetches it. */
 #include "native.h"
 
+#include "proto/executor.pb-c.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
