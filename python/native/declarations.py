@@ -29,7 +29,11 @@ def without_bodies(text):
     """The text, of functions that have a body only the prototype."""
     kept = []
     while function := re.search(r"^static inline [^;{]*\{", text, re.M):
-        kept.append(text[:function.start()] + function[0].removeprefix("static inline ").rstrip("{ \n") + ";")
+        kept.append(
+            text[: function.start()]
+            + function[0].removeprefix("static inline ").rstrip("{ \n")
+            + ";"
+        )
         depth, end = 1, function.end()
         while depth:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
@@ -48,4 +52,10 @@ def declarations(foreign, preprocessed, folders):
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as foreign_file:
         foreign_text = foreign_file.read()
-    print(declarations(foreign_text, sys.stdin.read(), tuple(os.path.realpath(folder) + os.sep for folder in sys.argv[2:])))
+    print(
+        declarations(
+            foreign_text,
+            sys.stdin.read(),
+            tuple(os.path.realpath(folder) + os.sep for folder in sys.argv[2:]),
+        )
+    )
