@@ -171,13 +171,6 @@ refuse:
     return NULL;
 }
 
-char *cox_arena_strdup(struct cox_arena *arena, const char *text)
-{
-    size_t size = strlen(text) + 1;
-    char *copy = cox_arena_alloc(arena, size);
-    return copy ? memcpy(copy, text, size) : NULL;
-}
-
 static void *allocator_alloc(void *data, size_t size)
 {
     return cox_arena_alloc(data, size);

@@ -71,19 +71,6 @@ int cox_fail(struct cox_error *err, int code, const char *format, ...)
     return code;
 }
 
-void cox_text_trim(char *text)
-{
-    size_t length = strlen(text), first = length;
-    while (first > 0 && length - first < 3 && ((unsigned char)text[first - 1] & 0xc0) == 0x80)
-        first--;
-    if (first == 0)
-        return;
-    unsigned char lead = (unsigned char)text[--first];
-    size_t needed = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
-    if (length - first < needed)
-        text[first] = '\0';
-}
-
 void cox_log_write(const struct cox_log *log, int level, const char *format, ...)
 {
     if (!log || !log->fn)
@@ -115,13 +102,6 @@ uint64_t cox_deadline_after_ns(uint64_t duration_ns)
 {
     uint64_t now = cox_now_ns();
     return duration_ns > COX_DEADLINE_NEVER - now ? COX_DEADLINE_NEVER : now + duration_ns;
-}
-
-uint64_t cox_deadline_after_ms(uint64_t duration_ms)
-{
-    if (duration_ms > COX_DEADLINE_NEVER / COX_NSEC_PER_MSEC)
-        return COX_DEADLINE_NEVER;
-    return cox_deadline_after_ns(duration_ms * COX_NSEC_PER_MSEC);
 }
 
 int cox_deadline_poll_ms(uint64_t deadline_ns)

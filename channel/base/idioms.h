@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -67,6 +68,20 @@ static inline void *cox_allocate_large(void *bytes, size_t size)
     const size_t before = (size_t)(-(uintptr_t)grown) % huge;
     madvise(grown + before, (size - before) / huge * huge, MADV_HUGEPAGE);
     return grown;
+}
+
+/* Removes the incomplete UTF-8 character at the end of a text that was cut off. */
+static inline void cox_text_trim(char *text)
+{
+    size_t length = strlen(text), first = length;
+    while (first > 0 && length - first < 3 && ((unsigned char)text[first - 1] & 0xc0) == 0x80)
+        first--;
+    if (first == 0)
+        return;
+    unsigned char lead = (unsigned char)text[--first];
+    size_t needed = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
+    if (length - first < needed)
+        text[first] = '\0';
 }
 
 /* Closes *fd if it is open, and keeps errno. */

@@ -1,5 +1,7 @@
 #include "log_limit.h"
 
+#include "idioms.h"
+
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>

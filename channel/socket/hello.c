@@ -1,5 +1,7 @@
 #include "hello.h"
 
+#include "channel/base/idioms.h"
+
 #include <inttypes.h>
 #include <string.h>
 

@@ -1,5 +1,7 @@
 #include "last_errors.h"
 
+#include "channel/base/idioms.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -116,7 +116,7 @@ static int hold_fill(const struct cox_control_source *source, int64_t sequence,
     } else {
         r = -ENOMEM;
     }
-    cox_kv_reference_free(hold);
+    free(hold);
     return r;
 }
 

@@ -27,12 +27,6 @@ struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *ref
     return copy;
 }
 
-struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *reference)
-{
-    free(reference);
-    return NULL;
-}
-
 int cox_kv_reference_read(const struct CoxswainControl__KvReference *message,
                           struct cox_kv_reference *ret_reference, struct cox_error *err)
 {

@@ -17,7 +17,7 @@ void cox_prompt_output_deinit(struct cox_prompt_output *output)
 {
     free(output->tokens);
     free(output->error);
-    cox_kv_reference_free(output->hold);
+    free(output->hold);
     free(output->report);
     *output = (struct cox_prompt_output){.index = output->index};
 }

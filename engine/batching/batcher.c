@@ -259,7 +259,7 @@ struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence)
         free(sequence->tokens);
         free(sequence->blocks);
         free((char *)(uintptr_t)sequence->request.lora);
-        cox_kv_reference_free(sequence->source);
+        free(sequence->source);
         free(sequence->report);
         free(sequence);
     }
@@ -938,8 +938,10 @@ int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_en
         sequence->recomputed = true;
         batcher->stats.recomputed++;
     }
-    if (end != COX_PULL_END_RETRY)
-        sequence->source = cox_kv_reference_free(sequence->source);
+    if (end != COX_PULL_END_RETRY) {
+        free(sequence->source);
+        sequence->source = NULL;
+    }
     if (runs) {
         sequence->computed = sequence->token_count - 1;
         sequence->since = batcher->base;

@@ -145,7 +145,7 @@ static void item_free(const struct cox_prompt_queue *queue, struct item *item)
     item_give_lora(queue, item);
     cox_prompt_output_deinit(&item->result);
     free(item->tokens);
-    cox_kv_reference_free(item->source);
+    free(item->source);
     free(item);
 }
 
@@ -309,7 +309,8 @@ static void give(struct cox_prompt_queue *queue, struct item *item)
     }
     free(item->tokens); /* the engine loop has a copy */
     item->tokens = NULL;
-    item->source = cox_kv_reference_free(item->source);
+    free(item->source);
+    item->source = NULL;
     item->next = queue->running;
     queue->running = item;
     queue->status.running++;
@@ -333,7 +334,7 @@ static void on_weights(void *context)
 static void holds_clear(struct cox_prompt_queue *queue)
 {
     for (size_t i = 0; i < queue->hold_count; i++)
-        cox_kv_reference_free(queue->holds[i]);
+        free(queue->holds[i]);
     free(queue->holds);
     queue->holds = NULL;
     queue->hold_count = 0;

@@ -65,7 +65,7 @@ struct cox_prompt_queue *cox_prompt_queue_free(struct cox_prompt_queue *queue);
 void cox_prompt_queue_freep(struct cox_prompt_queue **queue); /* for _cox_cleanup_ */
 void cox_prompt_queue_status(struct cox_prompt_queue *queue, struct cox_prompts_status *ret_status);
 
-/* The KV lease of this sequence as a KV reference: a copy, freed with cox_kv_reference_free.
+/* The KV lease of this sequence as a KV reference: a copy, freed with free.
  * Returns
  *   0
  *   COX_NOT_FOUND: no such lease, err has the reason

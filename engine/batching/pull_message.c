@@ -1,5 +1,6 @@
 #include "pull_message.h"
 
+#include "channel/base/idioms.h"
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>

@@ -127,7 +127,7 @@ static void pull_fail(struct cox_transfers *transfer, struct pull *pull, enum co
 
 static void pull_free(struct pull *pull)
 {
-    cox_kv_reference_free(pull->source);
+    free(pull->source);
     free(pull->blocks);
     free(pull->report);
     free(pull);

@@ -152,7 +152,8 @@ static bool cancelled(void *context)
     const struct cox_engine *engine = context;
 
     return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
-           (engine->init && cox_init_request_cancelled(engine->init)) ||
+           (engine->init &&
+            cox_worker_cancelled(engine->worker, COX_CHANNEL_EXECUTE, engine->init->sequence)) ||
            (engine->batch && cox_batch_cancelled(engine->batch));
 }
 

@@ -1,5 +1,6 @@
 #include "transfer.h"
 
+#include "channel/base/idioms.h"
 #include "links.h"
 #include "pulls.h"
 

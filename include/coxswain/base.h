@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 #ifdef __cplusplus
@@ -124,9 +125,6 @@ static inline void cox_error_clear(struct cox_error *err)
 COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Removes the incomplete UTF-8 character at the end of a text that was cut off. */
-COX_PUBLIC void cox_text_trim(char *text);
-
 /* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no
  * newline and lives until the call returns. Called from any thread of the library; must not call
  * back into it. */
@@ -148,7 +146,14 @@ COX_PUBLIC void cox_log_write(const struct cox_log *log, int level, const char *
 #define COX_NSEC_PER_MSEC UINT64_C(1000000)
 #define COX_DEADLINE_NEVER UINT64_MAX
 COX_PUBLIC uint64_t cox_now_ns(void);
-COX_PUBLIC uint64_t cox_deadline_after_ms(uint64_t duration_ms);
+/* now + duration, saturating at COX_DEADLINE_NEVER. */
+static inline uint64_t cox_deadline_after_ms(uint64_t duration_ms)
+{
+    const uint64_t now_ns = cox_now_ns();
+    return duration_ms > (COX_DEADLINE_NEVER - now_ns) / COX_NSEC_PER_MSEC
+               ? COX_DEADLINE_NEVER
+               : now_ns + duration_ms * COX_NSEC_PER_MSEC;
+}
 
 /* For the timed waits of the C library; a deadline of NEVER is some 580 years away. */
 static inline struct timespec cox_deadline_timespec(uint64_t deadline_ns)
@@ -241,7 +246,12 @@ COX_PUBLIC int cox_arena_init(struct cox_arena *arena, size_t first_size, size_t
 COX_PUBLIC void cox_arena_deinit(struct cox_arena *arena); /* idempotent; a zeroed arena is fine */
 /* Memory aligned to 16 bytes, not zeroed; NULL if the cap or memory is exhausted. */
 COX_PUBLIC void *cox_arena_alloc(struct cox_arena *arena, size_t size);
-COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
+static inline char *cox_arena_strdup(struct cox_arena *arena, const char *text)
+{
+    size_t size = strlen(text) + 1;
+    void *copy = cox_arena_alloc(arena, size);
+    return copy ? (char *)memcpy(copy, text, size) : NULL;
+}
 
 /* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays,
  * without an alignment of their own. */

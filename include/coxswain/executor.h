@@ -705,18 +705,6 @@ struct cox_executor_nodes {
 };
 #define COX_EXECUTOR_NODES_INIT COX_OPTIONS_INIT(struct cox_executor_nodes)
 
-/* One node of a list as in nodes. */
-struct cox_node_place {
-    char name[COX_NODE_NAME_MAX + 1];
-    uint32_t rank_first, rank_count;
-};
-
-/* Reads "a:4,b:4". ret_places has room for COX_NODE_COUNT_MAX; NULL: only checks.
- * Returns 0 or COX_INVALID. */
-COX_PUBLIC int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places,
-                               uint32_t *ret_node_count, uint32_t *ret_rank_count,
-                               struct cox_error *err);
-
 #ifdef __cplusplus
 }
 #endif

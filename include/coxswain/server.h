@@ -89,10 +89,8 @@ struct cox_kv_reference {
     uint32_t block_count;
 };
 
-/* NULL: no memory. */
+/* One allocation, which the caller frees (free). NULL: no memory. */
 COX_PUBLIC struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *reference);
-/* NULL-safe, returns NULL. */
-COX_PUBLIC struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *reference);
 
 /*
  * ==== prompt_hooks: the interface between a server and its engine for prompts: requests, outputs,
@@ -298,7 +296,7 @@ struct cox_prompt_hooks {
      */
     int (*release)(void *client, int64_t sequence);
     /* Finds the KV lease of this sequence, for another group that pulls it. The server frees it
-     * with cox_kv_reference_free. NULL: the engine leases nothing.
+     * with free. NULL: the engine leases nothing.
      * Returns
      *   0
      *   COX_NOT_FOUND: err says more
@@ -497,8 +495,6 @@ COX_PUBLIC void cox_server_request_stop(struct cox_server *server);
 
 /* May also be called inside the hook ready, and inside hooks called after it. */
 COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);
-/* The ranks' replies to the init, merged; all zero without an init. Lent until free. */
-COX_PUBLIC const struct cox_init_summary *cox_server_init_summary(const struct cox_server *server);
 
 /*
  * Opens the control socket of a group that was started with no_socket, under this name, which
@@ -543,8 +539,6 @@ COX_PUBLIC int cox_server_set_note(struct cox_server *server, const char *note,
  */
 COX_PUBLIC int cox_server_await_recovery(struct cox_server *server, uint64_t deadline_ns,
                                          struct cox_error *err);
-/* From now on await_recovery returns COX_CLOSED at once. */
-COX_PUBLIC void cox_server_cancel_recovery(struct cox_server *server);
 /*
  * As `coxswain recover restart --rank R`: replaces a dead rank now, whatever the policy, its limit
  * and its pauses. kill: also a rank that lives. The init is replayed once no rank is dead. Blocks

@@ -388,15 +388,11 @@ static inline const char *cox_init_request_get(const struct cox_init_request *re
     return NULL;
 }
 
-/* True once the coordinator has cancelled this init (timeout, another rank's failure), or the
- * worker is pausing (cox_worker_pause). A long callback may poll it and return COX_ABORTED early.
- * Lock-free; on the callback's thread, until it returns. */
-COX_PUBLIC bool cox_init_request_cancelled(const struct cox_init_request *request);
-
 /* True once a request of the execute or the transfer channel, or the group, has ended (deadline,
  * failure or death of another rank), or the worker is pausing. A callback should then return. The
- * reply to a lent request is owed nevertheless; the coordinator drops that of an ended request.
- * sequence 0: the request of the opaque or pull_kv callback that runs on this thread. Lock-free. */
+ * reply to a lent request is owed nevertheless; the coordinator drops that of an ended request. A
+ * long init polls it with its own sequence, and returns COX_ABORTED. sequence 0: the request of the
+ * opaque or pull_kv callback that runs on this thread. Lock-free. */
 COX_PUBLIC bool cox_worker_cancelled(const struct cox_worker *worker, enum cox_channel_id channel,
                                      uint64_t sequence);
 
@@ -540,7 +536,7 @@ COX_PUBLIC void cox_worker_allow_leave(bool allow);
 /* Pauses the worker: until resume, steps, pulls and opaque requests get the reply COX_ABORTED at
  * once; init and cleanup are still served.
  * Blocks until the running callbacks of the execute and transfer channels end, in stages:
- *   1. cox_batch_cancelled, cox_init_request_cancelled and cox_worker_cancelled return true,
+ *   1. cox_batch_cancelled and cox_worker_cancelled return true,
  *     which asks the callbacks to return.
  *   2. After grace_ms (0: 500; at most a day) their threads get SIGURG every 50 ms, which ends
  *     blocking system calls with EINTR.

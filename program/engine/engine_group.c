@@ -2,6 +2,7 @@
 
 #include "channel/base/idioms.h"
 #include "coordinator/executor/core.h"
+#include "coordinator/server/server_internal.h"
 #include "engine/batching/lora.h"
 #include "engine/batching/prompt_queue.h"
 #include "engine/batching/reference_hooks.h"

@@ -148,7 +148,8 @@ static int release_put(struct pair *pair, struct part *part)
     if (!part->source)
         return 0;
     int64_t hold = part->source->sequence;
-    part->source = cox_kv_reference_free(part->source);
+    free(part->source);
+    part->source = NULL;
     release.holds = &hold;
     release.n_holds = 1;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE;
@@ -550,7 +551,7 @@ int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *
     while (!r && pair.run.done_count < prompts->count)
         r = turn(&pair, &error);
     for (size_t i = 0; pair.parts && i < prompts->count; i++)
-        cox_kv_reference_free(pair.parts[i].source);
+        free(pair.parts[i].source);
     free(pair.parts);
     ret_stats->run_ns = cox_now_ns() - started_ns;
     ret_stats->batcher.generated_tokens = pair.generated_tokens;

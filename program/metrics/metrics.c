@@ -1,5 +1,6 @@
 #include "metrics.h"
 
+#include "channel/base/idioms.h"
 #include "coordinator/executor/core.h"
 #include "coordinator/recovery/recovery.h"
 #include "coordinator/server/group_links.h"

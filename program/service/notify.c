@@ -1,5 +1,7 @@
 #include "notify.h"
 
+#include "channel/base/idioms.h"
+
 #include <stddef.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -86,6 +86,7 @@ struct worker_context {
     uint64_t group_generation;
     const struct cox_batch *batch;
     const struct cox_init_request *init;
+    struct cox_worker *worker;
     uint32_t rank, rank_count;
 };
 
@@ -93,7 +94,8 @@ static bool worker_given_up(void *context)
 {
     const struct worker_context *own = context;
     return (own->batch && cox_batch_cancelled(own->batch)) ||
-           (own->init && cox_init_request_cancelled(own->init));
+           (own->init &&
+            cox_worker_cancelled(own->worker, COX_CHANNEL_EXECUTE, own->init->sequence));
 }
 
 static int worker_init(void *context, const struct cox_init_request *request,
@@ -153,7 +155,6 @@ static int worker_main(int argc, char **argv, uint64_t main_ns)
                                                           .execute = worker_execute};
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct worker_context own = {0};
-    struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
     if (r == 0 && argc != 3)
@@ -169,13 +170,13 @@ static int worker_main(int argc, char **argv, uint64_t main_ns)
         own.rank_count = options.rank_count;
         atomic_store(&own.shared->ranks[own.rank].main_ns, main_ns);
         atomic_store(&own.shared->ranks[own.rank].init_ns, 0);
-        r = cox_worker_new(&options, &callbacks, &own, &worker, &err);
+        r = cox_worker_new(&options, &callbacks, &own, &own.worker, &err);
     }
     if (r == 0)
-        r = cox_worker_run(worker, &err);
+        r = cox_worker_run(own.worker, &err);
     if (r)
         fprintf(stderr, "rank %" PRIu32 ": %s\n", options.rank, err.text);
-    cox_worker_free(worker);
+    cox_worker_free(own.worker);
     cox_group_leave(own.group);
     return r != 0;
 }

@@ -69,6 +69,7 @@ struct hostile {
     struct cox_worker_options options;
     struct cox_group *group;
     const struct cox_init_request *init;
+    struct cox_worker *worker;
     _Atomic uint32_t temper;
     _Atomic bool meddles;
     pid_t pid;
@@ -264,7 +265,8 @@ static void *meddle(void *argument)
 static bool aborted(void *context)
 {
     const struct hostile *hostile = context;
-    return hostile->init && cox_init_request_cancelled(hostile->init);
+    return hostile->init &&
+           cox_worker_cancelled(hostile->worker, COX_CHANNEL_EXECUTE, hostile->init->sequence);
 }
 
 static int on_init(void *context, const struct cox_init_request *request,
@@ -363,19 +365,18 @@ static int worker_main(int argc, char **argv)
         .size = sizeof(struct cox_worker_callbacks), .init = on_init, .opaque = on_opaque};
     /* the meddling thread uses it until the process ends */
     static struct hostile hostile = {.options = COX_WORKER_OPTIONS_INIT};
-    struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     atomic_store(&hostile.temper, TEMPER_COUNT);
     int r = cox_worker_options_parse(&hostile.options, &argc, argv, &err);
     if (r == 0)
-        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &worker, &err);
+        r = cox_worker_new(&hostile.options, &callbacks, &hostile, &hostile.worker, &err);
     if (r == 0)
-        r = cox_worker_run(worker, &err);
+        r = cox_worker_run(hostile.worker, &err);
     if (r)
         fprintf(stderr, "worker: %s\n", err.text);
     if (!atomic_load(&hostile.meddles))
         cox_group_leave(hostile.group);
-    cox_worker_free(worker);
+    cox_worker_free(hostile.worker);
     return r != 0;
 }
 

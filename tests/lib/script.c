@@ -558,7 +558,7 @@ static int on_init(void *context, const struct cox_init_request *request,
         spin(script->host);
     if (init_number(request, "yield", -1) == rank) {
         dprintf(script->host->out_fd, "yields\n");
-        while (!cox_init_request_cancelled(request))
+        while (!cox_worker_cancelled(script->worker, COX_CHANNEL_EXECUTE, request->sequence))
             sched_yield();
         return cox_fail(err, COX_ABORTED, "left an init");
     }

@@ -31,6 +31,7 @@ struct cox_worker {
     int group_fd;
     uint64_t group_generation, group_window;
     bool paused, busy;
+    struct crew *crew;
 };
 
 /* A callback that a pause may not leave now. */
@@ -49,7 +50,6 @@ struct lent_init {
     struct cox_init_request request;
     struct cox_group_options group;
     struct cox_init_entry entries[2];
-    struct crew *crew;
 };
 
 static void lent_init_set(struct lent_init *init, const char *key, const char *value)
@@ -59,8 +59,7 @@ static void lent_init_set(struct lent_init *init, const char *key, const char *v
 }
 
 static void lent_init_fill(struct lent_init *init, uint64_t sequence, const char *model,
-                           const char *block_count, const struct cox_worker *worker,
-                           struct crew *crew)
+                           const char *block_count, const struct cox_worker *worker)
 {
     *init = (struct lent_init){
         .request = {.sequence = sequence, .entries = init->entries, .group = &init->group},
@@ -70,7 +69,6 @@ static void lent_init_fill(struct lent_init *init, uint64_t sequence, const char
                   .rank = worker->rank,
                   .rank_count = worker->rank_count,
                   .generation = worker->group_generation},
-        .crew = crew,
     };
     lent_init_set(init, "model", model);
     lent_init_set(init, "block_count", block_count);
@@ -115,25 +113,18 @@ bool cox_worker_busy(const struct cox_worker *worker)
     return worker->busy;
 }
 
-/* There are no pulls here, and no signals. */
+/* The same word as for steps; there are no pulls here. */
 bool cox_worker_cancelled(const struct cox_worker *worker, enum cox_channel_id channel,
                           uint64_t sequence)
 {
-    (void)worker, (void)channel, (void)sequence;
-    return false;
+    (void)channel;
+    crew_ask(worker->crew);
+    return atomic_load(worker->crew->void_through) >= sequence;
 }
 
 void cox_worker_allow_leave(bool allow)
 {
     held += allow ? -1 : 1;
-}
-
-/* The same word as for steps. */
-bool cox_init_request_cancelled(const struct cox_init_request *request)
-{
-    struct crew *crew = ((const struct lent_init *)(const void *)request)->crew;
-    crew_ask(crew);
-    return atomic_load(crew->void_through) >= request->sequence;
 }
 
 /* ---- one rank ---- */
@@ -168,7 +159,8 @@ static int seat_open(struct seat *seat, struct crew *crew, uint32_t rank, struct
     const int32_t prompt[PROMPT_LENGTH] = {1, 5, 10, 13, 8, 11};
 
     *seat = (struct seat){
-        .worker = {.rank = rank,
+        .worker = {.crew = crew,
+                   .rank = rank,
                    .rank_count = plan->rank_count ? plan->rank_count : crew->rank_count,
                    .group_fd = plan->grouped ? crew->group_fd : -1,
                    .group_generation = 3},
@@ -187,7 +179,7 @@ static int seat_init(struct seat *seat, const char *model, uint64_t sequence, st
     struct lent_init init;
     struct cox_init_result result = {0};
 
-    lent_init_fill(&init, sequence, model, NULL, &seat->worker, seat->crew);
+    lent_init_fill(&init, sequence, model, NULL, &seat->worker);
     return cox_engine_callbacks.init(seat->engine, &init.request, &result, err);
 }
 
@@ -684,7 +676,7 @@ static int init_after_others(struct crew *crew, uint32_t rank, struct crew_rank 
         /* A replacement is not paused, and a paused one must not stay so if no start would follow.
          */
         seat.worker.paused = true;
-        lent_init_fill(&init, 1 + i, rows[i].model, rows[i].block_count, &seat.worker, crew);
+        lent_init_fill(&init, 1 + i, rows[i].model, rows[i].block_count, &seat.worker);
         init.request.replayed = rows[i].replayed;
         got = cox_engine_callbacks.init(seat.engine, &init.request, &result, &self->err);
         if (got != rows[i].expected || (got == 0 && result.npu_block_count != rows[i].blocks))

@@ -729,7 +729,7 @@ static void m10_a_hold_is_its_clients(void **state)
     while (cox_prompt_queue_find_hold(queue, id, &found, NULL))
         ;
     assert_int_equal(found->blocks[2], result.hold->blocks[2]);
-    cox_kv_reference_free(found);
+    free(found);
     cox_prompt_output_deinit(&result);
     assert_int_equal(cox_prompt_queue_release(client.client, id), 0);
     await_free(queue);

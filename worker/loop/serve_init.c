@@ -97,20 +97,6 @@ static int init_fill_request(struct cox_served_init *init, const struct cox_work
     return r == COX_EMPTY ? 0 : r;
 }
 
-/* An init is not a step, so void_through does not cover it; but it has ended without this rank's
- * reply. */
-bool cox_init_request_cancelled(const struct cox_init_request *request)
-{
-    /* It is the first member. */
-    const struct cox_channel_thread *thread =
-        ((const struct cox_served_init *)(const void *)request)->thread;
-    return cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id)) >=
-               request->sequence ||
-           /* acquire; partner: wait_tell in pause.c. */
-           atomic_load_explicit(&thread->running.cancel_sequence, memory_order_acquire) >=
-               request->sequence;
-}
-
 struct init_reply {
     Coxswain__ExecuteResponse__InitResults results;
     Coxswain__ExecuteResponse__InitResults__InitResultMapEntry entries[8];

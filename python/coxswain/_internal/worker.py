@@ -336,7 +336,9 @@ class InitRequest:
     @property
     def cancelled(self) -> bool:
         """The coordinator does not wait for it any more."""
-        return bool(lib.cox_init_request_cancelled(self._lent()))
+        sequence = self._lent().sequence
+        worker = self._worker._lib()
+        return bool(lib.cox_worker_cancelled(worker, lib.COX_CHANNEL_EXECUTE, sequence))
 
     def join(self, *, value_size: int = 4096, timeout: float = 60.0) -> RankGroup:
         """Joins the group of all ranks of this init (RankGroup)."""
