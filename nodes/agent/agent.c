@@ -14,6 +14,7 @@
 #include "coordinator/executor/core.h"
 #include "coordinator/recording/recording.h"
 #include "agent_private.h"
+#include "nodes/link/limits.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -37,6 +38,14 @@ void cox_agent_say(const struct agent *agent, const char *text)
         agent->options->state(agent->options->context, text);
     else
         cox_log_write(&agent->options->log, 5, "%s", text);
+}
+
+/* What a peer said that cannot be; it may say so as often as it likes. */
+static void fault_log(struct agent *agent, const char *peer, const char *text)
+{
+    pthread_mutex_lock(&agent->fault_lock);
+    cox_log_limit_write(&agent->faults, 4, NULL, 0, "from %s: %s", peer, text);
+    pthread_mutex_unlock(&agent->fault_lock);
 }
 
 /* The lock is held. */
@@ -65,21 +74,45 @@ static void group_end(struct agent *agent, int code, const char *text)
 
 /* ---- frames ---- */
 
-static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
+/* Whether the lead may be followed, by its epoch. Otherwise says why, or no lead would be followed
+ * any more, and no log would say so. */
+static int epoch_check(const struct agent *agent, uint64_t epoch, struct cox_error *err)
+{
+    const uint64_t real_ns = cox_real_ns();
+    const uint64_t hour_ns = 3600 * COX_NSEC_PER_SEC;
+    if (!cox_epoch_can_be(epoch, real_ns))
+        return cox_fail(err, COX_CORRUPT,
+                        "its epoch %" PRIu64 " is %" PRIu64
+                        " h ahead of the clock of this machine: it is not followed: set the clocks",
+                        epoch, (epoch - real_ns) / hour_ns);
+    if (epoch < agent->link.epoch)
+        return cox_fail(err, COX_CORRUPT,
+                        "its epoch %" PRIu64
+                        " is before that of the lead that was followed last, %" PRIu64
+                        ": it is not followed",
+                        epoch, agent->link.epoch);
+    return 0;
+}
+
+/* The lock is held. Returns 0, or COX_CORRUPT. */
+static int welcome_take(struct agent *agent, const CoxNode__Welcome *welcome, struct cox_error *err)
 {
     if (welcome->agent != agent->link.agent)
-        return;
+        return 0;
     if (welcome->refusal) {
         agent_end(agent, welcome->final ? COX_INVALID : COX_TAKEN, welcome->refusal);
-        return;
+        return 0;
     }
+    int r = epoch_check(agent, welcome->epoch, err);
+    if (r)
+        return r;
     if (welcome->rank_count == 0 || welcome->world > COX_RANK_COUNT_MAX ||
         welcome->rank_first >= welcome->world ||
         welcome->rank_count > welcome->world - welcome->rank_first || welcome->depth == 0 ||
         welcome->depth > COX_NODE_DEPTH_MAX || welcome->n_request_size != COX_CHANNEL_COUNT ||
         welcome->n_response_size != COX_CHANNEL_COUNT ||
         cox_agent_link_follow(&agent->link, welcome, cox_now_ns()))
-        return;
+        return 0;
     if (agent->outbox)
         cox_outbox_clear(agent->outbox); /* what the lead before has asked for */
     const size_t sizes = sizeof agent->request_size;
@@ -121,6 +154,19 @@ static void welcome_take(struct agent *agent, const CoxNode__Welcome *welcome)
             cox_executor_end_forwarded(agent->executor, (enum cox_channel_id)c, UINT64_MAX);
     }
     pthread_cond_broadcast(&agent->changed);
+    return 0;
+}
+
+/* The lock is held. */
+static void greet(struct agent *agent)
+{
+    char text[160];
+    const uint64_t epoch = agent->link.epoch;
+    snprintf(text, sizeof text,
+             "its epoch %" PRIu64 " is of the future, and is forgotten: a clock was set", epoch);
+    if (cox_agent_link_forget(&agent->link, cox_real_ns()))
+        fault_log(agent, "the lead before", text);
+    cox_agent_send_hello(agent);
 }
 
 /* May take *owned, the same bytes; NULL: they are lent. */
@@ -137,18 +183,18 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
     }
     if (r == 0 && frame.kind == COX_FRAME_SEEK) {
         if (cox_agent_link_greets(&agent->link, &frame, COX_STALE, now_ns))
-            cox_agent_send_hello(agent);
+            greet(agent);
     } else if (r == 0 && frame.kind == COX_FRAME_WELCOME) {
         CoxNode__Welcome *welcome = cox_node__welcome__unpack(NULL, frame.size, frame.payload);
-        if (welcome)
-            welcome_take(agent, welcome);
+        r = welcome ? welcome_take(agent, welcome, &why)
+                    : cox_fail(&why, COX_CORRUPT, "a welcome that cannot be read");
         cox_node__welcome__free_unpacked(welcome, NULL);
     } else if (r == 0) {
         r = cox_agent_link_receive_owned(&agent->link, &frame, owned, now_ns, &why);
         if (r == 0 && frame.kind == COX_FRAME_RECORDER_ASK)
             cox_agent_send_recorders(agent, &frame);
         if (cox_agent_link_greets(&agent->link, &frame, r, now_ns))
-            cox_agent_send_hello(agent);
+            greet(agent);
         cox_agent_run_requests(agent);
         if (agent->link.finishing)
             group_end(agent, 0, "the group has ended");
@@ -161,7 +207,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
     }
     pthread_mutex_unlock(&agent->lock);
     if (r && r != COX_STALE)
-        cox_log_write(&agent->options->log, 4, "from the lead: %s", why.text);
+        fault_log(agent, "the lead", why.text);
 }
 
 static void on_frame(void *context, const char *node, const uint8_t *bytes, size_t size)
@@ -337,6 +383,9 @@ static void *time_main(void *context)
         }
         const bool ending = agent->ending;
         pthread_mutex_unlock(&agent->lock);
+        pthread_mutex_lock(&agent->fault_lock);
+        cox_log_limit_turn(&agent->faults, ending);
+        pthread_mutex_unlock(&agent->fault_lock);
         if (ending)
             return NULL;
     }
@@ -442,6 +491,7 @@ static void agent_close(struct agent *agent)
     cox_images_clear(&agent->images);
     cox_agent_link_deinit(&agent->link);
     pthread_cond_destroy(&agent->changed);
+    pthread_mutex_destroy(&agent->fault_lock);
     pthread_mutex_destroy(&agent->lock);
 }
 
@@ -453,6 +503,8 @@ int cox_node_agent_run(const struct cox_node_agent_options *options, struct cox_
         return cox_fail(err, -ENOMEM, "no memory for the agent");
     agent->options = options;
     pthread_mutex_init(&agent->lock, NULL);
+    pthread_mutex_init(&agent->fault_lock, NULL);
+    cox_log_limit_init(&agent->faults, &options->log);
     cox_condition_init(&agent->changed);
     if (getrandom(&id, sizeof id, 0) != (ssize_t)sizeof id)
         id = cox_now_ns() ^ (uint64_t)getpid() << 40;

@@ -6,6 +6,7 @@
 #include "nodes/nodes.h"
 
 #include <coxswain/executor.h>
+#include "channel/base/log_limit.h"
 #include "nodes/group_relay.h"
 #include "nodes/image.h"
 #include "nodes/kv_relay.h"
@@ -54,6 +55,9 @@ struct agent {
     bool ending;
     int end_code;
     char end_text[400];
+    /* faults of what peers say */
+    pthread_mutex_t fault_lock;
+    struct cox_log_limit faults;
     bool threaded, time_threaded, kv_threaded;
     pthread_t thread, time_thread, kv_thread;
 };

@@ -11,6 +11,7 @@
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "lead_private.h"
+#include "nodes/link/limits.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -84,6 +85,15 @@ static void pump(struct cox_nodes *nodes)
     pthread_mutex_unlock(&nodes->delivery);
 }
 
+/* A node that means harm says it as often as it likes. */
+static void fault_log(struct cox_nodes *nodes, uint32_t node, const struct cox_error *why)
+{
+    pthread_mutex_lock(&nodes->fault_lock);
+    cox_log_limit_write(&nodes->faults, 4, NULL, (int)node, "node %s: %s", nodes->links[node].node,
+                        why->text);
+    pthread_mutex_unlock(&nodes->fault_lock);
+}
+
 static void frame_take(struct cox_nodes *nodes, const char *name, const uint8_t *bytes, size_t size)
 {
     struct cox_frame frame;
@@ -97,10 +107,8 @@ static void frame_take(struct cox_nodes *nodes, const char *name, const uint8_t 
     pthread_mutex_lock(&nodes->lock);
     if (r == 0 && frame.kind == COX_FRAME_HELLO) {
         CoxNode__Hello *hello = cox_node__hello__unpack(NULL, frame.size, frame.payload);
-        if (hello)
-            cox_lead_hello_take(nodes, node, hello);
-        else
-            r = cox_fail(&why, COX_CORRUPT, "a hello that cannot be read");
+        r = hello ? cox_lead_hello_take(nodes, node, hello, &why)
+                  : cox_fail(&why, COX_CORRUPT, "a hello that cannot be read");
         cox_node__hello__free_unpacked(hello, NULL);
     } else if (r == 0) {
         const struct cox_lead_link *link = &nodes->links[node];
@@ -124,8 +132,8 @@ static void frame_take(struct cox_nodes *nodes, const char *name, const uint8_t 
         pthread_mutex_unlock(&nodes->delivery);
         cox_node__text__free_unpacked(text, NULL);
     }
-    if (r && r != COX_STALE)
-        cox_log_write(&nodes->options.log, 4, "from node %s: %s", name, why.text);
+    if (r == COX_CORRUPT)
+        fault_log(nodes, node, &why);
     pump(nodes);
 }
 
@@ -250,6 +258,9 @@ static void *nodes_main(void *context)
             }
         }
         pthread_mutex_unlock(&nodes->lock);
+        pthread_mutex_lock(&nodes->fault_lock);
+        cox_log_limit_turn(&nodes->faults, stopping);
+        pthread_mutex_unlock(&nodes->fault_lock);
         if (stopping)
             return NULL;
         pump(nodes);
@@ -442,12 +453,20 @@ static void take_over(struct cox_nodes *nodes)
             if (hello->through[c] > nodes->first_sequence[c])
                 nodes->first_sequence[c] = hello->through[c];
     }
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        nodes->fresh = nodes->fresh || nodes->first_sequence[c] > COX_NODE_SEQUENCE_MAX / 2;
+    if (nodes->fresh) {
+        nodes->continued = false;
+        memset(nodes->first_sequence, 0, sizeof nodes->first_sequence);
+    }
     /* A lead that was not quite lost may have sent some more since. */
     for (int c = 0; c < COX_TWO_WAY_COUNT && nodes->continued; c++)
         nodes->first_sequence[c] += SEQUENCE_MARGIN;
-    /* The next generation of the rank group, which follows it, is in no window that ranks leave. */
-    while (nodes->continued &&
-           window_is_used(nodes, nodes->first_sequence[COX_CHANNEL_EXECUTE] + 1))
+    /* The next generation of the rank group, which follows it, is in no window that ranks leave:
+     * nodes that lie may leave none. */
+    for (int i = 0; i < COX_GROUP_WINDOW_COUNT && nodes->continued &&
+                    window_is_used(nodes, nodes->first_sequence[COX_CHANNEL_EXECUTE] + 1);
+         i++)
         nodes->first_sequence[COX_CHANNEL_EXECUTE]++;
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         nodes->links[i].epoch = nodes->epoch;
@@ -479,6 +498,8 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     times->lead_grace_ms = times->lead_grace_ms ? times->lead_grace_ms : defaults.lead_grace_ms;
     nodes->options.depth = options->depth ? options->depth : 4;
     pthread_mutex_init(&nodes->delivery, NULL);
+    pthread_mutex_init(&nodes->fault_lock, NULL);
+    cox_log_limit_init(&nodes->faults, &options->log);
     pthread_mutex_init(&nodes->lock, NULL);
     cox_condition_init(&nodes->changed);
     cox_condition_init(&nodes->fetched);
@@ -503,9 +524,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
         nodes->fact_count = i + 1;
     }
     snprintf(nodes->group, sizeof nodes->group, "%s", options->group);
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    nodes->epoch = (uint64_t)now.tv_sec * COX_NSEC_PER_SEC + (uint64_t)now.tv_nsec;
+    nodes->epoch = cox_real_ns();
     if (times->suspect_ms < 2 * times->beat_ms || times->dead_ms <= times->suspect_ms)
         return cox_fail(err, COX_INVALID,
                         "beats of %" PRIu64 " ms, --suspect-after %" PRIu64
@@ -622,6 +641,7 @@ struct cox_nodes *cox_nodes_close(struct cox_nodes *nodes)
     pthread_cond_destroy(&nodes->changed);
     pthread_cond_destroy(&nodes->fetched);
     pthread_mutex_destroy(&nodes->lock);
+    pthread_mutex_destroy(&nodes->fault_lock);
     pthread_mutex_destroy(&nodes->delivery);
     free(nodes);
     return NULL;

@@ -2,6 +2,7 @@
 #include "lead_private.h"
 
 #include <coxswain/version.h>
+#include "nodes/link/limits.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -241,12 +242,16 @@ static void give_up(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello
         cox_lead_link_give_up(&nodes->links[i], text);
 }
 
-int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message)
+int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message,
+                        struct cox_error *err)
 {
     struct hello *hello = &nodes->hellos[node];
     struct cox_lead_link *link = &nodes->links[node];
     const uint64_t now_ns = cox_now_ns();
     char text[320];
+    const int r = cox_hello_check(message, cox_real_ns(), err);
+    if (r)
+        return r;
     if (!message->address || !message->address[0] || !nodes->address[0])
         return COX_STALE; /* it says it again when both have one */
     /* While this one starts, it takes an epoch that is later than all (take_over). */

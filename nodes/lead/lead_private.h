@@ -5,6 +5,7 @@
 
 #include "nodes/nodes.h"
 
+#include "channel/base/log_limit.h"
 #include "nodes/image.h"
 #include "nodes/link/lead_link.h"
 #include "nodes/link/recorder_fetch.h"
@@ -96,6 +97,9 @@ struct cox_nodes {
     /* since when this process has no connection; 0: it has one */
     uint64_t cut_off_ns;
     uint64_t seek_ns;
+    /* faults of what nodes say */
+    pthread_mutex_t fault_lock;
+    struct cox_log_limit faults;
     struct cox_recorder_fetches fetches;
     /* one of them is done */
     pthread_cond_t fetched;
@@ -127,8 +131,10 @@ void cox_lead_send_gathered(struct cox_nodes *nodes);
 /* ---- lead_hello.c ---- */
 
 void cox_lead_hello_clear(struct hello *hello);
-/* Returns 0; COX_TAKEN, COX_STALE: it is not taken now, and comes again. */
-int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message);
+/* Returns 0; COX_TAKEN, COX_STALE: it is not taken now, and comes again; COX_INVALID: the node is
+ * refused; COX_CORRUPT: no honest agent says it, and nothing of it is kept. */
+int cox_lead_hello_take(struct cox_nodes *nodes, uint32_t node, const CoxNode__Hello *message,
+                        struct cox_error *err);
 /* The node has said hello, and its ranks can begin. */
 void cox_lead_admit(struct cox_nodes *nodes, uint32_t node);
 /* Without its bytes, if the node has said that it has them. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "limits.h"
 /* The period over which the smallest difference of the clocks is kept. */
 #define OFFSET_PERIOD_NS (5 * COX_NSEC_PER_SEC)
 /* How often a lead that is not followed is told so. */
@@ -472,7 +473,18 @@ void cox_agent_link_release(struct cox_agent_link *link)
     link_forget(link);
     link->state = COX_LEAD_FREE;
     link->finishing = false;
+    /* Its ranks end: no later lead goes on behind their numbers. */
+    for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
+        link->channels[c].taken = link->channels[c].done = link->channels[c].said = 0;
     memset(link->ranks, 0, sizeof link->ranks);
+}
+
+bool cox_agent_link_forget(struct cox_agent_link *link, uint64_t real_ns)
+{
+    if (link->state != COX_LEAD_FREE || cox_epoch_can_be(link->epoch, real_ns))
+        return false;
+    link->epoch = link->incarnation = 0;
+    return true;
 }
 
 void cox_agent_link_leave(struct cox_agent_link *link, const char *text, uint64_t now_ns)

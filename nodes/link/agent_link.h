@@ -166,6 +166,10 @@ void cox_agent_link_set_rank(struct cox_agent_link *link, uint32_t rank,
 void cox_agent_link_tick(struct cox_agent_link *link, uint64_t now_ns);
 /* The lead is followed no more, and another one may come. */
 void cox_agent_link_release(struct cox_agent_link *link);
+/* Where no lead is followed, forgets an epoch that cannot be at this time (limits.h): its lead had a
+ * wrong clock, or this machine has been set right, and no later lead would be followed. Returns
+ * whether it did. */
+bool cox_agent_link_forget(struct cox_agent_link *link, uint64_t real_ns);
 /* The agent ends: tells its lead. */
 void cox_agent_link_leave(struct cox_agent_link *link, const char *text, uint64_t now_ns);
 /* For Hello: fills message, whose channels point into channels. */

@@ -8,6 +8,9 @@
 #define INCARNATION_AT 24
 #define ANSWER_HEAD_SIZE 8
 #define REPLY_HEAD_SIZE 12
+#define MIB ((size_t)1 << 20)
+/* As large as the requests and replies of the group are; see the budget of direct.h. */
+#define AS_LARGE_AS_IT_IS UINT32_MAX
 
 static void put32(uint8_t *at, uint32_t value)
 {
@@ -53,6 +56,24 @@ const char *cox_frame_kind_name(enum cox_frame_kind kind)
     return (unsigned)kind < COX_FRAME_KIND_COUNT && names[kind] ? names[kind] : "unknown";
 }
 
+size_t cox_frame_size_max(enum cox_frame_kind kind)
+{
+    static const size_t sizes[COX_FRAME_KIND_COUNT] = {
+        [COX_FRAME_SEEK] = 0,
+        [COX_FRAME_WELCOME] = MIB,
+        [COX_FRAME_REQUEST] = AS_LARGE_AS_IT_IS,
+        [COX_FRAME_LEAD_BEAT] = MIB,
+        [COX_FRAME_HELLO] = MIB,
+        [COX_FRAME_ANSWER] = AS_LARGE_AS_IT_IS,
+        [COX_FRAME_AGENT_BEAT] = MIB,
+        [COX_FRAME_TEXT] = MIB,
+        [COX_FRAME_REQUEST_ALL] = AS_LARGE_AS_IT_IS,
+        [COX_FRAME_RECORDER_ASK] = 0,
+        [COX_FRAME_RECORDER] = MIB,
+    };
+    return sizes[kind];
+}
+
 void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_HEAD_SIZE])
 {
     memset(head, 0, COX_FRAME_HEAD_SIZE);
@@ -89,6 +110,11 @@ int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_fr
     if (get32(bytes + 12) != size - COX_FRAME_HEAD_SIZE)
         return cox_fail(err, COX_CORRUPT, "a frame of %zu bytes says that its payload has %" PRIu32,
                         size, get32(bytes + 12));
+    if (size - COX_FRAME_HEAD_SIZE > cox_frame_size_max((enum cox_frame_kind)bytes[4]))
+        return cox_fail(err, COX_CORRUPT, "a %s of %zu bytes: at most %zu are taken",
+                        cox_frame_kind_name((enum cox_frame_kind)bytes[4]),
+                        size - COX_FRAME_HEAD_SIZE,
+                        cox_frame_size_max((enum cox_frame_kind)bytes[4]));
     *ret_frame = (struct cox_frame){
         .kind = (enum cox_frame_kind)bytes[4],
         .channel = bytes[5],

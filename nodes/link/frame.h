@@ -89,6 +89,8 @@ static inline bool cox_frame_shows_life(size_t size)
 {
     return size <= 65536;
 }
+/* Bytes of the payload that a frame of this kind may have. */
+size_t cox_frame_size_max(enum cox_frame_kind kind);
 const char *cox_frame_kind_name(enum cox_frame_kind kind);
 /* Whether two packed frames of this size differ in the incarnation alone. */
 bool cox_frame_same_for_all(const uint8_t *bytes, const uint8_t *other, size_t size);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "limits.h"
 /* ---- events ---- */
 
 void cox_lead_events_init(struct cox_lead_events *events)
@@ -545,6 +546,13 @@ int cox_lead_link_receive(struct cox_lead_link *link, const struct cox_frame *fr
             cox_node__agent_beat__free_unpacked(beat, NULL);
             link->stale++;
             return COX_STALE;
+        }
+        int r = 0;
+        for (uint32_t c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
+            r = cox_agent_beat_check(beat, c, link->channels[c].last_sent, err);
+        if (r) { /* it shows no life either */
+            cox_node__agent_beat__free_unpacked(beat, NULL);
+            return r;
         }
     }
     link->heard_ns = now_ns;

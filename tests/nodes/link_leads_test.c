@@ -1,6 +1,7 @@
 /* A lead that takes over, requests to all nodes, and what else a lead asks of its nodes
  * (nodes/link). */
 #include "channel/recorder/recorder.h"
+#include "nodes/link/limits.h"
 #include "nodes/link/recorder_fetch.h"
 #include "link_world.h"
 
@@ -325,9 +326,161 @@ static void usage_is_in_one_beat(void **state)
     world_free(world);
 }
 
+/* ---- peers that lie ---- */
+
+#define REAL_NS (UINT64_C(1800000000) * COX_NSEC_PER_SEC)
+#define HOUR_NS (3600 * COX_NSEC_PER_SEC)
+
+static void hello_refused(const CoxNode__Hello *hello, const char *text)
+{
+    struct cox_error err = {0};
+    assert_int_equal(cox_hello_check(hello, REAL_NS, &err), COX_CORRUPT);
+    if (!strstr(err.text, text))
+        fail_msg("'%s' is not in: %s", text, err.text);
+}
+
+static void hellos_that_cannot_be_are_refused(void **state)
+{
+    (void)state;
+    CoxNode__Channel channels[2] = {COX_NODE__CHANNEL__INIT, COX_NODE__CHANNEL__INIT};
+    CoxNode__Channel *channel_pointers[] = {&channels[0], &channels[1]};
+    CoxNode__Fact fact = COX_NODE__FACT__INIT;
+    CoxNode__Fact *facts[COX_HELLO_FACT_MAX + 1];
+    for (size_t i = 0; i < COX_HELLO_FACT_MAX + 1; i++)
+        facts[i] = &fact;
+    fact.name = (char *)(uintptr_t) "model digest";
+    fact.value = (char *)(uintptr_t) "\xc3\xa4";
+    const CoxNode__Hello honest = {.base = PROTOBUF_C_MESSAGE_INIT(&cox_node__hello__descriptor),
+                                   .version = (char *)(uintptr_t)COX_VERSION_TEXT,
+                                   .address = (char *)(uintptr_t) "10.0.0.3:4000",
+                                   .epoch = REAL_NS + 23 * HOUR_NS,
+                                   .n_channels = 2,
+                                   .channels = channel_pointers,
+                                   .n_facts = COX_HELLO_FACT_MAX,
+                                   .facts = facts};
+    struct cox_error err = {0};
+    channels[1].through = COX_NODE_SEQUENCE_MAX;
+    assert_int_equal(cox_hello_check(&honest, REAL_NS, &err), 0);
+    CoxNode__Hello lie = honest;
+    lie.epoch = REAL_NS + 25 * HOUR_NS;
+    hello_refused(&lie, "25 h ahead of the clock");
+    lie.epoch = UINT64_MAX - 1;
+    hello_refused(&lie, "its hello says that it follows epoch 18446744073709551614");
+    lie = honest;
+    lie.generation = REAL_NS;
+    hello_refused(&lie, "generation 1800000000000000000");
+    lie = honest;
+    lie.world = COX_RANK_COUNT_MAX + 1;
+    hello_refused(&lie, "of 129: a group has 128");
+    lie = honest;
+    lie.n_facts++;
+    hello_refused(&lie, "its hello has 65 facts: at most 64");
+    lie = honest;
+    lie.address = (char *)(uintptr_t) "10.0.0.3:4000\nnode a is dead";
+    hello_refused(&lie, "0x0a, in its address");
+    lie.address = honest.address;
+    lie.lead_address = (char *)(uintptr_t) "\033[2J";
+    hello_refused(&lie, "0x1b, in its lead's address");
+    lie.lead_address = NULL;
+    fact.value = (char *)(uintptr_t) "\r";
+    hello_refused(&honest, "0x0d, in its facts");
+    fact.value = NULL;
+    for (int bits = 40; bits < 64; bits++) {
+        channels[1].through = UINT64_C(1) << bits;
+        hello_refused(&honest, "of channel 1: no lead can have sent more");
+    }
+}
+
+static void beats_of_requests_that_were_not_sent(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct lead *lead = &world->leads[0];
+    publish(world, COX_CHANNEL_EXECUTE, 3, true);
+    world_run(world, 50);
+    const uint64_t sent = lead->link.channels[COX_CHANNEL_EXECUTE].last_sent;
+    const uint64_t heard_ns = lead->link.heard_ns;
+    CoxNode__Channel channel = COX_NODE__CHANNEL__INIT, *channels = &channel;
+    CoxNode__AgentBeat beat = COX_NODE__AGENT_BEAT__INIT;
+    uint64_t answered = sent + 1;
+    beat.has_agent = 1;
+    beat.agent = lead->link.agent;
+    beat.n_channels = 1;
+    beat.channels = &channels;
+    channel.has_through = channel.has_done = 1;
+    const struct cox_frame head = {.kind = COX_FRAME_AGENT_BEAT,
+                                   .epoch = lead->link.epoch,
+                                   .incarnation = lead->link.incarnation};
+    for (int lie = 0; lie < 4; lie++) {
+        channel.through = sent + (lie == 0);
+        channel.done = lie == 1 ? UINT64_MAX : sent;
+        channel.n_answered = lie == 2;
+        channel.answered = lie == 2 ? &answered : NULL;
+        size_t size;
+        uint8_t *bytes = cox_frame_of_message(&head, &beat.base, &size);
+        struct cox_frame frame;
+        struct cox_error err = {0};
+        assert_int_equal(cox_frame_unpack(bytes, size, &frame, NULL), 0);
+        const int r = cox_lead_link_receive(&lead->link, &frame, heard_ns + 7, &err);
+        assert_int_equal(r, lie < 3 ? COX_CORRUPT : 0);
+        assert_true(lie == 3 || strstr(err.text, "the last one that was sent is "));
+        assert_int_equal(lead->link.heard_ns, lie < 3 ? heard_ns : heard_ns + 7); /* no life */
+        free(bytes);
+    }
+    world_free(world);
+}
+
+/* The lead had a clock of the future, which is over. */
+static void an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_agent_link *agent = &world->agent;
+    agent->epoch = REAL_NS + 25 * HOUR_NS;
+    assert_false(cox_agent_link_forget(agent, REAL_NS)); /* it is followed */
+    cox_agent_link_release(agent);
+    assert_int_equal(agent->channels[COX_CHANNEL_EXECUTE].taken, 0);
+    assert_false(cox_agent_link_forget(agent, REAL_NS + 2 * HOUR_NS));
+    CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
+    welcome.epoch = REAL_NS;
+    welcome.incarnation = 1;
+    welcome.depth = 4;
+    assert_int_equal(cox_agent_link_follow(agent, &welcome, agent_now(world)), COX_STALE);
+    assert_true(cox_agent_link_forget(agent, REAL_NS));
+    assert_int_equal(cox_agent_link_follow(agent, &welcome, agent_now(world)), 0);
+    world_free(world);
+}
+
+static void frames_have_limits_by_kind(void **state)
+{
+    (void)state;
+    uint8_t *bytes = calloc(1, COX_FRAME_HEAD_SIZE + ((size_t)1 << 20) + 1);
+    assert_non_null(bytes);
+    for (int kind = 1; kind < COX_FRAME_KIND_COUNT; kind++) {
+        const size_t most = cox_frame_size_max((enum cox_frame_kind)kind);
+        struct cox_frame frame = {.kind = (enum cox_frame_kind)kind}, again;
+        struct cox_error err = {0};
+        if (most > (size_t)1 << 20)
+            continue;
+        for (frame.size = most; frame.size <= most + 1; frame.size++) {
+            cox_frame_pack_head(&frame, bytes);
+            assert_int_equal(
+                cox_frame_unpack(bytes, COX_FRAME_HEAD_SIZE + frame.size, &again, &err),
+                frame.size > most ? COX_CORRUPT : 0);
+        }
+        assert_non_null(strstr(err.text, "are taken"));
+    }
+    assert_int_equal(cox_frame_size_max(COX_FRAME_HELLO), 1 << 20);
+    free(bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hellos_that_cannot_be_are_refused),
+        cmocka_unit_test(beats_of_requests_that_were_not_sent),
+        cmocka_unit_test(an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed),
+        cmocka_unit_test(frames_have_limits_by_kind),
         cmocka_unit_test(recorders_are_awaited_and_checked),
         cmocka_unit_test(recorders_are_asked_for_by_the_lead_that_is_followed),
         cmocka_unit_test(usage_is_in_one_beat),

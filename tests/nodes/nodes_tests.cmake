@@ -48,6 +48,8 @@ if(COX_NODES)
             COMMAND ${where_possible} sh ${nodes_here}/mistakes.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/superseded LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/superseded.sh ${PROJECT_BINARY_DIR})
+        cox_command_test(NAME nodes/hostile LABEL nodes TIER nightly TIMEOUT 180 PROCESSORS 2
+            COMMAND ${where_possible} /usr/bin/python3 ${nodes_here}/hostile.py ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/trace LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2
             COMMAND ${where_possible} sh ${nodes_here}/trace.sh ${PROJECT_BINARY_DIR})
         cox_command_test(NAME nodes/pods LABEL nodes TIER nightly TIMEOUT 120 PROCESSORS 2

@@ -78,7 +78,7 @@ done
 cluster_lead a:2,b:2 --on-death fail
 cluster_ready
 COXSWAIN_VERSION=$version net_exec b python3 "$(dirname "$0")/hello.py" big b "$cluster_dir/certificates" \
-    "$(net_address "$cluster_server")" "$(net_address b):1" 9000000000000000000
+    "$(net_address "$cluster_server")" "$(net_address b):1" $(( ($(date +%s) + 3600) * 1000000000 ))
 answers "after a hello of one node with a later epoch"
 echo "one node names a later epoch: the group goes on"
 cluster_run stop --name big >/dev/null

@@ -1,0 +1,116 @@
+"""Nodes that lie, and machines that knock: hostile.py BUILD_DIR
+
+A cluster of machines (cluster.py) in which a process with the certificate of node b says what
+cannot be, while the lead waits and while it serves. The lead names it, keeps nothing of it, and
+goes on: the honest agent of node b comes up, and so does the next group. Root only; under a
+minute."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+from cluster import GROUP, HERE, Cluster, Failed, Program, missing, skip, until
+
+# What is said, and what the lead says of it.
+LIES = (
+    (2**64 - 2, (), "its hello says that it follows epoch 18446744073709551614"),
+    (0, (f"through={2**56}",), f"its hello says that it has requests up to {2**56}"),
+    (0, (f"through={2**60}",), f"its hello says that it has requests up to {2**60}"),
+    (0, (f"generation={2**60}",), f"generation {2**60} of the rank group"),
+    (0, ("facts=65",), "its hello has 65 facts: at most 64 are taken"),
+    (0, ("facts=50000",), "its hello has 50000 facts: at most 64 are taken"),
+    (0, ("lead=x\ncoxswain: node a is dead",), "control character, 0x0a, in its lead's address"),
+    (0, ("version=1\x1b[2J",), "control character, 0x1b, in its version"),
+)
+
+
+def lie(group: Cluster, version: str, epoch: int, *words: str, count: int = 1) -> None:
+    machine = group.machines["b"]
+    machine.environment["COXSWAIN_VERSION"] = version
+    server = group.machines[group.server_names[0]].address
+    liar = machine.start(
+        "/usr/bin/python3", str(HERE / "hello.py"), GROUP, "b", str(group.certificates), server,
+        f"{machine.address}:1", str(epoch), *words, f"count={count}",
+    )  # fmt: skip
+    if liar.ended(20):
+        raise Failed(f"hello.py: {Cluster.words(liar, 0)}")
+
+
+def says(program: Program, text: str) -> list[str]:
+    return [line.text for line in list(program.lines) if text in line.text]
+
+
+def answers(group: Cluster) -> None:
+    program = group.generate(["27+58="], "--quiet")
+    if program.ended(20) or program.out != ["27+58=85\n"]:
+        raise Failed(f"generate: {program.out}, {Cluster.words(program, 0)}")
+
+
+def numbers(group: Cluster, version: str) -> None:
+    lead = group.lead_start()
+    until("the lead waits", 20, lambda: says(lead, "node a has not come"))
+    for epoch, words, text in LIES:
+        lie(group, version, epoch, *words)
+        until(
+            f"the lead says: {text}",
+            10,
+            lambda text=text: says(lead, f"node b: {text}") or says(lead, text),
+        )
+    for line in list(lead.lines):
+        if line.text.startswith("coxswain: node a is dead"):
+            raise Failed("a node has written a line of its own into the lead's log")
+    lie(group, version, 2**64 - 2, count=20000)
+    until("what is too much is counted", 20, lambda: says(lead, " more like it in the last"))
+    if len(lead.lines) > 60:
+        raise Failed(f"20,000 hellos make {len(lead.lines)} lines")
+    for node in ("a", "b"):
+        group.agent_start(node)
+    group.lead_ready()
+    answers(group)
+    # While the group serves; and at the limit of what is believed.
+    lie(group, version, 2**64 - 2)
+    lie(group, version, 0, f"through={2**60}")
+    answers(group)
+    left = group.group_stop()
+    if left:
+        raise Failed(left)
+    print("a node that lies is named, and the group and its nodes come up all the same")
+    # Numbers that are just believed.
+    for through in (2**39 - 1, 2**40 - 1):
+        lead = group.lead_start()
+        group.agent_start("a")
+        until("the lead waits", 20, lambda lead=lead: says(lead, "node b has not come"))
+        lie(group, version, 0, f"through={through}")
+        group.agent_start("b")
+        group.lead_ready()
+        answers(group)
+        left = group.group_stop()
+        if left:
+            raise Failed(left)
+    print("numbers at the limit of what is believed do no harm")
+
+
+def main() -> int:
+    build = pathlib.Path(sys.argv[1]).resolve()
+    why = missing()
+    if why:
+        skip(why)
+    version = subprocess.run(
+        [str(build / "bin/coxswain"), "--version"], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+    with Cluster(build) as group:
+        group.servers_start()
+        try:
+            numbers(group, version)
+        except Failed:
+            for program in (group.lead, *group.agents.values()):
+                for line in program.lines if program else ():
+                    print(f"  {line.text[:300]!r}", file=sys.stderr)
+            raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
