@@ -1,6 +1,7 @@
 #include "utf8.h"
 
 #include "channel/base/idioms.h"
+#include "channel/base/text.h"
 #include "proto/executor.pb-c.h"
 
 #include <stdio.h>
@@ -11,24 +12,6 @@
 #define PATH_SIZE 256
 
 #define WORD_HIGH_BITS UINT64_C(0x8080808080808080)
-
-/* Bytes of the character at text, of which the first is not ASCII; 0: it is none. The
- * terminating 0 is no part of any. */
-static size_t character_size(const unsigned char *text)
-{
-    const unsigned char first = text[0];
-    const size_t size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-    if (first < 0xc2 || first > 0xf4)
-        return 0;
-    for (size_t i = 1; i < size; i++)
-        if ((text[i] & 0xc0) != 0x80)
-            return 0;
-    /* Overlong, a surrogate, above U+10FFFF. */
-    if ((first == 0xe0 && text[1] < 0xa0) || (first == 0xed && text[1] > 0x9f) ||
-        (first == 0xf0 && text[1] < 0x90) || (first == 0xf4 && text[1] > 0x8f))
-        return 0;
-    return size;
-}
 
 const char *cox_utf8_find_bad(const char *text)
 {
@@ -42,7 +25,8 @@ const char *cox_utf8_find_bad(const char *text)
             text++;
         if (text == end)
             break;
-        const size_t size = character_size((const unsigned char *)text);
+        uint32_t code;
+        const size_t size = cox_text_character(text, &code);
         if (size == 0)
             return text;
         text += size;

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "channel/base/text.h"
+
 /* How much the clocks of two machines may differ. */
 #define CLOCKS_DIFFER_NS (UINT64_C(86400) * COX_NSEC_PER_SEC)
 uint64_t cox_real_ns(void)
@@ -21,11 +23,11 @@ bool cox_epoch_can_be(uint64_t epoch, uint64_t real_ns)
 /* Text of a peer that goes into logs as it is: no byte of it moves a cursor or begins a line. */
 static int text_check(const char *what, const char *text, struct cox_error *err)
 {
-    for (const char *at = text; at && *at; at++)
-        if ((unsigned char)*at < 0x20 || *at == 0x7f)
-            return cox_fail(err, COX_CORRUPT,
-                            "its hello has a control character, 0x%02x, in its %s",
-                            (unsigned char)*at, what);
+    const char *bad = text ? cox_text_find_control(text) : NULL;
+    if (bad)
+        return cox_fail(err, COX_CORRUPT,
+                        "its hello has a byte 0x%02x in its %s: expected printable UTF-8",
+                        (unsigned char)*bad, what);
     return 0;
 }
 

@@ -2,6 +2,7 @@
 
 #include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"
+#include "channel/base/text.h"
 #include "channel/socket/control_socket.h"
 #include "channel/socket/runtime_dir.h"
 #include "proto/control.pb-c.h"
@@ -230,35 +231,14 @@ int cox_client_open(struct cox_client *client, const char *name, uint64_t deadli
 
 /* ---- text ---- */
 
-/* Bytes of a well-formed character of more than one byte, 0: it is none. */
-static size_t character_size(const unsigned char *at)
-{
-    size_t size = at[0] >= 0xc2 && at[0] <= 0xdf   ? 2
-                  : (at[0] & 0xf0) == 0xe0         ? 3
-                  : at[0] >= 0xf0 && at[0] <= 0xf4 ? 4
-                                                   : 0;
-    for (size_t i = 1; i < size; i++)
-        if ((at[i] & 0xc0) != 0x80)
-            return 0;
-    /* An overlong form, a surrogate, a code point above the last one; C1 controls. */
-    if ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) ||
-        (at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f) ||
-        (at[0] == 0xc2 && at[1] < 0xa0))
-        return 0;
-    return size;
-}
-
 void cox_client_clean_text(char *text)
 {
-    for (unsigned char *at = (unsigned char *)text; *at;) {
-        size_t size = *at < 0x80 ? 0 : character_size(at);
-        if (size) {
-            at += size;
-            continue;
-        }
-        if ((*at < 0x20 && *at != '\n' && *at != '\t') || *at >= 0x7f)
-            *at = '?';
-        at++;
+    while (*text) {
+        uint32_t code;
+        size_t size = cox_text_character(text, &code);
+        if (size == 0 || (cox_text_is_control(code) && code != '\n' && code != '\t'))
+            memset(text, '?', size = size ? size : 1);
+        text += size;
     }
 }
 

@@ -2,6 +2,7 @@
 #include "channel/base/idioms.h"
 #include "coordinator/collector/stats.h"
 #include "coordinator/executor/core.h"
+#include "channel/base/text.h"
 #include "coordinator/recovery/recovery.h"
 #include "coordinator/server/group_links.h"
 #include "program/cli/client_command.h"
@@ -12,7 +13,6 @@
 
 #include <coxswain/executor.h>
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,13 +118,12 @@ static void print_limits(const status_reply *status)
         putchar('\n');
 }
 
-/* Control characters, which a terminal may obey, become question marks. */
 static void print_line(const char *key, const char *text)
 {
-    printf("%s: ", key);
-    for (; *text; text++)
-        putchar(iscntrl((unsigned char)*text) ? '?' : *text);
-    putchar('\n');
+    _cox_cleanup_(cox_free_ptr) char *safe_key = cox_text_escape(key, false, false);
+    _cox_cleanup_(cox_free_ptr) char *safe = cox_text_escape(text, false, false);
+    if (safe_key && safe)
+        printf("%s: %s\n", safe_key, safe);
 }
 
 /* What the program of the group says of it: text, or JSON with a line for each key. */

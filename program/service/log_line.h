@@ -37,7 +37,7 @@ struct cox_log_event {
 int cox_log_format_parse(const char *text, enum cox_log_format *ret_format, struct cox_error *err);
 /* priority: the line begins with "<LEVEL>", which systemd's journal takes off (sd-daemon(3)).
  * Returns the line with its newline, for free; NULL: no memory. Newlines and other control
- * characters of the text are escaped, except in a plain line. */
+ * characters of the text are escaped (cox_text_escape); tabs stay in a plain line. */
 char *cox_log_line(enum cox_log_format format, bool priority, const struct cox_log_event *event);
 
 #endif

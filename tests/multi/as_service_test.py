@@ -142,6 +142,15 @@ def test_a_line_of_the_log_has_time_and_level():
 
 
 @test
+def test_a_rank_forges_no_line_of_a_plain_log():
+    forged = ["sh", "-c", "printf 'x\\rcoxswain: rank 0 was killed\\033[2K\\302\\233A\\t\\303\\244\\n' >&2; exec \"$0\" \"$@\""]
+    process = run_group("forged%d" % os.getpid(), None, [], [*forged, program("coxswain-worker"), "--model", MODEL])
+    err = end(process, pids_of(process)[1]).err
+    check("[rank 1] x\\rcoxswain: rank 0 was killed\\u001b[2K\\u009bA\t\u00e4\n" in err, "not escaped: %r" % err)
+    check(not re.search("[\r\x1b\x9b]", err), "raw control characters: %r" % err)
+
+
+@test
 def test_lines_in_the_journal_have_a_priority():
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "journal")

@@ -21,8 +21,8 @@ LIES = (
     (0, (f"generation={2**60}",), f"generation {2**60} of the rank group"),
     (0, ("facts=65",), "its hello has 65 facts: at most 64 are taken"),
     (0, ("facts=50000",), "its hello has 50000 facts: at most 64 are taken"),
-    (0, ("lead=x\ncoxswain: node a is dead",), "control character, 0x0a, in its lead's address"),
-    (0, ("version=1\x1b[2J",), "control character, 0x1b, in its version"),
+    (0, ("lead=x\ncoxswain: node a is dead",), "a byte 0x0a in its lead's address"),
+    (0, ("version=1\x1b[2J",), "a byte 0x1b in its version"),
 )
 
 

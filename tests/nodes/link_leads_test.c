@@ -377,13 +377,15 @@ static void hellos_that_cannot_be_are_refused(void **state)
     hello_refused(&lie, "its hello has 65 facts: at most 64");
     lie = honest;
     lie.address = (char *)(uintptr_t) "10.0.0.3:4000\nnode a is dead";
-    hello_refused(&lie, "0x0a, in its address");
+    hello_refused(&lie, "0x0a in its address");
     lie.address = honest.address;
     lie.lead_address = (char *)(uintptr_t) "\033[2J";
-    hello_refused(&lie, "0x1b, in its lead's address");
+    hello_refused(&lie, "0x1b in its lead's address");
     lie.lead_address = NULL;
     fact.value = (char *)(uintptr_t) "\r";
-    hello_refused(&honest, "0x0d, in its facts");
+    hello_refused(&honest, "0x0d in its facts");
+    fact.value = (char *)(uintptr_t) "\xc2\x9b";
+    hello_refused(&honest, "0xc2 in its facts");
     fact.value = NULL;
     for (int bits = 40; bits < 64; bits++) {
         channels[1].through = UINT64_C(1) << bits;

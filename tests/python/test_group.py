@@ -522,7 +522,7 @@ def test_status_shows_a_note(coxswain_command):
         note = {"incidents": 2, "spare": "\033", "pause": {"load": 0.5}}
         group.note = json.dumps(note)
         assert json.loads(said("--json"))["note"] == note
-        assert b'\nincidents: 2\nspare: ?\npause: {"load": 0.5}\n' in said()
+        assert b'\nincidents: 2\nspare: \\u001b\npause: {"load": 0.5}\n' in said()
         # Prometheus has its numbers, and its texts as labels.
         command[1] = "metrics"
         lines = said().splitlines()

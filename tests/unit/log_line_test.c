@@ -21,7 +21,7 @@ static void check(enum cox_log_format format, bool priority, int level, int64_t 
 static void test_formats(void **state)
 {
     (void)state;
-    check(COX_LOG_PLAIN, false, 4, -1, "a\nb", "coxswain: a\nb\n");
+    check(COX_LOG_PLAIN, false, 4, -1, "a\nb\tc", "coxswain: a\\nb\tc\n");
     check(COX_LOG_PLAIN, false, 6, 2, "a", "[rank 2] a\n");
     check(COX_LOG_PLAIN, true, 3, -1, "a", "<3>coxswain: a\n");
     check(COX_LOG_TEXT, false, 4, -1, "a\nb", "2025-11-25T14:58:27.123Z warning coxswain: a\\nb\n");
@@ -41,6 +41,12 @@ static void test_bytes(void **state)
 #define HEAD "2025-11-25T14:58:27.123Z info rank 1: "
 #define BAD "\xef\xbf\xbd"
     check(COX_LOG_TEXT, false, 6, 1, "tab\tcr\resc\x1b[31m", HEAD "tab\\tcr\\resc\\u001b[31m\n");
+    check(COX_LOG_PLAIN, false, 6, 1,
+          "a\rcoxswain: rank 0 was killed\x1b[2J\xc2\x9b"
+          "2J\xe2\x80\xae",
+          "[rank 1] a\\rcoxswain: rank 0 was killed\\u001b[2J\\u009b2J\\u202e\n");
+    check(COX_LOG_PLAIN, false, 6, 1, "\xc3\xa4\t\xe2\x82\xac\x80",
+          "[rank 1] \xc3\xa4\t\xe2\x82\xac" BAD "\n");
     check(COX_LOG_TEXT, false, 6, 1, "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x9a\xa3",
           HEAD "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x9a\xa3\n");
     /* alone, too long, a surrogate, beyond Unicode, cut off */
