@@ -1,7 +1,7 @@
 #include "utf8.h"
 
 #include "channel/base/idioms.h"
-#include "channel/base/text.h"
+#include "channel/text/text.h"
 #include "proto/executor.pb-c.h"
 
 #include <stdio.h>

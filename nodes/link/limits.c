@@ -4,7 +4,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "channel/base/text.h"
+#include "channel/text/text.h"
 
 /* How much the clocks of two machines may differ. */
 #define CLOCKS_DIFFER_NS (UINT64_C(86400) * COX_NSEC_PER_SEC)

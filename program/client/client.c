@@ -2,7 +2,7 @@
 
 #include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"
-#include "channel/base/text.h"
+#include "channel/text/text.h"
 #include "channel/socket/control_socket.h"
 #include "channel/socket/runtime_dir.h"
 #include "proto/control.pb-c.h"

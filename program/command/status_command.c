@@ -2,7 +2,7 @@
 #include "channel/base/idioms.h"
 #include "coordinator/collector/stats.h"
 #include "coordinator/executor/core.h"
-#include "channel/base/text.h"
+#include "channel/text/text.h"
 #include "coordinator/recovery/recovery.h"
 #include "coordinator/server/group_links.h"
 #include "program/cli/client_command.h"

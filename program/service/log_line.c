@@ -1,7 +1,7 @@
 #include "log_line.h"
 
 #include "channel/base/idioms.h"
-#include "channel/base/text.h"
+#include "channel/text/text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

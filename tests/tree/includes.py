@@ -25,6 +25,7 @@ FILE_COUNT_MAX = 24
 # What each folder includes.
 FOLDERS = {
     "channel/base": "",
+    "channel/text": "",
     "channel/recorder": "channel/base",
     "channel/shm": "channel/base channel/recorder",
     "channel/socket": "channel/base channel/shm",
@@ -34,7 +35,7 @@ FOLDERS = {
     "memory/domain": "channel/base channel/shm channel/memory",
     "memory/pool": "channel/base channel/shm channel/handle channel/memory memory/domain",
     "memory/queue": "channel/base channel/shm channel/handle channel/memory memory/pool",
-    "proto": "channel/base channel/memory",
+    "proto": "channel/base channel/text channel/memory",
     "worker/sequences": "channel/base proto",
     "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
     "worker/loop": "channel/base channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
@@ -48,7 +49,7 @@ FOLDERS = {
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
-    "nodes/link": "channel/base channel/recorder channel/shm coordinator/transport",
+    "nodes/link": "channel/base channel/text channel/recorder channel/shm coordinator/transport",
     "nodes/direct": "channel/base channel/socket",
     "nodes/lead": "channel/base nodes nodes/link",
     "nodes/agent": "channel/base channel/recorder channel/socket proto coordinator/executor coordinator/recording nodes nodes/link",
@@ -57,13 +58,13 @@ FOLDERS = {
     "engine/compute": "channel/base engine/model",
     "engine/rank": "channel/base engine/model engine/compute",
     "engine/batching": "channel/base engine/model",
-    "program/client": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/server",
+    "program/client": "channel/base channel/text channel/shm channel/socket proto coordinator/executor coordinator/server",
     "program/trace": "channel/recorder channel/shm proto channel/base",
     "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server program/client",
-    "program/service": "channel/base program/client",
+    "program/service": "channel/base channel/text program/client",
     "program/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
-    "program/command": "channel/base channel/shm channel/socket channel/handle channel/memory coordinator/executor "
+    "program/command": "channel/base channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
                        "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "
                        "program/metrics program/trace coordinator/collector",
     "program/engine": "channel/base channel/shm coordinator/server program/client program/service program/cli "
