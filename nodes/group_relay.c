@@ -14,13 +14,18 @@
 /* How long the thread blocks before it looks whether the generation is over. */
 #define LOOK_NS (50 * COX_NSEC_PER_MSEC)
 #define SEND_MS 250
-/* Messages kept for generations to come. */
+/* Messages kept for generations to come: how many, their bytes from one node and in all, and how
+ * long. Machines get an init within seconds of each other. */
 #define EARLY_MAX 4096
+#define EARLY_SIZE_MAX_NODE ((size_t)64 << 20)
+#define EARLY_SIZE_MAX ((size_t)256 << 20)
+#define EARLY_NS (60 * COX_NSEC_PER_SEC)
 
 struct early {
     struct early *next;
     char node[COX_NODE_NAME_MAX + 1];
     uint64_t generation;
+    uint64_t came_ns;
     uint8_t *bytes;
     size_t size;
 };
@@ -38,6 +43,7 @@ struct cox_group_relay {
     uint64_t generation;
     struct early *first, **end;
     uint32_t early_count;
+    size_t early_size;
 
     /* collect's thread; ends with its generation */
     bool threaded;
@@ -47,8 +53,15 @@ struct cox_group_relay {
     pthread_t thread;
 };
 
-static void early_free(struct early *early)
+/* Takes the first of what `at` points to out of the list. The lock is held, or nobody else is there. */
+static void early_drop(struct cox_group_relay *relay, struct early **at)
 {
+    struct early *early = *at;
+    *at = early->next;
+    if (!*at)
+        relay->end = at;
+    relay->early_count--;
+    relay->early_size -= early->size;
     free(early->bytes);
     free(early);
 }
@@ -130,11 +143,8 @@ struct cox_group_relay *cox_group_relay_free(struct cox_group_relay *relay)
     if (!relay)
         return NULL;
     cox_group_relay_pause(relay);
-    while (relay->first) {
-        struct early *early = relay->first;
-        relay->first = early->next;
-        early_free(early);
-    }
+    while (relay->first)
+        early_drop(relay, &relay->first);
     pthread_mutex_destroy(&relay->lock);
     free(relay);
     return NULL;
@@ -166,11 +176,18 @@ static void relay_catch_up(struct cox_group_relay *relay)
                                    early->size, &why))
             cox_log_write(&relay->log, 4, "the rank group, from node %s: %s", early->node,
                           why.text);
-        *at = early->next;
-        relay->early_count--;
-        early_free(early);
+        early_drop(relay, at);
     }
-    relay->end = at;
+}
+
+size_t cox_group_relay_expire(struct cox_group_relay *relay, uint64_t now_ns)
+{
+    pthread_mutex_lock(&relay->lock);
+    while (relay->first && now_ns >= relay->first->came_ns + EARLY_NS)
+        early_drop(relay, &relay->first);
+    const size_t size = relay->early_size;
+    pthread_mutex_unlock(&relay->lock);
+    return size;
 }
 
 void cox_group_relay_set_peers(struct cox_group_relay *relay, const struct cox_agent_peer *peers,
@@ -227,14 +244,25 @@ int cox_group_relay_begin(struct cox_group_relay *relay,
     return r ? cox_fail(err, r, "the thread of the rank group: %s", cox_status_text(r)) : 0;
 }
 
+/* The lock is held. */
+static bool early_has_room(const struct cox_group_relay *relay, const char *node, size_t size)
+{
+    size_t of_node = size;
+    for (const struct early *early = relay->first; early; early = early->next)
+        of_node += strcmp(early->node, node) == 0 ? early->size : 0;
+    return relay->early_count < EARLY_MAX && of_node <= EARLY_SIZE_MAX_NODE &&
+           relay->early_size + size <= EARLY_SIZE_MAX;
+}
+
 /* The lock is held. Takes no ownership of bytes. */
 static void relay_keep(struct cox_group_relay *relay, const char *node, uint64_t generation,
                        const uint8_t *bytes, size_t size)
 {
-    struct early *early = relay->early_count < EARLY_MAX ? calloc(1, sizeof *early) : NULL;
+    struct early *early = early_has_room(relay, node, size) ? calloc(1, sizeof *early) : NULL;
     if (!early)
         return;
     early->generation = generation;
+    early->came_ns = cox_now_ns();
     early->size = size;
     early->bytes = malloc(size ? size : 1);
     snprintf(early->node, sizeof early->node, "%s", node);
@@ -246,6 +274,7 @@ static void relay_keep(struct cox_group_relay *relay, const char *node, uint64_t
     *relay->end = early;
     relay->end = &early->next;
     relay->early_count++;
+    relay->early_size += size;
 }
 
 void cox_group_relay_take(struct cox_group_relay *relay, const char *node, uint8_t *bytes,

@@ -21,7 +21,10 @@
 #define SOURCE_COUNT_MAX 512
 #define VIEW_COUNT_MAX 16
 #define SERVER_COUNT_MAX 32
-#define BLOCK_COUNT_MAX 65536
+#define BLOCK_COUNT_MAX COX_KV_FETCH_COUNT_MAX
+/* Fetches that wait for a thread, of one process and in all. An agent has one at a time. */
+#define ASK_COUNT_MAX 256
+#define ASK_COUNT_MAX_PEER 32
 /* Of a piece, with one block at least: small enough that it is still in the cache when it is sent, or
  * put in its place. */
 #define PIECE_SIZE ((uint64_t)256 << 10)
@@ -849,6 +852,15 @@ static void *serve_main(void *context)
     return NULL;
 }
 
+/* With serve_lock. */
+static bool ask_has_room(const struct cox_kv_relay *relay, const char *peer)
+{
+    uint32_t of_peer = 0;
+    for (const struct ask *ask = relay->asks; ask; ask = ask->next)
+        of_peer += strcmp(ask->peer, peer) == 0;
+    return relay->ask_count < ASK_COUNT_MAX && of_peer < ASK_COUNT_MAX_PEER;
+}
+
 /* Takes bytes. */
 static void fetch_take(struct cox_kv_relay *relay, const char *peer, uint8_t *bytes, size_t size)
 {
@@ -864,7 +876,7 @@ static void fetch_take(struct cox_kv_relay *relay, const char *peer, uint8_t *by
         !relay->ending &&
         cox_thread_start(&relay->servers[relay->server_count], serve_main, relay) == 0)
         relay->server_count++;
-    const bool taken = relay->server_count > 0 && !relay->ending;
+    const bool taken = relay->server_count > 0 && !relay->ending && ask_has_room(relay, ask->peer);
     if (taken) {
         *relay->asks_end = ask;
         relay->asks_end = &ask->next;

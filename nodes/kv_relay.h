@@ -36,6 +36,8 @@
 
 #define COX_DIRECT_FETCH 5u
 #define COX_DIRECT_BLOCKS 6u
+/* Blocks that one fetch may ask for. */
+#define COX_KV_FETCH_COUNT_MAX 65536
 
 struct cox_kv_relay;
 

@@ -15,6 +15,7 @@
 #include "coordinator/recording/recording.h"
 #include "agent_private.h"
 #include "nodes/link/limits.h"
+#include "nodes/message_limits.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -41,10 +42,10 @@ void cox_agent_say(const struct agent *agent, const char *text)
 }
 
 /* What a peer said that cannot be; it may say so as often as it likes. */
-static void fault_log(struct agent *agent, const char *peer, const char *text)
+static void fault_log(struct agent *agent, const char *peer, int code, const char *text)
 {
     pthread_mutex_lock(&agent->fault_lock);
-    cox_log_limit_write(&agent->faults, 4, NULL, 0, "from %s: %s", peer, text);
+    cox_log_limit_write(&agent->faults, 4, NULL, code, "%s: %s", peer, text);
     pthread_mutex_unlock(&agent->fault_lock);
 }
 
@@ -165,7 +166,7 @@ static void greet(struct agent *agent)
     snprintf(text, sizeof text,
              "its epoch %" PRIu64 " is of the future, and is forgotten: a clock was set", epoch);
     if (cox_agent_link_forget(&agent->link, cox_real_ns()))
-        fault_log(agent, "the lead before", text);
+        fault_log(agent, "the lead before", 0, text);
     cox_agent_send_hello(agent);
 }
 
@@ -207,7 +208,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
     }
     pthread_mutex_unlock(&agent->lock);
     if (r && r != COX_STALE)
-        fault_log(agent, "the lead", why.text);
+        fault_log(agent, "from the lead", r, why.text);
 }
 
 static void on_frame(void *context, const char *node, const uint8_t *bytes, size_t size)
@@ -251,6 +252,21 @@ static void image_drop(struct agent *agent, const uint8_t *handle)
     pthread_mutex_unlock(&agent->lock);
 }
 
+static int on_announce(void *context, const char *peer, const char *group, uint32_t kind,
+                       uint64_t size, const uint8_t *front, struct cox_error *err)
+{
+    const struct agent *agent = context;
+    return cox_message_check(false, agent->options->group, peer, group, kind, size, front, err);
+}
+
+/* A peer that says what it may not, or stalls; or a connection of nobody who is known. */
+static void on_direct_end(void *context, const char *peer, int code, const char *text)
+{
+    (void)peer;
+    if (code > 0) /* no end like any other */
+        fault_log(context, "direct connections", code, text);
+}
+
 static void on_direct(void *context, const char *peer, const char *group, uint32_t kind,
                       uint8_t *bytes, size_t size)
 {
@@ -262,23 +278,26 @@ static void on_direct(void *context, const char *peer, const char *group, uint32
         free(bytes);
         return;
     }
-    /* KV blocks go to, and come from, other groups; everything else is the group's own. */
-    if ((kind == COX_DIRECT_FETCH || kind == COX_DIRECT_BLOCKS) && strncmp(peer, "node-", 5) == 0) {
+    (void)group; /* on_announce has seen who says it */
+    switch (kind) {
+    case COX_DIRECT_FETCH:
+    case COX_DIRECT_BLOCKS:
         cox_kv_relay_take(agent->kv, peer, kind, bytes, size);
         return;
-    }
-    const bool own = strcmp(group, agent->options->group) == 0;
-    const bool from_lead = own && strcmp(peer, "lead") == 0;
-    if (own && kind == COX_DIRECT_GROUP && strncmp(peer, "node-", 5) == 0) {
-        cox_group_relay_take(agent->relay, peer + 5, bytes, size);
+    case COX_DIRECT_GROUP:
+        cox_group_relay_take(agent->relay, peer + strlen("node-"), bytes, size);
         return;
-    }
-    if (from_lead && kind == COX_DIRECT_FRAME)
+    case COX_DIRECT_FRAME:
         frame_take(agent, bytes, size, &bytes);
-    else if (from_lead && kind == COX_DIRECT_IMAGE)
+        break;
+    case COX_DIRECT_IMAGE:
         image_take(agent, bytes, size);
-    else if (from_lead && kind == COX_DIRECT_DROP_IMAGE && size == sizeof(struct cox_handle))
-        image_drop(agent, bytes);
+        break;
+    case COX_DIRECT_DROP_IMAGE:
+        if (size == sizeof(struct cox_handle))
+            image_drop(agent, bytes);
+        break;
+    }
     free(bytes);
 }
 
@@ -383,6 +402,7 @@ static void *time_main(void *context)
         }
         const bool ending = agent->ending;
         pthread_mutex_unlock(&agent->lock);
+        cox_group_relay_expire(agent->relay, cox_now_ns());
         pthread_mutex_lock(&agent->fault_lock);
         cox_log_limit_turn(&agent->faults, ending);
         pthread_mutex_unlock(&agent->fault_lock);
@@ -437,6 +457,8 @@ static int direct_open(struct agent *agent, struct cox_error *err)
         .listen = listen,
         .context = agent,
         .on_message = on_direct,
+        .on_announce = on_announce,
+        .on_end = on_direct_end,
     };
     int r = cox_direct_open(&direct, &agent->direct, err);
     if (r == 0)

@@ -380,6 +380,7 @@ int cox_direct_open(const struct cox_direct_options *options, struct cox_direct 
     direct->size_max = options->size_max ? options->size_max : COX_DIRECT_SIZE_MAX;
     direct->context = options->context;
     direct->on_message = options->on_message;
+    direct->on_announce = options->on_announce;
     direct->on_end = options->on_end;
     direct->listen_fd = -1;
     pthread_mutex_init(&direct->lock, NULL);
@@ -431,6 +432,14 @@ struct cox_direct *cox_direct_close(struct cox_direct *direct)
 uint16_t cox_direct_port(const struct cox_direct *direct)
 {
     return direct->port;
+}
+
+uint64_t cox_direct_refused(struct cox_direct *direct)
+{
+    pthread_mutex_lock(&direct->lock);
+    const uint64_t count = direct->refused_count;
+    pthread_mutex_unlock(&direct->lock);
+    return count;
 }
 
 int cox_direct_send(struct cox_direct *direct, const char *peer, const char *address, uint32_t kind,

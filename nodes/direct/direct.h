@@ -15,8 +15,13 @@
  *   loopback, and each side says its name. Processes of several groups on one machine show the same
  *   name; which group a process is of, it says itself, and no certificate proves it: who has the key
  *   of node b may speak for node b of any group.
+ * Limits: a process that has shown its certificate is known. Others have a share of the incoming
+ *   connections of their own (COX_DIRECT_UNKNOWN_MAX), and a second to become known. When a share is
+ *   full, the oldest connection of whoever has most of it ends: of the machine among the unknown, of
+ *   the name among the known. So no machine keeps another one out. A message that is announced must
+ *   come, at 10 MB/s at least, and the memory for messages under way has a budget.
  * Threads: any may send; messages to one address are sent one at a time. One thread accepts, and each
- *   incoming connection, of 256 at most, has a thread, which calls on_message.
+ *   incoming connection has a thread, which calls on_message.
  * Ownership: options are copied. The bytes of a message belong to on_message, which frees them.
  * Blocks: send until the message is handed to the kernel, or the deadline; close until the
  *   callbacks that run have returned; open shortly. A HOST that is not a number is looked up by the
@@ -38,6 +43,15 @@
 #define COX_DIRECT_SIZE_MAX (UINT64_C(2) << 30)
 /* Longest name of a process. */
 #define COX_DIRECT_NAME_MAX 63
+/* Incoming connections of known processes, and of others. */
+#define COX_DIRECT_KNOWN_MAX 224
+#define COX_DIRECT_UNKNOWN_MAX 32
+/* Messages under way have memory for so many of the largest size from all, and for one from each
+ * process, of whichever groups. Those of up to COX_DIRECT_SMALL_SIZE are not counted. */
+#define COX_DIRECT_BUDGET 4
+#define COX_DIRECT_SMALL_SIZE (UINT64_C(1) << 20)
+/* What on_announce sees of a message. */
+#define COX_DIRECT_FRONT_SIZE 96
 
 struct cox_direct;
 
@@ -62,11 +76,18 @@ struct cox_direct_options {
      * connections it has had. It may send and drop, not close. */
     void (*on_message)(void *context, const char *peer, const char *group, uint32_t kind,
                        uint8_t *bytes, size_t size);
+    /* Whether a message that has begun to arrive is wanted: front has its first bytes, all of them
+     * or COX_DIRECT_FRONT_SIZE. Returns 0, or why the connection ends. NULL: all are. On the
+     * connection's thread. */
+    int (*on_announce)(void *context, const char *peer, const char *group, uint32_t kind,
+                       uint64_t size, const uint8_t *front, struct cox_error *err);
     /* An incoming connection of `peer` has ended: once for each, after its last on_message. Or one
-     * was refused (peer NULL: its name is not known). text has the reason. This is not the death of
-     * the peer: a later connection of it may be open, and may be what has ended this one. NULL: not
-     * called. On the connection's thread, or the one that accepts; as on_message, not close. */
-    void (*on_end)(void *context, const char *peer, const char *text);
+     * was refused (peer NULL: its name is not known). text has the reason, and code 0 if it is none
+     * that anybody should know: the peer has closed, or was dropped or replaced. This is not the
+     * death of the peer: a later connection of it may be open, and may be what has ended this one.
+     * NULL: not called. On the connection's thread, or the one that accepts; as on_message, not
+     * close. */
+    void (*on_end)(void *context, const char *peer, int code, const char *text);
 };
 
 /* Listens, and starts the thread that accepts. Reads the certificates: a file that is missing, has
@@ -94,6 +115,8 @@ struct cox_direct *cox_direct_close(struct cox_direct *direct);
 
 /* The port on which it listens; 0: it does not. */
 uint16_t cox_direct_port(const struct cox_direct *direct);
+/* Incoming connections that ended before their process was known, so far. */
+uint64_t cox_direct_refused(struct cox_direct *direct);
 
 /* Sends one message, of count parts (at most 8), to the process `peer` at "HOST:PORT", of whichever
  * group. Connects if there is no connection to that address. A connection that has ended since its last

@@ -8,15 +8,19 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define INCOMING_COUNT_MAX 256
-/* For TLS and the greetings. */
-#define HANDSHAKE_NS (2 * COX_NSEC_PER_SEC)
+/* Also those that were ended, and whose threads have not. */
+#define INCOMING_COUNT_MAX (2 * (COX_DIRECT_KNOWN_MAX + COX_DIRECT_UNKNOWN_MAX))
+/* For TLS and the greetings: a few times over an ocean. */
+#define HANDSHAKE_NS COX_NSEC_PER_SEC
+/* What a message is first allocated; when that has arrived, so many times as much in addition. */
+#define ARRIVAL_GROWTH 7
 /* Until accept is tried again, when fds or memory were short. */
 #define SHORTAGE_NS (100 * COX_NSEC_PER_MSEC)
 
 enum cause {
     CAUSE_NONE = 0, /* the peer, or the network */
     CAUSE_REPLACED, /* what had arrived is still delivered */
+    CAUSE_CROWDED,  /* it made room for another one */
     CAUSE_DROPPED,
     CAUSE_CLOSED,
 };
@@ -27,19 +31,23 @@ struct cox_direct_incoming {
     /* in the order in which they were accepted, and so were opened */
     uint64_t number;
     struct cox_direct_stream stream;
-    /* for texts */
+    /* for texts; and how much of it is the machine */
     char address[80];
+    size_t host_size;
 
     /* under the lock: */
     struct cox_direct_incoming *next;
     /* empty until they are known */
     char peer[COX_DIRECT_NAME_SIZE], group[COX_DIRECT_NAME_SIZE];
     enum cause cause;
+    /* bytes of the message that arrives */
+    uint64_t taken;
 };
 
-static void end_report(struct cox_direct *direct, const char *peer, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void end_report(struct cox_direct *direct, const char *peer, const char *format, ...)
+static void end_report(struct cox_direct *direct, const char *peer, int code, const char *format,
+                       ...) __attribute__((format(printf, 4, 5)));
+static void end_report(struct cox_direct *direct, const char *peer, int code, const char *format,
+                       ...)
 {
     if (!direct->on_end)
         return;
@@ -48,7 +56,7 @@ static void end_report(struct cox_direct *direct, const char *peer, const char *
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    direct->on_end(direct->context, peer, text);
+    direct->on_end(direct->context, peer, code, text);
 }
 
 /* The lock is held. The first cause stays, but one that discards messages overrides REPLACED. */
@@ -74,6 +82,92 @@ static bool same_process(const struct cox_direct_incoming *a, const struct cox_d
     return !strcmp(a->peer, b->peer) && !strcmp(a->group, b->group);
 }
 
+static void refused_count(struct cox_direct *direct)
+{
+    pthread_mutex_lock(&direct->lock);
+    direct->refused_count++;
+    pthread_mutex_unlock(&direct->lock);
+}
+
+/* ---- room ---- */
+
+/* Whether both compete for one share, and are of one process or, while it is not known, machine. */
+static bool same_crowd(const struct cox_direct_incoming *a, const struct cox_direct_incoming *b)
+{
+    if (a->peer[0] || b->peer[0])
+        return !strcmp(a->peer, b->peer);
+    return a->host_size == b->host_size && !memcmp(a->address, b->address, a->host_size);
+}
+
+static uint32_t crowd_size(const struct cox_direct_incoming *of)
+{
+    uint32_t size = 0;
+    for (const struct cox_direct_incoming *i = of->direct->incoming; i; i = i->next)
+        size += i->cause == CAUSE_NONE && same_crowd(i, of);
+    return size;
+}
+
+/* Makes room for one more in the share of the known, or of the others. Among the known every process
+ * has a right to one. Returns 0, or COX_FULL. The lock is held. */
+static int room_make(struct cox_direct *direct, bool known, struct cox_error *err)
+{
+    const uint32_t max = known ? COX_DIRECT_KNOWN_MAX : COX_DIRECT_UNKNOWN_MAX;
+    struct cox_direct_incoming *oldest = NULL;
+    uint32_t count = 0, largest = known ? 1 : 0;
+    /* The latest comes first. */
+    for (struct cox_direct_incoming *i = direct->incoming; i; i = i->next) {
+        if (i->cause != CAUSE_NONE || (i->peer[0] != '\0') != known)
+            continue;
+        const uint32_t size = crowd_size(i);
+        count++;
+        if (size > largest || (oldest && size == largest)) {
+            largest = size;
+            oldest = i;
+        }
+    }
+    if (count < max)
+        return 0;
+    if (!oldest)
+        return cox_fail(err, COX_FULL, "there are %d connections already", COX_DIRECT_KNOWN_MAX);
+    incoming_shut_down(oldest, CAUSE_CROWDED);
+    return 0;
+}
+
+/* Counts the memory of a message of which so much is about to be allocated. Returns 0, or
+ * COX_NO_SPACE. */
+static int memory_take(struct cox_direct_incoming *incoming, uint64_t size, struct cox_error *err)
+{
+    struct cox_direct *direct = incoming->direct;
+    uint64_t all = size, of_peer = size;
+    pthread_mutex_lock(&direct->lock);
+    for (const struct cox_direct_incoming *i = direct->incoming; i; i = i->next) {
+        if (i == incoming || i->taken <= COX_DIRECT_SMALL_SIZE)
+            continue;
+        all += i->taken;
+        of_peer += strcmp(i->peer, incoming->peer) ? 0 : i->taken;
+    }
+    const uint64_t all_max = COX_DIRECT_BUDGET * direct->size_max, peer_max = direct->size_max;
+    const bool fits = size <= COX_DIRECT_SMALL_SIZE || (all <= all_max && of_peer <= peer_max);
+    if (fits)
+        incoming->taken = size;
+    pthread_mutex_unlock(&direct->lock);
+    return fits ? 0
+                : cox_fail(err, COX_NO_SPACE,
+                           "messages under way have %llu bytes, %llu of them from this process: at "
+                           "most %llu, and %llu of one process, are taken",
+                           (unsigned long long)all, (unsigned long long)of_peer,
+                           (unsigned long long)all_max, (unsigned long long)peer_max);
+}
+
+static void memory_release(struct cox_direct_incoming *incoming)
+{
+    pthread_mutex_lock(&incoming->direct->lock);
+    incoming->taken = 0;
+    pthread_mutex_unlock(&incoming->direct->lock);
+}
+
+/* ---- opening ---- */
+
 static bool has_earlier(const struct cox_direct_incoming *incoming)
 {
     for (const struct cox_direct_incoming *i = incoming->direct->incoming; i; i = i->next)
@@ -89,6 +183,11 @@ static int incoming_register(struct cox_direct_incoming *incoming, const char *p
 {
     struct cox_direct *direct = incoming->direct;
     pthread_mutex_lock(&direct->lock);
+    int r = room_make(direct, true, err);
+    if (r) {
+        pthread_mutex_unlock(&direct->lock);
+        return r;
+    }
     strcpy(incoming->peer, peer);
     strcpy(incoming->group, group);
     for (struct cox_direct_incoming *i = direct->incoming; i; i = i->next)
@@ -127,43 +226,89 @@ static int incoming_open(struct cox_direct_incoming *incoming, struct cox_error 
                                             cox_deadline_after_ns(HANDSHAKE_NS), err);
 }
 
+static int body_grow(struct cox_direct_incoming *incoming, size_t size, uint8_t **bytes,
+                     struct cox_error *err)
+{
+    int r = memory_take(incoming, size, err);
+    uint8_t *grown = r == 0 && size ? cox_allocate_large(*bytes, size) : NULL;
+    if (r == 0 && size && !grown)
+        return cox_fail(err, COX_NO_SPACE, "no memory for a message of %zu bytes", size);
+    *bytes = grown ? grown : *bytes;
+    return r;
+}
+
+/* A head alone makes nobody allocate much, and what has begun must come. */
+static int body_read(struct cox_direct_incoming *incoming, uint32_t kind, size_t size,
+                     uint8_t **ret_bytes, struct cox_error *err)
+{
+    struct cox_direct *direct = incoming->direct;
+    const uint64_t patience_ns = cox_deadline_after_ns(COX_DIRECT_PATIENCE_NS);
+    _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
+    size_t room = size < COX_DIRECT_SMALL_SIZE ? size : COX_DIRECT_SMALL_SIZE, done = 0;
+    size_t end = size < COX_DIRECT_FRONT_SIZE ? size : COX_DIRECT_FRONT_SIZE;
+    int r = body_grow(incoming, room, &bytes, err);
+    if (r == 0 && end > 0)
+        r = cox_direct_stream_read_body(&incoming->stream, bytes, end, patience_ns, err);
+    if (r == 0 && direct->on_announce)
+        r = direct->on_announce(direct->context, incoming->peer, incoming->group, kind, size, bytes,
+                                err);
+    for (done = end, end = room; r == 0 && done < size; end = room) {
+        r = cox_direct_stream_read_body(&incoming->stream, bytes + done, end - done,
+                                        patience_ns + end * COX_DIRECT_NS_PER_BYTE, err);
+        done = end;
+        if (done < size)
+            room = ARRIVAL_GROWTH * done < size - done ? done + ARRIVAL_GROWTH * done : size;
+        if (r == 0 && done < size)
+            r = body_grow(incoming, room, &bytes, err);
+    }
+    if (r == 0)
+        *ret_bytes = cox_steal_ptr(&bytes);
+    return r;
+}
+
 static int incoming_receive(struct cox_direct_incoming *incoming, struct cox_error *err)
 {
     struct cox_direct *direct = incoming->direct;
     for (;;) {
         uint32_t kind = 0;
         _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
-        size_t size = 0;
-        int r = cox_direct_stream_read_message(&incoming->stream, direct->size_max, &kind, &bytes,
-                                               &size, err);
+        uint64_t size = 0;
+        int r = cox_direct_stream_read_head(&incoming->stream, direct->size_max, &kind, &size, err);
+        if (r == 0)
+            r = body_read(incoming, kind, (size_t)size, &bytes, err);
         if (r)
             return r;
         /* After shutdown(2) the kernel still gives what has arrived. */
         if (incoming_cause(incoming) > CAUSE_REPLACED)
             return cox_fail(err, COX_CLOSED, "a message was discarded");
         direct->on_message(direct->context, incoming->peer, incoming->group, kind,
-                           cox_steal_ptr(&bytes), size);
+                           cox_steal_ptr(&bytes), (size_t)size);
+        memory_release(incoming);
     }
 }
 
 static void incoming_report(struct cox_direct_incoming *incoming, int r,
                             const struct cox_error *err)
 {
+    struct cox_direct *direct = incoming->direct;
     const enum cause cause = incoming_cause(incoming);
     const char *peer = incoming->peer[0] ? incoming->peer : NULL;
-    const char *name = peer ? peer : "unknown";
+    const char *name = peer ? peer : "unknown", *address = incoming->address;
     if (!peer && cause == CAUSE_CLOSED)
         return;
+    if (!peer)
+        refused_count(direct);
     if (cause == CAUSE_CLOSED || cause == CAUSE_DROPPED)
-        end_report(incoming->direct, peer, "the connection from %s (%s) was ended here", name,
-                   incoming->address);
+        end_report(direct, peer, 0, "the connection from %s (%s) was ended here", name, address);
+    else if (cause == CAUSE_CROWDED)
+        end_report(direct, peer, COX_FULL, "the connection from %s (%s) made room for another one",
+                   name, address);
     else if (cause == CAUSE_REPLACED)
-        end_report(incoming->direct, peer,
-                   "the connection from %s (%s) was replaced by a later one", name,
-                   incoming->address);
+        end_report(direct, peer, 0, "the connection from %s (%s) was replaced by a later one", name,
+                   address);
     else
-        end_report(incoming->direct, peer, "the connection from %s (%s) has ended%s: %s", name,
-                   incoming->address,
+        end_report(direct, peer, peer && r == COX_CLOSED ? 0 : r,
+                   "the connection from %s (%s) has ended%s: %s", name, address,
                    r == COX_CORRUPT && incoming->stream.socket.ended ? " within a message" : "",
                    err->text);
 }
@@ -225,8 +370,10 @@ static int incoming_start(struct cox_direct *direct, int fd, const char *address
     cox_direct_stream_init(&incoming->stream);
     incoming->stream.socket.fd = fd;
     strcpy(incoming->address, address);
+    const char *colon = strrchr(address, ':');
+    incoming->host_size = colon ? (size_t)(colon - address) : strlen(address);
     pthread_mutex_lock(&direct->lock);
-    int r = direct->incoming_count < INCOMING_COUNT_MAX ? 0 : COX_FULL;
+    int r = direct->incoming_count < INCOMING_COUNT_MAX ? room_make(direct, false, NULL) : COX_FULL;
     if (direct->closing)
         r = COX_CLOSED;
     if (r == 0)
@@ -258,12 +405,11 @@ static void connection_accept(struct cox_direct *direct, int *fd, const struct s
         r = incoming_start(direct, *fd, address);
     if (r == 0)
         *fd = -1;
-    else if (r == COX_FULL)
-        end_report(direct, NULL, "a connection from %s was refused: there are %d already", address,
-                   INCOMING_COUNT_MAX);
-    else if (r != COX_CLOSED)
-        end_report(direct, NULL, "a connection from %s was refused: %s", address,
-                   r == COX_DENIED ? "without TLS it must be from loopback" : cox_status_text(r));
+    if (r == 0 || r == COX_CLOSED)
+        return;
+    refused_count(direct);
+    end_report(direct, NULL, r, "a connection from %s was refused: %s", address,
+               r == COX_DENIED ? "without TLS it must be from loopback" : cox_status_text(r));
 }
 
 /* Waits a little, or until closing. Returns false when closing. */

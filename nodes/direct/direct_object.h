@@ -53,7 +53,9 @@ struct cox_direct {
     void *context;
     void (*on_message)(void *context, const char *peer, const char *group, uint32_t kind,
                        uint8_t *bytes, size_t size);
-    void (*on_end)(void *context, const char *peer, const char *text);
+    int (*on_announce)(void *context, const char *peer, const char *group, uint32_t kind,
+                       uint64_t size, const uint8_t *front, struct cox_error *err);
+    void (*on_end)(void *context, const char *peer, int code, const char *text);
     /* -1: does not listen */
     int listen_fd;
     uint16_t port;
@@ -70,7 +72,7 @@ struct cox_direct {
     struct cox_direct_incoming *incoming;
     uint32_t incoming_count;
     /* ever */
-    uint64_t accept_count;
+    uint64_t accept_count, refused_count;
     /* the connection that ended last: its thread has not been joined */
     struct cox_direct_incoming *ended;
 };

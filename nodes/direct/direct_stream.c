@@ -16,9 +16,6 @@
 #define CALL_SIZE ((size_t)1 << 20)
 /* A record of TLS; smaller parts are put together. */
 #define RECORD_SIZE ((size_t)16 << 10)
-/* What a message is first allocated; when that has arrived, so many times as much in addition. */
-#define ARRIVAL_SIZE ((size_t)1 << 20)
-#define ARRIVAL_GROWTH 7
 
 void cox_direct_stream_init(struct cox_direct_stream *stream)
 {
@@ -333,33 +330,15 @@ int cox_direct_stream_write_message(struct cox_direct_stream *stream, uint32_t k
     return r ? r : gathering_flush(&gathering, err);
 }
 
-/* A head alone makes nobody allocate much. */
-static int bytes_read(struct cox_direct_stream *stream, size_t size, uint8_t **ret_bytes,
-                      struct cox_error *err)
-{
-    _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
-    for (size_t done = 0; done < size;) {
-        size_t end = done ? ARRIVAL_GROWTH * done : ARRIVAL_SIZE;
-        end = end < size - done ? done + end : size;
-        uint8_t *grown = cox_allocate_large(bytes, end);
-        if (!grown)
-            return cox_fail(err, COX_NO_SPACE, "no memory for a message of %zu bytes", size);
-        bytes = grown;
-        int r = stream_read(stream, bytes + done, end - done, COX_DEADLINE_NEVER, err);
-        if (r)
-            return r == COX_CLOSED ? COX_CORRUPT : r;
-        done = end;
-    }
-    *ret_bytes = cox_steal_ptr(&bytes);
-    return 0;
-}
-
-int cox_direct_stream_read_message(struct cox_direct_stream *stream, uint64_t size_max,
-                                   uint32_t *ret_kind, uint8_t **ret_bytes, size_t *ret_size,
-                                   struct cox_error *err)
+int cox_direct_stream_read_head(struct cox_direct_stream *stream, uint64_t size_max,
+                                uint32_t *ret_kind, uint64_t *ret_size, struct cox_error *err)
 {
     uint8_t head[HEAD_SIZE];
-    int r = stream_read(stream, head, sizeof head, COX_DEADLINE_NEVER, err);
+    int r = stream_read(stream, head, 1, COX_DEADLINE_NEVER, err);
+    if (r)
+        return r;
+    r = cox_direct_stream_read_body(stream, head + 1, sizeof head - 1,
+                                    cox_deadline_after_ns(COX_DIRECT_PATIENCE_NS), err);
     if (r)
         return r;
     const uint64_t size = u64_get(head + 8);
@@ -369,12 +348,14 @@ int cox_direct_stream_read_message(struct cox_direct_stream *stream, uint64_t si
         return cox_fail(err, COX_TOO_LARGE,
                         "the peer announced a message of %llu bytes; at most %llu are accepted",
                         (unsigned long long)size, (unsigned long long)size_max);
-    uint8_t *bytes = NULL;
-    r = bytes_read(stream, (size_t)size, &bytes, err);
-    if (r)
-        return r;
     *ret_kind = u32_get(head + 4);
-    *ret_bytes = bytes;
-    *ret_size = (size_t)size;
+    *ret_size = size;
     return 0;
+}
+
+int cox_direct_stream_read_body(struct cox_direct_stream *stream, uint8_t *bytes, size_t size,
+                                uint64_t deadline_ns, struct cox_error *err)
+{
+    int r = stream_read(stream, bytes, size, deadline_ns, err);
+    return r == COX_CLOSED ? COX_CORRUPT : r;
 }

@@ -29,6 +29,10 @@
  * leaves this to its users. 64 GiB are 2^22 full records. */
 #define COX_DIRECT_KEY_USED_MAX (UINT64_C(64) << 30)
 
+/* A message that has begun must come by then, and this for each byte (10 MB/s). */
+#define COX_DIRECT_PATIENCE_NS (5 * COX_NSEC_PER_SEC)
+#define COX_DIRECT_NS_PER_BYTE 100
+
 struct cox_direct_stream {
     struct cox_direct_socket socket;
     /* NULL: without TLS */
@@ -82,17 +86,26 @@ int cox_direct_stream_read_greeting(struct cox_direct_stream *stream, uint64_t d
 int cox_direct_stream_write_message(struct cox_direct_stream *stream, uint32_t kind,
                                     const struct iovec *parts, int count, uint64_t size,
                                     uint64_t deadline_ns, struct cox_error *err);
-/* Gives the bytes, which were allocated as they arrived; NULL if there are none.
+/* The head of the next message, which may be long in coming; once it has begun, it must come by
+ * COX_DIRECT_PATIENCE_NS.
  * Returns
  *   0
  *   COX_CLOSED: the peer has closed, between messages
- *   COX_CORRUPT: a head that is none, or an end within a message
+ *   COX_CORRUPT: a head that is none, or an end within it
+ *   COX_TIMEOUT
  *   COX_TOO_LARGE: larger than size_max
- *   COX_NO_SPACE
  *   -errno
  */
-int cox_direct_stream_read_message(struct cox_direct_stream *stream, uint64_t size_max,
-                                   uint32_t *ret_kind, uint8_t **ret_bytes, size_t *ret_size,
-                                   struct cox_error *err);
+int cox_direct_stream_read_head(struct cox_direct_stream *stream, uint64_t size_max,
+                                uint32_t *ret_kind, uint64_t *ret_size, struct cox_error *err);
+/* Bytes of the message.
+ * Returns
+ *   0
+ *   COX_CORRUPT: an end within the message
+ *   COX_TIMEOUT
+ *   -errno
+ */
+int cox_direct_stream_read_body(struct cox_direct_stream *stream, uint8_t *bytes, size_t size,
+                                uint64_t deadline_ns, struct cox_error *err);
 
 #endif

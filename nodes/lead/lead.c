@@ -12,6 +12,7 @@
 #include "channel/base/thread.h"
 #include "lead_private.h"
 #include "nodes/link/limits.h"
+#include "nodes/message_limits.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -142,13 +143,31 @@ static void on_frame(void *context, const char *node, const uint8_t *bytes, size
     frame_take(context, node, bytes, size);
 }
 
+static int on_announce(void *context, const char *peer, const char *group, uint32_t kind,
+                       uint64_t size, const uint8_t *front, struct cox_error *err)
+{
+    const struct cox_nodes *nodes = context;
+    return cox_message_check(true, nodes->group, peer, group, kind, size, front, err);
+}
+
+/* A peer that says what it may not, or stalls; or a connection of nobody who is known. */
+static void on_direct_end(void *context, const char *peer, int code, const char *text)
+{
+    struct cox_nodes *nodes = context;
+    (void)peer;
+    if (code <= 0)
+        return; /* an end like any other */
+    pthread_mutex_lock(&nodes->fault_lock);
+    cox_log_limit_write(&nodes->faults, 4, NULL, code, "direct connections: %s", text);
+    pthread_mutex_unlock(&nodes->fault_lock);
+}
+
 static void on_direct(void *context, const char *peer, const char *group, uint32_t kind,
                       uint8_t *bytes, size_t size)
 {
     struct cox_nodes *nodes = context;
-    if (kind == COX_DIRECT_FRAME && strncmp(peer, "node-", 5) == 0 &&
-        strcmp(group, nodes->group) == 0)
-        frame_take(nodes, peer + 5, bytes, size);
+    (void)group, (void)kind; /* on_announce has seen them */
+    frame_take(nodes, peer + strlen("node-"), bytes, size);
     free(bytes);
 }
 
@@ -284,6 +303,8 @@ static int direct_open(struct cox_nodes *nodes, struct cox_error *err)
         .listen = listen,
         .context = nodes,
         .on_message = on_direct,
+        .on_announce = on_announce,
+        .on_end = on_direct_end,
     };
     int r = cox_direct_open(&direct, &nodes->direct, err);
     if (r == 0) {

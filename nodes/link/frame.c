@@ -94,8 +94,7 @@ void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_H
     put64(head + 88, frame->gone);
 }
 
-int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_frame,
-                     struct cox_error *err)
+int cox_frame_check(const uint8_t *bytes, size_t size, struct cox_error *err)
 {
     if (size < COX_FRAME_HEAD_SIZE)
         return cox_fail(err, COX_CORRUPT, "a frame of %zu bytes: its head has %d", size,
@@ -115,6 +114,15 @@ int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_fr
                         cox_frame_kind_name((enum cox_frame_kind)bytes[4]),
                         size - COX_FRAME_HEAD_SIZE,
                         cox_frame_size_max((enum cox_frame_kind)bytes[4]));
+    return 0;
+}
+
+int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_frame,
+                     struct cox_error *err)
+{
+    int r = cox_frame_check(bytes, size, err);
+    if (r)
+        return r;
     *ret_frame = (struct cox_frame){
         .kind = (enum cox_frame_kind)bytes[4],
         .channel = bytes[5],

@@ -75,6 +75,9 @@ struct cox_frame {
 
 /* Writes the head; the payload follows it. */
 void cox_frame_pack_head(const struct cox_frame *frame, uint8_t head[COX_FRAME_HEAD_SIZE]);
+/* Whether a frame of that size may begin so: its head, of which bytes has at least the smaller of both
+ * sizes. Returns 0; COX_CORRUPT: err says what is wrong. */
+int cox_frame_check(const uint8_t *bytes, size_t size, struct cox_error *err);
 /* payload points into bytes. Returns 0; COX_CORRUPT: err says what is wrong. */
 int cox_frame_unpack(const uint8_t *bytes, size_t size, struct cox_frame *ret_frame,
                      struct cox_error *err);

@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,13 +13,22 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 
-static int raw_connect(uint16_t port)
+/* From a machine of its own: 127.0.0.`machine`. */
+static int raw_connect_from(uint8_t machine, uint16_t port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in from = {.sin_family = AF_INET,
+                               .sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + machine)};
+    assert_int_equal(bind(fd, (struct sockaddr *)&from, sizeof from), 0);
     struct sockaddr_in to = {
         .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
     return fd;
+}
+
+static int raw_connect(uint16_t port)
+{
+    return raw_connect_from(1, port);
 }
 
 /* name and group: of at most 64 bytes. */
@@ -29,13 +39,18 @@ static void greeting_fill(uint8_t record[128], const char *name, const char *gro
     memcpy(record + 64, group, strlen(group));
 }
 
-static void raw_hello(int fd, const char *name)
+static void raw_hello_of(int fd, const char *name, const char *group)
 {
     uint8_t record[128];
-    greeting_fill(record, name, "");
+    greeting_fill(record, name, group);
     assert_int_equal(send(fd, record, 128, MSG_NOSIGNAL), 128);
     assert_int_equal(recv(fd, record, 128, MSG_WAITALL), 128);
     assert_string_equal((char *)record, "node-b");
+}
+
+static void raw_hello(int fd, const char *name)
+{
+    raw_hello_of(fd, name, "");
 }
 
 static void raw_head(int fd, uint32_t magic, uint64_t size, uint64_t reserved)
@@ -277,7 +292,8 @@ static void silence_holds_nobody_up(void **state)
     sends(a, "node-b", cox_direct_port(b), "x");
     box_await(&box, 1);
     box_await_end(&box, "the deadline has passed");
-    assert_true(cox_now_ns() - begin >= 2 * COX_NSEC_PER_SEC);
+    assert_true(cox_now_ns() - begin >= COX_NSEC_PER_SEC);
+    assert_int_equal(cox_direct_refused(b), 1);
     assert_false(box_end_has_peer(&box));
     close(silent);
     /* close does not wait for a handshake */
@@ -288,36 +304,210 @@ static void silence_holds_nobody_up(void **state)
     box_deinit(&box);
 }
 
-static void connections_are_limited(void **state)
+/* What has begun must come: a head, and a body that is announced as 2 GiB. */
+static void messages_that_stall_end(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct *b = node("node-b", NULL, &box);
+    int head = raw_connect(cox_direct_port(b)), body = raw_connect(cox_direct_port(b));
+    raw_hello(head, "node-h");
+    assert_int_equal(send(head, "C", 1, MSG_NOSIGNAL), 1);
+    raw_hello(body, "node-a");
+    raw_head(body, 0x44584f43, COX_DIRECT_SIZE_MAX, 0);
+    assert_int_equal(send(body, "12345", 5, MSG_NOSIGNAL), 5);
+    box_await_end(&box, "the connection from node-h (");
+    box_await_end(&box, "the connection from node-a (");
+    assert_non_null(strstr(box.ends, "has ended: the deadline has passed"));
+    assert_int_equal(box.end_code, COX_TIMEOUT);
+    assert_int_equal(box_message_count(&box), 0);
+    close(head);
+    close(body);
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
+/* So much of a message. */
+static void raw_send(int fd, size_t size)
+{
+    static const uint8_t bytes[64 << 10];
+    while (size > 0) {
+        const size_t part = size < sizeof bytes ? size : sizeof bytes;
+        const ssize_t sent = send(fd, bytes, part, MSG_NOSIGNAL);
+        if (sent < 0)
+            return; /* it was ended */
+        size -= (size_t)sent;
+    }
+}
+
+static void messages_under_way_have_a_budget(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct_options options = options_of("node-b", NULL, &box);
+    /* More than the kernel has between two processes. */
+    options.size_max = 32 * MIB;
+    struct cox_direct *b = opened(&options);
+    const uint16_t port = cox_direct_port(b);
+    int fds[6];
+    for (int i = 0; i < 6; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "node-%d", i < 2 ? 0 : i);
+        fds[i] = raw_connect(port);
+        raw_hello_of(fds[i], name, i == 1 ? "other" : "");
+    }
+    raw_head(fds[0], 0x44584f43, 32 * MIB, 0);
+    raw_send(fds[0], 32 * MIB - 1);
+    /* The same process, as one of another group. */
+    raw_head(fds[1], 0x44584f43, 16 * MIB, 0);
+    raw_send(fds[1], 16 * MIB);
+    box_await_end(&box,
+                  "41943040 of them from this process: at most 134217728, and 33554432 of one");
+    assert_int_equal(box.end_code, COX_NO_SPACE);
+    for (int i = 2; i < 6; i++) {
+        raw_head(fds[i], 0x44584f43, 32 * MIB, 0);
+        raw_send(fds[i], 32 * MIB - 1);
+    }
+    box_await_end(&box, "messages under way have 142606336 bytes, 8388608 of them from this");
+    assert_int_equal(box_end_count(&box), 2);
+    /* Small ones come in any case; and others when there is room again. */
+    struct cox_direct *a = node("node-a", NULL, NULL);
+    sends(a, "node-b", port, "small");
+    box_await(&box, 1);
+    raw_send(fds[0], 1);
+    box_await(&box, 2);
+    for (int i = 0; i < 6; i++)
+        close(fds[i]);
+    cox_direct_close(a);
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
+static int announce(void *context, const char *peer, const char *group, uint32_t kind,
+                    uint64_t size, const uint8_t *front, struct cox_error *err)
+{
+    (void)context, (void)group;
+    return kind == 1 && size == 100 && front[COX_DIRECT_FRONT_SIZE - 1] == 'x'
+               ? cox_fail(err, COX_DENIED, "%s says what is not wanted", peer)
+               : 0;
+}
+
+static void messages_that_are_not_wanted_are_not_read(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct_options options = options_of("node-b", NULL, &box);
+    options.on_announce = announce;
+    struct cox_direct *b = opened(&options), *a = node("node-a", NULL, NULL);
+    const uint16_t port = cox_direct_port(b);
+    uint8_t bytes[100];
+    memset(bytes, 'x', sizeof bytes);
+    assert_int_equal(send_bytes(a, "node-b", port, 2, bytes, 100, PATIENCE_MS, NULL), 0);
+    box_await(&box, 1);
+    assert_int_equal(send_bytes(a, "node-b", port, 2, NULL, 0, PATIENCE_MS, NULL), 0);
+    box_await(&box, 2);
+    int fd = raw_connect(port);
+    raw_hello(fd, "node-c");
+    raw_head(fd, 0x44584f43, 100, 0);
+    raw_send(fd, 10); /* zeros */
+    memset(bytes, 'x', sizeof bytes);
+    assert_int_equal(send(fd, bytes, COX_DIRECT_FRONT_SIZE - 10, MSG_NOSIGNAL),
+                     COX_DIRECT_FRONT_SIZE - 10);
+    box_await_end(&box, "has ended: node-c says what is not wanted");
+    assert_int_equal(box_message_count(&box), 2);
+    close(fd);
+    cox_direct_close(a);
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
+struct flood {
+    uint16_t port;
+    _Atomic bool over;
+    _Atomic uint32_t count;
+};
+
+/* Bare connections of two machines, as fast as they go, which say nothing. */
+static void *flood_main(void *argument)
+{
+    struct flood *flood = argument;
+    int fds[400];
+    for (uint32_t i = 0; !atomic_load(&flood->over); i++) {
+        if (i >= 400)
+            close(fds[i % 400]);
+        fds[i % 400] = raw_connect_from((uint8_t)(2 + i % 2), flood->port);
+        atomic_fetch_add(&flood->count, 1);
+    }
+    for (uint32_t i = 0; i < 400 && i < atomic_load(&flood->count); i++)
+        close(fds[i]);
+    return NULL;
+}
+
+static void machines_that_knock_keep_no_process_out(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct *b = node("node-b", "b", &box);
+    struct flood flood = {.port = cox_direct_port(b)};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, flood_main, &flood), 0);
+    while (atomic_load(&flood.count) < 300)
+        moment();
+    for (uint32_t i = 0; i < 20; i++) {
+        struct cox_direct *a = node("node-a", "a", NULL);
+        sends(a, "node-b", flood.port, "x");
+        box_await(&box, i + 1);
+        cox_direct_close(a);
+    }
+    atomic_store(&flood.over, true);
+    pthread_join(thread, NULL);
+    assert_true(cox_direct_refused(b) > 100);
+    assert_non_null(strstr(box.ends, "made room for another one"));
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
+static void known_processes_have_a_connection_each(void **state)
 {
     (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", NULL, &box);
     const uint16_t port = cox_direct_port(b);
-    int fds[256];
-    for (int i = 0; i < 256; i++) {
+    int fds[COX_DIRECT_KNOWN_MAX];
+    for (int i = 0; i < COX_DIRECT_KNOWN_MAX; i++) {
         char name[16];
-        snprintf(name, sizeof name, "node-%d", i);
+        snprintf(name, sizeof name, "node-%d", i > 1 ? i : 0);
         fds[i] = raw_connect(port);
-        raw_hello(fds[i], name);
+        raw_hello_of(fds[i], name, i == 1 ? "other" : "");
     }
-    struct cox_direct *a = node("node-a", NULL, NULL);
-    refuses(a, "node-b", port, -ECONNRESET, "cannot send to node-b");
-    box_await_end(&box, "refused: there are 256 already");
-    assert_int_equal(box_end_count(&box), 1);
-    close(fds[0]);
+    /* Who has two gives one. */
+    struct cox_direct *a = node("node-a", NULL, NULL), *c = node("node-c", NULL, NULL);
+    sends(a, "node-b", port, "x");
     box_await_end(&box, "the connection from node-0");
+    assert_int_equal(box.end_code, COX_FULL);
+    assert_int_equal(box_end_count(&box), 1);
+    refuses(c, "node-b", port, -ECONNRESET, "cannot send to node-b");
+    box_await_end(&box, "there are 224 connections already");
+    assert_int_equal(cox_direct_refused(b), 1);
+    close(fds[1]);
+    box_await_end(&box, "the peer has closed the connection");
     /* It is counted until on_end has returned. */
     int r;
-    for (int i = 0; (r = send_bytes(a, "node-b", port, 9, "x", 1, PATIENCE_MS, NULL)) && i < 1000;
+    for (int i = 0; (r = send_bytes(c, "node-b", port, 9, "x", 1, PATIENCE_MS, NULL)) && i < 1000;
          i++)
         moment();
     assert_int_equal(r, 0);
     cox_direct_close(b);
-    for (int i = 1; i < 256; i++)
-        close(fds[i]);
+    for (int i = 0; i < COX_DIRECT_KNOWN_MAX; i++)
+        if (i != 1)
+            close(fds[i]);
     cox_direct_close(a);
+    cox_direct_close(c);
     box_deinit(&box);
 }
 
@@ -356,7 +546,11 @@ int main(void)
         TEST(heads_that_are_none_end_the_connection),
         TEST(a_large_size_allocates_nothing_before_bytes_arrive),
         TEST(silence_holds_nobody_up),
-        TEST(connections_are_limited),
+        TEST(messages_that_stall_end),
+        TEST(messages_under_way_have_a_budget),
+        TEST(messages_that_are_not_wanted_are_not_read),
+        TEST(machines_that_knock_keep_no_process_out),
+        TEST(known_processes_have_a_connection_each),
         TEST(a_later_connection_replaces_the_earlier_one_in_order),
     };
     return cmocka_run_group_tests(tests, certificates_make, certificates_remove);

@@ -192,17 +192,19 @@ static void *end_receive(void *argument)
 {
     struct end *end = argument;
     char name[COX_DIRECT_NAME_SIZE];
-    uint8_t *bytes = NULL;
+    uint8_t bytes[100000];
     uint32_t kind;
-    size_t size;
+    uint64_t size;
     end->r = cox_direct_stream_secure(&end->stream, &end->tls, true,
                                       cox_deadline_after_ms(PATIENCE_MS), name, &end->err);
     while (end->r == 0) {
-        end->r = cox_direct_stream_read_message(&end->stream, MIB, &kind, &bytes, &size, &end->err);
+        end->r = cox_direct_stream_read_head(&end->stream, sizeof bytes, &kind, &size, &end->err);
+        if (end->r == 0)
+            end->r = cox_direct_stream_read_body(&end->stream, bytes, size,
+                                                 cox_deadline_after_ms(PATIENCE_MS), &end->err);
         if (end->r)
             break;
-        end->received += size == 100000 && bytes[size - 1] == (uint8_t)kind;
-        free(bytes);
+        end->received += size == sizeof bytes && bytes[size - 1] == (uint8_t)kind;
     }
     return NULL;
 }

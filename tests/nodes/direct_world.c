@@ -241,12 +241,13 @@ static void box_message(void *context, const char *peer, const char *group, uint
     pthread_mutex_unlock(&box->lock);
 }
 
-static void box_end(void *context, const char *peer, const char *text)
+static void box_end(void *context, const char *peer, int code, const char *text)
 {
     struct box *box = context;
     pthread_mutex_lock(&box->lock);
     box->end_count++;
     box->end_has_peer = peer != NULL;
+    box->end_code = code;
     const size_t at = strlen(box->ends);
     snprintf(box->ends + at, sizeof box->ends - at, "%s\n", text);
     pthread_cond_broadcast(&box->changed);

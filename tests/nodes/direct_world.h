@@ -45,6 +45,7 @@ struct box {
     uint8_t *bytes;
     size_t size;
     bool end_has_peer;
+    int end_code;
     char ends[8192];
 };
 

@@ -22,6 +22,15 @@ if(COX_NODES)
     cox_command_test(NAME nodes/outbox LABEL nodes TIER all TIMEOUT 60
         COMMAND test_nodes_outbox)
 
+    cox_test_program(test_nodes_message_limits
+        SOURCES message_limits_test.c direct_world.c ${PROJECT_SOURCE_DIR}/nodes/message_limits.c
+            ${PROJECT_SOURCE_DIR}/nodes/group_relay.c ${direct_sources}
+        LIBS coxswain_node_links coxswain_worker_lib coxswain_channel PkgConfig::OPENSSL Threads::Threads)
+    target_include_directories(test_nodes_message_limits PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    add_dependencies(test_nodes_message_limits coxswain_messages)
+    cox_command_test(NAME nodes/message_limits LABEL nodes TIER all TIMEOUT 60
+        COMMAND test_nodes_message_limits)
+
     cox_test_program(test_nodes_kv_relay
         SOURCES kv_relay_test.c ${PROJECT_SOURCE_DIR}/nodes/kv_relay.c ${direct_sources}
         LIBS coxswain_node_links coxswain_messages coxswain_channel PkgConfig::OPENSSL Threads::Threads)
