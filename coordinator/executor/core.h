@@ -36,6 +36,9 @@ int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *co
                           uint64_t deadline_ns, struct cox_error *err);
 bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts);
+/* Connections of other machines that ended before they had shown a certificate of the cluster, so
+ * far. Any thread. */
+uint64_t cox_executor_refused_connections(struct cox_executor *executor);
 /* As cox_server_take_name. */
 int cox_executor_take_name(struct cox_executor *executor, const char *name, struct cox_error *err);
 /* The process that serves the rank. */

@@ -252,6 +252,12 @@ static void collector_status(struct cox_executor *executor, enum cox_channel_id 
     pthread_mutex_unlock(&collector->lock);
 }
 
+uint64_t cox_executor_refused_connections(struct cox_executor *executor)
+{
+    const struct cox_transport *transport = executor->remote.transport;
+    return transport && transport->refused ? transport->refused(transport->context) : 0;
+}
+
 void cox_executor_read_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
                               struct cox_rank_status *ret_ranks)
 {

@@ -293,6 +293,7 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
         reply->unknown_error = cox_arena_strdup(arena, status.unknown_error);
         SET(reply, unknown_error_age_ns, status.unknown_error_age_ns);
     }
+    SET(reply, refused_connections, cox_executor_refused_connections(source->phase.executor));
     int r = ranks_fill(reply, rank_count, ranks, arena);
     if (!r)
         r = channels_fill(reply, &status, arena);

@@ -267,6 +267,12 @@ static int transport_recorder(void *context, uint32_t rank, void *copy, uint64_t
                           link->node, (double)(now_ns - begin_ns) / 1e9);
 }
 
+static uint64_t transport_refused(void *context)
+{
+    const struct cox_nodes *nodes = context;
+    return cox_direct_refused(nodes->direct);
+}
+
 static void transport_stop(void *context)
 {
     struct cox_nodes *nodes = context;
@@ -304,6 +310,7 @@ void cox_lead_transport_init(struct cox_nodes *nodes)
         .process = transport_process,
         .recorder = transport_recorder,
         .taken_over = transport_taken_over,
+        .refused = transport_refused,
         .stop = transport_stop,
     };
 }

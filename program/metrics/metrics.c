@@ -381,6 +381,8 @@ void cox_metrics_write(FILE *file, const status_reply *status)
         whole(file, "weights_version", "gauge", status->weights->version,
               "The version of the weights that ranks compute with.");
     write_limits(file, status);
+    whole(file, "refused_connections_total", "counter", status->refused_connections,
+          "Connections to the lead that ended before they had shown a certificate.");
     if (status->note)
         write_note(file, status->note);
 }

@@ -8,6 +8,7 @@ minute."""
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -92,6 +93,101 @@ def numbers(group: Cluster, version: str) -> None:
     print("numbers at the limit of what is believed do no harm")
 
 
+def direct_port(program: Program) -> str:
+    """Where it listens for the other machines."""
+    shown = subprocess.run(
+        program.machine.inside(["ss", "-Hltnp"]), capture_output=True, text=True, check=True
+    ).stdout
+    ports = re.findall(rf"({re.escape(program.machine.address)}:\d+) .*pid={program.pid},", shown)
+    if len(ports) != 1:
+        raise Failed(f"process {program.pid} listens at {ports}: {shown}")
+    return ports[0]
+
+
+def announces(group: Cluster, to: Program, peer: str, text: str, *words: str) -> None:
+    """Node b, by its certificate, announces a message; the process there says `text`."""
+    knock = group.machines["b"].start(
+        "/usr/bin/python3", str(HERE / "knock.py"), direct_port(to), str(group.certificates), "b",
+        *words[:1], peer, *words[1:],
+    )  # fmt: skip
+    if knock.ended(20):
+        raise Failed(f"knock.py: {Cluster.words(knock, 0)}")
+    until(f"{peer} says: {text}", 10, lambda: says(to, text))
+
+
+def refused(group: Cluster) -> int:
+    metrics = group.command("metrics", "--name", GROUP)
+    metrics.ended(10)
+    found = re.findall(r"^coxswain_refused_connections_total (\d+)", "".join(metrics.out), re.M)
+    return int(found[0])
+
+
+def connections(group: Cluster) -> None:
+    for node in ("a", "b"):
+        group.agent_start(node)
+    lead = group.lead_start("--on-death", "restart,1000000/60")
+    group.lead_ready()
+    a = group.agents["a"]
+    announces(
+        group,
+        lead,
+        "lead",
+        "a HELLO of 52428800 bytes: at most 1048576",
+        GROUP,
+        "1",
+        str(96 + (50 << 20)),
+        "5",
+    )
+    announces(group, lead, "lead", "may send no message of kind 3 here", GROUP, "3", "100")
+    announces(group, a, "node-a", "may send no message of kind 3 here", GROUP, "3", str(2 << 30))
+    announces(
+        group,
+        a,
+        "node-a",
+        "node-b of the group 'other' may send no message of kind 2 here",
+        "other",
+        "2",
+        "100",
+    )
+    answers(group)
+    print("messages that a node may not send are refused by their first bytes")
+    if refused(group):
+        raise Failed("a connection with a certificate counts as refused")
+    # A machine without a certificate, at the lead and at the other agent, while one is replaced.
+    knocks = [
+        group.machines["d"].start(
+            "/usr/bin/python3", str(HERE / "knock.py"), direct_port(to), "bare", "4"
+        )
+        for to in (lead, a)
+    ]
+    until("connections are refused", 10, lambda: refused(group) > 200)
+    group.agents["b"].kill()
+    until("the lead names node b", 10, lambda: says(lead, "node b is dead"))
+    group.agent_start("b")
+
+    def right() -> bool:
+        program = group.generate(["27+58="], "--quiet")
+        return program.ended(20) == 0 and program.out == ["27+58=85\n"]
+
+    until("the group answers with its new agent", 20, right)
+    if any(knock.status is not None for knock in knocks):
+        raise Failed("the machine without a certificate has ended before the agent was there")
+    counts = [int("".join(knock.out)) for knock in knocks if knock.ended(20) == 0]
+    for program in (lead, a):
+        until(
+            "they are counted",
+            20,
+            lambda program=program: says(program, " more like it in the last"),
+        )
+        lines = says(program, "direct connections: ")
+        if len(lines) > 60:
+            raise Failed(f"{counts} connections make these lines: {lines}")
+    print("a machine without a certificate keeps no agent out, and is counted")
+    left = group.group_stop()
+    if left:
+        raise Failed(left)
+
+
 def main() -> int:
     build = pathlib.Path(sys.argv[1]).resolve()
     why = missing()
@@ -104,6 +200,7 @@ def main() -> int:
         group.servers_start()
         try:
             numbers(group, version)
+            connections(group)
         except Failed:
             for program in (group.lead, *group.agents.values()):
                 for line in program.lines if program else ():

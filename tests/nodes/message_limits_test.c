@@ -1,5 +1,5 @@
-/* Which direct messages are taken, from whom and how large (nodes/message_limits.h), and what is kept of
- * those that come too early (nodes/group_relay.h). */
+/* Which direct messages are taken, from whom and how large (nodes/message_limits.h), and what is
+ * kept of those that come too early (nodes/group_relay.h). */
 #include "direct_world.h"
 
 #include "nodes/group_relay.h"
