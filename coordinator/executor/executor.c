@@ -663,6 +663,20 @@ static void executor_abort(struct cox_executor *executor)
             cox_gate_wake(&executor->channels[c].gate, rank, COX_WAKEUP_REQUEST_CONSUME);
 }
 
+/* Whether the group is being stopped since something failed. */
+static bool executor_has_failed(struct cox_executor *executor)
+{
+    bool failed = cox_executor_taken_over(executor, NULL) != 0;
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        failed = failed || cox_rank_is_dead(&executor->ranks[rank]);
+    pthread_mutex_lock(&executor->recover_lock);
+    const enum cox_engine_state state = cox_executor_look_state(executor);
+    failed =
+        failed || state == COX_ENGINE_ABNORMAL || (state == COX_ENGINE_INIT && executor->init_sent);
+    pthread_mutex_unlock(&executor->recover_lock);
+    return failed;
+}
+
 uint32_t cox_executor_stop(struct cox_executor *executor)
 {
     COX_ASSERT(!cox_reentrancy_inside(executor)); /* it would wait for itself */
@@ -683,6 +697,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     bool started = atomic_load_explicit(&executor->started, memory_order_acquire);
     uint64_t finalize_ms = options->finalize_ms ? options->finalize_ms : FINALIZE_MS;
     uint64_t term_ms = options->term_ms ? options->term_ms : TERM_MS;
+    executor->failed = !started || executor_has_failed(executor);
     /* Before the workers end: what is outstanding is closed, not failed. */
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_stop(&executor->collectors[c]);

@@ -101,6 +101,8 @@ struct cox_executor {
     /* Ranks may lack the state to run steps on: one was replaced, or an init that reached them has
      * failed, and none has succeeded since. */
     bool init_void;
+    /* of stop: why the group ended, for transport->stop */
+    bool failed;
     /* the last init that succeeded; belongs to the thread in init */
     struct cox_init_record *init_record;
     /* as of the last init that succeeded; NULL: none */

@@ -319,7 +319,7 @@ void cox_executor_close_transport(struct cox_executor *executor)
     const struct cox_transport *transport = executor->remote.transport;
     if (!transport || !executor->remote_replies)
         return;
-    transport->stop(transport->context);
+    transport->stop(transport->context, executor->failed);
     /* No process is known any more: the ranks end on their nodes. */
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         transport_died(executor, rank, "was left to its node at the end of the group", false, 0,

@@ -154,9 +154,9 @@ struct cox_transport {
     /* Connections that ended before they had shown a certificate of the cluster, so far. For
      * display. NULL: there are none. */
     uint64_t (*refused)(void *context);
-    /* The group ends: what was published before is sent. Afterwards no function of host is called.
-     * */
-    void (*stop)(void *context);
+    /* The group ends: what was published before is sent. failed: not in order, but since a rank
+     * was dead, or an init had not succeeded. Afterwards no function of host is called. */
+    void (*stop)(void *context, bool failed);
 };
 
 /* ---- the far side ---- */

@@ -73,6 +73,15 @@ static void group_end(struct agent *agent, int code, const char *text)
     pthread_cond_broadcast(&agent->changed);
 }
 
+/* The lead ends the group. The lock is held. */
+static void finish(struct agent *agent)
+{
+    char text[160];
+    snprintf(text, sizeof text, "node %s: the group has %s", agent->options->node,
+             agent->link.failed ? "failed: its lead says how" : "ended");
+    group_end(agent, agent->link.failed ? COX_PEER_DEAD : 0, text);
+}
+
 /* ---- frames ---- */
 
 /* Whether the lead may be followed, by its epoch. Otherwise says why, or no lead would be followed
@@ -198,7 +207,7 @@ static void frame_take(struct agent *agent, const uint8_t *bytes, size_t size, u
             greet(agent);
         cox_agent_run_requests(agent);
         if (agent->link.finishing)
-            group_end(agent, 0, "the group has ended");
+            finish(agent);
         if (frame.kind == COX_FRAME_LEAD_BEAT) {
             cox_group_relay_set_peers(agent->relay, agent->link.peers, agent->link.peer_count);
             pthread_cond_broadcast(&agent->changed);

@@ -273,7 +273,7 @@ static uint64_t transport_refused(void *context)
     return cox_direct_refused(nodes->direct);
 }
 
-static void transport_stop(void *context)
+static void transport_stop(void *context, bool failed)
 {
     struct cox_nodes *nodes = context;
     pthread_mutex_lock(&nodes->delivery);
@@ -282,6 +282,7 @@ static void transport_stop(void *context)
     pthread_mutex_lock(&nodes->lock);
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         nodes->links[i].finishing = nodes->links[i].changed = true;
+        nodes->links[i].failed = failed;
         cox_lead_link_tick(&nodes->links[i], cox_now_ns());
     }
     nodes->stopping = true;

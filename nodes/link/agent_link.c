@@ -85,7 +85,7 @@ int cox_agent_link_follow(struct cox_agent_link *link, const CoxNode__Welcome *w
         welcome->has_lead_grace_ms ? welcome->lead_grace_ms : link->times.lead_grace_ms;
     memset(link->wanted, 0, sizeof link->wanted);
     memset(link->killed, 0, sizeof link->killed);
-    link->finishing = false;
+    link->finishing = link->failed = false;
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++) {
         const uint64_t after = c < welcome->n_start_after ? welcome->start_after[c] : 0;
         link->channels[c].taken = link->channels[c].done = link->channels[c].said = after;
@@ -207,6 +207,7 @@ static int receive_beat(struct cox_agent_link *link, const struct cox_frame *fra
         if (link->killed[i] < beat->killed[i])
             link->killed[i] = beat->killed[i];
     link->finishing = link->finishing || beat->finishing;
+    link->failed = link->failed || beat->failed;
     if (beat->peers_version > link->peers_version) {
         take_peers(link, beat->peers, beat->n_peers, beat->peers_version);
         link->changed = true; /* the lead sends them until it knows */
@@ -472,7 +473,7 @@ void cox_agent_link_release(struct cox_agent_link *link)
 {
     link_forget(link);
     link->state = COX_LEAD_FREE;
-    link->finishing = false;
+    link->finishing = link->failed = false;
     /* Its ranks end: no later lead goes on behind their numbers. */
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
         link->channels[c].taken = link->channels[c].done = link->channels[c].said = 0;

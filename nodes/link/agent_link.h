@@ -107,7 +107,7 @@ struct cox_agent_link {
     uint64_t hello_ns;
     /* what the lead wants */
     uint32_t wanted[COX_RANK_COUNT_MAX], killed[COX_RANK_COUNT_MAX];
-    bool finishing;
+    bool finishing, failed;
     struct cox_agent_channel channels[COX_TWO_WAY_COUNT];
     struct cox_agent_rank ranks[COX_RANK_COUNT_MAX];
     /* this clock minus the lead's: the smallest of this period and of the one before */

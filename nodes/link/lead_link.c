@@ -596,6 +596,7 @@ static void link_beat(struct cox_lead_link *link, uint64_t now_ns)
     beat.wanted = wanted;
     beat.killed = killed;
     beat.has_finishing = beat.finishing = link->finishing;
+    beat.has_failed = beat.failed = link->failed;
     if (link->peers_there != link->peers_version) {
         beat.n_peers = link->peer_count;
         beat.peers = (CoxNode__Peer **)(uintptr_t)link->peers;

@@ -143,7 +143,7 @@ struct cox_lead_link {
     uint64_t tick_ns;
     /* a beat is due at once; the next one is due, since one that says a change may be lost */
     bool changed, again;
-    bool finishing;
+    bool finishing, failed;
     /* why it is absent, in words; "": it was never there */
     char reason[400];
     struct cox_lead_channel channels[COX_TWO_WAY_COUNT];

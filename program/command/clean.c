@@ -14,8 +14,9 @@
 
 #define SUFFIX "_control"
 
-/* Returns the exit status. asked: the user named this group; then it is an error if it is alive. */
-static int clean_one(const char *name, bool asked)
+/* Returns the exit status. asked: the user named this group; then it is an error if it is alive.
+ * sockets: how many were removed, which is not nothing. */
+static int clean_one(const char *name, bool asked, uint32_t sockets)
 {
     struct cox_error err = {0};
     uint32_t count = 0;
@@ -24,7 +25,7 @@ static int clean_one(const char *name, bool asked)
         r = cox_control_sweep(name, &count, &err);
     if (r == 0 && count > 0)
         printf("removed %s: %" PRIu32 " names\n", name, count);
-    else if (r == 0 && asked)
+    else if (r == 0 && asked && sockets == 0)
         printf("nothing to remove of %s\n", name);
     else if (r == COX_TAKEN && !asked)
         printf("kept %s: it is alive\n", name);
@@ -47,7 +48,7 @@ static bool group_of(const char *entry, char *name, size_t name_size)
     return cox_name_check(name, NULL) == 0;
 }
 
-static int clean_all(void)
+static int clean_all(uint32_t sockets)
 {
     DIR *folder = opendir("/dev/shm");
     if (!folder) {
@@ -65,27 +66,24 @@ static int clean_all(void)
             st.st_uid != geteuid())
             continue;
         groups++;
-        int one = clean_one(name, false);
+        int one = clean_one(name, false, sockets);
         status = status ? status : one;
     }
     closedir(folder);
-    if (groups == 0)
+    if (groups == 0 && sockets == 0)
         printf("no group of this user is in /dev/shm\n");
     return status;
 }
 
-/* Of all dead groups: no process can use them. */
-static int clean_sockets(void)
+/* Returns the exit status. r, err: of the sweep. */
+static int tell_sockets(int r, uint32_t count, const struct cox_error *err)
 {
-    struct cox_error err = {0};
-    uint32_t count = 0;
-    int r = cox_control_socket_sweep(NULL, &count, &err);
     if (count > 0)
         printf("removed %" PRIu32 " socket%s without a listener\n", count, count == 1 ? "" : "s");
     if (r == COX_BUSY) /* another process starts or cleans, and removes them */
-        printf("kept sockets: %s\n", err.text);
+        printf("kept sockets: %s\n", err->text);
     else if (r)
-        return cox_exit_with(&err);
+        return cox_exit_with(err);
     return COX_EXIT_OK;
 }
 
@@ -106,13 +104,17 @@ static int take_names(void *context, int count, char *const *words, struct cox_e
 static int run(void *context)
 {
     const struct clean_choice *choice = context;
-    int status = choice->count == 0 ? clean_all() : COX_EXIT_OK;
+    struct cox_error err = {0};
+    uint32_t sockets = 0;
+    /* Of all dead groups: no process can use them. */
+    int r = cox_control_socket_sweep(NULL, &sockets, &err);
+    int status = choice->count == 0 ? clean_all(sockets) : COX_EXIT_OK;
     for (int i = 0; i < choice->count; i++) {
-        int one = clean_one(choice->names[i], true);
+        int one = clean_one(choice->names[i], true, sockets);
         status = status ? status : one;
     }
-    int sockets = clean_sockets();
-    return status ? status : sockets;
+    const int told = tell_sockets(r, sockets, &err);
+    return status ? status : told;
 }
 
 const struct cox_command cox_command_clean = {

@@ -220,7 +220,8 @@ const struct cox_command cox_command_node = {
         "server.\n"
         "A worker process that dies is reported to the lead and replaced at its order. When the "
         "lead is lost the ranks stay, with what they have loaded, for the lead's --lead-grace: a "
-        "lead that comes back under the same name takes them over. Exit status 3: none came.",
+        "lead that comes back under the same name takes them over. Exit status 0: the group was "
+        "ended in order; 3: it failed, or no lead came.",
     .examples = "  coxswain node --name big --node b --cluster tls://a:4222 \\\n"
                 "      --ca ca.pem --cert node-b.pem --key node-b-key.pem\n"
                 "  coxswain node --name big --node b --cluster nats://127.0.0.1:4222 \\\n"

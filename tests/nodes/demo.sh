@@ -14,6 +14,7 @@ trap 'exit 1' HUP INT TERM
 
 cluster_up "$1" 2
 cluster_node a
+agent_a=$net_pid
 cluster_node b
 agent_b=$net_pid
 cluster_lead a:4,b:4
@@ -33,4 +34,8 @@ tail -n 3 "$cluster_dir/lead.log"
 grep -q 'node b' "$cluster_dir/lead.log"
 left() { ! pgrep -f -- "--node [ab] --cluster $cluster_url" >/dev/null; }
 cluster_await 40 left || { echo "an agent is left"; exit 1; }
+r=0
+wait "$agent_a" || r=$?
+[ "$r" -eq 3 ] && grep -q 'node a: the group has failed: its lead says how' "$cluster_dir/node-a.log" ||
+    { echo "the other agent ends with status $r"; cat "$cluster_dir/node-a.log"; exit 1; }
 echo "demo: two nodes have answered, and the one that was killed was named"

@@ -74,9 +74,10 @@ def numbers(group: Cluster, version: str) -> None:
     lie(group, version, 2**64 - 2)
     lie(group, version, 0, f"through={2**60}")
     answers(group)
+    agents = list(group.agents.values())
     left = group.group_stop()
-    if left:
-        raise Failed(left)
+    if left or any(agent.status != 0 for agent in agents):
+        raise Failed(left or "an agent whose group was ended in order has another status than 0")
     print("a node that lies is named, and the group and its nodes come up all the same")
     # Numbers that are just believed.
     for through in (2**39 - 1, 2**40 - 1):

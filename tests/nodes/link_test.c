@@ -503,7 +503,7 @@ static void a_greater_epoch_takes_over(void **state)
     assert_int_equal(link->times.beat_ms, 100);
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT; c++)
         assert_true(link->channels[c].taken == after[c] && link->channels[c].done == after[c]);
-    assert_true(link->wanted[0] == 0 && link->wanted[1] == 0 && !link->finishing);
+    assert_true(link->wanted[0] == 0 && link->wanted[1] == 0 && !link->finishing && !link->failed);
     /* The lead before is not heard any more, and its requests do not run. */
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
     world_run(world, 100);
@@ -681,9 +681,9 @@ static void cancelled_steps_and_the_end(void **state)
     world->now_ns += 1;
     net_deliver(world);
     assert_int_equal(channel->void_through, 6);
-    lead->link.finishing = lead->link.changed = true;
+    lead->link.finishing = lead->link.failed = lead->link.changed = true;
     world_run(world, 15);
-    assert_true(world->agent.finishing);
+    assert_true(world->agent.finishing && world->agent.failed);
     cox_agent_link_leave(&world->agent, "was told to end", agent_now(world));
     assert_int_equal(world->agent.state, COX_LEAD_OVER);
     const struct packet *last = &world->packets[world->packet_count - 1];

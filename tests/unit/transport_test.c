@@ -20,6 +20,8 @@ static struct cox_executor *executor;
 static const struct cox_transport_host *host;
 static bool taken_over;
 static uint32_t opened;
+/* what stop was told */
+static bool stopped_failed;
 
 static int on_start(void *context, struct cox_executor *started,
                     const struct cox_transport_host *of, struct cox_error *err)
@@ -73,9 +75,10 @@ static int on_taken_over(void *context, struct cox_error *err)
     return taken_over ? cox_fail(err, COX_TAKEN, "another one has them") : 0;
 }
 
-static void on_stop(void *context)
+static void on_stop(void *context, bool failed)
 {
     (void)context;
+    stopped_failed = failed;
 }
 
 static void group_start(void)
@@ -200,9 +203,31 @@ static void ranks_that_were_taken_over_are_not_started_again(void **state)
     group_end();
 }
 
+/* Agents end with another status then. */
+static void stop_says_whether_the_group_has_failed(void **state)
+{
+    (void)state;
+    for (int dead = 0; dead < 2; dead++) {
+        group_start();
+        const uint64_t sequence = submit();
+        reply(0, sequence);
+        struct cox_executor_status status;
+        struct cox_rank_status ranks[RANK_COUNT] = {0};
+        if (dead)
+            host->died(executor, 1, "was killed", true, 9, -1);
+        while (dead && ranks[1].liveness != COX_LIVENESS_DEAD)
+            cox_executor_read_status(executor, &status, ranks);
+        stopped_failed = !dead;
+        cox_executor_stop(executor);
+        assert_int_equal(stopped_failed, dead);
+        cox_executor_free(executor);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stop_says_whether_the_group_has_failed),
         cmocka_unit_test(replies_complete_a_request),
         cmocka_unit_test(a_rank_that_replies_has_replied_to_those_before),
         cmocka_unit_test(ranks_that_were_taken_over_are_not_started_again),
