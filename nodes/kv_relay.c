@@ -34,6 +34,7 @@
 #define GENERATION_ANY (COX_KV_EXPECTED - 1)
 /* The other agent must have the question by then. */
 #define FETCH_MS 5000
+#define STOP_LOOK_MS 10
 #define REPLY_MS 10000
 #define REPLY_BYTES_PER_MS 10000
 
@@ -118,6 +119,10 @@ struct cox_kv_relay {
     struct fetching fetching;
     /* of the request that is expected last */
     bool cancelled;
+    /* no pull begins any more */
+    bool stopped;
+    /* the question of `fetching` is on its way */
+    bool sending;
     /* Begins anywhere: blocks for an earlier process at this address, of any group, fit no fetch of
      * this one. */
     uint64_t last_id;
@@ -556,6 +561,24 @@ static void fetching_end(struct cox_kv_relay *relay)
         source_free(fetching.source);
 }
 
+/* Sends the question. COX_CLOSED: nobody waits. */
+static int fetch_send(struct cox_kv_relay *relay, const char *peer, const struct iovec parts[2],
+                      uint64_t deadline_ns, struct cox_error *err)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->sending = !relay->cancelled;
+    const bool sends = relay->sending;
+    pthread_mutex_unlock(&relay->lock);
+    const int r = sends ? cox_direct_send(relay->direct, peer, relay->fetching.source->address,
+                                          COX_DIRECT_FETCH, parts, 2, deadline_ns, err)
+                        : COX_CLOSED;
+    pthread_mutex_lock(&relay->lock);
+    relay->sending = false;
+    pthread_cond_broadcast(&relay->arrived);
+    pthread_mutex_unlock(&relay->lock);
+    return r;
+}
+
 static int blocks_fetch(struct cox_kv_relay *relay, uint64_t deadline_ns, struct cox_error *err)
 {
     const struct fetching *fetching = &relay->fetching; /* what is read here does not change */
@@ -570,8 +593,8 @@ static int blocks_fetch(struct cox_kv_relay *relay, uint64_t deadline_ns, struct
     const struct iovec parts[] = {{.iov_base = &fetch, .iov_len = sizeof fetch},
                                   {.iov_base = (void *)(uintptr_t)fetching->numbers,
                                    .iov_len = fetching->count * sizeof *fetching->numbers}};
-    int r = cox_direct_send(relay->direct, peer, source->address, COX_DIRECT_FETCH, parts, 2,
-                            cox_deadline_min(deadline_ns, cox_deadline_after_ms(FETCH_MS)), err);
+    int r = fetch_send(relay, peer, parts,
+                       cox_deadline_min(deadline_ns, cox_deadline_after_ms(FETCH_MS)), err);
     if (r)
         return r;
     r = fetching_await(relay, deadline_ns);
@@ -629,7 +652,7 @@ void cox_kv_relay_expect(struct cox_kv_relay *relay, const Coxswain__PullKVReque
                          uint32_t rank_first, uint32_t rank_count)
 {
     pthread_mutex_lock(&relay->lock);
-    relay->cancelled = false;
+    relay->cancelled = relay->stopped;
     blocks_each(relay, request, rank_first, rank_count, block_expect);
     pthread_mutex_unlock(&relay->lock);
 }
@@ -647,6 +670,20 @@ void cox_kv_relay_cancel(struct cox_kv_relay *relay)
     pthread_mutex_lock(&relay->lock);
     relay->cancelled = true;
     pthread_cond_broadcast(&relay->arrived);
+    pthread_mutex_unlock(&relay->lock);
+}
+
+void cox_kv_relay_stop(struct cox_kv_relay *relay)
+{
+    pthread_mutex_lock(&relay->lock);
+    relay->stopped = relay->cancelled = true;
+    pthread_cond_broadcast(&relay->arrived);
+    /* Again and again: a send that has just begun is not under way yet. */
+    while (relay->sending) {
+        const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(STOP_LOOK_MS));
+        cox_direct_drop_address(relay->direct, relay->fetching.source->address);
+        pthread_cond_timedwait(&relay->arrived, &relay->lock, &until);
+    }
     pthread_mutex_unlock(&relay->lock);
 }
 

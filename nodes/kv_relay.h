@@ -70,6 +70,9 @@ void cox_kv_relay_pull(struct cox_kv_relay *relay, const Coxswain__PullKVRequest
                        uint32_t rank_first, uint32_t rank_count, uint64_t deadline_ns);
 /* Nobody waits any more for what is expected, or is being fetched: ends the pull. */
 void cox_kv_relay_cancel(struct cox_kv_relay *relay);
+/* The same, and for pulls to come; also one whose question is still on its way to an agent that does
+ * not take it. Blocks until that is given up, which is soon. */
+void cox_kv_relay_stop(struct cox_kv_relay *relay);
 /* A direct message of these kinds, of the process `peer`. Takes bytes (free). */
 void cox_kv_relay_take(struct cox_kv_relay *relay, const char *peer, uint32_t kind, uint8_t *bytes,
                        size_t size);

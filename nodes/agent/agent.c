@@ -487,9 +487,9 @@ static void agent_close(struct agent *agent)
 {
     pthread_mutex_lock(&agent->lock);
     agent_end(agent, 0, "");
-    if (agent->kv)
-        cox_kv_relay_cancel(agent->kv);
     pthread_mutex_unlock(&agent->lock);
+    if (agent->kv)
+        cox_kv_relay_stop(agent->kv);
     if (agent->time_threaded)
         pthread_join(agent->time_thread, NULL);
     if (agent->threaded)

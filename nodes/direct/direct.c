@@ -484,3 +484,14 @@ void cox_direct_drop(struct cox_direct *direct, const char *peer)
         }
     pthread_mutex_unlock(&direct->lock);
 }
+
+void cox_direct_drop_address(struct cox_direct *direct, const char *address)
+{
+    pthread_mutex_lock(&direct->lock);
+    for (struct cox_direct_peer *p = direct->peers; p; p = p->next)
+        if (!strcmp(p->address, address)) {
+            p->drop_count++;
+            peer_shut_down(p);
+        }
+    pthread_mutex_unlock(&direct->lock);
+}

@@ -142,6 +142,8 @@ int cox_direct_send(struct cox_direct *direct, const char *peer, const char *add
  * other messages that have arrived are discarded. Not a ban: a later send connects again, and so
  * may the peer. */
 void cox_direct_drop(struct cox_direct *direct, const char *peer);
+/* Makes sends to this address that are under way fail, of whichever group the process there is. */
+void cox_direct_drop_address(struct cox_direct *direct, const char *address);
 
 /* Begins to connect to "HOST:PORT", HOST a number, only to see whether a process listens there. Does
  * not block. Returns the fd, which the caller closes; -ECONNREFUSED: none does, as below; another

@@ -2,7 +2,9 @@
  * the blocks, node a fetches them, and node c has nothing to say. */
 #include "nodes/kv_relay.h"
 
+#include <arpa/inet.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,6 +51,8 @@ struct cluster {
     struct cox_handle remote;
     /* what node a's rank gets, for them */
     struct cox_handle local;
+    /* listens, and nobody accepts */
+    int silent_fd;
 };
 
 /* What answers a fetch, as kv_relay.c has it. */
@@ -634,6 +638,41 @@ static void a_cancel_ends_the_pull(void **state)
     assert_int_equal(local_count(cluster), BLOCK_COUNT);
 }
 
+/* Once the fetch has a connection. */
+static void *stop_main(void *context)
+{
+    struct cluster *cluster = context;
+    struct pollfd p = {.fd = cluster->silent_fd, .events = POLLIN};
+    while (poll(&p, 1, -1) != 1)
+        continue;
+    cox_kv_relay_stop(cluster->a.relay);
+    return NULL;
+}
+
+/* The other agent's machine accepts connections, and the agent reads none. */
+static void a_stop_ends_a_fetch_that_is_not_taken(void **state)
+{
+    struct cluster *cluster = *state;
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK + 3)};
+    socklen_t size = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    pthread_t thread;
+    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+                listen(fd, 4) == 0 && getsockname(fd, (struct sockaddr *)&address, &size) == 0);
+    snprintf(cluster->b.address, sizeof cluster->b.address, "127.0.0.4:%u",
+             ntohs(address.sin_port));
+    ask_link(cluster, true);
+    cluster->silent_fd = fd;
+    assert_int_equal(pthread_create(&thread, NULL, stop_main, cluster), 0);
+    pull(cluster, PATIENCE_MS);
+    pthread_join(thread, NULL);
+    pull(cluster, PATIENCE_MS); /* nor does another one begin */
+    assert_int_equal(local_count(cluster), 0);
+    assert_string_equal(cluster->a.said, ""); /* not that it was not taken in time */
+    close(fd);
+}
+
 static void the_death_of_the_other_agent_ends_the_pull(void **state)
 {
     struct cluster *cluster = *state;
@@ -714,6 +753,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_piece_out_of_its_place_ends_the_pull, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_piece_that_is_cut_off_ends_the_pull, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_cancel_ends_the_pull, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_stop_ends_a_fetch_that_is_not_taken, set_up, tear_down),
         cmocka_unit_test_setup_teardown(the_death_of_the_other_agent_ends_the_pull, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(the_end_of_a_lease_ends_the_pull, set_up, tear_down),
