@@ -465,7 +465,8 @@ static void executor_choose_blocks(struct cox_executor *executor)
         options->reply_size_max ? options->reply_size_max : REPLY_SIZE_MAX;
 }
 
-/* Waits for the nodes, before anything is made. */
+/* Waits for the nodes, before anything but the control socket is made: status and stop reach a
+ * group that waits. */
 static int executor_open_nodes(struct cox_executor *executor, struct cox_error *err)
 {
     struct cox_executor_options *options = &executor->options;
@@ -485,10 +486,13 @@ static int executor_open_nodes(struct cox_executor *executor, struct cox_error *
         .log = options->log,
         .context = options->hook_context,
         .cancelled = options->cancelled,
+        .missing = options->attaching,
     };
     memcpy(made.request_size, options->request_size, sizeof made.request_size);
     memcpy(made.response_size, options->response_size, sizeof made.response_size);
     r = cox_nodes_library_open(&executor->nodes_library, err);
+    if (r == 0)
+        r = cox_executor_open_socket(executor, err);
     if (r == 0)
         r = executor->nodes_library->open(&made, &executor->nodes, err);
     if (r == 0)
@@ -523,6 +527,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
         return cox_fail(err, -ENOMEM, "no memory for the executor");
     executor->options = *options;
     executor->remote = *remote;
+    executor->elsewhere = options->nodes || remote->transport;
     if (!options->line)
         executor->options.line = executor_print_line;
     executor->started_ns = cox_now_ns();
@@ -568,7 +573,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
         r = executor_start_threads(executor, err);
     /* Workers that this program starts connect while they are started; others, once everything
      * exists. */
-    if (r == 0 && !options->external_workers)
+    if (r == 0 && !options->external_workers && !executor->nodes)
         r = cox_executor_open_socket(executor, err);
     if (r == 0)
         r = executor_start_workers(executor, err);

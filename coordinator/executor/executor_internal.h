@@ -18,6 +18,8 @@
 struct cox_executor {
     /* command and devices are only valid during start */
     struct cox_executor_options options;
+    /* all ranks are on other machines, which no worker of this one becomes */
+    bool elsewhere;
     /* `transport` also with options.nodes */
     struct cox_executor_remote remote;
     char name[COX_NAME_SIZE_MAX + 1];

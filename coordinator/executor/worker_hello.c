@@ -353,6 +353,11 @@ static int on_worker(void *context, const struct cox_control_client *client,
     if (executor->geometry.legacy)
         return cox_fail(err, COX_UNSUPPORTED,
                         "legacy workers do not attach through the control socket");
+    if (executor->elsewhere)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "the ranks of the group '%s' are on other machines: start them there "
+                        "(coxswain node)",
+                        executor->name);
     if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
         return cox_fail(err, COX_CLOSED, "the group '%s' stops", executor->name);
     int r = choose_rank(executor, hello, &rank, err);

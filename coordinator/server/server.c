@@ -122,17 +122,18 @@ static void on_death(void *context, uint32_t rank, const char *text)
 static void attaching_tell(struct cox_server *server, const struct cox_rank_set *missing)
 {
     const uint32_t rank_count = server->executor_options.rank_count;
-    char ranks[COX_REFUSAL_SIZE / 2] = "";
+    char ranks[COX_REFUSAL_SIZE / 2] = "", of[32] = "";
     cox_report_append_ranks(ranks, sizeof ranks, missing);
+    if (rank_count) /* 0: as many as the nodes have */
+        snprintf(of, sizeof of, " (of %" PRIu32 ")", rank_count);
     if (server->group[0])
         snprintf(server->phase.refusal, sizeof server->phase.refusal,
                  "the group waits for its workers, which are started by hand (coxswain-worker "
-                 "--socket %s); not here yet: ranks %s (of %" PRIu32 ")",
-                 server->group, ranks, rank_count);
+                 "--socket %s); not here yet: ranks %s%s",
+                 server->group, ranks, of);
     else
         snprintf(server->phase.refusal, sizeof server->phase.refusal,
-                 "the group is still being started; not attached yet: ranks %s (of %" PRIu32 ")",
-                 ranks, rank_count);
+                 "the group is still being started; not attached yet: ranks %s%s", ranks, of);
     cox_control_server_update(server->control, &server->phase);
 }
 

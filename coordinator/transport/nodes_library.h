@@ -29,6 +29,8 @@ struct cox_nodes_options {
     void *context;
     /* Asked every 10 ms in open; true ends it with COX_CLOSED. NULL: never. */
     bool (*cancelled)(void *context);
+    /* The ranks of nodes that open waits for, at each change. NULL: not called. */
+    void (*missing)(void *context, const struct cox_rank_set *missing);
 };
 
 /* An agent. What it points to is borrowed until agent_run returns. */
@@ -87,7 +89,7 @@ struct cox_nodes_library {
     /* Waits for a lead, and serves it until the group ends.
      * Returns
      *   0: the group has ended, or cancelled was true
-     *   COX_PEER_DEAD: the lead was lost, and no other came in time
+     *   COX_PEER_DEAD: the group failed; or the lead was lost, and no other came in time
      *   COX_TAKEN: another agent is this node
      *   COX_INVALID: the lead refuses this node, in words
      *   as open

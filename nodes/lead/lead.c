@@ -373,9 +373,11 @@ static void missing_others(const struct cox_nodes *nodes, uint32_t node, char *t
 
 /* A node that is not there yet (COX_TIMEOUT), follows another lead (COX_TAKEN), has ranks of another
  * layout (COX_STATE) or is refused (COX_INVALID); -1: none. */
-static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, int *ret_code)
+static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, int *ret_code,
+                            struct cox_rank_set *ret_ranks)
 {
     int32_t missing = -1;
+    *ret_ranks = (struct cox_rank_set){{0}};
     *ret_code = COX_TIMEOUT;
     for (uint32_t i = 0; i < nodes->node_count; i++) {
         const struct hello *hello = &nodes->hellos[i];
@@ -389,6 +391,9 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
         const bool follows = fresh && hello->epoch && hello->epoch != nodes->epoch &&
                              hello->silent_ms < nodes->times.dead_ms;
         const bool others = fresh && has_other_ranks(nodes, i);
+        const struct cox_lead_link *link = &nodes->links[i];
+        for (uint32_t k = 0; (!fresh || follows || others) && k < link->rank_count; k++)
+            cox_rank_set_add(ret_ranks, link->rank_first + k);
         if ((!fresh || follows || others) && missing < 0) {
             char behind[160];
             missing = (int32_t)i;
@@ -428,14 +433,19 @@ static int await_nodes(struct cox_nodes *nodes, struct cox_error *err)
         options->start_timeout_ms ? options->start_timeout_ms : START_TIMEOUT_MS);
     /* Those that are there say so at once. */
     const uint64_t tell_ns = cox_deadline_after_ms(TELL_MS);
+    struct cox_rank_set ranks, told_ranks = {{0}};
     int32_t told = -1;
     int told_code = 0; /* the same node may be waited for for another reason */
     for (;;) {
         char text[768];
         int code;
         pthread_mutex_lock(&nodes->lock);
-        const int32_t missing = missing_node(nodes, text, sizeof text, &code);
+        const int32_t missing = missing_node(nodes, text, sizeof text, &code, &ranks);
         pthread_mutex_unlock(&nodes->lock);
+        if (missing >= 0 && options->missing && memcmp(&ranks, &told_ranks, sizeof ranks) != 0) {
+            options->missing(options->context, &ranks);
+            told_ranks = ranks;
+        }
         if (missing < 0)
             return 0;
         if (code == COX_INVALID || cox_now_ns() >= deadline_ns)

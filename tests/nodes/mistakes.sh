@@ -110,6 +110,10 @@ kill -0 "$agent_a" && kill -0 "$agent_b" || fails "a lead's address has ended an
 cluster_lead a:2,c:2,d:2
 cluster_await 10 tells 'waiting: node c has not come, nor have d: run there' "$cluster_dir/lead.log" ||
     fails "the nodes that are missing are not named"
+waits() {
+    ! cluster_run status --name big >"$said" 2>&1 && tells 'not attached yet: ranks 2-5 (of 6)' "$said"
+}
+cluster_await 10 waits || fails "status does not show a lead that waits"
 kill -TERM "$cluster_lead_pid"
 ends 143 'ended by signal 15' "$cluster_dir/lead.log" "$cluster_lead_pid"
 cluster_lead a:2,b:2 --on-death restart
@@ -135,7 +139,7 @@ echo "ranks have outlived a lead that had another layout"
 # ---- a second lead ----
 
 first=$cluster_lead_pid
-mkdir "$cluster_dir/elsewhere"
+mkdir -m 700 "$cluster_dir/elsewhere"
 COXSWAIN_RUNTIME_DIR=$cluster_dir/elsewhere
 : >"$cluster_dir/lead.log"
 cluster_lead a:2,b:1
