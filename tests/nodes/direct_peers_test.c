@@ -466,7 +466,6 @@ static void machines_that_knock_keep_no_process_out(void **state)
     atomic_store(&flood.over, true);
     pthread_join(thread, NULL);
     assert_true(cox_direct_refused(b) > 100);
-    assert_non_null(strstr(box.ends, "made room for another one"));
     cox_direct_close(b);
     box_deinit(&box);
 }
