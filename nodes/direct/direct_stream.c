@@ -1,5 +1,6 @@
 #include "direct_stream.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/socket/socket.h"
 
