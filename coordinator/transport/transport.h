@@ -151,7 +151,7 @@ struct cox_transport {
      *   COX_TAKEN: err says which one
      */
     int (*taken_over)(void *context, struct cox_error *err);
-    /* Connections that ended before they had shown a certificate of the cluster, so far. For
+    /* Connections to this machine and others that ended before they had shown a certificate of the cluster, so far. For
      * display. NULL: there are none. */
     uint64_t (*refused)(void *context);
     /* The group ends: what was published before is sent. failed: not in order, but since a rank

@@ -404,6 +404,7 @@ static void *time_main(void *context)
             if (cox_now_ns() - usage_ns >= USAGE_NS) {
                 usage_ns = cox_now_ns();
                 read_usage(agent);
+                agent->link.refused = (uint32_t)cox_direct_refused(agent->direct);
             }
             cox_agent_link_tick(&agent->link, cox_now_ns());
             cox_agent_run_requests(agent);

@@ -269,8 +269,13 @@ static int transport_recorder(void *context, uint32_t rank, void *copy, uint64_t
 
 static uint64_t transport_refused(void *context)
 {
-    const struct cox_nodes *nodes = context;
-    return cox_direct_refused(nodes->direct);
+    struct cox_nodes *nodes = context;
+    uint64_t refused = cox_direct_refused(nodes->direct);
+    pthread_mutex_lock(&nodes->lock);
+    for (uint32_t i = 0; i < nodes->node_count; i++)
+        refused += nodes->links[i].refused;
+    pthread_mutex_unlock(&nodes->lock);
+    return refused;
 }
 
 static void transport_stop(void *context, bool failed)

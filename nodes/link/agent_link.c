@@ -415,6 +415,8 @@ static void link_beat(struct cox_agent_link *link, const char *leaving, uint64_t
     beat.server_id = link->server_id;
     beat.has_client_id = 1;
     beat.client_id = link->client_id;
+    beat.has_refused = 1;
+    beat.refused = link->refused;
     beat.has_leaving = beat.leaving = leaving != NULL;
     beat.leaving_text = (char *)(uintptr_t)leaving;
     const struct cox_frame head = {.kind = COX_FRAME_AGENT_BEAT,

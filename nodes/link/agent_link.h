@@ -116,6 +116,8 @@ struct cox_agent_link {
     /* of its connection, for beats; the caller's */
     char server_id[64];
     uint64_t client_id;
+    /* connections that its agent has refused; the caller's */
+    uint32_t refused;
     /* counts */
     uint64_t run, repeated, expired, stale, gaps;
     void *context;

@@ -168,6 +168,7 @@ void cox_lead_link_admit(struct cox_lead_link *link, uint64_t agent, uint64_t no
 {
     link_forget(link);
     link->incarnation++;
+    link->refused_said = link->agent == agent ? link->refused_said : 0;
     link->agent = agent;
     link->heard_ns = link->tick_ns = now_ns;
     link->beat_ns = link->spoke_ns = 0;
@@ -519,6 +520,10 @@ static void receive_beat(struct cox_lead_link *link, const CoxNode__AgentBeat *b
         snprintf(link->server_id, sizeof link->server_id, "%s", beat->server_id);
     link->client_id = beat->client_id;
     link->peers_there = beat->peers_version;
+    if (beat->refused > link->refused_said) {
+        link->refused += beat->refused - link->refused_said;
+        link->refused_said = beat->refused;
+    }
     for (size_t c = 0; c < beat->n_channels && c < COX_TWO_WAY_COUNT; c++)
         receive_channel(link, (uint32_t)c, beat->channels[c], now_ns);
     for (size_t i = 0; i < beat->n_ranks && i < link->rank_count; i++)

@@ -153,6 +153,9 @@ struct cox_lead_link {
     size_t peer_count;
     uint64_t peers_version, peers_there;
     /* counts, for metrics */
+    uint64_t refused;
+    /* of them, what this agent has said */
+    uint32_t refused_said;
     uint64_t sent, asked_again, stale, deaths, suspicions;
     void *context;
     /* A frame for the node. Takes bytes (free). */

@@ -382,7 +382,7 @@ void cox_metrics_write(FILE *file, const status_reply *status)
               "The version of the weights that ranks compute with.");
     write_limits(file, status);
     whole(file, "refused_connections_total", "counter", status->refused_connections,
-          "Connections to the lead that ended before they had shown a certificate.");
+          "Connections to lead and agents that ended before they had shown a certificate.");
     if (status->note)
         write_note(file, status->note);
 }

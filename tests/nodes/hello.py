@@ -80,15 +80,16 @@ def frame(payload):
 
 
 @contextlib.contextmanager
-def connected(group, node, certificates, host):
+def connected(subject, pair, host):
+    """A client of the NATS server with this pair of files; it subscribes to the subject."""
+    certificates = os.path.dirname(pair)
     context = ssl.create_default_context(cafile=f"{certificates}/ca.pem")
-    pair = f"{certificates}/node-{node}"
     context.load_cert_chain(f"{pair}.pem", f"{pair}-key.pem")
     plain = socket.create_connection((host, 4222), 10)
     while not plain.recv(1).endswith(b"\n"):  # INFO
         pass
     with context.wrap_socket(plain, server_hostname=host) as server:
-        server.sendall(f'CONNECT {{"verbose":false}}\r\nSUB cox.{group}.to.{node} 1\r\n'.encode())
+        server.sendall(f'CONNECT {{"verbose":false}}\r\nSUB {subject} 1\r\n'.encode())
         yield server
 
 
@@ -97,7 +98,8 @@ def main():
     lies = dict(word.split("=", 1) for word in sys.argv[7:])
     message = frame(hello(address, int(epoch), lies))
     publish = f"PUB cox.{group}.from.{node} {len(message)}\r\n".encode() + message + b"\r\n"
-    with connected(group, node, certificates, host) as server:
+    subject = f"cox.{group}.to.{node}"
+    with connected(subject, f"{certificates}/node-{node}", host) as server:
         server.settimeout(10)
         if "count" in lies:
             server.sendall(publish * int(lies["count"]) + b"PING\r\n")
@@ -115,4 +117,5 @@ def main():
                 sys.exit(f"the hello was not refused; the server said {said}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -123,6 +123,32 @@ def refused(group: Cluster) -> int:
     return int(found[0])
 
 
+def future(group: Cluster) -> None:
+    a = group.agent_start("a")
+    until("the agent waits", 20, lambda: says(a, "waits for its lead"))
+    server = group.machines[group.server_names[0]].address
+    false_lead = group.machines["d"].start(
+        "/usr/bin/python3", str(HERE / "false_lead.py"), GROUP, "a", str(group.certificates),
+        server, str(2**64 - 2),
+    )  # fmt: skip
+    if false_lead.ended(20):
+        raise Failed(f"false_lead.py: {Cluster.words(false_lead, 0)}")
+    text = "its epoch 18446744073709551614 is 4[0-9]* h ahead of the clock of this machine"
+    until(
+        "the agent says why it does not follow",
+        10,
+        lambda: any(re.search(text, line.text) for line in list(a.lines)),
+    )
+    group.agent_start("b")
+    group.lead_start()
+    group.lead_ready()
+    answers(group)
+    left = group.group_stop()
+    if left:
+        raise Failed(left)
+    print("an agent follows no lead of the future, and the next lead all the same")
+
+
 def connections(group: Cluster) -> None:
     for node in ("a", "b"):
         group.agent_start(node)
@@ -155,13 +181,15 @@ def connections(group: Cluster) -> None:
     if refused(group):
         raise Failed("a connection with a certificate counts as refused")
     # A machine without a certificate, at the lead and at the other agent, while one is replaced.
-    knocks = [
-        group.machines["d"].start(
-            "/usr/bin/python3", str(HERE / "knock.py"), direct_port(to), "bare", "4"
+    knocks = []
+    for to in (a, lead):  # the agent tells the lead how many it has refused
+        before = refused(group)
+        knocks.append(
+            group.machines["d"].start(
+                "/usr/bin/python3", str(HERE / "knock.py"), direct_port(to), "bare", "6"
+            )
         )
-        for to in (lead, a)
-    ]
-    until("connections are refused", 10, lambda: refused(group) > 200)
+        until("connections are refused", 10, lambda before=before: refused(group) > before + 200)
     group.agents["b"].kill()
     until("the lead names node b", 10, lambda: says(lead, "node b is dead"))
     group.agent_start("b")
@@ -201,6 +229,7 @@ def main() -> int:
         group.servers_start()
         try:
             numbers(group, version)
+            future(group)
             connections(group)
         except Failed:
             for program in (group.lead, *group.agents.values()):

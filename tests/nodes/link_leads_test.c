@@ -432,6 +432,27 @@ static void beats_of_requests_that_were_not_sent(void **state)
     world_free(world);
 }
 
+/* Each agent counts from its start on; what nodes have said is not counted again. */
+static void refused_connections_are_summed(void **state)
+{
+    (void)state;
+    struct world *world = world_up();
+    struct cox_lead_link *link = &world->leads[0].link;
+    world->agent.refused = 5;
+    world->agent.changed = true;
+    world_run(world, 50);
+    assert_int_equal(link->refused, 5);
+    world->agent.refused = 7;
+    world->agent.changed = true;
+    world_run(world, 500);
+    assert_int_equal(link->refused, 7);
+    cox_lead_link_admit(link, link->agent, world->now_ns);
+    assert_int_equal(link->refused_said, 7);
+    cox_lead_link_admit(link, link->agent + 1, world->now_ns);
+    assert_true(link->refused == 7 && link->refused_said == 0);
+    world_free(world);
+}
+
 /* The lead had a clock of the future, which is over. */
 static void an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed(void **state)
 {
@@ -479,6 +500,7 @@ static void frames_have_limits_by_kind(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(refused_connections_are_summed),
         cmocka_unit_test(hellos_that_cannot_be_are_refused),
         cmocka_unit_test(beats_of_requests_that_were_not_sent),
         cmocka_unit_test(an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed),
