@@ -151,8 +151,8 @@ struct cox_transport {
      *   COX_TAKEN: err says which one
      */
     int (*taken_over)(void *context, struct cox_error *err);
-    /* Connections to this machine and others that ended before they had shown a certificate of the cluster, so far. For
-     * display. NULL: there are none. */
+    /* Connections to this machine and to nodes that ended before they had shown a certificate of
+     * the cluster, so far. For display. NULL: there are none. */
     uint64_t (*refused)(void *context);
     /* The group ends: what was published before is sent. failed: not in order, but since a rank
      * was dead, or an init had not succeeded. Afterwards no function of host is called. */
