@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -299,6 +300,51 @@ bool cox_peer_descends(pid_t pid, pid_t ancestor)
         pid = parent;
     }
     return false;
+}
+
+uint64_t cox_peer_own_mark(void)
+{
+    struct rlimit limit = {0};
+    getrlimit(RLIMIT_LOCKS, &limit);
+    return limit.rlim_max;
+}
+
+int cox_peer_read_mark(pid_t pid, uint64_t *ret_mark)
+{
+    char text[4096], word[32];
+    int r = peer_read(pid, "limits", text, sizeof text);
+    if (r)
+        return r;
+    const char *line = strstr(text, "\nMax file locks ");
+    if (!line || sscanf(line, "\nMax file locks %*s %31s", word) != 1)
+        return COX_CORRUPT;
+    *ret_mark = strcmp(word, "unlimited") == 0 ? UINT64_MAX : strtoull(word, NULL, 10);
+    return 0;
+}
+
+int cox_peer_lower_mark(pid_t pid)
+{
+    uint64_t has;
+    const uint64_t own = cox_peer_own_mark(), mark = own > 0 ? own - 1 : 0;
+    const uint64_t limit[2] = {mark, mark}; /* struct rlimit64 */
+    int r = cox_peer_read_mark(pid, &has);
+    if (r || has <= mark)
+        return r;
+    return syscall(SYS_prlimit64, pid, RLIMIT_LOCKS, limit, NULL) == 0 ? 0
+           : errno == ESRCH                                            ? COX_PEER_DEAD
+                                                                       : -errno;
+}
+
+void cox_peer_read_program(pid_t pid, char text[COX_PEER_PROGRAM_SIZE])
+{
+    char name[64];
+    snprintf(text, COX_PEER_PROGRAM_SIZE, "?");
+    if (peer_read(pid, "comm", name, sizeof name))
+        return;
+    name[strcspn(name, "\n")] = '\0';
+    for (char *c = name; *c; c++)
+        *c = *c >= ' ' && *c <= '~' ? *c : '?';
+    snprintf(text, COX_PEER_PROGRAM_SIZE, "%.15s", name);
 }
 
 static bool peer_holds(pid_t pid, dev_t device, ino_t inode)

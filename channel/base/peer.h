@@ -69,6 +69,31 @@ int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns);
  */
 int cox_peer_resident(pid_t pid, uint64_t *ret_bytes);
 
+/* The mark of a process that a coordinator has started: its hard limit RLIMIT_LOCKS, which no
+ * kernel since Linux 2.4 applies to anything. A coordinator gives its ranks one less than it has
+ * itself. Children inherit the limit, also those whose parent has ended, and only a process with
+ * CAP_SYS_RESOURCE can raise it again: a process below the coordinator's own limit is a rank or
+ * was started by one. */
+uint64_t cox_peer_own_mark(void);
+/* Returns
+ *   0
+ *   COX_PEER_DEAD
+ *   COX_CORRUPT
+ *   -errno; -EACCES: /proc hides the process
+ */
+int cox_peer_read_mark(pid_t pid, uint64_t *ret_mark);
+/* Lowers the mark of another process of this user to that of its ranks, for good.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD
+ *   -errno
+ */
+int cox_peer_lower_mark(pid_t pid);
+/* Name of the program that a process executes, as it has it in /proc (at most 15 bytes). Bytes that
+ * are not printable ASCII are question marks; "?": unknown. */
+#define COX_PEER_PROGRAM_SIZE 16
+void cox_peer_read_program(pid_t pid, char text[COX_PEER_PROGRAM_SIZE]);
+
 /* True if /proc shows that `ancestor` is pid itself or one of its ancestors. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);
 /* Another process that has the file open, as far as /proc shows; 0: none. */

@@ -217,6 +217,27 @@ int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds, uint32_t 
     return 0;
 }
 
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+int cox_socket_open_peer(int fd, int *ret_pidfd)
+{
+    int pidfd = -1;
+    socklen_t size = sizeof pidfd;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) < 0)
+        return errno == ENOPROTOOPT                                    ? COX_UNSUPPORTED
+               : errno == EINVAL || errno == ESRCH || errno == ENODATA ? COX_PEER_DEAD
+                                                                       : -errno;
+    int r = cox_fd_raise(&pidfd);
+    if (r) {
+        cox_close_fd(&pidfd);
+        return r;
+    }
+    *ret_pidfd = pidfd;
+    return 0;
+}
+
 int cox_socket_read_peer(int fd, struct cox_socket_peer *ret_peer)
 {
     struct ucred credentials;

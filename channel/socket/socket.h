@@ -117,6 +117,14 @@ struct cox_socket_peer {
 };
 /* Returns 0 or -errno. */
 int cox_socket_read_peer(int fd, struct cox_socket_peer *ret_peer);
+/* A pidfd of the process that connected: even if its pid has another process by now (Linux 6.5).
+ * Returns
+ *   0
+ *   COX_UNSUPPORTED: an older kernel
+ *   COX_PEER_DEAD
+ *   -errno
+ */
+int cox_socket_open_peer(int fd, int *ret_pidfd);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 /* hello reply: which processes may attach at the group's control socket, and what a rank receives.
  */
 #include "channel/base/base_internal.h"
+#include "channel/socket/socket.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
@@ -185,6 +186,21 @@ static int check_process(const struct cox_executor *executor,
     return 0;
 }
 
+/* What it starts from now on gives no commands either. A process of root cannot be held back. */
+static int mark_process(const struct cox_executor *executor,
+                        const struct cox_control_client *client, uint32_t rank,
+                        struct cox_error *err)
+{
+    const int r = cox_peer_lower_mark(client->pid);
+    if (r == 0 || !executor->geometry.sealed || client->uid != geteuid())
+        return 0;
+    return cox_fail(
+        err, COX_DENIED,
+        "rank %" PRIu32
+        ", process %jd: its limit RLIMIT_LOCKS, which keeps it from giving commands, cannot be lowered: %s (start it with the user and group of the coordinator)",
+        rank, (intmax_t)client->pid, cox_status_text(r));
+}
+
 /* The pid is that of the connected process. By now it may belong to another one, which must not be
  * taken for the rank and killed. */
 static int register_process(struct cox_executor *executor, const struct cox_control_client *client,
@@ -200,6 +216,8 @@ static int register_process(struct cox_executor *executor, const struct cox_cont
             "process %jd was started at %" PRIu64 " and says %" PRIu64
             ": it is another one, or in a pid namespace of its own: share that of the coordinator (docker run --pid=...)",
             (intmax_t)client->pid, start, client->hello.start);
+    if (r == 0 && mark_process(executor, client, rank, err))
+        return COX_DENIED;
     if (r == 0)
         r = cox_supervisor_register(executor->supervisor, rank, client->pid, start);
     return r ? cox_fail(
@@ -412,17 +430,52 @@ static void on_worker_gone(void *context, const struct cox_control_client *clien
     }
 }
 
+/* A rank of a sealed group, and what it has started, gives no commands: it could have other ranks
+ * replaced and weights exchanged, and so change results that it cannot write. A process whose pid
+ * cannot be seen from here is not in this pid namespace, as all that ranks start is. */
+static int check_command(const struct cox_executor *executor,
+                         const struct cox_control_client *client, int fd, struct cox_error *err)
+{
+    char program[COX_PEER_PROGRAM_SIZE];
+    uint64_t mark = 0;
+    if (!executor->geometry.sealed || client->pid == 0 || client->uid != geteuid())
+        return 0;
+    /* The pidfd is that of the process that connected. While it lives, /proc shows it under its
+     * pid. */
+    _cox_cleanup_(cox_close_fd) int pidfd = -1;
+    int r = cox_socket_open_peer(fd, &pidfd);
+    if (r == 0 || r == COX_UNSUPPORTED)
+        r = cox_peer_read_mark(client->pid, &mark);
+    const struct cox_peer peer = {.pid = client->pid, .pidfd = pidfd};
+    if (r == 0 && pidfd >= 0 && !cox_peer_alive(&peer))
+        r = COX_PEER_DEAD;
+    if (r)
+        return cox_fail(err, COX_DENIED,
+                        "whether process %jd was started by a rank, which may give no commands to "
+                        "a sealed group, cannot be seen: %s",
+                        (intmax_t)client->pid, cox_status_text(r));
+    if (mark >= cox_peer_own_mark())
+        return 0;
+    cox_peer_read_program(client->pid, program);
+    return cox_fail(err, COX_DENIED,
+                    "process %jd (%s) is a rank or was started by one: ranks give no commands to a "
+                    "sealed group; give them from a shell that no rank has started",
+                    (intmax_t)client->pid, program);
+}
+
 static int on_command(void *context, const struct cox_control_client *client, int fd,
                       struct cox_error *err)
 {
     struct cox_executor *executor = context;
-    (void)client;
     if (!executor->options.control)
         return cox_fail(err, COX_UNSUPPORTED, "the program of the group '%s' takes no commands",
                         executor->name);
+    int r = check_command(executor, client, fd, err);
+    if (r)
+        return r;
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, executor);
-    int r = executor->options.control(executor->options.hook_context, fd, err);
+    r = executor->options.control(executor->options.hook_context, fd, err);
     cox_reentrancy_exit(&inside);
     return r;
 }

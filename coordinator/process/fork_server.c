@@ -1,6 +1,7 @@
 #include "fork_server.h"
 
 #include "channel/base/base_internal.h"
+#include "channel/base/peer.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/socket/socket.h"
@@ -118,6 +119,8 @@ static int worker_open(int answer_fd, pid_t pid, int *ret_pidfd, struct cox_erro
         return cox_fail(err, COX_CORRUPT, "it names pid %d, which is no child of this process",
                         pid);
     int r = cox_fd_raise(&pidfd);
+    if (r == 0)
+        r = cox_peer_lower_mark(pid); /* as the exec of a rank sets it */
     if (r)
         return cox_fail(err, r, "%s", cox_status_text(r));
     cox_fault_point(COX_FAULT_LAUNCH_ADOPTED);

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -486,6 +487,16 @@ CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
     return 0;
 }
 
+/* Sets the mark by which the control socket knows what comes from a rank (peer.h). */
+CHILD static int child_set_mark(void)
+{
+    uint64_t limit[2]; /* struct rlimit64 */
+    if (syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, NULL, limit) < 0)
+        return -errno;
+    limit[0] = limit[1] = limit[1] > 0 ? limit[1] - 1 : 0;
+    return syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, limit, NULL) < 0 ? -errno : 0;
+}
+
 /* Until exec: it shares the coordinator's memory, whose other threads run on, so nothing but system
  * calls, and nothing is written but its own stack and errno, of the thread that waits for it. It
  * never returns into the coordinator's code and runs none of its exit handlers. */
@@ -510,6 +521,8 @@ CHILD static int child_main(void *argument)
      * the coordinator only. This cannot fail for a new process. */
     setpgid(0, 0);
     cox_fault_point_of(COX_FAULT_LAUNCH_CHILD, (int)launch->rank);
+    if (report.error == 0)
+        report.error = -child_set_mark();
     if (report.error == 0)
         report.error = -child_arrange_fds(launch, &report_fd);
     if (report.error == 0 && launch->working_directory &&

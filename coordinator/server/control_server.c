@@ -1,6 +1,7 @@
 #include "control_server.h"
 
 #include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "channel/base/thread.h"
 #include "channel/recorder/recorder_layout.h"
 #include "channel/socket/closer.h"
@@ -63,8 +64,10 @@ struct connection {
     bool outbid;
     /* when its client last sent a request or read from a reply */
     uint64_t idle_ns;
-    /* of the client; 0: unknown */
+    /* of the client; pid 0: unknown */
     pid_t pid;
+    uid_t uid;
+    char program[COX_PEER_PROGRAM_SIZE];
     /* served by the spare thread: it has none of its own */
     bool spare;
 
@@ -670,6 +673,36 @@ static struct cox_control_source source_of(struct cox_control_server *service)
     return source;
 }
 
+/* The command that changes the group with this request; NULL: it changes nothing. */
+static const char *change_name(const control_request *request)
+{
+    switch (request->request_case) {
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP:
+        return "stop";
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
+        return "recover";
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
+        return request->lora->action == COXSWAIN_CONTROL__LORA_ACTION__LORA_LIST ? NULL : "lora";
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
+        return "weights";
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK:
+        return "link";
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_ROLE:
+        return "role";
+    default:
+        return NULL;
+    }
+}
+
+/* Before the order is served: whatever comes of it, the log has who gave it. */
+static void change_log(const struct connection *c, const control_request *request)
+{
+    const char *name = change_name(request);
+    if (name)
+        cox_log_write(&c->service->options.log, 5, "%s: ordered by process %jd (%s) of user %ju",
+                      name, (intmax_t)c->pid, c->program, (uintmax_t)c->uid);
+}
+
 /* An order may wait for other orders, and for ranks, until its deadline. */
 static int order_serve(struct connection *c, const struct cox_control_source *source,
                        const control_request *request)
@@ -698,6 +731,7 @@ static int request_serve(struct connection *c, const control_request *request)
 {
     struct cox_control_server *service = c->service;
     const struct cox_control_source source = source_of(service);
+    change_log(c, request);
     if (request->request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP) {
         int r = done_put(c, service->options.process_ends);
         if (!r)
@@ -1015,7 +1049,7 @@ static struct connection *connection_find(struct cox_control_server *service)
 
 int cox_control_server_take(struct cox_control_server *service, int fd, struct cox_error *err)
 {
-    struct cox_socket_peer peer;
+    struct cox_socket_peer peer = {0};
     int r = 0;
     pthread_mutex_lock(&service->lock);
     struct connection *c = NULL;
@@ -1033,6 +1067,8 @@ int cox_control_server_take(struct cox_control_server *service, int fd, struct c
         c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
         c->idle_ns = cox_now_ns();
         c->pid = cox_socket_read_peer(fd, &peer) == 0 ? peer.pid : 0;
+        c->uid = peer.uid;
+        cox_peer_read_program(c->pid, c->program);
         cox_stream_init(&c->stream, fd);
         r = cox_thread_start(&c->thread, connection_main, c);
         if (r && !service->spare) {

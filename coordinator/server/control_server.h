@@ -43,6 +43,8 @@ struct cox_control_options {
      * possibly more than once; must not block. */
     void (*stop)(void *context, pid_t pid);
     void *context;
+    /* who gives orders that change the group */
+    struct cox_log log;
     /* as of cox_server_options */
     bool process_ends;
 };

@@ -297,6 +297,7 @@ int cox_server_new(const struct cox_server_options *options, struct cox_server *
             .hooks = server->hooks,
             .stop = on_stop,
             .context = server,
+            .log = server->options.log,
             .process_ends = server->options.process_ends,
         };
         r = cox_control_server_new(&control, &server->control, err);

@@ -339,6 +339,50 @@ def test_wrong_names_and_several_groups():
         expect(run(["status"]), 1, "no group of this user is alive", "--socket")
 
 
+# ---- a rank that gives commands ----
+
+# The rank starts a process that leaves its process group and session and whose parent has ended.
+# It waits for its commands, one a line, and reports how each ended.
+MUTINEER = """#!/bin/sh
+(setsid sh -c 'exec 3>"$0.told"
+    while read -r words; do
+        {program} $words >&3 2>&1; echo "status $?" >&3
+    done <"$0.orders"; echo end >&3' "$0" </dev/null >/dev/null 2>&1 &)
+exec {worker} "$@"
+"""
+
+
+@test
+def test_a_process_that_a_rank_of_a_sealed_group_started_gives_it_no_commands():
+    script = temporary(MUTINEER.format(program=program("coxswain"), worker=program("coxswain-worker")), 0o700)
+    orders, told = script + ".orders", script + ".told"
+    os.mkfifo(orders)
+    try:
+        with Group(1, ["--attach", "sealed", "--worker", script]) as group:
+            name = ["--name", group.name]
+            with open(orders, "w", encoding="ascii") as file:
+                for words in (["weights", *name, MODEL], ["lora", "unload", *name, "a"], ["recover", "restart", "--kill", "--rank", "0", *name],
+                              ["role", *name, "prefill"], ["stop", *name], ["status", *name], ["generate", *name, "1+1="]):
+                    file.write(" ".join(words) + "\n")
+            wait_until(lambda: os.path.exists(told) and harness.read(told).endswith("end\n"), "what the process was told")
+            text = harness.read(told)
+            check(text.count("is a rank or was started by one") == 7, "not refused: %s" % text)
+            check("status 0\n" not in text and text.count("\nstatus ") == 7, "one was served: %s" % text)
+            status = group.status()
+            check(status["deaths"] == status["restarts"] == 0 and not status["stopping"], "it was served: %s" % status)
+            check(status["weights"]["version"] == 1, "other weights: %s" % status["weights"])
+            # Who may is served, and named.
+            expect(run(["weights", *name, MODEL]), 0)
+            stop = start(["stop", *name])
+            expect(finish(stop), 0)
+            log = finish(group.process).err
+            check(re.search(r"weights: ordered by process \d+ \(coxswain\) of user %d\b" % os.geteuid(), log), "not logged: %s" % log)
+            check("stop: ordered by process %d (coxswain) of user %d\n" % (stop.pid, os.geteuid()) in log, "not logged: %s" % log)
+    finally:
+        for path in (script, orders, told):
+            os.unlink(path)
+
+
 # ---- stop ----
 
 
