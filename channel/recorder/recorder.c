@@ -1,5 +1,6 @@
 #include "recorder.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 
 #include <fcntl.h>
@@ -25,60 +26,68 @@ static int ring_count(bool coordinator)
 
 /* ---- blocks ---- */
 
-void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path)
+static struct cox_recorder_layout_head head_make(uint32_t rank, uint32_t instance, const char *path)
 {
-    struct cox_recorder_layout_head *head = block;
-    /* relaxed: no process uses the block at this time. */
-    atomic_store_explicit(&head->pid, 0, memory_order_relaxed);
-    head->version = COX_RECORDER_VERSION;
-    head->rank = rank;
-    head->size = cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR);
-    head->instance = instance;
-    memset(head->path, 0, sizeof head->path);
+    struct cox_recorder_layout_head head = {
+        .magic = COX_RECORDER_MAGIC,
+        .version = COX_RECORDER_VERSION,
+        .rank = rank,
+        .size = cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR),
+        .instance = instance,
+    };
     if (path)
-        memcpy(head->path, path, strnlen(path, sizeof head->path - 1));
-    /* release: the rest before it; partner is block_is_valid. */
-    atomic_store_explicit(&head->magic, COX_RECORDER_MAGIC, memory_order_release);
+        memcpy(head.path, path, strnlen(path, sizeof head.path - 1));
+    return head;
 }
 
-static int file_create(const char *path, uint64_t size, void **ret_block, struct cox_error *err)
+void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path)
+{
+    const struct cox_recorder_layout_head head = head_make(rank, instance, path);
+    if (cox_recorder_block_pid(block)) /* else it is zero: pages that no process uses stay free */
+        memset((uint8_t *)block + sizeof head, 0, head.size - sizeof head);
+    memcpy(block, &head, sizeof head); /* no process uses the block at this time */
+}
+
+static int file_create(const char *path, uint64_t size, int *ret_fd, struct cox_error *err)
 {
     if (unlink(path) < 0 && errno != ENOENT)
         return cox_fail(err, -errno, "the recorder's file %s cannot be replaced: %s", path,
                         cox_status_text(-errno));
     _cox_cleanup_(cox_close_fd) int fd =
         open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return cox_fail(err, -errno, "the recorder's file %s cannot be created: %s", path,
-                        cox_status_text(-errno));
-    /* Reserved now, so that a disk that is full later does not end a process with SIGBUS. */
-    int r = posix_fallocate(fd, 0, (off_t)size);
-    void *block = r ? MAP_FAILED : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (block == MAP_FAILED) {
-        r = r ? r : errno;
+    int r = fd < 0 ? -errno : cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "the recorder's file %s cannot be created: %s", path,
+                        cox_status_text(r));
+    /* Reserved now: a record that found no space would be missing. */
+    r = posix_fallocate(fd, 0, (off_t)size);
+    if (r) {
         unlink(path);
         return cox_fail(err, r == ENOSPC || r == EDQUOT ? COX_NO_SPACE : -r,
                         "the recorder's file %s needs %" PRIu64 " bytes: %s", path, size,
                         cox_status_text(-r));
     }
-    *ret_block = block;
+    *ret_fd = cox_steal_fd(&fd);
     return 0;
 }
 
-int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance, void **ret_block,
+int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance, int *ret_fd,
                              struct cox_error *err)
 {
-    int r = file_create(path, cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR), ret_block,
-                        err);
-    if (r == 0)
-        cox_recorder_block_init(*ret_block, rank, instance, NULL);
-    return r;
-}
-
-void cox_recorder_unmap(void *block, bool coordinator)
-{
-    if (block)
-        munmap(block, cox_recorder_block_size(coordinator));
+    const struct cox_recorder_layout_head head = head_make(rank, instance, NULL);
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = file_create(path, cox_recorder_block_size(rank == COX_RECORDER_COORDINATOR), &fd, err);
+    if (r)
+        return r;
+    const ssize_t size = pwrite(fd, &head, sizeof head, 0);
+    if (size != (ssize_t)sizeof head) {
+        r = size < 0 ? -errno : -EIO;
+        unlink(path);
+        return cox_fail(err, r, "the recorder's file %s cannot be written: %s", path,
+                        cox_status_text(r));
+    }
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
 }
 
 /* ---- handles ---- */
@@ -91,42 +100,47 @@ static bool block_is_valid(const void *block, uint32_t rank)
            head->version == COX_RECORDER_VERSION && head->rank == rank;
 }
 
-/* The file of the block, if it is one that the coordinator made for this rank. NULL: there is none.
- */
-static void *file_map(const char *path, uint32_t rank)
+/* The file of the block, if the coordinator made it for this rank. -1: there is none. */
+static int file_open(const char *path, uint32_t rank)
 {
-    const uint64_t size = cox_recorder_block_size(false);
+    struct cox_recorder_layout_head head;
     struct stat st;
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_uid != geteuid() ||
-        (uint64_t)st.st_size < size)
-        return NULL;
-    void *block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (block == MAP_FAILED)
-        return NULL;
-    if (block_is_valid(block, rank))
-        return block;
-    munmap(block, size);
-    return NULL;
+    if (fd < 0 || cox_fd_raise(&fd) || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) ||
+        st.st_uid != geteuid() || pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head ||
+        !block_is_valid(&head, rank))
+        return -1;
+    return cox_steal_fd(&fd);
 }
 
-static int recorder_new(uint8_t *block, uint64_t size, uint32_t incarnation, uint64_t start,
-                        struct cox_recorder **ret_recorder)
+void cox_recorder_write(const struct cox_recorder *recorder, const void *record, size_t size)
+{
+    const ssize_t written =
+        pwrite(recorder->file_fd, record, size, (const uint8_t *)record - recorder->block);
+    (void)written;
+}
+
+/* Takes the block, a mapping, and the file. */
+static int recorder_new(uint8_t *block, uint64_t size, int file_fd, uint32_t incarnation,
+                        uint64_t start, struct cox_recorder **ret_recorder)
 {
     struct cox_recorder *recorder = calloc(1, sizeof *recorder);
     struct cox_recorder_layout_head *head = (void *)block;
     if (!recorder) {
         munmap(block, size);
+        cox_close_fd(&file_fd);
         return -ENOMEM;
     }
     /* relaxed, all but the last: no other thread has it, and pid is stored with release. */
     atomic_store_explicit(&recorder->references, 1, memory_order_relaxed);
     recorder->block = block;
     recorder->size = size;
+    recorder->file_fd = file_fd;
     atomic_store_explicit(&head->incarnation, incarnation, memory_order_relaxed);
     atomic_store_explicit(&head->start, start, memory_order_relaxed);
     /* Partner: cox_recorder_block_pid. */
     atomic_store_explicit(&head->pid, (uint64_t)getpid(), memory_order_release);
+    cox_recorder_save(recorder, head, sizeof *head);
     *ret_recorder = recorder;
     return 0;
 }
@@ -150,31 +164,28 @@ int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarna
     char path[COX_RECORDER_PATH_SIZE];
     memcpy(path, ((struct cox_recorder_layout_head *)(void *)block)->path, sizeof path);
     path[sizeof path - 1] = '\0';
-    uint8_t *file = path[0] ? file_map(path, rank) : NULL;
-    if (file) {
-        munmap(block, size);
-        block = file;
-    }
-    return recorder_new(block, size, incarnation, start, ret_recorder);
+    return recorder_new(block, size, path[0] ? file_open(path, rank) : -1, incarnation, start,
+                        ret_recorder);
 }
 
 int cox_recorder_new_coordinator(const char *path, uint32_t instance,
                                  struct cox_recorder **ret_recorder, struct cox_error *err)
 {
     const uint64_t size = cox_recorder_block_size(true);
-    void *block;
-    int r = 0;
-    if (path) {
-        r = cox_recorder_file_create(path, COX_RECORDER_COORDINATOR, instance, &block, err);
-    } else {
-        block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (block == MAP_FAILED)
-            return cox_fail(err, -errno, "no memory for the recorder");
-        cox_recorder_block_init(block, COX_RECORDER_COORDINATOR, instance, NULL);
+    int file_fd = -1;
+    int r = path ? cox_recorder_file_create(path, COX_RECORDER_COORDINATOR, instance, &file_fd, err)
+                 : 0;
+    if (r)
+        return r;
+    void *block = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) {
+        r = -errno;
+        cox_close_fd(&file_fd);
+        return cox_fail(err, r, "no memory for the recorder");
     }
-    if (r == 0)
-        r = recorder_new(block, size, 0, 0, ret_recorder);
-    return r == -ENOMEM ? cox_fail(err, r, "no memory for the recorder") : r;
+    cox_recorder_block_init(block, COX_RECORDER_COORDINATOR, instance, NULL);
+    r = recorder_new(block, size, file_fd, 0, 0, ret_recorder);
+    return r ? cox_fail(err, r, "no memory for the recorder") : 0;
 }
 
 struct cox_recorder *cox_recorder_ref(struct cox_recorder *recorder)
@@ -191,6 +202,7 @@ struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder)
     if (recorder &&
         atomic_fetch_sub_explicit(&recorder->references, 1, memory_order_acq_rel) == 1) {
         munmap(recorder->block, recorder->size);
+        cox_close_fd(&recorder->file_fd);
         free(recorder);
     }
     return NULL;
@@ -199,7 +211,8 @@ struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder)
 struct cox_recorder_requests cox_recorder_requests(const struct cox_recorder *recorder,
                                                    enum cox_channel_id channel)
 {
-    struct cox_recorder_requests ring = {.mask = cox_recorder_capacity((int)channel) - 1};
+    struct cox_recorder_requests ring = {.mask = cox_recorder_capacity((int)channel) - 1,
+                                         .recorder = recorder};
     if (recorder)
         ring.records = (void *)(recorder->block + cox_recorder_ring_offset(false, (int)channel));
     return ring;
@@ -208,7 +221,8 @@ struct cox_recorder_requests cox_recorder_requests(const struct cox_recorder *re
 struct cox_recorder_submits cox_recorder_submits(const struct cox_recorder *recorder,
                                                  enum cox_channel_id channel)
 {
-    struct cox_recorder_submits ring = {.mask = cox_recorder_capacity((int)channel) - 1};
+    struct cox_recorder_submits ring = {.mask = cox_recorder_capacity((int)channel) - 1,
+                                        .recorder = recorder};
     if (recorder)
         ring.records = (void *)(recorder->block + cox_recorder_ring_offset(true, (int)channel));
     return ring;
@@ -259,6 +273,7 @@ uint64_t cox_recorder_operation_begin(struct cox_recorder *recorder,
     COX_RECORDER_STORE(&record->round, operation->round);
     COX_RECORDER_STORE(&record->epoch, operation->epoch);
     COX_RECORDER_STORE(&record->index, number);
+    cox_recorder_save(recorder, record, sizeof *record);
     return number;
 }
 
@@ -276,6 +291,7 @@ void cox_recorder_operation_end(struct cox_recorder *recorder, uint64_t number, 
     struct cox_recorder_layout_operation *record = operation_of(recorder, number);
     COX_RECORDER_STORE(&record->result, cox_recorder_result_word(status, 0));
     COX_RECORDER_STORE(&record->end_ns, now_ns);
+    cox_recorder_save(recorder, record, sizeof *record); /* with its arrival */
 }
 
 /* ---- reading ---- */

@@ -3,15 +3,15 @@
  *
  * A rank records in a block that only it writes: in a sealed group the end of its rank memory, in a
  * named one its part of the end of the control region. The coordinator's own block is private
- * memory. With --crash-dir all blocks are files, so that they outlive every process.
- * recorder_layout.h has the layout and the order of stores.
+ * memory. With --crash-dir each record is also written to a file, which outlives every process. The
+ * file is written, not mapped: another process of the user may truncate it, and a mapping would
+ * then end this one with SIGBUS. recorder_layout.h has the layout and the order of stores.
  *
  * Threads: attach, ref and unref on any thread. What is recorded about a request is recorded by the
  *   thread that has the request at that moment; a word of a record has one writer at a time.
  *   Operations of the rank group on any thread. Copies on any thread, in any process.
  * Ownership: see each function. A handle is counted.
- * Blocks: nothing. A file that another process truncates ends this one with SIGBUS, as any mapping
- *   of a file does.
+ * Blocks: nothing but what a write to the page cache waits for.
  * If the process dies: the block stays as it is, with the memory, or file, that it is part of. Who
  *   reads it finds what was recorded up to the death.
  */
@@ -20,46 +20,49 @@
 
 #include "recorder_layout.h"
 
-/* The records of one ring; records NULL: nothing is recorded. */
-struct cox_recorder_requests {
-    struct cox_recorder_layout_request *records;
-    uint64_t mask;
-};
-struct cox_recorder_submits {
-    struct cox_recorder_layout_submit *records;
-    uint64_t mask;
-};
-
 struct cox_recorder {
     _Atomic uint32_t references;
     /* a mapping of its own, of `size` bytes */
     uint8_t *block;
     uint64_t size;
+    /* has what the block has, one record later at most; -1: there is none */
+    int file_fd;
     /* Operations of the rank group so far, and the time waited in them; relaxed: sums. */
     _Atomic uint64_t operations, waited_ns;
 };
 
+/* The records of one ring of a recorder; records NULL: nothing is recorded. */
+struct cox_recorder_requests {
+    struct cox_recorder_layout_request *records;
+    uint64_t mask;
+    const struct cox_recorder *recorder;
+};
+struct cox_recorder_submits {
+    struct cox_recorder_layout_submit *records;
+    uint64_t mask;
+    const struct cox_recorder *recorder;
+};
+
 /* ---- blocks ---- */
 
-/* Coordinator: makes a block in zeroed memory, or makes one anew whose process has ended: records
- * stay, but no process records there. path: the file to use instead; NULL: none; it is shorter than
- * COX_RECORDER_PATH_SIZE. */
+/* Coordinator: makes a block in which no process records, without records: in zeroed memory, or in
+ * place of one that no process uses any more.
+ * path: the file to write the records to; NULL: none; it is shorter than COX_RECORDER_PATH_SIZE. */
 void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path);
 /* Coordinator: creates the file of a block in place of any other of that path, mode 0600, with its
- * bytes reserved, and maps it. *ret_block: unmap with cox_recorder_unmap. Returns 0; COX_NO_SPACE;
- * -errno; err says which file. On failure there is no such file. */
-int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance, void **ret_block,
+ * bytes reserved. *ret_fd is the caller's. Returns 0; COX_NO_SPACE; -errno; err says which file. On
+ * failure there is no such file. */
+int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance, int *ret_fd,
                              struct cox_error *err);
-void cox_recorder_unmap(void *block, bool coordinator); /* NULL-safe */
 
 /* ---- handles ---- */
 
-/* Begins to record in the block at this offset of fd, or in the file that its head names, if that
+/* Begins to record in the block at this offset of fd, and in the file that its head names, if that
  * can be opened. offset is a multiple of the page size. Returns 0; COX_NOT_FOUND: there is no block
  * of this version; -ENOMEM; -errno. */
 int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarnation,
                         uint64_t start, struct cox_recorder **ret_recorder);
-/* The coordinator's: in a file, or, with a path of NULL, in private memory. Returns 0 or as
+/* The coordinator's: in private memory, and in a file, unless path is NULL. Returns 0 or as
  * cox_recorder_file_create. */
 int cox_recorder_new_coordinator(const char *path, uint32_t instance,
                                  struct cox_recorder **ret_recorder, struct cox_error *err);
@@ -89,6 +92,16 @@ static inline uint64_t cox_recorder_result_word(int status, uint64_t size)
  * before; partner are the acquire loads in cox_recorder_copy. */
 #define COX_RECORDER_STORE(word, value) atomic_store_explicit(word, value, memory_order_release)
 
+/* Writes a record, as it is now, to the file. What cannot be written is missing there. */
+void cox_recorder_write(const struct cox_recorder *recorder, const void *record, size_t size);
+
+static inline void cox_recorder_save(const struct cox_recorder *recorder, const void *record,
+                                     size_t size)
+{
+    if (recorder->file_fd >= 0)
+        cox_recorder_write(recorder, record, size);
+}
+
 /* A rank has read the frame of a request. */
 static inline void cox_recorder_take(const struct cox_recorder_requests *ring, uint64_t sequence,
                                      uint32_t type, uint64_t size, uint64_t now_ns)
@@ -104,20 +117,27 @@ static inline void cox_recorder_take(const struct cox_recorder_requests *ring, u
     COX_RECORDER_STORE(&record->result, 0);
     COX_RECORDER_STORE(&record->group, 0);
     COX_RECORDER_STORE(&record->index, sequence);
+    cox_recorder_save(ring->recorder, record, sizeof *record);
 }
 
 static inline void cox_recorder_begin(const struct cox_recorder_requests *ring, uint64_t sequence,
                                       uint64_t now_ns)
 {
-    if (ring->records)
-        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].begin_ns, now_ns);
+    struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
+    if (!ring->records)
+        return;
+    COX_RECORDER_STORE(&record->begin_ns, now_ns);
+    cox_recorder_save(ring->recorder, record, sizeof *record);
 }
 
 static inline void cox_recorder_end(const struct cox_recorder_requests *ring, uint64_t sequence,
                                     uint64_t now_ns)
 {
-    if (ring->records)
-        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].end_ns, now_ns);
+    struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
+    if (!ring->records)
+        return;
+    COX_RECORDER_STORE(&record->end_ns, now_ns);
+    cox_recorder_save(ring->recorder, record, sizeof *record);
 }
 
 /* The reply is about to be visible to the coordinator. */
@@ -127,6 +147,7 @@ static inline void cox_recorder_reply(const struct cox_recorder_requests *ring, 
     struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
     COX_RECORDER_STORE(&record->result, cox_recorder_result_word(status, size));
     COX_RECORDER_STORE(&record->reply_ns, now_ns);
+    cox_recorder_save(ring->recorder, record, sizeof *record);
     /* That of the next request, which no cache has any more: it comes while the rank sleeps. */
     __builtin_prefetch(&ring->records[(sequence + 1) & ring->mask], 1);
 }
@@ -169,12 +190,15 @@ static inline void cox_recorder_publish(const struct cox_recorder_submits *ring,
     COX_RECORDER_STORE(&record->asked[0], asked[0]);
     COX_RECORDER_STORE(&record->asked[1], asked[1]);
     COX_RECORDER_STORE(&record->index, sequence);
+    cox_recorder_save(ring->recorder, record, sizeof *record);
 }
 
 static inline void cox_recorder_woken(const struct cox_recorder_submits *ring, uint64_t sequence,
                                       uint64_t now_ns)
 {
-    COX_RECORDER_STORE(&ring->records[sequence & ring->mask].woken_ns, now_ns);
+    struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
+    COX_RECORDER_STORE(&record->woken_ns, now_ns);
+    cox_recorder_save(ring->recorder, record, sizeof *record);
 }
 
 static inline void cox_recorder_gathered(const struct cox_recorder_submits *ring, uint64_t sequence,
@@ -185,13 +209,17 @@ static inline void cox_recorder_gathered(const struct cox_recorder_submits *ring
         return;
     COX_RECORDER_STORE(&record->result, cox_recorder_result_word(status, size));
     COX_RECORDER_STORE(&record->gathered_ns, now_ns);
+    cox_recorder_save(ring->recorder, record, sizeof *record);
 }
 
 static inline void cox_recorder_handled(const struct cox_recorder_submits *ring, uint64_t sequence,
                                         uint64_t now_ns)
 {
-    if (ring->records)
-        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].handled_ns, now_ns);
+    struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
+    if (!ring->records)
+        return;
+    COX_RECORDER_STORE(&record->handled_ns, now_ns);
+    cox_recorder_save(ring->recorder, record, sizeof *record);
 }
 
 /* ---- reading ---- */

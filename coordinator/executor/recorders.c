@@ -40,25 +40,25 @@ static void *shared_block(const struct cox_executor *executor, uint32_t rank)
     return (uint8_t *)(uintptr_t)base + cox_geometry_recorder_offset(geometry, rank);
 }
 
-/* Makes the rank's file. A failure is logged, and the rank records in memory. path: "" then. */
-static void *file_make(struct cox_executor *executor, uint32_t rank,
-                       char path[COX_RECORDER_PATH_SIZE])
+/* Makes the rank's file. A failure is logged, and the rank records in memory alone. path: "" then.
+ */
+static void file_make(struct cox_executor *executor, uint32_t rank,
+                      char path[COX_RECORDER_PATH_SIZE])
 {
     const struct cox_recorders *recorders = &executor->recorders;
     struct cox_error why = {0};
-    void *block = NULL;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
     path[0] = '\0';
     if (!recorders->folder)
-        return NULL;
+        return;
     int r = cox_recording_ring_path(recorders->folder, executor->name, rank, path, &why);
     if (r == 0)
-        r = cox_recorder_file_create(path, rank, executor->control.instance, &block, &why);
+        r = cox_recorder_file_create(path, rank, executor->control.instance, &fd, &why);
     if (r == 0)
-        return block;
+        return;
     path[0] = '\0';
     cox_log_write(&executor->options.log, 4, "rank %" PRIu32 " records in memory: %s", rank,
                   why.text);
-    return NULL;
 }
 
 void cox_recorders_renew(struct cox_executor *executor, uint32_t rank)
@@ -67,13 +67,10 @@ void cox_recorders_renew(struct cox_executor *executor, uint32_t rank)
     void *block = shared_block(executor, rank);
     if (!block)
         return;
-    void *file = file_make(executor, rank, path);
+    file_make(executor, rank, path);
     pthread_mutex_lock(&executor->memory_lock);
-    void *former = executor->recorders.files[rank];
-    executor->recorders.files[rank] = file;
     cox_recorder_block_init(block, rank, executor->control.instance, path);
     pthread_mutex_unlock(&executor->memory_lock);
-    cox_recorder_unmap(former, false);
 }
 
 int cox_recorders_copy(struct cox_executor *executor, uint32_t rank, void *copy)
@@ -87,10 +84,7 @@ int cox_recorders_copy(struct cox_executor *executor, uint32_t rank, void *copy)
     }
     /* The memory of a rank is replaced under this lock. */
     pthread_mutex_lock(&executor->memory_lock);
-    const void *file = executor->recorders.files[rank], *block = shared_block(executor, rank);
-    /* A rank that cannot open its file uses the memory. */
-    if (file && cox_recorder_block_pid(file))
-        block = file;
+    const void *block = shared_block(executor, rank);
     if (block && cox_recorder_block_pid(block)) {
         cox_recorder_copy(block, block, false, copy);
         r = 0;
@@ -540,8 +534,6 @@ void cox_recorders_close(struct cox_executor *executor)
     }
     cox_recording_unlock(recorders->folder, executor->name, &recorders->lock_fd);
     lost_free(recorders);
-    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        cox_recorder_unmap(recorders->files[rank], false);
     recorders->own = cox_recorder_unref(recorders->own);
     free(recorders->folder);
     pthread_cond_destroy(&recorders->changed);

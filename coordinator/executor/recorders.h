@@ -41,9 +41,6 @@ enum cox_crash {
 struct cox_recorders {
     /* of this process; NULL: none */
     struct cox_recorder *own;
-    /* mappings of the ranks' files, by rank; NULL: the block is in the group's memory. Under the
-     * executor's memory_lock. */
-    void *files[COX_RANK_COUNT_MAX];
     /* copy of options.crash_dir; NULL: none */
     char *folder;
     /* holds the lock of this group's files there; -1: none */

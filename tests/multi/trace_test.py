@@ -310,6 +310,23 @@ def test_m18_the_rings_outlive_the_coordinator():
 
 
 @test
+def test_a_process_of_the_user_truncates_the_rings_and_the_group_goes_on():
+    for attach in ATTACH:
+        with Crashes() as crashes, group(crashes, attach) as one:
+            prompts(one)
+            for path in crashes.files(".ring"):
+                os.truncate(path, 0)
+            prompts(one)
+            check(one.status()["deaths"] == 0, "a rank has died")
+            # A death is told with what each rank did: that is in memory.
+            os.kill(one.pids[1], signal.SIGKILL)
+            one.process.communicate()
+            check(one.process.returncode == 3, "killed, and not ended: %s" % one.process.returncode)
+            told = expect(run(["postmortem", crashes.wait_for("death")]), 0).out
+            check("takes MODEL_INFER" in told, told)
+
+
+@test
 def test_m18_a_crash_directory_that_cannot_be_written_is_said():
     name = fresh_name("crash")
     expect(run(["run", "-n", "1", "--name", name, "--crash-dir", "/proc/none"]), 1, "/proc/none")

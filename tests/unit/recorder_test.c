@@ -438,13 +438,24 @@ static void a_rank_records_in_the_file_that_it_is_told(void **state)
     char path[COX_RECORDER_PATH_SIZE];
     struct cox_recorder *recorder = NULL;
     struct cox_error err = {0};
-    void *block;
+    int file_fd = -1;
     assert_int_equal(cox_recording_ring_path(folder, "g", 0, path, &err), 0);
-    assert_int_equal(cox_recorder_file_create(path, 0, 7, &block, &err), 0);
+    assert_int_equal(cox_recorder_file_create(path, 0, 7, &file_fd, &err), 0);
     int fd = memory_make(0, 0, path);
     assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
-    assert_int_equal(cox_recorder_block_pid(block), getpid());
+    struct cox_recorder_requests ring = cox_recorder_requests(recorder, COX_CHANNEL_EXECUTE);
+    record(&ring, 5);
+    /* The file has what the memory has. */
+    uint8_t *file = malloc(block_size());
+    assert_int_equal(pread(file_fd, file, block_size(), 0), block_size());
+    assert_int_equal(cox_recorder_block_pid(file), getpid());
+    const size_t at = sizeof(struct cox_recorder_layout_head);
+    assert_memory_equal(file + at, recorder->block + at, block_size() - at);
+    /* Another process truncates it: what comes next is missing there, and no process is harmed. */
+    assert_int_equal(ftruncate(file_fd, 0), 0);
+    record(&ring, 6);
     cox_recorder_unref(recorder);
+    free(file);
     /* A file that is none: the memory is used. */
     assert_int_equal(truncate(path, 100), 0);
     assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
@@ -452,7 +463,7 @@ static void a_rank_records_in_the_file_that_it_is_told(void **state)
     assert_int_equal(cox_recorder_block_pid(memory), getpid());
     munmap(memory, block_size());
     cox_recorder_unref(recorder);
-    cox_recorder_unmap(block, false);
+    close(file_fd);
     unlink(path);
     close(fd);
 }
