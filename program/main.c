@@ -1,4 +1,5 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
+#include "channel/base/thread.h"
 #include "program/cli/console.h"
 #include "program/client/nearest.h"
 #include "program/engine/engine_command.h"
@@ -115,8 +116,13 @@ static int standard_keep(void)
 
 int main(int argc, char **argv)
 {
+    struct cox_error err = {0};
     if (standard_keep())
         return COX_EXIT_FAILED;
+    if (cox_thread_check_stack(&err)) {
+        cox_console_say("%s", err.text);
+        return COX_EXIT_FAILED;
+    }
     /* If the reader is gone, the write fails with a text, and the process does not die silently. */
     signal(SIGPIPE, SIG_IGN);
     const char *name = argc > 1 ? argv[1] : "";

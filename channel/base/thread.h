@@ -13,8 +13,32 @@
 #ifndef COX_CHANNEL_THREAD_H
 #define COX_CHANNEL_THREAD_H
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
+
+#include <coxswain/base.h>
+
+/* Of the stack of each thread, whose size is the limit of the process: what the library and the C
+ * library need, several times over. */
+#define COX_THREAD_STACK_MIN (UINT64_C(256) << 10)
+
+/* For the start of a program or a group: a stack that is too small ends a process by SIGSEGV later.
+ * Returns
+ *   0
+ *   COX_INVALID
+ */
+static inline int cox_thread_check_stack(struct cox_error *err)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) < 0 || limit.rlim_cur >= COX_THREAD_STACK_MIN)
+        return 0;
+    return cox_fail(err, COX_INVALID,
+                    "the stack of a thread may have %" PRIu64 " KiB (ulimit -s): expected %" PRIu64
+                    " or more; ulimit -s 8192",
+                    (uint64_t)limit.rlim_cur >> 10, COX_THREAD_STACK_MIN >> 10);
+}
 
 /* Returns 0 or -errno. */
 static inline int cox_thread_start(pthread_t *ret_thread, void *(*main)(void *argument),

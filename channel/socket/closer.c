@@ -20,7 +20,7 @@
 #define KERNEL_FD_COUNT_MAX 253
 /* The bytes of a queue that are searched for fds when a connection ends; a larger queue is assumed
  * to hold some. */
-#define LOOK_SIZE ((size_t)64 << 10)
+#define LOOK_SIZE ((size_t)8 << 10)
 /* Messages drained from a connection that ends; no queue holds more. */
 #define DRAIN_COUNT_MAX 4096
 #define CAPACITY_MIN 64

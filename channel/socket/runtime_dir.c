@@ -54,6 +54,11 @@ __attribute__((format(printf, 3, 4))) static int path_format(char buffer[COX_SOC
     return 0;
 }
 
+/* What is in the way may be another program's or user's: nothing is to be removed. */
+#define OWN_DIR                                                                                    \
+    "set COXSWAIN_RUNTIME_DIR to a folder of your own, for the group and for its commands (mkdir " \
+    "-m 700 ~/.coxswain; export COXSWAIN_RUNTIME_DIR=~/.coxswain)"
+
 /* COXSWAIN_RUNTIME_DIR; NULL: it is not set. */
 static int own_variable(const char **ret_path, struct cox_error *err)
 {
@@ -132,10 +137,8 @@ void cox_runtime_dir_address(int runtime_dir_fd, const char *file, struct sockad
 static int runtime_dir_check(const char *path, const struct stat *st, struct cox_error *err)
 {
     if (st->st_uid != geteuid())
-        return cox_fail(
-            err, COX_DENIED,
-            "%s belongs to user %u, expected %u: set COXSWAIN_RUNTIME_DIR to a folder of your own",
-            path, st->st_uid, geteuid());
+        return cox_fail(err, COX_DENIED, "%s belongs to user %u, expected %u: " OWN_DIR, path,
+                        st->st_uid, geteuid());
     if (st->st_mode & 077)
         return cox_fail(
             err, COX_DENIED,
@@ -165,9 +168,8 @@ static int runtime_dir_find(const char *path, int *ret_fd, struct cox_error *err
             "%s is not there, nor can it be made: %s (set XDG_RUNTIME_DIR to a folder that exists, or unset it, or set COXSWAIN_RUNTIME_DIR)",
             path, cox_status_text(-e));
     if (e == ENOTDIR || e == ELOOP)
-        return cox_fail(
-            err, COX_DENIED,
-            "%s is a link or a file, expected a folder: set COXSWAIN_RUNTIME_DIR to one", path);
+        return cox_fail(err, COX_DENIED, "%s is a link or a file, expected a folder: " OWN_DIR,
+                        path);
     if (e)
         return cox_fail(err, -e, "%s: %s", path, cox_status_text(-e));
     *ret_fd = fd;

@@ -515,7 +515,9 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
     char name[COX_NAME_SIZE_MAX + 1];
     struct cox_geometry geometry;
     struct cox_executor_options known;
-    int r = cox_options_copy(&known, sizeof known, options, "cox_executor_options", err);
+    int r = cox_thread_check_stack(err);
+    if (r == 0)
+        r = cox_options_copy(&known, sizeof known, options, "cox_executor_options", err);
     if (r)
         return r;
     options = &known;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "adapter_cache.h"
+#include "channel/base/thread.h"
 #include "engine.h"
 #include <coxswain/worker.h>
 
@@ -178,6 +179,10 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
             return help();
     struct cox_error err = {0};
+    if (cox_thread_check_stack(&err)) {
+        fprintf(stderr, "coxswain-worker: %s\n", err.text);
+        return EXIT_FAILURE;
+    }
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     if (cox_worker_options_parse(&options, &argc, argv, &err)) {
         fprintf(stderr, "coxswain-worker: %s (see --help)\n", err.text);

@@ -146,7 +146,7 @@ int cox_nodes_choice_check(const struct cox_nodes_choice *choice, struct cox_err
 static int tokenizer_digest(const char *model, uint64_t *ret_digest, struct cox_error *err)
 {
     char path[PATH_MAX];
-    uint8_t buffer[65536];
+    uint8_t buffer[8192];
     uint64_t hash = COX_HASH_START;
     ssize_t got = 0;
     if (snprintf(path, sizeof path, "%s/tokenizer.json", model) >= (int)sizeof path)

@@ -420,6 +420,14 @@ def what_is_full_names_its_remedy():
     def limited(count):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
     expect(run(["generate", "-n", "4", "--model", MODEL, "1+1="], preexec_fn=limited(14)), 1, "ulimit -n 51")
+    # A thread's stack is as large as the limit: too small a one ended in a SIGSEGV.
+    def stack(size):
+        return lambda: resource.setrlimit(resource.RLIMIT_STACK, (size, resource.RLIM_INFINITY))
+    for words in (["generate", "--model", MODEL, "1+1="], ["status"], ["--version"]):
+        expect(run(words, preexec_fn=stack(65536)), 1, "the stack of a thread may have 64 KiB", "ulimit -s 8192")
+    expect(run(["--version"], command="coxswain-worker", preexec_fn=stack(65536)), 1, "the stack of a thread may have 64 KiB")
+    for size in (256 << 10, 8 << 30, resource.RLIM_INFINITY):
+        expect(run(["generate", "-n", "2", "--model", MODEL, "27+58="], preexec_fn=stack(size)), 0)
     with Group(1) as group:
         result = run(["status", "--socket", group.socket_path], preexec_fn=limited(4))
         expect(result, 1, "Too many open files", "ulimit -n")

@@ -69,7 +69,7 @@ FOLDERS = {
                        "program/metrics program/trace coordinator/collector",
     "program/engine": "channel/base channel/shm coordinator/server program/client program/service program/cli "
                       "program/metrics coordinator/transport engine/model engine/batching coordinator/executor",
-    "program": "program/client program/cli program/engine",
+    "program": "channel/base program/client program/cli program/engine",
 }
 
 # The folder at the top whose functions a public header declares: <coxswain/NAME.h> is for it and those above it.
