@@ -31,6 +31,13 @@
 /* Of one request, unpacked: packed numbers grow fourfold. */
 #define REQUEST_ARENA_MAX ((size_t)96 << 20)
 #define REPLY_ARENA_MAX ((size_t)4 << 20)
+/* Bytes of a connection that do not count: status and stop are served whatever others have. */
+#define MEMORY_FREE ((size_t)256 << 10)
+/* A larger request is unpacked while no other such one is, before its memory is known. */
+#define UNPACK_ALONE_SIZE ((size_t)64 << 10)
+#define BUSY                                                                                       \
+    "requests of other clients have the memory that all of them may have: try again later, or "    \
+    "send fewer prompts in one request"
 #define TEMPERATURE_MAX 100.0f
 #define HOLD_MS_MAX UINT64_C(3600000)
 #define PULL_MS_DEFAULT 10000
@@ -70,6 +77,8 @@ struct connection {
     char program[COX_PEER_PROGRAM_SIZE];
     /* served by the spare thread: it has none of its own */
     bool spare;
+    /* its part of the service's memory; written by its own thread */
+    size_t memory;
 
     /* The thread's own. */
     struct cox_stream stream;
@@ -102,6 +111,8 @@ struct cox_control_server {
     struct cox_closer *closer;
     pthread_t spare_thread;
     bool spare_started;
+    /* held while a large request is unpacked; taken before lock */
+    pthread_mutex_t unpack_lock;
 
     /* everything below */
     pthread_mutex_t lock;
@@ -111,6 +122,8 @@ struct cox_control_server {
     bool stopping;
     /* requests in progress that may take long */
     uint32_t orders_count;
+    /* bytes of requests and replies of all connections, at most COX_CONTROL_MEMORY_MAX */
+    size_t memory;
     struct connection connections[SLOT_COUNT];
     /* NULL: the spare thread is free */
     struct connection *spare;
@@ -543,6 +556,26 @@ static bool orders_enter(struct cox_control_server *service)
     return room;
 }
 
+/* Counts what the connection has now. Returns false if that is more than there was, and too much
+ * for all connections together: it then counts with what it had, and is to end. */
+static bool memory_count(struct connection *c)
+{
+    struct cox_control_server *service = c->service;
+    const size_t has = c->stream.in_size + c->stream.out_size + c->arena.used;
+    const size_t size = has > MEMORY_FREE ? has - MEMORY_FREE : 0;
+    if (size == c->memory)
+        return true;
+    pthread_mutex_lock(&service->lock);
+    const size_t sum = service->memory - c->memory + size;
+    const bool room = size < c->memory || sum <= COX_CONTROL_MEMORY_MAX;
+    if (room) {
+        service->memory = sum;
+        c->memory = size;
+    }
+    pthread_mutex_unlock(&service->lock);
+    return room;
+}
+
 static void orders_leave(struct cox_control_server *service)
 {
     pthread_mutex_lock(&service->lock);
@@ -786,16 +819,34 @@ static int request_serve(struct connection *c, const control_request *request)
     }
 }
 
-static int message_serve(struct connection *c, const uint8_t *bytes, size_t size)
+/* Returns as the unpacking, and COX_FULL: no memory is left for it. */
+static int message_unpack(struct connection *c, const uint8_t *bytes, size_t size,
+                          control_request **ret_request)
 {
-    control_request *request;
+    const bool alone = size > UNPACK_ALONE_SIZE;
     int r = cox_arena_init(&c->arena, 0, REQUEST_ARENA_MAX);
     if (r)
         return r;
-    r = cox_wire_control_request_unpack(&c->arena, bytes, size, &request);
+    if (alone)
+        pthread_mutex_lock(&c->service->unpack_lock);
+    r = cox_wire_control_request_unpack(&c->arena, bytes, size, ret_request);
+    if (!memory_count(c)) {
+        cox_arena_deinit(&c->arena);
+        r = COX_FULL;
+    }
+    if (alone)
+        pthread_mutex_unlock(&c->service->unpack_lock);
+    return r;
+}
+
+static int message_serve(struct connection *c, const uint8_t *bytes, size_t size)
+{
+    control_request *request;
+    int r = message_unpack(c, bytes, size, &request);
     if (r)
         r = error_put(c, r,
                       r == COX_CORRUPT ? "the bytes are no ControlRequest"
+                      : r == COX_FULL  ? BUSY
                                        : "the request is too large");
     else
         r = request_serve(c, request);
@@ -843,6 +894,8 @@ static int connection_fill(struct connection *c)
     int r = cox_stream_fill(&c->stream);
     if (r == COX_CORRUPT)
         error_put(c, r, "fds or other control messages came: expected bytes alone");
+    if (!r && !memory_count(c))
+        r = error_put(c, COX_FULL, BUSY);
     return r;
 }
 
@@ -909,6 +962,7 @@ static int connection_turn(struct connection *c)
     }
     if (!r && c->last && !cox_stream_pending(&c->stream))
         r = COX_CLOSED;
+    memory_count(c); /* what was served has given some back; a reply is small */
     return r ? r : connection_wait(c, reading);
 }
 
@@ -923,6 +977,7 @@ static void *connection_main(void *context)
     complete_end(c);
     cox_closer_hang_up(c->service->closer, &c->stream.fd);
     cox_stream_deinit(&c->stream);
+    memory_count(c);
     pthread_mutex_lock(&c->service->lock);
     c->ended = true;
     if (c->spare)
@@ -959,6 +1014,7 @@ int cox_control_server_new(const struct cox_control_options *options,
     service->options = *options;
     snprintf(service->phase.refusal, sizeof service->phase.refusal, "%s", STARTING);
     pthread_mutex_init(&service->lock, NULL);
+    pthread_mutex_init(&service->unpack_lock, NULL);
     pthread_cond_init(&service->spare_wake, NULL);
     service->model = options->model ? strdup(options->model) : NULL;
     service->end_fd = eventfd(0, EFD_CLOEXEC);
@@ -996,6 +1052,7 @@ struct cox_control_server *cox_control_server_free(struct cox_control_server *se
     cox_closer_free(service->closer);
     cox_close_fd(&service->end_fd);
     pthread_cond_destroy(&service->spare_wake);
+    pthread_mutex_destroy(&service->unpack_lock);
     pthread_mutex_destroy(&service->lock);
     free(service->model);
     free(service);

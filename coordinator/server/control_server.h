@@ -10,6 +10,10 @@
  *   - If all places are taken, a new connection gets the place of an idle one, which is closed.
  *     Idle means: no request is in progress, or the client does not read the replies.
  *
+ * All connections together have a budget of memory, COX_CONTROL_MEMORY_MAX. The request that
+ * exceeds it is refused as busy, and its connection ends; small requests are always served. While
+ * it is unpacked, one request more may be there.
+ *
  * A connection without prompts is closed 10 s after its last request. One with prompts stays open
  * until the server or the client ends. It counts as idle only after 10 s, and after the last lease
  * of KV blocks held for it has expired. One that has sent a stop stays open in the same way, and
@@ -32,6 +36,8 @@
 #define COX_CONTROL_ORDERS_MAX 24
 /* connections with prompts, and orders in progress */
 #define COX_CONTROL_BUSY_MAX 28
+/* Bytes of requests and replies of all connections together, but for the first 256 KiB of each. */
+#define COX_CONTROL_MEMORY_MAX ((size_t)256 << 20)
 
 struct cox_control_server;
 

@@ -720,6 +720,9 @@ static int request_check(const struct cox_prompt_queue *queue,
     if (request->source && request->source->block_count > queue->options.engine_loop.block_count)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " blocks are to be pulled: here are %" PRIu32,
                         request->source->block_count, queue->options.engine_loop.block_count);
+    if (request->token_count > COX_PROMPT_QUEUE_TOKEN_COUNT_MAX)
+        return cox_fail(err, COX_TOO_LARGE, "the prompt has %" PRIu32 " tokens: at most %" PRIu32,
+                        request->token_count, COX_PROMPT_QUEUE_TOKEN_COUNT_MAX);
     for (uint32_t i = 0; !request->pull_only && i < request->token_count; i++)
         if (request->tokens[i] < 0 || (vocab_size && (uint32_t)request->tokens[i] >= vocab_size))
             return cox_fail(err, COX_INVALID,
@@ -770,8 +773,10 @@ int cox_prompt_queue_submit(struct cox_prompt_queue_client *client,
     struct cox_error error = {0};
     struct cox_prompt_request checked = *request;
     int r = request_check(queue, request, &error);
-    if (r)
-        checked.source = NULL; /* this copy is only for the error */
+    if (r) { /* this copy is only for the error */
+        checked.source = NULL;
+        checked.token_count = 0;
+    }
     const int made = item_new(queue, &checked, index, &item);
     if (made)
         return made;

@@ -339,6 +339,43 @@ def test_wrong_names_and_several_groups():
         expect(run(["status"]), 1, "no group of this user is alive", "--socket")
 
 
+# ---- memory ----
+
+
+@test
+def test_clients_have_a_budget_of_memory_for_all_of_them():
+    few, many = field(1, b""), 500000  # prompts without anything: 2 bytes of a message, 150 of memory
+    large = field(3, few * many + field(2, 1))
+
+    def peak(group):
+        return int(re.search(r"^VmHWM:\s+(\d+) kB", harness.read("/proc/%d/status" % group.process.pid), re.M)[1]) >> 10
+    with Group(1) as group:
+        before = peak(group)
+        clients = [Stranger(group.socket_path) for _ in range(24)]
+        refused = 0
+        for client in clients:
+            client.send(large)  # and reads nothing, so that all of it stays there
+        for client in clients:
+            # Either results come, or that there is no memory; and then the end.
+            number, fields = client.reply()
+            if number == 4:
+                check(b"try again later" in dict(fields)[2], "refused: %s" % fields)
+                check(client.ended(), "a refused client goes on")
+                refused += 1
+        check(16 <= refused < 24, "%d refused" % refused)
+        if not harness.program_has("coxswain", b"__asan_init") and not harness.program_has("coxswain", b"__tsan_init"):
+            check(peak(group) - before < 512, "%d MiB, %d before" % (peak(group), before))
+        # Small requests are served meanwhile, and large ones when the others have gone.
+        group.status()
+        expect(group.generate("27+58="), 0)
+        for client in clients:
+            client.close()
+        with Stranger(group.socket_path) as stranger:
+            stranger.send(large)
+            check(stranger.reply()[0] != 4, "the memory did not come back")
+        expect(group.stop(), 0)
+
+
 # ---- a rank that gives commands ----
 
 # The rank starts a process that leaves its process group and session and whose parent has ended.

@@ -265,13 +265,25 @@ static void tokens_have_a_bound_of_their_own(void **state)
     struct cox_prompt_queue *queue = prompt_queue_new(executor);
     struct client client = client_new(queue);
     struct cox_prompt_request request = {
-        .tokens = tokens, .token_count = COX_PROMPT_QUEUE_TOKEN_COUNT_MAX + 1, .new_count_max = 1};
-    assert_int_equal(cox_prompt_queue_submit(client.client, &request, 0), 0); /* one alone may */
+        .tokens = tokens, .token_count = COX_PROMPT_QUEUE_TOKEN_COUNT_MAX, .new_count_max = 1};
+    assert_int_equal(cox_prompt_queue_submit(client.client, &request, 0), 0);
     request.token_count = 1;
     assert_int_equal(cox_prompt_queue_submit(client.client, &request, 1), COX_FULL);
     struct cox_prompt_output result = take(&client);
     assert_int_equal(result.error->code, COX_TOO_LARGE);
     cox_prompt_output_deinit(&result);
+    /* One that is larger alone fails, and its tokens are not kept. */
+    for (uint64_t i = 0; i < 2; i++) {
+        request.token_count = COX_PROMPT_QUEUE_TOKEN_COUNT_MAX + 1;
+        assert_int_equal(cox_prompt_queue_submit(client.client, &request, i), 0);
+    }
+    for (uint64_t i = 0; i < 2; i++) {
+        result = take(&client);
+        assert_int_equal(result.error->code, COX_TOO_LARGE);
+        assert_non_null(strstr(result.error->text, "4194305 tokens: at most 4194304"));
+        cox_prompt_output_deinit(&result);
+    }
+    request.token_count = 1;
     assert_int_equal(cox_prompt_queue_submit(client.client, &request, 1), 0);
     client_free(&client);
     cox_prompt_queue_free(queue);
