@@ -706,13 +706,18 @@ static void flight_part(struct cox_batcher *batcher, struct planned_step *flight
 
 /* The token of a row is known; it may end the sequence. */
 static void sequence_take(struct cox_batcher *batcher, struct cox_sequence *s, int32_t token,
-                          bool ended)
+                          const struct cox_row_end *end, const char *text)
 {
-    bool stop = ended || is_stop(s, token);
-    if (!stop && s->token_count - s->pending_count < s->token_end)
+    const bool ended = end && end->ended;
+    const bool stop = ended ? end->finish == COX_FINISH_STOP : is_stop(s, token);
+    if (!ended && !stop && s->token_count - s->pending_count < s->token_end)
         return;
-    s->finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
-    if (!stop && s->request.hold_ms && s->since >= batcher->renewed &&
+    s->finish = ended ? end->finish : stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
+    if (s->finish == COX_FINISH_ERROR)
+        cox_fail(&s->error, end->code,
+                 "the workers ended the prompt: %s (finish reason %" PRId32 ")%s%.800s", end->words,
+                 end->reason, text && *text ? ": " : "", text ? text : "");
+    if (s->finish == COX_FINISH_LENGTH && s->request.hold_ms && s->since >= batcher->renewed &&
         batcher->holds.count < batcher->options.hold_count_max)
         s->hold =
             cox_kv_leases_add(&batcher->holds, s->id, s->request.owner,
@@ -724,8 +729,8 @@ static void sequence_take(struct cox_batcher *batcher, struct cox_sequence *s, i
     list_append(&batcher->done, s);
 }
 
-int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens, const uint8_t *ended,
-                       struct cox_error *err)
+int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens,
+                       const struct cox_row_end *ends, const char *text, struct cox_error *err)
 {
     COX_ASSERT(batcher->flight_count);
     struct planned_step *flight = flight_at(batcher, 0);
@@ -755,7 +760,7 @@ int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens, const
             continue;
         s->tokens[s->token_count - s->pending_count--] = tokens[i];
         batcher->stats.generated_tokens++;
-        sequence_take(batcher, s, tokens[i], ended && ended[i]);
+        sequence_take(batcher, s, tokens[i], ends ? &ends[i] : NULL, text);
     }
     return 0;
 }

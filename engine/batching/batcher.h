@@ -132,6 +132,18 @@ struct cox_sequence {
 };
 struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence); /* NULL-safe */
 
+/* What a worker says of the sequence of a row. */
+struct cox_row_end {
+    /* the sequence goes on if not */
+    bool ended;
+    enum cox_finish finish;
+    /* its number on the wire */
+    int32_t reason;
+    /* with COX_FINISH_ERROR, which concerns this prompt alone; words: static storage */
+    int code;
+    const char *words;
+};
+
 /* Values of ForwardType. */
 enum cox_step_kind {
     COX_STEP_PREFILL = 0,
@@ -209,13 +221,14 @@ void cox_batcher_next_empty(struct cox_batcher *batcher, const struct cox_step *
 /* Marks the filled step as sent under the number `sequence`, which is the base of the next one. */
 void cox_batcher_publish(struct cox_batcher *batcher, uint64_t sequence);
 /* Marks the oldest step in flight as successful. tokens: one per row, read only where the row
- * emits. ended: not 0 where the worker ended the sequence; NULL: nowhere.
+ * emits. ends: one per row, how the worker ended the sequence, if it did; NULL: it ended none.
+ * text: what it says of its errors; NULL or "": nothing.
  * Returns
  *   0
  *   COX_CORRUPT: a token below 0; nothing was changed
  */
-int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens, const uint8_t *ended,
-                       struct cox_error *err);
+int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens,
+                       const struct cox_row_end *ends, const char *text, struct cox_error *err);
 /* To be called before the commit of the oldest step in flight, when it is the first with new
  * weights. Ends all KV leases; a sequence that was partly computed before will get none. */
 void cox_batcher_renew(struct cox_batcher *batcher);

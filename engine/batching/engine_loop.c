@@ -55,7 +55,9 @@ struct published_step {
     uint64_t group_ns, group_wait_ns;
     bool has_group;
     int32_t *tokens;
-    uint8_t *ended;
+    struct cox_row_end *ends;
+    /* what the worker says of the errors among them */
+    char worker_text[512];
 };
 
 struct cox_engine_loop {
@@ -141,10 +143,13 @@ static void outcome_fill(const struct cox_engine_loop *engine_loop, struct publi
     const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     flight->status = cox_step_message_read(engine_loop->message, flight->step, completion->sequence,
-                                           response, flight->tokens, flight->ended, &flight->error);
+                                           response, flight->tokens, flight->ends, &flight->error);
     if (flight->status)
         return;
     const Coxswain__ExecuteModelResponse *reply = response->execute_model_response;
+    snprintf(flight->worker_text, sizeof flight->worker_text, "%s",
+             reply->err_msg ? reply->err_msg : "");
+    cox_text_trim(flight->worker_text);
     if (reply->has_model_execute_time && reply->model_execute_time > 0 &&
         reply->model_execute_time < 1e9f)
         flight->model_ns = (uint64_t)((double)reply->model_execute_time * 1e6);
@@ -197,8 +202,8 @@ static int flights_init(struct cox_engine_loop *engine_loop)
     for (uint32_t i = 0; i < options->steps_in_flight; i++) {
         struct published_step *flight = &engine_loop->flights[i];
         flight->tokens = calloc(options->sequence_count_max, sizeof *flight->tokens);
-        flight->ended = calloc(options->sequence_count_max, sizeof *flight->ended);
-        if (!flight->tokens || !flight->ended)
+        flight->ends = calloc(options->sequence_count_max, sizeof *flight->ends);
+        if (!flight->tokens || !flight->ends)
             return -ENOMEM;
     }
     return 0;
@@ -266,7 +271,7 @@ static void engine_loop_destroy(struct cox_engine_loop *engine_loop)
     cox_step_message_free(engine_loop->message);
     for (uint32_t i = 0; engine_loop->flights && i < engine_loop->options.steps_in_flight; i++) {
         free(engine_loop->flights[i].tokens);
-        free(engine_loop->flights[i].ended);
+        free(engine_loop->flights[i].ends);
     }
     free(engine_loop->flights);
     free(engine_loop->step_samples);
@@ -706,7 +711,8 @@ static int step_end(struct cox_engine_loop *engine_loop, struct cox_error *err)
         engine_loop->late_tokens = flight->step->token_count;
     step_weights_end(engine_loop, flight, r, err);
     if (!r)
-        r = cox_batcher_commit(engine_loop->batcher, flight->tokens, flight->ended, err);
+        r = cox_batcher_commit(engine_loop->batcher, flight->tokens, flight->ends,
+                               flight->worker_text, err);
     if (r)
         return r;
     step_count(engine_loop, flight);

@@ -320,9 +320,31 @@ static uint32_t row_find(const struct cox_step *step, uint32_t hint, int64_t id)
     return step->row_count;
 }
 
+/* Finish reasons of MindIE-LLM (docs/wire.md). */
+static struct cox_row_end row_end(int32_t reason)
+{
+    static const char *const errors[] = {
+        [7] = "the output does not have the structure that was asked for",
+        [9] = "out of memory",
+    };
+    struct cox_row_end end = {.ended = reason != 0, .reason = reason};
+    if (reason >= 1 && reason <= 3) {
+        end.finish = COX_FINISH_STOP; /* end of sequence, stop string, stop token */
+    } else if (reason == 5 || reason == 6) {
+        end.finish = COX_FINISH_LENGTH; /* the longest sequence, the most output */
+    } else if (reason != 0) {
+        end.finish = COX_FINISH_ERROR;
+        end.code = reason == 9 ? COX_NO_SPACE : COX_UNSUPPORTED;
+        end.words =
+            reason > 0 && (size_t)reason < sizeof errors / sizeof errors[0] ? errors[reason] : NULL;
+        end.words = end.words ? end.words : "a reason that is unknown here";
+    }
+    return end;
+}
+
 static int nested_read(const struct cox_step *step, uint64_t sequence,
                        const Coxswain__ExecuteModelResponse *response, int32_t *ret_tokens,
-                       uint8_t *ret_ended, struct cox_error *err)
+                       struct cox_row_end *ret_ends, struct cox_error *err)
 {
     uint32_t seen = 0;
     for (uint32_t i = 0; i < step->row_count; i++)
@@ -338,6 +360,12 @@ static int nested_read(const struct cox_step *step, uint64_t sequence,
                                 " %s",
                                 sequence, sample->seq_id,
                                 row == step->row_count ? "which is not in the step" : "twice");
+            ret_ends[row] = row_end(sample->finish_reason);
+            seen++;
+            if (ret_ends[row].ended && ret_ends[row].finish == COX_FINISH_ERROR) {
+                ret_tokens[row] = 0; /* whatever it sends with an error is none */
+                continue;
+            }
             if (sample->n_output_token != 1)
                 return cox_fail(err, sample->n_output_token ? COX_UNSUPPORTED : COX_CORRUPT,
                                 "the reply to step %" PRIu64 " has %zu tokens for sequence %" PRId64
@@ -349,8 +377,6 @@ static int nested_read(const struct cox_step *step, uint64_t sequence,
                                 "the reply to step %" PRIu64 " has the token %" PRId64, sequence,
                                 token);
             ret_tokens[row] = (int32_t)token;
-            ret_ended[row] = sample->finish_reason != 0;
-            seen++;
         }
     }
     if (seen != step->row_count)
@@ -398,16 +424,16 @@ void cox_step_message_weights(struct cox_step_message *message,
 
 int cox_step_message_read(const struct cox_step_message *message, const struct cox_step *step,
                           uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
-                          int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err)
+                          int32_t *ret_tokens, struct cox_row_end *ret_ends, struct cox_error *err)
 {
     if (!response ||
         response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
         return cox_fail(err, COX_CORRUPT, "the reply to step %" PRIu64 " has another type",
                         sequence);
     for (uint32_t i = 0; i < step->row_count; i++)
-        ret_ended[i] = 0;
+        ret_ends[i] = (struct cox_row_end){0};
     if (message->nested)
-        return nested_read(step, sequence, response->execute_model_response, ret_tokens, ret_ended,
+        return nested_read(step, sequence, response->execute_model_response, ret_tokens, ret_ends,
                            err);
     return packed_read(step, sequence, response->execute_model_response, ret_tokens, err);
 }

@@ -39,7 +39,7 @@ void cox_step_message_weights(struct cox_step_message *message,
                               const struct cox_weights_announcement *announcement, bool offered);
 
 /* Decodes the reply of a step that ran under the number `sequence`: one token per row, -1 where the
- * row emits none, and whether the worker ended the sequence.
+ * row emits none, and whether and how the worker ended the sequence.
  * Returns
  *   0
  *   COX_CORRUPT: not the reply of this step, err says why
@@ -47,6 +47,6 @@ void cox_step_message_weights(struct cox_step_message *message,
  */
 int cox_step_message_read(const struct cox_step_message *message, const struct cox_step *step,
                           uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
-                          int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err);
+                          int32_t *ret_tokens, struct cox_row_end *ret_ends, struct cox_error *err);
 
 #endif

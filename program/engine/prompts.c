@@ -185,28 +185,36 @@ void cox_prompts_run_progress(const struct cox_prompts_run *run)
                                                     .amount = run->new_count});
 }
 
-void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
-                      const struct cox_prompt_result *result)
+/* Hands out what is done, in order. */
+static void done_hand_out(struct cox_prompts_run *run)
 {
     const struct cox_complete_options *options = run->options;
     struct cox_prompts *prompts = run->prompts;
-    int r = result_dup(prompt, result, options->tokenizer);
-    if (r && !run->status)
-        run->status = r;
-    prompt->done = true;
-    run->done_count++;
-    run->new_count += prompt->new_count;
-    cox_prompts_run_progress(run);
-    /* Only these codes concern a single request. */
-    if (result->finish == COX_FINISH_ERROR && result->code != COX_INVALID &&
-        result->code != COX_TOO_LARGE)
-        run->failed = true;
     while (!run->cancelled && !run->failed && !run->status && run->ready_count < prompts->count &&
            prompts->items[run->ready_count].done) {
         size_t index = run->ready_count++;
         if (options->ready && options->ready(options->ready_context, index, &prompts->items[index]))
             run->cancelled = true;
     }
+}
+
+void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
+                      const struct cox_prompt_result *result)
+{
+    int r = result_dup(prompt, result, run->options->tokenizer);
+    if (r && !run->status)
+        run->status = r;
+    prompt->done = true;
+    run->done_count++;
+    run->new_count += prompt->new_count;
+    cox_prompts_run_progress(run);
+    /* Only these codes surely concern a single request; after others the group may have failed, of
+     * which the end of the run tells. */
+    if (result->finish == COX_FINISH_ERROR && result->code != COX_INVALID &&
+        result->code != COX_TOO_LARGE && result->code != COX_NO_SPACE &&
+        result->code != COX_UNSUPPORTED)
+        run->failed = true;
+    done_hand_out(run);
 }
 
 /* The group has failed or was stopped: finished prompts are passed on all the same, the others as
@@ -231,8 +239,11 @@ int cox_prompts_run_end(struct cox_prompts_run *run, int r, const struct cox_err
 {
     if (run->options->progress)
         cox_console_progress_end();
+    run->failed = r != 0;
     if (r)
         rest_hand_out(run);
+    else
+        done_hand_out(run);
     if (run->status)
         return cox_fail(err, run->status, "no memory for the replies");
     return r ? cox_fail(err, r, "%s", error->text) : 0;

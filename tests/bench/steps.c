@@ -27,7 +27,7 @@ struct steps {
     struct cox_batcher *batcher;
     struct cox_step_message *message;
     int32_t *tokens;
-    uint8_t *ended;
+    struct cox_row_end *ends;
 
     /* The slice that runs; as in coxswain.c. */
     /* in flight */
@@ -149,10 +149,10 @@ static int take_tokens(struct steps *s, const struct cox_completion *completion)
         return cox_fail(s->err, completion->status, "%s", completion->text);
     int r = cox_step_message_read(s->message, s->step, completion->sequence,
                                   completion->payload ? completion->payload->response : NULL,
-                                  s->tokens, s->ended, s->err);
+                                  s->tokens, s->ends, s->err);
     if (r == 0)
         r = check_tokens(s, s->err);
-    return r ? r : cox_batcher_commit(s->batcher, s->tokens, s->ended, s->err);
+    return r ? r : cox_batcher_commit(s->batcher, s->tokens, s->ends, NULL, s->err);
 }
 
 static void on_completion(void *context, const struct cox_completion *completion)
@@ -202,7 +202,7 @@ static void steps_stop(void *subject)
     sem_destroy(&s->done);
     pthread_mutex_destroy(&s->lock);
     free(s->tokens);
-    free(s->ended);
+    free(s->ends);
     free(s);
 }
 
@@ -221,8 +221,8 @@ static int steps_init(struct steps *s, const struct subject_options *options, st
     if (r)
         return r;
     s->tokens = calloc(rows, sizeof *s->tokens);
-    s->ended = calloc(rows, sizeof *s->ended);
-    if (!s->tokens || !s->ended || cox_step_message_new(rows, false, &s->message) ||
+    s->ends = calloc(rows, sizeof *s->ends);
+    if (!s->tokens || !s->ends || cox_step_message_new(rows, false, &s->message) ||
         add_sequences(s))
         return cox_fail(err, -ENOMEM, "no memory for %" PRIu32 " sequences", rows);
     r = group_start(&flavour, options->rank_count, 0, 0, words, &s->executor, err);

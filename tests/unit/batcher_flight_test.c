@@ -72,7 +72,7 @@ static void commit(struct cox_batcher *batcher, int32_t first, int32_t others)
 {
     const int32_t tokens[4] = {first, others, others, others};
     struct cox_error error = {0};
-    assert_int_equal(cox_batcher_commit(batcher, tokens, NULL, &error), 0);
+    assert_int_equal(cox_batcher_commit(batcher, tokens, NULL, NULL, &error), 0);
 }
 
 static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, uint32_t position,
@@ -669,8 +669,8 @@ static void random_run(uint32_t seed, uint32_t in_flight)
         }
         if (ranks.count && (r || draw(3) == 0)) {
             struct cox_error error = {0};
-            assert_int_equal(cox_batcher_commit(batcher, ranks.tokens[ranks.first], NULL, &error),
-                             0);
+            assert_int_equal(
+                cox_batcher_commit(batcher, ranks.tokens[ranks.first], NULL, NULL, &error), 0);
             ranks_end(&ranks);
         }
     }

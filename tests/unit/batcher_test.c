@@ -58,7 +58,7 @@ static void commit(struct cox_batcher *batcher, uint64_t sequence, int32_t token
         tokens[i] = token;
     struct cox_error error = {0};
     cox_batcher_publish(batcher, sequence);
-    assert_int_equal(cox_batcher_commit(batcher, tokens, NULL, &error), 0);
+    assert_int_equal(cox_batcher_commit(batcher, tokens, NULL, NULL, &error), 0);
 }
 
 static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, uint32_t position,
@@ -449,7 +449,7 @@ static void a_failure_ends_all(void **state)
     int32_t token = -1;
     struct cox_error error = {0};
     cox_batcher_publish(batcher, 1);
-    assert_int_equal(cox_batcher_commit(batcher, &token, NULL, &error), COX_CORRUPT);
+    assert_int_equal(cox_batcher_commit(batcher, &token, NULL, NULL, &error), COX_CORRUPT);
     cox_batcher_free(batcher);
 }
 

@@ -57,7 +57,7 @@ struct lead {
     const struct cox_step *step;
     pthread_mutex_t lock;
     int32_t tokens[SEQUENCES];
-    uint8_t ended[SEQUENCES];
+    struct cox_row_end ends[SEQUENCES];
     /* of its steps but the first */
     uint64_t steps, step_bytes;
     /* Of the request in flight; the handler fills what is not NULL. */
@@ -195,7 +195,7 @@ static int take_tokens(struct lead *lead, const struct cox_completion *completio
     struct cox_error err = {0};
     int r = cox_step_message_read(lead->message, lead->step, completion->sequence,
                                   completion->payload ? completion->payload->response : NULL,
-                                  lead->tokens, lead->ended, &err);
+                                  lead->tokens, lead->ends, &err);
     for (uint32_t i = 0; r == 0 && i < lead->step->row_count; i++) {
         const struct cox_step_row *row = &lead->step->rows[i];
         if (row->emit &&
@@ -203,7 +203,7 @@ static int take_tokens(struct lead *lead, const struct cox_completion *completio
             r = cox_fail(&err, -EBADMSG, "row %" PRIu32 " got another token", i);
     }
     if (r == 0)
-        r = cox_batcher_commit(lead->batcher, lead->tokens, lead->ended, &err);
+        r = cox_batcher_commit(lead->batcher, lead->tokens, lead->ends, NULL, &err);
     return r ? cox_fail_text("tokens", &err) : 0;
 }
 
