@@ -366,20 +366,37 @@ static int config_read(const char *folder, char path[PATH_MAX], json_t **ret_roo
     return r ? r : json_read(path, ret_root, err);
 }
 
-int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error *err)
+/* A number of config.json; without one *ret_number stays. */
+static int config_number(const char *folder, const char *key, uint32_t *ret_number,
+                         struct cox_error *err)
 {
     char path[PATH_MAX];
     _cox_cleanup_(json_unref) json_t *root = NULL;
     int r = config_read(folder, path, &root, err);
     if (r)
         return r;
-    const json_t *value = json_object_get(root, "vocab_size");
-    json_int_t size = json_integer_value(value);
-    if (value && (!json_is_integer(value) || size < 1 || size > TOKEN_MAX))
-        return cox_fail(err, COX_CORRUPT, "%s: vocab_size is not a number from 1 to %d", path,
+    const json_t *value = json_object_get(root, key);
+    json_int_t number = json_integer_value(value);
+    if (value && (!json_is_integer(value) || number < 1 || number > TOKEN_MAX))
+        return cox_fail(err, COX_CORRUPT, "%s: %s is not a number from 1 to %d", path, key,
                         TOKEN_MAX);
-    *ret_size = (uint32_t)size;
+    if (value)
+        *ret_number = (uint32_t)number;
     return 0;
+}
+
+int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error *err)
+{
+    uint32_t size = 0;
+    int r = config_number(folder, "vocab_size", &size, err);
+    if (r == 0)
+        *ret_size = size;
+    return r;
+}
+
+int cox_positions_load(const char *folder, uint32_t *ret_count, struct cox_error *err)
+{
+    return config_number(folder, "max_position_embeddings", ret_count, err);
 }
 
 int cox_eos_load(const char *folder, int32_t *ret_tokens, uint32_t *ret_count,

@@ -45,6 +45,9 @@ int cox_tokenizer_decode(const struct cox_tokenizer *tokenizer, const int32_t *t
 /* Reads vocab_size of folder/config.json; *ret_size is 0 when it is absent. Returns as
  * cox_eos_load. */
 int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error *err);
+/* Reads max_position_embeddings of folder/config.json; without it *ret_count stays. Returns as
+ * cox_eos_load. */
+int cox_positions_load(const char *folder, uint32_t *ret_count, struct cox_error *err);
 /* Reads eos_token_id of folder/config.json: a number, a list of at most COX_EOS_COUNT_MAX, or
  * absent (*ret_count is 0). ret_tokens has room for COX_EOS_COUNT_MAX. */
 int cox_eos_load(const char *folder, int32_t *ret_tokens, uint32_t *ret_count,

@@ -542,10 +542,13 @@ static int engine_read(struct cox_engine *engine, const struct cox_init_request 
     const char *directory = cox_init_request_get(request, "model");
 
     if (!directory || !*directory)
+        directory = cox_init_request_get(request, "model_id"); /* of a legacy coordinator */
+    if (!directory || !*directory)
         directory = engine->options.model_dir;
     if (!*directory)
-        return cox_fail(err, COX_INVALID,
-                        "init: no model given: use --model DIR, or 'model' in the init request");
+        return cox_fail(
+            err, COX_INVALID,
+            "init: no model given: use --model DIR, or 'model' or 'model_id' in the init request");
     *ret_directory = directory;
     engine->options = engine->given;
     return engine_numbers(engine, request, err);

@@ -449,8 +449,10 @@ int cox_worker_command(struct cox_group_choice *options, const char *worker, con
                             "fewer than %d bytes",
                             worker, COX_WORKER_WORD_COUNT_MAX - 1, PATH_MAX);
     }
-    command[count++] = "--model";
-    command[count++] = model;
+    if (!options->legacy_workers) { /* theirs take it from the init, and end at other flags */
+        command[count++] = "--model";
+        command[count++] = model;
+    }
     command[count] = NULL;
     *ret_command = command;
     return 0;

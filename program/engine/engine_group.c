@@ -9,6 +9,7 @@
 #include "engine/batching/shared_weights.h"
 #include "engine/model/block.h"
 #include "engine/model/tokenizer.h"
+#include "legacy_init.h"
 #include "program/cli/console.h"
 
 #include <stdlib.h>
@@ -23,6 +24,7 @@ struct cox_engine_group {
     const struct cox_engine_group_options *options;
     struct cox_server_hooks hooks;
     struct cox_server *server;
+    struct cox_legacy_init legacy_init;
 };
 
 /* ---- weights ---- */
@@ -167,6 +169,13 @@ static int group_start(struct cox_engine_group *group, struct cox_error *err)
     };
     options.hooks = &group->hooks;
     options.shared_weights = may_share_weights(group->options);
+    if (options.group->legacy_workers && options.init) {
+        int r = cox_legacy_init_make(&options, &group->legacy_init, err);
+        if (r)
+            return r;
+        options.config = group->legacy_init.entries;
+        options.config_count = group->legacy_init.count;
+    }
     /* First, since a model that cannot be loaded needs no processes. */
     options.prepare = weights_load;
     return cox_foreground_start(group->foreground, &options, err);
@@ -203,6 +212,7 @@ struct cox_engine_group *cox_engine_group_free(struct cox_engine_group *group)
         cox_prompt_queue_free(group->reference.queue);
         cox_lora_free(group->reference.lora);
         cox_shared_weights_free(group->reference.weights);
+        cox_legacy_init_deinit(&group->legacy_init);
         free(group);
     }
     return NULL;

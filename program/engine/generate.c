@@ -5,6 +5,7 @@
 #include "program/cli/adapter_options.h"
 #include "program/cli/command.h"
 #include "program/cli/console.h"
+#include "program/cli/init_options.h"
 #include "program/cli/signals.h"
 #include "proto/control.pb-c.h"
 #include "dialog.h"
@@ -40,6 +41,7 @@ enum {
     OPTION_STEP_TOKENS,
     OPTION_LORA,
     OPTION_ADAPTER,
+    OPTION_INIT,
     OPTION_PREFILL,
     OPTION_DECODE,
     OPTION_LEASE,
@@ -62,6 +64,7 @@ struct generate {
     /* starts a group of that name if none runs */
     bool start;
     struct cox_adapter_choice adapters;
+    struct cox_init_choice init;
     struct cox_prefill_decode_options prefill_decode;
     struct cox_prompts prompts;
     /* prompts are typed at the terminal */
@@ -153,6 +156,8 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: expected an adapter name");
     case OPTION_ADAPTER:
         return cox_adapter_choice_take(&g->adapters, value, err);
+    case OPTION_INIT:
+        return cox_init_choice_take(&g->init, value, err);
     case OPTION_START:
         g->start = true;
         return 0;
@@ -542,6 +547,8 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
         return conflict(g, "--attach", err);
     if (start_option(g))
         return conflict(g, start_option(g), err);
+    if (g->init.count)
+        return conflict(g, "--init", err);
     if (g->adapters.count)
         return cox_fail(
             err, COX_INVALID,
@@ -721,6 +728,8 @@ static int check(const void *choice, struct cox_error *err)
 {
     const struct generate *g = choice;
     const struct cox_prefill_decode_options *prefill_decode = &g->prefill_decode;
+    if (cox_init_choice_get(&g->init, "model"))
+        return cox_fail(err, COX_INVALID, "'model' in --init: use --model DIR");
     if (g->start && !g->group.name)
         return cox_fail(
             err, COX_INVALID,
@@ -813,6 +822,8 @@ static int generate_own(struct generate *g)
                 .command = command,
                 .model = model,
                 .init = true,
+                .config = g->init.entries,
+                .config_count = g->init.count,
                 .quiet = g->quiet,
                 .prompts_refusal = "it was started by coxswain generate, for its own prompts",
             },
@@ -884,6 +895,7 @@ static void deinit(void *choice)
     struct generate *g = choice;
     cox_prompts_deinit(&g->prompts);
     cox_adapter_choice_deinit(&g->adapters);
+    cox_init_choice_deinit(&g->init);
     cox_tokenizer_free(g->tokenizer);
     free(g->model);
 }
@@ -921,6 +933,9 @@ static const struct argp_option options[] = {
      0},
     {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
      "load this adapter first; with a group of its own only", 0},
+    {"init", OPTION_INIT, "KEY=VALUE|@FILE", 0,
+     "configuration that every worker gets at init, as of coxswain run; with a group of its own only",
+     0},
     {"nested", OPTION_NESTED, NULL, 0, "the form of legacy workers on the wire", 0},
     {0},
 };

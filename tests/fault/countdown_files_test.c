@@ -344,6 +344,11 @@ static int vocab_size_load(void *object, struct cox_error *err)
     return cox_vocab_size_load(MODEL, object, err);
 }
 
+static int positions_load(void *object, struct cox_error *err)
+{
+    return cox_positions_load(MODEL, object, err);
+}
+
 struct encoded {
     int32_t *tokens;
     char *text;
@@ -424,6 +429,12 @@ static const struct countdown_subject text_vocab_size = {
     .own_only = true,
     .size = sizeof(uint32_t),
     .construct = vocab_size_load,
+};
+static const struct countdown_subject text_positions = {
+    .name = "positions_load",
+    .own_only = true,
+    .size = sizeof(uint32_t),
+    .construct = positions_load,
 };
 static const struct countdown_subject text_both_ways = {
     .name = "tokenizer_encode and decode",
@@ -617,6 +628,7 @@ static void b15_b19_texts_are_read_whole_or_not_at_all(void **state)
     (void)state;
     thrice(&text_tokenizer);
     thrice(&text_eos);
+    thrice(&text_positions);
     thrice(&text_vocab_size);
     assert_int_equal(tokenizer_load(&own_tokenizer, NULL), 0);
     thrice(&text_both_ways);

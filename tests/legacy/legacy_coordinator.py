@@ -336,7 +336,10 @@ class Life:
         group = self.group
         config = {
             "rank_num": group.ranks, "world_size": group.ranks, "local_world_size": group.ranks,
-            "npu_num_per_dp": group.ranks,
+            "npu_num_per_dp": group.ranks, "model_id": "none", "distributed_enable": "false",
+            "npu_device_ids": ",".join(map(str, range(group.ranks))), "cpu_mem": 0, "npu_mem": -1,
+            "max_seq_len": 2560, "max_iter_times": 512, "max_prefill_tokens": 8192, "block_size": 128,
+            "infer_mode": "standard", "rank": 0,
         }
         config.update(self.args.config)
         group.execute.send(string_map(2, config))  # MODEL_INIT is 0 and so left out

@@ -13,7 +13,9 @@ Environment, for tests:
     COX_LEGACY_INIT=form         how the number of device blocks is told at init: "new" (the default; since March 2026) in
                                  the KV cache descriptor alone, "old" (up to 3.0.0.beta.2) in the map alone, "mixed" old on
                                  even ranks and new on odd ones, "neither" on rank 1 and new on the others
-    COX_LEGACY_NEEDS=key,key     refuse an init whose configuration lacks one of them; key=value: with another value
+    COX_LEGACY_NEEDS=key,key     refuse an init whose configuration lacks one of them, too; key=value: with another value
+    COX_LEGACY_FINISH=n:reason[:text]  the n-th token of every sequence has this finish reason; 7 and 9 come with token 0;
+                                 text beside it, as err_msg
     COX_LEGACY_UNLINK=1          at a clean exit, wait until the resource tracker has unlinked the opened region names
 
 As with the original, Python's resource tracker, a process beside each worker, unlinks by name every region that the worker
@@ -34,6 +36,10 @@ import time
 from multiprocessing import resource_tracker, shared_memory
 
 SHM_DIR = "/dev/shm"
+# What the original refuses to start without. It takes rank, world size and device from its own flags.
+REQUIRED_TEXTS = ("model_id", "distributed_enable")
+REQUIRED_NUMBERS = ("cpu_mem", "npu_mem", "max_seq_len", "max_iter_times", "max_prefill_tokens", "block_size")
+REQUIRED_LISTS = ("npu_device_ids",)
 SLOT_STRIDE = 512 * 1024
 
 (MODEL_INIT, MODEL_INFER, MODEL_FINALIZE, MODEL_INFER_SECOND, PD_LINK, KV_TRANSFER, TEXT_GENERATOR_CLEANUP,
@@ -290,6 +296,18 @@ class ErrorChannel:
 # ---- the worker ----
 
 
+def odd_number(given):
+    """Why a value that must be a number, or a list of numbers, is none; "": all are."""
+    values = [(key, given[key]) for key in REQUIRED_NUMBERS]
+    values += [(key, item) for key in REQUIRED_LISTS for item in given[key].split(",")]
+    for key, value in values:
+        try:
+            int(value)
+        except ValueError:
+            return "%s is '%s', expected a number" % (key, value)
+    return ""
+
+
 class Sequence:
     def __init__(self):
         self.prompt_sum = 0
@@ -312,6 +330,9 @@ class Worker:
         fail_rank, _, self.fail_text = os.environ.get("COX_LEGACY_FAIL", "").partition(":")
         self.fail_pending = fail_rank != "" and int(fail_rank) == self.rank
         self.init_form = os.environ.get("COX_LEGACY_INIT", "new")
+        finish = os.environ.get("COX_LEGACY_FINISH", "0:0").split(":", 2)
+        self.finish_at, self.finish_reason = int(finish[0]), int(finish[1])
+        self.finish_text = finish[2] if len(finish) > 2 else ""
         self.needs = [key for key in os.environ.get("COX_LEGACY_NEEDS", "").split(",") if key]
 
         self.sequences = {}
@@ -328,11 +349,11 @@ class Worker:
     def model_init(self, request):
         """Numbers that differ by rank, so that the coordinator's minimum can be seen."""
         given = {text(entry, 1): text(entry, 2) for entry in map(fields, request.get(2, []))}
-        missing = [need for need in self.needs
+        missing = [need for need in (*REQUIRED_TEXTS, *REQUIRED_NUMBERS, *REQUIRED_LISTS, *self.needs)
                    if not (need in given or tuple(need.split("=", 1)) in given.items())]
-        if missing:
-            self.execute.reply_at_slot(self.response(MODEL_INIT, 5, string_map(1, {
-                "status": "the configuration has no " + ", ".join(missing)})))
+        refusal = "the configuration has no " + ", ".join(missing) if missing else odd_number(given)
+        if refusal:
+            self.execute.reply_at_slot(self.response(MODEL_INIT, 5, string_map(1, {"status": refusal})))
             return
         blocks = 100 + self.rank
         results = {
@@ -369,6 +390,8 @@ class Worker:
         outputs = b"".join(chunk(1, self.infer_group(fields(group))) for group in model.get(1, []))
         if self.delay_s:
             time.sleep(self.delay_s)
+        if any(sequence.replies == self.finish_at for sequence in self.sequences.values()):
+            outputs += words(5, self.finish_text)
         self.execute.reply_of_first(self.response(execute_type, 4, outputs))
 
     def infer_group(self, group):
@@ -396,8 +419,10 @@ class Worker:
                     continue
             token = (sequence.prompt_sum + sequence.replies) % 97
             sequence.replies += 1
+            reason = self.finish_reason if sequence.replies == self.finish_at else 0
+            token = 0 if reason in (7, 9) else token
             samples += chunk(1, number(1, seq_id) + number(2, seq_id) + packed(3, [token]) +
-                             packed_floats(4, [-0.5]) + number(5, 0) + number(7, 0) + single(8, -0.5) +
+                             packed_floats(4, [-0.5]) + number(5, reason) + number(7, 0) + single(8, -0.5) +
                              number(11, 1))
         return samples
 

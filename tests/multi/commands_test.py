@@ -276,12 +276,53 @@ def help_and_version():
 def legacy_workers_generate():
     if not rights.legacy_fits():
         skip("legacy workers")
+    # It gets its own flags alone, and every key of the init that it requires.
+    words = ["--legacy-workers", "--worker", "%s %s" % (sys.executable, LEGACY_WORKER), "--tokens", "--max-tokens", "5"]
     # Tokens of that worker: (sum of the prompt + replies before) % 97.
-    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" %
-                       LEGACY_WORKER, 0o700)
-    result = expect(generate("-n", "3", "--legacy-workers", "--worker", worker, "--tokens", "--max-tokens", "5",
-                             "1 5 10", "7 8 14"), 0)
+    result = expect(generate("-n", "3", *words, "1 5 10", "7 8 14"), 0)
     check(result.out == "1 5 10 16 17 18 19 20\n7 8 14 29 30 31 32 33\n", "wrong tokens", result)
+    needs = environment(COX_LEGACY_NEEDS="max_seq_len=99,max_iter_times=63,plugin_params=x")
+    expect(generate(*words, "1 5", env=needs), 3, "the configuration has no max_seq_len=99, max_iter_times=63, plugin_params=x")
+    expect(generate(*words, "--init", "max_seq_len=99", "--init", "max_iter_times=63", "--init", "plugin_params=x", "1 5", env=needs), 0)
+    # One that ends at a flag that is not its own: the words are its.
+    expect(generate(*words, "--worker", "%s %s --model x" % (sys.executable, LEGACY_WORKER), "1 5"), 3, "unrecognized arguments: --model x")
+    # The reference worker takes their init, too.
+    result = expect(generate("-n", "2", "--legacy-workers", "27+58="), 0)
+    check(result.out == "27+58=85\n", "another text", result)
+
+
+@test
+def legacy_workers_say_how_a_prompt_ended():
+    """Finish reasons of MindIE-LLM: out of memory was taken for an end of the text."""
+    if not rights.legacy_fits():
+        skip("legacy workers")
+
+    def finish_of(reason, text=""):
+        result = generate("--legacy-workers", "--worker", "%s %s" % (sys.executable, LEGACY_WORKER), "--tokens", "--json", "--max-tokens",
+                          "5", "1 5 10", env=environment(COX_LEGACY_FINISH="3:%d%s" % (reason, text)))
+        return result, json.loads(result.out)
+    for reason, wanted in ((1, "stop"), (2, "stop"), (3, "stop"), (5, "length"), (6, "length")):
+        result, told = finish_of(reason)
+        check(result.status == 0 and told["finish"] == wanted and told["tokens"] == [16, 17, 18], "%d: %s" % (reason, told), result)
+    for reason, text, words in ((7, "", "the output does not have the structure that was asked for (finish reason 7)"),
+                                (9, ":no blocks are left", "out of memory (finish reason 9): no blocks are left"),
+                                (4, "", "a reason that is unknown here (finish reason 4)"),
+                                (-1, "", "a reason that is unknown here (finish reason -1)")):
+        result, told = finish_of(reason, text)
+        check(result.status == 1 and told["finish"] == "error" and told["tokens"] == [], "%d: %s" % (reason, told), result)
+        check(told["error"].endswith("the workers ended the prompt: " + words), told["error"], result)
+    # On a group that runs, too, each prompt has its own error.
+    name = harness.fresh_name("memory")
+    process = start(["run", "--name", name, "--legacy-workers", "--worker", "%s %s" % (sys.executable, LEGACY_WORKER)],
+                    env=environment(COX_LEGACY_FINISH="3:9"))
+    ready(process, 2)
+    result = generate("--name", name, "--tokens", "--json", "--max-tokens", "5", "1 5 10", "7 8 14")
+    told = [json.loads(line) for line in result.out.splitlines()]
+    check([item["finish"] for item in told] == ["error", "error"] and result.status == 1, "wrong: %s" % told, result)
+    result = expect(generate("--name", name, "--tokens", "--max-tokens", "2", "1 5 10"), 0)
+    check(result.out == "1 5 10 16 17\n", "wrong tokens", result)
+    process.terminate()
+    expect(finish(process), 0, "the group ends")
 
 
 def ready(process, ranks):
@@ -314,7 +355,8 @@ def workers_of_others_get_their_init_configuration():
     file = temporary('{"model_weight_path": "/w",\n "block_size": 128, "rate": 0.5,\n "speculate": true}\n')
     env = environment(COX_LEGACY_NEEDS="model_weight_path,block_size,rate,speculate")
     expect(run(["run", "-n", "2", *worker], env=env), 3, "rank 0: init failed",
-           "the configuration has no model_weight_path, block_size, rate, speculate")
+           "the configuration has no model_id, model_weight_path, rate, speculate")
+    worker = ["--init", "model_id=/w", *worker]
     for more in (["--init", "model_weight_path=/w", "--init", "block_size=128", "--init", "rate=a=b",
                   "--init", "speculate=true"], ["--init", "@" + file]):
         process = start(["run", "-n", "2", *more, *worker], env=env)
@@ -338,7 +380,7 @@ def a_report_without_a_rank_is_no_rank_s():
     if not rights.legacy_fits():
         skip("legacy workers")
     name = harness.fresh_name("unknown")
-    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" %
+    worker = temporary("#!/bin/sh\nexec /usr/bin/python3 %s \"$@\"\n" %
                        LEGACY_WORKER, 0o700)
     process = start(["run", "-n", "2", "--name", name, "--legacy-workers", "--model", MODEL, "--worker", worker],
                     env=environment(COX_LEGACY_FAULT="1:device lost"))

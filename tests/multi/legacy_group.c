@@ -100,14 +100,15 @@ void rank_resume(struct test_group *group, uint32_t rank)
 
 /* ---- init ---- */
 
+const struct cox_config_entry legacy_config[LEGACY_CONFIG_COUNT] = {LEGACY_CONFIG};
+
 void group_init(struct test_group *group)
 {
     struct cox_executor *executor = test_group_executor(group);
     uint32_t rank_count = cox_executor_rank_count(executor);
-    const struct cox_config_entry config[] = {{"rank_num", "1"}, {"model", "none"}};
     struct cox_init_summary summary;
     struct cox_error err = {0};
-    int r = cox_executor_init(executor, config, 2, soon(), &summary, &err);
+    int r = cox_executor_init(executor, legacy_config, LEGACY_CONFIG_COUNT, soon(), &summary, &err);
     if (r)
         fail_msg("init: %d: %s", r, err.text);
     /* Rank r has 100 + r blocks and 4096 - r positions: the first and the last rank have the

@@ -28,6 +28,17 @@ extern const char *const odd_native[];
 extern const char *const all_native[];
 extern const char *const slow_legacy[]; /* COX_LEGACY_DELAY_MS is rank 1's alone */
 
+/* What a legacy worker requires in an init. */
+#define LEGACY_CONFIG                                                                              \
+    {"model_id", "none"}, {"distributed_enable", "false"}, {"npu_device_ids", "0,1"},              \
+        {"cpu_mem", "0"}, {"npu_mem", "-1"}, {"max_seq_len", "2560"}, {"max_iter_times", "512"},   \
+        {"max_prefill_tokens", "8192"},                                                            \
+    {                                                                                              \
+        "block_size", "128"                                                                        \
+    }
+extern const struct cox_config_entry legacy_config[];
+#define LEGACY_CONFIG_COUNT 9
+
 /* Small regions; nothing but finalize ends the workers. */
 struct cox_executor_options small_options(uint32_t rank_count, const char *const *command);
 struct test_group *group_start(uint32_t rank_count, const char *const *command);

@@ -282,7 +282,8 @@ static int init_of(struct test_group *group, struct cox_init_summary *ret_summar
                    struct cox_error *err)
 {
     *err = (struct cox_error){0};
-    return cox_executor_init(test_group_executor(group), NULL, 0, soon(), ret_summary, err);
+    return cox_executor_init(test_group_executor(group), legacy_config, LEGACY_CONFIG_COUNT, soon(),
+                             ret_summary, err);
 }
 
 /* Before March 2026 the device blocks are in the map, since then in the KV cache's description;
@@ -548,7 +549,8 @@ static void p2_rank_that_ends_before_its_first_request(void **state)
     struct test_group *group = group_start(2, command);
     struct cox_init_summary summary;
     struct cox_error err = {0};
-    assert_int_equal(cox_executor_init(test_group_executor(group), NULL, 0, soon(), &summary, &err),
+    assert_int_equal(cox_executor_init(test_group_executor(group), legacy_config,
+                                       LEGACY_CONFIG_COUNT, soon(), &summary, &err),
                      COX_PEER_DEAD);
     assert_non_null(strstr(err.text, "exited with status 7"));
     assert_non_null(strstr(err.text, "no accelerator"));
@@ -659,11 +661,13 @@ static void m3_p8_an_init_is_sent_again_to_legacy_workers(void **state)
     for (size_t c = 0; c < 2; c++) {
         struct test_group *group = group_start(2, commands[c]);
         struct cox_executor *executor = test_group_executor(group);
-        const struct cox_config_entry config[] = {{"model_weight_path", "/w"}};
+        const struct cox_config_entry config[] = {{"model_weight_path", "/w"}, LEGACY_CONFIG};
         struct cox_init_summary summary;
         struct cox_error err = {0};
         assert_int_equal(cox_executor_replay_init(executor, soon(), &err), COX_STATE);
-        assert_int_equal(cox_executor_init(executor, config, 1, soon(), &summary, &err), 0);
+        assert_int_equal(
+            cox_executor_init(executor, config, 1 + LEGACY_CONFIG_COUNT, soon(), &summary, &err),
+            0);
         for (int i = 0; i < 3; i++)
             assert_int_equal(cox_executor_replay_init(executor, soon(), &err), 0);
         assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);

@@ -264,7 +264,7 @@ def test_p8_a_hand_started_rank_is_waited_for():
 def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
     if not rights.legacy_fits():
         skip("legacy workers")
-    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" %
+    worker = temporary("#!/bin/sh\nexec /usr/bin/python3 %s \"$@\"\n" %
                        LEGACY_WORKER, 0o700)
     prompt = ["--attach", "named", "--quiet", "--tokens", "--max-tokens", "2", "1 5"]
     with Group(2, ("--legacy-workers", "--worker", worker, *RESTART)) as group:
