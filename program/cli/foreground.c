@@ -5,6 +5,7 @@
 #include "coordinator/executor/core.h"
 #include "coordinator/server/server_internal.h"
 #include "console.h"
+#include "program/service/leftovers.h"
 #include "signals.h"
 
 #include <inttypes.h>
@@ -304,6 +305,9 @@ int cox_foreground_start(struct cox_foreground *foreground,
         return cox_fail(err, -ENOMEM, "no memory for the init configuration");
     foreground->rank_count = options->group->rank_count;
     foreground->quiet = options->quiet;
+    char left[COX_LEFTOVERS_TEXT_SIZE];
+    if (!options->quiet && cox_leftovers_find(options->group->name, left))
+        cox_console_say("%s", left);
     if (options->init && options->model)
         config[count++] = (struct cox_config_entry){"model", options->model};
     for (size_t i = 0; i < options->config_count; i++)

@@ -97,6 +97,7 @@ EXEMPT = {
     ("channel/recorder/recorder.c", "file_create", "posix_fallocate("): "a file of the crash directory, which the next start replaces; no part of the protocol",
     ("coordinator/recording/recording.c", "cox_recording_lock", "flock("): "the kernel ends the lock with the process; multi/trace kills the coordinator",
     ("coordinator/recording/recording.c", "cox_recording_unlock", "unlink("): "a lock file that is left is locked by the next group that records there",
+    ("program/service/leftovers.c", "is_dead", "flock("): "asks whether a group is dead; nothing is changed",
     ("program/command/trace_command.c", "trace_write", "unlink("): "a file of the command's user",
     ("coordinator/recording/recording.c", "cox_recording_folder_make", "mkdir("): "a folder of the operator's, which stays",
     ("coordinator/recording/recording.c", "cox_recording_rings_remove", "unlink("): "what is left is read by postmortem, and removed by the next stop; multi/trace kills the coordinator",

@@ -292,6 +292,34 @@ def legacy_workers_generate():
 
 
 @test
+def a_start_tells_of_what_a_killed_group_has_left():
+    """Of legacy workers: the names of their objects stay as long as the group lives."""
+    if not rights.legacy_fits():
+        skip("legacy workers")
+    name = harness.fresh_name("killed")
+    env = environment(COXSWAIN_TEST_LEFTOVERS=name)
+
+    def killed(name):
+        process = start(["run", "-n", "2", "--name", name, "--legacy-workers", "--init", "model_id=x", "--", sys.executable, LEGACY_WORKER])
+        ready(process, 2)
+        pids = harness.children(process.pid)
+        process.kill()
+        process.communicate()
+        wait_until(lambda: not any(harness.alive(pid) for pid in pids), "the end of the workers")
+    told = r"coxswain: the group '%s', which was killed, has left \d+ names in /dev/shm: coxswain clean removes them\n"
+    result = expect(generate("1+1=", env=env), 0)
+    check("was killed" not in result.err, "something is left", result)
+    killed(name)
+    result = expect(generate("1+1=", env=env), 0)
+    check(len(re.findall(told % name, result.err)) == 1, "not told", result)
+    check("killed" not in expect(generate("--quiet", "1+1=", env=env), 0).err, "told all the same")
+    killed(name + "x")
+    check("2 groups, which were killed, have left" in expect(generate("1+1=", env=env), 0).err, "not told of both")
+    expect(run(["clean", name, name + "x"]), 0)
+    check("killed" not in expect(generate("1+1=", env=env), 0).err, "told of what was removed")
+
+
+@test
 def legacy_workers_say_how_a_prompt_ended():
     """Finish reasons of MindIE-LLM: out of memory was taken for an end of the text."""
     if not rights.legacy_fits():

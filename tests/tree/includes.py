@@ -61,7 +61,7 @@ FOLDERS = {
     "program/client": "channel/base channel/text channel/shm channel/socket proto coordinator/executor coordinator/server",
     "program/trace": "channel/recorder channel/shm proto channel/base",
     "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server program/client",
-    "program/service": "channel/base channel/text program/client",
+    "program/service": "channel/base channel/text program/client channel/shm",
     "program/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
     "program/command": "channel/base channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
