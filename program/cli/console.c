@@ -2,6 +2,7 @@
 
 #include "channel/base/idioms.h"
 #include "channel/base/thread.h"
+#include "program/service/visible.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -243,10 +244,11 @@ void cox_console_set_format(enum cox_log_format format)
 
 static void say(int level, const char *format, va_list args)
 {
-    _cox_cleanup_(cox_free_ptr) char *text = NULL;
+    _cox_cleanup_(cox_free_ptr) char *text = NULL, *visible = NULL;
     if (vasprintf(&text, format, args) < 0)
         text = NULL;
-    line_add(level, -1, SAYS_SIZE_MAX, text ? text : format);
+    visible = text ? cox_visible_text(text) : NULL; /* it may quote what a user has given */
+    line_add(level, -1, SAYS_SIZE_MAX, visible ? visible : format);
 }
 
 void cox_console_say(const char *format, ...)

@@ -3,6 +3,7 @@
 #include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"
 #include "program/cli/client_command.h"
+#include "program/cli/console.h"
 #include "program/cli/group_options.h"
 #include "proto/control.pb-c.h"
 #include "top_table.h"
@@ -138,8 +139,18 @@ static int none_found(struct cox_error *err)
     return r ? r : cox_fail(err, COX_NOT_FOUND, "the group has just started: try again");
 }
 
+/* No group has ranks to show: tells why on standard error, as status does. */
+static void failures_say(const struct top *top)
+{
+    for (uint32_t i = 0; i < cox_top_table_group_count(top->table); i++) {
+        const char *line = cox_top_table_group_line(top->table, i);
+        const char *reason = strstr(line, ": "); /* behind the name, which has none */
+        cox_console_say("%s", reason ? reason + 2 : line);
+    }
+}
+
 /* Returns the exit status. */
-static int groups_print(struct top *top)
+static int groups_sample(struct top *top)
 {
     struct cox_error error = {0};
     top_sample(top);
@@ -152,21 +163,33 @@ static int groups_print(struct top *top)
         pause_ms(top->choice->interval_ms);
         top_sample(top);
     }
-    for (uint32_t i = 0; i < cox_top_table_group_count(top->table); i++)
-        puts(cox_top_table_group_line(top->table, i));
     return COX_EXIT_OK;
+}
+
+static int groups_print(struct top *top)
+{
+    const int status = groups_sample(top);
+    for (uint32_t i = 0; status == COX_EXIT_OK && i < cox_top_table_group_count(top->table); i++)
+        puts(cox_top_table_group_line(top->table, i));
+    return status;
 }
 
 static int top_print(struct top *top)
 {
-    const int status = groups_print(top);
+    const int status = groups_sample(top);
     if (status)
         return status;
     const uint32_t rank_count = cox_top_table_rank_count(top->table);
+    if (rank_count == 0) {
+        failures_say(top);
+        return COX_EXIT_FAILED;
+    }
+    for (uint32_t i = 0; i < cox_top_table_group_count(top->table); i++)
+        puts(cox_top_table_group_line(top->table, i));
     printf("\n%s\n", cox_top_table_heading(top->table));
     for (uint32_t i = 0; i < rank_count; i++)
         puts(cox_top_table_rank_line(top->table, i));
-    return rank_count ? COX_EXIT_OK : COX_EXIT_FAILED;
+    return COX_EXIT_OK;
 }
 
 /* ---- on a terminal ---- */

@@ -10,6 +10,8 @@
 #include <string.h>
 
 #define NEW_COUNT_DEFAULT 256
+/* U+FEFF, which some editors put at the head of a file: no part of its text. */
+#define MARK "\xef\xbb\xbf"
 
 void cox_prompts_deinit(struct cox_prompts *prompts)
 {
@@ -67,6 +69,8 @@ int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_e
     while ((size = getline(&line, &capacity, file)) > 0) {
         number++;
         size_t length = (size_t)size;
+        if (number == 1 && length >= strlen(MARK) && memcmp(line, MARK, strlen(MARK)) == 0)
+            memmove(line, line + strlen(MARK), length -= strlen(MARK));
         if (memchr(line, 0, length))
             return cox_fail(err, COX_INVALID, "line %zu of %s contains a 0 byte", number, name);
         if (length && line[length - 1] == '\n')

@@ -163,7 +163,8 @@ def many_prompts_are_the_same_at_once_and_one_by_one():
 @test
 def prompts_come_from_arguments_files_and_standard_input():
     path = temporary("27+58=\r\n1+1=")  # another system's line end, and none at the end
-    for result in (generate("--file", path), generate("-", text="27+58=\n1+1=\n"), generate(text="27+58=\n1+1=\n"),
+    marked = temporary("\ufeff27+58=\n1+1=\n")  # as some editors begin a file
+    for result in (generate("--file", path), generate("--file", marked), generate("-", text="27+58=\n1+1=\n"), generate(text="27+58=\n1+1=\n"),
                    generate("--file", "-", text="27+58=\n1+1=\n"), generate("27+58=", "1+1=")):
         expect(result, 0)
         check(result.out == "27+58=85\n1+1=2\n", "wrong text", result)
@@ -289,6 +290,21 @@ def legacy_workers_generate():
     # The reference worker takes their init, too.
     result = expect(generate("-n", "2", "--legacy-workers", "27+58="), 0)
     check(result.out == "27+58=85\n", "another text", result)
+
+
+@test
+def what_cannot_be_seen_in_an_error_is_spelled_out():
+    for prompt, shown in (("1\ufeff+1=", "the character 'U+FEFF' at position 2"), ("1\u200b=", "the character 'U+200B'"),
+                          ("1\x1b[31m=", "the character U+001B"), ("1\xe9=", "the character '\xe9'")):
+        expect(generate(prompt), 2, shown)
+    odd = b"\xc3\x1b[31m\xe2\x80\xae"
+    for words in ([odd], [b"generate", b"--" + odd], [b"generate", b"--tokens", odd], [b"run", b"--init", odd + b"=1"],
+                  [b"generate", b"--model", odd, b"1+1="], [b"status", odd], [b"generate", b"--file", odd]):
+        result = subprocess.run([program("coxswain").encode(), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                stdin=subprocess.DEVNULL, env=environment(), check=False, timeout=TIMEOUT)
+        check(result.returncode in (1, 2) and b"\xc3" not in result.stderr.replace(b"\\xc3", b""), "%s: %s" % (words, result))
+        check(b"\x1b" not in result.stderr and b"\xe2\x80\xae" not in result.stderr, "%s: %s" % (words, result))
+        result.stderr.decode("ascii")
 
 
 @test

@@ -15,7 +15,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 from harness import (MODEL, TIMEOUT, check, environment, expect, finish, fresh_name, program, run, skip, start,  # pylint: disable=wrong-import-position
-                     test, wait_until)
+                     stop_process, test, wait_until)
 
 harness.begin(harness.parser(__doc__))
 HEADING = "RANK STATE AGE SEQUENCE STEPS/S P50 P99 WAIT CPU MEMORY DEATHS GROUP"
@@ -142,13 +142,24 @@ def test_m18_once_prints_text_without_a_terminal():
 def test_m18_wrong_use_of_top_is_refused_in_words():
     nobody = fresh_name("nobody")
     gone = run(["top", "--once", "--interval", "0.1", nobody])
-    check(gone.status == 1 and "%s: no group '%s' is alive" % (nobody, nobody) in gone.out, "%s" % (gone,))
+    check(gone.status == 1 and not gone.out and "coxswain: no group '%s' is alive" % nobody in gone.err, "%s" % (gone,))
     expect(run(["top", nobody]), 2, "no terminal: --once prints once")
     expect(run(["top", "--once", "--sort", "colour"]), 2, "--sort is 'colour': expected rank, state, steps")
     expect(run(["top", "--once", "--interval", "0.01"]), 2, "--interval is 0.01: at least 0.1")
     expect(run(["top", "--once", "a/b"]), 2, "the group name 'a/b' has a '/'")
     empty = environment(COXSWAIN_RUNTIME_DIR=os.path.join(tempfile.gettempdir(), fresh_name("empty")))
     expect(run(["top", "--once"], env=empty), 1, "no group of this user is alive", "looked for control sockets in")
+
+
+@test
+def test_a_stopped_coordinator_is_told_once_as_status_tells_it():
+    with Group(1) as group:
+        stop_process(group.process.pid)
+        once = expect(run(["top", "--once", "--interval", "0.1", group.name]), 1)
+        os.kill(group.process.pid, signal.SIGCONT)
+        told = (r"coxswain: the group '%s': \S+\.sock: no whole reply came in time: process %d, the coordinator, is stopped by a signal\n" %
+                (group.name, group.process.pid))
+        check(once.out == "" and re.fullmatch(told, once.err), "another text", once)
 
 
 @test
