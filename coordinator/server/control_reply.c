@@ -222,6 +222,8 @@ static int prompts_fill(status_reply *reply, const struct cox_control_source *so
     SET(message, block_count, status.block_count);
     /* A client sends at most this many before it waits for the first output. */
     SET(message, prompt_count_max, status.prompt_count_max ? status.prompt_count_max : UINT32_MAX);
+    if (status.text_digest)
+        SET(message, text_digest, status.text_digest);
     reply->serving = message;
     return 0;
 }

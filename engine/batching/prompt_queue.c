@@ -614,6 +614,7 @@ void cox_prompt_queue_status(struct cox_prompt_queue *queue, struct cox_prompts_
     pthread_mutex_lock(&queue->lock);
     *ret_status = queue->status;
     ret_status->prompt_count_max = COX_PROMPT_QUEUE_PROMPT_COUNT_MAX;
+    ret_status->text_digest = queue->options.text_digest;
     if (queue->transfer)
         cox_transfers_status(queue->transfer, &ret_status->transfer);
     pthread_mutex_unlock(&queue->lock);

@@ -34,7 +34,7 @@ struct cox_prompt_queue_client;
 
 /* Prompts of a client that have no result yet, or one that the client has not taken. */
 #define COX_PROMPT_QUEUE_PROMPT_COUNT_MAX 512
-/* Tokens of these prompts; a single prompt may have more. */
+/* Tokens of these prompts. */
 #define COX_PROMPT_QUEUE_TOKEN_COUNT_MAX (UINT32_C(4) << 20)
 
 struct cox_prompt_queue_options {
@@ -45,6 +45,8 @@ struct cox_prompt_queue_options {
     struct cox_lora *lora;
     /* of the model: tokens are below it; 0: unknown */
     uint32_t vocab_size;
+    /* cox_text_digest_load; 0: unknown */
+    uint64_t text_digest;
     /* group name, for KV leases; borrowed. NULL: no leases and no pulls */
     const char *name;
 };

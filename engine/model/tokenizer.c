@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "channel/base/hash.h"
 #include "channel/base/idioms.h"
 
 /* A tokenizer.json of a 128k vocabulary has 9 MiB, a config.json a few KiB. */
@@ -359,6 +360,39 @@ int cox_tokenizer_decode(const struct cox_tokenizer *tokenizer, const int32_t *t
 }
 
 /* path receives the file's path, for error texts. */
+static int file_digest(const char *path, uint64_t *digest, struct cox_error *err)
+{
+    uint8_t bytes[8192];
+    ssize_t size = 0;
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == ENOENT)
+        return 0;
+    while (fd >= 0 && ((size = read(fd, bytes, sizeof bytes)) > 0 || (size < 0 && errno == EINTR)))
+        *digest = cox_hash_bytes(*digest, bytes, size > 0 ? (size_t)size : 0);
+    if (fd < 0 || size < 0) {
+        int r = -errno;
+        return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
+    }
+    return 0;
+}
+
+int cox_text_digest_load(const char *folder, uint64_t *ret_digest, struct cox_error *err)
+{
+    static const char *const files[] = {"tokenizer.json", "config.json"};
+    char path[PATH_MAX];
+    uint64_t digest = COX_HASH_START;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < sizeof files / sizeof files[0]; i++) {
+        digest = cox_hash_bytes(digest, files[i], strlen(files[i]) + 1);
+        r = path_make(path, folder, files[i], err);
+        if (r == 0)
+            r = file_digest(path, &digest, err);
+    }
+    if (r == 0)
+        *ret_digest = digest ? digest : 1;
+    return r;
+}
+
 static int config_read(const char *folder, char path[PATH_MAX], json_t **ret_root,
                        struct cox_error *err)
 {

@@ -45,6 +45,9 @@ int cox_tokenizer_decode(const struct cox_tokenizer *tokenizer, const int32_t *t
 /* Reads vocab_size of folder/config.json; *ret_size is 0 when it is absent. Returns as
  * cox_eos_load. */
 int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error *err);
+/* The digest of the files of the folder that make tokens of texts, tokenizer.json and config.json;
+ * not 0. A file that is not there counts as such. Returns 0 or -errno. */
+int cox_text_digest_load(const char *folder, uint64_t *ret_digest, struct cox_error *err);
 /* Reads max_position_embeddings of folder/config.json; without it *ret_count stays. Returns as
  * cox_eos_load. */
 int cox_positions_load(const char *folder, uint32_t *ret_count, struct cox_error *err);

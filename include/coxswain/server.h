@@ -234,6 +234,8 @@ struct cox_prompts_status {
     uint32_t client_count;
     /* limit of prompts without an output, per client; 0: no limit */
     uint32_t prompt_count_max;
+    /* of the files that clients make tokens of texts with, as they were at the start; 0: unknown */
+    uint64_t text_digest;
     /* prompts that are not computed yet */
     uint64_t waiting;
     /* prompts that are being computed */

@@ -124,6 +124,8 @@ static int prompt_queue_start(struct cox_engine_group *group, struct cox_error *
     };
     int r = cox_vocab_size_load(options->foreground.model, &queue.vocab_size, err);
     if (!r)
+        r = cox_text_digest_load(options->foreground.model, &queue.text_digest, err);
+    if (!r)
         r = cox_engine_group_fit(group, &queue.engine_loop, err);
     return r ? r : cox_prompt_queue_start(executor, &queue, &group->reference.queue, err);
 }

@@ -2,6 +2,7 @@
 #include "channel/shm/geometry.h"
 #include "coordinator/server/group_links.h"
 #include "engine/batching/lora.h"
+#include "engine/model/tokenizer.h"
 #include "program/cli/adapter_options.h"
 #include "program/cli/command.h"
 #include "program/cli/console.h"
@@ -582,6 +583,22 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
     return 0;
 }
 
+/* Texts are made tokens here, and the other way round, by files that the group has read before. */
+static int check_files(const struct generate *g, const CoxswainControl__StatusReply *status,
+                       struct cox_error *err)
+{
+    uint64_t digest;
+    if (!status->serving->text_digest)
+        return 0;
+    int r = cox_text_digest_load(g->group.model, &digest, err);
+    if (!r && digest != status->serving->text_digest)
+        r = cox_fail(
+            err, COX_STATE,
+            "tokenizer.json or config.json in %s has changed since the group '%s' was started: texts would be wrong; put the files back, or start the group again",
+            g->group.model, g->group.name);
+    return r;
+}
+
 struct remote_run {
     struct generate *g;
     struct cox_client *client;
@@ -638,6 +655,8 @@ static int generate_remote(struct generate *g, struct cox_client *client)
     r = check_conflicts(g, status, &error);
     if (!r)
         r = choose_model(g, status, &error);
+    if (!r)
+        r = check_files(g, status, &error);
     if (!r) {
         window = status->serving->prompt_count_max;
         uint32_t wanted = g->complete.engine_loop.sequence_count_max;
@@ -681,6 +700,8 @@ static int prefill_decode_side(struct generate *g, struct cox_client *client, co
             cox_role_name(refused_role == COX_ROLE_DECODE ? COX_ROLE_PREFILL : COX_ROLE_DECODE));
     if (!r && !g->group.model)
         r = choose_model(g, status, err);
+    if (!r)
+        r = check_files(g, status, err);
     uint32_t count_max = r ? 0 : status->serving->prompt_count_max;
     *window = !*window || count_max < *window ? count_max : *window;
     return r;

@@ -349,6 +349,11 @@ static int positions_load(void *object, struct cox_error *err)
     return cox_positions_load(MODEL, object, err);
 }
 
+static int text_digest_load(void *object, struct cox_error *err)
+{
+    return cox_text_digest_load(MODEL, object, err);
+}
+
 struct encoded {
     int32_t *tokens;
     char *text;
@@ -435,6 +440,11 @@ static const struct countdown_subject text_positions = {
     .own_only = true,
     .size = sizeof(uint32_t),
     .construct = positions_load,
+};
+static const struct countdown_subject text_digest = {
+    .name = "text_digest_load",
+    .size = sizeof(uint64_t),
+    .construct = text_digest_load,
 };
 static const struct countdown_subject text_both_ways = {
     .name = "tokenizer_encode and decode",
@@ -629,6 +639,7 @@ static void b15_b19_texts_are_read_whole_or_not_at_all(void **state)
     thrice(&text_tokenizer);
     thrice(&text_eos);
     thrice(&text_positions);
+    thrice(&text_digest);
     thrice(&text_vocab_size);
     assert_int_equal(tokenizer_load(&own_tokenizer, NULL), 0);
     thrice(&text_both_ways);

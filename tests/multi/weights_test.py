@@ -361,6 +361,33 @@ def weights_that_changed_where_a_new_rank_reads_its_own_end_the_group_with_words
                 ends(group)
 
 
+@test
+def a_tokenizer_that_changed_under_a_running_group_is_refused():
+    """Clients make tokens of texts: with other files than the group's, every text would be wrong."""
+    folder = shutil.copytree(MODEL, os.path.join(FOLDER, "tokenizer"))
+    path = os.path.join(folder, "tokenizer.json")
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    vocabulary = json.loads(text)["model"]["vocab"]
+    other = text.replace('"1": %d' % vocabulary["1"], '"1": -1').replace('"2": %d' % vocabulary["2"], '"2": %d' % vocabulary["1"]).replace(
+        '"1": -1', '"1": %d' % vocabulary["2"])
+    check(other != text, "nothing was changed")
+    with Group(1, model=folder) as group:
+        expect(run(["generate", "--name", group.name, "21+1="]), 0)
+        for changed in (path, os.path.join(folder, "config.json")):
+            with open(changed, encoding="utf-8") as file:
+                before = file.read()
+            with open(changed, "w", encoding="utf-8") as file:
+                file.write(other if changed == path else before + " ")
+            result = expect(run(["generate", "--name", group.name, "21+1="]), 1, "has changed since the group '%s' was started" % group.name)
+            check(not result.out, "a text all the same", result)
+            with open(changed, "w", encoding="utf-8") as file:
+                file.write(before)
+        result = expect(run(["generate", "--name", group.name, "21+1="]), 0)
+        check(result.out == "21+1=22\n", "another text", result)
+        ends(group)
+
+
 def too_large_for(rank, rank_count):
     """A model of which one rank's slices alone are too large together."""
     header, data = read_model()
