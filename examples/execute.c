@@ -1,7 +1,7 @@
 /* A worker of an engine: serves the init and the steps of `coxswain generate`. It has no model and
  * counts: after a digit comes the next one, in the tokens of models/sums, where 3 to 12 are 0 to 9.
  * Build: cc execute.c $(pkg-config --cflags --libs coxswain)
- * Run: coxswain generate -n 3 --no-shared-weights --worker ./execute --max-tokens 4 "1234" */
+ * Run: coxswain generate -n 3 --worker ./execute --max-tokens 4 "1234" */
 #include <coxswain/coxswain.h>
 
 #include <inttypes.h>

@@ -74,8 +74,8 @@ def main(coxswain):
     group = "beside_%d" % os.getpid()
     bad = []
     with tempfile.TemporaryDirectory(prefix="beside_") as folder:
-        env = dict(os.environ, XDG_RUNTIME_DIR=folder)
-        command = [coxswain, "run", "--name", group, "--keep-names", "--attach", "named"]
+        env = dict(os.environ, XDG_RUNTIME_DIR=folder, COXSWAIN_TEST_KEEP_NAMES="1")
+        command = [coxswain, "run", "--name", group, "--attach", "named"]
         with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               text=True) as running:
             try:

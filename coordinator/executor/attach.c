@@ -25,8 +25,8 @@ static const char *executor_why_ended(struct cox_executor *executor, uint32_t ra
         !cox_supervisor_dead(executor->supervisor, rank, &how) || !how.known || how.signal)
         return "";
     if (!executor->options.no_flags && strstr(lines, "local_rank"))
-        return "; it may not know the flags that are appended to its command: --no-flags "
-               "(options.no_flags) leaves them out";
+        return "; it may not know the flags that are appended to its command: sh -c 'exec "
+               "PROGRAM' ignores them (options.no_flags leaves them out)";
     if (how.exit_status == 0 || !lines[0])
         return "; it may be no Coxswain worker: a worker attaches to the group and serves requests "
                "until the group ends (cox_worker_run, or coxswain.serve in Python)";

@@ -156,7 +156,7 @@ static int check_sizes(const struct cox_executor *executor, const struct cox_hel
         return cox_fail(err, COX_TOO_LARGE,
                         "requests of %" PRIu64 " and replies of %" PRIu64
                         " bytes are needed: this group's frames hold %" PRIu64 " and %" PRIu64
-                        " (--request-size, --response-size)",
+                        " (--size execute.request=BYTES, --size execute.reply=BYTES)",
                         hello->request_size_min, hello->response_size_min,
                         execute->frame_size - COX_PREFIX_SIZE,
                         execute->slot_stride - COX_PREFIX_SIZE);
@@ -173,7 +173,7 @@ static int check_process(const struct cox_executor *executor,
                    ? 0
                    : cox_fail(
                          err, COX_DENIED,
-                         "the group '%s' starts its workers itself; process %jd is none of them (coxswain run --external waits for workers that are started by hand)",
+                         "the group '%s' starts its workers itself; process %jd is none of them (coxswain run --worker none waits for workers that are started by hand)",
                          executor->name, (intmax_t)client->pid);
     if (client->pid == 0)
         return cox_fail(

@@ -46,7 +46,7 @@ static void print_help(FILE *to)
         "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
         "`coxswain run -n 4 -- coxswain-worker --model DIR`, and passes rank, world size and group in the\n"
         "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, --shm_name_prefix, ...).\n"
-        "Started by hand it registers at the control socket of a group that waits for it (coxswain run --external), and\n"
+        "Started by hand it registers at the control socket of a group that waits for it (coxswain run --worker none), and\n"
         "SIGTERM or Ctrl-C ends it; the group treats that as its death.\n"
         "\n"
         "  --socket NAME|PATH    register at the control socket of this group, which assigns rank (--local_rank) and\n"

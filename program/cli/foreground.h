@@ -29,12 +29,8 @@ struct cox_foreground_options {
     bool external;
     /* the command is useless without a control socket */
     bool need_socket;
-    /* append no flags to command */
-    bool no_flags;
     /* sent with the init; NULL: not sent */
     const char *model;
-    /* send MODEL_INIT */
-    bool init;
     /* sent with the init, beside the model */
     const struct cox_config_entry *config;
     size_t config_count;

@@ -15,7 +15,6 @@
 #define SECONDS_MAX 1e6
 #define SIZE_MAX_BYTES (UINT64_C(1) << 40)
 #define RESTART_MAX_MAX 1000000
-#define ASYNC_STEPS_IN_FLIGHT 2
 
 /* ---- values ---- */
 
@@ -72,20 +71,52 @@ int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struc
     return 0;
 }
 
-/* "execute=16M" */
-static int channel_size(const char *what, const char *text, uint64_t *sizes, struct cox_error *err)
+/* "execute.request=16M", "execute.reply=1M", "large-payload=0" */
+static int take_size(struct cox_group_choice *options, const char *text, struct cox_error *err)
 {
-    const char *equals = strchr(text, '=');
-    size_t length = equals ? (size_t)(equals - text) : 0;
-    for (int c = 0; equals && c < COX_CHANNEL_COUNT; c++) {
-        const char *name = cox_channel_name((enum cox_channel_id)c);
-        if (strlen(name) == length && !strncmp(text, name, length))
-            return cox_parse_size(what, equals + 1, &sizes[c], err);
+    const char *equals = strchrnul(text, '=');
+    char what[64], name[64];
+    snprintf(what, sizeof what, "%.*s", (int)(equals - text), text);
+    if (*equals && strcmp(what, "large-payload") == 0) {
+        options->large_payload_size = 0;
+        options->no_large_payloads = strcmp(equals + 1, "0") == 0;
+        return options->no_large_payloads ? 0
+                                          : cox_parse_size("--size large-payload", equals + 1,
+                                                           &options->large_payload_size, err);
     }
-    return cox_fail(
-        err, COX_INVALID,
-        "%s is '%.64s': expected CHANNEL=BYTES with execute, shared_sync_link, transfer, recover_command or execute_error",
-        what, text);
+    for (int c = 0; *equals && c < COX_CHANNEL_COUNT; c++) {
+        snprintf(name, sizeof name, "%s.request", cox_channel_name((enum cox_channel_id)c));
+        if (strcmp(what, name) == 0)
+            return cox_parse_size("--size", equals + 1, &options->request_size[c], err);
+        snprintf(name, sizeof name, "%s.reply", cox_channel_name((enum cox_channel_id)c));
+        if (strcmp(what, name) == 0)
+            return cox_parse_size("--size", equals + 1, &options->response_size[c], err);
+    }
+    return cox_fail(err, COX_INVALID,
+                    "--size is '%.64s': expected CHANNEL.request=BYTES, CHANNEL.reply=BYTES or "
+                    "large-payload=BYTES; CHANNEL is execute, shared_sync_link, transfer, "
+                    "recover_command or execute_error",
+                    text);
+}
+
+/* "DIR" or "DIR,contents" */
+static int take_crash_dir(struct cox_group_choice *options, const char *text, struct cox_error *err)
+{
+    static const char contents[] = ",contents";
+    size_t length = strlen(text);
+    options->crash_contents = length >= sizeof contents - 1 &&
+                              strcmp(text + length - (sizeof contents - 1), contents) == 0;
+    if (options->crash_contents)
+        length -= sizeof contents - 1;
+    if (length == 0 || length >= sizeof options->crash_path)
+        return cox_fail(err, COX_INVALID,
+                        "--crash-dir is '%.64s': expected a directory of less than %zu bytes, as "
+                        "in DIR or DIR,contents",
+                        text, sizeof options->crash_path);
+    memcpy(options->crash_path, text, length);
+    options->crash_path[length] = '\0';
+    options->crash_dir = options->crash_path;
+    return 0;
 }
 
 /* "restart", or with the limit of deaths "restart,5/60" */
@@ -121,31 +152,18 @@ static int parse_on_death(const char *text, struct cox_restart_policy *options,
                                  &options->window_ms, err);
 }
 
-/* "0.1-5" or "0.1" */
-static int parse_backoff(const char *text, struct cox_restart_policy *options,
-                         struct cox_error *err)
-{
-    char first[64];
-    const char *dash = strchr(text, '-');
-    size_t length = dash ? (size_t)(dash - text) : strlen(text);
-    snprintf(first, sizeof first, "%.*s", (int)(length < sizeof first ? length : sizeof first - 1),
-             text);
-    int r = cox_parse_seconds("--restart-backoff", first, &options->backoff_min_ms, err);
-    options->backoff_max_ms = options->backoff_min_ms;
-    if (!r && dash)
-        r = cox_parse_seconds("--restart-backoff", dash + 1, &options->backoff_max_ms, err);
-    if (!r && options->backoff_max_ms < options->backoff_min_ms)
-        r = cox_fail(err, COX_INVALID,
-                     "--restart-backoff is '%.64s': expected MIN-MAX, the larger number last",
-                     text);
-    return r;
-}
-
 /* ---- options ---- */
 
 void cox_group_choice_init(struct cox_group_choice *options)
 {
     *options = (struct cox_group_choice){.rank_count = COX_GROUP_CHOICE_RANK_COUNT_DEFAULT};
+#if COX_TESTING
+    /* Tests in which ranks die again and again need no pause between the attempts. */
+    const char *backoff = getenv("COXSWAIN_TEST_BACKOFF_MS");
+    if (backoff)
+        options->recovery.backoff_min_ms = options->recovery.backoff_max_ms =
+            strtoull(backoff, NULL, 10);
+#endif
 }
 
 static int parse_spin(const char *value, enum cox_spin *ret_spin, struct cox_error *err)
@@ -185,9 +203,6 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
     case COX_OPTION_LEGACY_WORKERS:
         options->legacy_workers = true;
         return 0;
-    case COX_OPTION_KEEP_NAMES:
-        options->keep_names = true;
-        return 0;
     case COX_OPTION_ATTACH:
         if (strcmp(value, "named") != 0 && strcmp(value, "sealed") != 0)
             return cox_fail(err, COX_INVALID, "--attach is '%.64s': expected named or sealed",
@@ -195,31 +210,10 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
         options->attach = value[0] == 's' ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
         options->attach_given = true;
         return 0;
-    case COX_OPTION_HUGE_PAGES:
-        options->huge_pages = true;
-        return 0;
-    case COX_OPTION_NO_SHARED_WEIGHTS:
-        options->own_weights = true;
-        return 0;
-    case COX_OPTION_NO_RECORDER:
-        options->no_recorder = true;
-        return 0;
     case COX_OPTION_CRASH_DIR:
-        options->crash_dir = value;
-        return 0;
-    case COX_OPTION_CRASH_CONTENTS:
-        options->crash_contents = true;
-        return 0;
-    case COX_OPTION_LARGE_PAYLOAD_SIZE:
-        options->large_payload_size = 0;
-        options->no_large_payloads = strcmp(value, "0") == 0;
-        if (options->no_large_payloads)
-            return 0;
-        return cox_parse_size("--large-payload-size", value, &options->large_payload_size, err);
-    case COX_OPTION_REQUEST_SIZE:
-        return channel_size("--request-size", value, options->request_size, err);
-    case COX_OPTION_RESPONSE_SIZE:
-        return channel_size("--response-size", value, options->response_size, err);
+        return take_crash_dir(options, value, err);
+    case COX_OPTION_SIZE:
+        return take_size(options, value, err);
     case COX_OPTION_START_TIMEOUT:
         return cox_parse_seconds("--start-timeout", value, &options->start_timeout_ms, err);
     case COX_OPTION_TIMEOUT:
@@ -230,24 +224,16 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
     case COX_OPTION_MODEL:
         options->model = value;
         return 0;
-    case COX_OPTION_ON_DEATH:
+    default: /* COX_OPTION_ON_DEATH */
         options->recovery_given = true;
         return parse_on_death(value, &options->recovery, err);
-    case COX_OPTION_RESTART_BACKOFF:
-        return parse_backoff(value, &options->recovery, err);
-    default: /* COX_OPTION_ASYNC_SCHEDULING */
-        if (strcmp(value, "on") != 0 && strcmp(value, "off") != 0)
-            return cox_fail(err, COX_INVALID, "--async-scheduling is '%.64s': expected on or off",
-                            value);
-        options->steps_in_flight = strcmp(value, "on") == 0 ? ASYNC_STEPS_IN_FLIGHT : 1;
-        return 0;
     }
 }
 
 const char *cox_group_choice_crash_dir(const struct cox_group_choice *options)
 {
     const char *folder = options->crash_dir ? options->crash_dir : getenv("COXSWAIN_CRASH_DIR");
-    return folder && folder[0] && !options->no_recorder ? folder : NULL;
+    return folder && folder[0] ? folder : NULL;
 }
 
 struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options)
@@ -256,7 +242,6 @@ struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choi
         .depth = options->depth,
         .legacy = options->legacy_workers,
         .sealed = options->attach == COX_ATTACH_SEALED,
-        .no_recorder = options->no_recorder,
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
@@ -267,29 +252,7 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
 {
     const struct cox_geometry_choice choice = cox_group_choice_geometry(options);
     struct cox_geometry geometry;
-    if (options->attach == COX_ATTACH_SEALED && options->keep_names)
-        return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
-    if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
-        return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
-    if (options->no_recorder && options->crash_dir)
-        return cox_fail(err, COX_INVALID, "--crash-dir: not with --no-recorder");
-    if (options->crash_contents && !cox_group_choice_crash_dir(options))
-        return cox_fail(err, COX_INVALID, "--crash-contents: needs --crash-dir");
-    const struct cox_restart_policy *recovery = &options->recovery;
-    if (recovery->backoff_min_ms && recovery->on_death != COX_ON_DEATH_RESTART &&
-        recovery->on_death != COX_ON_DEATH_RESTART_ALL)
-        return cox_fail(err, COX_INVALID,
-                        "--restart-backoff: needs --on-death restart or restart-all");
-    int r = cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
-    if (r)
-        return r;
-    if (options->steps_in_flight > 1 && options->legacy_workers)
-        return cox_fail(err, COX_INVALID,
-                        "--async-scheduling on: legacy workers need every token in the request");
-    if (options->steps_in_flight > geometry.depth)
-        return cox_fail(err, COX_INVALID, "--async-scheduling on: needs --depth %d or more",
-                        ASYNC_STEPS_IN_FLIGHT);
-    return 0;
+    return cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
 }
 
 /* ---- tables ---- */
@@ -306,7 +269,7 @@ static const struct argp_option layout_options[] = {
      "name of the group, at most 128 bytes (default: made of the process id)", 0},
     {"depth", COX_OPTION_DEPTH, "D", 0,
      "requests in flight per channel, 1 to " NUMBER_TEXT(COX_DEPTH_MAX) " (default " NUMBER_TEXT(
-         COX_DEPTH_DEFAULT) ")",
+         COX_DEPTH_DEFAULT) "); from 2 on the next step is planned and sent while the workers compute one",
      0},
     {"spin", COX_OPTION_SPIN, "off|auto|max", 0,
      "how long a wait spins before it blocks: not at all, 100 us (auto, the default), or 2 ms; it "
@@ -318,12 +281,12 @@ static const struct argp_option layout_options[] = {
      0},
     {"legacy-workers", COX_OPTION_LEGACY_WORKERS, NULL, 0,
      "the names, sizes and rules of MindIE-LLM workers; depth 1", 0},
-    {"request-size", COX_OPTION_REQUEST_SIZE, "CHANNEL=BYTES[K|M|G]", 0,
-     "bytes of a channel's request region; CHANNEL is execute, shared_sync_link, transfer, "
-     "recover_command or execute_error",
+    {"size", COX_OPTION_SIZE, "WHAT=BYTES[K|M|G]", 0,
+     "CHANNEL.request, CHANNEL.reply: the request or reply region of a channel: execute, "
+     "shared_sync_link, transfer, recover_command or execute_error. large-payload: maximum size of "
+     "a request or reply that does not fit its frame or slot and is sent out of line, up to 1024G "
+     "(default 2G, a reply 1G and a little); 0: refuse what does not fit. May be repeated",
      0},
-    {"response-size", COX_OPTION_RESPONSE_SIZE, "CHANNEL=BYTES[K|M|G]", 0,
-     "bytes of a channel's reply region", 0},
     {0},
 };
 
@@ -332,31 +295,17 @@ static const struct argp_option start_options[] = {
      "folder of a Llama-architecture model: config.json, model.safetensors and, for prompts that are "
      "text, tokenizer.json (default: the model that came with the program)",
      0},
-    {"no-shared-weights", COX_OPTION_NO_SHARED_WEIGHTS, NULL, 0,
-     "every worker loads its own part of the model into private memory, instead of all mapping "
-     "one copy that this program loads",
-     0},
     {"worker", COX_OPTION_WORKER, "PATH", 0,
      "worker program, or \"PROGRAM ARGUMENT...\" (default: $COXSWAIN_WORKER, coxswain-worker beside "
-     "this program, or in PATH)",
-     0},
-    {"huge-pages", COX_OPTION_HUGE_PAGES, NULL, 0, "sealed memory on huge pages, if there are any",
-     0},
-    {"large-payload-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES[K|M|G]", 0,
-     "maximum size of a request or reply that does not fit its frame or slot and is sent out of "
-     "line, up to 1024G (default 2G, a reply 1G and a little); 0: refuse what does not fit",
+     "this program, or in PATH); of run also none: wait for workers that are started by hand, as "
+     "long as that takes (coxswain-worker --socket NAME)",
      0},
     {"crash-dir", COX_OPTION_CRASH_DIR, "DIR", 0,
      "after a death, a timeout, a divergence or a failed start, write what the group did to a file "
      "in DIR, at most 16 for a name (coxswain postmortem); the recorders are files there, too "
-     "(default: $COXSWAIN_CRASH_DIR, or none)",
+     "(default: $COXSWAIN_CRASH_DIR, or none). DIR,contents: with the bytes of the requests that "
+     "were under way",
      0},
-    {"crash-contents", COX_OPTION_CRASH_CONTENTS, NULL, 0,
-     "with the bytes of the requests that were under way", 0},
-    {"no-recorder", COX_OPTION_NO_RECORDER, NULL, 0,
-     "record nothing: no coxswain trace, no crash files", 0},
-    {"keep-names", COX_OPTION_KEEP_NAMES, NULL, 0,
-     "leave the names in /dev/shm while the group lives", 0},
     {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,
      "time that workers have to attach, up to 1000000 s (default 60)", 0},
     {"timeout", COX_OPTION_TIMEOUT, "SEC", 0,
@@ -373,16 +322,6 @@ static const struct argp_option death_options[] = {
      "continue where they were. restart,N/SEC, restart-all,N/SEC: more than N deaths within SEC "
      "seconds end the group, N from 1 to 1000000 (default 5/60)",
      0},
-    {"restart-backoff", COX_OPTION_RESTART_BACKOFF, "MIN[-MAX]", 0,
-     "seconds before a worker is replaced again, doubled each time (default 0.1-5)", 0},
-    {0},
-};
-
-static const struct argp_option scheduling_options[] = {
-    {"async-scheduling", COX_OPTION_ASYNC_SCHEDULING, "on|off", 0,
-     "plan and send the next step while the workers compute one (default on, where --depth and the "
-     "workers allow it)",
-     0},
     {0},
 };
 
@@ -392,8 +331,6 @@ const struct cox_option_group cox_start_option_group = {
     .title = "The workers:", .options = start_options, .take = take};
 const struct cox_option_group cox_death_option_group = {
     .title = "When a worker dies:", .options = death_options, .take = take};
-const struct cox_option_group cox_scheduling_option_group = {
-    .title = "Scheduling:", .options = scheduling_options, .take = take};
 
 /* ---- look-ups ---- */
 
@@ -408,6 +345,12 @@ static int own_folder(char *folder, struct cox_error *err)
     folder[size] = 0;
     *strrchr(folder, '/') = 0;
     return 0;
+}
+
+bool cox_worker_is_reference(const char *worker)
+{
+    const char *slash = strrchr(worker, '/');
+    return strcmp(slash ? slash + 1 : worker, COX_REFERENCE_WORKER) == 0;
 }
 
 int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err)

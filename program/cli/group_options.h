@@ -33,14 +33,9 @@ struct cox_group_choice {
     enum cox_spin spin;
     bool spin_given;
     bool legacy_workers;
-    bool keep_names;
     enum cox_attach attach;
     bool attach_given;
-    bool huge_pages;
-    /* every rank loads its own */
-    bool own_weights;
     bool no_large_payloads;
-    bool no_recorder;
     /* NULL: $COXSWAIN_CRASH_DIR, or none */
     const char *crash_dir;
     bool crash_contents;
@@ -55,13 +50,12 @@ struct cox_group_choice {
     /* --on-death and its parameters; 0: default. Only for commands with cox_death_option_group. */
     struct cox_restart_policy recovery;
     bool recovery_given;
-    /* of the engine loop; 0: default. Only for commands with cox_scheduling_option_group. */
-    uint32_t steps_in_flight;
     /* NULL: looked up */
     const char *worker;
     /* NULL: looked up */
     const char *model;
     /* the results of the look-ups */
+    char crash_path[PATH_MAX];
     char worker_path[PATH_MAX];
     char worker_text[PATH_MAX];
     const char *worker_command[COX_WORKER_WORD_COUNT_MAX + 3];
@@ -74,31 +68,20 @@ enum cox_option {
     COX_OPTION_DEPTH,
     COX_OPTION_SPIN,
     COX_OPTION_LEGACY_WORKERS,
-    COX_OPTION_KEEP_NAMES,
     COX_OPTION_ATTACH,
-    COX_OPTION_HUGE_PAGES,
-    COX_OPTION_NO_SHARED_WEIGHTS,
-    COX_OPTION_NO_RECORDER,
     COX_OPTION_CRASH_DIR,
-    COX_OPTION_CRASH_CONTENTS,
-    COX_OPTION_LARGE_PAYLOAD_SIZE,
-    COX_OPTION_REQUEST_SIZE,
-    COX_OPTION_RESPONSE_SIZE,
+    COX_OPTION_SIZE,
     COX_OPTION_START_TIMEOUT,
     COX_OPTION_TIMEOUT,
     COX_OPTION_WORKER,
     COX_OPTION_MODEL,
     COX_OPTION_ON_DEATH,
-    COX_OPTION_RESTART_BACKOFF,
-    COX_OPTION_ASYNC_SCHEDULING,
 };
 
-/* Options of a struct cox_group_choice: its layout; its workers; the policy for deaths; the
- * scheduling of steps. */
+/* Options of a struct cox_group_choice: its layout; its workers; the policy for deaths. */
 extern const struct cox_option_group cox_layout_option_group;
 extern const struct cox_option_group cox_start_option_group;
 extern const struct cox_option_group cox_death_option_group;
-extern const struct cox_option_group cox_scheduling_option_group;
 
 void cox_group_choice_init(struct cox_group_choice *options);
 /* --crash-dir, $COXSWAIN_CRASH_DIR; NULL: none. */
@@ -108,6 +91,8 @@ struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choi
 /* Checks name, sizes, depth and combinations before anything is created. Returns 0 or COX_INVALID.
  */
 int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);
+/* Whether a worker found by cox_worker_find is the reference worker, by the name of its file. */
+bool cox_worker_is_reference(const char *worker);
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
  * COX_EXEC_FAILED. */
 int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);

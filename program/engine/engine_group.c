@@ -45,13 +45,7 @@ static int weights_or_not(struct cox_engine_group *group, int r, const struct co
                           struct cox_error *err)
 {
     if (r != COX_DENIED && r != COX_UNSUPPORTED && r != COX_NO_SPACE)
-        return r ? cox_fail(
-                       err, r, "%s%s", error->text,
-                       group->options->foreground.group->worker
-                           ? "; the coordinator loads the model too, unless --no-shared-weights "
-                             "leaves that to the worker"
-                           : "")
-                 : 0;
+        return r ? cox_fail(err, r, "%s", error->text) : 0;
     cox_console_say("every rank loads its own part of the model: %s", error->text);
     group->reference.weights = cox_shared_weights_free(group->reference.weights);
     return 0;
@@ -59,8 +53,7 @@ static int weights_or_not(struct cox_engine_group *group, int r, const struct co
 
 static bool may_share_weights(const struct cox_engine_group_options *options)
 {
-    return options->share_weights && options->foreground.model &&
-           !options->foreground.group->own_weights;
+    return options->share_weights && options->foreground.model;
 }
 
 /* Legacy workers do not support it. */
@@ -69,8 +62,7 @@ static int weights_load(void *context, struct cox_error *err)
     struct cox_engine_group *group = context;
     const struct cox_engine_group_options *options = group->options;
     struct cox_error error = {0};
-    if (!may_share_weights(options) || !options->foreground.init ||
-        options->foreground.group->legacy_workers)
+    if (!may_share_weights(options) || options->foreground.group->legacy_workers)
         return 0;
     int r = cox_shared_weights_load(options->foreground.model, on_layer, group,
                                     &group->reference.weights, &error);
@@ -118,7 +110,6 @@ static int prompt_queue_start(struct cox_engine_group *group, struct cox_error *
         .name = cox_executor_legacy(executor) ? NULL : cox_executor_name(executor),
         .engine_loop = {.token_count_max = options->step_tokens,
                         .step_ms = options->foreground.group->step_ms,
-                        .steps_in_flight = options->foreground.group->steps_in_flight,
                         .log = cox_foreground_log()},
         .lora = group->reference.lora,
     };
@@ -273,8 +264,7 @@ int cox_worker_check(const struct cox_group_choice *options, const char *worker,
 {
     const struct cox_share share = {.rank_count = options->rank_count};
     struct cox_model_config config;
-    const char *name = strrchr(worker, '/');
-    if (options->legacy_workers || strcmp(name ? name + 1 : worker, COX_REFERENCE_WORKER) != 0)
+    if (options->legacy_workers || !cox_worker_is_reference(worker))
         return 0;
     /* The process that loads it reports what is wrong. */
     if (cox_model_folder_config(model, &config, NULL))

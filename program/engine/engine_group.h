@@ -22,7 +22,8 @@ struct cox_lora;
 struct cox_engine_group_options {
     /* start sets its hooks and shared_weights */
     struct cox_foreground_options foreground;
-    /* Loads the model once, for all ranks (shared_weights.h), if memory and workers allow it. */
+    /* Loads the model once, for all ranks (shared_weights.h), if memory and workers allow it. Of
+     * other workers than the reference worker the format of the model is not known. */
     bool share_weights;
     /* loaded at the start; NULL: none */
     const struct cox_adapter_choice *adapters;

@@ -104,11 +104,10 @@ static int evaluate(struct eval *e)
                 .group = &e->group,
                 .command = command,
                 .model = model,
-                .init = true,
                 .quiet = e->quiet,
                 .prompts_refusal = "it was started by coxswain eval, for its own prompts",
             },
-        .share_weights = true,
+        .share_weights = cox_worker_is_reference(worker),
     };
     _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = NULL;
     int number;
@@ -119,7 +118,6 @@ static int evaluate(struct eval *e)
         return cox_exit_with(&error);
     struct cox_engine_loop_stats stats = {0};
     complete.engine_loop.step_ms = e->group.step_ms;
-    complete.engine_loop.steps_in_flight = e->group.steps_in_flight;
     complete.tokenizer = e->tokenizer;
     complete.progress = !e->quiet;
     r = cox_prompts_complete(&e->prompts, group, &complete, &stats, &error);
@@ -183,7 +181,6 @@ const struct cox_command cox_command_eval = {
     .choice_size = sizeof(struct eval),
     .init = init,
     .groups = {{&eval_options, 0},
-               {&cox_scheduling_option_group, offsetof(struct eval, group)},
                {&cox_death_option_group, offsetof(struct eval, group)},
                {&cox_start_option_group, offsetof(struct eval, group)},
                {&cox_layout_option_group, offsetof(struct eval, group)}},

@@ -36,29 +36,19 @@ enum {
     OPTION_TOKENS,
     OPTION_JSON,
     OPTION_QUIET,
-    OPTION_NESTED,
     OPTION_SEQUENCES,
     OPTION_START,
-    OPTION_STEP_TOKENS,
     OPTION_LORA,
     OPTION_ADAPTER,
     OPTION_INIT,
     OPTION_PREFILL,
     OPTION_DECODE,
-    OPTION_LEASE,
-    OPTION_NO_RECOMPUTE,
-    OPTION_STATS,
 };
-
-#define LEASE_MS_DEFAULT 60000
-#define LEASE_MS_MAX 3600000
 
 struct generate {
     struct cox_group_choice group;
     struct cox_complete_options complete;
     const char *file;
-    /* a file for the summary; NULL: none */
-    const char *stats;
     bool tokens;
     bool json;
     bool quiet;
@@ -132,11 +122,6 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return parse_count("--max-tokens", value, INT32_MAX, &g->complete.new_count_max, err);
     case OPTION_SEQUENCES:
         return parse_count("--sequences", value, 4096, &engine_loop->sequence_count_max, err);
-    case OPTION_STEP_TOKENS:
-        return parse_count("--step-tokens", value, INT32_MAX, &engine_loop->token_count_max, err);
-    case OPTION_NESTED:
-        engine_loop->nested = true;
-        return 0;
     case OPTION_FILE:
         g->file = value;
         return 0;
@@ -149,9 +134,6 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
     case OPTION_QUIET:
         g->quiet = true;
         return 0;
-    case OPTION_STATS:
-        g->stats = value;
-        return *value ? 0 : cox_fail(err, COX_INVALID, "--stats-json: expected a file name");
     case OPTION_LORA:
         g->complete.lora = value;
         return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: expected an adapter name");
@@ -165,18 +147,9 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
     case OPTION_PREFILL:
         g->prefill_decode.prefill = value;
         return cox_name_check(value, err);
-    case OPTION_DECODE:
+    default: /* OPTION_DECODE */
         g->prefill_decode.decode = value;
         return cox_name_check(value, err);
-    case OPTION_LEASE: {
-        int r = cox_parse_seconds("--lease", value, &g->prefill_decode.lease_ms, err);
-        return !r && g->prefill_decode.lease_ms > LEASE_MS_MAX
-                   ? cox_fail(err, COX_INVALID, "--lease is '%.32s': at most an hour", value)
-                   : r;
-    }
-    default: /* OPTION_NO_RECOMPUTE */
-        g->prefill_decode.no_recompute = true;
-        return 0;
     }
 }
 
@@ -188,8 +161,7 @@ static int take_prompts(void *choice, int count, char *const *texts, struct cox_
                         "prompts come from --file or from the command line, not both");
     if (!g->file && count == 0 && isatty(STDIN_FILENO)) {
         g->dialog = true;
-        return g->stats ? cox_fail(err, COX_INVALID, "--stats-json: needs prompts, or a --file")
-                        : 0;
+        return 0;
     }
     if (g->file || count == 0 || (count == 1 && !strcmp(texts[0], "-")))
         return cox_prompts_load(&g->prompts, g->file ? g->file : "-", err);
@@ -291,43 +263,6 @@ static void summarize_shares(const struct cox_engine_loop_times *times)
                     100 * share_of(times->channel_ns, times->step_ns), group);
 }
 
-static json_t *percentiles_json(uint64_t p50_ns, uint64_t p99_ns)
-{
-    return json_pack("{s:f, s:f}", "p50", (double)p50_ns / 1e3, "p99", (double)p99_ns / 1e3);
-}
-
-/* Values that were not reported are null. Returns 0 or -errno. */
-static int stats_write(const struct generate *g, const struct cox_engine_loop_stats *stats)
-{
-    const struct cox_engine_loop_times *times = &stats->times;
-    json_t *root = json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o?, s:o?, s:o?, s:o?, s:o?, s:o?, s:o?}", "ranks",
-        (json_int_t)g->group.rank_count, "prompts", (json_int_t)g->prompts.count, "tokens",
-        (json_int_t)stats->batcher.generated_tokens, "steps", (json_int_t)stats->steps, "retries",
-        (json_int_t)stats->retries, "seconds", (double)stats->run_ns / 1e9, "tokens_per_second",
-        tokens_per_second(stats), "step_us",
-        stats->steps ? percentiles_json(stats->step_p50_ns, stats->step_p99_ns) : NULL,
-        "channel_us",
-        times->step_ns ? percentiles_json(stats->channel_p50_ns, stats->channel_p99_ns) : NULL,
-        "group_us",
-        times->has_group ? percentiles_json(stats->group_p50_ns, stats->group_p99_ns) : NULL,
-        "group_wait_us",
-        times->has_group ? percentiles_json(stats->group_wait_p50_ns, stats->group_wait_p99_ns)
-                         : NULL,
-        "channel_share",
-        times->step_ns ? json_real(share_of(times->channel_ns, times->step_ns)) : NULL,
-        "group_share",
-        times->has_group ? json_real(share_of(times->group_ns, times->step_ns)) : NULL,
-        "group_wait_share",
-        times->has_group ? json_real(share_of(times->group_wait_ns, times->step_ns)) : NULL);
-    errno = 0;
-    int r = !root ? -ENOMEM : json_dump_file(root, g->stats, JSON_INDENT(2)) ? -EIO : 0;
-    if (r == -EIO && errno)
-        r = -errno;
-    json_decref(root);
-    return r;
-}
-
 static void summarize(const struct generate *g, const struct cox_engine_loop_stats *stats)
 {
     double seconds = (double)stats->run_ns / 1e9;
@@ -358,9 +293,6 @@ static void summarize(const struct generate *g, const struct cox_engine_loop_sta
 static int prepare(struct generate *g, const char **ret_model, struct cox_error *err)
 {
     int r = cox_group_choice_check(&g->group, err);
-    if (!r && g->group.steps_in_flight > 1 && g->complete.engine_loop.nested)
-        r = cox_fail(err, COX_INVALID,
-                     "--async-scheduling on: not with --nested, which requires every token");
     if (!r)
         r = cox_model_find(&g->group, ret_model, err);
     if (!r && !g->tokens)
@@ -377,10 +309,9 @@ static int prepare(struct generate *g, const char **ret_model, struct cox_error 
 static void complete_prepare(struct generate *g)
 {
     g->complete.engine_loop.step_ms = g->group.step_ms;
-    g->complete.engine_loop.steps_in_flight = g->group.steps_in_flight;
     /* With a single sequence, the one row too many at each end costs more than the overlap gains:
      * measured 0.7 of the tokens/s with replies of four tokens. */
-    if (g->complete.engine_loop.sequence_count_max == 1 && !g->group.steps_in_flight)
+    if (g->complete.engine_loop.sequence_count_max == 1)
         g->complete.engine_loop.steps_in_flight = 1;
     g->complete.tokenizer = g->tokenizer;
     g->complete.timeout_ms = g->group.step_ms;
@@ -401,13 +332,8 @@ static int finish(const struct generate *g, int r, int signal_number,
         return cox_exit_interrupted(signal_number);
     if (!g->quiet && !g->dialog)
         summarize(g, stats);
-    int written = g->stats ? stats_write(g, stats) : 0;
     if (r)
         return cox_exit_with(error);
-    if (written) {
-        cox_console_say("cannot write %s: %s", g->stats, cox_status_text(written));
-        return COX_EXIT_FAILED;
-    }
     if (!g->failed_count || g->dialog)
         return COX_EXIT_OK;
     /* Nothing was computed: it is the input that is wrong, such as the name of an adapter. */
@@ -494,30 +420,18 @@ static int conflict(const struct generate *g, const char *what, struct cox_error
 static const char *start_option(const struct generate *g)
 {
     const struct cox_group_choice *group = &g->group;
-    const struct cox_engine_loop_options *engine_loop = &g->complete.engine_loop;
-    bool request_size = false, response_size = false;
-    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
-        request_size = request_size || group->request_size[c];
-        response_size = response_size || group->response_size[c];
-    }
+    bool size = group->no_large_payloads || group->large_payload_size;
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        size = size || group->request_size[c] || group->response_size[c];
     const struct {
         bool given;
         const char *option;
     } options[] = {
         {group->spin_given, "--spin"},
-        {request_size, "--request-size"},
-        {response_size, "--response-size"},
-        {group->keep_names, "--keep-names"},
-        {group->huge_pages, "--huge-pages"},
-        {group->own_weights, "--no-shared-weights"},
-        {group->no_large_payloads || group->large_payload_size, "--large-payload-size"},
-        {group->recovery.backoff_min_ms != 0, "--restart-backoff"},
+        {size, "--size"},
         {group->recovery_given, "--on-death"},
-        {group->steps_in_flight != 0, "--async-scheduling"},
         {group->worker != NULL, "--worker"},
         {group->start_timeout_ms != 0, "--start-timeout"},
-        {engine_loop->token_count_max != 0, "--step-tokens"},
-        {engine_loop->nested, "--nested"},
     };
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++)
         if (options[i].given)
@@ -737,8 +651,6 @@ static int generate_prefill_decode(struct generate *g)
     struct remote_run run = {
         .g = g, .client = &decode, .prefill = &prefill, .window = window, .interrupt = {.fd = -1}};
     g->prefill_decode.connect_ms = CONNECT_MS;
-    if (!g->prefill_decode.lease_ms)
-        g->prefill_decode.lease_ms = LEASE_MS_DEFAULT;
     r = remote_run(&run, &error);
     if (!g->quiet && !g->dialog && !r)
         prefill_decode_summarize(g, &run.prefill_decode);
@@ -756,10 +668,7 @@ static int check(const void *choice, struct cox_error *err)
             err, COX_INVALID,
             "--start needs the --name of the group (without --name one is always started)");
     if (!prefill_decode->prefill && !prefill_decode->decode)
-        return prefill_decode->lease_ms || prefill_decode->no_recompute
-                   ? cox_fail(err, COX_INVALID, "%s is for --prefill and --decode",
-                              prefill_decode->lease_ms ? "--lease" : "--no-recompute")
-                   : 0;
+        return 0;
     if (!prefill_decode->prefill || !prefill_decode->decode)
         return cox_fail(err, COX_INVALID, "--prefill and --decode go together");
     if (strcmp(prefill_decode->prefill, prefill_decode->decode) == 0)
@@ -842,13 +751,12 @@ static int generate_own(struct generate *g)
                 .group = &g->group,
                 .command = command,
                 .model = model,
-                .init = true,
                 .config = g->init.entries,
                 .config_count = g->init.count,
                 .quiet = g->quiet,
                 .prompts_refusal = "it was started by coxswain generate, for its own prompts",
             },
-        .share_weights = true,
+        .share_weights = cox_worker_is_reference(worker),
         .adapters = &g->adapters,
     };
     _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = NULL;
@@ -940,14 +848,8 @@ static const struct argp_option options[] = {
     {"json", OPTION_JSON, NULL, 0, "one JSON object a line: prompt, text, tokens, finish", 0},
     {"quiet", OPTION_QUIET, NULL, 0,
      "neither the workers' output nor progress nor a summary on standard error", 0},
-    {"stats-json", OPTION_STATS, "FILE", 0,
-     "the summary as a JSON object: tokens/s, times of steps, and the share of the channel and the "
-     "rank group",
-     0},
     {"sequences", OPTION_SEQUENCES, "N", 0,
      "run so many prompts at a time, 1 to 4096 (default 64); 1: one after the other", 0},
-    {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
-     0},
     {"lora", OPTION_LORA, "ADAPTER", 0,
      "compute with this LoRA adapter: of the running group (coxswain lora load), or one of "
      "--adapter",
@@ -957,7 +859,6 @@ static const struct argp_option options[] = {
     {"init", OPTION_INIT, "KEY=VALUE|@FILE", 0,
      "configuration that every worker gets at init, as of coxswain run; with a group of its own only",
      0},
-    {"nested", OPTION_NESTED, NULL, 0, "the form of legacy workers on the wire", 0},
     {0},
 };
 static const struct cox_option_group generate_options = {
@@ -966,12 +867,6 @@ static const struct cox_option_group generate_options = {
 static const struct argp_option split_options[] = {
     {"prefill", OPTION_PREFILL, "A", 0, "the group that computes the prompts", 0},
     {"decode", OPTION_DECODE, "B", 0, "the group that pulls their keys and values, and generates",
-     0},
-    {"lease", OPTION_LEASE, "SEC", 0,
-     "duration of A's lease on the KV blocks of a prompt, at most an hour (default 60)", 0},
-    {"no-recompute", OPTION_NO_RECOMPUTE, NULL, 0,
-     "what B cannot pull is computed by A again, and fails after that; by default B computes it, and "
-     "logs that",
      0},
     {0},
 };
@@ -1000,7 +895,6 @@ const struct cox_command cox_command_generate = {
     .init = init,
     .groups = {{&generate_options, 0},
                {&split_group, 0},
-               {&cox_scheduling_option_group, offsetof(struct generate, group)},
                {&cox_death_option_group, offsetof(struct generate, group)},
                {&cox_start_option_group, offsetof(struct generate, group)},
                {&cox_layout_option_group, offsetof(struct generate, group)}},

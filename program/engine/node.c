@@ -19,7 +19,6 @@ enum {
     OPTION_WORKER,
     OPTION_CRASH_DIR,
     OPTION_LOG_FORMAT,
-    OPTION_QUIET,
     OPTION_STAY,
 };
 
@@ -31,7 +30,6 @@ struct node_command {
     /* the model of the reference worker; NULL: the workers are a command of the user's */
     const char *model;
     enum cox_log_format log_format;
-    bool quiet;
     bool stay;
     _Atomic int signal_number;
 };
@@ -61,11 +59,8 @@ static int take_option(void *choice, int key, const char *value, struct cox_erro
         if (r == 0)
             cox_console_set_format(node->log_format);
         return r;
-    case OPTION_STAY:
+    default: /* OPTION_STAY */
         node->stay = true;
-        return 0;
-    default: /* OPTION_QUIET */
-        node->quiet = true;
         return 0;
     }
 }
@@ -127,10 +122,8 @@ static bool is_cancelled(void *context)
 
 static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
-    const struct node_command *node = context;
-    (void)is_stderr;
-    if (!node->quiet)
-        cox_console_worker(rank, text);
+    (void)context, (void)is_stderr;
+    cox_console_worker(rank, text);
 }
 
 static void on_state(void *context, const char *text)
@@ -202,7 +195,6 @@ static const struct argp_option options[] = {
      "what the ranks of this machine did when something failed (see coxswain run)", 0},
     {"stay", OPTION_STAY, NULL, 0,
      "when the group has ended, or its lead is lost for good, wait for another lead", 0},
-    {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
     {"log-format", OPTION_LOG_FORMAT, "text|json", 0,
      "lines of standard error with time and level, as text or as JSON objects, one for each event",
      0},

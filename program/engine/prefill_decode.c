@@ -17,8 +17,8 @@
 #define CHUNK_TOKENS 65536
 /* No message is queued while a group has this many unread bytes. */
 #define PENDING_MAX ((size_t)64 << 10)
-/* How often a prompt is computed in the prefill group. */
-#define TRY_COUNT_MAX 3
+/* Of a KV lease: time for the decode group to pull the blocks of a prompt. */
+#define LEASE_MS 60000
 /* Pause between attempts to link groups while a rank is being replaced. */
 #define LINK_PAUSE_MS 50
 /* A group closes a connection without a request for 10 s. The decode group's would be idle until
@@ -29,13 +29,11 @@ typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
 typedef CoxswainControl__CompletionItem item_message;
 
-/* States of a prompt: UNSENT -> PREFILL -> DECODE -> DONE; back to UNSENT when it must be computed
- * again. */
+/* States of a prompt: UNSENT -> PREFILL -> DECODE -> DONE. */
 enum place { PLACE_UNSENT = 0, PLACE_PREFILL, PLACE_DECODE, PLACE_DONE };
 
 struct part {
     enum place place;
-    uint32_t tries;
     /* in DECODE: the prefill group is done with it, and it was not sent to the decode group */
     bool ready;
     /* the token that the prefill group generated */
@@ -208,7 +206,7 @@ static int prefill_send(struct pair *pair)
     struct chunk chunk;
     chunk_init(&chunk, pair);
     chunk.complete.has_hold_ms = true;
-    chunk.complete.hold_ms = pair->how->lease_ms;
+    chunk.complete.hold_ms = LEASE_MS;
     for (size_t i = 0; i < pair->prompts->count && pair->unsent_count && chunk_has_room(&chunk) &&
                        pair->flight_count < pair->how->window;
          i++) {
@@ -218,7 +216,6 @@ static int prefill_send(struct pair *pair)
             continue;
         chunk_add(&chunk, i, prompt->tokens, prompt->token_count);
         part->place = PLACE_PREFILL;
-        part->tries++;
         pair->unsent_count--;
         pair->flight_count++;
     }
@@ -234,8 +231,6 @@ static int decode_send(struct pair *pair, bool held)
     int r = 0;
     chunk_init(&chunk, pair);
     chunk.complete.new_count_max = cox_complete_new_count(pair->options) - held;
-    chunk.complete.has_no_recompute = true;
-    chunk.complete.no_recompute = pair->how->no_recompute;
     for (size_t i = 0; !r && i < pair->prompts->count && chunk_has_room(&chunk); i++) {
         struct part *part = &pair->parts[i];
         const struct cox_prompt *prompt = &pair->prompts->items[i];
@@ -297,31 +292,6 @@ static bool is_failure(const item_message *item)
     return item->has_finish && item->finish == COXSWAIN_CONTROL__FINISH__FAILED && item->error;
 }
 
-/* A failure to pull after which a retry may succeed. */
-static bool may_try_again(const struct pair *pair, const struct part *part, int code)
-{
-    return pair->how->no_recompute && part->tries < TRY_COUNT_MAX &&
-           (code == COX_STALE || code == COX_NOT_FOUND || code == COX_TIMEOUT ||
-            code == COX_PEER_DEAD || code == COX_ABORTED || code == COX_REJECTED);
-}
-
-/* The KV blocks cannot be pulled: computes the prompt again from the start, or ends it. side: the
- * group that reported it. */
-static int pull_failed(struct pair *pair, size_t index, int side, const struct cox_error *cause,
-                       struct cox_error *err)
-{
-    struct part *part = &pair->parts[index];
-    if (!may_try_again(pair, part, cause->code))
-        return prompt_fail(pair, index, side, cause);
-    int r = release_put(pair, part);
-    if (!r)
-        r = groups_link(pair, err);
-    part->place = PLACE_UNSENT;
-    pair->flight_count--;
-    pair->unsent_count++;
-    return r;
-}
-
 static int prefill_item(struct pair *pair, size_t index, const item_message *item,
                         struct cox_error *err)
 {
@@ -348,11 +318,6 @@ static int prefill_item(struct pair *pair, size_t index, const item_message *ite
         };
         return prompt_done(pair, index, &result);
     }
-    if (!part->source && pair->how->no_recompute) {
-        cox_fail(&cause, COX_STALE,
-                 "it had no room for a KV lease, or its weights have changed since");
-        return pull_failed(pair, index, 0, &cause, err);
-    }
     part->place = PLACE_DECODE;
     part->ready = true;
     /* Ranks of the prefill group were replaced since, and the decode group still reads from the old
@@ -367,7 +332,7 @@ static int decode_item(struct pair *pair, size_t index, const item_message *item
     struct cox_error cause = {0};
     if (is_failure(item)) {
         cox_client_error(item->error, &cause);
-        return pull_failed(pair, index, 1, &cause, err);
+        return prompt_fail(pair, index, 1, &cause);
     }
     bool stop = item->finish == COXSWAIN_CONTROL__FINISH__STOP;
     size_t count = item->n_tokens + part->pulls;

@@ -18,11 +18,6 @@ struct cox_prefill_decode_options {
     /* names of the groups */
     const char *prefill;
     const char *decode;
-    /* duration of a prompt's KV lease */
-    uint64_t lease_ms;
-    /* A prompt whose KV blocks cannot be pulled is computed again in the prefill group, twice at
-     * most, and then fails. */
-    bool no_recompute;
     /* prompts under way at a time: at least 1, at most what either group accepts */
     uint32_t window;
     /* time to link the groups */

@@ -20,12 +20,8 @@
 #include <unistd.h>
 
 enum {
-    OPTION_NO_INIT = COX_OPTION_KEY(0),
-    OPTION_INIT,
-    OPTION_NO_FLAGS,
-    OPTION_QUIET,
+    OPTION_INIT = COX_OPTION_KEY(0),
     OPTION_ADAPTER,
-    OPTION_EXTERNAL,
     OPTION_ROLE,
     OPTION_STEP_TOKENS,
     OPTION_METRICS,
@@ -38,7 +34,8 @@ enum {
 #define PRINT_MS 1000
 
 #define LEGACY "legacy workers hold and pull nothing"
-#define NOT_INITIALIZED "its workers were not initialized (--no-init)"
+/* The --worker that is none: workers are started by hand. */
+#define WORKER_NONE "none"
 
 /* Returns 0 or -errno, as a pointer. Frees the text. */
 static void *write_main(void *argument)
@@ -114,7 +111,7 @@ static int keep(const struct cox_engine_group_options *options, const char *metr
     if (!r && metrics)
         r = cox_metrics_server_new(
             metrics, NULL, cox_executor_socket(cox_engine_group_executor(group)), &server, &error);
-    if (!r && server && !options->foreground.quiet)
+    if (!r && server)
         cox_console_say("metrics at %s", cox_metrics_server_url(server));
     if (!r)
         r = print_group(cox_engine_group_executor(group), &error);
@@ -133,8 +130,7 @@ static int keep(const struct cox_engine_group_options *options, const char *metr
         return COX_EXIT_WORKER;
     }
     /* For this command a request to end is no failure. */
-    if (!options->foreground.quiet)
-        cox_console_say("%s: the group ends", strsignal(r));
+    cox_console_say("%s: the group ends", strsignal(r));
     return COX_EXIT_OK;
 }
 
@@ -155,7 +151,6 @@ struct run_command {
 static int take_option(void *choice, int option, const char *value, struct cox_error *err)
 {
     struct run_command *run = choice;
-    struct cox_foreground_options *options = &run->options.foreground;
     uint64_t number;
     int r;
     switch (option) {
@@ -163,15 +158,6 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return cox_role_parse(value, &run->role, err);
     case OPTION_INIT:
         return cox_init_choice_take(&run->init, value, err);
-    case OPTION_NO_INIT:
-        options->init = false;
-        return 0;
-    case OPTION_NO_FLAGS:
-        options->no_flags = true;
-        return 0;
-    case OPTION_EXTERNAL:
-        options->external = true;
-        return 0;
     case OPTION_ADAPTER:
         return cox_adapter_choice_take(&run->adapters, value, err);
     case OPTION_LOG_FORMAT:
@@ -183,12 +169,9 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         r = cox_parse_number("--step-tokens", value, 1, INT32_MAX, &number, err);
         run->options.step_tokens = r ? 0 : (uint32_t)number;
         return r;
-    case OPTION_METRICS:
+    default: /* OPTION_METRICS */
         run->metrics = value;
         return cox_metrics_address_check(value, err);
-    default: /* OPTION_QUIET */
-        options->quiet = true;
-        return 0;
     }
 }
 
@@ -197,13 +180,10 @@ static int choose_external(struct run_command *run, int count, char *const *word
 {
     struct cox_foreground_options *options = &run->options.foreground;
     if (count)
-        return cox_fail(err, COX_INVALID, "--external starts no worker: '%.64s' is not executed",
+        return cox_fail(err, COX_INVALID, "--worker none starts no worker: '%.64s' is not executed",
                         words[0]);
-    if (run->group.worker || options->no_flags)
-        return cox_fail(err, COX_INVALID,
-                        "--external starts no worker: leave out --worker and --no-flags");
-    run->options.share_weights = true;
-    return options->init ? cox_model_find(&run->group, &options->model, err) : 0;
+    options->external = true;
+    return cox_model_find(&run->group, &options->model, err);
 }
 
 /* The ranks are started on their nodes, which have the model, too. */
@@ -216,10 +196,10 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
         return cox_fail(err, COX_INVALID,
                         "--nodes: workers are started by coxswain node: give '%.64s' to it",
                         words[0]);
-    if (options->external || run->group.legacy_workers || run->group.worker || options->no_flags)
+    if (run->group.legacy_workers || run->group.worker)
         return cox_fail(err, COX_INVALID,
-                        "--nodes: workers are started by coxswain node: leave out --external, "
-                        "--legacy-workers, --worker and --no-flags");
+                        "--nodes: workers are started by coxswain node: leave out "
+                        "--legacy-workers and --worker");
     if (!run->group.name)
         return cox_fail(err, COX_INVALID,
                         "--nodes: --name is missing, by which nodes find the group");
@@ -231,9 +211,9 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
                      rank_count, run->group.rank_count);
     if (r == 0)
         run->group.rank_count = rank_count;
-    if (r == 0 && options->init)
+    if (r == 0)
         r = cox_model_find(&run->group, &options->model, err);
-    if (r == 0 && options->model)
+    if (r == 0)
         r = cox_node_facts_read(options->model, &run->facts, err);
     run->executor_nodes = (struct cox_executor_nodes){
         .size = sizeof run->executor_nodes,
@@ -242,11 +222,11 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
         .listen = run->nodes.listen,
         .times = run->nodes.times,
         .facts = run->facts.facts,
-        .fact_count = options->model ? COX_NODE_FACT_COUNT : 0,
+        .fact_count = COX_NODE_FACT_COUNT,
         .attach = run->group.attach,
     };
     options->nodes = &run->executor_nodes;
-    run->options.share_weights = options->init;
+    run->options.share_weights = true;
     return r;
 }
 
@@ -257,11 +237,11 @@ static int choose_reference(struct run_command *run, struct cox_error *err)
     int r = cox_worker_find(&run->group, &worker, err);
     if (!r)
         r = cox_model_find(&run->group, &options->model, err);
-    if (!r && options->init)
+    if (!r)
         r = cox_worker_check(&run->group, worker, options->model, err);
     if (!r)
         r = cox_worker_command(&run->group, worker, options->model, &options->command, err);
-    run->options.share_weights = true;
+    run->options.share_weights = !r && cox_worker_is_reference(worker);
     return r;
 }
 
@@ -274,15 +254,13 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
     int r = cox_group_choice_check(&run->group, err);
     if (r)
         return r;
-    if (!options->init)
-        options->prompts_refusal = NOT_INITIALIZED;
     if (run->nodes.nodes) {
         r = choose_nodes(run, count, words, err);
     } else if (cox_nodes_choice_given(&run->nodes)) {
         r = cox_fail(err, COX_INVALID,
                      "--nodes is missing, as in --nodes a:4,b:4: --cluster and the options with it "
                      "are for ranks on several machines");
-    } else if (options->external) {
+    } else if (run->group.worker && strcmp(run->group.worker, WORKER_NONE) == 0) {
         r = choose_external(run, count, words, err);
     } else if (count) {
         options->command = (const char *const *)words;
@@ -299,8 +277,6 @@ static int check(const void *choice, struct cox_error *err)
 {
     const struct run_command *run = choice;
     const struct cox_foreground_options *options = &run->options.foreground;
-    if (run->init.count && !options->init)
-        return cox_fail(err, COX_INVALID, "--no-init: --init would have no effect");
     if (options->model && cox_init_choice_get(&run->init, "model"))
         return cox_fail(err, COX_INVALID, "'model' in --init: use --model DIR");
     if (run->role != COX_ROLE_STANDARD && (!run->options.serve || run->group.legacy_workers))
@@ -319,7 +295,6 @@ static void init(void *choice)
     run->options.adapters = &run->adapters;
     run->options.foreground = (struct cox_foreground_options){
         .group = &run->group,
-        .init = true,
         .need_socket = true,
     };
 }
@@ -359,13 +334,6 @@ static const struct argp_option options[] = {
      "configuration that every worker gets at init; may be repeated. --init @FILE: a JSON object of "
      "strings, numbers, true and false; KEY=VALUE takes precedence",
      0},
-    {"no-init", OPTION_NO_INIT, NULL, 0, "start the workers only", 0},
-    {"no-flags", OPTION_NO_FLAGS, NULL, 0,
-     "append no flags to COMMAND; the environment has all values", 0},
-    {"external", OPTION_EXTERNAL, NULL, 0,
-     "start no worker: wait for workers that are started by hand, as long as that takes; standard "
-     "error reports each (coxswain-worker --socket NAME)",
-     0},
     {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
      "load this LoRA adapter at the start (see coxswain lora)", 0},
     {"role", OPTION_ROLE, "prefill|decode|standard", 0,
@@ -378,7 +346,6 @@ static const struct argp_option options[] = {
      0},
     {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
      0},
-    {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
     {"log-format", OPTION_LOG_FORMAT, "text|json", 0,
      "lines of standard error with time and level, as text or as JSON objects, one for each event",
      0},
@@ -404,11 +371,10 @@ const struct cox_command cox_command_run = {
     .examples = "  coxswain run -n 4 mine\n"
                 "  coxswain run -n 4 mine --on-death restart\n"
                 "  coxswain run -n 2 -- ./worker --flag        workers of your own\n"
-                "  coxswain run -n 2 --external --name hand    workers that are started by hand\n",
+                "  coxswain run -n 2 --worker none hand        workers that are started by hand\n",
     .choice_size = sizeof(struct run_command),
     .init = init,
     .groups = {{&run_options, 0},
-               {&cox_scheduling_option_group, offsetof(struct run_command, group)},
                {&cox_death_option_group, offsetof(struct run_command, group)},
                {&cox_start_option_group, offsetof(struct run_command, group)},
                {&cox_layout_option_group, offsetof(struct run_command, group)},

@@ -1,7 +1,7 @@
 """A rank that computes a Llama checkpoint with PyTorch, divided among the ranks of its group::
 
-    coxswain generate -n 2 --no-shared-weights --worker "python3 -m coxswain.torch_worker" "27+58="
-    coxswain run -n 2 --no-shared-weights --worker "python3 -m coxswain.torch_worker" --model DIR
+    coxswain generate -n 2 --worker "python3 -m coxswain.torch_worker" "27+58="
+    coxswain run -n 2 --worker "python3 -m coxswain.torch_worker" --model DIR
 
 It is short so that you can copy it, and put your own model in the place of `Model`. A `Batch` says
 what to compute, `RankGroup` gathers the parts of all ranks, and the coordinator replaces a rank

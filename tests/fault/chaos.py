@@ -33,9 +33,9 @@ GROUP_BYTES_MAX = (16 << 20) + (1 << 20)
 
 WORKERS = {
     "reference": ["--model", MODEL],
-    "scripted": ["--no-init", "--", SCRIPTED],
-    "wrapped": ["--no-init", "--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh"],
-    "never": ["--no-flags", "--", "sh", "-c", "echo started >&2; exec sleep 1000"],
+    "scripted": ["--", SCRIPTED],
+    "wrapped": ["--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh"],
+    "never": ["--", "sh", "-c", "echo started >&2; exec sleep 1000"],
 }
 
 
@@ -43,8 +43,8 @@ def run_of(name, ranks, workers, *more):
     return [COXSWAIN, "run", "-n", str(ranks), "--name", name, "--attach", options.attach, *more, *WORKERS[workers]]
 
 
-def start(name, ranks, workers, *more):
-    return Process(run_of(name, ranks, workers, *more))
+def start(name, ranks, workers, *more, **env):
+    return Process(run_of(name, ranks, workers, *more), **env)
 
 
 def clean(*arguments):
@@ -102,7 +102,7 @@ def one_round(number, count):
     ranks, workers = dice.choice((1, 2, 4, 8)), dice.choice(("reference", "scripted", "wrapped"))
     keeps = not SEALED and dice.random() < 0.25
     before, names_before = socket_files(), objects_of(name)
-    process = start(name, ranks, workers, *(["--keep-names"] if keeps else []))
+    process = start(name, ranks, workers, **(harness.KEEP_NAMES if keeps else {}))
     until = time.monotonic() + instant()
     time.sleep(max(0, until - time.monotonic() - 0.0005))
     while time.monotonic() < until:
@@ -211,7 +211,7 @@ def test_p7_b53_restarts_do_not_fill_dev_shm():
 @test
 def test_p7_b54_cleaners_and_starters_at_once():
     count = collections.Counter()
-    bystander = start(PREFIX + "bystander", 2, "scripted", "--attach", "named", "--keep-names")
+    bystander = start(PREFIX + "bystander", 2, "scripted", "--attach", "named", **harness.KEEP_NAMES)
     await_lines(bystander, 0, "name ", 1)
     kept = names_of(PREFIX + "bystander")
     name = PREFIX + "race"

@@ -381,7 +381,6 @@ static int foreground_start(void *object, struct cox_error *err)
     const struct cox_foreground_options options = {
         .group = &group,
         .command = scripted,
-        .no_flags = true,
         .need_socket = true,
         .quiet = true,
     };

@@ -121,8 +121,7 @@ def one_run(prompts_all, count):
     ranks = dice.choice((1, 2, 4, 8))
     name = PREFIX + dice.choice(("same", str(count["runs"])))
     more = ["--start", "--name", name, "--timeout", "%.3f" % step_seconds if step_seconds <= STEP_SECONDS_MAX else "60"]
-    more += dice.choice(([], ["--sequences", "1"], ["--nested"], ["--depth", "1"], ["--sequences", "7"],
-                         ["--step-tokens", "16"])) if len(prompts) <= 50 else []
+    more += dice.choice(([], ["--sequences", "1"], ["--depth", "1"], ["--sequences", "7"])) if len(prompts) <= 50 else []
     size = (ranks, len(prompts))
     before = socket_files()
     begin = time.monotonic()

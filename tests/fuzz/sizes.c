@@ -56,8 +56,8 @@ static void coordinator_options(char **arguments, int count)
                                     COX_OPTION_NAME,
                                     COX_OPTION_DEPTH,
                                     COX_OPTION_LEGACY_WORKERS,
-                                    COX_OPTION_REQUEST_SIZE,
-                                    COX_OPTION_RESPONSE_SIZE,
+                                    COX_OPTION_SIZE,
+                                    COX_OPTION_CRASH_DIR,
                                     COX_OPTION_START_TIMEOUT,
                                     COX_OPTION_TIMEOUT};
         int option = known[(uint8_t)arguments[a][0] % (sizeof known / sizeof known[0])];

@@ -13,7 +13,7 @@ import harness
 from harness import (MODEL, TIMEOUT, check, environment, expect, finish, names_with, run, start,
                      stop_process, wait_until)
 
-RESTART = ("--on-death", "restart,1000/60", "--restart-backoff", "0.001-0.01")
+RESTART = ("--on-death", "restart,1000/60")
 
 
 class Group:
@@ -22,8 +22,10 @@ class Group:
     def __init__(self, ranks=2, arguments=(), command=(), model=MODEL, under=(), **variables):
         self.name = harness.fresh_name("group")
         self.ranks = ranks
-        self.process = start(["run", "-n", str(ranks), "--name", self.name, "--model", model,
-                              *arguments, *command], under=under, env=environment(**variables))
+        # A command of its own gets no model: its init callback, if it has one, may know none.
+        models = () if command else ("--model", model)
+        self.process = start(["run", "-n", str(ranks), "--name", self.name, *models, *arguments, *command], under=under,
+                             env=environment(**variables))
 
     def __enter__(self):
         lines = [self.process.stdout.readline().split() for _ in range(2 + self.ranks)]

@@ -55,6 +55,8 @@ from typing import NoReturn
 
 SOURCE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODEL = os.path.join(SOURCE_DIR, "models", "sums")
+# For environment(): the names of a group stay in /dev/shm while it lives.
+KEEP_NAMES = {"COXSWAIN_TEST_KEEP_NAMES": "1"}
 LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
 SHM = "/dev/shm"
 # Groups are sealed where a test does not say how they attach.
@@ -217,6 +219,8 @@ def environment(**more):
     env = {key: value for key, value in os.environ.items() if not key.startswith("COXSWAIN_")}
     if "XDG_RUNTIME_DIR" not in more:
         env["COXSWAIN_RUNTIME_DIR"] = os.path.join(os.environ["XDG_RUNTIME_DIR"], "coxswain")
+    # A rank that dies again and again is replaced at once.
+    env["COXSWAIN_TEST_BACKOFF_MS"] = "1"
     env.update(more)
     return env
 
@@ -322,9 +326,9 @@ class Result:
         return "status %s\n--- stdout\n%s\n--- stderr\n%s" % (self.status, self.out, self.err)
 
 
-def _attach_is_reported(arguments):
+def _attach_is_reported(arguments, env):
     """By the arguments, or when the group was started: it is named and has a control socket."""
-    if any(word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")):
+    if any(word in arguments for word in ("--attach", "--legacy-workers")) or KEEP_NAMES.items() <= env.items():
         return True
     return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".sock" in socket_files()
 
@@ -336,7 +340,7 @@ def start(arguments, under=(), command="coxswain", **more):
     more.setdefault("stderr", subprocess.PIPE)
     more.setdefault("env", environment())
     attaches = arguments[:1] in (["generate"], ["eval"], ["run"])
-    if SEALED and attaches and not _attach_is_reported(arguments):
+    if SEALED and attaches and not _attach_is_reported(arguments, more["env"]):
         arguments = [arguments[0], "--attach", "sealed", *arguments[1:]]
     return subprocess.Popen([*under, program(command), *arguments], text=True, **more)
 
@@ -383,6 +387,14 @@ def status_of(name):
     """What status tells of a group, healthy or degraded."""
     result = run(["status", "--name", name, "--json"])
     return json.loads(expect(result, 4 if result.status == 4 else 0).out)
+
+
+@functools.cache
+def own_weights():
+    """The reference worker by another name: every rank loads its own part of the model."""
+    path = os.path.join(scratch, "own-weights")
+    os.symlink(program("coxswain-worker"), path)
+    return path
 
 
 @functools.cache

@@ -342,7 +342,7 @@ class Judge:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("COXSWAIN_", "COX_"))}
         return subprocess.run(
             [self.binary, "generate", "--model", folder, "-n", str(ranks), "--tokens", "--quiet", "--max-tokens",
-             str(NEW_TOKENS), "--step-tokens", "16", "-"], input=text, capture_output=True, text=True, check=False,
+             str(NEW_TOKENS), "-"], input=text, capture_output=True, text=True, check=False,
             timeout=120, env=environment)
 
     def compare(self, row, ranks, result, expected):

@@ -31,7 +31,7 @@ from harness import (LEGACY_WORKER, MODEL, SEALED, TIMEOUT, Failure, Result, che
 harness.begin(harness.parser(__doc__))
 COXSWAIN = program("coxswain")
 # A worker for which any number of ranks works; the reference worker divides a model.
-ANY_COUNT = ["--no-init", "--", program("scripted_worker")]
+ANY_COUNT = ["--", program("scripted_worker")]
 EXAMPLE_WORKER = program("example_worker")
 
 
@@ -64,21 +64,13 @@ def a_worker_has_arguments_or_blanks_in_its_name():
 @test
 def generate_reports_the_share_of_channel_and_group_in_steps():
     for ranks in (1, 2, 4, 8):
-        path = temporary("")
-        result = expect(generate("-n", str(ranks), "--stats-json", path, "27+58=", "1+2="), 0, "of the time of steps: channel ")
-        check(("rank group" in result.err) == (ranks > 1), "a group of one", result)
+        result = expect(generate("-n", str(ranks), "27+58=", "1+2="), 0)
+        told = re.search(r"of the time of steps: channel (\d+\.\d) %(?:, rank group (\d+\.\d) % "
+                         r"\((\d+\.\d) % waiting for other ranks\))?$", result.err, re.M)
+        check(told and 0 <= float(told[1]) <= 100, "no share of the channel", result)
+        check((told[2] is not None) == (ranks > 1), "a group of one", result)
+        check(ranks == 1 or 0 < float(told[3]) <= float(told[2]) <= 100, "no share of the rank group", result)
         check(result.out == "27+58=85\n1+2=3\n", "standard output is for text", result)
-        with open(path) as file:
-            stats = json.load(file)
-        check(stats["ranks"] == ranks and stats["steps"] > 0 and stats["tokens"] > 0, "counts: %s" % stats, result)
-        check(stats["tokens_per_second"] > 0 and stats["step_us"]["p50"] > 0, "times: %s" % stats, result)
-        check(0 <= stats["channel_share"] <= 1, "channel: %s" % stats, result)
-        if ranks == 1:
-            check(stats["group_share"] is None and stats["group_wait_share"] is None, "group: %s" % stats, result)
-        else:
-            check(0 < stats["group_wait_share"] <= stats["group_share"] <= 1, "group: %s" % stats, result)
-    expect(generate("--stats-json", "/nowhere/at/all", "1+1="), 1, "cannot write /nowhere/at/all")
-    expect(generate("--stats-json", "", "1+1="), 2, "--stats-json")
 
 
 @test
@@ -133,7 +125,7 @@ def g4b_models_are_shared_out_as_their_heads_allow():
             random_model(folder, heads, kv_heads, "--llama3", "8,1,4,16")
             texts = set()
             for ranks in good:
-                for more in ([], ["--no-shared-weights"], ["--temperature", "0.8", "--seed", "7"]):
+                for more in ([], ["--worker", harness.own_weights()], ["--temperature", "0.8", "--seed", "7"]):
                     result = expect(run(["generate", "-n", str(ranks), "--model", folder, "--tokens", "--max-tokens", "20", *more,
                                          "5 6 7 8 9 10 11", "90 4"]), 0)
                     texts.add((bool(more) and more[0] == "--temperature", result.out))
@@ -153,9 +145,8 @@ def many_prompts_are_the_same_at_once_and_one_by_one():
     check(one.out.count("\n") == 200, "expected 200 lines", one)
     for prompt, line in zip(prompts, one.out.split("\n")):
         check(line.startswith(prompt), "not in order: " + line, one)
-    for arguments in (["-n", "4"], ["-n", "4", "--sequences", "1"], ["-n", "2", "--nested"],
-                      ["-n", "2", "--step-tokens", "3"], ["-n", "2", "--sequences", "7", "--depth", "1"],
-                      ["-n", "2", "--async-scheduling", "on", "--sequences", "5"], ["-n", "4", "--async-scheduling", "off"]):
+    for arguments in (["-n", "4"], ["-n", "4", "--sequences", "1"], ["-n", "2", "--sequences", "7", "--depth", "1"],
+                      ["-n", "2", "--sequences", "5"]):
         other = expect(generate(*arguments, text=text), 0)
         check(other.out == one.out, "another text with %s" % arguments, other)
 
@@ -211,7 +202,7 @@ def eval_counts_what_is_right():
 @test
 def layout_prints_names_sizes_and_totals():
     before = names_with("")
-    result = expect(run(["layout", "-n", "3", "--name", "coxlayout", "--depth", "2", "--request-size", "transfer=1M"]), 0)
+    result = expect(run(["layout", "-n", "3", "--name", "coxlayout", "--depth", "2", "--size", "transfer.request=1M"]), 0)
     check("region /coxlayout_transfer_request 1048576 frames 2 of 524288\n" in result.out, "no such region", result)
     check("semaphore /coxlayout_execute_request_produce_2 value 2\n" in result.out, "no such semaphore", result)
     check("semaphore /coxlayout_execute_request_consume_2 value 0\n" in result.out, "no such semaphore", result)
@@ -254,7 +245,7 @@ def test_p6_memory_is_one_figure():
     if SEALED:
         skip("a sealed group has no names whose sizes could be added")
     name = harness.fresh_name("memory")
-    process = start(["run", "-n", "8", "--name", name, "--keep-names", *ANY_COUNT])
+    process = start(["run", "-n", "8", "--name", name, *ANY_COUNT], env=environment(**harness.KEEP_NAMES))
     check(process.stdout.readline(), "it did not start")
     used = harness.bytes_of(name)
     process.terminate()
@@ -385,7 +376,7 @@ def a_worker_without_an_init_callback_just_runs():
     expect(finish(process), 0, "the group ends")
     # What cannot be sent to it is not dropped.
     for more in (["--init", "block_size=16"], ["--model", MODEL]):
-        result = expect(run(["run", "-n", "2", *more, "--", EXAMPLE_WORKER]), 3, "no init callback", "--no-init",
+        result = expect(run(["run", "-n", "2", *more, "--", EXAMPLE_WORKER]), 3, "no init callback", "--model",
                         "'%s'" % ("model" if "--model" in more else "block_size"))
         check(len([line for line in result.err.splitlines() if "no init callback" in line and "coxswain" in line]) == 1,
               "more than one line says so", result)
@@ -475,7 +466,7 @@ def run_ends_with_a_signal():
 @test
 def a_terminal_that_closes_is_a_signal_like_others():
     name = harness.fresh_name("hup")
-    process = start(["run", "-n", "2", "--name", name, "--keep-names", "--model", MODEL])
+    process = start(["run", "-n", "2", "--name", name, "--model", MODEL], env=environment(**harness.KEEP_NAMES))
     started(process)
     process.send_signal(signal.SIGHUP)
     expect(finish(process), 0, "the group ends")
@@ -514,7 +505,7 @@ def signals_ignored_at_the_start_stay_ignored():
 def a_key_pressed_at_the_terminal_is_for_the_coordinator_alone():
     # A terminal signals its foreground group; a worker in it would die of it, now and then before the coordinator looks.
     for _ in range(5):
-        process = start(["run", "-n", "4", "--no-init", "--model", MODEL], start_new_session=True)
+        process = start(["run", "-n", "4", "--model", MODEL], start_new_session=True)
         started(process)
         for pid in pids_of(process, 4):
             check(os.getpgid(pid) == pid, "worker %d is in the group %d" % (pid, os.getpgid(pid)))
@@ -526,7 +517,7 @@ def a_key_pressed_at_the_terminal_is_for_the_coordinator_alone():
 def run_names_the_worker_that_died():
     name = harness.fresh_name("test")
     for ranks, more in ((4, ["--model", MODEL]), (3, ANY_COUNT)):
-        process = start(["run", "-n", str(ranks), "--name", name, "--keep-names", *more])
+        process = start(["run", "-n", str(ranks), "--name", name, *more], env=environment(**harness.KEEP_NAMES))
         check(started(process) == name, "another name")
         pids = pids_of(process, ranks)
         check(names_with(name), "the names are not kept")
@@ -539,7 +530,7 @@ def run_names_the_worker_that_died():
 def run_shows_what_workers_write():
     script = "echo to be heard; echo loud >&2; exec %s --model %s" % (
         program("coxswain-worker"), MODEL)
-    process = start(["run", "-n", "2", "--no-flags", "--", "sh", "-c", script])
+    process = start(["run", "-n", "2", "--", "sh", "-c", script])
     started(process)
     pids_of(process, 2)
     process.terminate()
@@ -552,7 +543,7 @@ def talkative(lines, then):
     os.unlink(done)
     script = ('i=0; while [ $i -lt %d ]; do echo "line $i ..............................................."; '
               'i=$((i+1)); done; : > %s; %s' % (lines, done, then))
-    return ["--no-flags", "--", "sh", "-c", script], done
+    return ["--", "sh", "-c", script], done
 
 
 def waiting(stream):
@@ -777,7 +768,7 @@ def a_bad_model_is_wrong_input_whichever_process_reads_it_first():
             os.chmod(folder, 0o700)
             spoil(folder)
             model = ["-n", "2", "--model", folder]
-            ranks_read = ["--no-shared-weights", *model]
+            ranks_read = ["--worker", harness.own_weights(), *model]
             for command in (["generate", *model, "1+1="], ["generate", *ranks_read, "1+1="],
                             ["eval", *model, os.path.join(MODEL, "heldout.txt")],
                             ["eval", *ranks_read, os.path.join(MODEL, "heldout.txt")],
@@ -830,19 +821,17 @@ def wrong_input_is_named():
         (["generate", "--spin", "full", "1+1="], 2, "--spin is 'full': expected off, auto or max"),
         (["run", "--spin", ""], 2, "--spin is '': expected off, auto or max"),
         (["generate", "1+1=", "--spin"], 2, "--spin needs a value"),
-        (["generate", "--async-scheduling", "yes", "1+1="], 2, "expected on or off"),
-        (["generate", "--async-scheduling", "on", "--depth", "1", "1+1="], 2, "--depth 2 or more"),
-        (["generate", "--async-scheduling", "on", "--nested", "1+1="], 2, "not with --nested"),
-        (["generate", "--large-payload-size", "1X", "1+1="], 2, "--large-payload-size", "K, M or G"),
-        (["generate", "--large-payload-size", "0M", "1+1="], 2, "--large-payload-size is '0M'", "K, M or G"),
-        (["generate", "--no-large-payloads", "1+1="], 2, "--no-large-payloads is no option of this command"),
-        (["generate", "--large-payload-size"], 2, "--large-payload-size needs a value"),
+        (["run", "--size", "large-payload=1X"], 2, "--size large-payload is '1X'", "K, M or G"),
+        (["run", "--size", "large-payload=0M"], 2, "--size large-payload is '0M'", "K, M or G"),
+        (["run", "--size", "large-payload"], 2, "--size is 'large-payload'", "CHANNEL.request=BYTES"),
+        (["run", "--size"], 2, "--size needs a value"),
+        (["run", "--crash-dir", ",contents"], 2, "--crash-dir is ',contents'", "expected a directory"),
+        (["run", "--no-large-payloads"], 2, "--no-large-payloads is no option of this command"),
         (["run", "--init", "key"], 2, "--init is 'key': expected KEY=VALUE or @FILE"),
         (["run", "--init", "=value"], 2, "expected KEY=VALUE"),
         (["run", "--init"], 2, "--init needs a value"),
         (["run", "--init", "k=1", "--init", "k=2"], 2, "--init names 'k' twice"),
         (["run", "--init", b"k=caf\xe9"], 2, "--init k: the byte 0xe9 at offset 5 is no UTF-8"),
-        (["run", "--init", "k=1", "--no-init"], 2, "--no-init"),
         (["run", "--init", "model=x", "--model", MODEL], 2, "'model'", "--model DIR"),
         (["run", "--init-file", "x"], 2, "--init-file is no option of this command"),
         (["run", "--init", "@"], 2, "--init is '@': expected KEY=VALUE or @FILE"),
@@ -858,15 +847,15 @@ def wrong_input_is_named():
         (["run", "--init", "@" + temporary('{"a": {"b": 1},\n"c": null}')], 2, "line 1: 'a' is an object"),
         (["run", "--init", "@" + temporary('{"a": 1,\n"c": null}')], 2, "line 2: 'c' is null"),
         (["run", "--init", "@" + temporary('{"": 1}')], 2, "line 1: a key without a name"),
-        (["run", "--async-scheduling", "on", "--legacy-workers"], 2, "legacy workers need every token"),
         (["generate", "--bogus"], 2, "--bogus"),
         (["generate", "-y"], 2, "-y"),
         (["generate", "--name", "a/b", "1+1="], 2, "'/' at position 2"),
         (["run", "--name", "x" * 129], 2, "at most 128"),
         (["run", "--name", ".x"], 2, "starts with a dot"),
-        (["layout", "--request-size", "execute=1"], 2, "at least"),
-        (["layout", "--request-size", "no=1M"], 2, "CHANNEL=BYTES"),
-        (["layout", "--request-size", "execute=1X"], 2, "K, M or G"),
+        (["layout", "--size", "execute.request=1"], 2, "at least"),
+        (["layout", "--size", "no.request=1M"], 2, "CHANNEL.request=BYTES"),
+        (["layout", "--size", "execute=1M"], 2, "CHANNEL.request=BYTES"),
+        (["layout", "--size", "execute.reply=1X"], 2, "K, M or G"),
         (["layout", "more"], 2, "'more'"),
         (["layout", "-n", "17", "--legacy-workers"], 2, "16"),
         (["bogus"], 2, "'bogus'"),
@@ -904,10 +893,10 @@ def workers_that_are_none_are_named():
     expect(generate("--worker", "/bin/true", "1+1="), 3, "exited with status 0")
     expect(generate("1+1=", env=environment(COXSWAIN_WORKER="/nonexistent/w")), 3, "/nonexistent/w")
     begin = time.monotonic()
-    expect(run(["run", "-n", "2", "--start-timeout", "0.3", "--no-flags", "--", "sleep", "1000"]), 3,
+    expect(run(["run", "-n", "2", "--start-timeout", "0.3", "--", "sh", "-c", "exec sleep 1000"]), 3,
            "did not attach in time")
     check(time.monotonic() - begin < 30, "a worker that never attaches was waited for too long")
-    expect(run(["run", "--no-flags", "--", "sh", "-c", "echo last words; exit 7"]), 3, "status 7", "last words")
+    expect(run(["run", "--", "sh", "-c", "echo last words; exit 7"]), 3, "status 7", "last words")
     # The worker is alive, and refuses: its text arrives.
     worker = program("coxswain-worker")
     result = run(["run", "--", worker, "--model", "/nonexistent"])
@@ -919,7 +908,7 @@ def test_b15_a_worker_has_only_its_standard_fds_also_without_close_range():
     fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]  # more than one read of their list tells
     try:
         for under in ([], without("close_range=ENOSYS"), without("close_range=EPERM")):
-            result = expect(run(["run", "-n", "1", "--no-flags", "--", "sh", "-c", "exec ls /proc/self/fd >&2"], under=under,
+            result = expect(run(["run", "-n", "1", "--", "sh", "-c", "exec ls /proc/self/fd >&2"], under=under,
                                 pass_fds=fds), 3, "status 0")
             seen = re.findall(r"^\[rank 0\] (\d+)$", result.err, re.M)
             own = ["4", "5", "6", "7", "8"] if SEALED else []  # 3: the folder it lists
@@ -957,7 +946,7 @@ def closed_and_full_output_is_an_error():
 @test
 def a_name_in_use_is_refused():
     name = harness.fresh_name("taken")
-    process = start(["run", "-n", "1", "--name", name, "--keep-names", "--model", MODEL])
+    process = start(["run", "-n", "1", "--name", name, "--model", MODEL], env=environment(**harness.KEEP_NAMES))
     started(process)
     expect(run(["run", "-n", "1", "--name", name, "--model", MODEL]), 1, name)
     process.terminate()
@@ -971,7 +960,7 @@ def a_name_in_use_is_refused():
 def killed_while_its_worker_never_attaches(name, ranks):
     """A group that has all its names: its workers tell by being started. All of them, so that no child is left that
     still holds the lock on its way into its program."""
-    process = start(["run", "-n", str(ranks), "--name", name, "--no-flags", "--", "sh", "-c",
+    process = start(["run", "-n", str(ranks), "--name", name, "--", "sh", "-c",
                      "echo started >&2; exec sleep 1000"])
     for _ in range(ranks):
         line = process.stderr.readline()
@@ -1010,7 +999,7 @@ def clean_of_everything_leaves_alone_what_another_cleans():
     """In a /dev/shm of its own; another process holds the lock of a dead group."""
     script = """
         mount -t tmpfs -o mode=1777 tmpfs /dev/shm || exit 77
-        "$0" run -n 1 --name busy --no-flags -- sleep 1000 &
+        "$0" run -n 1 --name busy -- sh -c 'exec sleep 1000' &
         while [ ! -e /dev/shm/busy_control ] && kill -0 $!; do sleep 0.01; done
         kill -9 $!
         wait $!
@@ -1064,7 +1053,7 @@ def clean_reports_what_is_wrong_with_the_runtime_directory():
 def clean_does_not_touch_a_live_group():
     name = harness.fresh_name("live")
     dead = harness.fresh_name("dead")
-    process = start(["run", "-n", "2", "--name", name, "--keep-names", "--model", MODEL])
+    process = start(["run", "-n", "2", "--name", name, "--model", MODEL], env=environment(**harness.KEEP_NAMES))
     started(process)
     pids = pids_of(process, 2)
     before = names_of(name)
@@ -1340,7 +1329,7 @@ def test_p10_a_sealed_group_serves_where_nothing_can_have_a_name():
     under = on_tmpfs("ro")
     refused = start(["generate", "--attach", "named", "--model", MODEL, "1+1="], under=under)
     expect(finish(refused), 1, "/dev/shm", "Read-only")
-    for more in ([], ["--huge-pages"], ["--no-shared-weights"]):
+    for more in ([], ["--worker", harness.own_weights()]):
         result = run(["generate", "--attach", "sealed", "-n", "4", "--model", MODEL, *more, "27+58="], under=under)
         check(expect(result, 0).out == "27+58=85\n", "another text with %s" % more, result)
 
@@ -1388,8 +1377,8 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
     quiet = expect(generate("1+1=", "--quiet", preexec_fn=limit(size)), 0)
     check(quiet.err == "", "it speaks of something", quiet)
     # Ranks that may have what the coordinator may not load by themselves.
-    worker = temporary("#!/bin/sh\nulimit -S -f unlimited\nexec '%s' \"$@\"\n" %
-                       program("coxswain-worker"), 0o700)
+    worker = os.path.join(tempfile.mkdtemp(), "coxswain-worker")
+    os.rename(temporary("#!/bin/sh\nulimit -S -f unlimited\nexec '%s' \"$@\"\n" % program("coxswain-worker"), 0o700), worker)
     less = os.path.getsize(os.path.join(MODEL, "model.safetensors")) - 4096
     expect(generate("--depth", "1", "--attach", "sealed", "--worker", worker, "1+1=", preexec_fn=limit(less)), 0, "every rank loads its own part of the model", "ulimit -f")
     size = region

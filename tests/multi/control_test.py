@@ -138,7 +138,7 @@ def test_p3_status_reports_processor_time_and_how_waits_ended():
 def test_m3_p3_status_reports_large_payloads():
     prompts, _ = sums(200)
     results = []
-    small = ["--response-size", "execute=2K"]
+    small = ["--size", "execute.reply=2K"]
     for arguments in ([], small):
         with Group(2, arguments) as group:
             result = expect(group.generate(text="\n".join(prompts) + "\n"), 0)
@@ -157,7 +157,7 @@ def test_m3_p3_status_reports_large_payloads():
                   "wrong: %s" % execute)
             check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
             expect(group.stop(), 0)
-    with Group(2, [*small, "--large-payload-size", "0"]) as group:
+    with Group(2, [*small, "--size", "large-payload=0"]) as group:
         refused = group.generate(text="\n".join(prompts) + "\n")
         check(refused.status == 3 and "a slot holds 252, and there are no blocks" in refused.err, "not refused", refused)
         expect(group.stop(), 0)
@@ -214,8 +214,8 @@ def test_p2_status_reports_a_dead_worker_while_the_others_keep_the_group_up():
 @test
 def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
     odd = 'printf "\\033[31mred \\377\\376\\302\\205 \\t\\"quoted\\" \\303\\244 \\355\\240\\200\\nlast\\001\\n" >&2; exec "$0"'
-    command = ["--no-flags", "--", "sh", "-c", odd, program("scripted_worker")]
-    with Group(2, ["--no-init"], command) as group:
+    command = ["--", "sh", "-c", odd, program("scripted_worker")]
+    with Group(2, (), command) as group:
         group.stopped(0)
         os.kill(group.pids[1], signal.SIGKILL)
         told = {}
@@ -271,7 +271,7 @@ def test_p3_status_reports_which_ranks_have_not_attached_while_a_group_is_starte
     script = 'case $COXSWAIN_RANK in 1|3) exec sleep 1000;; esac; exec %s --model %s' % (
         program("coxswain-worker"), MODEL)
     for more in ([], ["--attach", "sealed"]):
-        process = start(["run", "-n", "4", "--name", name, *more, "--no-flags", "--", "sh", "-c", script])
+        process = start(["run", "-n", "4", "--name", name, *more, "--", "sh", "-c", script])
         told = "the group is still being started; not attached yet: ranks 1,3 (of 4)\n"
         try:
             wait_until(lambda: run(["status", "--name", name]).err.endswith(told), "two ranks missing")
@@ -552,19 +552,16 @@ def test_a_name_that_is_not_live_starts_a_group_on_request_and_conflicts_are_rep
         attach = "named" if SEALED else "sealed"
         for arguments, part in ([["-n", "3"], "with 2 ranks"], [["--depth", "2"], "--depth"],
                                 [["--legacy-workers"], "--legacy-workers"], [["--worker", "x"], "--worker"],
-                                [["--model", other], MODEL], [["--step-tokens", "5"], "--step-tokens"],
-                                [["--attach", attach], "--attach"], [["--keep-names"], "--keep-names"],
+                                [["--model", other], MODEL],
+                                [["--attach", attach], "--attach"],
                                 [["--start-timeout", "9"], "--start-timeout"],
-                                [["--nested"], "--nested"], [["--request-size", "execute=8M"], "--request-size"]):
+                                [["--size", "execute.request=8M"], "--size"]):
             result = expect(group.generate(*arguments, "1+1="), 2, group.name, part, "runs already")
             check(result.out == "", "it ran", result)
         shutil.rmtree(other)
-    for arguments, command, part in (([], ["--no-flags", "--", "sh", "-c", "exec %s --model %s" % (
-            program("coxswain-worker"), MODEL)], "command of its own"),
-                                     (["--no-init"], [], "--no-init")):
-        with Group(1, arguments, command) as group:
-            expect(group.generate("1+1="), 1, "accepts no prompts", part)
-            check(part in expect(run(["status"]), 0).out, "status does not tell")
+    with Group(1, (), ["--", "sh", "-c", "exec %s --model %s" % (program("coxswain-worker"), MODEL)]) as group:
+        expect(group.generate("1+1="), 1, "accepts no prompts", "command of its own")
+        check("command of its own" in expect(run(["status"]), 0).out, "status does not tell")
 
 
 @test
@@ -814,7 +811,7 @@ class External:
     def __init__(self, ranks, *arguments):
         self.ranks = ranks
         self.workers = []
-        self.process = start(["run", "--external", "-n", str(ranks), "--model", MODEL, *arguments])
+        self.process = start(["run", "--worker", "none", "-n", str(ranks), "--model", MODEL, *arguments])
 
     def __enter__(self):
         line = self.process.stderr.readline()
@@ -1047,16 +1044,10 @@ def test_a_socket_by_its_name_has_to_be_there():
     expect(worker("--socket", "coxnobody"), 1, "no control socket is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.sock"))
     expect(worker("--socket", "cox nobody"), 1, "position 4")
     expect(worker("--socket", os.path.join(RUNTIME, "x.sock")), 1, "no control socket is at %s" % os.path.join(RUNTIME, "x.sock"))
-    expect(run(["run", "--external", "--", "true"]), 2, "'true' is not executed")
-    expect(run(["run", "--external", "--worker", "x", "--model", MODEL]), 2, "--worker")
+    expect(run(["run", "--worker", "none", "--", "true"]), 2, "--worker none starts no worker: 'true' is not executed")
     with Group(1) as group:
         expect(worker("--socket", group.name), 1, "starts its workers itself")
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
-    with External(1, "--no-init") as group:
-        group.worker()
-        group.process.stdout.readline()
-        expect(run(["generate", "--name", group.name, "1+1="]), 1, "accepts no prompts", "--no-init")
-        expect(run(["stop", "--name", group.name]), 0)
 
 
 def fds_and_threads(pid):

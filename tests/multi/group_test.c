@@ -609,7 +609,7 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
         {{NULL, "quit", "3"}, COX_PEER_DEAD, "exited with status 3"},
         {{NULL, "quit", "0"}, COX_PEER_DEAD, "quits as told"},
         {{"/bin/true"}, COX_PEER_DEAD, "it may be no Coxswain worker: a worker attaches"},
-        {{"/bin/ls"}, COX_PEER_DEAD, "--no-flags (options.no_flags) leaves them out; its last"},
+        {{"/bin/ls"}, COX_PEER_DEAD, "(options.no_flags leaves them out); its last"},
         {{NULL, "never"}, COX_TIMEOUT, "did not attach in time"},
         {{"/bin/sh", "-c", "exec sleep 1000"}, COX_TIMEOUT, "is it a Coxswain worker?"},
         {{NULL, "world"}, COX_PEER_DEAD, "ranks"},

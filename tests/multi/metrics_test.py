@@ -278,7 +278,7 @@ def test_s2_ranks_that_disagree_are_an_error_with_words_and_counted():
     folder = tempfile.mkdtemp(prefix=fresh_name("bend"))
     try:
         # One step at a time: one behind it, published by then, would differ and be counted as well.
-        with Group("--async-scheduling", "off",
+        with Group("--depth", "1",
                    env=harness.environment(COXSWAIN_TEST_BEND=os.path.join(folder, "rank"))) as group:
             expect(run(["generate", "--name", group.name, "27+58="]), 0)
             wait_until(lambda: value(group.metrics(), "coxswain_in_flight", channel="execute") == 0, "the last step")

@@ -137,7 +137,7 @@ def test_p8_sampled_tokens_are_the_same_over_a_killed_rank():
 @test
 def test_p8_all_ranks_are_started_again():
     name = harness.fresh_name("all")
-    arguments = ["-n", "2", "--model", MODEL, "--on-death", "restart-all", "--restart-backoff", "0.001"]
+    arguments = ["-n", "2", "--model", MODEL, "--on-death", "restart-all"]
     result = expect(over_killed_ranks(arguments, name, 2), 0, "was ended with the others: replaced by process")
     check(result.out == expected(), "another text", result)
 
@@ -160,15 +160,14 @@ def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
                        "exec %s \"$@\"\n" % program("coxswain-worker"), 0o700)
     name = harness.fresh_name("loop")
     process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
-                     "--worker", worker, "--on-death", "restart,3/60",
-                     "--restart-backoff", "0.01-0.02"])
+                     "--worker", worker, "--on-death", "restart,3/60"])
     reader = Reader(process)
     reader.await_full()
     kill(name, 1)
     result = expect(reader.rest(), 3, "rank 1", "exited with status 7", "no device for me", "4 deaths within 60 s",
                     "after 3 tries")
     check_partial(result)
-    with Group(2, ("--worker", worker, "--on-death", "restart,2/60", "--restart-backoff", "0.01")) as group:
+    with Group(2, ("--worker", worker, "--on-death", "restart,2/60")) as group:
         kill(group.name, 0)
         expect(finish(group.process), 3, "3 deaths within 60 s", "rank 0", "exited with status 7", "the group ends")
         check(not names_with(group.name), "left in /dev/shm")
@@ -223,7 +222,7 @@ def test_a_group_that_waits_can_be_stopped_and_interrupted():
 @test
 def test_p8_a_hand_started_rank_is_waited_for():
     name = harness.fresh_name("hand")
-    group = start(["run", "--external", "-n", "2", "--name", name, "--model", MODEL, *RESTART])
+    group = start(["run", "--worker", "none", "-n", "2", "--name", name, "--model", MODEL, *RESTART])
     workers = []
 
     def worker():
@@ -397,10 +396,6 @@ def test_wrong_words_of_recover():
                         (["run", "--on-death", "rest,3/60"], "expected fail, wait, restart or restart-all"),
                         (["run", "--on-death", "restart/3,60"], "expected fail, wait, restart or restart-all"),
                         (["run", "--on-death", "restart,3/-1"], "the SEC of restart,N/SEC is '-1'"),
-                        (["run", "--on-death", "restart", "--restart-backoff", "2-1"], "the larger number last"),
-                        (["run", "--on-death", "restart", "--restart-backoff", "1-"], "--restart-backoff"),
-                        (["run", "--on-death", "wait", "--restart-backoff", "3"], "needs --on-death restart"),
-                        (["generate", "--restart-backoff", "3", "1+1="], "needs --on-death restart"),
                         (["layout", "--on-death", "restart"], "--on-death")):
         expect(run(words), 2, part)
     result = expect(run(["recover", "pause", "--json", "--name", "coxrec.nobody"]), 2)

@@ -31,8 +31,8 @@ RANKS = 2
 
 # What a group can be: options of run, and what its workers are.
 KINDS = {
-    "keep-names": ["--keep-names", "--model", MODEL],
-    "keep-names wrapped": ["--keep-names", "--no-init", "--", "sh", "-c", "trap '' TERM; " + SCRIPTED + ' "$@"; true', "sh"],
+    "keep-names": ["--model", MODEL],
+    "keep-names wrapped": ["--", "sh", "-c", "trap '' TERM; " + SCRIPTED + ' "$@"; true', "sh"],
     "sealed": ["--attach", "sealed", "--model", MODEL],
     "legacy": ["--legacy-workers", "--", "/usr/bin/python3", LEGACY_WORKER],
     "legacy deaf": ["--legacy-workers", "--", "sh", "-c",
@@ -44,7 +44,8 @@ if not rights.legacy_fits():
 
 def start(kind):
     name = PREFIX + kind.replace(" ", "-")
-    return Process([COXSWAIN, "run", "-n", str(RANKS), "--name", name, *KINDS[kind]])
+    return Process([COXSWAIN, "run", "-n", str(RANKS), "--name", name, *KINDS[kind]],
+                   **(harness.KEEP_NAMES if kind.startswith("keep-names") else {}))
 
 
 def await_ready(process):

@@ -54,7 +54,7 @@ class Group:
 
     def __init__(self, name, ranks=2, arguments=(), workers=("--model", MODEL), hand=False, **env):
         self.name, self.ranks, self.hands = name, ranks, []
-        self.process = command("run", "-n", str(ranks), "--name", name, *arguments, *(["--external"] if hand else []),
+        self.process = command("run", "-n", str(ranks), "--name", name, *arguments, *(["--worker", "none"] if hand else []),
                                *workers, **env)
         if hand:
             wait_until(lambda: "waiting for" in self.process.err or self.process.ended,
@@ -128,12 +128,12 @@ def generate_on(name, *arguments, expected=(0,)):
 KINDS = {
     "named": {},
     "sealed": {"arguments": ("--attach", "sealed")},
-    "keep-names": {"arguments": ("--keep-names",)},
+    "keep-names": harness.KEEP_NAMES,
     "external": {"hand": True},
     "external sealed": {"arguments": ("--attach", "sealed"), "hand": True},
-    "wrapped": {"workers": ("--no-init", "--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh")},
+    "wrapped": {"workers": ("--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh")},
     "legacy": {"arguments": ("--legacy-workers",),
-               "workers": ("--no-init", "--", "/usr/bin/python3", LEGACY_WORKER)},
+               "workers": ("--", "/usr/bin/python3", LEGACY_WORKER)},
 }
 if not rights.legacy_fits():
     KINDS = {kind: more for kind, more in KINDS.items() if not kind.startswith("legacy")}
@@ -280,7 +280,7 @@ def undisturbed(path):
 
 @for_each_kind
 def test_a24_clients_get_the_reason_their_output_is_right_and_they_come_again(name, more):
-    if "--no-init" in more.get("workers", ()):
+    if "--" in more.get("workers", ()):
         return  # takes no prompts
     prompts = sums()[0] * 2
     path = prompts_file(len(prompts))

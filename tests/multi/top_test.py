@@ -218,7 +218,7 @@ def test_m18_a_group_that_dies_and_one_that_comes():
 @test
 def test_m18_128_ranks():
     name = fresh_name("many")
-    process = start(["run", "--name", name, "-n", "128", "--no-init", "--", program("scripted_worker")],
+    process = start(["run", "--name", name, "-n", "128", "--", program("scripted_worker")],
                     stderr=subprocess.DEVNULL)
     try:
         count = 0

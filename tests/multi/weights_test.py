@@ -30,7 +30,7 @@ OTHER = checkpoints.other_model()
 
 def expected(model, count=100, *arguments):
     """What a rank that loads the model by itself answers."""
-    text = undisturbed("--no-shared-weights", "--model", model, "--max-tokens", "8", "--file",
+    text = undisturbed("--worker", harness.own_weights(), "--model", model, "--max-tokens", "8", "--file",
                        prompts_file(count), *arguments)
     check(text.count("\n") == count, "not every prompt has an answer")
     return text
@@ -72,7 +72,7 @@ def weights_the_same_text_shared_or_not():
         for model in (MODEL, OTHER):
             alone = expected(model, 100, *arguments)
             for ranks in (1, 2, 4, 8):
-                for more in ((), ("--no-shared-weights",), ("--attach", "sealed"), ("--nested",)):
+                for more in ((), ("--worker", harness.own_weights()), ("--attach", "sealed")):
                     result = expect(run(["generate", "-n", str(ranks), "--model", model, "--quiet", "--max-tokens", "8",
                                          "--file", prompts_file(100), *arguments, *more]), 0)
                     check(result.out == alone, "another text on %d ranks, %s" % (ranks, more), result)
@@ -148,7 +148,7 @@ def memory(arguments):
 @test
 def weights_are_in_memory_once():
     size = os.path.getsize(os.path.join(MODEL, "model.safetensors")) >> 10
-    before, before_private = memory(("--no-shared-weights",))
+    before, before_private = memory(("--worker", harness.own_weights()))
     after, after_private = memory(())
     print("proportional set size of 4 ranks and their coordinator: %d KiB with a copy of its part in every rank, %d KiB with one "
           "for all; private memory of a rank %d and %d KiB" % (before, after, before_private, after_private))
@@ -256,9 +256,9 @@ def weights_switch_again_and_again_under_prompts():
 
 
 @test
-def weights_switch_with_the_nested_form_and_in_a_generate_of_its_own():
+def weights_switch_in_a_generate_of_its_own():
     name = harness.fresh_name("own")
-    process = start(["generate", "--nested", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(900),
+    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(900),
                      "--quiet", "--max-tokens", "8", "--temperature", "1"])
 
     def serves():
@@ -335,7 +335,7 @@ def weights_that_cannot_be_are_refused_and_the_group_goes_on():
 
 @test
 def weights_of_ranks_that_load_their_own_are_not_replaced():
-    with Group(2, ("--no-shared-weights",)) as group:
+    with Group(2, ("--worker", harness.own_weights())) as group:
         refused(group, OTHER, 1, "loaded its own weights")
         check(group.status()["weights"] is None, "status tells of weights")
         check_group(group, MODEL)
@@ -347,8 +347,7 @@ def weights_that_changed_where_a_new_rank_reads_its_own_end_the_group_with_words
     """Half of the sums of one model and half of another one's would be no model's."""
     for attempts, model in ((1, OTHER), (0, MODEL)):
         folder = shutil.copytree(MODEL, os.path.join(FOLDER, "changing %d" % attempts))
-        with Group(2, ("--no-shared-weights", "--on-death", "restart,2/60", "--restart-backoff", "0.001"),
-                   model=folder) as group:
+        with Group(2, ("--worker", harness.own_weights(), "--on-death", "restart,2/60"), model=folder) as group:
             check_group(group, MODEL)
             shutil.copy(os.path.join(model, "model.safetensors"), folder)
             os.kill(group.pids[1], signal.SIGKILL)
@@ -520,9 +519,8 @@ OTHER_WEIGHTS = "computes with another model, or other weights"
 
 
 def refused_split(a, b):
-    for more in ((), ("--no-recompute",)):
-        result = expect(split(a, b, 100, *more), 2, "the group '%s' %s" % (a.name, OTHER_WEIGHTS))
-        check(result.out == "", "it says something all the same", result)
+    result = expect(split(a, b, 100), 2, "the group '%s' %s" % (a.name, OTHER_WEIGHTS))
+    check(result.out == "", "it says something all the same", result)
     expect(run(["link", "--name", b.name, a.name]), 2, OTHER_WEIGHTS)
 
 
@@ -800,7 +798,7 @@ def weights_switch_of_a_paused_group_comes_with_the_start():
 
 @test
 def weights_of_all_ranks_started_again_are_the_present_ones():
-    with Group(2, ("--on-death", "restart-all", "--restart-backoff", "0.001")) as group:
+    with Group(2, ("--on-death", "restart-all")) as group:
         replace(group, OTHER, 2)
         os.kill(group.pids[0], signal.SIGKILL)
         wait_until(lambda: all(rank["incarnation"] == 2 for rank in group.status()["ranks"]), "all of them again")

@@ -42,7 +42,7 @@ if PYTHON is None:
         "no Python here has torch, safetensors and cffi; `sh tools/torch` installs them from PyPI",
         allow_module_level=True,
     )
-WORKER = ("--no-shared-weights", "--worker", f"{PYTHON} -m coxswain.torch_worker")
+WORKER = ("--worker", f"{PYTHON} -m coxswain.torch_worker")
 
 
 @pytest.fixture(scope="module")

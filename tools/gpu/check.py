@@ -249,7 +249,7 @@ class Check:
 
     def options_of(self, device, ranks):
         # Rank by rank on the same GPU: NCCL would refuse that; ranks gather through shared memory.
-        return ["-n", ranks, "--no-shared-weights", "--start-timeout", int(90 * self.scale), "--worker",
+        return ["-n", ranks, "--start-timeout", int(90 * self.scale), "--worker",
                 f"{sys.executable} {HERE}/worker.py --device {device}"]
 
     def make_model(self):

@@ -192,7 +192,7 @@ static int init_without_callback(const ExecuteRequest *message, struct cox_error
         return 0;
     return cox_fail(
         err, COX_UNSUPPORTED,
-        "this worker has no init callback, and so cannot take '%.100s': give it one, or start the group without configuration (no --init, --model), or with --no-init",
+        "this worker has no init callback, and so cannot take '%.100s': give it one, or start the group without configuration (no --init, --model)",
         message->config[0]->key ? message->config[0]->key : "");
 }
 
