@@ -352,13 +352,13 @@ static int options_fill(struct cox_cluster *cluster, natsOptions *options,
         if (strncmp(url, "tls://", 6) != 0 && !ways->insecure_loopback)
             return cox_fail(err, COX_INVALID,
                             "'%s' is no tls://HOST:PORT; without TLS the cluster works on loopback "
-                            "addresses only, with --insecure-loopback",
+                            "addresses only, with insecure_loopback",
                             url);
         if (ways->insecure_loopback && !strstr(url, "//127.") && !strstr(url, "//[::1]") &&
             !strstr(url, "//localhost"))
             return cox_fail(
                 err, COX_DENIED,
-                "--insecure-loopback: '%s' is no loopback address (nats://127.0.0.1:PORT)", url);
+                "insecure_loopback: '%s' is no loopback address (nats://127.0.0.1:PORT)", url);
         urls[count++] = url;
     }
     natsStatus s = natsOptions_SetServers(options, (const char **)urls, count);
@@ -503,7 +503,7 @@ static int connect_refused(const struct cox_cluster_access *access, natsStatus s
     case NATS_SECURE_CONNECTION_REQUIRED:
         return cox_fail(err, COX_UNSUPPORTED,
                         "the server of the cluster %s wants TLS: give tls://HOST:PORT and "
-                        "certificates in place of --insecure-loopback",
+                        "certificates in place of insecure_loopback",
                         access->url);
     case NATS_SSL_ERROR:
         if (access->insecure_loopback)
@@ -512,7 +512,7 @@ static int connect_refused(const struct cox_cluster_access *access, natsStatus s
             return cox_fail(err, COX_DENIED,
                             "this process does not accept the server of the cluster %s: %s: it "
                             "needs a certificate for '" SERVER_NAME "' of the CA in %s",
-                            access->url, text, access->ca ? access->ca : "--ca");
+                            access->url, text, access->ca ? access->ca : "no file");
         break;
     default:
         break;

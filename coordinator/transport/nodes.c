@@ -39,7 +39,7 @@ static int place_parse(char *item, struct cox_node_place *ret_place, struct cox_
     const unsigned long ranks = colon ? strtoul(colon + 1, &end, 10) : 0;
     if (!colon || end == colon + 1 || *end || ranks < 1 || ranks > COX_RANK_COUNT_MAX)
         return cox_fail(err, COX_INVALID,
-                        "--nodes: '%.60s' is no NAME:RANKS, as in a:4,b:4 (1 to %d ranks)", item,
+                        "nodes: '%.60s' is no NAME:RANKS, as in a:4,b:4 (1 to %d ranks)", item,
                         COX_RANK_COUNT_MAX);
     *colon = '\0';
     int r = cox_node_name_check("node", item, err);
@@ -57,26 +57,25 @@ int cox_nodes_parse(const char *nodes, struct cox_node_place *ret_places, uint32
     char list[4096], *rest = NULL;
     uint32_t count = 0, world = 0;
     if (snprintf(list, sizeof list, "%s", nodes) >= (int)sizeof list)
-        return cox_fail(err, COX_INVALID, "--nodes: the list is too long");
+        return cox_fail(err, COX_INVALID, "nodes: the list is too long");
     if (strstr(list, ",,") || list[0] == ',' || (list[0] && list[strlen(list) - 1] == ','))
-        return cox_fail(err, COX_INVALID, "--nodes '%.60s': a node is empty, expected a:4,b:4",
-                        list);
+        return cox_fail(err, COX_INVALID, "nodes '%.60s': a node is empty, expected a:4,b:4", list);
     for (char *item = strtok_r(list, ",", &rest); item; item = strtok_r(NULL, ",", &rest)) {
         struct cox_node_place place = {.rank_first = world};
         int r = place_parse(item, &place, err);
         if (r)
             return r;
         if (count == COX_NODE_COUNT_MAX || world + place.rank_count > COX_RANK_COUNT_MAX)
-            return cox_fail(err, COX_INVALID, "--nodes: at most %d nodes and %d ranks",
+            return cox_fail(err, COX_INVALID, "nodes: at most %d nodes and %d ranks",
                             COX_NODE_COUNT_MAX, COX_RANK_COUNT_MAX);
         for (uint32_t i = 0; i < count; i++)
             if (strcmp(places[i].name, place.name) == 0)
-                return cox_fail(err, COX_INVALID, "--nodes: node %s is named twice", place.name);
+                return cox_fail(err, COX_INVALID, "nodes: node %s is named twice", place.name);
         places[count++] = place;
         world += place.rank_count;
     }
     if (count == 0)
-        return cox_fail(err, COX_INVALID, "--nodes: no node is named, as in a:4,b:4");
+        return cox_fail(err, COX_INVALID, "nodes: no node is named, as in a:4,b:4");
     if (ret_places)
         memcpy(ret_places, places, count * sizeof *places);
     *ret_node_count = count;

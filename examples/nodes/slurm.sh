@@ -27,10 +27,10 @@ end() {
 trap end EXIT
 trap 'exit 1' HUP INT TERM
 
-list=
+places=
 set --
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
-    list=$list${list:+,}$node:$ranks
+    places="$places${places:+, }{\"name\": \"$node\", \"ranks\": $ranks}"
     set -- "$@" --node "$node"
 done
 coxswain-certificates "$dir" --server "$server" --days 30 "$@"
@@ -38,23 +38,19 @@ coxswain-certificates "$dir" --server "$server" --days 30 "$@"
 nats-server -c "$dir/coxswain-nats.conf" --log "$dir/nats.log" &
 pids=$!
 
-# access CERTIFICATE: how a process reaches the cluster.
-access() {
-    echo "--name $group --cluster tls://$server:4222 --ca $dir/ca.pem --cert $dir/$1.pem --key $dir/$1-key.pem"
-}
+echo "{\"servers\": [\"tls://$server:4222\"], \"certificates\": \"$dir\", \"nodes\": [$places]}" >"$dir/cluster.json"
 
-# shellcheck disable=SC2016,SC2086
+# shellcheck disable=SC2016
 srun --ntasks-per-node=1 --kill-on-bad-exit=0 sh -c '
     # /run/user of a batch job may not be there.
     COXSWAIN_RUNTIME_DIR=$(mktemp -d) && export COXSWAIN_RUNTIME_DIR
-    exec coxswain node --node "$SLURMD_NODENAME" "$@" --cert "$0/node-$SLURMD_NODENAME.pem" \
-        --key "$0/node-$SLURMD_NODENAME-key.pem"' \
-    "$dir" --name "$group" --cluster "tls://$server:4222" --ca "$dir/ca.pem" ${model:+--model "$model"} &
+    exec coxswain node --node "$SLURMD_NODENAME" "$@"' \
+    sh --name "$group" --cluster "$dir/cluster.json" ${model:+--model "$model"} &
 pids="$pids $!"
 
 COXSWAIN_RUNTIME_DIR=$(mktemp -d) && export COXSWAIN_RUNTIME_DIR
-# shellcheck disable=SC2046
-coxswain run --nodes "$list" --on-death restart,100/60 ${model:+--model "$model"} $(access lead) >"$dir/ready" &
+coxswain run --name "$group" --cluster "$dir/cluster.json" --on-death restart,100/60 ${model:+--model "$model"} \
+    >"$dir/ready" &
 lead=$!
 pids="$pids $lead"
 until grep -qs '^name ' "$dir/ready"; do

@@ -402,9 +402,9 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
             if (others && !follows)
                 snprintf(text, size,
                          "node %s has %" PRIu32 " ranks, from %" PRIu32 " on, of %" PRIu32
-                         ", loaded for a lead that is lost; --nodes gives it %" PRIu32
-                         " of %" PRIu32 ": give the --nodes of that lead, or wait until its "
-                         "--lead-grace is over",
+                         ", loaded for a lead that is lost; this lead gives it %" PRIu32
+                         " of %" PRIu32 ": give the nodes of that lead, or wait until its "
+                         "lead_grace is over",
                          nodes->links[i].node, hello->rank_count, hello->rank_first, hello->world,
                          nodes->links[i].rank_count, nodes->world);
             else if (follows)
@@ -417,7 +417,7 @@ static int32_t missing_node(struct cox_nodes *nodes, char *text, size_t size, in
             else
                 snprintf(text, size,
                          "node %s has not come%s%s: run there: coxswain node --name %s --node %s "
-                         "--cluster %.100s ...",
+                         "--cluster FILE, with the servers %.100s",
                          nodes->links[i].node, behind[0] ? ", nor have" : "",
                          behind[0] ? behind + 1 : "", nodes->group, nodes->links[i].node,
                          nodes->url);
@@ -558,8 +558,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     nodes->epoch = cox_real_ns();
     if (times->suspect_ms < 2 * times->beat_ms || times->dead_ms <= times->suspect_ms)
         return cox_fail(err, COX_INVALID,
-                        "beats of %" PRIu64 " ms, --suspect-after %" PRIu64
-                        " ms, --dead-after %" PRIu64
+                        "beats of %" PRIu64 " ms, suspect_after %" PRIu64 " ms, dead_after %" PRIu64
                         " ms: suspect needs two beats at least, and dead must be later",
                         times->beat_ms, times->suspect_ms, times->dead_ms);
     struct cox_node_place places[COX_NODE_COUNT_MAX];

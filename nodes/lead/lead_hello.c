@@ -79,17 +79,19 @@ static bool addresses_agree(const struct cox_nodes *nodes, uint32_t node, bool *
     if (is_loopback(theirs) == *ret_lead)
         return true;
     if (*ret_lead)
-        snprintf(refusal, size,
-                 "the lead listens at %.64s, which node %s at %.64s cannot reach: start the lead, "
-                 "and each node on its machine, with --listen HOST:PORT, the address that other "
-                 "machines have of it",
-                 ours, nodes->links[node].node, theirs);
+        snprintf(
+            refusal, size,
+            "the lead listens at %.64s, which node %s at %.64s cannot reach: give the lead, and "
+            "each node on its machine, a HOST:PORT to listen at, the address that other "
+            "machines have of it (lead_listen and listen in the file of --cluster)",
+            ours, nodes->links[node].node, theirs);
     else
-        snprintf(refusal, size,
-                 "node %s listens at %.64s, which other machines cannot reach (the lead is at "
-                 "%.64s): start it with --listen HOST:PORT, the address that other machines have "
-                 "of it",
-                 nodes->links[node].node, theirs, ours);
+        snprintf(
+            refusal, size,
+            "node %s listens at %.64s, which other machines cannot reach (the lead is at "
+            "%.64s): give it a HOST:PORT to listen at, the address that other machines have of "
+            "it (listen in the file of --cluster)",
+            nodes->links[node].node, theirs, ours);
     return false;
 }
 

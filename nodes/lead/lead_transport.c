@@ -78,7 +78,7 @@ static int transport_open(void *context, uint32_t rank, uint32_t incarnation, st
     if (absent)
         cox_log_write(&nodes->options.log, 4,
                       "rank %" PRIu32 " waits for node %s: run there: coxswain node --name %s "
-                      "--node %s --cluster %.100s ...",
+                      "--node %s --cluster FILE, with the servers %.100s",
                       rank, link->node, nodes->group, link->node, nodes->url);
     return r;
 }

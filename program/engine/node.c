@@ -15,6 +15,7 @@
 enum {
     OPTION_NAME = COX_OPTION_KEY(0),
     OPTION_NODE,
+    OPTION_CLUSTER,
     OPTION_MODEL,
     OPTION_WORKER,
     OPTION_CRASH_DIR,
@@ -23,6 +24,7 @@ enum {
 };
 
 struct node_command {
+    const char *cluster;
     struct cox_nodes_choice nodes;
     struct cox_group_choice group;
     const char *node;
@@ -44,6 +46,9 @@ static int take_option(void *choice, int key, const char *value, struct cox_erro
         return cox_name_check(value, err);
     case OPTION_NODE:
         node->node = value;
+        return 0;
+    case OPTION_CLUSTER:
+        node->cluster = value;
         return 0;
     case OPTION_MODEL:
         node->group.model = value;
@@ -83,7 +88,10 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
     if (!node->node)
         return cox_fail(err, COX_INVALID,
                         "--node is missing: the name of this machine in the group");
-    int r = cox_nodes_choice_check(&node->nodes, err);
+    if (!node->cluster)
+        return cox_fail(err, COX_INVALID,
+                        "--cluster is missing: the file of the cluster, which the lead has, too");
+    int r = cox_nodes_choice_read(&node->nodes, node->cluster, node->node, err);
     if (r)
         return r;
     if (count) {
@@ -104,6 +112,12 @@ static void init(void *choice)
     cox_group_choice_init(&node->group);
     node->log_format = COX_LOG_PLAIN;
     cox_console_set_format(node->log_format); /* before options: their errors are events too */
+}
+
+static void deinit(void *choice)
+{
+    struct node_command *node = choice;
+    cox_nodes_choice_deinit(&node->nodes);
 }
 
 static bool on_signal(void *context, int number)
@@ -185,7 +199,11 @@ static int run(void *choice)
 static const struct argp_option options[] = {
     {"name", OPTION_NAME, "NAME", 0, "name of the group, as the lead has it", 0},
     {"node", OPTION_NODE, "NAME", 0,
-     "name of this machine in the group; its certificate is node-NAME.pem", 0},
+     "name of this machine among the nodes of the cluster's file; its certificate is "
+     "node-NAME.pem",
+     0},
+    {"cluster", OPTION_CLUSTER, "FILE", 0,
+     "the cluster: a JSON object, the same for the lead and all nodes (see below)", 0},
     {"model", OPTION_MODEL, "DIR", 0,
      "model folder on this machine; its content must be that of the lead's (default: the model that "
      "came with the program)",
@@ -207,21 +225,30 @@ const struct cox_command cox_command_node = {
     .summary = "run the ranks of this machine for a group over several",
     .arguments = "[NAME] [-- COMMAND [ARGUMENT]...]",
     .text =
-        "Waits for the lead of a group (coxswain run --nodes), starts the ranks that the lead "
+        "Waits for the lead of a group (coxswain run --cluster), starts the ranks that the lead "
         "gives to this machine, and serves it until the group ends. The two meet at a NATS "
         "server.\n"
         "A worker process that dies is reported to the lead and replaced at its order. When the "
-        "lead is lost the ranks stay, with what they have loaded, for the lead's --lead-grace: a "
-        "lead that comes back under the same name takes them over. Exit status 0: the group was "
-        "ended in order; 3: it failed, or no lead came.",
-    .examples = "  coxswain node --name big --node b --cluster tls://a:4222 \\\n"
-                "      --ca ca.pem --cert node-b.pem --key node-b-key.pem\n"
-                "  coxswain node --name big --node b --cluster nats://127.0.0.1:4222 \\\n"
-                "      --insecure-loopback\n",
+        "lead is lost the ranks stay, with what they have loaded, for the cluster's lead_grace: a "
+        "lead that comes back under the same name takes them over. Exit status 0: the group was ended in "
+        "order; 3: it failed, or no lead came.\v"
+        "Members of FILE: \"servers\", the NATS servers, as in [\"tls://nats1:4222\"]; \"nodes\", in "
+        "the order of their ranks, as in [{\"name\": \"a\", \"ranks\": 4}, {\"name\": \"b\", "
+        "\"ranks\": 4}], where a node may have a \"listen\": \"HOST:PORT\" at which the others "
+        "connect to it, and \"lead_listen\" is that of the lead (default: the address from which the "
+        "servers are reached, any port); \"certificates\", the directory that coxswain-certificates "
+        "has made, relative to FILE, with ca.pem and the two files of this process, lead or "
+        "node-NAME; or on one machine, for trying, \"insecure_loopback\": true, with loopback "
+        "addresses only.\n"
+        "Optional are times in seconds: \"lead_grace\", how long the ranks wait for another lead "
+        "when the lead is lost (default 30); \"suspect_after\": a node that was not heard so long "
+        "gets no requests (0.3); \"dead_after\": it is dead (0.8).",
+    .examples = "  coxswain node big --node b --cluster cluster.json\n",
     .choice_size = sizeof(struct node_command),
     .init = init,
-    .groups = {{&node_options, 0}, {&cox_agent_option_group, offsetof(struct node_command, nodes)}},
+    .groups = {{&node_options, 0}},
     .words = take_command,
     .name_in_front = true,
     .run = run,
+    .deinit = deinit,
 };

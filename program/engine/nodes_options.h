@@ -1,32 +1,50 @@
 /*
- * nodes_options: options of commands for groups over several machines.
+ * nodes_options: the file of --cluster, which describes a group over several machines, and what
+ * must be the same on all of them.
+ *
+ * One file serves the lead and all nodes, a JSON object:
+ *
+ *   "servers": ["tls://HOST:PORT", ...]                          required
+ *   "nodes": [{"name": "a", "ranks": 4, "listen": "HOST:PORT"}, ...]  required, but for listen
+ *   "certificates": "DIR"          with ca.pem, lead.pem, node-NAME.pem and their keys, as
+ *                                  coxswain-certificates makes them; from the file's directory
+ *   "insecure_loopback": true      in place of certificates: loopback addresses only
+ *   "lead_listen": "HOST:PORT"
+ *   "lead_grace", "suspect_after", "dead_after": seconds
  *
  * Threads: the main thread.
- * Ownership: texts are those of the command line.
+ * Ownership: what a choice points to is its own, until deinit.
+ * Blocks: reading files.
+ * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_NODES_OPTIONS_H
 #define COX_NODES_OPTIONS_H
 
-#include "program/cli/runner.h"
 #include "coordinator/transport/nodes_library.h"
+#include "program/cli/json_file.h"
 
+#include <limits.h>
+
+/* What one process gets of the file. */
 struct cox_nodes_choice {
-    /* --nodes; NULL: the group is on this machine */
-    const char *nodes;
+    struct cox_json_file file;
     struct cox_cluster_access access;
+    /* NULL: the address from which the cluster is reached, any port */
     const char *listen;
     struct cox_node_times times;
+    uint32_t rank_count;
+    /* "a:4,b:4" */
+    char nodes[4096];
+    char url[1024];
+    char ca[PATH_MAX], certificate[PATH_MAX], key[PATH_MAX];
 };
 
-/* --cluster, --ca, --cert, --key, --insecure-loopback, --listen; of the lead also --nodes,
- * --lead-grace, --suspect-after and --dead-after. Of a struct cox_nodes_choice. */
-extern const struct cox_option_group cox_lead_option_group;
-extern const struct cox_option_group cox_agent_option_group;
+/* Fills a zeroed choice, in place. node: the name of this machine; NULL: the process is the lead.
+ * Returns 0; as cox_json_file_read; COX_INVALID: err names file, line and member. */
+int cox_nodes_choice_read(struct cox_nodes_choice *choice, const char *path, const char *node,
+                          struct cox_error *err);
+void cox_nodes_choice_deinit(struct cox_nodes_choice *choice); /* idempotent; zeroed is fine */
 
-/* Whether any of them was, but --nodes. */
-bool cox_nodes_choice_given(const struct cox_nodes_choice *choice);
-/* Whether what the cluster needs was given. Returns 0 or COX_INVALID. */
-int cox_nodes_choice_check(const struct cox_nodes_choice *choice, struct cox_error *err);
 /* What must be the same everywhere, of a model's folder: its digest, and that of its tokenizer.
  * Returns 0; as cox_model_digest_folder. */
 #define COX_NODE_FACT_COUNT 2

@@ -3,12 +3,12 @@
 #include "coordinator/executor/core.h"
 #include "coordinator/server/group_links.h"
 #include "program/cli/console.h"
-#include "program/cli/init_options.h"
 #include "program/cli/runner.h"
 #include "program/metrics/http.h"
 #include "program/service/watchdog.h"
 #include "engine_command.h"
 #include "engine_group.h"
+#include "init_options.h"
 #include "nodes_options.h"
 
 #include <inttypes.h>
@@ -22,6 +22,7 @@
 enum {
     OPTION_INIT = COX_OPTION_KEY(0),
     OPTION_ADAPTER,
+    OPTION_CLUSTER,
     OPTION_ROLE,
     OPTION_STEP_TOKENS,
     OPTION_METRICS,
@@ -138,6 +139,8 @@ struct run_command {
     struct cox_group_choice group;
     struct cox_adapter_choice adapters;
     struct cox_init_choice init;
+    /* the file of --cluster; NULL: the group is on this machine */
+    const char *cluster;
     struct cox_nodes_choice nodes;
     struct cox_node_facts facts;
     struct cox_executor_nodes executor_nodes;
@@ -158,6 +161,9 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return cox_role_parse(value, &run->role, err);
     case OPTION_INIT:
         return cox_init_choice_take(&run->init, value, err);
+    case OPTION_CLUSTER:
+        run->cluster = value;
+        return 0;
     case OPTION_ADAPTER:
         return cox_adapter_choice_take(&run->adapters, value, err);
     case OPTION_LOG_FORMAT:
@@ -191,26 +197,23 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
                         struct cox_error *err)
 {
     struct cox_foreground_options *options = &run->options.foreground;
-    uint32_t rank_count, node_count;
     if (count)
         return cox_fail(err, COX_INVALID,
-                        "--nodes: workers are started by coxswain node: give '%.64s' to it",
+                        "--cluster: workers are started by coxswain node: give '%.64s' to it",
                         words[0]);
     if (run->group.legacy_workers || run->group.worker)
         return cox_fail(err, COX_INVALID,
-                        "--nodes: workers are started by coxswain node: leave out "
+                        "--cluster: workers are started by coxswain node: leave out "
                         "--legacy-workers and --worker");
     if (!run->group.name)
         return cox_fail(err, COX_INVALID,
-                        "--nodes: --name is missing, by which nodes find the group");
-    int r = cox_nodes_choice_check(&run->nodes, err);
+                        "--cluster: --name is missing, by which nodes find the group");
+    int r = cox_nodes_choice_read(&run->nodes, run->cluster, NULL, err);
+    if (r == 0 && run->group.rank_count_given && run->group.rank_count != run->nodes.rank_count)
+        r = cox_fail(err, COX_INVALID, "%s has %" PRIu32 " ranks, -n says %" PRIu32, run->cluster,
+                     run->nodes.rank_count, run->group.rank_count);
     if (r == 0)
-        r = cox_nodes_parse(run->nodes.nodes, NULL, &node_count, &rank_count, err);
-    if (r == 0 && run->group.rank_count_given && run->group.rank_count != rank_count)
-        r = cox_fail(err, COX_INVALID, "--nodes has %" PRIu32 " ranks, -n says %" PRIu32,
-                     rank_count, run->group.rank_count);
-    if (r == 0)
-        run->group.rank_count = rank_count;
+        run->group.rank_count = run->nodes.rank_count;
     if (r == 0)
         r = cox_model_find(&run->group, &options->model, err);
     if (r == 0)
@@ -254,12 +257,8 @@ static int take_command(void *choice, int count, char *const *words, struct cox_
     int r = cox_group_choice_check(&run->group, err);
     if (r)
         return r;
-    if (run->nodes.nodes) {
+    if (run->cluster) {
         r = choose_nodes(run, count, words, err);
-    } else if (cox_nodes_choice_given(&run->nodes)) {
-        r = cox_fail(err, COX_INVALID,
-                     "--nodes is missing, as in --nodes a:4,b:4: --cluster and the options with it "
-                     "are for ranks on several machines");
     } else if (run->group.worker && strcmp(run->group.worker, WORKER_NONE) == 0) {
         r = choose_external(run, count, words, err);
     } else if (count) {
@@ -327,12 +326,17 @@ static void deinit(void *choice)
     struct run_command *run = choice;
     cox_adapter_choice_deinit(&run->adapters);
     cox_init_choice_deinit(&run->init);
+    cox_nodes_choice_deinit(&run->nodes);
 }
 
 static const struct argp_option options[] = {
     {"init", OPTION_INIT, "KEY=VALUE", 0,
      "configuration that every worker gets at init; may be repeated. --init @FILE: a JSON object of "
      "strings, numbers, true and false; KEY=VALUE takes precedence",
+     0},
+    {"cluster", OPTION_CLUSTER, "FILE", 0,
+     "the ranks are on several machines, where coxswain node runs with the same FILE: a JSON object "
+     "of servers, certificates and nodes (coxswain node --help)",
      0},
     {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
      "load this LoRA adapter at the start (see coxswain lora)", 0},
@@ -377,8 +381,7 @@ const struct cox_command cox_command_run = {
     .groups = {{&run_options, 0},
                {&cox_death_option_group, offsetof(struct run_command, group)},
                {&cox_start_option_group, offsetof(struct run_command, group)},
-               {&cox_layout_option_group, offsetof(struct run_command, group)},
-               {&cox_lead_option_group, offsetof(struct run_command, nodes)}},
+               {&cox_layout_option_group, offsetof(struct run_command, group)}},
     .words = take_command,
     .name_in_front = true,
     .run = run_group,

@@ -877,6 +877,47 @@ def wrong_input_is_named():
 
 
 @test
+def a_cluster_file_that_is_wrong_is_named_with_line_and_member():
+    right = {"servers": ["tls://127.0.0.1:1"], "certificates": "x", "nodes": [{"name": "a", "ranks": 2}]}
+    lead, agent = ["run", "--name", "big"], ["node", "--name", "big", "--node", "a"]
+
+    def file(**changes):
+        changed = {key: value for key, value in {**right, **changes}.items() if value is not None}
+        return temporary("{\n%s}\n" % ",\n".join('"%s": %s' % (key, json.dumps(value)) for key, value in changed.items()))
+    nodes = ("line 4: 'nodes': expected nodes, as in [{\"name\": \"a\", \"ranks\": 4}]",)
+    either = ("expected either 'certificates', the directory that coxswain-certificates has made, or", "'insecure_loopback'")
+    cases = [("/nonexistent", "--cluster: /nonexistent does not exist"),
+             (temporary('{\n"servers" 1}'), "line 2, column ", "not valid JSON"),
+             (temporary("[]"), "line 1: expected an object"),
+             (file(nodes=None), "'nodes' is missing: expected nodes, as in"),
+             (file(servers=None), "'servers' is missing: expected NATS servers, as in [\"tls://nats1:4222\"]"),
+             (file(servers="tls://a:1"), "line 2: 'servers': expected NATS servers"),
+             (file(servers=["a:1"]), "line 2: 'servers': expected NATS servers"),
+             (file(certificates=""), "line 3: 'certificates': expected the directory"),
+             (file(certificates=None), *either), (file(insecure_loopback=True), *either),
+             (file(insecure_loopback=1), "line 5: 'insecure_loopback': expected true or false"),
+             (file(lead_gace=3), "line 5: 'lead_gace' is no member of a cluster file: did you mean 'lead_grace'?"),
+             (file(lead_grace=3, dead_after="1"), "line 6: 'dead_after': expected a number of seconds"),
+             (file(suspect_after=0), "line 5: 'suspect_after': expected a number of seconds"),
+             (file(lead_listen="here"), "line 5: 'lead_listen': expected \"HOST:PORT\""),
+             (file(nodes=[{"name": "a", "ranks": 2}, {"name": "a", "ranks": 2}]), "line 4: nodes: node a is named twice"),
+             (file(nodes=[{"name": "a", "ranks": 0}]), "line 4: nodes: 'a:0' is no NAME:RANKS")]
+    cases += [(file(nodes=odd), *nodes) for odd in (
+        [], "a:2", [{"name": "a"}], [{"name": "a", "ranks": "2"}], [{"name": "a:1,b", "ranks": 2}],
+        [{"name": "a", "ranks": 2, "listen": 7}], [{"name": "a", "ranks": 2, "rank": 7}])]
+    for path, *parts in cases:
+        for command in (lead, agent):
+            result = expect(run([*command, "--cluster", path]), 2, *parts)
+            check(path in result.err and result.err.count("\n") == 1, "not the file, or more than a line", result)
+    expect(run([*lead, "-n", "3", "--cluster", file()]), 2, "has 2 ranks, -n says 3")
+    expect(run([*lead, "--cluster", file(), "--worker", "x"]), 2, "leave out --legacy-workers and --worker")
+    expect(run([*lead, "--cluster", file(), "--", "x"]), 2, "workers are started by coxswain node: give 'x' to it")
+    expect(run(["run", "--cluster", file()]), 2, "--cluster: --name is missing")
+    expect(run(agent), 2, "--cluster is missing")
+    expect(run(["node", "--name", "big", "--node", "b", "--cluster", file()]), 2, "line 4: no node is named 'b'", "there are a:2")
+
+
+@test
 def a_prompt_that_does_not_fit_spoils_no_other():
     result = generate("--max-tokens", "60", "1+1=", "100+100=", "2+2=")
     # 64 positions: 5 tokens and 60 fit, 9 and 60 do not.

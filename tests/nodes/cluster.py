@@ -351,20 +351,28 @@ class Cluster:
 
     # ---- its processes ----
 
-    def _access(
+    def _cluster_file(
         self, name: str, certificates: pathlib.Path | None, who: str | None = None
-    ) -> list[str]:
-        pair = (certificates or self.certificates) / (who or name)
-        return [
-            "--cluster",
-            self.url,
-            "--ca",
-            str(self.certificates / "ca.pem"),
-            "--cert",
-            f"{pair}.pem",
-            "--key",
-            f"{pair}-key.pem",
-        ]
+    ) -> str:
+        """The file of --cluster. With other certificates or those of another, one of its own for
+        the process `name`, lead or node-NODE."""
+        folder = self.certificates
+        path = self.folder / "cluster.json"
+        if certificates or who:
+            folder = self.folder / f"{name}-has-{who or 'others'}"
+            path = folder.with_suffix(".json")
+            folder.mkdir(exist_ok=True)
+            shutil.copy(self.certificates / "ca.pem", folder)
+            for end in (".pem", "-key.pem"):
+                taken = (certificates or self.certificates) / f"{who or name}{end}"
+                shutil.copy(taken, folder / f"{name}{end}")
+        described = {
+            "servers": self.url.split(","),
+            "certificates": str(folder),
+            "nodes": [{"name": node, "ranks": RANKS_HERE} for node in NODES],
+        }
+        path.write_text(json.dumps(described, indent=2) + "\n")
+        return str(path)
 
     def server_start(
         self, name: str, certificates: pathlib.Path | None = None, log: str | None = None
@@ -430,7 +438,8 @@ class Cluster:
             node,
             "--crash-dir",
             str(recorders),
-            *self._access(f"node-{node}", certificates, who),
+            "--cluster",
+            self._cluster_file(f"node-{node}", certificates, who),
             log=log,
         )
         self.agents[node] = program
@@ -448,9 +457,8 @@ class Cluster:
             "run",
             "--name",
             GROUP,
-            "--nodes",
-            ",".join(f"{node}:{RANKS_HERE}" for node in NODES),
-            *self._access("lead", certificates, who),
+            "--cluster",
+            self._cluster_file("lead", certificates, who),
             "--on-death",
             "restart,1000000/60",
             *options,

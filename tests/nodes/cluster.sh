@@ -7,15 +7,19 @@
 #   cluster_lead NODES [ARGS]    the lead on machine a, as in a:4,b:4; its process id in $net_pid
 #   cluster_ready                waits until the lead has printed its name, or fails with its log
 #   cluster_run CMD...           a command of coxswain on the lead's machine
+#   cluster_file NAME NODES      writes the file NAME of --cluster; prints its path
 #   cluster_await SECONDS CMD... until the command succeeds
 #   cluster_down                 ends everything; use it in a trap
 #
-# The NATS server has a machine of its own, the one after the nodes, unless $cluster_server names one.
+# The NATS server has a machine of its own, the one after the nodes, unless $cluster_server names one. In the files are
+# $cluster_url, $cluster_certificates (a directory below $cluster_dir), and where it is set $cluster_listen: HOST:PORT.
 
 . "$(dirname "$0")/network.sh"
 
 cluster_dir=
 cluster_group=big
+cluster_certificates=certificates
+cluster_listen=
 
 cluster_await() {
     cluster_left=$(($1 * 20))
@@ -51,22 +55,39 @@ cluster_up() {
         [ "$(net_address "$cluster_each")" != "$net_subnet.$(($2 + 1))" ] || break
     done
     cluster_url=tls://$(net_address "$cluster_server"):4222
+    cluster_members=
     set --
     for cluster_each in $net_nodes; do
-        [ "$cluster_each" = "$cluster_server" ] || set -- "$@" --node "$cluster_each"
+        [ "$cluster_each" = "$cluster_server" ] && continue
+        set -- "$@" --node "$cluster_each"
+        cluster_members=$cluster_members${cluster_members:+,}$cluster_each:1
     done
     sh "$cluster_source/packaging/nats/coxswain-certificates" "$cluster_dir/certificates" \
         --server "$(net_address "$cluster_server")" "$@" >"$cluster_dir/certificates.log" || return 1
     cluster_nats
 }
 
+cluster_file() {
+    cluster_lead_address="\"lead_listen\": \"$cluster_listen\""
+    cluster_address=${cluster_listen:+", \"listen\": \"$cluster_listen\""}
+    # shellcheck disable=SC2046,SC2059
+    cluster_places=$(printf "{\"name\": \"%s\", \"ranks\": %s$cluster_address}, " $(echo "$2" | tr ',:' '  '))
+    cat >"$cluster_dir/$1" <<END
+{
+  "servers": ["$cluster_url"],
+  "certificates": "$cluster_certificates",
+  "nodes": [${cluster_places%, }]${cluster_listen:+,}
+  ${cluster_listen:+$cluster_lead_address}
+}
+END
+    echo "$cluster_dir/$1"
+}
+
 cluster_node() {
     cluster_name=$1
     shift
-    net_spawn "$cluster_name" "$cluster_bin/coxswain" node --name "$cluster_group" \
-        --node "$cluster_name" --cluster "$cluster_url" --ca "$cluster_dir/certificates/ca.pem" \
-        --cert "$cluster_dir/certificates/node-$cluster_name.pem" \
-        --key "$cluster_dir/certificates/node-$cluster_name-key.pem" "$@" \
+    net_spawn "$cluster_name" "$cluster_bin/coxswain" node --name "$cluster_group" --node "$cluster_name" \
+        --cluster "$(cluster_file "node-$cluster_name.json" "$cluster_members")" "$@" \
         >>"$cluster_dir/node-$cluster_name.log" 2>&1
 }
 
@@ -74,10 +95,9 @@ cluster_lead() {
     cluster_list=$1
     shift
     : >"$cluster_dir/lead.out"
-    net_spawn a "$cluster_bin/coxswain" run --name "$cluster_group" --nodes "$cluster_list" \
-        --cluster "$cluster_url" --ca "$cluster_dir/certificates/ca.pem" \
-        --cert "$cluster_dir/certificates/lead.pem" --key "$cluster_dir/certificates/lead-key.pem" \
-        "$@" >"$cluster_dir/lead.out" 2>>"$cluster_dir/lead.log"
+    net_spawn a "$cluster_bin/coxswain" run --name "$cluster_group" \
+        --cluster "$(cluster_file lead.json "$cluster_list")" "$@" \
+        >"$cluster_dir/lead.out" 2>>"$cluster_dir/lead.log"
     cluster_lead_pid=$net_pid
 }
 

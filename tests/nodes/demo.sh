@@ -32,7 +32,7 @@ dead() { ! kill -0 "$cluster_lead_pid" 2>/dev/null; }
 cluster_await 10 dead
 tail -n 3 "$cluster_dir/lead.log"
 grep -q 'node b' "$cluster_dir/lead.log"
-left() { ! pgrep -f -- "--node [ab] --cluster $cluster_url" >/dev/null; }
+left() { ! pgrep -f -- "--node [ab] --cluster $cluster_dir" >/dev/null; }
 cluster_await 40 left || { echo "an agent is left"; exit 1; }
 r=0
 wait "$agent_a" || r=$?

@@ -1,6 +1,6 @@
 #!/bin/sh
-# mistakes.sh BUILD_DIR: what a user does wrong with two machines: an address that others cannot reach, options without
-# --nodes, a server without TLS, a wrong port, another layout for ranks that wait for their lead, a signal at each wait.
+# mistakes.sh BUILD_DIR: what a user does wrong with two machines: an address that others cannot reach, a wrong file of
+# --cluster, a server without TLS, a wrong port, another layout for ranks that wait for their lead, a signal at each wait.
 # Each is told with what to do, and ends nothing that was right. Root only; under a minute.
 set -eu
 
@@ -12,7 +12,6 @@ trap cluster_down EXIT
 trap 'exit 1' HUP INT TERM
 cluster_up "$build" 2
 said=$cluster_dir/said
-certificates=$cluster_dir/certificates
 
 gone() { ! kill -0 "$1" 2>/dev/null; }
 tells() { grep -q -e "$1" "$2"; }
@@ -43,37 +42,45 @@ refused() {
     echo "status $r: $(grep -m 1 -e "$text" "$said")"
 }
 
-as_node() { echo "--name big --node $1 --ca $certificates/ca.pem --cert $certificates/node-$1.pem --key $certificates/node-$1-key.pem"; }
+# as_node: options of the agent of machine a.
+as_node() { echo "--name big --node a --cluster $(cluster_file node-a.json "$cluster_members")"; }
 
-# ---- options ----
+# written LINE...: a file of --cluster with these lines.
+written() {
+    printf '%s\n' "$@" >"$cluster_dir/cluster.json"
+    echo "$cluster_dir/cluster.json"
+}
 
-refused 2 '--nodes is missing' run --name big --cluster "$cluster_url" --ca x --cert x --key x
-refused 2 "--nodes 'a:2,,b:2': a node is empty" run --name big --nodes a:2,,b:2 --cluster "$cluster_url" \
-    --ca "$certificates/ca.pem" --cert "$certificates/lead.pem" --key "$certificates/lead-key.pem"
+# ---- options; what a file can have wrong is in multi/commands ----
+
+nodes='"nodes": [{"name": "a", "ranks": 2}]'
 # shellcheck disable=SC2046
 {
-    refused 2 "cannot execute the worker's program '/nonexist'" node $(as_node a) --cluster "$cluster_url" --worker /nonexist
-    refused 2 "expected tls://HOST:PORT" node $(as_node a) --cluster tls://127.0.0.1:abc
-    refused 2 "cannot execute the worker's program '/nonexist'" node $(as_node a) --cluster "$cluster_url" -- /nonexist
-    refused 1 '/proc/x' node $(as_node a) --cluster "$cluster_url" --crash-dir /proc/x
+    refused 2 "cannot execute the worker's program '/nonexist'" node $(as_node) --worker /nonexist
+    cluster_right=$cluster_url cluster_url=tls://127.0.0.1:abc
+    refused 2 "expected tls://HOST:PORT" node $(as_node)
+    cluster_url=$cluster_right
+    refused 2 "cannot execute the worker's program '/nonexist'" node $(as_node) -- /nonexist
+    refused 1 '/proc/x' node $(as_node) --crash-dir /proc/x
 }
 
 # ---- servers ----
 
 net_spawn a nats-server -a 127.0.0.1 -p 4333 >"$cluster_dir/plain.log" 2>&1
 cluster_await 10 tells 'Server is ready' "$cluster_dir/plain.log" || fails "no plain server"
+cluster_url=tls://127.0.0.1:4333
 # shellcheck disable=SC2046
-refused 1 'has no TLS: start it with coxswain-nats.conf' node $(as_node a) --cluster tls://127.0.0.1:4333
+refused 1 'has no TLS: start it with coxswain-nats.conf' node $(as_node)
+cluster_url=$cluster_right
 sh "$cluster_source/packaging/nats/coxswain-certificates" "$cluster_dir/other" --server x --node a >"$cluster_dir/other.log"
-certificates=$cluster_dir/other
+cluster_certificates=other
 # shellcheck disable=SC2046
-refused 1 "does not accept the server of the cluster .*local issuer certificate.*of the CA in $certificates/ca.pem" \
-    node $(as_node a) --cluster "$cluster_url"
-certificates=$cluster_dir/certificates
-net_spawn "$cluster_server" "$cluster_bin/coxswain" node --name big --node a --insecure-loopback \
-    --cluster nats://127.0.0.1:4222 >"$said" 2>&1
+refused 1 "does not accept the server of the cluster .*local issuer certificate.*of the CA in $cluster_dir/other/ca.pem" \
+    node $(as_node)
+cluster_certificates=certificates
+insecure=$(written "{\"servers\": [\"nats://127.0.0.1:4222\"], \"insecure_loopback\": true, $nodes}")
+net_spawn "$cluster_server" "$cluster_bin/coxswain" node --name big --node a --cluster "$insecure" >"$said" 2>&1
 ends 1 'wants TLS: give tls://HOST:PORT and certificates' "$said" "$net_pid"
-cluster_right=$cluster_url
 cluster_url=tls://127.0.0.1:4444
 cluster_node a
 cluster_await 10 tells 'waiting for the cluster: tls://127.0.0.1:4444: Connection refused' "$cluster_dir/node-a.log" ||
@@ -92,16 +99,20 @@ cluster_url=$cluster_right
 : >"$cluster_dir/node-a.log"
 cluster_node a --stay
 agent_a=$net_pid
-cluster_node b --listen 127.0.0.1:0
+cluster_listen=127.0.0.1:0
+cluster_node b
+cluster_listen=
 agent_b=$net_pid
 cluster_lead a:2,b:2
-ends 2 'node b listens at 127.0.0.1:[0-9]*, which other machines cannot reach .*--listen HOST:PORT' \
+ends 2 'node b listens at 127.0.0.1:[0-9]*, which other machines cannot reach .*: give it a HOST:PORT to listen at' \
     "$cluster_dir/lead.log" "$cluster_lead_pid"
-ends 2 'node b listens at 127.0.0.1:[0-9]*, which other machines cannot reach .*--listen HOST:PORT' \
+ends 2 'node b listens at 127.0.0.1:[0-9]*, which other machines cannot reach .*: give it a HOST:PORT to listen at' \
     "$cluster_dir/node-b.log" "$agent_b"
 cluster_node b --stay
 agent_b=$net_pid
-cluster_lead a:2,b:2 --listen 127.0.0.1:0
+cluster_listen=127.0.0.1:0
+cluster_lead a:2,b:2
+cluster_listen=
 ends 2 'the lead listens at 127.0.0.1:[0-9]*, which node [ab] at .* cannot reach' "$cluster_dir/lead.log" "$cluster_lead_pid"
 kill -0 "$agent_a" && kill -0 "$agent_b" || fails "a lead's address has ended an agent"
 
@@ -126,13 +137,13 @@ tells ' 3 .*big' "$said" || fails "top --name does not show rank 3"
 kill -9 "$cluster_lead_pid"
 wait "$cluster_lead_pid" || :
 cluster_lead a:2,b:1
-cluster_await 10 tells 'waiting: node a has 2 ranks, from 0 on, of 4, loaded for a lead that is lost; --nodes gives it 2 of 3' \
+cluster_await 10 tells 'waiting: node a has 2 ranks, from 0 on, of 4, loaded for a lead that is lost; this lead gives it 2 of 3' \
     "$cluster_dir/lead.log" || fails "a lead with another layout does not wait"
 kill -TERM "$cluster_lead_pid"
 ends 143 'ended by signal 15' "$cluster_dir/lead.log" "$cluster_lead_pid"
 cluster_lead a:2,b:2 --on-death restart
 cluster_ready
-[ "$(workers)" = "$before" ] || fails "a mistyped --nodes has ended ranks: $before, now $(workers)"
+[ "$(workers)" = "$before" ] || fails "mistyped nodes have ended ranks: $before, now $(workers)"
 [ "$(cluster_run generate --name big --quiet 27+58=)" = "27+58=85" ] || fails "no answer"
 echo "ranks have outlived a lead that had another layout"
 

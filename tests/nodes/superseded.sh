@@ -1,5 +1,5 @@
 #!/bin/sh
-# superseded.sh BUILD_DIR: a lead is stopped for longer than --dead-after, and a second one of the same name takes its
+# superseded.sh BUILD_DIR: a lead is stopped for longer than dead_after, and a second one of the same name takes its
 # nodes over. The first one, going on, ends within 2 s, and its error names the second, whatever it does about deaths; the
 # second goes on answering right. A node that alone names a later lead ends no group. A node of another release is refused,
 # and named. Root only; under a minute.

@@ -48,8 +48,10 @@ missing() {
     done
 }
 model=$source/models/sums
-missing node --name without --node a --cluster nats://127.0.0.1:4222 --insecure-loopback --model "$model"
-missing run --name without --nodes a:1 --cluster nats://127.0.0.1:4222 --insecure-loopback --model "$model"
+echo '{"servers": ["nats://127.0.0.1:4222"], "insecure_loopback": true, "nodes": [{"name": "a", "ranks": 1}]}' \
+    >"$dir/cluster.json"
+missing node --name without --node a --cluster "$dir/cluster.json" --model "$model"
+missing run --name without --cluster "$dir/cluster.json" --model "$model"
 
 "$coxswain" generate --quiet -n 2 --model "$model" '27+58=' >"$dir/output" 2>&1 || fail "generate ends with status $?"
 [ "$(cat "$dir/output")" = '27+58=85' ] || fail "generate answers something else"

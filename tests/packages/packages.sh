@@ -68,11 +68,13 @@ without_nodes() {
     inside coxswain node --help >>"$work/try.log" || fail "coxswain node --help without coxswain-nodes"
     answer=$(inside coxswain generate --quiet "27+58=") && [ "$answer" = "27+58=85" ] ||
         fail "coxswain generate without coxswain-nodes"
-    if inside coxswain run --name missing --nodes a:1 --cluster nats://127.0.0.1:4222 --insecure-loopback \
+    # shellcheck disable=SC2016
+    if inside sh -c 'echo "$1" >/tmp/cluster.json && coxswain run --name missing --cluster /tmp/cluster.json' sh \
+        '{"servers": ["nats://127.0.0.1:4222"], "insecure_loopback": true, "nodes": [{"name": "a", "ranks": 1}]}' \
         2>"$work/missing"; then
-        fail "coxswain run --nodes works without coxswain-nodes"
+        fail "coxswain run --cluster works without coxswain-nodes"
     fi
-    grep 'Debian: coxswain-nodes' "$work/missing" || fail "coxswain run --nodes says: $(cat "$work/missing")"
+    grep 'Debian: coxswain-nodes' "$work/missing" || fail "coxswain run --cluster says: $(cat "$work/missing")"
 }
 
 try() {

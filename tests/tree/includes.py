@@ -62,12 +62,12 @@ FOLDERS = {
     "program/trace": "channel/recorder channel/shm proto channel/base",
     "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server program/client",
     "program/service": "channel/base channel/text program/client channel/shm",
-    "program/cli": "channel/base channel/shm proto coordinator/executor coordinator/recovery coordinator/server "
+    "program/cli": "channel/base channel/shm coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
     "program/command": "channel/base channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
                        "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "
                        "program/metrics program/trace coordinator/collector",
-    "program/engine": "channel/base channel/shm coordinator/server program/client program/service program/cli "
+    "program/engine": "channel/base channel/shm proto coordinator/server program/client program/service program/cli "
                       "program/metrics coordinator/transport engine/model engine/batching coordinator/executor",
     "program": "channel/base program/client program/cli program/engine",
 }

@@ -32,6 +32,10 @@ class Machines:
             self.holder.stdout.readline().split()
         )
         self.name = f"vllm_nodes_{os.getpid()}"
+        nodes = [{"name": node, "ranks": 1} for node in "ab"]
+        cluster = {"servers": [self.url], "certificates": ".", "nodes": nodes}
+        with open(f"{self.certificates}/cluster.json", "w", encoding="utf-8") as file:
+            json.dump(cluster, file)
         self.environment = environment(
             ranks,
             GLOO_SOCKET_IFNAME="eth0",
@@ -62,10 +66,8 @@ class Machines:
     def agent(self, node):
         address = ".".join([*self.address.split(".")[:3], str(1 + "ab".index(node))])
         command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "node", "--stay"]
-        command += ["--name", self.name, "--node", node, "--cluster", self.url]
-        command += ["--ca", f"{self.certificates}/ca.pem"]
-        command += ["--cert", f"{self.certificates}/node-{node}.pem"]
-        command += ["--key", f"{self.certificates}/node-{node}-key.pem"]
+        command += ["--name", self.name, "--node", node]
+        command += ["--cluster", f"{self.certificates}/cluster.json"]
         command += ["--", sys.executable, "-m", "coxswain.vllm_worker"]
         self.agents[node] = self.on(node, command, VLLM_HOST_IP=address)
 

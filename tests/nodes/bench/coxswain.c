@@ -164,27 +164,39 @@ static int find_programs(char ret_self[PATH_SIZE], char ret_coxswain[PATH_SIZE +
     return 0;
 }
 
+/* The file of --cluster, beside the certificates, for this node alone. */
+static int cluster_write(const struct peer_options *options, const char *path)
+{
+    FILE *file = fopen(path, "we");
+    if (!file)
+        return peer_fail_errno(path, errno);
+    fprintf(file,
+            "{\"servers\": [\"tls://%s:4222\"], \"certificates\": \".\", \"nodes\": [{\"name\": "
+            "\"%" PRIu32 "\", \"ranks\": 1}]}\n",
+            options->server, options->index);
+    return fclose(file) ? peer_fail_errno(path, errno) : 0;
+}
+
 static int node_main(const struct peer_options *options)
 {
-    char coxswain[PATH_SIZE + 16], self[PATH_SIZE], index[16], url[64], number[32];
-    char ca[PATH_SIZE], certificate[PATH_SIZE], key[PATH_SIZE], runtime[PATH_SIZE];
+    char coxswain[PATH_SIZE + 16], self[PATH_SIZE], index[16], number[32];
+    char cluster[PATH_SIZE], runtime[PATH_SIZE];
     int r = find_programs(self, coxswain);
     if (r)
         return r;
     snprintf(index, sizeof index, "%" PRIu32, options->index);
-    snprintf(url, sizeof url, "tls://%s:4222", options->server);
-    snprintf(ca, sizeof ca, "%s/ca.pem", options->folder);
-    peer_path(options, false, ".pem", certificate, sizeof certificate);
-    peer_path(options, false, "-key.pem", key, sizeof key);
+    peer_path(options, false, ".json", cluster, sizeof cluster);
     peer_path(options, false, ".run", runtime, sizeof runtime);
+    r = cluster_write(options, cluster);
+    if (r)
+        return r;
     snprintf(number, sizeof number, "%zu",
              options->pull ? options->bulk_size / PULL_BLOCK_SIZE : options->reply_size);
     setenv("COXSWAIN_RUNTIME_DIR", runtime, 1);
     signal(SIGPIPE, SIG_DFL);
     execl(coxswain, coxswain, "node", "--name",
-          options->pull && options->index ? SOURCE_GROUP : GROUP, "--node", index, "--cluster", url,
-          "--ca", ca, "--cert", certificate, "--key", key, "--quiet", "--", self,
-          options->pull ? "kv" : "rank", number, (char *)NULL);
+          options->pull && options->index ? SOURCE_GROUP : GROUP, "--node", index, "--cluster",
+          cluster, "--", self, options->pull ? "kv" : "rank", number, (char *)NULL);
     return peer_fail_errno(coxswain, errno);
 }
 

@@ -1,17 +1,11 @@
 #include "init_options.h"
 
 #include "channel/base/idioms.h"
+#include "program/cli/json_file.h"
 #include "proto/utf8.h"
 
-#include <fcntl.h>
-#include <jansson.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#define FILE_SIZE_MAX ((size_t)1 << 20)
 
 static void entry_free(struct cox_config_entry *entry)
 {
@@ -89,65 +83,6 @@ static int entry_take(struct cox_init_choice *choice, const char *text, struct c
 
 /* ---- the file ---- */
 
-/* Reads the whole file and adds a zero. O_NONBLOCK: a FIFO of that name is opened and refused; the
- * open does not block. */
-static int file_read(const char *path, char **ret_text, size_t *ret_size, struct cox_error *err)
-{
-    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    struct stat info;
-    if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return cox_fail(err, COX_NOT_FOUND, "--init @FILE: %s does not exist", path);
-    if (fd < 0 || fstat(fd, &info) < 0) {
-        int r = -errno;
-        return cox_fail(err, r, "--init @FILE: cannot open %s: %s", path, cox_status_text(r));
-    }
-    if (!S_ISREG(info.st_mode))
-        return cox_fail(err, COX_INVALID, "--init @FILE: %s is not a regular file", path);
-    if ((uint64_t)info.st_size > FILE_SIZE_MAX)
-        return cox_fail(err, COX_TOO_LARGE,
-                        "--init @FILE: %s has %jd bytes, at most %zu make sense", path,
-                        (intmax_t)info.st_size, FILE_SIZE_MAX);
-    _cox_cleanup_(cox_free_ptr) char *text = malloc((size_t)info.st_size + 1);
-    size_t size = 0;
-    ssize_t got = text ? 1 : 0;
-    while (got > 0 && size < (size_t)info.st_size) {
-        got = read(fd, text + size, (size_t)info.st_size - size);
-        size += got > 0 ? (size_t)got : 0;
-    }
-    if (!text || got < 0) {
-        int r = text ? -errno : -ENOMEM;
-        return cox_fail(err, r, "--init @FILE: cannot read %s: %s", path, cox_status_text(r));
-    }
-    text[size] = '\0';
-    *ret_text = cox_steal_ptr(&text);
-    *ret_size = size;
-    return 0;
-}
-
-/* The line of the index-th key of the outer object. The text is valid JSON. */
-static int key_line(const char *text, size_t index)
-{
-    int line = 1, depth = 0, key_at = 1;
-    for (const char *at = text; *at; at++) {
-        if (*at == '\n') {
-            line++;
-        } else if (*at == '{' || *at == '[') {
-            depth++;
-        } else if (*at == '}' || *at == ']') {
-            depth--;
-        } else if (*at == '"') {
-            key_at = line;
-            for (at++; *at && *at != '"'; at++)
-                at += *at == '\\' && at[1];
-            if (!*at)
-                break;
-        } else if (*at == ':' && depth == 1 && index-- == 0) {
-            return key_at;
-        }
-    }
-    return line;
-}
-
 /* The value as JSON writes it. NULL: no memory, or its kind is refused (*ret_kind). */
 static char *value_text(const json_t *value, const char **ret_kind)
 {
@@ -162,18 +97,18 @@ static char *value_text(const json_t *value, const char **ret_kind)
     return NULL;
 }
 
-static int take_member(struct cox_init_choice *choice, const char *path, const char *text,
-                       size_t index, const char *key, const json_t *value, struct cox_error *err)
+static int take_member(struct cox_init_choice *choice, const struct cox_json_file *file,
+                       const char *key, const json_t *value, struct cox_error *err)
 {
     const char *kind = NULL;
     if (!*key)
-        return cox_fail(err, COX_INVALID, "%s, line %d: a key without a name", path,
-                        key_line(text, index));
+        return cox_fail(err, COX_INVALID, "%s, line %d: a key without a name", file->path,
+                        cox_json_file_line(file, key));
     char *copy = value_text(value, &kind);
     if (kind)
         return cox_fail(err, COX_INVALID,
                         "%s, line %d: '%.64s' is %s: expected a string, a number, true or false",
-                        path, key_line(text, index), key, kind);
+                        file->path, cox_json_file_line(file, key), key, kind);
     if (choice_find(choice, choice->file_count, choice->count, key)) { /* --init overrides it */
         free(copy);
         return 0;
@@ -183,41 +118,24 @@ static int take_member(struct cox_init_choice *choice, const char *path, const c
     return r;
 }
 
-static void json_unref(json_t **root)
-{
-    json_decref(*root);
-}
-
 static int init_file_take(struct cox_init_choice *choice, const char *path, struct cox_error *err)
 {
-    _cox_cleanup_(cox_free_ptr) char *text = NULL;
-    size_t size = 0, index = 0;
+    _cox_cleanup_(cox_json_file_deinit) struct cox_json_file file = {0};
     if (choice->has_file)
         return cox_fail(err, COX_INVALID, "--init @%s: there is a file already", path);
     choice->has_file = true;
-    int r = file_read(path, &text, &size, err);
-    if (r)
-        return r;
-    json_error_t error;
-    _cox_cleanup_(json_unref) json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
-    /* The parser has a text for every mistake in the file, and none if it ran out of memory. */
-    if (!root && !error.text[0])
-        return cox_fail(err, -ENOMEM, "no memory to read %s", path);
-    if (!root)
-        return cox_fail(err, COX_INVALID, "%s, line %d, column %d: not valid JSON: %s", path,
-                        error.line, error.column, error.text);
-    if (!json_is_object(root))
-        return cox_fail(err, COX_INVALID, "%s, line 1: expected an object, {\"KEY\": VALUE, ...}",
-                        path);
+    int r = cox_json_file_read("--init @FILE", path, &file, err);
     const char *key;
     json_t *value;
-    json_object_foreach(root, key, value)
-    {
-        r = take_member(choice, path, text, index++, key, value, err);
-        if (r)
-            return r;
+    if (r == 0) {
+        json_object_foreach(file.root, key, value)
+        {
+            r = take_member(choice, &file, key, value, err);
+            if (r)
+                return r;
+        }
     }
-    return 0;
+    return r;
 }
 
 int cox_init_choice_take(struct cox_init_choice *choice, const char *text, struct cox_error *err)
