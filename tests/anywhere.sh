@@ -93,7 +93,7 @@ in_container() {
 # Is process 1 from here on.
 first_process() {
     furnish
-    exec env -i PATH=/usr/bin:/bin "$build/bin/coxswain" generate --quiet --attach "$1" 1+1=
+    exec env -i PATH=/usr/bin:/bin "$build/bin/coxswain" generate --quiet 1+1=
 }
 
 in_docker() {
@@ -127,14 +127,12 @@ go_container() {
     status=0
     ordinary env BUILD="$build" unshare -Urmpif --mount-proc \
         sh "$script" inside_container "$@" || status=$?
-    for attach in named sealed; do
-        text=$(ordinary env BUILD="$build" timeout 120 unshare -Urmpif --mount-proc \
-            sh "$script" inside_first "$attach" < /dev/null) || true
-        if [ "$text" != 1+1=2 ]; then
-            echo "as process 1 of a container, --attach $attach: $text" >&2
-            status=1
-        fi
-    done
+    text=$(ordinary env BUILD="$build" timeout 120 unshare -Urmpif --mount-proc \
+        sh "$script" inside_first < /dev/null) || true
+    if [ "$text" != 1+1=2 ]; then
+        echo "as process 1 of a container: $text" >&2
+        status=1
+    fi
     return "$status"
 }
 
@@ -174,7 +172,7 @@ shift
 case $place in
 inside_user) as_user "$@" ;;
 inside_container) in_container "$@" ;;
-inside_first) first_process "$@" ;;
+inside_first) first_process ;;
 inside_docker) in_docker "$@" ;;
 esac
 

@@ -28,7 +28,7 @@ int cox_adapter_path(const char *text, char **ret_path, struct cox_error *err)
     return cox_fail(err, r, "the adapter folder %.512s: %s", text, cox_status_text(r));
 }
 
-bool cox_adapter_choice_has(const struct cox_adapter_choice *choice, const char *name)
+static bool choice_has(const struct cox_adapter_choice *choice, const char *name)
 {
     for (size_t i = 0; i < choice->count; i++)
         if (!strcmp(choice->items[i].name, name))
@@ -47,7 +47,7 @@ int cox_adapter_choice_take(struct cox_adapter_choice *choice, const char *text,
     _cox_cleanup_(cox_free_ptr) char *name = strndup(text, (size_t)(equals - text));
     if (!name)
         return cox_fail(err, -ENOMEM, "no memory");
-    if (cox_adapter_choice_has(choice, name))
+    if (choice_has(choice, name))
         return cox_fail(err, COX_INVALID, "--adapter names '%.128s' twice", name);
     int r = cox_adapter_path(equals + 1, &choice->items[choice->count].path, err);
     if (r)

@@ -27,7 +27,6 @@ void cox_adapter_choice_deinit(struct cox_adapter_choice *choice); /* idempotent
  * too many; COX_NOT_FOUND: no such folder; -ENOMEM. */
 int cox_adapter_choice_take(struct cox_adapter_choice *choice, const char *text,
                             struct cox_error *err);
-bool cox_adapter_choice_has(const struct cox_adapter_choice *choice, const char *name);
 /* The absolute path of a folder, for another process, in memory that the caller frees. Returns as
  * take. */
 int cox_adapter_path(const char *text, char **ret_path, struct cox_error *err);

@@ -44,7 +44,7 @@ struct cox_foreground_options {
     uint32_t role;
     /* the workers' output is dropped */
     bool quiet;
-    /* why clients' prompts are refused; static storage */
+    /* why clients' prompts are refused; lent until free */
     const char *prompts_refusal;
     const struct cox_server_hooks *hooks;
     /* the ranks are on these; NULL: on this machine */

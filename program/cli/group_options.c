@@ -198,7 +198,6 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
             options->depth = (uint32_t)number;
         return r;
     case COX_OPTION_SPIN:
-        options->spin_given = true;
         return parse_spin(value, &options->spin, err);
     case COX_OPTION_LEGACY_WORKERS:
         options->legacy_workers = true;
@@ -208,7 +207,6 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
             return cox_fail(err, COX_INVALID, "--attach is '%.64s': expected named or sealed",
                             value);
         options->attach = value[0] == 's' ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
-        options->attach_given = true;
         return 0;
     case COX_OPTION_CRASH_DIR:
         return take_crash_dir(options, value, err);
@@ -225,7 +223,6 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
         options->model = value;
         return 0;
     default: /* COX_OPTION_ON_DEATH */
-        options->recovery_given = true;
         return parse_on_death(value, &options->recovery, err);
     }
 }
@@ -297,7 +294,7 @@ static const struct argp_option start_options[] = {
      0},
     {"worker", COX_OPTION_WORKER, "PATH", 0,
      "worker program, or \"PROGRAM ARGUMENT...\" (default: $COXSWAIN_WORKER, coxswain-worker beside "
-     "this program, or in PATH); of run also none: wait for workers that are started by hand, as "
+     "this program, or in PATH); none: wait for workers that are started by hand, as "
      "long as that takes (coxswain-worker --socket NAME)",
      0},
     {"crash-dir", COX_OPTION_CRASH_DIR, "DIR", 0,
@@ -309,9 +306,7 @@ static const struct argp_option start_options[] = {
     {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,
      "time that workers have to attach, up to 1000000 s (default 60)", 0},
     {"timeout", COX_OPTION_TIMEOUT, "SEC", 0,
-     "time that a request may take, up to 1000000 s (default 30); of generate on a running group: "
-     "give up after so long without a reply (default: never)",
-     0},
+     "time that a request may take, up to 1000000 s (default 30)", 0},
     {0},
 };
 

@@ -31,10 +31,8 @@ struct cox_group_choice {
     /* 0: default */
     uint32_t depth;
     enum cox_spin spin;
-    bool spin_given;
     bool legacy_workers;
     enum cox_attach attach;
-    bool attach_given;
     bool no_large_payloads;
     /* NULL: $COXSWAIN_CRASH_DIR, or none */
     const char *crash_dir;
@@ -49,7 +47,6 @@ struct cox_group_choice {
     uint64_t step_ms;
     /* --on-death and its parameters; 0: default. Only for commands with cox_death_option_group. */
     struct cox_restart_policy recovery;
-    bool recovery_given;
     /* NULL: looked up */
     const char *worker;
     /* NULL: looked up */

@@ -226,11 +226,6 @@ struct cox_executor *cox_engine_group_executor(struct cox_engine_group *group)
     return cox_server_executor(group->server);
 }
 
-struct cox_lora *cox_engine_group_lora(struct cox_engine_group *group)
-{
-    return group->reference.lora;
-}
-
 static int engine_loop_recover(void *context, struct cox_error *err)
 {
     return cox_server_await_recovery(context, COX_DEADLINE_NEVER, err);

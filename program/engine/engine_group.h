@@ -17,7 +17,6 @@
 #include "engine/batching/engine_loop.h"
 
 struct cox_engine_group;
-struct cox_lora;
 
 struct cox_engine_group_options {
     /* start sets its hooks and shared_weights */
@@ -47,7 +46,6 @@ void cox_engine_group_freep(struct cox_engine_group **group); /* for _cox_cleanu
 
 struct cox_foreground *cox_engine_group_foreground(struct cox_engine_group *group);
 struct cox_executor *cox_engine_group_executor(struct cox_engine_group *group);
-struct cox_lora *cox_engine_group_lora(struct cox_engine_group *group);
 /* Sets what an engine loop on the group needs: the ranks' limits, the recover hook, and the
  * weights. Returns as cox_engine_loop_fit. */
 int cox_engine_group_fit(struct cox_engine_group *group, struct cox_engine_loop_options *options,

@@ -293,7 +293,6 @@ static int requests_add(struct completion *completion)
             .shorten = options->new_count_max == 0,
             .sampling = options->sampling,
             .stop_count = options->stop_count,
-            .lora = options->lora,
             .context = prompt,
         };
         memcpy(request.stop_tokens, options->stop_tokens,

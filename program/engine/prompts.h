@@ -60,7 +60,7 @@ struct cox_complete_options {
     uint32_t new_count_max;
     int32_t stop_tokens[COX_EOS_COUNT_MAX];
     uint32_t stop_count;
-    /* the adapter of all prompts; NULL: none */
+    /* the adapter of all prompts, on a running group; NULL: none */
     const char *lora;
     /* NULL: no text */
     const struct cox_tokenizer *tokenizer;

@@ -30,9 +30,8 @@ left_out() { skipped=$((skipped + 1)); }
 model=$(dirname "$(dirname "$(dirname "$PWD")")")/models/sums
 figure "$(uname -srm), $(nproc) processors"
 check "the demo, named" answers --model "$model" --quiet -n 4
-check "the demo, sealed" answers --model "$model" --quiet -n 4 --attach sealed
-bin/coxswain run -n 2 --name one --model "$model" --on-death restart >/tmp/ready 2>/tmp/log &
-check "a group starts" until_ 300 grep -q '^rank 1' /tmp/ready
+bin/coxswain run -n 2 --name one --attach sealed --model "$model" --on-death restart >/tmp/ready 2>/tmp/log &
+check "a sealed group starts" until_ 300 grep -q '^rank 1' /tmp/ready
 pid=$(sed -n 's/^rank 1 pid //p' /tmp/ready)
 check "a group answers" answers --name one
 kill -KILL "$pid"

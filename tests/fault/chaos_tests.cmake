@@ -21,7 +21,6 @@ cox_chaos_test(chaos_sealed nightly chaos.py --kills 150 --attach sealed)
 
 cox_chaos_test(generate_chaos_short all generate_chaos.py --minutes 0.1)
 cox_chaos_test(generate_chaos nightly generate_chaos.py --minutes 0.3)
-cox_chaos_test(generate_chaos_sealed nightly generate_chaos.py --minutes 0.2 --attach sealed)
 
 cox_chaos_test(recovery_soak_short all recovery_soak.py --seconds 6 --pause 0,0.4)
 cox_chaos_test(recovery_soak nightly recovery_soak.py --seconds 20 --pause 0,0.4)

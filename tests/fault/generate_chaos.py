@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Lets coxswain generate work while its processes are stopped, killed and told to end: what it prints is right.
 
-Usage: generate_chaos.py BIN_DIR SOURCE_DIR [--minutes M] [--seed S] [--attach named|sealed]
+Usage: generate_chaos.py BIN_DIR SOURCE_DIR [--minutes M] [--seed S]
 """
 
 import collections
@@ -14,17 +14,15 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
-from harness import (MODEL, Failure, Process, all_gone, check, children, socket_files, kill_all, names,
-                     names_of, temporary, test)
+from harness import (MODEL, Failure, Process, all_gone, check, children, socket_files, kill_all, names_of,
+                     temporary, test)
 
 parser = harness.parser(__doc__, seed=True)
 parser.add_argument("--minutes", type=float, default=0.3)
-parser.add_argument("--attach", choices=("named", "sealed"), default="named")
 options = harness.begin(parser, adopt=True)
 dice = random.Random(options.seed)
 
 COXSWAIN = harness.program("coxswain")
-PREFIX = "coxgen.%d." % os.getpid()
 WORKER_DIED = 3
 # Longer than this is too slow to be waited for, in a sanitized build or on a busy machine.
 STEP_SECONDS_MAX = 3.0
@@ -44,8 +42,7 @@ def file_of(prompts):
 
 
 def start(path, ranks, *more):
-    return Process([COXSWAIN, "generate", "-n", str(ranks), "--model", MODEL, "--json", "--file",
-                    path, "--attach", options.attach, *more])
+    return Process([COXSWAIN, "generate", "-n", str(ranks), "--model", MODEL, "--json", "--file", path, *more])
 
 
 def learn():
@@ -119,14 +116,14 @@ def stop_and_continue(process, usual, count):
 def one_run(prompts_all, count):
     prompts = dice.choices(prompts_all, k=dice.choice((1, 50, 500, 2000)))
     ranks = dice.choice((1, 2, 4, 8))
-    name = PREFIX + dice.choice(("same", str(count["runs"])))
-    more = ["--start", "--name", name, "--timeout", "%.3f" % step_seconds if step_seconds <= STEP_SECONDS_MAX else "60"]
-    more += dice.choice(([], ["--sequences", "1"], ["--depth", "1"], ["--sequences", "7"])) if len(prompts) <= 50 else []
+    more = ["--timeout", "%.3f" % step_seconds if step_seconds <= STEP_SECONDS_MAX else "60"]
+    more += dice.choice(([], ["--sequences", "1"], ["--sequences", "7"])) if len(prompts) <= 50 else []
     size = (ranks, len(prompts))
     before = socket_files()
     begin = time.monotonic()
     path = file_of(prompts)
     process = start(path, ranks, *more)
+    name = harness.own_name(process)
     what = dice.choice(("nothing", "pauses", "pauses", "worker killed", "worker killed",
                         "command killed", "command killed", "signal"))
     alive = True
@@ -174,7 +171,7 @@ def one_run(prompts_all, count):
         count["runs with steps again"] += 1
     check(all_gone(), "processes are left")
     left = names_of(name)
-    check(not left or killed and options.attach == "named", "left in /dev/shm: %s" % left)
+    check(not left or killed, "left in /dev/shm: %s" % left)
     sockets = socket_files()
     # A process that gave a reply, or ended by itself, had a control socket, and has removed what others left there.
     before = [] if done or status in (0, WORKER_DIED) else before
@@ -185,8 +182,7 @@ def one_run(prompts_all, count):
     check(not (left and done), "left in /dev/shm although it was on its way: %s" % left)
     if left:
         count["names left"] += 1
-        if not name.endswith("same"):
-            Process([COXSWAIN, "clean", name]).finish(0).close()
+        Process([COXSWAIN, "clean", name]).finish(0).close()
     process.close()
 
 
@@ -200,8 +196,7 @@ def test_p2_p4_p7_generate_is_right_or_says_what_died():
             one_run(prompts, count)
         except Failure as failure:
             raise Failure("run %d: %s" % (count["runs"] + 1, failure)) from None
-    Process([COXSWAIN, "clean", PREFIX + "same"]).finish(0).close()
-    check(not names(PREFIX), "left in the end: %s" % names(PREFIX))
+    start(file_of(prompts[:1]), 1).finish(0).close()  # removes the socket of one that was killed last
     check(not socket_files(), "sockets in the end: %s" % socket_files())
     return count
 

@@ -326,11 +326,8 @@ class Result:
         return "status %s\n--- stdout\n%s\n--- stderr\n%s" % (self.status, self.out, self.err)
 
 
-def _attach_is_reported(arguments, env):
-    """By the arguments, or when the group was started: it is named and has a control socket."""
-    if any(word in arguments for word in ("--attach", "--legacy-workers")) or KEEP_NAMES.items() <= env.items():
-        return True
-    return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".sock" in socket_files()
+def _attach_is_given(arguments, env):
+    return any(word in arguments for word in ("--attach", "--legacy-workers")) or KEEP_NAMES.items() <= env.items()
 
 
 def start(arguments, under=(), command="coxswain", **more):
@@ -339,8 +336,7 @@ def start(arguments, under=(), command="coxswain", **more):
     more.setdefault("stdout", subprocess.PIPE)
     more.setdefault("stderr", subprocess.PIPE)
     more.setdefault("env", environment())
-    attaches = arguments[:1] in (["generate"], ["eval"], ["run"])
-    if SEALED and attaches and not _attach_is_reported(arguments, more["env"]):
+    if SEALED and arguments[:1] == ["run"] and not _attach_is_given(arguments, more["env"]):
         arguments = [arguments[0], "--attach", "sealed", *arguments[1:]]
     return subprocess.Popen([*under, program(command), *arguments], text=True, **more)
 
@@ -381,6 +377,25 @@ def expect(result, status, *parts):
 
 def generate(*arguments, **more):
     return run(["generate", "--model", MODEL] + list(arguments), **more)
+
+
+def own_name(process):
+    """Of the group that a generate without --name has started."""
+    return "%d_0" % process.pid
+
+
+def generate_on(options, *arguments, model=MODEL, text=None, **more):
+    """Prompts on a group that `run` starts with these options, and that is stopped then. The result is generate's, with
+    what both have written on standard error; or that of run, if it does not start."""
+    name = fresh_name("on")
+    process = start(["run", "--name", name, "--model", model, *options], **more)
+    if not process.stdout.readline():
+        return finish(process)
+    result = run(["generate", "--name", name, *arguments], text=text)
+    expect(run(["stop", "--name", name]), 0)
+    group = expect(finish(process), 0)
+    check(not names_of(name), "left in /dev/shm: %s" % names_of(name), group)
+    return Result(result.status, result.out, result.err + group.err, process.pid)
 
 
 def status_of(name):

@@ -79,11 +79,13 @@ def generate_gives_the_same_json_for_every_number_of_ranks():
     text = "\n".join(prompts) + "\n"
     one = expect(generate("-n", "1", "--json", text=text), 0)
     check(one.out.count("\n") == 40, "expected 40 lines", one)
-    for more in ([], ["--attach", "sealed"], ["--temperature", "2", "--seed", "3"]):
-        alone = one if not more or more[0] == "--attach" else expect(generate("-n", "1", "--json", *more, text=text), 0)
+    for more in ([], ["--temperature", "2", "--seed", "3"]):
+        alone = expect(generate("-n", "1", "--json", *more, text=text), 0) if more else one
         for ranks in (2, 4, 8):
             result = expect(generate("-n", str(ranks), "--json", *more, text=text), 0)
             check(result.out == alone.out, "another text on %d ranks, %s" % (ranks, more), result)
+            result = expect(harness.generate_on(["-n", str(ranks), "--attach", "sealed"], "--json", *more, text=text), 0)
+            check(result.out == alone.out, "another text on %d sealed ranks, %s" % (ranks, more), result)
 
 
 @test
@@ -145,10 +147,12 @@ def many_prompts_are_the_same_at_once_and_one_by_one():
     check(one.out.count("\n") == 200, "expected 200 lines", one)
     for prompt, line in zip(prompts, one.out.split("\n")):
         check(line.startswith(prompt), "not in order: " + line, one)
-    for arguments in (["-n", "4"], ["-n", "4", "--sequences", "1"], ["-n", "2", "--sequences", "7", "--depth", "1"],
-                      ["-n", "2", "--sequences", "5"]):
+    for arguments in (["-n", "4"], ["-n", "4", "--sequences", "1"], ["-n", "2", "--sequences", "5"]):
         other = expect(generate(*arguments, text=text), 0)
         check(other.out == one.out, "another text with %s" % arguments, other)
+    for group in (["--depth", "1"], ["--step-tokens", "3"]):
+        other = expect(harness.generate_on(group, "--sequences", "7", text=text), 0)
+        check(other.out == one.out, "another text with %s" % group, other)
 
 
 @test
@@ -197,6 +201,14 @@ def eval_counts_what_is_right():
     result = run(["eval", "--model", MODEL, "--min-accuracy", "60", "-"], text="1+1=2\n1+1=3\n")
     expect(result, 1, "50.00 %")
     expect(run(["eval", "--model", MODEL, "-"], text="1+1\n"), 2, "PROMPT=ANSWER")
+    process = start(["run", "-n", "4", "--model", MODEL])
+    name = started(process)
+    kept = expect(run(["eval", "--name", name, "-"], text=text + "1+1=3\n"), 0)
+    check(kept.out == expect(run(["eval", "-n", "4", "--model", MODEL, "-"], text=text + "1+1=3\n"), 0).out,
+          "other answers of a group that runs", kept)
+    expect(run(["eval", "--name", name, "-n", "4", "-"], text="1+1=2\n"), 2, "leave out -n")
+    process.terminate()
+    expect(finish(process), 0)
 
 
 @test
@@ -358,6 +370,19 @@ def legacy_workers_say_how_a_prompt_ended():
     check(result.out == "1 5 10 16 17\n", "wrong tokens", result)
     process.terminate()
     expect(finish(process), 0, "the group ends")
+
+
+@test
+def legacy_workers_of_a_generate_get_their_init_configuration():
+    if not rights.legacy_fits():
+        skip("legacy workers")
+    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % LEGACY_WORKER, 0o700)
+    prompt = ["-n", "2", "--legacy-workers", "--worker", worker, "--tokens", "--max-tokens", "1", "1 5 10"]
+    env = environment(COX_LEGACY_NEEDS="rate=0.5,block_size=128")
+    expect(generate(*prompt, env=env), 3, "the configuration has no rate=0.5, block_size=128")
+    file = temporary('{"rate": 0.5}')
+    result = expect(generate("--init", "@" + file, "--init", "block_size=128", *prompt, env=env), 0)
+    check(result.out == "1 5 10 16\n", "wrong tokens", result)
 
 
 def ready(process, ranks):
@@ -816,11 +841,15 @@ def wrong_input_is_named():
         (["generate", "--max-tokens", "0", "1+1="], 2, "--max-tokens"),
         (["generate", "--temperature", "hot", "1+1="], 2, "--temperature"),
         (["generate", "--top-p", "1.5", "1+1="], 2, "--top-p"),
-        (["generate", "--depth", "33", "1+1="], 2, "1 to 32"),
-        (["generate", "--legacy-workers", "--depth", "2", "1+1="], 2, "depth 1"),
-        (["generate", "--spin", "full", "1+1="], 2, "--spin is 'full': expected off, auto or max"),
+        (["run", "--depth", "33"], 2, "1 to 32"),
+        (["run", "--legacy-workers", "--depth", "2"], 2, "depth 1"),
+        (["run", "--spin", "full"], 2, "--spin is 'full': expected off, auto or max"),
         (["run", "--spin", ""], 2, "--spin is '': expected off, auto or max"),
-        (["generate", "1+1=", "--spin"], 2, "--spin needs a value"),
+        (["run", "--spin"], 2, "--spin needs a value"),
+        (["generate", "--depth", "2", "1+1="], 2, "--depth is no option of this command"),
+        (["generate", "--lora", "x", "1+1="], 2, "--name", "coxswain run --adapter x=DIR"),
+        (["generate", "--init", "key", "1+1="], 2, "--init is 'key': expected KEY=VALUE or @FILE"),
+        (["generate", "--init", "model=x", "1+1="], 2, "'model'", "--model DIR"),
         (["run", "--size", "large-payload=1X"], 2, "--size large-payload is '1X'", "K, M or G"),
         (["run", "--size", "large-payload=0M"], 2, "--size large-payload is '0M'", "K, M or G"),
         (["run", "--size", "large-payload"], 2, "--size is 'large-payload'", "CHANNEL.request=BYTES"),
@@ -1163,10 +1192,9 @@ def doctor_checks_the_runtime_directory():
         def found(mark, *parts, **options):
             found_mark(findings(env=environment(XDG_RUNTIME_DIR=folder), **options), "runtime directory", mark, *parts)
             # Groups start all the same.
-            for attach in ("named", "sealed"):
-                result = generate("--attach", attach, "1+1=", env=environment(XDG_RUNTIME_DIR=folder), **options)
-                check(result.status == 0, "doctor says " + mark, result)
-                check(("no control socket" in result.err) == (mark == "note"), "doctor says " + mark, result)
+            result = generate("1+1=", env=environment(XDG_RUNTIME_DIR=folder), **options)
+            check(result.status == 0, "doctor says " + mark, result)
+            check(("no control socket" in result.err) == (mark == "note"), "doctor says " + mark, result)
 
         found_mark(findings(env=environment(XDG_RUNTIME_DIR=folder)), "runtime directory", "ok", inside)
         check(not os.listdir(folder), "doctor makes a folder")
@@ -1273,8 +1301,11 @@ def a_sealed_start_that_has_fds_by_the_socket_alone_says_how_many_it_needs():
     count = int(re.search(r"sealed (\d+)", told).group(1))
 
     def at_most(have):
-        return finish(start(["generate", "--attach", "sealed", "-n", str(ranks), "--model", MODEL, "1+1="], under=denied,
-                            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (have, have))))
+        process = start(["run", "--attach", "sealed", "-n", str(ranks), "--model", MODEL], under=denied,
+                        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (have, have)))
+        if process.stdout.readline():
+            process.terminate()
+        return finish(process)
 
     expect(at_most(count), 0)
     # Down to where the control socket has places for all but one of them.
@@ -1332,7 +1363,7 @@ def doctor_tries_what_a_group_needs():
         # can be reaped; and without futexes it is the C library that ends the process.
         if calls.startswith(("waitid", "futex<")):
             continue
-        result = generate("--attach", "named", "-n", "2", "1+1=", under=without(calls))
+        result = generate("-n", "2", "1+1=", under=without(calls))
         check((result.status == 0) == (mark != "BAD"), "%s is %s, but" % (calls, mark), result)
 
 
@@ -1368,10 +1399,9 @@ def on_tmpfs(options):
 def test_p10_a_sealed_group_serves_where_nothing_can_have_a_name():
     """Whatever it makes at any time, of weights, KV caches and the rank group, too, is in memory without a name."""
     under = on_tmpfs("ro")
-    refused = start(["generate", "--attach", "named", "--model", MODEL, "1+1="], under=under)
-    expect(finish(refused), 1, "/dev/shm", "Read-only")
+    expect(generate("1+1=", under=under), 1, "/dev/shm", "Read-only")
     for more in ([], ["--worker", harness.own_weights()]):
-        result = run(["generate", "--attach", "sealed", "-n", "4", "--model", MODEL, *more, "27+58="], under=under)
+        result = harness.generate_on(["--attach", "sealed", "-n", "4", *more], "27+58=", under=under)
         check(expect(result, 0).out == "27+58=85\n", "another text with %s" % more, result)
 
 
@@ -1421,7 +1451,8 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
     worker = os.path.join(tempfile.mkdtemp(), "coxswain-worker")
     os.rename(temporary("#!/bin/sh\nulimit -S -f unlimited\nexec '%s' \"$@\"\n" % program("coxswain-worker"), 0o700), worker)
     less = os.path.getsize(os.path.join(MODEL, "model.safetensors")) - 4096
-    expect(generate("--depth", "1", "--attach", "sealed", "--worker", worker, "1+1=", preexec_fn=limit(less)), 0, "every rank loads its own part of the model", "ulimit -f")
+    expect(harness.generate_on(["--depth", "1", "--attach", "sealed", "--worker", worker], "1+1=", preexec_fn=limit(less)), 0,
+           "every rank loads its own part of the model", "ulimit -f")
     size = region
     found_mark(findings(preexec_fn=limit(size - 1)), "size of a file", "BAD", str(size), str(size - 1), "ulimit -f")
     expect(generate("1+1=", preexec_fn=limit(size - 1)), 1, str(size), str(size - 1), "ulimit -f")

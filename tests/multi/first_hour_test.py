@@ -51,12 +51,9 @@ class Lines:
 def a_name_that_does_not_run_says_how_to_start_it():
     name = fresh_name("nobody")
     result = expect(run(["generate", "--name", name, "27+58="]), 2, "no group '%s' is alive" % name,
-                    "coxswain run --name %s" % name, "--start")
+                    "coxswain run %s starts one" % name)
     check(result.out == "", "it ran", result)
     check(not names_with(name) and not socket_files(), "something was started")
-    result = expect(run(["generate", "--start", "--name", name, "--model", MODEL, "27+58="]), 0, "1 prompt on 2 ranks:")
-    check(result.out == "27+58=85\n", "wrong text", result)
-    expect(run(["generate", "--start", "1+1="]), 2, "--start needs the --name")
 
 
 @test
@@ -78,10 +75,9 @@ def the_name_is_an_argument_in_front_of_a_command_too():
 @test
 def a_refusal_names_only_the_option_that_was_given():
     with Group(1) as group:
-        for option, value in (("--worker", "x"), ("--start-timeout", "9"), ("--size", "large-payload=0"),
-                              ("--on-death", "restart,3/60")):
-            result = expect(run(["generate", "--name", group.name, option, value, "1+1="]), 2, "leave out %s," % option)
-            named = set(re.findall(r"--[a-z-]+", result.err)) - {option, "--name", "--help"}
+        for given in (["--worker", "x"], ["-n", "1"], ["--legacy-workers"], ["--init", "k=v"]):
+            result = expect(run(["generate", "--name", group.name, *given, "1+1="]), 2, "leave out %s," % given[0])
+            named = set(re.findall(r"--[a-z-]+", result.err)) - {given[0], "--help"}
             check(not named, "it names %s too" % named, result)
         # A time limit is for clients, too.
         check(expect(run(["generate", "--name", group.name, "--timeout", "60", "1+1="]), 0).out == "1+1=2\n", "no")
@@ -386,6 +382,7 @@ def help_is_grouped_has_examples_and_fits_80_columns():
     expect(run(["help", "bogus"]), 2, "'bogus' is no command")
     # Limits are stated where an option has them.
     told = expect(run(["help", "generate"]), 0).out
+    told += expect(run(["help", "run"]), 0).out
     for part in ("1 to 128", "1 to 32", "1 to 4096", "at most 128 bytes", "0 to 100"):
         check(part in " ".join(told.split()), "no limit '%s': %s" % (part, told))
     version = expect(run(["--version"]), 0).out
@@ -404,9 +401,9 @@ def what_is_full_names_its_remedy():
     for options in ("size=1m", "nr_inodes=20"):
         if subprocess.run([*under, options, "true"], stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False).returncode:
             break  # no mounting here
-        expect(run(["generate", "--attach", "named", "--model", MODEL, "1+1="], under=[*under, options]), 1, "/dev/shm",
+        expect(run(["run", "--attach", "named", "--model", MODEL], under=[*under, options]), 1, "/dev/shm",
                "--attach sealed", "mount -o remount,")
-        expect(run(["generate", "--attach", "sealed", "--model", MODEL, "1+1="], under=[*under, options]), 0)
+        expect(harness.generate_on(["--attach", "sealed"], "1+1=", under=[*under, options]), 0)
 
     def limited(count):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
@@ -433,8 +430,7 @@ def wrong_input_is_status_2_whoever_finds_it():
     """As the help says: 2 for wrong usage or input, also where a rank or a running group finds it."""
     nowhere, empty = "/nonexistent", tempfile.mkdtemp()
     of_its_own = ["--model", MODEL, "1+1="]
-    for arguments in (["generate", "--lora", "x", *of_its_own], ["generate", "--adapter", "x=" + nowhere, "--lora", "x", *of_its_own],
-                      ["generate", "--adapter", "x=" + empty, "--lora", "x", *of_its_own],
+    for arguments in (["generate", "--lora", "x", *of_its_own], ["run", "--adapter", "x=" + nowhere, "--model", MODEL],
                       ["run", "--adapter", "x=" + empty, "--model", MODEL], ["run", "--model", nowhere], ["run", "--model", empty],
                       ["generate", "--model", nowhere, "1+1="], ["generate", "--model", empty, "1+1="],
                       ["eval", "--model", empty, temporary("1+1=2\n")], ["eval", "--model", MODEL, nowhere]):

@@ -80,7 +80,7 @@ def check_partial(result):
 
 def over_killed_ranks(arguments, name, ranks):
     """Prompts of a group that loses a rank while they stand still, and others while they run."""
-    process = start(["generate", "--start", "--name", name, "--file", PROMPTS, *arguments])
+    process = start(["generate", "--name", name, "--file", PROMPTS, *arguments])
     reader = Reader(process)
     reader.await_full()
     for rank in (ranks - 1, 0, ranks // 2):
@@ -97,16 +97,6 @@ def over_killed_ranks(arguments, name, ranks):
 
 
 @test
-def test_p8_prompts_of_a_generate_go_on_over_killed_ranks():
-    for ranks in (1, 2, 4, 8):
-        name = harness.fresh_name("over")
-        arguments = ["-n", str(ranks), "--model", MODEL, *RESTART]
-        result = expect(over_killed_ranks(arguments, name, ranks), 0, "killed by signal 9", "replaced by process",
-                        "incarnation 2")
-        check(result.out == expected(), "another text on %d ranks" % ranks, result)
-
-
-@test
 def test_p8_prompts_of_clients_go_on_over_killed_ranks():
     for ranks in (1, 2, 4, 8):
         with Group(ranks, RESTART) as group:
@@ -118,37 +108,30 @@ def test_p8_prompts_of_clients_go_on_over_killed_ranks():
 
 
 @test
-def test_p8_quiet_prints_no_recoveries():
-    name = harness.fresh_name("quiet")
-    result = expect(over_killed_ranks(["-n", "2", "--model", MODEL, "--quiet", *RESTART], name, 2), 0)
-    check("replaced" not in result.err, "it is not quiet", result)
-    check(result.out == expected(), "another text", result)
-
-
-@test
 def test_p8_sampled_tokens_are_the_same_over_a_killed_rank():
-    name = harness.fresh_name("sampled")
-    sampled = ["--temperature", "2", "--seed", "5", "--model", MODEL]
-    alone = expect(run(["generate", "-n", "2", "--file", PROMPTS, *sampled]), 0)
-    result = expect(over_killed_ranks(["-n", "2", *sampled, *RESTART], name, 2), 0)
-    check(result.out == alone.out, "other tokens", result)
+    sampled = ["--temperature", "2", "--seed", "5"]
+    alone = expect(run(["generate", "-n", "2", "--model", MODEL, "--file", PROMPTS, *sampled]), 0)
+    with Group(2, RESTART) as group:
+        result = expect(over_killed_ranks(sampled, group.name, 2), 0)
+        check(result.out == alone.out, "other tokens", result)
+        expect(group.stop(), 0)
 
 
 @test
 def test_p8_all_ranks_are_started_again():
-    name = harness.fresh_name("all")
-    arguments = ["-n", "2", "--model", MODEL, "--on-death", "restart-all"]
-    result = expect(over_killed_ranks(arguments, name, 2), 0, "was ended with the others: replaced by process")
-    check(result.out == expected(), "another text", result)
+    with Group(2, ("--on-death", "restart-all")) as group:
+        result = expect(over_killed_ranks([], group.name, 2), 0)
+        check(result.out == expected(), "another text", result)
+        expect(group.stop(), 0)
+        expect(finish(group.process), 0, "was ended with the others: replaced by process")
 
 
 @test
 def test_p8_a_death_without_a_policy_ends_all_as_before():
-    name = harness.fresh_name("fail")
-    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS])
+    process = start(["generate", "-n", "2", "--model", MODEL, "--file", PROMPTS])
     reader = Reader(process)
     reader.await_full()
-    kill(name, 1)
+    kill(harness.own_name(process), 1)
     result = expect(reader.rest(), 3, "rank 1", "killed by signal 9")
     check("replaced" not in result.err, "it was replaced", result)
     check_partial(result)
@@ -158,15 +141,14 @@ def test_p8_a_death_without_a_policy_ends_all_as_before():
 def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
     worker = temporary("#!/bin/sh\nif [ \"$COXSWAIN_INCARNATION\" != 1 ]; then echo no device for me >&2; exit 7; fi\n"
                        "exec %s \"$@\"\n" % program("coxswain-worker"), 0o700)
-    name = harness.fresh_name("loop")
-    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
-                     "--worker", worker, "--on-death", "restart,3/60"])
-    reader = Reader(process)
-    reader.await_full()
-    kill(name, 1)
-    result = expect(reader.rest(), 3, "rank 1", "exited with status 7", "no device for me", "4 deaths within 60 s",
-                    "after 3 tries")
-    check_partial(result)
+    with Group(2, ("--worker", worker, "--on-death", "restart,3/60")) as group:
+        reader = Reader(start(["generate", "--name", group.name, "--file", PROMPTS]))
+        reader.await_full()
+        kill(group.name, 1)
+        told = ("rank 1", "exited with status 7", "no device for me", "4 deaths within 60 s", "after 3 tries")
+        expect(finish(group.process), 3, *told)
+        result = expect(reader.rest(), 3, *told)
+        check_partial(result)
     with Group(2, ("--worker", worker, "--on-death", "restart,2/60")) as group:
         kill(group.name, 0)
         expect(finish(group.process), 3, "3 deaths within 60 s", "rank 0", "exited with status 7", "the group ends")
@@ -196,7 +178,7 @@ def test_a_group_waits_for_the_order_to_replace_a_rank():
 
 
 @test
-def test_a_group_that_waits_can_be_stopped_and_interrupted():
+def test_a_group_that_waits_can_be_stopped():
     with Group(2, ("--on-death", "wait")) as group:
         client = start(["generate", "--name", group.name, "--file", PROMPTS])
         reader = Reader(client)
@@ -208,15 +190,6 @@ def test_a_group_that_waits_can_be_stopped_and_interrupted():
         check(result.status != 0, "it went on", result)
         check_partial(result)
         expect(finish(group.process), 0)
-    name = harness.fresh_name("interrupted")
-    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
-                     "--on-death", "wait"])
-    reader = Reader(process)
-    reader.await_full()
-    kill(name, 0)
-    ends_as(name, lambda now: now["recovery"]["doing"])
-    process.send_signal(signal.SIGINT)
-    expect(reader.rest(), 130, "ended by signal 2")
 
 
 @test
@@ -265,7 +238,7 @@ def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
         skip("legacy workers")
     worker = temporary("#!/bin/sh\nexec /usr/bin/python3 %s \"$@\"\n" %
                        LEGACY_WORKER, 0o700)
-    prompt = ["--attach", "named", "--quiet", "--tokens", "--max-tokens", "2", "1 5"]
+    prompt = ["--quiet", "--tokens", "--max-tokens", "2", "1 5"]
     with Group(2, ("--legacy-workers", "--worker", worker, *RESTART)) as group:
         result = expect(group.generate(*prompt), 0)
         check(result.out == "1 5 6 7\n", "wrong tokens", result)
@@ -408,7 +381,6 @@ def test_wrong_words_of_recover():
         expect(recover(group.name, "restart", "--rank", "2"), 2, "there is no rank 2: the group has 2")
         check(expect(recover(group.name, "restart"), 0).out == "no rank is dead\n", "another line")
         result = expect(run(["recover", "clear", "--socket", group.socket_path]), 0)
-        expect(run(["generate", "--name", group.name, "--on-death", "restart", "1+1="]), 2, "leave out --on-death")
         expect(group.stop(), 0)
 
 

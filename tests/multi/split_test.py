@@ -425,7 +425,7 @@ def test_m10_wrong_words():
                 (["generate", "--prefill", a.name, "1+1="], 2, "go together"),
                 (["generate", "--prefill", a.name, "--decode", a.name, "1+1="], 2, "are the same group"),
                 (["generate", "--prefill", a.name, "--decode", b.name, "--name", b.name, "1+1="], 2, "leave out --name"),
-                (["generate", "--prefill", a.name, "--decode", b.name, "-n", "4", "1+1="], 2, "-n 4")):
+                (["generate", "--prefill", a.name, "--decode", b.name, "-n", "4", "1+1="], 2, "leave out -n,")):
             expect(run(words), status, part)
         for word in ("link", "unlink", "link-status", "role", "pull-kv"):
             expect(run([word, "--help"]), 0)

@@ -72,7 +72,7 @@ def weights_the_same_text_shared_or_not():
         for model in (MODEL, OTHER):
             alone = expected(model, 100, *arguments)
             for ranks in (1, 2, 4, 8):
-                for more in ((), ("--worker", harness.own_weights()), ("--attach", "sealed")):
+                for more in ((), ("--worker", harness.own_weights())):
                     result = expect(run(["generate", "-n", str(ranks), "--model", model, "--quiet", "--max-tokens", "8",
                                          "--file", prompts_file(100), *arguments, *more]), 0)
                     check(result.out == alone, "another text on %d ranks, %s" % (ranks, more), result)
@@ -84,8 +84,7 @@ def weights_the_same_text_shared_or_not():
 @test
 def weights_without_pidfd_getfd_come_by_the_socket():
     for attach in ("named", "sealed"):
-        result = expect(run(["generate", "-n", "2", "--model", MODEL, "--attach", attach, "27+58="],
-                            under=without("pidfd_getfd=EPERM")), 0)
+        result = expect(harness.generate_on(["-n", "2", "--attach", attach], "27+58=", under=without("pidfd_getfd=EPERM")), 0)
         check(result.out == "27+58=85\n", "another text", result)
 
 
@@ -257,9 +256,9 @@ def weights_switch_again_and_again_under_prompts():
 
 @test
 def weights_switch_in_a_generate_of_its_own():
-    name = harness.fresh_name("own")
-    process = start(["generate", "--start", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(900),
+    process = start(["generate", "-n", "2", "--model", MODEL, "--file", prompts_file(900),
                      "--quiet", "--max-tokens", "8", "--temperature", "1"])
+    name = harness.own_name(process)
 
     def serves():
         return run(["status", "--name", name]).status == 0
@@ -278,7 +277,8 @@ def m13_weights_are_switched_under_adapters_that_stay():
             for model, version in ((MODEL, 1), (OTHER, 2), (MODEL, 3)):
                 if version > 1:
                     replace(group, model, version)
-                alone = expected(model, 100, "--adapter", adapter, *named)
+                alone = expect(harness.generate_on(["-n", "1", "--adapter", adapter], "--max-tokens", "8", "--file",
+                                                   prompts_file(100), *named, model=model), 0).out
                 check(alone != expected(model), "the adapter changes nothing")
                 check(answers(group, 100, *named) == alone, "another text on %d ranks" % ranks)
                 check_group(group, model)
@@ -720,7 +720,11 @@ def weights_whose_publisher_is_killed_end_the_ranks():
             wait_until(lambda g=group: not any(os.path.exists("/proc/%d" % pid) for pid in g.pids), "the end of the ranks")
             group.process.communicate()
             # What a killed one leaves goes with the next one of that name.
-            expect(run(["generate", "--start", "--name", group.name, "-n", "2", "--model", MODEL, "1+1="]), 0)
+            again = start(["run", "--name", group.name, "-n", "2", "--model", MODEL])
+            expect(run(["status", "--name", group.name, "--wait", "60"]), 0)
+            expect(run(["generate", "--name", group.name, "1+1="]), 0)
+            expect(run(["stop", "--name", group.name]), 0)
+            expect(finish(again), 0)
 
 
 @test

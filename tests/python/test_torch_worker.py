@@ -143,8 +143,8 @@ def running(name, *arguments):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_same_text(models, name, ranks):
     model, prompts, options = models[name]
-    # Two ranks: memory without names, and shared weights, which this worker does not need.
-    how = ("--attach", "sealed", *WORKER[1:]) if ranks == 2 else WORKER
+    # Two ranks: memory without names.
+    how = ("--attach", "sealed", *WORKER) if ranks == 2 else WORKER
     with running("same", "-n", ranks, *how, "--model", model, "--step-tokens", 24):
         for sampling in GREEDY, SEEDED, BEST:
             expected = text(prompts, "-n", 1, "--model", model, *options, *sampling)

@@ -249,8 +249,7 @@ class Check:
 
     def options_of(self, device, ranks):
         # Rank by rank on the same GPU: NCCL would refuse that; ranks gather through shared memory.
-        return ["-n", ranks, "--start-timeout", int(90 * self.scale), "--worker",
-                f"{sys.executable} {HERE}/worker.py --device {device}"]
+        return ["-n", ranks, "--worker", f"{sys.executable} {HERE}/worker.py --device {device}"]
 
     def make_model(self):
         folder = self.scratch / "model"
@@ -305,7 +304,7 @@ class Check:
             raise Skipped("there is nothing to compare with")
         name = f"gpu-check-{os.getpid()}"
         command = [str(word) for word in (self.build / COMMAND, "run", "--name", name, *self.options_of(device, 2),
-                                          "--model", SUMS, "--on-death", "restart")]
+                                          "--start-timeout", int(90 * self.scale), "--model", SUMS, "--on-death", "restart")]
         self.log.write(f"$ {' '.join(command)}\n")
         prompts = "\n".join(SUM_PROMPTS) + "\n"
         # Its own output goes to the log; lines "rank N pid P" are for us.
