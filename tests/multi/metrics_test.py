@@ -239,6 +239,7 @@ def test_m18_a_scrape_asks_no_rank():
 def test_m18_the_command_prints_the_same_and_prometheus_takes_it():
     with Group() as group:
         expect(run(["generate", "--name", group.name, "27+58="]), 0)
+        wait_until(lambda: value(group.metrics(), "coxswain_in_flight", channel="execute") == 0, "the last step")
         printed = expect(run(["metrics", "--name", group.name]), 0).out
         check(parse(printed).keys() == group.metrics().keys(), "other metrics")
         promtool = shutil.which("promtool")
