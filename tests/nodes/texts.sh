@@ -19,9 +19,13 @@ prompts='27+58= 11+22= 999+1= 40+2='
 # The reference: one rank in one process.
 # shellcheck disable=SC2086
 expected=$(COXSWAIN_RUNTIME_DIR=$samples/run "$build/bin/coxswain" generate -n 1 --quiet $prompts)
+alone() { COXSWAIN_RUNTIME_DIR=$samples/run "$build/bin/coxswain" "$@"; }
+alone run -n 1 --adapter "tuned=$samples/adapter" alone >/dev/null 2>&1 &
+alone status --wait 60 alone >/dev/null
 # shellcheck disable=SC2086
-tuned=$(COXSWAIN_RUNTIME_DIR=$samples/run "$build/bin/coxswain" generate -n 1 --quiet \
-    --adapter "tuned=$samples/adapter" --lora tuned $prompts)
+tuned=$(alone generate --name alone --quiet --lora tuned $prompts)
+alone stop alone 2>/dev/null
+wait $!
 [ "$expected" != "$tuned" ] || { echo "the adapter changes nothing"; exit 1; }
 
 # same WHAT TEXT ARGS...: generate with the arguments writes TEXT.
