@@ -437,27 +437,30 @@ worker.serve()
 
 
 def generate(coxswain_command, tmp_path, *options, **environment):
+    """Prompts on a group that `coxswain run` starts with the options: what generate has printed, and the
+    group's standard error."""
     script = tmp_path / "worker"
     script.write_text(INIT)
     script.chmod(0o700)
-    return subprocess.run(
-        [
-            coxswain_command,
-            "generate",
-            "--tokens",
-            "--max-tokens",
-            "3",
-            "--worker",
-            script,
-            *options,
-            "3 4",
-        ],
-        env={**os.environ, **environment},
-        capture_output=True,
+    name, environment = f"init{os.getpid()}", {**os.environ, **environment}
+    with subprocess.Popen(
+        [coxswain_command, "run", name, "--worker", script, *options],
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=60,
-    )
+        env=environment,
+    ) as run:
+        prompt = ["--quiet", "--tokens", "--max-tokens", "3", "3 4"]
+        subprocess.run([coxswain_command, "status", name, "--wait", "60"], check=False)
+        done = subprocess.run(
+            [coxswain_command, "generate", "--name", name, *prompt],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        subprocess.run([coxswain_command, "stop", name], check=False)
+        done.stderr += run.communicate(timeout=60)[1]
+    return done
 
 
 @pytest.mark.parametrize("value_size", [4096, 100_000])
