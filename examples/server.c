@@ -61,8 +61,8 @@ int main(int argc, char **argv)
     struct cox_executor_options executor = COX_EXECUTOR_OPTIONS_INIT;
     executor.name = argv[1];
     executor.rank_count = RANK_COUNT;
-    executor.command = (const char *const *)&argv[2];
-    executor.need_socket = true;
+    executor.workers.command = (const char *const *)&argv[2];
+    executor.socket.use = COX_SOCKET_REQUIRED;
     struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
     options.executor = &executor;
     options.restart.on_death = COX_ON_DEATH_RESTART;

@@ -24,9 +24,9 @@ static const char *executor_why_ended(struct cox_executor *executor, uint32_t ra
         cox_state_attached(&executor->control.ranks[rank]->identity) ||
         !cox_supervisor_dead(executor->supervisor, rank, &how) || !how.known || how.signal)
         return "";
-    if (!executor->options.no_flags && strstr(lines, "local_rank"))
+    if (!executor->options.workers.environment_only && strstr(lines, "local_rank"))
         return "; it may not know the flags that are appended to its command: sh -c 'exec "
-               "PROGRAM' ignores them (options.no_flags leaves them out)";
+               "PROGRAM' ignores them (options.workers.environment_only leaves them out)";
     if (how.exit_status == 0 || !lines[0])
         return "; it may be no Coxswain worker: a worker attaches to the group and serves requests "
                "until the group ends (cox_worker_run, or coxswain.serve in Python)";
@@ -145,7 +145,7 @@ static const char *executor_why_late(struct cox_executor *executor, uint32_t ran
         return "in time: start it by hand (coxswain-worker --socket PATH), or wait longer";
     if (!executor->remote.transport && cox_peer_stopped(pid))
         return "but did not attach in time: it is stopped by a signal";
-    return executor->options.external_workers
+    return executor->options.workers.external
                ? "but did not attach in time"
                : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for others)";
 }
@@ -160,10 +160,10 @@ static bool executor_ask_host(struct cox_executor *executor, const struct cox_ra
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         if (!cox_rank_set_has(checked, rank))
             cox_rank_set_add(&missing, rank);
-    if (options->attaching && memcmp(&missing, reported, sizeof missing) != 0)
-        options->attaching(options->hook_context, &missing);
+    if (options->hooks.attaching && memcmp(&missing, reported, sizeof missing) != 0)
+        options->hooks.attaching(options->hooks.context, &missing);
     *reported = missing;
-    return options->cancelled && options->cancelled(options->hook_context);
+    return options->hooks.cancelled && options->hooks.cancelled(options->hooks.context);
 }
 
 /* All have attached. A rank that has died meanwhile may be known to the kernel only, if the

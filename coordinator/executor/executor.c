@@ -51,10 +51,10 @@ static void executor_on_fault(void *context, int rank, const char *text)
     cox_last_errors_add(&executor->last_errors, rank >= 0 ? (uint32_t)rank : COX_LAST_ERROR_UNKNOWN,
                         "it reported: %s", text);
     cox_reentrancy_enter(&inside, executor);
-    if (executor->options.fault)
-        executor->options.fault(executor->options.hook_context, rank, text);
+    if (executor->options.hooks.fault)
+        executor->options.hooks.fault(executor->options.hooks.context, rank, text);
     else
-        cox_log_write(&executor->options.log, 3, "rank %s reports: %s", name, text);
+        cox_log_write(&executor->options.hooks.log, 3, "rank %s reports: %s", name, text);
     cox_reentrancy_exit(&inside);
 }
 
@@ -70,7 +70,7 @@ static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const
     struct cox_executor *executor = context;
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, executor);
-    executor->options.line(executor->options.hook_context, rank, is_stderr, text);
+    executor->options.hooks.line(executor->options.hooks.context, rank, is_stderr, text);
     cox_reentrancy_exit(&inside);
 }
 
@@ -97,10 +97,10 @@ static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
         return;
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, executor);
-    if (executor->options.death)
-        executor->options.death(executor->options.hook_context, rank, text);
+    if (executor->options.hooks.death)
+        executor->options.hooks.death(executor->options.hooks.context, rank, text);
     else
-        cox_log_write(&executor->options.log, 3, "%s", text);
+        cox_log_write(&executor->options.hooks.log, 3, "%s", text);
     cox_reentrancy_exit(&inside);
 }
 
@@ -160,7 +160,7 @@ static int executor_create_sealed(struct cox_executor *executor, struct cox_erro
     r = cox_control_check_space(&executor->geometry, err);
     if (r == 0)
         r = cox_sealed_create(&executor->sealed, &executor->control, &executor->geometry,
-                              executor->options.huge_pages, err);
+                              executor->options.memory.huge_pages, err);
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
         cox_channel_bind(&executor->channels[c], &executor->sealed, &executor->control,
                          (enum cox_channel_id)c, true);
@@ -217,7 +217,7 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
     int r = 0;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
         r = cox_collector_init(&executor->collectors[c], &executor->channels[c], executor,
-                               &executor->blocks, &executor->options.log);
+                               &executor->blocks, &executor->options.hooks.log);
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         const struct cox_transport *transport = executor->remote.transport;
         executor->collectors[c].transport = transport;
@@ -227,7 +227,7 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
                 transport->first_sequence(transport->context, (enum cox_channel_id)c));
         if (executor->remote.forwarded)
             r = cox_collector_set_forwarded(&executor->collectors[c], executor->remote.forwarded,
-                                            executor->options.hook_context);
+                                            executor->options.hooks.context);
     }
     return r ? cox_fail(err, r, "memory for replies: %s", cox_status_text(r)) : 0;
 }
@@ -237,7 +237,7 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
     executor->error_channel.channel = &executor->channels[COX_CHANNEL_ERROR];
     executor->error_channel.collectors = executor->collectors;
     executor->error_channel.ranks = executor->ranks;
-    executor->error_channel.log = executor->options.log;
+    executor->error_channel.log = executor->options.hooks.log;
     executor->error_channel.report = executor_on_fault;
     executor->error_channel.context = executor;
     int r = cox_error_channel_start(&executor->error_channel);
@@ -284,23 +284,24 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
 {
     char prefix[COX_NAME_SIZE_MAX + 2];
     snprintf(prefix, sizeof prefix, "/%s", executor->objects);
-    uint64_t timeout_ms =
-        executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
+    uint64_t timeout_ms = executor->options.times.start_timeout_ms
+                              ? executor->options.times.start_timeout_ms
+                              : START_TIMEOUT_MS;
     /* Starting workers by hand takes any time. */
-    bool waits = executor->options.external_workers && !executor->options.start_timeout_ms;
+    bool waits = executor->options.workers.external && !executor->options.times.start_timeout_ms;
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
     executor->sealed_inherited = executor->geometry.sealed && !cox_executor_is_external(executor);
     struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .ranks = executor->ranks,
         .notify_fds = executor->options.collect ? executor->notify_fds : NULL,
-        .command = executor->options.command,
-        .environment = executor->options.environment,
-        .working_directory = executor->options.working_directory,
-        .pass_flags = !executor->options.no_flags,
+        .command = executor->options.workers.command,
+        .environment = executor->options.workers.environment,
+        .working_directory = executor->options.workers.working_directory,
+        .pass_flags = !executor->options.workers.environment_only,
         .prefix = prefix,
-        .devices = executor->options.devices,
-        .fork_server_fds = executor->options.fork_server_fds,
+        .devices = executor->options.workers.devices,
+        .fork_server_fds = executor->options.workers.fork_server_fds,
         .deadline_ns = deadline_ns,
         .control_socket = cox_executor_socket(executor),
         .external = cox_executor_is_external(executor),
@@ -311,20 +312,20 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
                   .wake = executor_on_wake,
                   .death = executor_on_death,
                   .kill = cox_executor_kill_remote},
-        .log = executor->options.log,
+        .log = executor->options.hooks.log,
     };
     int r = executor_launch(executor, &options, err);
     if (r)
         return r;
     /* release: the supervisor before it; partner: on_worker_gone. */
     atomic_store_explicit(&executor->supervised, true, memory_order_release);
-    if (executor->options.external_workers)
+    if (executor->options.workers.external)
         r = cox_executor_open_socket(executor, err);
     if (r)
         return r;
-    if (executor->options.external_workers && executor->options.waiting)
-        executor->options.waiting(executor->options.hook_context, executor->name,
-                                  cox_executor_socket(executor));
+    if (executor->options.workers.external && executor->options.hooks.waiting)
+        executor->options.hooks.waiting(executor->options.hooks.context, executor->name,
+                                        cox_executor_socket(executor));
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         executor->collectors[c].supervisor = executor->supervisor;
         executor->collectors[c].records = executor->ranks;
@@ -363,25 +364,26 @@ static int executor_check_options(struct cox_executor_options *options,
         options->rank_count = rank_count;
     }
     const bool elsewhere = options->nodes || remote->transport;
-    if (!options->external_workers && !elsewhere && (!options->command || !options->command[0]))
+    if (!options->workers.external && !elsewhere &&
+        (!options->workers.command || !options->workers.command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
-    if (elsewhere && (options->external_workers || options->legacy_workers ||
-                      options->attach == COX_ATTACH_SEALED))
+    if (elsewhere && (options->workers.external || options->workers.legacy ||
+                      options->memory.attach == COX_ATTACH_SEALED))
         return cox_fail(err, COX_INVALID,
                         "ranks on other nodes are started there: leave out external and legacy "
                         "workers and sealed attach");
-    if ((options->environment || options->working_directory) &&
-        (options->external_workers || elsewhere))
+    if ((options->workers.environment || options->workers.working_directory) &&
+        (options->workers.external || elsewhere))
         return cox_fail(err, COX_INVALID,
                         "environment and working_directory are for workers that this group starts; "
                         "%s: set them there",
                         elsewhere ? "those of nodes have what `coxswain node` was started with"
                                   : "external ones have what they were started with");
-    if (options->working_directory && options->fork_server_fds)
+    if (options->workers.working_directory && options->workers.fork_server_fds)
         return cox_fail(err, COX_INVALID,
                         "workers of a fork server have its working directory: leave out "
                         "working_directory");
-    if (remote->forwarded && (options->collect || options->legacy_workers || elsewhere))
+    if (remote->forwarded && (options->collect || options->workers.legacy || elsewhere))
         return cox_fail(err, COX_INVALID,
                         "an executor that passes requests on has no other requests, and no "
                         "transport");
@@ -390,17 +392,17 @@ static int executor_check_options(struct cox_executor_options *options,
         return cox_fail(
             err, COX_INVALID, "ranks %" PRIu32 " to %" PRIu32 " are no part of %" PRIu32 " ranks",
             remote->rank_first, remote->rank_first + remote->rank_here - 1, options->rank_count);
-    if (options->external_workers && options->legacy_workers)
+    if (options->workers.external && options->workers.legacy)
         return cox_fail(err, COX_INVALID,
                         "legacy workers cannot connect by themselves: let this program start them");
-    if (options->collect && options->legacy_workers)
+    if (options->collect && options->workers.legacy)
         return cox_fail(err, COX_INVALID,
                         "replies of legacy workers are collected by a response thread: leave out "
                         "collect, and register a handler");
-    if (options->no_recorder && options->crash_dir)
+    if (options->recorder.off && options->recorder.crash_dir)
         return cox_fail(err, COX_INVALID,
                         "a crash directory without recorders would stay empty: leave out one");
-    if (options->no_socket && options->external_workers)
+    if (options->socket.use == COX_SOCKET_NONE && options->workers.external)
         return cox_fail(err, COX_INVALID,
                         "workers that are started by hand need the control socket");
     if (options->name) {
@@ -408,7 +410,7 @@ static int executor_check_options(struct cox_executor_options *options,
         if (r)
             return r;
         size_t length = strlen(options->name), max = COX_NAME_SIZE_MAX - COX_NAME_SERIAL_SIZE;
-        if (options->legacy_workers && length > max)
+        if (options->workers.legacy && length > max)
             return cox_fail(
                 err, COX_INVALID,
                 "the group name has %zu characters: with legacy workers, whose regions have other names at every start, at most %zu are allowed",
@@ -420,18 +422,18 @@ static int executor_check_options(struct cox_executor_options *options,
     }
     struct cox_geometry_choice choice = {
         .depth = options->depth,
-        .legacy = options->legacy_workers,
+        .legacy = options->workers.legacy,
         /* No rank of another machine attaches to this memory: names would serve nobody, and
          * futexes wake this process once, when the last reply is there. */
-        .sealed = options->attach == COX_ATTACH_SEALED || elsewhere,
-        .no_recorder = options->no_recorder,
+        .sealed = options->memory.attach == COX_ATTACH_SEALED || elsewhere,
+        .no_recorder = options->recorder.off,
         .mirrored = remote->rank_here && remote->rank_here < options->rank_count,
         .spin_ns = cox_spin_budget_ns(options->spin),
     };
-    memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
-    memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
+    memcpy(choice.request_size, options->memory.request_size, sizeof choice.request_size);
+    memcpy(choice.response_size, options->memory.response_size, sizeof choice.response_size);
     int r = cox_geometry_resolve(options->rank_count, &choice, geometry, err);
-    if (r == 0 && options->legacy_workers)
+    if (r == 0 && options->workers.legacy)
         geometry->serial = cox_control_fresh();
     return r;
 }
@@ -447,7 +449,7 @@ static void executor_unlink(struct cox_executor *executor)
     pthread_mutex_unlock(&executor->memory_lock);
     if (named && !ours)
         cox_log_write(
-            &executor->options.log, 4,
+            &executor->options.hooks.log, 4,
             "the names of the group '%s' in /dev/shm were removed while it lived, and nothing is removed now: does systemd do it at logout (RemoveIPC=yes in logind.conf)?",
             executor->name);
 }
@@ -457,12 +459,13 @@ static void executor_choose_blocks(struct cox_executor *executor)
 {
     const struct cox_executor_options *options = &executor->options;
     cox_large_payload_sender_init(&executor->blocks.sender);
-    if (options->no_large_payloads || executor->geometry.legacy)
+    if (options->memory.refuse_large_payloads || executor->geometry.legacy)
         return;
-    executor->blocks.request_size_max =
-        options->large_payload_size_max ? options->large_payload_size_max : LARGE_PAYLOAD_SIZE_MAX;
+    executor->blocks.request_size_max = options->memory.large_payload_size_max
+                                            ? options->memory.large_payload_size_max
+                                            : LARGE_PAYLOAD_SIZE_MAX;
     executor->blocks.reply_limits.size_max =
-        options->reply_size_max ? options->reply_size_max : REPLY_SIZE_MAX;
+        options->memory.reply_size_max ? options->memory.reply_size_max : REPLY_SIZE_MAX;
 }
 
 /* Waits for the nodes, before anything but the control socket is made: status and stop reach a
@@ -481,15 +484,15 @@ static int executor_open_nodes(struct cox_executor *executor, struct cox_error *
         .nodes = &known,
         .group = executor->name,
         .depth = options->depth,
-        .no_recorder = options->no_recorder,
-        .start_timeout_ms = options->start_timeout_ms,
-        .log = options->log,
-        .context = options->hook_context,
-        .cancelled = options->cancelled,
-        .missing = options->attaching,
+        .no_recorder = options->recorder.off,
+        .start_timeout_ms = options->times.start_timeout_ms,
+        .log = options->hooks.log,
+        .context = options->hooks.context,
+        .cancelled = options->hooks.cancelled,
+        .missing = options->hooks.attaching,
     };
-    memcpy(made.request_size, options->request_size, sizeof made.request_size);
-    memcpy(made.response_size, options->response_size, sizeof made.response_size);
+    memcpy(made.request_size, options->memory.request_size, sizeof made.request_size);
+    memcpy(made.response_size, options->memory.response_size, sizeof made.response_size);
     r = cox_nodes_library_open(&executor->nodes_library, err);
     if (r == 0)
         r = cox_executor_open_socket(executor, err);
@@ -530,11 +533,11 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
     executor->options = *options;
     executor->remote = *remote;
     executor->elsewhere = options->nodes || remote->transport;
-    if (!options->line)
-        executor->options.line = executor_print_line;
+    if (!options->hooks.line)
+        executor->options.hooks.line = executor_print_line;
     executor->started_ns = cox_now_ns();
     executor->geometry = geometry;
-    executor->attach = options->attach == COX_ATTACH_SEALED ? "sealed" : "named";
+    executor->attach = options->memory.attach == COX_ATTACH_SEALED ? "sealed" : "named";
     executor->control.lock_fd = -1;
     pthread_mutex_init(&executor->transport_lock, NULL);
     executor->engine_state = COX_ENGINE_INIT;
@@ -575,7 +578,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
         r = executor_start_threads(executor, err);
     /* Workers that this program starts connect while they are started; others, once everything
      * exists. */
-    if (r == 0 && !options->external_workers && !executor->nodes)
+    if (r == 0 && !options->workers.external && !executor->nodes)
         r = cox_executor_open_socket(executor, err);
     if (r == 0)
         r = executor_start_workers(executor, err);
@@ -585,7 +588,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
         cox_executor_free(executor);
         return r;
     }
-    if (!geometry.legacy && !options->keep_names)
+    if (!geometry.legacy && !options->memory.keep_names)
         executor_unlink(executor);
     executor->blocks.reply_limits.socket_path =
         cox_executor_socket(executor); /* before any request */
@@ -702,8 +705,8 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     uint32_t signalled = 0;
     const struct cox_executor_options *options = &executor->options;
     bool started = atomic_load_explicit(&executor->started, memory_order_acquire);
-    uint64_t finalize_ms = options->finalize_ms ? options->finalize_ms : FINALIZE_MS;
-    uint64_t term_ms = options->term_ms ? options->term_ms : TERM_MS;
+    uint64_t finalize_ms = options->times.finalize_ms ? options->times.finalize_ms : FINALIZE_MS;
+    uint64_t term_ms = options->times.term_ms ? options->times.term_ms : TERM_MS;
     executor->failed = !started || executor_has_failed(executor);
     /* Before the workers end: what is outstanding is closed, not failed. */
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)

@@ -154,7 +154,7 @@ int cox_executor_await_attached(struct cox_executor *executor, uint64_t deadline
 
 /* ---- worker_hello.c: the group's control socket ---- */
 
-/* Does nothing with options.no_socket. Returns 0, also if the group runs without a socket (logged);
+/* Does nothing with COX_SOCKET_NONE. Returns 0, also if the group runs without a socket (logged);
  * COX_TAKEN; what cox_control_socket_open returns. */
 int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err);
 void cox_executor_close_socket(struct cox_executor *executor); /* idempotent */
@@ -171,7 +171,7 @@ int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err
 /* True if processes become ranks that this program does not start. */
 static inline bool cox_executor_is_external(const struct cox_executor *executor)
 {
-    return executor->options.external_workers || executor->remote.transport;
+    return executor->options.workers.external || executor->remote.transport;
 }
 
 /* False: the rank is on another machine, and another executor has it (rank_here). */

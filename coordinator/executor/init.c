@@ -370,7 +370,7 @@ static void init_keep_group(struct cox_executor *executor, uint64_t generation)
     int r = fd < 0 ? 0 : cox_windows_keep(fd, &executor->geometry, generation);
     if (r)
         cox_log_write(
-            &executor->options.log, 4,
+            &executor->options.hooks.log, 4,
             "the memory of the rank group's former generation could not be given back: %s",
             cox_status_text(r));
 }

@@ -57,7 +57,7 @@ static void file_make(struct cox_executor *executor, uint32_t rank,
     if (r == 0)
         return;
     path[0] = '\0';
-    cox_log_write(&executor->options.log, 4, "rank %" PRIu32 " records in memory: %s", rank,
+    cox_log_write(&executor->options.hooks.log, 4, "rank %" PRIu32 " records in memory: %s", rank,
                   why.text);
 }
 
@@ -188,7 +188,7 @@ static CoxswainRecording__Request *request_make(struct cox_executor *executor,
         if (!cox_rank_set_has(&entry->consumed, rank))
             to->pending[to->n_pending++] = rank;
     }
-    if (executor->options.crash_contents && held) {
+    if (executor->options.recorder.crash_contents && held) {
         const uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
         length = length < CONTENTS_SIZE_MAX ? length : CONTENTS_SIZE_MAX;
         length = length < capacity ? length : capacity;
@@ -348,7 +348,7 @@ void cox_recorders_crash(struct cox_executor *executor, enum cox_crash kind, con
     }
     cox_recording_free(message);
     if (r)
-        cox_log_write(&executor->options.log, 4, "no recording of a %s was made: %s",
+        cox_log_write(&executor->options.hooks.log, 4, "no recording of a %s was made: %s",
                       crash_name(kind), cox_status_text(r));
     pthread_mutex_lock(&recorders->lock);
     recorders->pending = bytes;
@@ -366,9 +366,9 @@ static int recording_write(struct cox_executor *executor, const char *name, cons
     struct cox_error why = {0};
     int r = cox_recording_write(executor->recorders.folder, name, cause, bytes, size, path, &why);
     if (r)
-        cox_log_write(&executor->options.log, 3, "%s", why.text);
+        cox_log_write(&executor->options.hooks.log, 3, "%s", why.text);
     else
-        cox_log_write(&executor->options.log, 4,
+        cox_log_write(&executor->options.hooks.log, 4,
                       "what the group did is in %s: coxswain postmortem %s", path, path);
     return r;
 }
@@ -412,7 +412,8 @@ static void rescue(struct cox_executor *executor, const char *name)
     if (r == 0)
         r = cox_recording_pack(message, &bytes, &size);
     if (r && r != COX_NOT_FOUND)
-        cox_log_write(&executor->options.log, 4, "what a dead coordinator recorded is lost: %s",
+        cox_log_write(&executor->options.hooks.log, 4,
+                      "what a dead coordinator recorded is lost: %s",
                       why.code ? why.text : cox_status_text(r));
     const bool written =
         r == 0 && recording_write(executor, name, message->cause, bytes, size) == 0;
@@ -450,7 +451,7 @@ static void on_failed(const void *owner, const struct cox_collector *collector, 
 static int open_folder(struct cox_executor *executor, struct cox_error *err)
 {
     struct cox_recorders *recorders = &executor->recorders;
-    recorders->folder = strdup(executor->options.crash_dir);
+    recorders->folder = strdup(executor->options.recorder.crash_dir);
     if (!recorders->folder)
         return cox_fail(err, -ENOMEM, "no memory for the recorders");
     char path[COX_RECORDER_PATH_SIZE];
@@ -488,7 +489,7 @@ static int open_own(struct cox_executor *executor, struct cox_error *err)
         if (r && r != COX_NO_SPACE)
             return cox_fail(err, r, "%s", why.text);
         if (r)
-            cox_log_write(&executor->options.log, 4, "the coordinator records in memory: %s",
+            cox_log_write(&executor->options.hooks.log, 4, "the coordinator records in memory: %s",
                           why.text);
     }
     return r ? cox_recorder_new_coordinator(NULL, executor->control.instance, &recorders->own, err)
@@ -502,9 +503,9 @@ int cox_recorders_open(struct cox_executor *executor, struct cox_error *err)
     cox_condition_init(&recorders->changed);
     recorders->initialized = true;
     recorders->lock_fd = -1;
-    if (executor->options.no_recorder)
+    if (executor->options.recorder.off)
         return 0;
-    int r = executor->options.crash_dir ? open_folder(executor, err) : 0;
+    int r = executor->options.recorder.crash_dir ? open_folder(executor, err) : 0;
     if (r == 0)
         r = open_own(executor, err);
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++)

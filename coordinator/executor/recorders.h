@@ -41,7 +41,7 @@ enum cox_crash {
 struct cox_recorders {
     /* of this process; NULL: none */
     struct cox_recorder *own;
-    /* copy of options.crash_dir; NULL: none */
+    /* copy of options.recorder.crash_dir; NULL: none */
     char *folder;
     /* holds the lock of this group's files there; -1: none */
     int lock_fd;
@@ -66,7 +66,7 @@ struct cox_recorders {
     uint64_t lost_ns;
 };
 
-/* With the memory made, before the first worker: makes the recorders, unless options.no_recorder.
+/* With the memory made, before the first worker: makes the recorders, unless options.recorder.off.
  * Returns 0; COX_TOO_LARGE, COX_TAKEN, COX_DENIED, -errno: of the crash directory; -ENOMEM. A crash
  * directory without space is logged, and memory used. */
 int cox_recorders_open(struct cox_executor *executor, struct cox_error *err);

@@ -102,7 +102,7 @@ static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
     pthread_mutex_unlock(&executor->memory_lock);
     cox_fault_point(COX_FAULT_RANK_OFFERED);
     cox_log_write(
-        &executor->options.log, 6,
+        &executor->options.hooks.log, 6,
         "rank %" PRIu32
         " waits for a process to attach: coxswain-worker --socket %s --local_rank %" PRIu32,
         rank, cox_executor_socket(executor), rank);
@@ -116,7 +116,7 @@ static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t
         return transport->open(transport->context, rank,
                                cox_rank_incarnation(&executor->ranks[rank]), err);
     }
-    if (executor->options.external_workers) {
+    if (executor->options.workers.external) {
         restart_open_slot(executor, rank);
         return 0;
     }
@@ -206,7 +206,7 @@ static void restart_conclude(struct cox_executor *executor, uint32_t rank)
     const pid_t pid = cox_rank_serving_pid(record);
     const uint32_t incarnation = cox_rank_incarnation(record);
     restart_put_away(executor, rank);
-    cox_log_write(&executor->options.log, 6,
+    cox_log_write(&executor->options.hooks.log, 6,
                   "rank %" PRIu32 ": process %jd (incarnation %" PRIu32
                   ") is replaced by process %jd (incarnation %" PRIu32 ")",
                   rank, (intmax_t)record->previous.pid, record->previous.incarnation, (intmax_t)pid,
@@ -350,7 +350,7 @@ static int all_end(struct cox_executor *executor, uint64_t deadline_ns, struct c
 {
     struct cox_supervisor *supervisor = executor->supervisor;
     int r = COX_TIMEOUT;
-    if (executor->options.external_workers) {
+    if (executor->options.workers.external) {
         cox_supervisor_signal_all(supervisor, SIGTERM);
         cox_supervisor_signal_all(supervisor, SIGCONT);
         r = all_await_end(executor,

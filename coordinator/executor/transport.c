@@ -275,7 +275,7 @@ static void transport_line(struct cox_executor *executor, uint32_t rank, bool is
                            const char *text)
 {
     cox_supervisor_add_line(executor->supervisor, rank, text);
-    executor->options.line(executor->options.hook_context, rank, is_stderr, text);
+    executor->options.hooks.line(executor->options.hooks.context, rank, is_stderr, text);
 }
 
 static void transport_fault(struct cox_executor *executor, int32_t rank, const char *text)

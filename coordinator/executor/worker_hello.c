@@ -69,7 +69,7 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
 {
     if (cox_state_attached(&executor->control.ranks[rank]->identity))
         return false;
-    if (!executor->options.external_workers)
+    if (!executor->options.workers.external)
         return true;
     if (cox_rank_is_dead(&executor->ranks[rank]))
         return false;
@@ -93,7 +93,7 @@ static int check_generation(const struct cox_executor *executor, const struct co
 
 static int fail_not_new(const struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
-    if (!executor->options.external_workers)
+    if (!executor->options.workers.external)
         return cox_fail(
             err, COX_STATE,
             "rank %" PRIu32
@@ -115,7 +115,7 @@ static int choose_rank(struct cox_executor *executor, const struct cox_hello *he
                         "world size %" PRIu32 ": the group '%s' has %" PRIu32 " ranks",
                         hello->rank_count, executor->name, rank_count);
     if (rank == COX_HELLO_RANK_ANY) {
-        if (!executor->options.external_workers)
+        if (!executor->options.workers.external)
             return cox_fail(err, COX_INVALID,
                             "this group starts its workers itself, and none without a rank");
         for (rank = 0;
@@ -168,7 +168,7 @@ static int check_sizes(const struct cox_executor *executor, const struct cox_hel
 static int check_process(const struct cox_executor *executor,
                          const struct cox_control_client *client, struct cox_error *err)
 {
-    if (!executor->options.external_workers)
+    if (!executor->options.workers.external)
         return client->pid > 0 && cox_peer_descends(client->pid, getpid())
                    ? 0
                    : cox_fail(
@@ -207,7 +207,7 @@ static int register_process(struct cox_executor *executor, const struct cox_cont
                             uint32_t rank, struct cox_error *err)
 {
     uint64_t start;
-    if (!executor->options.external_workers)
+    if (!executor->options.workers.external)
         return 0;
     int r = cox_peer_start_time(client->pid, &start);
     if (r == 0 && client->hello.start && client->hello.start != start)
@@ -352,7 +352,7 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
     if (r == 0 && (tried || renewed))
         reset_rank(executor, rank);
     /* Ranks that this process starts inherit it. */
-    if (r == 0 && executor->options.external_workers && executor->options.collect)
+    if (r == 0 && executor->options.workers.external && executor->options.collect)
         reply->fds[reply->fd_count++] = executor->notify_fds[rank];
     if (r == 0 && executor->geometry.sealed) {
         r = cox_sealed_give_rank(&executor->sealed, rank);
@@ -425,7 +425,7 @@ static void on_worker_gone(void *context, const struct cox_control_client *clien
         if (attached && !cox_state_left(&executor->control, rank))
             /* By now the rank may have another process. */
             cox_supervisor_kill(executor->supervisor, rank, client->pid);
-        else if (executor->options.external_workers)
+        else if (executor->options.workers.external)
             cox_supervisor_set_left(executor->supervisor, rank, attached);
     }
 }
@@ -467,7 +467,7 @@ static int on_command(void *context, const struct cox_control_client *client, in
                       struct cox_error *err)
 {
     struct cox_executor *executor = context;
-    if (!executor->options.control)
+    if (!executor->options.hooks.control)
         return cox_fail(err, COX_UNSUPPORTED, "the program of the group '%s' takes no commands",
                         executor->name);
     int r = check_command(executor, client, fd, err);
@@ -475,7 +475,7 @@ static int on_command(void *context, const struct cox_control_client *client, in
         return r;
     struct cox_reentrancy inside;
     cox_reentrancy_enter(&inside, executor);
-    r = executor->options.control(executor->options.hook_context, fd, err);
+    r = executor->options.hooks.control(executor->options.hooks.context, fd, err);
     cox_reentrancy_exit(&inside);
     return r;
 }
@@ -498,8 +498,8 @@ static int socket_open(struct cox_executor *executor, const char *name,
 {
     const struct cox_control_socket_options options = {
         .name = name,
-        .runtime_dir = executor->options.runtime_dir,
-        .log = executor->options.log,
+        .runtime_dir = executor->options.socket.runtime_dir,
+        .log = executor->options.hooks.log,
     };
     const struct cox_control_socket_hooks hooks = {
         .context = executor,
@@ -512,7 +512,7 @@ static int socket_open(struct cox_executor *executor, const char *name,
 
 int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err)
 {
-    if (executor->options.no_socket)
+    if (executor->options.socket.use == COX_SOCKET_NONE)
         return 0;
     struct cox_error why = {0};
     struct cox_control_socket *control_socket = NULL;
@@ -520,10 +520,11 @@ int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *er
     pthread_mutex_lock(&executor->memory_lock); /* readers of the status */
     executor->control_socket = control_socket;
     pthread_mutex_unlock(&executor->memory_lock);
-    bool needed = executor->options.need_socket || executor->options.external_workers;
+    bool needed =
+        executor->options.socket.use == COX_SOCKET_REQUIRED || executor->options.workers.external;
     if (r == 0 || needed || !is_no_place(r))
         return r ? cox_fail(err, r, "%s", why.text) : 0;
-    cox_log_write(&executor->options.log, 4,
+    cox_log_write(&executor->options.hooks.log, 4,
                   "no control socket: coxswain status and stop cannot reach this group: %s",
                   why.text);
     return 0;

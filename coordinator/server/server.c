@@ -74,13 +74,13 @@ struct cox_server {
 static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     const struct cox_server *server = context;
-    server->given.line(server->given.hook_context, rank, is_stderr, text);
+    server->given.hooks.line(server->given.hooks.context, rank, is_stderr, text);
 }
 
 static void on_fault(void *context, int32_t rank, const char *text)
 {
     const struct cox_server *server = context;
-    server->given.fault(server->given.hook_context, rank, text);
+    server->given.hooks.fault(server->given.hooks.context, rank, text);
 }
 
 /* Deaths that do not end the group; its end has its own words. With external workers, recovery
@@ -94,7 +94,7 @@ static void death_log(const struct cox_server *server, uint32_t rank, const char
         cox_log_write(&server->options.log, 5,
                       "%s: the group waits for coxswain recover restart --rank %" PRIu32, text,
                       rank);
-    else if (on_death != COX_ON_DEATH_FAIL && !server->executor_options.external_workers)
+    else if (on_death != COX_ON_DEATH_FAIL && !server->executor_options.workers.external)
         cox_log_write(&server->options.log, 5, "%s: it is replaced", text);
 }
 
@@ -114,8 +114,8 @@ static void on_death(void *context, uint32_t rank, const char *text)
     pthread_mutex_unlock(&server->lock);
     if (serves)
         death_log(server, rank, text);
-    if (server->given.death)
-        server->given.death(server->given.hook_context, rank, text);
+    if (server->given.hooks.death)
+        server->given.hooks.death(server->given.hooks.context, rank, text);
 }
 
 /* Requests are refused with this text until recovery has started. */
@@ -141,8 +141,8 @@ static void on_attaching(void *context, const struct cox_rank_set *missing)
 {
     struct cox_server *server = context;
     attaching_tell(server, missing);
-    if (server->given.attaching)
-        server->given.attaching(server->given.hook_context, missing);
+    if (server->given.hooks.attaching)
+        server->given.hooks.attaching(server->given.hooks.context, missing);
 }
 
 static void on_waiting(void *context, const char *name, const char *control_socket)
@@ -151,8 +151,8 @@ static void on_waiting(void *context, const char *name, const char *control_sock
     const struct cox_rank_set all = cox_rank_set_first(server->executor_options.rank_count);
     snprintf(server->group, sizeof server->group, "%s", name);
     attaching_tell(server, &all);
-    if (server->given.waiting)
-        server->given.waiting(server->given.hook_context, name, control_socket);
+    if (server->given.hooks.waiting)
+        server->given.hooks.waiting(server->given.hooks.context, name, control_socket);
 }
 
 static bool on_cancelled(void *context)
@@ -161,8 +161,8 @@ static bool on_cancelled(void *context)
     pthread_mutex_lock(&server->lock);
     bool cancelled = server->stop_requested;
     pthread_mutex_unlock(&server->lock);
-    return cancelled ||
-           (server->given.cancelled && server->given.cancelled(server->given.hook_context));
+    return cancelled || (server->given.hooks.cancelled &&
+                         server->given.hooks.cancelled(server->given.hooks.context));
 }
 
 static int on_control(void *context, int fd, struct cox_error *err)
@@ -244,7 +244,7 @@ static int complete_check(const struct cox_server_options *options, struct cox_e
 {
     if (!options->executor)
         return cox_fail(err, COX_INVALID, "a server needs the options of its executor");
-    if (options->executor->control)
+    if (options->executor->hooks.control)
         return cox_fail(err, COX_INVALID, "the control hook of the executor is the server's: NULL");
     if (options->config_count && !options->init)
         return cox_fail(err, COX_INVALID, "an init configuration without init reaches no rank");
@@ -256,14 +256,14 @@ static int complete_check(const struct cox_server_options *options, struct cox_e
 static struct cox_executor_options executor_options_make(struct cox_server *server)
 {
     struct cox_executor_options made = server->given;
-    made.hook_context = server;
-    made.line = made.line ? on_line : NULL;
-    made.fault = made.fault ? on_fault : NULL;
-    made.death = on_death;
-    made.waiting = on_waiting;
-    made.attaching = on_attaching;
-    made.cancelled = on_cancelled;
-    made.control = on_control;
+    made.hooks.context = server;
+    made.hooks.line = made.hooks.line ? on_line : NULL;
+    made.hooks.fault = made.hooks.fault ? on_fault : NULL;
+    made.hooks.death = on_death;
+    made.hooks.waiting = on_waiting;
+    made.hooks.attaching = on_attaching;
+    made.hooks.cancelled = on_cancelled;
+    made.hooks.control = on_control;
     return made;
 }
 
@@ -291,7 +291,7 @@ int cox_server_new(const struct cox_server_options *options, struct cox_server *
         server->options.executor = &server->given;
         server->executor_options = executor_options_make(server);
         if (!server->options.log.fn)
-            server->options.log = server->given.log;
+            server->options.log = server->given.hooks.log;
         const struct cox_control_options control = {
             .model = server->options.model,
             .hooks = server->hooks,
@@ -384,7 +384,8 @@ static void *interrupt_main(void *context)
 static int group_init(struct cox_server *server, struct cox_error *err)
 {
     const struct cox_server_options *options = &server->options;
-    uint64_t init_ms = options->init_ms ? options->init_ms : options->executor->start_timeout_ms;
+    uint64_t init_ms =
+        options->init_ms ? options->init_ms : options->executor->times.start_timeout_ms;
     pthread_t interrupt;
     int r = cox_thread_start(&interrupt, interrupt_main, server);
     if (r)
@@ -404,8 +405,8 @@ static int recovery_start(struct cox_server *server, struct cox_error *err)
 {
     const struct cox_recovery_options options = {
         .policy = server->options.restart,
-        .restart_ms = server->executor_options.start_timeout_ms,
-        .external = server->executor_options.external_workers,
+        .restart_ms = server->executor_options.times.start_timeout_ms,
+        .external = server->executor_options.workers.external,
         .log = server->options.log,
         .failed = on_failed,
         .replayed = on_replayed,

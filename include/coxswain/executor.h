@@ -168,18 +168,15 @@ struct cox_executor;
 struct cox_executor_nodes;
 struct Coxswain__ExecuteRequest;
 
-/* 0 or NULL means the default, except in required fields. */
-struct cox_executor_options {
-    /* set by COX_EXECUTOR_OPTIONS_INIT (base.h) */
-    size_t size;
-    /* the group; NULL: "<pid>_<counter>" */
-    const char *name;
-    /* required */
-    uint32_t rank_count;
+/* The options of a group. 0 or NULL means the default everywhere, except where it says required. */
+
+/* The worker processes. */
+struct cox_executor_workers {
     /* required: argv of every worker, NULL-terminated */
     const char *const *command;
-    /* do not append the rank's flags to command; the environment has the same values */
-    bool no_flags;
+    /* A worker learns its rank from its environment alone. By default command also gets flags with
+     * the same values. */
+    bool environment_only;
     /* Changes of the environment that every worker inherits from this process, replacements
      * included: "NAME=value" sets a variable, "NAME" removes one; NULL-terminated. Variables that
      * the group sets itself (COXSWAIN_RANK, ...) are refused. Only for workers that this group
@@ -195,23 +192,20 @@ struct cox_executor_options {
      * (coordinator/process/fork_server.h); -1: this rank has none. Borrowed until free has
      * returned. NULL: command is executed. */
     const int *fork_server_fds;
-    /* requests in flight per channel, 1 to 32; default 4 */
-    uint32_t depth;
-    /* whether waits spin before they block; default auto */
-    enum cox_spin spin;
-    /* how workers get the group's memory; default named */
+    /* Starts no worker: workers are started by other means and connect to the control socket
+     * (coxswain-worker --socket PATH). start waits for all of them, without a limit unless
+     * times.start_timeout_ms sets one. command is not used. */
+    bool external;
+    /* The workers are MindIE-LLM's, which do not use the shared state; depth is 1. */
+    bool legacy;
+};
+
+/* The memory that coordinator and workers share. */
+struct cox_executor_memory {
+    /* how workers get it; default named */
     enum cox_attach attach;
     /* sealed attach: uses huge pages, if any are free */
     bool huge_pages;
-    /* Starts no worker: workers are started by other means and connect to the control socket
-     * (coxswain-worker --socket PATH). start waits for all of them, without a limit unless
-     * start_timeout_ms sets one. command is not used. */
-    bool external_workers;
-    /* The host collects completions on threads of its own (cox_executor_completions). There are no
-     * response threads and no handlers. Not with legacy workers. */
-    bool collect;
-    /* The workers are MindIE-LLM's, which do not use the shared state; depth is 1. */
-    bool legacy_workers;
     /* keeps the names in /dev/shm while the group lives */
     bool keep_names;
     /* bytes of a channel's request region, for all frames together */
@@ -222,62 +216,105 @@ struct cox_executor_options {
      * in memory allocated on demand. Limits: large_payload_size_max bytes for requests (default 2
      * GiB; a message has at most 2 GiB - 1), reply_size_max for replies of one rank (default 1 GiB
      * + 64 MiB). The coordinator keeps a private copy of each such reply until its handler has
-     * returned. Legacy workers do not support this. no_large_payloads: such requests and replies
-     * are refused as too large. */
-    bool no_large_payloads;
+     * returned. Legacy workers do not support this. refuse_large_payloads: such requests and
+     * replies are refused as too large. */
+    bool refuse_large_payloads;
     uint64_t large_payload_size_max;
     uint64_t reply_size_max;
+};
+
+enum cox_socket_use {
+    /* without a usable runtime directory, the group logs this and runs without the socket (except
+     * with external workers) */
+    COX_SOCKET_IF_POSSIBLE = 0,
+    COX_SOCKET_REQUIRED, /* start fails if the control socket cannot be opened */
+    COX_SOCKET_NONE,     /* start opens none; not with external workers */
+};
+
+/* The control socket. */
+struct cox_executor_socket {
+    enum cox_socket_use use;
     /* runtime directory; NULL: $COXSWAIN_RUNTIME_DIR, $XDG_RUNTIME_DIR/coxswain, or
      * /tmp/coxswain-<uid>; read by start */
     const char *runtime_dir;
-    /* start opens no control socket; not with external workers */
-    bool no_socket;
-    /* start fails if the control socket cannot be opened. By default, a group without a usable
-     * runtime directory logs this and runs without the socket (except with external workers). */
-    bool need_socket;
+};
+
+/* Times, in milliseconds. */
+struct cox_executor_times {
     /* default 60,000 */
     uint64_t start_timeout_ms;
     /* time that stop waits for workers to exit by themselves; default 3,000 */
     uint64_t finalize_ms;
     /* time that stop then waits after SIGTERM; default 2,000 */
     uint64_t term_ms;
-    struct cox_log log;
-    void *hook_context;
-    /* A line of a worker's output, without the newline. On the supervisor thread. NULL: it is
-     * written to this process's standard output or error, as "rank R: TEXT", unless nobody reads. */
-    void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
-    /* A worker reported a fault outside any reply. rank is -1 if unknown: workers of MindIE-LLM do
-     * not report their rank. NULL: logged. On the error thread. */
-    void (*fault)(void *hook_context, int32_t rank, const char *text);
-    /* From now on external workers can connect to this control socket. Called once, inside start.
-     * NULL: not called. */
-    void (*waiting)(void *hook_context, const char *name, const char *control_socket);
-    /* Reports the ranks that start still waits for: first all of them, then after each change. On
-     * the thread of start. NULL: not called. */
-    void (*attaching)(void *hook_context, const struct cox_rank_set *missing);
-    /* Called every 50 ms while start waits for ranks; true ends start with COX_CLOSED. NULL: never.
-     */
-    bool (*cancelled)(void *hook_context);
-    /* A command client has connected to the control socket and was accepted. The hook takes
-     * ownership of fd, a blocking stream socket. If it does not return 0, fd is not taken, and the
-     * client is refused with the text of err. On the control socket's thread: it must not block.
-     * NULL: command clients are refused. */
-    int (*control)(void *hook_context, int fd, struct cox_error *err);
-    /* A worker died. NULL: logged. On the supervisor thread, or inside start for deaths during
-     * start. */
-    void (*death)(void *hook_context, uint32_t rank, const char *text);
-    /* Neither the coordinator nor the ranks record what they do (docs/tracing.md). */
-    bool no_recorder;
-    /* Files of crash_dir also have the bytes of requests that were under way. */
+};
+
+/* The flight recorders (docs/tracing.md). */
+struct cox_executor_recorder {
+    /* neither the coordinator nor the ranks record what they do */
+    bool off;
+    /* files of crash_dir also have the bytes of requests that were under way */
     bool crash_contents;
     /* A directory for what the group did when something failed: after a death, a timeout, a
      * divergence or a failed start a file is written there, at most 16 for a name. The recorders
      * are files there too, removed when the group stops. Created if it does not exist. NULL: none.
      */
     const char *crash_dir;
-    /* The ranks are on several machines (below): command, devices and attach are not used, and no
-     * worker can connect here. rank_count may be 0. Borrowed until start has returned. NULL: on
-     * this machine. */
+};
+
+/* Functions that the group calls; NULL: not called, except where another default is given. */
+struct cox_executor_hooks {
+    void *context;
+    /* log lines of the group; it has a context of its own */
+    struct cox_log log;
+    /* A line of a worker's output, without the newline. On the supervisor thread. NULL: it is
+     * written to this process's standard output or error, as "rank R: TEXT", unless nobody reads. */
+    void (*line)(void *context, uint32_t rank, bool is_stderr, const char *text);
+    /* A worker reported a fault outside any reply. rank is -1 if unknown: workers of MindIE-LLM do
+     * not report their rank. NULL: logged. On the error thread. */
+    void (*fault)(void *context, int32_t rank, const char *text);
+    /* From now on external workers can connect to this control socket. Called once, inside start.
+     * NULL: not called. */
+    void (*waiting)(void *context, const char *name, const char *control_socket);
+    /* Reports the ranks that start still waits for: first all of them, then after each change. On
+     * the thread of start. NULL: not called. */
+    void (*attaching)(void *context, const struct cox_rank_set *missing);
+    /* Called every 50 ms while start waits for ranks; true ends start with COX_CLOSED. NULL: never.
+     */
+    bool (*cancelled)(void *context);
+    /* A command client has connected to the control socket and was accepted. The hook takes
+     * ownership of fd, a blocking stream socket. If it does not return 0, fd is not taken, and the
+     * client is refused with the text of err. On the control socket's thread: it must not block.
+     * NULL: command clients are refused. */
+    int (*control)(void *context, int fd, struct cox_error *err);
+    /* A worker died. NULL: logged. On the supervisor thread, or inside start for deaths during
+     * start. */
+    void (*death)(void *context, uint32_t rank, const char *text);
+};
+
+struct cox_executor_options {
+    /* set by COX_EXECUTOR_OPTIONS_INIT (base.h) */
+    size_t size;
+    /* the group; NULL: "<pid>_<counter>" */
+    const char *name;
+    /* required */
+    uint32_t rank_count;
+    /* requests in flight per channel, 1 to 32; default 4 */
+    uint32_t depth;
+    /* whether waits spin before they block; default auto */
+    enum cox_spin spin;
+    /* The host collects completions on threads of its own (cox_executor_completions). There are no
+     * response threads and no handlers. Not with legacy workers. */
+    bool collect;
+    struct cox_executor_workers workers;
+    struct cox_executor_memory memory;
+    struct cox_executor_socket socket;
+    struct cox_executor_times times;
+    struct cox_executor_recorder recorder;
+    struct cox_executor_hooks hooks;
+    /* The ranks are on several machines (below): workers.command, workers.devices and memory.attach
+     * are not used, and no worker can connect here. rank_count may be 0. Borrowed until start has
+     * returned. NULL: on this machine. */
     const struct cox_executor_nodes *nodes;
 };
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
@@ -608,7 +645,7 @@ struct cox_executor_status {
     uint64_t cpu_ns;
     /* how long waits spin before they block; 0: they do not spin */
     uint32_t spin_ns;
-    /* options.legacy_workers: the ranks have no epochs, links or shared weights */
+    /* options.workers.legacy: the ranks have no epochs, links or shared weights */
     bool legacy;
     bool stopping;
     /* sums over all ranks; 0 if no ranks are read */

@@ -417,8 +417,8 @@ struct cox_server_options {
     /* set by COX_SERVER_OPTIONS_INIT (base.h) */
     size_t size;
     /* Required. Its hooks are called as without a server, but control must be NULL: the server sets
-     * it. Set need_socket: no client can reach a group without a socket. With no_socket clients are
-     * served from cox_server_take_name on. */
+     * it. Set COX_SOCKET_REQUIRED: no client can reach a group without a socket. With
+     * COX_SOCKET_NONE clients are served from cox_server_take_name on. */
     const struct cox_executor_options *executor;
     /* Send MODEL_INIT with these entries, also to ranks that were replaced. */
     bool init;
@@ -499,7 +499,7 @@ COX_PUBLIC void cox_server_request_stop(struct cox_server *server);
 COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);
 
 /*
- * Opens the control socket of a group that was started with no_socket, under this name, which
+ * Opens the control socket of a group that was started with COX_SOCKET_NONE, under this name, which
  * cox_executor_name and status return from then on. For a group that stands by for another one,
  * which has the name and has ended by now. Names in /dev/shm stay as they are. Any thread, one at a
  * time, beside neither stop nor cox_executor_socket. After a failure it may be called again, with

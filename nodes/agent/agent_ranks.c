@@ -135,21 +135,22 @@ static void start_ranks(struct agent *agent)
     options.rank_count = agent->world;
     remote.rank_first = agent->rank_first;
     remote.rank_here = agent->rank_count;
-    options.command = from->command;
-    options.no_flags = true;
+    options.workers.command = from->command;
+    options.workers.environment_only = true;
     options.depth = agent->depth;
-    options.attach = agent->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
-    options.no_recorder = agent->no_recorder;
-    memcpy(options.request_size, agent->request_size, sizeof options.request_size);
-    memcpy(options.response_size, agent->response_size, sizeof options.response_size);
-    options.runtime_dir = from->runtime_dir;
-    options.crash_dir = agent->no_recorder ? NULL : from->crash_dir;
-    options.start_timeout_ms = from->start_timeout_ms ? from->start_timeout_ms : START_TIMEOUT_MS;
-    options.log = from->log;
-    options.hook_context = agent;
-    options.line = on_line;
-    options.fault = on_fault;
-    options.death = on_death;
+    options.memory.attach = agent->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
+    options.recorder.off = agent->no_recorder;
+    memcpy(options.memory.request_size, agent->request_size, sizeof options.memory.request_size);
+    memcpy(options.memory.response_size, agent->response_size, sizeof options.memory.response_size);
+    options.socket.runtime_dir = from->runtime_dir;
+    options.recorder.crash_dir = agent->no_recorder ? NULL : from->crash_dir;
+    options.times.start_timeout_ms =
+        from->start_timeout_ms ? from->start_timeout_ms : START_TIMEOUT_MS;
+    options.hooks.log = from->log;
+    options.hooks.context = agent;
+    options.hooks.line = on_line;
+    options.hooks.fault = on_fault;
+    options.hooks.death = on_death;
     /* Before there are processes, which may die at once. */
     memset(agent->claimed, 0, sizeof agent->claimed);
     memset(agent->dead, 0, sizeof agent->dead);

@@ -181,32 +181,32 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
         .size = sizeof(struct cox_executor_options),
         .name = group->name,
         .rank_count = group->rank_count,
-        .command = from->command,
+        .workers.command = from->command,
         .depth = group->depth,
         .spin = group->spin,
-        .legacy_workers = group->legacy_workers,
+        .workers.legacy = group->legacy_workers,
         .nodes = from->nodes,
-        .attach = from->nodes ? COX_ATTACH_NAMED : group->attach,
-        .no_large_payloads = group->no_large_payloads,
-        .crash_dir = cox_group_choice_crash_dir(group),
-        .crash_contents = group->crash_contents,
-        .large_payload_size_max = group->large_payload_size,
-        .reply_size_max = group->large_payload_size,
-        .external_workers = from->external,
-        .need_socket = from->need_socket,
-        .start_timeout_ms = group->start_timeout_ms,
-        .log = cox_foreground_full_log(foreground),
-        .hook_context = foreground,
-        .line = on_line,
-        .fault = on_fault,
-        .waiting = on_waiting,
+        .memory.attach = from->nodes ? COX_ATTACH_NAMED : group->attach,
+        .memory.refuse_large_payloads = group->no_large_payloads,
+        .recorder.crash_dir = cox_group_choice_crash_dir(group),
+        .recorder.crash_contents = group->crash_contents,
+        .memory.large_payload_size_max = group->large_payload_size,
+        .memory.reply_size_max = group->large_payload_size,
+        .workers.external = from->external,
+        .socket.use = from->need_socket ? COX_SOCKET_REQUIRED : COX_SOCKET_IF_POSSIBLE,
+        .times.start_timeout_ms = group->start_timeout_ms,
+        .hooks.log = cox_foreground_full_log(foreground),
+        .hooks.context = foreground,
+        .hooks.line = on_line,
+        .hooks.fault = on_fault,
+        .hooks.waiting = on_waiting,
     };
-    memcpy(made.request_size, group->request_size, sizeof group->request_size);
-    memcpy(made.response_size, group->response_size, sizeof group->response_size);
+    memcpy(made.memory.request_size, group->request_size, sizeof group->request_size);
+    memcpy(made.memory.response_size, group->response_size, sizeof group->response_size);
 #if COX_TESTING
     /* What tests look at: names that a group leaves, and a group without recorders. */
-    made.keep_names = getenv("COXSWAIN_TEST_KEEP_NAMES") != NULL;
-    made.no_recorder = getenv("COXSWAIN_TEST_NO_RECORDER") != NULL;
+    made.memory.keep_names = getenv("COXSWAIN_TEST_KEEP_NAMES") != NULL;
+    made.recorder.off = getenv("COXSWAIN_TEST_NO_RECORDER") != NULL;
 #endif
     return made;
 }

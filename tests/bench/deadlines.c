@@ -191,9 +191,9 @@ static int group_start(struct group *group, uint32_t rank_count, enum cox_attach
     const char *const command[] = {program, WORKER_FLAG, path, NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = rank_count,
-                                                 .command = command,
-                                                 .attach = attach,
-                                                 .line = on_line};
+                                                 .workers.command = command,
+                                                 .memory.attach = attach,
+                                                 .hooks.line = on_line};
     return cox_executor_start(&options, &group->executor, err);
 }
 

@@ -173,10 +173,10 @@ static int group_start(struct group *group, uint32_t rank_count, int rank, size_
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
-        .command = wrapped ? inside : direct,
-        .hook_context = group,
-        .line = on_line,
-        .death = on_death,
+        .workers.command = wrapped ? inside : direct,
+        .hooks.context = group,
+        .hooks.line = on_line,
+        .hooks.death = on_death,
     };
     *group = (struct group){0};
     sem_init(&group->held, 0, 0);

@@ -108,16 +108,16 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
     struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
-        .command = command,
+        .workers.command = command,
         .depth = depth,
         .spin = flavour->spin,
         .collect = flavour->by == GROUP_BY_COLLECT || flavour->by == GROUP_BY_POLL,
-        .attach = flavour->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
-        .line = show_line,
+        .memory.attach = flavour->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .hooks.line = show_line,
     };
-    options.request_size[COX_CHANNEL_EXECUTE] =
+    options.memory.request_size[COX_CHANNEL_EXECUTE] =
         region_size(depth, request_size, FRAME_SIZE_DEFAULT);
-    options.response_size[COX_CHANNEL_EXECUTE] =
+    options.memory.response_size[COX_CHANNEL_EXECUTE] =
         region_size((size_t)depth * rank_count, reply_size, SLOT_SIZE_DEFAULT);
     return cox_executor_start(&options, ret_executor, err);
 }

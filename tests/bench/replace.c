@@ -286,11 +286,11 @@ static int group_init(struct group *group, uint32_t rank_count, bool sealed, str
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
-        .command = command,
-        .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
-        .hook_context = group,
-        .line = on_line,
-        .death = on_death,
+        .workers.command = command,
+        .memory.attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .hooks.context = group,
+        .hooks.line = on_line,
+        .hooks.death = on_death,
     };
     /* No pause between two deaths of a rank, of which there are many here. */
     const struct cox_recovery_options policy = {

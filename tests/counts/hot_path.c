@@ -278,9 +278,9 @@ int main(int argc, char **argv)
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = (uint32_t)rank_count,
-        .command = command,
-        .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
-        .no_recorder = getenv("HOT_PATH_NO_RECORDER") != NULL,
+        .workers.command = command,
+        .memory.attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .recorder.off = getenv("HOT_PATH_NO_RECORDER") != NULL,
     };
     static struct path path;
     path.awaits = argc == 2;

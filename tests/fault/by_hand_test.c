@@ -56,9 +56,9 @@ static void *start_main(void *context)
         .size = sizeof(struct cox_executor_options),
         .name = hand->name,
         .rank_count = 2,
-        .external_workers = true,
-        .start_timeout_ms = hand->timeout_ms,
-        .finalize_ms = TEST_PATIENCE_MS,
+        .workers.external = true,
+        .times.start_timeout_ms = hand->timeout_ms,
+        .times.finalize_ms = TEST_PATIENCE_MS,
     };
     hand->status = test_group_try(&options, &hand->group, &hand->err);
     return NULL;

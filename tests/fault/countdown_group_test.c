@@ -266,20 +266,20 @@ static void executor_choose(uint32_t depth, bool legacy)
         .size = sizeof(struct cox_executor_options),
         .name = group_name(),
         .rank_count = RANK_COUNT,
-        .command = scripted,
-        .no_flags = true,
-        .spin = COX_SPIN_OFF, /* a failure to read the processors is not an error */
-        .need_socket = true,  /* or what it fails for would be logged alone */
+        .workers.command = scripted,
+        .workers.environment_only = true,
+        .spin = COX_SPIN_OFF,              /* a failure to read the processors is not an error */
+        .socket.use = COX_SOCKET_REQUIRED, /* or what it fails for would be logged alone */
         .depth = depth,
-        .legacy_workers = legacy,
-        .start_timeout_ms = TEST_PATIENCE_MS,
+        .workers.legacy = legacy,
+        .times.start_timeout_ms = TEST_PATIENCE_MS,
         /* Legacy workers may not have attached yet, and then hear no goodbye. */
-        .finalize_ms = legacy ? 1 : TEST_PATIENCE_MS,
+        .times.finalize_ms = legacy ? 1 : TEST_PATIENCE_MS,
     };
     /* Small: what is reserved is written to. */
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        executor_options.request_size[c] = 16384;
-        executor_options.response_size[c] =
+        executor_options.memory.request_size[c] = 16384;
+        executor_options.memory.response_size[c] =
             legacy ? RANK_COUNT * COX_LEGACY_SLOT_STRIDE : UINT64_C(131072);
     }
 }

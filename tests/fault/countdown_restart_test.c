@@ -122,18 +122,19 @@ static void group_prepare(void)
         .spin = COX_SPIN_OFF, /* a failure to read the processors is not an error */
         .name = group_name(),
         .rank_count = RANK_COUNT,
-        .command = legacy ? native : scripted,
+        .workers.command = legacy ? native : scripted,
         .depth = 1,
-        .attach = attach,
-        .legacy_workers = legacy,
-        .start_timeout_ms = TEST_PATIENCE_MS,
+        .memory.attach = attach,
+        .workers.legacy = legacy,
+        .times.start_timeout_ms = TEST_PATIENCE_MS,
         /* Legacy workers may not have attached yet, and then hear no goodbye. */
-        .finalize_ms = legacy ? 1 : TEST_PATIENCE_MS,
+        .times.finalize_ms = legacy ? 1 : TEST_PATIENCE_MS,
     };
     struct cox_error err = {0};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        options.request_size[c] = 16384;
-        options.response_size[c] = legacy ? RANK_COUNT * COX_LEGACY_SLOT_STRIDE : UINT64_C(131072);
+        options.memory.request_size[c] = 16384;
+        options.memory.response_size[c] =
+            legacy ? RANK_COUNT * COX_LEGACY_SLOT_STRIDE : UINT64_C(131072);
     }
     if (cox_executor_start(&options, &live, &err))
         fail_msg("%s", err.text);

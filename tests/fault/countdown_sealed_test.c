@@ -216,17 +216,17 @@ static struct cox_executor_options executor_options(void)
         .spin = COX_SPIN_OFF, /* a failure to read the processors is not an error */
         .name = countdown_name(name, "g"),
         .rank_count = RANK_COUNT,
-        .command = scripted,
-        .no_flags = true,
+        .workers.command = scripted,
+        .workers.environment_only = true,
         .depth = 1,
-        .attach = COX_ATTACH_SEALED,
-        .need_socket = true, /* or what it fails for would be logged alone */
-        .start_timeout_ms = TEST_PATIENCE_MS,
-        .finalize_ms = TEST_PATIENCE_MS,
+        .memory.attach = COX_ATTACH_SEALED,
+        .socket.use = COX_SOCKET_REQUIRED, /* or what it fails for would be logged alone */
+        .times.start_timeout_ms = TEST_PATIENCE_MS,
+        .times.finalize_ms = TEST_PATIENCE_MS,
     };
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        options.request_size[c] = 16384;
-        options.response_size[c] = 131072;
+        options.memory.request_size[c] = 16384;
+        options.memory.response_size[c] = 131072;
     }
     return options;
 }
@@ -240,8 +240,7 @@ static int executor_start(void *object, struct cox_error *err)
 static int executor_start_without_socket(void *object, struct cox_error *err)
 {
     struct cox_executor_options options = executor_options();
-    options.need_socket = false;
-    options.no_socket = true;
+    options.socket.use = COX_SOCKET_NONE;
     return cox_executor_start(&options, object, err);
 }
 

@@ -390,10 +390,10 @@ static struct test_group *group_start(void)
 {
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
-        .command = command,
-        .attach = COX_ATTACH_SEALED,
-        .finalize_ms = 300,
-        .term_ms = 300,
+        .workers.command = command,
+        .memory.attach = COX_ATTACH_SEALED,
+        .times.finalize_ms = 300,
+        .times.term_ms = 300,
     };
     struct cox_init_summary summary;
     struct cox_error err = {0};

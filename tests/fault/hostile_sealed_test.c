@@ -258,10 +258,10 @@ static struct test_group *group_start(void)
 {
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
-        .command = command,
-        .attach = COX_ATTACH_SEALED,
-        .finalize_ms = 300 * SLOWNESS,
-        .term_ms = 300 * SLOWNESS,
+        .workers.command = command,
+        .memory.attach = COX_ATTACH_SEALED,
+        .times.finalize_ms = 300 * SLOWNESS,
+        .times.term_ms = 300 * SLOWNESS,
     };
     return test_group_start(RANK_COUNT, &options);
 }

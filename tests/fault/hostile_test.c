@@ -73,10 +73,10 @@ static struct test_group *group_start(uint32_t rank_count, const char *name)
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .name = name,
-        .command = command,
-        .keep_names = true,
-        .finalize_ms = FINALIZE_MS,
-        .term_ms = TERM_MS,
+        .workers.command = command,
+        .memory.keep_names = true,
+        .times.finalize_ms = FINALIZE_MS,
+        .times.term_ms = TERM_MS,
     };
     return test_group_start(rank_count, &options);
 }
@@ -526,11 +526,11 @@ static void early_seed(uint32_t rank_count, uint64_t seed)
         .size = sizeof(struct cox_executor_options),
         .name = name,
         .rank_count = rank_count,
-        .command = command,
-        .keep_names = true,
-        .start_timeout_ms = START_MS,
-        .finalize_ms = FINALIZE_MS,
-        .term_ms = TERM_MS,
+        .workers.command = command,
+        .memory.keep_names = true,
+        .times.start_timeout_ms = START_MS,
+        .times.finalize_ms = FINALIZE_MS,
+        .times.term_ms = TERM_MS,
     };
     uint64_t begin_ns = cox_now_ns();
     int r = test_group_try(&options, &group, &err);

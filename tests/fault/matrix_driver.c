@@ -433,20 +433,20 @@ static struct cox_executor_options options_of(struct driver *d)
         .size = sizeof(struct cox_executor_options),
         .name = d->name,
         .rank_count = MATRIX_RANK_COUNT,
-        .command = command,
+        .workers.command = command,
         .depth = MATRIX_FLIGHT_COUNT,
-        .attach = test_attach(),
-        .start_timeout_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
-        .finalize_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
-        .term_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
-        .hook_context = d,
-        .line = on_line,
-        .fault = on_fault,
-        .death = on_death,
+        .memory.attach = test_attach(),
+        .times.start_timeout_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
+        .times.finalize_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
+        .times.term_ms = d->mode == MATRIX_STOP ? d->brief_ms : TEST_PATIENCE_MS,
+        .hooks.context = d,
+        .hooks.line = on_line,
+        .hooks.fault = on_fault,
+        .hooks.death = on_death,
     };
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        options.request_size[c] = 64 << 10;
-        options.response_size[c] = 192 << 10;
+        options.memory.request_size[c] = 64 << 10;
+        options.memory.response_size[c] = 192 << 10;
     }
     return options;
 }

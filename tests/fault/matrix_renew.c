@@ -101,11 +101,11 @@ int matrix_renew_drive(const char *name, uint64_t brief_ms)
         .size = sizeof(struct cox_executor_options),
         .name = name,
         .rank_count = MATRIX_RANK_COUNT,
-        .command = command,
-        .attach = test_attach(),
-        .start_timeout_ms = TEST_PATIENCE_MS,
-        .finalize_ms = brief_ms,
-        .term_ms = brief_ms,
+        .workers.command = command,
+        .memory.attach = test_attach(),
+        .times.start_timeout_ms = TEST_PATIENCE_MS,
+        .times.finalize_ms = brief_ms,
+        .times.term_ms = brief_ms,
     };
     struct cox_executor *executor = NULL;
     struct cox_error err = {0};

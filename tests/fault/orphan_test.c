@@ -161,7 +161,7 @@ static int coordinator_main(const char *state, const char *argument)
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = rank_count,
                                                  .name = name,
-                                                 .command = command};
+                                                 .workers.command = command};
     struct test_group *g = NULL;
     struct cox_error err = {0};
     if (test_group_try(&options, &g, &err)) {
@@ -435,7 +435,7 @@ static void p2_the_end_of_a_wrappers_thread_ends_no_rank(void **state)
     assert_true(readlink(command[0], program, sizeof program - 1) > 0);
     const char *const real[] = {program, command[1], command[2], NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = real};
+                                                 .workers.command = real};
     struct test_group *g = test_group_start(2, &options);
     test_expect_echo(g, "one thread more");
     size_t before[2];
@@ -469,8 +469,8 @@ static void p2_a_process_that_attached_to_a_failed_start_ends(void **state)
                                    "sh", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = 2,
-                                                 .command = command,
-                                                 .start_timeout_ms = 500};
+                                                 .workers.command = command,
+                                                 .times.start_timeout_ms = 500};
     struct test_group *g = NULL;
     assert_int_equal(test_group_try(&options, &g, NULL), COX_TIMEOUT);
     if (!all_gone()) {
@@ -485,7 +485,7 @@ static int refused_main(const char *name)
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = 1,
                                                  .name = name,
-                                                 .command = wrappers[NESTED].command};
+                                                 .workers.command = wrappers[NESTED].command};
     struct test_group *g = NULL;
     struct cox_error err = {0};
     int r = test_group_try(&options, &g, &err);

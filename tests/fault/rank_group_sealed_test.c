@@ -85,8 +85,8 @@ static void strike(const char *plan)
 {
     static const char *const command[] = {program, "worker", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command,
-                                                 .attach = COX_ATTACH_SEALED};
+                                                 .workers.command = command,
+                                                 .memory.attach = COX_ATTACH_SEALED};
     struct cox_init_summary summary;
     struct cox_error err = {0};
     char path[64];

@@ -151,7 +151,7 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
     setenv("COXSWAIN_FAULT_INCARNATION", "2", 1);
     setenv("COXSWAIN_FAULT", plan, 1);
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .attach = test_attach()};
+                                                 .memory.attach = test_attach()};
     struct test_group *group = test_group_start(3, &options);
     unsetenv("COXSWAIN_FAULT_INCARNATION");
     unsetenv("COXSWAIN_FAULT");
@@ -221,15 +221,15 @@ static int driver_main(const char *kind_name_plan)
         .size = sizeof(struct cox_executor_options),
         .name = name,
         .rank_count = 2,
-        .command = kind == 'l' ? native : scripted,
-        .attach = kind == 'l' ? COX_ATTACH_NAMED : test_attach(),
-        .legacy_workers = kind == 'l',
-        .external_workers = kind == 'h',
-        .waiting = start_two,
-        .request_size = {16384, 16384, 16384, 16384},
-        .response_size = {kind == 'l' ? 1 << 20 : 131072, kind == 'l' ? 1 << 20 : 131072,
-                          kind == 'l' ? 1 << 20 : 131072, kind == 'l' ? 8 << 20 : 131072},
-        .start_timeout_ms = TEST_PATIENCE_MS,
+        .workers.command = kind == 'l' ? native : scripted,
+        .memory.attach = kind == 'l' ? COX_ATTACH_NAMED : test_attach(),
+        .workers.legacy = kind == 'l',
+        .workers.external = kind == 'h',
+        .hooks.waiting = start_two,
+        .memory.request_size = {16384, 16384, 16384, 16384},
+        .memory.response_size = {kind == 'l' ? 1 << 20 : 131072, kind == 'l' ? 1 << 20 : 131072,
+                                 kind == 'l' ? 1 << 20 : 131072, kind == 'l' ? 8 << 20 : 131072},
+        .times.start_timeout_ms = TEST_PATIENCE_MS,
     };
     struct cox_executor *executor = NULL;
     struct cox_error err = {0};

@@ -326,14 +326,14 @@ int test_group_try(const struct cox_executor_options *options, struct test_group
     group->next = groups;
     groups = group;
     struct cox_executor_options used = *options;
-    if (!used.command)
-        used.command = command;
-    if (!used.legacy_workers && !used.keep_names && !used.attach)
-        used.attach = test_attach();
-    used.hook_context = group;
-    used.line = on_line;
-    used.fault = on_fault;
-    used.death = on_death;
+    if (!used.workers.command)
+        used.workers.command = command;
+    if (!used.workers.legacy && !used.memory.keep_names && !used.memory.attach)
+        used.memory.attach = test_attach();
+    used.hooks.context = group;
+    used.hooks.line = on_line;
+    used.hooks.fault = on_fault;
+    used.hooks.death = on_death;
     group_use_threads(group, &used, name);
     int r = cox_executor_start(&used, &group->executor, err);
     if (r) {

@@ -301,8 +301,8 @@ static struct group *start(enum cox_attach attach)
     const char *command[] = {self, NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = RANK_COUNT,
-                                                 .command = command,
-                                                 .attach = attach};
+                                                 .workers.command = command,
+                                                 .memory.attach = attach};
     group = (struct group){0};
     sem_init(&group.ended, 0, 0);
     must(&group, cox_executor_start(&options, &group.executor, &group.err));

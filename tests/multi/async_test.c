@@ -51,11 +51,11 @@ static void group_start_as(uint32_t rank_count, uint32_t depth, const char *cons
 {
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = rank_count,
-                                                 .command = command,
-                                                 .attach = test_attach(),
+                                                 .workers.command = command,
+                                                 .memory.attach = test_attach(),
                                                  .depth = depth,
-                                                 .line = on_line,
-                                                 .death = on_death};
+                                                 .hooks.line = on_line,
+                                                 .hooks.death = on_death};
     const struct cox_recovery_options replaces = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                   .policy.restart_max = 1000,
                                                   .policy.backoff_min_ms = 1,

@@ -53,10 +53,10 @@ static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum co
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     waiting->options.name = test_unique_name(waiting->name);
     waiting->options.rank_count = rank_count;
-    waiting->options.attach = attach;
-    waiting->options.external_workers = true;
-    if (!waiting->options.start_timeout_ms)
-        waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
+    waiting->options.memory.attach = attach;
+    waiting->options.workers.external = true;
+    if (!waiting->options.times.start_timeout_ms)
+        waiting->options.times.start_timeout_ms = TEST_PATIENCE_MS;
     snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.sock",
              test_runtime_dir(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
@@ -238,9 +238,10 @@ static void b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_sig
 static void left(enum cox_attach attach)
 {
     /* A wait for its end would be in vain, so it is signalled. */
-    struct waiting waiting = {
-        .result = -1,
-        .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
+    struct waiting waiting = {.result = -1,
+                              .options = {.size = sizeof(struct cox_executor_options),
+                                          .times.finalize_ms = 1,
+                                          .times.term_ms = 1}};
     char text[512];
     group_wait_for(&waiting, 1, attach);
     struct test_helper client = test_helper_start("client", waiting.control_socket);
@@ -279,9 +280,10 @@ static void *order_main(void *argument)
  * that may even be the same process, as another incarnation. */
 static void left_and_replaced(enum cox_attach attach)
 {
-    struct waiting waiting = {
-        .result = -1,
-        .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
+    struct waiting waiting = {.result = -1,
+                              .options = {.size = sizeof(struct cox_executor_options),
+                                          .times.finalize_ms = 1,
+                                          .times.term_ms = 1}};
     char text[512];
     group_wait_for(&waiting, 1, attach);
     struct test_helper client = test_helper_start("client", waiting.control_socket);
@@ -342,7 +344,7 @@ static void b20_a_rank_that_is_never_started_is_named(void **state)
 {
     struct waiting waiting = {
         .result = -1,
-        .options = {.size = sizeof(struct cox_executor_options), .start_timeout_ms = 100}};
+        .options = {.size = sizeof(struct cox_executor_options), .times.start_timeout_ms = 100}};
     (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
     pthread_join(waiting.thread, NULL);

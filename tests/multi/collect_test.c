@@ -20,7 +20,7 @@ static struct test_group *start(uint32_t rank_count)
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .collect = true,
                                                  .depth = DEPTH,
-                                                 .finalize_ms = 300};
+                                                 .times.finalize_ms = 300};
     return test_group_start(rank_count, &options);
 }
 

@@ -132,7 +132,7 @@ static void p3_status_counts_a_restart_that_fails_as_a_death(void **state)
     test_needs_processes();
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = fragile};
+                                                 .workers.command = fragile};
     struct test_group *g = test_group_start(2, &options);
     kill_rank(g, 1);
     for (uint32_t k = 0; k < 2; k++) {
@@ -162,7 +162,7 @@ static void p3_status_keeps_the_last_words_when_no_process_can_be_started(void *
     assert_int_equal(symlink(test_worker_program(), program), 0);
     const char *const command[] = {program, NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command};
+                                                 .workers.command = command};
     struct test_group *g = test_group_start(2, &options);
     struct test_pipe *pipe = test_pipe_new();
     block(g, 1, pipe);
@@ -312,7 +312,7 @@ static void p3_status_counts_the_bytes_that_were_moved(void **state)
 {
     (void)state;
     const struct cox_executor_options no_large_payloads = {
-        .size = sizeof(struct cox_executor_options), .no_large_payloads = true};
+        .size = sizeof(struct cox_executor_options), .memory.refuse_large_payloads = true};
     struct test_group *g = test_group_start(4, &no_large_payloads);
     uint64_t sent = 0, received = 0;
     static const size_t sizes[] = {7, 255, 0, 4096, 60000, 1, 300, 0, 9};

@@ -113,7 +113,7 @@ static void m3_oversize_request_is_refused_with_both_sizes(void **state)
     FOR_EACH_WORLD_SIZE(n)
     {
         const struct cox_executor_options no_large_payloads = {
-            .size = sizeof(struct cox_executor_options), .no_large_payloads = true};
+            .size = sizeof(struct cox_executor_options), .memory.refuse_large_payloads = true};
         struct test_group *g = test_group_start(n, &no_large_payloads);
         struct cox_executor *executor = test_group_executor(g);
         const struct test_how how = {.gather = COX_GATHER_ALL};
@@ -163,7 +163,7 @@ static void m3_oversize_reply_is_an_error_of_that_rank(void **state)
     const struct cox_executor_options small = {
         .size = sizeof(struct cox_executor_options),
         .depth = 2,
-        .response_size = {[COX_CHANNEL_EXECUTE] = 2 * 4 * 1024}};
+        .memory.response_size = {[COX_CHANNEL_EXECUTE] = 2 * 4 * 1024}};
     struct test_group *g = test_group_start(4, &small);
     struct test_completion c;
     assert_int_equal(test_call(g, &c, "size 1020"), 0);
@@ -197,7 +197,7 @@ static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
     (void)state;
     char name[64];
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .keep_names = true,
+                                                 .memory.keep_names = true,
                                                  .name = test_unique_name(name)};
     struct test_group *g = test_group_start(4, &options);
     static const struct {
@@ -409,8 +409,9 @@ static void m5_stop_completes_what_is_outstanding(void **state)
     (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
-        const struct cox_executor_options options = {
-            .size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .times.finalize_ms = 1,
+                                                     .times.term_ms = 1};
         struct test_group *g = test_group_start(n, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};

@@ -62,9 +62,9 @@ static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_at
     waiting->options.size = sizeof waiting->options;
     waiting->options.name = test_unique_name(waiting->name);
     waiting->options.rank_count = rank_count;
-    waiting->options.attach = attach;
-    waiting->options.external_workers = true;
-    waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
+    waiting->options.memory.attach = attach;
+    waiting->options.workers.external = true;
+    waiting->options.times.start_timeout_ms = TEST_PATIENCE_MS;
     snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.sock",
              test_runtime_dir(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
@@ -77,7 +77,8 @@ static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_at
 static void group_wait_long(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach,
                             uint64_t finalize_ms)
 {
-    *waiting = (struct waiting){.options = {.finalize_ms = finalize_ms, .term_ms = finalize_ms}};
+    *waiting = (struct waiting){
+        .options = {.times.finalize_ms = finalize_ms, .times.term_ms = finalize_ms}};
     group_wait(waiting, rank_count, attach);
 }
 
@@ -694,7 +695,7 @@ static void expect_own_memory(struct test_group *group)
 static void p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s(void **state)
 {
     struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                           .attach = COX_ATTACH_SEALED};
+                                           .memory.attach = COX_ATTACH_SEALED};
     struct cox_error err = {0};
     (void)state;
     struct test_group *group = test_group_start(N, &options);
@@ -722,9 +723,9 @@ static void p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time(void **state)
         struct cox_executor_options options = {
             .size = sizeof(struct cox_executor_options),
             .name = test_unique_name(name),
-            .attach = named ? COX_ATTACH_NAMED : COX_ATTACH_SEALED,
+            .memory.attach = named ? COX_ATTACH_NAMED : COX_ATTACH_SEALED,
             /* In the environment of the tests the default may be the other. */
-            .keep_names = named,
+            .memory.keep_names = named,
         };
         size_t seen = 0;
         int fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);

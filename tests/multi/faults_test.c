@@ -21,7 +21,7 @@
 static struct test_group *group_of(const char *point, const char *action, uint32_t rank)
 {
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .keep_names = true};
+                                                 .memory.keep_names = true};
     char plan[64];
     snprintf(plan, sizeof plan, "%s:%s:%" PRIu32, point, action, rank);
     setenv("COXSWAIN_FAULT", plan, 1);

@@ -257,7 +257,7 @@ static void m4_replies_before_a_failure_are_reported(void **state)
     test_needs_processes();
     char name[64];
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .keep_names = true,
+                                                 .memory.keep_names = true,
                                                  .name = test_unique_name(name)};
     struct test_group *g = test_group_start(3, &options);
     struct cox_executor *executor = test_group_executor(g);
@@ -398,7 +398,7 @@ static void p3_an_reply_of_every_rank_is_no_timeout(void **state)
     (void)state;
     char name[64];
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .keep_names = true,
+                                                 .memory.keep_names = true,
                                                  .name = test_unique_name(name)};
     struct test_group *g = test_group_start(2, &options);
     struct cox_executor *executor = test_group_executor(g);
@@ -590,7 +590,7 @@ static void thief_init(struct thief *thief, const char *name, enum cox_channel_i
 {
     char object[COX_OBJECT_NAME_SIZE];
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .keep_names = true,
+                                                 .memory.keep_names = true,
                                                  .name = name,
                                                  .depth = depth};
     struct cox_error err = {0};

@@ -74,7 +74,7 @@ static void m16_a_live_name_is_taken(void **state)
     char name[64], pid[32];
     struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                            .rank_count = 2,
-                                           .keep_names = true,
+                                           .memory.keep_names = true,
                                            .name = test_unique_name(name)};
     struct test_group *g = test_group_start(2, &options);
     size_t names = test_count_names(name);
@@ -94,7 +94,7 @@ static int helper_leaves_names(const char *name)
 {
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = 2,
-                                                 .keep_names = true,
+                                                 .memory.keep_names = true,
                                                  .name = name};
     struct test_group *g = NULL;
     if (test_group_try(&options, &g, NULL))
@@ -151,8 +151,8 @@ static void p7_b49_a_group_works_on_without_its_names(void **state)
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .name = test_unique_name(name),
-        .keep_names = true,
-        .log = {.fn = keep_warning, .context = warning},
+        .memory.keep_names = true,
+        .hooks.log = {.fn = keep_warning, .context = warning},
     };
     struct test_group *g = test_group_start(4, &options);
     test_expect_echo(g, "with names");
@@ -178,8 +178,8 @@ static void b49_b54_the_next_group_under_the_name_is_left_alone(void **state)
     /* With a control socket, the name would be taken by that. */
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .name = test_unique_name(name),
-                                                 .keep_names = true,
-                                                 .no_socket = true};
+                                                 .memory.keep_names = true,
+                                                 .socket.use = COX_SOCKET_NONE};
     struct test_group *first = test_group_start(2, &options);
     size_t count = test_count_names(name);
     remove_names(name);
@@ -325,8 +325,8 @@ static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .rank_count = 1,
                                                      .name = name,
-                                                     .command = command,
-                                                     .no_flags = true};
+                                                     .workers.command = command,
+                                                     .workers.environment_only = true};
         expect_refused(&options, COX_PEER_DEAD, says[i]);
         snprintf(clean, sizeof clean, "/dev/shm/%s_second", name);
         unlink(clean);
@@ -342,7 +342,7 @@ static void m16_b45_mode_is_0600_under_any_umask(void **state)
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         char name[64];
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .keep_names = true,
+                                                     .memory.keep_names = true,
                                                      .name = test_unique_name(name)};
         mode_t saved = umask(masks[i]);
         struct cox_executor_options used = options;
@@ -396,7 +396,7 @@ static void p6_printed_sizes_are_the_sizes_used(void **state)
             char name[64];
             const struct cox_executor_options options = {.size =
                                                              sizeof(struct cox_executor_options),
-                                                         .keep_names = true,
+                                                         .memory.keep_names = true,
                                                          .name = test_unique_name(name),
                                                          .depth = depth};
             const struct cox_geometry_choice choice = {.depth = depth};
@@ -455,10 +455,10 @@ static int helper_small_shm(void)
     /* Smaller regions fit; and a tmpfs that is full to the last page but passes the sum is an error
      * too, no signal. */
     for (int c = 0; c < COX_CHANNEL_ERROR; c++) {
-        options.request_size[c] = 16384;
-        options.response_size[c] = 4 * 8 * 512;
+        options.memory.request_size[c] = 16384;
+        options.memory.response_size[c] = 4 * 8 * 512;
     }
-    options.no_recorder = true;
+    options.recorder.off = true;
     err.code = 0;
     if (test_group_try(&options, &g, &err)) {
         fprintf(stderr, "%s\n", err.text);
@@ -493,7 +493,7 @@ static int helper_leftovers(void)
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = 2,
                                                  .name = test_unique_name(name),
-                                                 .keep_names = true};
+                                                 .memory.keep_names = true};
     struct test_group *g = NULL;
     struct cox_error err = {0};
     pid_t pid = fork();
@@ -545,7 +545,7 @@ static int helper_first_process(void)
             const struct cox_executor_options options = {
                 .size = sizeof(struct cox_executor_options),
                 .rank_count = 2,
-                .command = wrapped ? through_a_shell : NULL};
+                .workers.command = wrapped ? through_a_shell : NULL};
             if (test_group_try(&options, &g, &err)) {
                 fprintf(stderr, "%s\n", err.text);
                 _exit(2);
@@ -585,14 +585,14 @@ static void m16_geometry_that_cannot_be_is_refused(void **state)
     options.depth = 33;
     expect_refused(&options, COX_INVALID, "depth 33");
     options.depth = 2;
-    options.legacy_workers = true;
+    options.workers.legacy = true;
     expect_refused(&options, COX_INVALID, "depth 1");
-    options.legacy_workers = false;
-    options.request_size[COX_CHANNEL_TRANSFER] = 256;
+    options.workers.legacy = false;
+    options.memory.request_size[COX_CHANNEL_TRANSFER] = 256;
     expect_refused(&options, COX_INVALID, "transfer");
     const char *const nothing[] = {NULL};
     const struct cox_executor_options without = {
-        .size = sizeof(struct cox_executor_options), .rank_count = 1, .command = nothing};
+        .size = sizeof(struct cox_executor_options), .rank_count = 1, .workers.command = nothing};
     expect_refused(&without, COX_INVALID, "command");
 }
 
@@ -609,7 +609,9 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
         {{NULL, "quit", "3"}, COX_PEER_DEAD, "exited with status 3"},
         {{NULL, "quit", "0"}, COX_PEER_DEAD, "quits as told"},
         {{"/bin/true"}, COX_PEER_DEAD, "it may be no Coxswain worker: a worker attaches"},
-        {{"/bin/ls"}, COX_PEER_DEAD, "(options.no_flags leaves them out); its last"},
+        {{"/bin/ls"},
+         COX_PEER_DEAD,
+         "(options.workers.environment_only leaves them out); its last"},
         {{NULL, "never"}, COX_TIMEOUT, "did not attach in time"},
         {{"/bin/sh", "-c", "exec sleep 1000"}, COX_TIMEOUT, "is it a Coxswain worker?"},
         {{NULL, "world"}, COX_PEER_DEAD, "ranks"},
@@ -630,9 +632,9 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
             const struct cox_executor_options options = {
                 .size = sizeof(struct cox_executor_options),
                 .rank_count = n,
-                .command = command,
+                .workers.command = command,
                 /* Enough to execute them all, or the timeout itself is tested. */
-                .start_timeout_ms = cases[i].code == COX_TIMEOUT ? 800 : 0};
+                .times.start_timeout_ms = cases[i].code == COX_TIMEOUT ? 800 : 0};
             expect_refused(&options, cases[i].code, cases[i].says);
             expect_refused(&options, cases[i].code, "rank ");
         }
@@ -652,8 +654,8 @@ static void p2_the_rank_that_did_not_attach_is_named(void **state)
         const char *const command[] = {"/bin/sh", "-c", script, NULL};
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .rank_count = 4,
-                                                     .command = command,
-                                                     .no_flags = true};
+                                                     .workers.command = command,
+                                                     .workers.environment_only = true};
         snprintf(named, sizeof named, "rank %d (pid ", bad);
         expect_refused(&options, COX_PEER_DEAD, named);
         expect_refused(&options, COX_PEER_DEAD, "no accelerator");
@@ -689,7 +691,7 @@ static int helper_group(const char *name)
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = 2,
                                                  .name = name,
-                                                 .keep_names = true};
+                                                 .memory.keep_names = true};
     struct test_group *g = NULL;
     char go;
     if (test_group_try(&options, &g, NULL) || write(1, "r", 1) != 1 || read(0, &go, 1) != 1)
@@ -791,7 +793,7 @@ static void m15_workers_that_listen_leave_by_themselves(void **state)
     (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .finalize_ms = TEST_PATIENCE_MS};
+                                                     .times.finalize_ms = TEST_PATIENCE_MS};
         struct test_group *g = test_group_start(n, &options);
         test_expect_echo(g, "x");
         assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
@@ -804,8 +806,9 @@ static void m15_workers_that_listen_leave_by_themselves(void **state)
 static void m15_the_end_is_bounded_whatever_workers_do(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .finalize_ms = 200, .term_ms = 200};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .times.finalize_ms = 200,
+                                                 .times.term_ms = 200};
     struct test_group *g = test_group_start(6, &options);
     struct test_pipe *pipe = test_pipe_new();
     /* 0 is fine, 1 spins, 2 hears no SIGTERM and blocks, 3 is stopped, 4 is dead, 5 blocks. */
@@ -833,8 +836,8 @@ static void m15_a_full_channel_does_not_stop_the_end(void **state)
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth,
-                                                     .finalize_ms = 100,
-                                                     .term_ms = 5000};
+                                                     .times.finalize_ms = 100,
+                                                     .times.term_ms = 5000};
         struct test_group *g = test_group_start(2, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL};

@@ -48,12 +48,12 @@ void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
     hand->options.size = sizeof hand->options;
     hand->options.name = test_unique_name(hand->name);
     hand->options.rank_count = rank_count;
-    hand->options.attach = attach;
-    hand->options.external_workers = true;
-    hand->options.start_timeout_ms = TEST_PATIENCE_MS;
-    hand->options.log = (struct cox_log){log_keep, hand};
-    if (!hand->options.finalize_ms)
-        hand->options.finalize_ms = TEST_PATIENCE_MS;
+    hand->options.memory.attach = attach;
+    hand->options.workers.external = true;
+    hand->options.times.start_timeout_ms = TEST_PATIENCE_MS;
+    hand->options.hooks.log = (struct cox_log){log_keep, hand};
+    if (!hand->options.times.finalize_ms)
+        hand->options.times.finalize_ms = TEST_PATIENCE_MS;
     snprintf(hand->control_socket, sizeof hand->control_socket, "%s/%s.sock", test_runtime_dir(),
              hand->name);
     assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);

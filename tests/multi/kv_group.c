@@ -272,7 +272,8 @@ int kv_try(struct kv_group *g, const struct kv_options *options, struct cox_erro
     static const char *denied[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM", program,
                                    "worker", NULL};
     const struct cox_executor_options start = {.size = sizeof(struct cox_executor_options),
-                                               .command = options->denied ? denied : command,
+                                               .workers.command =
+                                                   options->denied ? denied : command,
                                                .depth = 4};
     struct cox_init_summary summary;
     char number[16];

@@ -32,10 +32,10 @@ static const char *const worker_command[] = {COX_TEST_BIN_DIR "/large_payload_wo
 static struct cox_executor_options small_options(uint32_t rank_count)
 {
     struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .command = worker_command, .depth = 2};
+        .size = sizeof(struct cox_executor_options), .workers.command = worker_command, .depth = 2};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        options.request_size[c] = 2 * (16 << 10);
-        options.response_size[c] = (uint64_t)rank_count * 2 * (16 << 10);
+        options.memory.request_size[c] = 2 * (16 << 10);
+        options.memory.response_size[c] = (uint64_t)rank_count * 2 * (16 << 10);
     }
     return options;
 }
@@ -563,8 +563,8 @@ static void m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes(void
 {
     (void)state;
     struct cox_executor_options options = small_options(2);
-    options.large_payload_size_max = 100000;
-    options.reply_size_max = 200000;
+    options.memory.large_payload_size_max = 100000;
+    options.memory.reply_size_max = 200000;
     struct test_group *g = test_group_start(2, &options);
     struct look look;
     expect_whole(g, 2, 100000);
@@ -589,7 +589,7 @@ static void m3_without_large_payloads_it_is_refused_as_ever(void **state)
 {
     (void)state;
     struct cox_executor_options options = small_options(2);
-    options.no_large_payloads = true;
+    options.memory.refuse_large_payloads = true;
     struct test_group *g = test_group_start(2, &options);
     struct look look;
     expect_whole(g, 2, ROOM);
@@ -791,7 +791,7 @@ static void m3_a_forged_reference_is_corrupt_for_that_rank_alone(void **state)
     test_needs_processes();
     needs_pidfd_getfd();
     struct cox_executor_options options = small_options(3);
-    options.reply_size_max = 16 * MIB;
+    options.memory.reply_size_max = 16 * MIB;
     struct test_group *g = test_group_start(3, &options);
     static const struct {
         const char *how;
@@ -843,7 +843,7 @@ static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
     struct cox_executor_options options = small_options(2);
     struct look look;
     /* With a control socket, it has the block. */
-    options.command = command;
+    options.workers.command = command;
     struct test_group *g = test_group_start(2, &options);
     expect_whole(g, 2, 20000);
     expect_whole(g, 2, 8 * MIB);
@@ -852,7 +852,7 @@ static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
     test_group_free(g);
     if (test_attach() == COX_ATTACH_SEALED)
         return;
-    options.no_socket = true;
+    options.socket.use = COX_SOCKET_NONE;
     g = test_group_start(2, &options);
     assert_int_equal(ask_line(g, 20000, 0, &look, "sum"), COX_REJECTED);
     const uint32_t first = look.outcomes[0] == COX_OUTCOME_ERROR ? 0 : 1;

@@ -425,8 +425,8 @@ static void p11_both_directions_full_at_once(void **state)
     (void)state;
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
-        .request_size = {[COX_CHANNEL_EXECUTE] = 4 << 16},
-        .response_size = {[COX_CHANNEL_EXECUTE] = 4 * 4 << 16},
+        .memory.request_size = {[COX_CHANNEL_EXECUTE] = 4 << 16},
+        .memory.response_size = {[COX_CHANNEL_EXECUTE] = 4 * 4 << 16},
     };
     struct test_group *g = test_group_start(4, &options);
     size_t max = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE);

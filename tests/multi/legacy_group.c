@@ -34,18 +34,18 @@ struct cox_executor_options small_options(uint32_t rank_count, const char *const
     return (struct cox_executor_options){
         .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
-        .command = command,
-        .legacy_workers = true,
-        .request_size = {[COX_CHANNEL_EXECUTE] = 4 * MIB,
-                         [COX_CHANNEL_LINK] = 64 * KIB,
-                         [COX_CHANNEL_TRANSFER] = 1 * MIB,
-                         [COX_CHANNEL_RECOVER] = 64 * KIB},
-        .response_size = {[COX_CHANNEL_EXECUTE] = 16 * MIB,
-                          [COX_CHANNEL_LINK] = 64 * KIB,
-                          [COX_CHANNEL_TRANSFER] = 4 * MIB,
-                          [COX_CHANNEL_RECOVER] = 8 * MIB},
+        .workers.command = command,
+        .workers.legacy = true,
+        .memory.request_size = {[COX_CHANNEL_EXECUTE] = 4 * MIB,
+                                [COX_CHANNEL_LINK] = 64 * KIB,
+                                [COX_CHANNEL_TRANSFER] = 1 * MIB,
+                                [COX_CHANNEL_RECOVER] = 64 * KIB},
+        .memory.response_size = {[COX_CHANNEL_EXECUTE] = 16 * MIB,
+                                 [COX_CHANNEL_LINK] = 64 * KIB,
+                                 [COX_CHANNEL_TRANSFER] = 4 * MIB,
+                                 [COX_CHANNEL_RECOVER] = 8 * MIB},
         /* That they leave by themselves is what is to be seen, however busy the machine is. */
-        .finalize_ms = TEST_PATIENCE_MS,
+        .times.finalize_ms = TEST_PATIENCE_MS,
     };
 }
 

@@ -41,9 +41,9 @@ static void m7_the_sizes_of_the_contract(void **state)
     struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = 2,
-        .command = all_legacy,
-        .legacy_workers = true,
-        .finalize_ms = TEST_PATIENCE_MS,
+        .workers.command = all_legacy,
+        .workers.legacy = true,
+        .times.finalize_ms = TEST_PATIENCE_MS,
     };
     struct test_group *group = test_group_start(2, &options);
     assert_int_equal(cox_executor_request_size_max(test_group_executor(group), COX_CHANNEL_EXECUTE),
@@ -608,8 +608,8 @@ static void m15_end_is_bounded_whatever_a_rank_does(void **state)
 {
     (void)state;
     struct cox_executor_options options = small_options(2, all_legacy);
-    options.finalize_ms = 500;
-    options.term_ms = 500;
+    options.times.finalize_ms = 500;
+    options.times.term_ms = 500;
     struct test_group *group = test_group_start(2, &options);
     struct cox_executor *executor = test_group_executor(group);
     group_init(group);
@@ -686,7 +686,7 @@ static void m3_what_legacy_workers_cannot_do_is_refused(void **state)
     assert_non_null(strstr(err.text, "depth 2"));
 
     options = small_options(17, all_legacy);
-    options.response_size[COX_CHANNEL_TRANSFER] = 16 * MIB;
+    options.memory.response_size[COX_CHANNEL_TRANSFER] = 16 * MIB;
     err = (struct cox_error){0};
     assert_int_equal(test_group_try(&options, &group, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "recover_command"));

@@ -142,7 +142,7 @@ static struct test_group *group_start(uint32_t rank_count)
     static char line[5000];
     static const char *command[] = {"sh", "-c", line, "worker", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command};
+                                                 .workers.command = command};
     struct cox_init_summary summary;
     struct cox_error err = {0};
     snprintf(line, sizeof line, "cd %s/$COXSWAIN_RANK && exec %s worker \"$@\"", root, program);
@@ -397,7 +397,7 @@ static void m13_a_load_before_init_is_an_error(void **state)
     static char line[5000];
     static const char *command[] = {line, "worker", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command};
+                                                 .workers.command = command};
     struct cox_lora_result results[2];
     struct cox_error err;
     snprintf(line, sizeof line, "%s", program);

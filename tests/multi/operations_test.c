@@ -321,7 +321,7 @@ static void m7_a_worker_without_callbacks_replies_unsupported(void **state)
     (void)state;
     const char *const command[] = {test_worker_program(), "mute", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command};
+                                                 .workers.command = command};
     struct test_group *g = test_group_start(2, &options);
     for (size_t type = 0; type < 17; type++) {
         struct any_request any;

@@ -53,9 +53,9 @@ static void needs_jumps(void)
 static struct test_group *group_with(uint32_t rank_count, const char *const *command)
 {
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command,
-                                                 .finalize_ms = 500,
-                                                 .term_ms = 500};
+                                                 .workers.command = command,
+                                                 .times.finalize_ms = 500,
+                                                 .times.term_ms = 500};
     struct test_group *g = test_group_start(rank_count, &options);
     struct cox_init_summary summary;
     struct cox_error err = {0};

@@ -98,9 +98,9 @@ static void group_start(uint32_t rank_count, const char *const *command,
     const struct cox_executor_options executor_options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
-        .command = command ? command : plain,
-        .attach = test_attach(),
-        .death = on_death,
+        .workers.command = command ? command : plain,
+        .memory.attach = test_attach(),
+        .hooks.death = on_death,
     };
     struct cox_recovery_options used = *options;
     struct cox_recovery *recovery = NULL;
@@ -590,8 +590,8 @@ static void p8_a_server_of_ones_own_replaces_a_rank_by_order(void **state)
     const struct cox_executor_options executor_options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = 2,
-        .command = command,
-        .attach = test_attach(),
+        .workers.command = command,
+        .memory.attach = test_attach(),
     };
     struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
     struct cox_error err = {0};

@@ -192,7 +192,7 @@ static void lives_start(struct lives *lives, uint32_t rank_count)
     static char line[5000];
     static const char *command[] = {"sh", "-c", line, "worker", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command};
+                                                 .workers.command = command};
     *lives = (struct lives){.rank_count = rank_count, .folder = "/tmp/cox_lives_XXXXXX"};
     assert_non_null(mkdtemp(lives->folder));
     snprintf(line, sizeof line, "cd %s/$COXSWAIN_INCARNATION && exec %s worker \"$@\"",

@@ -284,8 +284,9 @@ static int helper_full_shm(void)
              cox_geometry_memory_bytes(&geometry) + window / 2);
     if (!test_unshare_shm(size))
         return 77;
-    const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .rank_count = RANK_COUNT, .keep_names = true};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = RANK_COUNT,
+                                                 .memory.keep_names = true};
     struct test_group *g = NULL;
     if (test_group_try(&options, &g, &err))
         return 3;

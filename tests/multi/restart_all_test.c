@@ -146,7 +146,7 @@ static void p3_p8_a_stopped_rank_is_killed(void **state)
     const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
     for (int w = 0; w < 2; w++) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .command = w ? wrapped : NULL};
+                                                     .workers.command = w ? wrapped : NULL};
         struct test_group *g = test_group_start(2, w ? &options : NULL);
         struct cox_executor *executor = test_group_executor(g);
         struct cox_executor_status status;
@@ -180,7 +180,7 @@ static void p8_some_die_half_way_and_all_are_tried_again(void **state)
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = fragile};
+                                                 .workers.command = fragile};
     struct test_group *g = test_group_start(3, &options);
     for (int k = 0; k < 2; k++) {
         struct cox_error err = {0};
@@ -200,7 +200,7 @@ static void p8_b2_those_that_never_attach(void **state)
     (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = slow};
+                                                 .workers.command = slow};
     struct test_group *g = test_group_start(2, &options);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_executor_status status;
@@ -240,7 +240,7 @@ static void m15_a_stop_ends_it(void **state)
     (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = slow};
+                                                 .workers.command = slow};
     struct test_group *g = test_group_start(2, &options);
     struct restarter restarter = {.executor = test_group_executor(g)};
     pthread_t thread;
@@ -396,7 +396,7 @@ static void a23_the_log_names_old_and_new_process(void **state)
     (void)state;
     struct log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .log = {log_keep, &log}};
+                                                 .hooks.log = {log_keep, &log}};
     struct test_group *g = test_group_start(2, &options);
     pid_t pids[3][2];
     char line[160];

@@ -173,7 +173,7 @@ static void p8_a_restart_that_dies_half_way_is_done_again(void **state)
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = fragile};
+                                                 .workers.command = fragile};
     struct test_group *g = test_group_start(2, &options);
     struct cox_error err = {0};
     kill_rank(g, 1);
@@ -196,7 +196,7 @@ static void p8_b2_a_restart_that_never_attaches_ends_at_its_deadline(void **stat
     (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = slow};
+                                                 .workers.command = slow};
     struct test_group *g = test_group_start(2, &options);
     struct cox_error err = {0};
     kill_rank(g, 0);
@@ -253,7 +253,7 @@ static void m15_a_stop_ends_a_restart(void **state)
     (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = slow};
+                                                 .workers.command = slow};
     struct test_group *g = test_group_start(2, &options);
     kill_rank(g, 1);
     struct restarter restarter = {.executor = test_group_executor(g), .rank = 1};
@@ -274,7 +274,7 @@ static void p8_through_a_wrapper(void **state)
     snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
     const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = wrapped};
+                                                 .workers.command = wrapped};
     struct test_group *g = test_group_start(2, &options);
     for (int k = 0; k < 3; k++) {
         kill_rank(g, 1);

@@ -410,8 +410,9 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     (void)state;
     test_needs_processes();
     serving_one = service_new();
-    const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .control = on_control, .need_socket = true};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .hooks.control = on_control,
+                                                 .socket.use = COX_SOCKET_REQUIRED};
     struct test_group *g = test_group_start(2, &options);
     group_attach(serving_one, g, "it is a test");
     const char *control_socket = cox_executor_socket(test_group_executor(g));
@@ -708,8 +709,9 @@ static void b21_a_process_with_one_connection_keeps_it_when_another_hoards(void 
     (void)state;
     test_needs_processes();
     serving_one = service_new();
-    const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .control = on_control, .need_socket = true};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .hooks.control = on_control,
+                                                 .socket.use = COX_SOCKET_REQUIRED};
     struct test_group *g = test_group_start(1, &options);
     struct cox_client hoard[2 * COX_CONTROL_CONNECTION_MAX];
     struct cox_error err = {0};

@@ -170,7 +170,7 @@ static struct test_group *start(uint32_t rank_count, uint32_t depth)
 {
     static const char *command[] = {program, "worker", NULL};
     const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .command = command, .depth = depth};
+        .size = sizeof(struct cox_executor_options), .workers.command = command, .depth = depth};
     return test_group_start(rank_count, &options);
 }
 

@@ -127,9 +127,9 @@ static void group_start(uint32_t rank_count, const char *folder, const char *fau
     const char *const command[] = {program, "worker", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .rank_count = rank_count,
-                                                 .command = command,
-                                                 .attach = test_attach(),
-                                                 .death = on_death};
+                                                 .workers.command = command,
+                                                 .memory.attach = test_attach(),
+                                                 .hooks.death = on_death};
     const struct cox_recovery_options replaces = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                   .policy.backoff_min_ms = 1,
                                                   .policy.backoff_max_ms = 10};

@@ -17,9 +17,9 @@ static struct test_group *takers(uint32_t rank_count, uint32_t depth)
 {
     const char *command[] = {test_worker_program(), "takes", NULL};
     const struct cox_executor_options base = {.size = sizeof base,
-                                              .attach = test_attach(),
+                                              .memory.attach = test_attach(),
                                               .rank_count = rank_count,
-                                              .command = command,
+                                              .workers.command = command,
                                               .depth = depth};
     struct test_group *group = NULL;
     struct cox_error err = {0};

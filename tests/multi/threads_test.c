@@ -167,8 +167,8 @@ static void m9_a_free_lets_callers_out_first(void **state)
     for (uint32_t depth = 1; depth <= 4; depth += 3) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth,
-                                                     .finalize_ms = 200,
-                                                     .term_ms = 500};
+                                                     .times.finalize_ms = 200,
+                                                     .times.term_ms = 500};
         struct test_group *g = test_group_start(2, &options);
         test_expect_echo(g, "x");
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));

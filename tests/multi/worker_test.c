@@ -227,14 +227,14 @@ static void a_second_process_of_a_rank_is_refused(void **state)
     char name[64], output[1024], holder[128];
     for (int legacy = 0; legacy < 2; legacy++) {
         struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                               .command = command_of("worker"),
+                                               .workers.command = command_of("worker"),
                                                .name = test_unique_name(name),
-                                               .keep_names = true,
-                                               .legacy_workers = legacy};
+                                               .memory.keep_names = true,
+                                               .workers.legacy = legacy};
         /* The sizes of the contract need more than a container has in /dev/shm. */
         for (int c = 0; c < COX_TWO_WAY_COUNT && legacy; c++) {
-            options.request_size[c] = 16384;
-            options.response_size[c] = UINT64_C(2) * COX_LEGACY_SLOT_STRIDE;
+            options.memory.request_size[c] = 16384;
+            options.memory.response_size[c] = UINT64_C(2) * COX_LEGACY_SLOT_STRIDE;
         }
         struct test_group *g = test_group_start(2, &options);
         test_await_lines(g, 0, "attached", 1);
@@ -257,9 +257,9 @@ static void of_many_at_once_one_is_the_rank(void **state)
     snprintf(line, sizeof line, "for i in 1 2 3 4; do %s worker \"$@\" & done; wait", program);
     const char *const command[] = {"/bin/sh", "-c", line, "sh", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command,
+                                                 .workers.command = command,
                                                  .name = test_unique_name(name),
-                                                 .keep_names = true};
+                                                 .memory.keep_names = true};
     struct test_group *g = test_group_start(2, &options);
     char refused[32];
     snprintf(refused, sizeof refused, "run: %d ", COX_TAKEN);
@@ -277,7 +277,8 @@ static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
     (void)state;
     test_needs_names();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command_of("worker_in_a_spoilt_line"),
+                                                 .workers.command =
+                                                     command_of("worker_in_a_spoilt_line"),
                                                  .rank_count = 1};
     struct test_group *g = NULL;
     struct cox_error err = {0};
@@ -296,8 +297,8 @@ static void p2_a_rank_that_left_is_reported_though_its_process_lives(void **stat
                                         "worker_that_only_attaches"};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .command = command_of(modes[i]),
-                                                     .finalize_ms = 200};
+                                                     .workers.command = command_of(modes[i]),
+                                                     .times.finalize_ms = 200};
         struct test_group *g = test_group_start(2, &options);
         const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
         const struct test_how second = {.gather = COX_GATHER_ALL, .ranks = 2};
@@ -335,7 +336,7 @@ static void p2_a_rank_that_left_and_ended_is_dead(void **state)
 {
     (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command_of("worker")};
+                                                 .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
     test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "stop");
     test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "echo behind it");
@@ -383,11 +384,12 @@ static void m9_free_lets_reports_out_first(void **state)
         sem_init(&held.freed, 0, 0);
         sem_init(&held.released, 0, 0);
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                     .command = command_of("worker_that_reports"),
+                                                     .workers.command =
+                                                         command_of("worker_that_reports"),
                                                      .rank_count = 1,
-                                                     .fault = hold_fault,
-                                                     .line = hear_freed,
-                                                     .hook_context = &held};
+                                                     .hooks.fault = hold_fault,
+                                                     .hooks.line = hear_freed,
+                                                     .hooks.context = &held};
         struct cox_error err = {0};
         if (cox_executor_start(&options, &held.executor, &err))
             fail_msg("%s", err.text);
@@ -415,7 +417,7 @@ static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
 {
     (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command_of("worker")};
+                                                 .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
     struct test_completion c;
     assert_int_equal(test_call(g, &c, "report late"), 0);
@@ -430,7 +432,7 @@ static void a_report_is_cut_between_characters(void **state)
 {
     (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command_of("worker")};
+                                                 .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
     assert_int_equal(test_call(g, NULL, "report wide"), 0);
     test_await_faults(g, 1);
@@ -445,7 +447,7 @@ static void a_channel_thread_that_fails_is_what_run_returns(void **state)
     (void)state;
     test_needs_names();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command =
+                                                 .workers.command =
                                                      command_of("worker_with_a_broken_semaphore")};
     struct test_group *g = test_group_start(1, &options);
     char text[160];
@@ -462,7 +464,7 @@ static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
 {
     (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command_of("worker")};
+                                                 .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
     for (int k = 0; k < 3; k++) {
         struct test_completion c;
@@ -480,7 +482,7 @@ static void b16_p10_a_coordinator_cannot_write_a_ranks_words(void **state)
     if (test_attach() != COX_ATTACH_SEALED)
         skip();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command_of("worker")};
+                                                 .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(2, &options);
     FILE *maps = fopen("/proc/self/maps", "re");
     char line[512], permissions[8];
@@ -502,7 +504,8 @@ static void impossible_limits_are_reported(void **state)
 {
     (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command_of("worker_with_wild_limits"),
+                                                 .workers.command =
+                                                     command_of("worker_with_wild_limits"),
                                                  .rank_count = 1};
     struct test_group *g = NULL;
     struct cox_error err = {0};
@@ -525,9 +528,9 @@ static void p10_a_frame_that_is_written_again_is_not_served(void **state)
     char name[64];
     setenv("COXSWAIN_FAULT", "rank.taken:stop:0:1", 1);
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command_of("worker"),
+                                                 .workers.command = command_of("worker"),
                                                  .name = test_unique_name(name),
-                                                 .keep_names = true};
+                                                 .memory.keep_names = true};
     struct test_group *g = test_group_start(1, &options);
     unsetenv("COXSWAIN_FAULT");
     struct cox_executor *executor = test_group_executor(g);
@@ -584,13 +587,13 @@ static int coordinator_main(const char *argument)
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = 1,
-        .command = command,
-        .no_flags = true,
-        .line = die_at_line,
-        .hook_context = at_once                                            ? "attached"
-                        : strcmp(argument, "worker_that_never_frees") == 0 ? "run: 0"
-                                                                           : "finalizes",
-        .finalize_ms = TEST_PATIENCE_MS,
+        .workers.command = command,
+        .workers.environment_only = true,
+        .hooks.line = die_at_line,
+        .hooks.context = at_once                                            ? "attached"
+                         : strcmp(argument, "worker_that_never_frees") == 0 ? "run: 0"
+                                                                            : "finalizes",
+        .times.finalize_ms = TEST_PATIENCE_MS,
     };
     struct cox_executor *executor;
     struct cox_error err = {0};

@@ -28,8 +28,8 @@ static void assert_contains(const char *text, const char *part)
 static struct test_group *group_of(const char *const *command, uint32_t rank_count)
 {
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
-                                                 .command = command,
-                                                 .finalize_ms =
+                                                 .workers.command = command,
+                                                 .times.finalize_ms =
                                                      command == stays ? 200 : TEST_PATIENCE_MS};
     return test_group_start(rank_count, &options);
 }
@@ -201,10 +201,10 @@ static int fail_to_start(const char *script, struct said *said)
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = 2,
-        .command = command,
-        .start_timeout_ms = 1000,
-        .hook_context = said,
-        .line = on_said,
+        .workers.command = command,
+        .times.start_timeout_ms = 1000,
+        .hooks.context = said,
+        .hooks.line = on_said,
     };
     *said = (struct said){.lock = PTHREAD_MUTEX_INITIALIZER, .peer = COX_PEER_NONE};
     struct cox_executor *executor = NULL;
@@ -250,7 +250,7 @@ static int run_into(int fd)
     static const char *const command[] = {"sh", "-c", "echo out; echo err >&2; exec " WORKER, "sh",
                                           NULL};
     const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .rank_count = 2, .command = command};
+        .size = sizeof(struct cox_executor_options), .rank_count = 2, .workers.command = command};
     struct cox_executor *executor = NULL;
     const int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO);
     fflush(stdout);

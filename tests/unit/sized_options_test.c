@@ -213,11 +213,11 @@ struct subject {
 static size_t subjects_make(struct subject *subjects)
 {
     const struct subject all[] = {
-        {SUBJECT(cox_executor_options, nodes, no_socket), .use = use_executor,
+        {SUBJECT(cox_executor_options, nodes, socket), .use = use_executor,
          .options.executor = {.rank_count = COX_RANK_COUNT_MAX + 1,
-                              .command = command,
-                              .external_workers = true,
-                              .no_socket = true}},
+                              .workers.command = command,
+                              .workers.external = true,
+                              .socket.use = COX_SOCKET_NONE}},
         {SUBJECT(cox_submit_options, epoch, deadline_ns), .use = use_submit,
          .options.submit = {.gather = COX_GATHER_NONE, .deadline_ns = COX_DEADLINE_NEVER}},
         {SUBJECT(cox_worker_options, log, prefix), .use = use_worker,

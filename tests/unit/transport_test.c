@@ -104,7 +104,7 @@ static void group_start(void)
     options.rank_count = RANK_COUNT;
     options.depth = DEPTH;
     options.collect = true;
-    options.start_timeout_ms = 20000;
+    options.times.start_timeout_ms = 20000;
     taken_over = false;
     opened = 0;
     if (cox_executor_start_remote(&options, &(struct cox_executor_remote){.transport = &transport},

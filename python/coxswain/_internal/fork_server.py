@@ -111,7 +111,7 @@ class ForkServer:
                 self.pid = self._process.pid
 
     def fileno(self) -> int:
-        """The socket, for cox_executor_options.fork_server_fds."""
+        """The socket, for cox_executor_workers.fork_server_fds."""
         return self._socket.fileno()
 
     def wait(self, timeout: float = 300.0) -> str:

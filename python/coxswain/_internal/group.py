@@ -547,33 +547,33 @@ class Group:
             self._program = _launch.program_of(served, args, kwargs, env or {})
             parts = [ffi.new("char[]", os.fsencode(part)) for part in self._program.command]
             keep += [parts, ffi.new("char *[]", [*parts, ffi.NULL])]
-            executor.command = ffi.cast("const char *const *", keep[-1])
-        executor.no_flags = True
+            executor.workers.command = ffi.cast("const char *const *", keep[-1])
+        executor.workers.environment_only = True
         if changes:
             parts = [ffi.new("char[]", change) for change in changes]
             keep += [parts, ffi.new("char *[]", [*parts, ffi.NULL])]
-            executor.environment = ffi.cast("const char *const *", keep[-1])
+            executor.workers.environment = ffi.cast("const char *const *", keep[-1])
         if cwd is not None:
             keep.append(ffi.new("char[]", _launch.directory_of(cwd)))
-            executor.working_directory = keep[-1]
+            executor.workers.working_directory = keep[-1]
         if devices is not None:
             keep.append(ffi.new("int32_t[]", list(devices)))
-            executor.devices = keep[-1]
+            executor.workers.devices = keep[-1]
         executor.depth = depth
         if nodes is not None and cluster is not None:
             keep.append(cluster._native(nodes, _choice("attach", attach, _ATTACHES), keep))
             executor.nodes = keep[-1]
         else:
-            executor.attach = _choice("attach", attach, _ATTACHES)
+            executor.memory.attach = _choice("attach", attach, _ATTACHES)
         executor.spin = lib.COX_SPIN_AUTO if spin else lib.COX_SPIN_OFF
-        executor.external_workers = external
-        executor.no_socket = standby
+        executor.workers.external = external
+        executor.socket.use = lib.COX_SOCKET_NONE if standby else lib.COX_SOCKET_IF_POSSIBLE
         if folder := crash_dir or os.environ.get("COXSWAIN_CRASH_DIR"):
             keep.append(ffi.new("char[]", os.fsencode(folder)))
-            executor.crash_dir = keep[-1]
+            executor.recorder.crash_dir = keep[-1]
         # External ranks may take as long as a scheduler needs; 0 is the library's default of 60 s.
         milliseconds = max(1, int(min(2.0**62, math.inf if timeout is None else timeout * 1000)))
-        executor.start_timeout_ms = milliseconds
+        executor.times.start_timeout_ms = milliseconds
         server.restart.on_death = _choice("on_death", on_death, _ON_DEATHS)
         keep.append(
             ffi.new("char[]", b"this group's ranks take no prompts: a Python program drives them")
@@ -627,7 +627,7 @@ class Group:
         """Before start: the sockets of fork servers, one for each rank (fork_server.py), -1: none.
         They are borrowed until the group has ended."""
         self._options.append(ffi.new("int[]", fds))
-        self._options[0].fork_server_fds = self._options[-1]
+        self._options[0].workers.fork_server_fds = self._options[-1]
 
     # ---- life ----
 
