@@ -33,7 +33,7 @@ int main(int argc, char **argv)
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .rank_count = RANK_COUNT,
-        .command = (const char *const *)&argv[1],
+        .workers.command = (const char *const *)&argv[1],
     };
     struct cox_executor *executor = NULL;
     struct cox_error err = {0};

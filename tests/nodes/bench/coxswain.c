@@ -336,11 +336,11 @@ static int start_group(struct lead *lead, const char *name, uint32_t first, uint
     struct cox_executor_options group = COX_EXECUTOR_OPTIONS_INIT;
     group.name = name;
     group.nodes = &nodes;
-    group.runtime_dir = runtime;
-    group.start_timeout_ms = START_MS;
-    group.log.fn = on_log;
+    group.socket.runtime_dir = runtime;
+    group.times.start_timeout_ms = START_MS;
+    group.hooks.log.fn = on_log;
     if (options->reply_size + 4096 > FRAME_DEFAULT / PEER_NODES_MAX)
-        group.response_size[COX_CHANNEL_EXECUTE] =
+        group.memory.response_size[COX_CHANNEL_EXECUTE] =
             UINT64_C(4) * options->node_count * (options->reply_size + 4096);
     group.collect = is_collected(options);
     return cox_executor_start(&group, ret_executor, err);
