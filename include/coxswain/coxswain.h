@@ -1,6 +1,18 @@
 /*
  * coxswain: the interface for both sides of a group: its workers and its coordinator.
  *
+ * A first program needs 20 functions:
+ *
+ *   worker       cox_worker_options_parse, cox_worker_new, cox_worker_run, cox_worker_cancelled,
+ *                cox_worker_stop, cox_worker_free
+ *   rank group   cox_group_join, cox_group_barrier, cox_group_gather, cox_group_leave
+ *   coordinator  cox_executor_start, cox_executor_set_handler, cox_executor_submit,
+ *                cox_executor_submit_opaque, cox_executor_call_opaque, cox_executor_read_status,
+ *                cox_executor_stop, cox_executor_free
+ *   both         cox_fail, cox_status_text
+ *
+ * The headers:
+ *
  *   base.h       status codes, errors with text, deadlines, memory of messages
  *   worker.h     attach to a group, serve its requests with callbacks, or take them and reply to
  *                them on threads of the caller; one step of inference, as a worker gets it

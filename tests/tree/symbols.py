@@ -159,6 +159,13 @@ def crowded(text):
     return lines
 
 
+def compare_first(text, declared):
+    """The 20 functions of a first program, in the comment on top of coxswain.h."""
+    names = re.findall(r"\bcox_\w+", text[:text.index("*/")])
+    problems = [f"coxswain.h: {name} is no public function" for name in names if name not in declared]
+    return problems if len(names) == 20 else [*problems, f"coxswain.h: a first program needs 20 functions, not {len(names)}"]
+
+
 def unmarked(text):
     """The functions that users see and cannot link: those that are not COX_PUBLIC."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
@@ -184,6 +191,7 @@ def self_check():
         "l\n*\n V_1@V_1 2\n cox_a@V_1 1\n V_2@V_2 2\n cox_b@V_2 2\nlibcoxswain-proto")
     assert unmarked("int cox_a(void);\nCOX_PUBLIC int\ncox_c(void);\n"
                     "static inline int cox_d(int x)\n{\n    return x;\n}\n") == ["cox_a"]
+    assert len(compare_first("/* cox_a, cox_b */", {"cox_a"})) == 2
     assert crowded("int a;\n/* Opens. Returns 0; COX_A: no; -errno. */\n") == [2]
     assert crowded("/* Opens; closes.\n * Returns\n *   0; and\n *   COX_A: no; never\n */\n") == []
 
@@ -208,6 +216,7 @@ def main():
         problems += compare_headers(map_, declared[map_], versions) + compare_debian(map_, read(debian), versions)
         if len(sys.argv) > 2:
             problems += compare_library(map_, exported(sys.argv[number]), versions)
+    problems += compare_first(read("include/coxswain/coxswain.h"), declared["include/libcoxswain.map"])
     for path in headers:
         problems += [f"{path}: {name} is not COX_PUBLIC: users would see it, and fail to link" for name in unmarked(read(path))]
     for folder in ("channel", "coordinator", "engine", "memory", "program", "proto", "worker"):
