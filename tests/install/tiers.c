@@ -50,12 +50,13 @@ static int initializers_set_the_size(void)
     struct cox_subscriber_options subscriber = COX_SUBSCRIBER_OPTIONS_INIT;
     struct cox_exporter_options exporter = COX_EXPORTER_OPTIONS_INIT;
     struct cox_importer_options importer = COX_IMPORTER_OPTIONS_INIT;
-    return executor.size == sizeof executor && !executor.workers.command && submit.size == sizeof submit &&
-           worker.size == sizeof worker && callbacks.size == sizeof callbacks &&
-           !callbacks.finalize && group.size == sizeof group && pool.size == sizeof pool &&
-           attach.size == sizeof attach && queue.size == sizeof queue &&
-           publisher.size == sizeof publisher && subscriber.size == sizeof subscriber &&
-           exporter.size == sizeof exporter && importer.size == sizeof importer;
+    return executor.size == sizeof executor && !executor.workers.command &&
+           submit.size == sizeof submit && worker.size == sizeof worker &&
+           callbacks.size == sizeof callbacks && !callbacks.finalize &&
+           group.size == sizeof group && pool.size == sizeof pool && attach.size == sizeof attach &&
+           queue.size == sizeof queue && publisher.size == sizeof publisher &&
+           subscriber.size == sizeof subscriber && exporter.size == sizeof exporter &&
+           importer.size == sizeof importer;
 }
 
 /* Options as the library that is linked takes them. */
