@@ -162,7 +162,7 @@ static int group_start(struct cox_engine_group *group, struct cox_error *err)
     };
     options.hooks = &group->hooks;
     options.shared_weights = may_share_weights(group->options);
-    if (options.group->legacy_workers && (options.model || options.config_count)) {
+    if (options.group->legacy_workers) {
         int r = cox_legacy_init_make(&options, &group->legacy_init, err);
         if (r)
             return r;

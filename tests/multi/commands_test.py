@@ -376,12 +376,12 @@ def legacy_workers_say_how_a_prompt_ended():
 def legacy_workers_of_a_generate_get_their_init_configuration():
     if not rights.legacy_fits():
         skip("legacy workers")
-    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % LEGACY_WORKER, 0o700)
+    worker = temporary("#!/bin/sh\nexec /usr/bin/python3 %s \"$@\"\n" % LEGACY_WORKER, 0o700)
     prompt = ["-n", "2", "--legacy-workers", "--worker", worker, "--tokens", "--max-tokens", "1", "1 5 10"]
-    env = environment(COX_LEGACY_NEEDS="rate=0.5,block_size=128")
-    expect(generate(*prompt, env=env), 3, "the configuration has no rate=0.5, block_size=128")
+    env = environment(COX_LEGACY_NEEDS="rate=0.5,block_size=64")
+    expect(generate(*prompt, env=env), 3, "the configuration has no rate=0.5, block_size=64")
     file = temporary('{"rate": 0.5}')
-    result = expect(generate("--init", "@" + file, "--init", "block_size=128", *prompt, env=env), 0)
+    result = expect(generate("--init", "@" + file, "--init", "block_size=64", *prompt, env=env), 0)
     check(result.out == "1 5 10 16\n", "wrong tokens", result)
 
 

@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
@@ -391,7 +392,11 @@ exec {worker} "$@"
 
 @test
 def test_a_process_that_a_rank_of_a_sealed_group_started_gives_it_no_commands():
-    script = temporary(MUTINEER.format(program=program("coxswain"), worker=program("coxswain-worker")), 0o700)
+    folder = tempfile.mkdtemp(dir=harness.scratch)
+    script = os.path.join(folder, "coxswain-worker") # whose ranks share the weights
+    with open(script, "w", encoding="ascii") as file:
+        file.write(MUTINEER.format(program=program("coxswain"), worker=program("coxswain-worker")))
+    os.chmod(script, 0o700)
     orders, told = script + ".orders", script + ".told"
     os.mkfifo(orders)
     try:

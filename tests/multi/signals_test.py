@@ -34,8 +34,8 @@ KINDS = {
     "keep-names": ["--model", MODEL],
     "keep-names wrapped": ["--", "sh", "-c", "trap '' TERM; " + SCRIPTED + ' "$@"; true', "sh"],
     "sealed": ["--attach", "sealed", "--model", MODEL],
-    "legacy": ["--legacy-workers", "--", "/usr/bin/python3", LEGACY_WORKER],
-    "legacy deaf": ["--legacy-workers", "--", "sh", "-c",
+    "legacy": ["--legacy-workers", "--init", "model_id=/w", "--", "/usr/bin/python3", LEGACY_WORKER],
+    "legacy deaf": ["--legacy-workers", "--init", "model_id=/w", "--", "sh", "-c",
                     "trap '' TERM; exec /usr/bin/python3 " + LEGACY_WORKER + ' "$@"', "sh"],
 }
 if not rights.legacy_fits():

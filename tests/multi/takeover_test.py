@@ -132,7 +132,7 @@ KINDS = {
     "external": {"hand": True},
     "external sealed": {"arguments": ("--attach", "sealed"), "hand": True},
     "wrapped": {"workers": ("--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh")},
-    "legacy": {"arguments": ("--legacy-workers",),
+    "legacy": {"arguments": ("--legacy-workers", "--init", "model_id=/w"),
                "workers": ("--", "/usr/bin/python3", LEGACY_WORKER)},
 }
 if not rights.legacy_fits():
@@ -210,7 +210,7 @@ def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group
         return None
     name = PREFIX + "trackers"
     workers = ("--", "/usr/bin/python3", LEGACY_WORKER)
-    group = Group(name, arguments=("--legacy-workers",), workers=workers)
+    group = Group(name, arguments=("--legacy-workers", "--init", "model_id=/w"), workers=workers)
     counters = {"ready when killed": 0}
     for _ in range(options.takeovers):
         if dice.random() < 0.75:
@@ -220,7 +220,7 @@ def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group
         else:
             time.sleep(dice.uniform(0, 0.5))
         old = group.kill()
-        group = Group(name, arguments=("--legacy-workers",), workers=workers)
+        group = Group(name, arguments=("--legacy-workers", "--init", "model_id=/w"), workers=workers)
         old.process.finish(KILLED)
         close(old.process)
     group.ready()
