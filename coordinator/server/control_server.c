@@ -417,7 +417,6 @@ static struct cox_prompt_request request_make(const complete_request *complete,
     for (size_t i = 0; i < complete->n_stop_tokens; i++)
         request.stop_tokens[i] = complete->stop_tokens[i];
     request.hold_ms = complete->hold_ms;
-    request.no_recompute = complete->no_recompute;
     /* It was checked before. */
     if (prompt->source && cox_kv_reference_read(prompt->source, source, NULL) == 0)
         request.source = source;

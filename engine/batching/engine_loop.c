@@ -17,7 +17,8 @@
 #define TOKEN_COUNT_DEFAULT 512
 #define STEP_MS_DEFAULT 30000
 #define RETRY_MAX_DEFAULT 3
-#define PULL_MS_DEFAULT 10000
+/* Time of one attempt to pull a sequence; the lease limits it too. */
+#define PULL_MS 10000
 #define STEPS_IN_FLIGHT_DEFAULT 2
 /* Attempts to pull one sequence. Each pause is four times as long as the one before. */
 #define PULL_COUNT_MAX 3
@@ -97,9 +98,7 @@ struct cox_engine_loop {
     uint64_t arrived_ns;
     /* rings of SAMPLE_COUNT */
     uint64_t *step_samples, *channel_samples;
-    /* the same */
-    uint64_t *group_samples, *group_wait_samples;
-    uint64_t step_count, channel_count, group_count;
+    uint64_t step_count, channel_count;
     struct cox_engine_loop_times times;
 };
 
@@ -242,10 +241,7 @@ static int engine_loop_init(struct cox_engine_loop *engine_loop, size_t request_
     r = flights_init(engine_loop);
     engine_loop->step_samples = calloc(SAMPLE_COUNT, sizeof *engine_loop->step_samples);
     engine_loop->channel_samples = calloc(SAMPLE_COUNT, sizeof *engine_loop->channel_samples);
-    engine_loop->group_samples = calloc(SAMPLE_COUNT, sizeof *engine_loop->group_samples);
-    engine_loop->group_wait_samples = calloc(SAMPLE_COUNT, sizeof *engine_loop->group_wait_samples);
-    if (r || !engine_loop->group_samples || !engine_loop->group_wait_samples ||
-        !engine_loop->step_samples || !engine_loop->channel_samples)
+    if (r || !engine_loop->step_samples || !engine_loop->channel_samples)
         return cox_fail(err, -ENOMEM, "no memory for the engine loop");
     r = cox_step_message_new(rows, engine_loop->nested, &engine_loop->message);
     if (r)
@@ -276,8 +272,6 @@ static void engine_loop_destroy(struct cox_engine_loop *engine_loop)
     free(engine_loop->flights);
     free(engine_loop->step_samples);
     free(engine_loop->channel_samples);
-    free(engine_loop->group_samples);
-    free(engine_loop->group_wait_samples);
     free(engine_loop);
 }
 
@@ -288,16 +282,15 @@ int cox_engine_loop_new(struct cox_executor *executor,
     if (options->sequence_count_max > SEQUENCE_COUNT_MAX)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " sequences at a time: at most %d",
                         options->sequence_count_max, SEQUENCE_COUNT_MAX);
-    /* Legacy workers, and their form, cannot compute tokens that the coordinator does not know. */
+    /* Legacy workers cannot compute tokens that the coordinator does not know. */
     struct cox_executor_status status;
     cox_executor_read_status(executor, &status, NULL);
-    bool nested = options->nested || status.legacy;
-    uint32_t flight_max = nested ? 1 : status.depth;
+    uint32_t flight_max = status.legacy ? 1 : status.depth;
     if (options->steps_in_flight > flight_max)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " steps in flight: at most %" PRIu32 "%s",
                         options->steps_in_flight, flight_max,
-                        nested ? " with the form of legacy workers"
-                               : ", the depth of the group's channels");
+                        status.legacy ? " with legacy workers"
+                                      : ", the depth of the group's channels");
     struct cox_engine_loop *engine_loop = calloc(1, sizeof *engine_loop);
     if (!engine_loop)
         return cox_fail(err, -ENOMEM, "no memory for the engine loop");
@@ -312,13 +305,11 @@ int cox_engine_loop_new(struct cox_executor *executor,
         engine_loop->options.step_ms = STEP_MS_DEFAULT;
     if (!options->retry_max)
         engine_loop->options.retry_max = RETRY_MAX_DEFAULT;
-    if (!options->pull_ms)
-        engine_loop->options.pull_ms = PULL_MS_DEFAULT;
     if (!options->steps_in_flight)
         engine_loop->options.steps_in_flight =
             flight_max < STEPS_IN_FLIGHT_DEFAULT ? flight_max : STEPS_IN_FLIGHT_DEFAULT;
     COX_ASSERT(!options->transfer || options->feed);
-    engine_loop->nested = nested;
+    engine_loop->nested = status.legacy;
     engine_loop->epoch = cox_executor_epoch(executor);
 
     cox_condition_init(&engine_loop->wake);
@@ -481,9 +472,6 @@ static void step_count(struct cox_engine_loop *engine_loop, const struct publish
     engine_loop->times.channel_ns += channel_ns;
     if (!flight->has_group)
         return;
-    engine_loop->group_samples[engine_loop->group_count % SAMPLE_COUNT] = flight->group_ns;
-    engine_loop->group_wait_samples[engine_loop->group_count++ % SAMPLE_COUNT] =
-        flight->group_wait_ns;
     engine_loop->times.has_group = true;
     engine_loop->times.group_ns += flight->group_ns;
     engine_loop->times.group_wait_ns += flight->group_wait_ns;
@@ -506,10 +494,10 @@ static int pulls_start(struct cox_engine_loop *engine_loop, struct cox_error *er
             .blocks = sequence->blocks,
             .not_before_ns =
                 sequence->pulls > 1 ? now + (PULL_PAUSE_NS << 2 * (sequence->pulls - 2)) : 0,
-            .deadline_ns = cox_deadline_min(
-                cox_deadline_after_ms(sequence->request.pull_ms ? sequence->request.pull_ms
-                                                                : engine_loop->options.pull_ms),
-                sequence->source->lease_ns),
+            .deadline_ns = cox_deadline_min(cox_deadline_after_ms(sequence->request.pull_ms
+                                                                      ? sequence->request.pull_ms
+                                                                      : PULL_MS),
+                                            sequence->source->lease_ns),
             .epoch = engine_loop->epoch,
         };
         r = cox_transfers_start(engine_loop->options.transfer, &request);
@@ -532,7 +520,7 @@ static enum cox_pull_end pull_judge(const struct cox_engine_loop *engine_loop,
     if (sequence->pulls < PULL_COUNT_MAX && cox_now_ns() < sequence->source->lease_ns &&
         report->error.code != COX_INVALID)
         return COX_PULL_END_RETRY;
-    return sequence->request.no_recompute ? COX_PULL_END_FAIL : COX_PULL_END_RECOMPUTE;
+    return COX_PULL_END_RECOMPUTE;
 }
 
 static void pull_end(struct cox_engine_loop *engine_loop, struct cox_pull_outcome *result)
@@ -985,8 +973,4 @@ void cox_engine_loop_stats(struct cox_engine_loop *engine_loop,
                 &ret_stats->step_p99_ns);
     percentiles(engine_loop->channel_samples, engine_loop->channel_count,
                 &ret_stats->channel_p50_ns, &ret_stats->channel_p99_ns);
-    percentiles(engine_loop->group_samples, engine_loop->group_count, &ret_stats->group_p50_ns,
-                &ret_stats->group_p99_ns);
-    percentiles(engine_loop->group_wait_samples, engine_loop->group_count,
-                &ret_stats->group_wait_p50_ns, &ret_stats->group_wait_p99_ns);
 }

@@ -21,7 +21,7 @@
  * recover hook, if set, is called before each retry, and also for COX_PEER_DEAD, COX_STATE and
  * COX_LATE. Any other failure ends all requests with its text.
  * Pulls: while a sequence is pulled, others run. A failed pull is retried while the lease lasts, up
- * to three attempts. After that the sequence is computed here, unless its request forbids it.
+ * to three attempts. After that the sequence is computed here.
  * Leases: KV leases end with the group epoch in which they were computed, and with a failed step.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
@@ -45,11 +45,9 @@ struct cox_engine_loop_options {
     uint64_t step_ms;
     /* retries of one step in a row; default 3 */
     uint32_t retry_max;
-    /* At most the depth of the channels, and 1 with the nested form. Default 2, or that limit. 1: a
+    /* At most the depth of the channels, and 1 with legacy workers. Default 2, or that limit. 1: a
      * step is batched after the previous one is over. */
     uint32_t steps_in_flight;
-    /* uses the legacy form also for ranks that support the packed one */
-    bool nested;
     /* required */
     uint32_t block_count;
     /* required */
@@ -63,8 +61,6 @@ struct cox_engine_loop_options {
     /* Pulls for requests with a KV reference; used by this engine loop alone until free, and
      * requires feed. NULL: no request may have one. */
     struct cox_transfers *transfer;
-    /* time of one attempt, also limited by the lease; default 10,000 */
-    uint64_t pull_ms;
     /* Called when a request's KV reference is no longer needed. error: why the sequence is computed
      * here, or fails; NULL: it was pulled. */
     void (*pulled)(void *context, const struct cox_sequence *sequence,
@@ -125,8 +121,6 @@ struct cox_engine_loop_stats {
     /* Cost of the channel: from submit, or the handler of the previous step if that is later, minus
      * the model time of rank 0. 0: no rank reported any. */
     uint64_t channel_p50_ns, channel_p99_ns;
-    /* as rank 0 reports them (cox_engine_loop_times); 0: not reported */
-    uint64_t group_p50_ns, group_p99_ns, group_wait_p50_ns, group_wait_p99_ns;
     struct cox_engine_loop_times times;
 };
 

@@ -256,8 +256,7 @@ static void on_pulled(void *context, const struct cox_sequence *sequence,
     struct cox_prompt_queue *queue = context;
     struct item *item = sequence->request.context;
     pthread_mutex_lock(&queue->lock);
-    queue->status.recomputed +=
-        error && !sequence->request.no_recompute && !sequence->request.pull_only;
+    queue->status.recomputed += error && !sequence->request.pull_only;
     /* Without memory the client keeps its lease until the prompt ends. */
     struct item *word = item->client ? calloc(1, sizeof *word) : NULL;
     if (word) {

@@ -145,8 +145,6 @@ struct cox_prompt_request {
     bool pull_only;
     /* not 0: the pull is cancelled after this time */
     uint64_t pull_ms;
-    /* if the pull fails, the prompt fails instead of being computed here */
-    bool no_recompute;
     /* not 0: the prompt ends with its first token, and its blocks are leased for this time */
     uint64_t hold_ms;
 };

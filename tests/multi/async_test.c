@@ -356,11 +356,6 @@ static void more_steps_than_the_channel_has_frames_are_refused(void **state)
     group_start(1, 2, NULL);
     assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "3 steps in flight: at most 2"));
-    options.steps_in_flight = 2;
-    options.nested = true;
-    err = (struct cox_error){0};
-    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &err), COX_INVALID);
-    assert_non_null(strstr(err.text, "legacy"));
     group_end();
     group_start(1, 1, NULL); /* 0: what may be */
     requests_make(9);

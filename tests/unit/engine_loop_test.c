@@ -195,14 +195,14 @@ static void small_pools_chunks_and_frames_change_no_text(void **state)
         options.block_count = 24 + draw(30);
         options.token_count_max = 1 + draw(40);
         options.sequence_count_max = 1 + draw(40);
-        options.nested = seed % 3 == 0;
-        options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
+        executor->legacy = seed % 3 == 0;
+        options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
         if (seed % 2)
             executor->request_size_max = 4000 + draw(2000);
         struct cox_engine_loop_stats stats;
         struct cox_error error;
         run_all(executor, &options, 0, &error, &stats);
-        if (!options.nested)
+        if (!executor->legacy)
             assert_true(executor->token_count_max <= options.token_count_max);
         preemptions += stats.batcher.preemptions;
         executor_free(executor);
@@ -227,8 +227,8 @@ static void failed_steps_change_no_text(void **state)
         options.block_count = 24 + draw(100);
         options.token_count_max = 100;
         options.retry_max = 20;
-        options.nested = seed % 3 == 0;
-        options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
+        executor->legacy = seed % 3 == 0;
+        options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
         executor->script.status = fails_now_and_then;
         executor->script.loses_table = seed % 2;
         struct cox_engine_loop_stats stats;
@@ -492,14 +492,14 @@ static void p8_a_recovered_group_gets_everything_again(void **state)
         options.block_count = 24 + draw(100);
         options.token_count_max = 100;
         options.retry_max = 1;
-        options.nested = seed % 3 == 0;
-        options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
+        executor->legacy = seed % 3 == 0;
+        options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
         options.recover = on_recover;
         options.recover_context = &recoveries;
         executor->script.status = dies_now_and_then;
         executor->script.submit = refuses_now_and_then;
         /* Otherwise the base of the next step shows what was refused, and there is none. */
-        if (options.nested)
+        if (executor->legacy)
             executor->script.cleanup = cleanup_refuses_now_and_then;
         executor->script.loses_table = seed % 2;
         struct cox_engine_loop_stats stats;
@@ -603,8 +603,8 @@ static void requests_come_and_go_while_it_runs(void **state)
         struct cox_error error = {0};
         options.feed = on_feed;
         options.feed_context = &feeder;
-        options.nested = seed % 3 == 0;
-        options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
+        executor->legacy = seed % 3 == 0;
+        options.steps_in_flight = executor->legacy ? 1 : 1 + seed % FIXTURE_DEPTH;
         options.retry_max = 20;
         if (seed % 2)
             executor->script.status = fails_now_and_then;
@@ -749,7 +749,7 @@ static void steps_allocate_nothing(void **state)
         struct cox_error error = {0};
         executor->script.submit = counts_allocations;
         options.done = NULL;
-        options.nested = nested;
+        executor->legacy = nested;
         assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
         const int32_t tokens[3] = {1, 2, 3};
         struct cox_prompt_request request = {
@@ -764,6 +764,21 @@ static void steps_allocate_nothing(void **state)
         cox_engine_loop_free(engine_loop);
         executor_free(executor);
     }
+}
+
+/* They cannot compute tokens that the coordinator does not know. */
+static void legacy_workers_have_one_step_in_flight(void **state)
+{
+    (void)state;
+    struct cox_executor *executor = executor_new();
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop *engine_loop = NULL;
+    struct cox_error error = {0};
+    executor->legacy = true;
+    options.steps_in_flight = 2;
+    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), COX_INVALID);
+    assert_string_equal(error.text, "2 steps in flight: at most 1 with legacy workers");
+    executor_free(executor);
 }
 
 static void capacities_of_init_are_checked(void **state)
@@ -810,6 +825,7 @@ int main(void)
         cmocka_unit_test(stop_ends_a_run_whose_step_never_ends),
         cmocka_unit_test(stop_ends_a_run_that_waits_for_recovery),
         cmocka_unit_test(steps_allocate_nothing),
+        cmocka_unit_test(legacy_workers_have_one_step_in_flight),
         cmocka_unit_test(capacities_of_init_are_checked),
     };
     return cmocka_run_group_tests_name("engine_loop", tests, NULL, NULL);

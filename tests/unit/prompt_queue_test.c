@@ -565,8 +565,7 @@ static struct cox_executor *executor_of_two_groups(void)
 }
 
 /* What the other group makes of the prompt: its first token, and a source. */
-static void submit_pulled(struct client *client, uint64_t index, uint32_t new_count,
-                          bool no_recompute)
+static void submit_pulled(struct client *client, uint64_t index, uint32_t new_count)
 {
     int32_t tokens[PROMPT_MAX + 1];
     static const int32_t blocks[] = {1, 2, 3, 4};
@@ -583,7 +582,6 @@ static void submit_pulled(struct client *client, uint64_t index, uint32_t new_co
         .token_count = count + 1,
         .new_count_max = new_count,
         .source = &source,
-        .no_recompute = no_recompute,
     };
     assert_int_equal(cox_prompt_queue_submit(client->client, &request, index), 0);
 }
@@ -632,7 +630,7 @@ static void m11_a_pulled_prompt_goes_on_with_the_same_text(void **state)
     struct client client = client_new(queue);
     struct cox_prompts_status status;
     for (uint64_t index = 3; index < 14; index++) {
-        submit_pulled(&client, index, 5, false);
+        submit_pulled(&client, index, 5);
         struct cox_prompt_output result = take_word(&client, index, 0);
         expect_rest(&result, 5);
         assert_false(result.recomputed);
@@ -666,7 +664,7 @@ static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
     struct client client = client_new(queue);
     struct cox_prompts_status status;
     executor->script.pull_code = fails_twice;
-    submit_pulled(&client, 9, 5, false);
+    submit_pulled(&client, 9, 5);
     struct cox_prompt_output result = take_word(&client, 9, 0);
     expect_rest(&result, 5);
     cox_prompt_output_deinit(&result);
@@ -674,18 +672,14 @@ static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
     assert_int_equal(status.transfer.retries, 2);
     assert_int_equal(status.transfer.failed, 2);
     executor->script.pull_code = fails;
-    submit_pulled(&client, 10, 5, false);
+    submit_pulled(&client, 10, 5);
     result = take_word(&client, 10, COX_STALE);
     expect_rest(&result, 5);
     assert_true(result.recomputed);
     cox_prompt_output_deinit(&result);
     cox_prompt_queue_status(queue, &status);
     assert_int_equal(status.recomputed, 1);
-    submit_pulled(&client, 11, 5, true);
-    result = take_word(&client, 11, COX_STALE);
-    assert_int_equal(result.error->code, COX_STALE);
-    cox_prompt_output_deinit(&result);
-    assert_int_equal(executor->pull_count, 9);
+    assert_int_equal(executor->pull_count, 6);
     await_free(queue);
     client_free(&client);
     cox_prompt_queue_free(queue);
@@ -700,7 +694,7 @@ static void p9_a_client_that_leaves_during_a_pull_leaves_no_block(void **state)
     struct client client = client_new(queue);
     struct cox_prompts_status status;
     executor->script.pulls_held = true;
-    submit_pulled(&client, 9, 5, false);
+    submit_pulled(&client, 9, 5);
     struct fixture_pull pull = executor_await_pull(executor);
     client_free(&client);
     do
@@ -860,7 +854,7 @@ static void m10_a_group_without_transfers_says_so(void **state)
     struct cox_executor *executor = executor_new();
     struct cox_prompt_queue *queue = prompt_queue_new(executor);
     struct client client = client_new(queue);
-    submit_pulled(&client, 9, 5, false);
+    submit_pulled(&client, 9, 5);
     struct cox_prompt_output result = take(&client);
     assert_int_equal(result.error->code, COX_UNSUPPORTED);
     cox_prompt_output_deinit(&result);
