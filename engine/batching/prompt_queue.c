@@ -603,11 +603,6 @@ struct cox_prompt_queue *cox_prompt_queue_free(struct cox_prompt_queue *queue)
     return NULL;
 }
 
-void cox_prompt_queue_freep(struct cox_prompt_queue **queue)
-{
-    cox_prompt_queue_free(*queue);
-}
-
 void cox_prompt_queue_status(struct cox_prompt_queue *queue, struct cox_prompts_status *ret_status)
 {
     pthread_mutex_lock(&queue->lock);

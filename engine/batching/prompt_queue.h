@@ -64,7 +64,6 @@ int cox_prompt_queue_start(struct cox_executor *executor,
 void cox_prompt_queue_stop(struct cox_prompt_queue *queue, const struct cox_error *cause);
 /* NULL-safe, returns NULL. */
 struct cox_prompt_queue *cox_prompt_queue_free(struct cox_prompt_queue *queue);
-void cox_prompt_queue_freep(struct cox_prompt_queue **queue); /* for _cox_cleanup_ */
 void cox_prompt_queue_status(struct cox_prompt_queue *queue, struct cox_prompts_status *ret_status);
 
 /* The KV lease of this sequence as a KV reference: a copy, freed with free.

@@ -224,36 +224,6 @@ static void move_pairs(const struct cox_cache *cache, struct side from, struct s
                 cache->block_length * sizeof(float));
 }
 
-int cox_cache_swap_out(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                       struct cox_error *err)
-{
-    int r = check_pairs(kv_side(cache), host_side(cache), "swap-out", pairs, count, err);
-
-    if (!r)
-        move_pairs(cache, kv_side(cache), host_side(cache), pairs, count);
-    return r;
-}
-
-int cox_cache_swap_in(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                      struct cox_error *err)
-{
-    int r = check_pairs(host_side(cache), kv_side(cache), "swap-in", pairs, count, err);
-
-    if (!r)
-        move_pairs(cache, host_side(cache), kv_side(cache), pairs, count);
-    return r;
-}
-
-int cox_cache_copy(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                   struct cox_error *err)
-{
-    int r = check_pairs(kv_side(cache), kv_side(cache), "copy", pairs, count, err);
-
-    if (!r)
-        move_pairs(cache, kv_side(cache), kv_side(cache), pairs, count);
-    return r;
-}
-
 int cox_cache_check_moves(const struct cox_cache *cache, const struct cox_batch *batch,
                           struct cox_error *err)
 {

@@ -80,16 +80,6 @@ float *cox_cache_values(struct cox_cache *cache, uint32_t block, uint32_t layer,
 /* The bytes of a block, lent, for a transfer; NULL when there is no such block. */
 void *cox_cache_block(struct cox_cache *cache, int64_t block);
 
-/* Copy whole blocks in list order: from block to host block, from host block to block, from block
- * to block. All ids are checked before the first copy. Returns 0, or COX_INVALID: an id out of
- * range, nothing was copied. */
-int cox_cache_swap_out(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                       struct cox_error *err);
-int cox_cache_swap_in(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                      struct cox_error *err);
-int cox_cache_copy(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
-                   struct cox_error *err);
-
 /* ---- owners of blocks ---- */
 
 /* NULL: the memory is lent. Lent until free. */

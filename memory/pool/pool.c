@@ -317,11 +317,6 @@ struct cox_pool *cox_pool_free(struct cox_pool *pool)
     return NULL;
 }
 
-void cox_pool_freep(struct cox_pool **pool)
-{
-    cox_pool_free(*pool);
-}
-
 /* ---- fds and handles ---- */
 
 void cox_pool_fds(const struct cox_pool *pool, int ret_fds[2])

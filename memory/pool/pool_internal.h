@@ -232,8 +232,6 @@ bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *released);
 bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identity, uint64_t next,
                           uint64_t *released);
 
-void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
-
 /* True if this process holds no reference to any block; blocks from adopt_all do not count. Scans
  * the local references of all blocks. */
 bool cox_pool_is_idle(const struct cox_pool *pool);

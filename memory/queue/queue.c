@@ -301,11 +301,6 @@ struct cox_queue *cox_queue_free(struct cox_queue *queue)
     return NULL;
 }
 
-void cox_queue_freep(struct cox_queue **queue)
-{
-    *queue = cox_queue_free(*queue);
-}
-
 int cox_queue_fd(const struct cox_queue *queue)
 {
     return queue->fd;

@@ -348,11 +348,6 @@ void cox_foreground_freep(struct cox_foreground **foreground)
     cox_foreground_free(*foreground);
 }
 
-struct cox_server *cox_foreground_server(struct cox_foreground *foreground)
-{
-    return foreground->server;
-}
-
 /* ---- the end ---- */
 
 void cox_foreground_on_stop(struct cox_foreground *foreground, void (*fn)(void *context),

@@ -73,8 +73,6 @@ uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
  */
 struct cox_log cox_foreground_log(void);
 struct cox_log cox_foreground_full_log(struct cox_foreground *foreground);
-/* From a start that returned 0 to free. */
-struct cox_server *cox_foreground_server(struct cox_foreground *foreground);
 
 /* fn is called once, from another thread, when a signal asks for the end; at once if it already
  * has. NULL: none. On return the previous function runs no more. */

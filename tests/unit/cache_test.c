@@ -41,6 +41,27 @@ static char mark_of(struct cox_cache *cache, int block)
     return bytes[0];
 }
 
+static int swap_out(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
+                    struct cox_error *err)
+{
+    const struct cox_batch batch = {.swap_out = pairs, .swap_out_count = count};
+    return cox_cache_move(cache, &batch, err);
+}
+
+static int swap_in(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
+                   struct cox_error *err)
+{
+    const struct cox_batch batch = {.swap_in = pairs, .swap_in_count = count};
+    return cox_cache_move(cache, &batch, err);
+}
+
+static int copy_blocks(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
+                       struct cox_error *err)
+{
+    const struct cox_batch batch = {.copy = pairs, .copy_count = count};
+    return cox_cache_move(cache, &batch, err);
+}
+
 static void blocks_hold_layers_heads_and_positions_apart(void **state)
 {
     const size_t length = (size_t)small.block_size * small.head_dim;
@@ -96,11 +117,11 @@ static void moves_follow_their_pairs(void **state)
 
     (void)state;
     mark_blocks(cache);
-    assert_int_equal(cox_cache_swap_out(cache, out, 2, NULL), 0);
-    assert_int_equal(cox_cache_swap_in(cache, in, 2, NULL), 0);
+    assert_int_equal(swap_out(cache, out, 2, NULL), 0);
+    assert_int_equal(swap_in(cache, in, 2, NULL), 0);
     assert_int_equal(mark_of(cache, 4), 'a');
     assert_int_equal(mark_of(cache, 0), 'b');
-    assert_int_equal(cox_cache_copy(cache, copy, 3, NULL), 0);
+    assert_int_equal(copy_blocks(cache, copy, 3, NULL), 0);
     assert_int_equal(mark_of(cache, 5), 'a');
     assert_int_equal(mark_of(cache, 1), 'a');
     assert_int_equal(mark_of(cache, 2), 'c');
@@ -143,10 +164,10 @@ static void bad_block_ids_move_nothing(void **state)
             .swap_out = pairs, .swap_out_count = 1, .copy = pairs, .copy_count = 2};
         struct cox_error err = {0};
 
-        assert_int_equal(cox_cache_swap_out(cache, pairs, 2, &err), COX_INVALID);
+        assert_int_equal(swap_out(cache, pairs, 2, &err), COX_INVALID);
         assert_non_null(strstr(err.text, "swap-out 1"));
-        assert_int_equal(cox_cache_swap_in(cache, pairs, 2, NULL), COX_INVALID);
-        assert_int_equal(cox_cache_copy(cache, pairs, 2, NULL), COX_INVALID);
+        assert_int_equal(swap_in(cache, pairs, 2, NULL), COX_INVALID);
+        assert_int_equal(copy_blocks(cache, pairs, 2, NULL), COX_INVALID);
         assert_int_equal(cox_cache_move(cache, &batch, NULL), COX_INVALID);
         for (int block = 0; block < 6; block++)
             assert_int_equal(mark_of(cache, block), 'a' + block);
@@ -163,14 +184,13 @@ static void host_blocks_have_their_own_count(void **state)
     struct cox_cache *cache = open_cache();
 
     (void)state;
-    assert_int_equal(cox_cache_swap_out(cache, &out, 1, NULL), COX_INVALID);
-    assert_int_equal(cox_cache_swap_in(cache, &in, 1, NULL), COX_INVALID);
-    assert_int_equal(cox_cache_swap_out(cache, &fine, 1, NULL), 0);
+    assert_int_equal(swap_out(cache, &out, 1, NULL), COX_INVALID);
+    assert_int_equal(swap_in(cache, &in, 1, NULL), COX_INVALID);
+    assert_int_equal(swap_out(cache, &fine, 1, NULL), 0);
     cox_cache_free(cache);
     none.swap_block_count = 0;
     assert_int_equal(cox_cache_new(&none, NULL, &cache, NULL), 0);
-    assert_int_equal(cox_cache_swap_out(cache, &(struct cox_block_pair){0, 0}, 1, NULL),
-                     COX_INVALID);
+    assert_int_equal(swap_out(cache, &(struct cox_block_pair){0, 0}, 1, NULL), COX_INVALID);
     cox_cache_free(cache);
 }
 
@@ -476,10 +496,10 @@ static void a_cleared_cache_is_as_a_new_one(void **state)
 
     (void)state;
     mark_blocks(cache);
-    assert_int_equal(cox_cache_swap_out(cache, &(struct cox_block_pair){0, 3}, 1, NULL), 0);
+    assert_int_equal(swap_out(cache, &(struct cox_block_pair){0, 3}, 1, NULL), 0);
     step(cache, row_of(&one, 7, 0, 0, 0, 1));
     cox_cache_clear(cache);
-    assert_int_equal(cox_cache_swap_in(cache, &(struct cox_block_pair){3, 5}, 1, NULL), 0);
+    assert_int_equal(swap_in(cache, &(struct cox_block_pair){3, 5}, 1, NULL), 0);
     for (uint32_t block = 0; block < small.block_count; block++) {
         assert_int_equal(mark_of(cache, (int)block), 0);
         assert_int_equal(owner_of(cache, block), COX_CACHE_UNUSED);

@@ -260,11 +260,6 @@ uint32_t cox_worker_rank(const struct cox_worker *worker)
     return worker->options.rank;
 }
 
-uint32_t cox_worker_rank_count(const struct cox_worker *worker)
-{
-    return worker->options.rank_count;
-}
-
 void cox_worker_stop(struct cox_worker *worker)
 {
     int saved = errno;

@@ -335,8 +335,6 @@ void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread); /* idemp
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                     uint64_t deadline_ns);
 
-uint32_t cox_worker_rank_count(const struct cox_worker *worker);
-
 bool cox_worker_paused(const struct cox_worker *worker);
 
 #endif
