@@ -12,8 +12,8 @@
 
 struct metrics_choice {
     struct cox_connection connection;
-    /* NULL: print once */
-    const char *address;
+    /* none: print once */
+    struct cox_http_address address;
 };
 
 enum { KEY_SERVE = COX_OPTION_KEY(0x100) };
@@ -22,14 +22,13 @@ static int take(void *context, int key, const char *value, struct cox_error *err
 {
     struct metrics_choice *choice = context;
     (void)key;
-    choice->address = value;
-    return cox_metrics_address_check(value, err);
+    return cox_http_address_parse(value, &choice->address, err);
 }
 
 static int check(const void *context, struct cox_error *err)
 {
     const struct metrics_choice *choice = context;
-    return choice->address && (choice->connection.json || choice->connection.timeout_ms)
+    return choice->address.text && (choice->connection.json || choice->connection.timeout_ms)
                ? cox_fail(err, COX_INVALID, "--serve takes neither --json nor --timeout")
                : 0;
 }
@@ -65,7 +64,7 @@ static int serve(const struct metrics_choice *choice)
             sigaddset(&set, numbers[i]);
     }
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* the server's threads inherit it */
-    if (cox_metrics_server_new(choice->address, choice->connection.name,
+    if (cox_metrics_server_new(&choice->address, choice->connection.name,
                                choice->connection.control_socket, &server, &err))
         return cox_exit_with(&err);
     cox_console_say("metrics at %s", cox_metrics_server_url(server));
@@ -83,8 +82,8 @@ static int run(void *context)
         .ask = ask,
         .print = print,
     };
-    return choice->address ? serve(choice)
-                           : cox_client_command_run(&command, &choice->connection, choice);
+    return choice->address.text ? serve(choice)
+                                : cox_client_command_run(&command, &choice->connection, choice);
 }
 
 static const struct argp_option options[] = {

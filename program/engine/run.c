@@ -98,8 +98,9 @@ static int announce(const struct cox_notify *notify, struct cox_executor *execut
     return cox_watchdog_start(notify, cox_executor_socket(executor), log, ret_watchdog, err);
 }
 
-static int keep(const struct cox_engine_group_options *options, const char *metrics,
-                const struct cox_notify *notify, const struct cox_log *log)
+static int keep(const struct cox_engine_group_options *options,
+                const struct cox_http_address *metrics, const struct cox_notify *notify,
+                const struct cox_log *log)
 {
     struct cox_error error = {0};
     _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = NULL;
@@ -109,7 +110,7 @@ static int keep(const struct cox_engine_group_options *options, const char *metr
     int r = cox_engine_group_start(options, &group, &number, &error);
     if (r == COX_CLOSED)
         return cox_exit_interrupted(number);
-    if (!r && metrics)
+    if (!r && metrics->text)
         r = cox_metrics_server_new(
             metrics, NULL, cox_executor_socket(cox_engine_group_executor(group)), &server, &error);
     if (!r && server)
@@ -145,8 +146,8 @@ struct run_command {
     struct cox_node_facts facts;
     struct cox_executor_nodes executor_nodes;
     enum cox_role role;
-    /* the address of --metrics; NULL: none */
-    const char *metrics;
+    /* of --metrics */
+    struct cox_http_address metrics;
     enum cox_log_format log_format;
     struct cox_engine_group_options options;
 };
@@ -176,8 +177,7 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         run->options.step_tokens = r ? 0 : (uint32_t)number;
         return r;
     default: /* OPTION_METRICS */
-        run->metrics = value;
-        return cox_metrics_address_check(value, err);
+        return cox_http_address_parse(value, &run->metrics, err);
     }
 }
 
@@ -318,7 +318,7 @@ static int run_group(void *choice)
     struct cox_error error = {0};
     if (cox_notify_take(&notify, &error))
         cox_console_log(4, "the service manager is told nothing: %s", error.text);
-    return keep(&run->options, run->metrics, &notify, &log);
+    return keep(&run->options, &run->metrics, &notify, &log);
 }
 
 static void deinit(void *choice)

@@ -62,7 +62,7 @@ struct cox_metrics_server {
     unsigned int thread_count;
     /* of the group; NULL: not given */
     char *name, *socket_path;
-    union cox_http_address address;
+    struct cox_http_address address;
     char url[COX_HTTP_URL_SIZE];
 
     pthread_mutex_t lock;
@@ -324,7 +324,7 @@ static void make_room(struct cox_metrics_server *server)
 static void accept_all(struct cox_metrics_server *server)
 {
     for (unsigned int i = 0; i < ACCEPT_COUNT_MAX; i++) {
-        union cox_http_address peer = {0};
+        union cox_http_sockaddr peer = {0};
         socklen_t size = sizeof peer;
         const int fd = accept4(server->listen_fd, &peer.any, &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
         struct connection *connection = fd < 0 ? NULL : calloc(1, sizeof *connection);
@@ -402,13 +402,6 @@ static void *poll_main(void *context)
     return NULL;
 }
 
-int cox_metrics_address_check(const char *address, struct cox_error *err)
-{
-    union cox_http_address at;
-    socklen_t size;
-    return cox_http_address_parse(address, &at, &size, err);
-}
-
 /* ---- constructor and destructor ---- */
 
 static int start(struct cox_metrics_server *server)
@@ -424,14 +417,10 @@ static int start(struct cox_metrics_server *server)
     return r;
 }
 
-int cox_metrics_server_new(const char *address, const char *name, const char *socket_path,
-                           struct cox_metrics_server **ret_server, struct cox_error *err)
+int cox_metrics_server_new(const struct cox_http_address *address, const char *name,
+                           const char *socket_path, struct cox_metrics_server **ret_server,
+                           struct cox_error *err)
 {
-    union cox_http_address at;
-    socklen_t size = 0;
-    int r = cox_http_address_parse(address, &at, &size, err);
-    if (r)
-        return r;
     _cox_cleanup_(cox_metrics_server_freep) struct cox_metrics_server *server =
         calloc(1, sizeof *server);
     if (server) {
@@ -443,14 +432,14 @@ int cox_metrics_server_new(const char *address, const char *name, const char *so
     }
     if (!server || (name && !server->name) || (socket_path && !server->socket_path))
         return cox_fail(err, -ENOMEM, "no memory for the metrics");
-    r = server->listen_fd = cox_http_address_listen(&at, size);
+    int r = server->listen_fd = cox_http_address_listen(address);
     if (r >= 0) {
-        server->address = at;
-        cox_http_address_url(server->listen_fd, &at, server->url);
+        server->address = *address;
+        cox_http_address_url(server->listen_fd, address, server->url);
         r = start(server);
     }
     if (r)
-        return cox_fail(err, r, "metrics address %.200s: %s", address, cox_status_text(r));
+        return cox_fail(err, r, "metrics address %.200s: %s", address->text, cox_status_text(r));
     *ret_server = cox_steal_ptr(&server);
     return 0;
 }
@@ -476,8 +465,8 @@ struct cox_metrics_server *cox_metrics_server_free(struct cox_metrics_server *se
         connection_remove(server, server->connection_count - 1);
     cox_close_fd(&server->listen_fd);
     cox_close_fd(&server->wake_fd);
-    if (server->address.any.sa_family == AF_UNIX)
-        unlink(server->address.un.sun_path);
+    if (server->address.at.any.sa_family == AF_UNIX)
+        unlink(server->address.at.un.sun_path);
     pthread_mutex_destroy(&server->lock);
     pthread_cond_destroy(&server->asked);
     free(server->name);

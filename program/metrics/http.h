@@ -27,20 +27,17 @@
 
 #include <coxswain/base.h>
 
+#include "http_address.h"
+
 struct cox_metrics_server;
 
-/* Returns 0, or COX_INVALID: not an address that new takes. */
-int cox_metrics_address_check(const char *address, struct cox_error *err);
-/* address: ADDRESS:PORT ([ADDRESS]:PORT for IPv6), PORT alone for 127.0.0.1, or unix:PATH. Port 0:
- * one that is free. name, or socket_path of its control socket: of the group; copied; it is looked
- * for at each request, and may come and go. Neither: the only group that is alive then.
- * Returns
- *   0
- *   COX_INVALID: not an address
- *   -errno: it cannot be bound
+/* Port 0 of address: one that is free. name, or socket_path of its control socket: of the group;
+ * copied; it is looked for at each request, and may come and go. Neither: the only group that is
+ * alive then. Returns 0, or -errno: the address cannot be bound.
  */
-int cox_metrics_server_new(const char *address, const char *name, const char *socket_path,
-                           struct cox_metrics_server **ret_server, struct cox_error *err);
+int cox_metrics_server_new(const struct cox_http_address *address, const char *name,
+                           const char *socket_path, struct cox_metrics_server **ret_server,
+                           struct cox_error *err);
 /* Where it listens: "http://127.0.0.1:9400/metrics", or the path of the unix socket. Lent. */
 const char *cox_metrics_server_url(const struct cox_metrics_server *server);
 /* NULL-safe, returns NULL. */

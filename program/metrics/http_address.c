@@ -24,7 +24,7 @@ static int parse_port(const char *text, in_port_t *ret_port)
     return 0;
 }
 
-static int parse_inet(const char *text, union cox_http_address *ret_address, socklen_t *ret_size)
+static int parse_inet(const char *text, union cox_http_sockaddr *ret_address, socklen_t *ret_size)
 {
     char host[INET6_ADDRSTRLEN + 2] = "127.0.0.1";
     const char *colon = strrchr(text, ':'), *port = colon ? colon + 1 : text;
@@ -53,8 +53,8 @@ static int parse_inet(const char *text, union cox_http_address *ret_address, soc
                : COX_INVALID;
 }
 
-int cox_http_address_parse(const char *text, union cox_http_address *ret_address,
-                           socklen_t *ret_size, struct cox_error *err)
+static int parse(const char *text, union cox_http_sockaddr *ret_address, socklen_t *ret_size,
+                 struct cox_error *err)
 {
     const char *path = text + strlen(UNIX_PREFIX);
     if (strncmp(text, UNIX_PREFIX, strlen(UNIX_PREFIX)) != 0)
@@ -76,6 +76,13 @@ int cox_http_address_parse(const char *text, union cox_http_address *ret_address
     return 0;
 }
 
+int cox_http_address_parse(const char *text, struct cox_http_address *ret_address,
+                           struct cox_error *err)
+{
+    ret_address->text = text;
+    return parse(text, &ret_address->at, &ret_address->size, err);
+}
+
 /* A socket that nobody listens on is of a process that died. */
 static void remove_dead(const struct sockaddr_un *address)
 {
@@ -86,32 +93,33 @@ static void remove_dead(const struct sockaddr_un *address)
         unlink(address->sun_path);
 }
 
-int cox_http_address_listen(const union cox_http_address *address, socklen_t size)
+int cox_http_address_listen(const struct cox_http_address *address)
 {
     const int on = 1;
-    int fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(address->at.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -errno;
-    if (address->any.sa_family == AF_UNIX) {
-        remove_dead(&address->un);
+    if (address->at.any.sa_family == AF_UNIX) {
+        remove_dead(&address->at.un);
         fchmod(fd, S_IRUSR | S_IWUSR); /* the mode of the file that bind makes */
     } else {
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     }
-    if (bind(fd, &address->any, size) == 0 && listen(fd, BACKLOG) == 0)
+    if (bind(fd, &address->at.any, address->size) == 0 && listen(fd, BACKLOG) == 0)
         return fd;
     const int e = errno;
     close(fd);
     return -e;
 }
 
-void cox_http_address_url(int fd, const union cox_http_address *wanted, char url[COX_HTTP_URL_SIZE])
+void cox_http_address_url(int fd, const struct cox_http_address *wanted,
+                          char url[COX_HTTP_URL_SIZE])
 {
-    union cox_http_address bound = *wanted;
+    union cox_http_sockaddr bound = wanted->at;
     socklen_t size = sizeof bound;
     char host[INET6_ADDRSTRLEN] = "";
-    if (wanted->any.sa_family == AF_UNIX) {
-        snprintf(url, COX_HTTP_URL_SIZE, UNIX_PREFIX "%s", wanted->un.sun_path);
+    if (wanted->at.any.sa_family == AF_UNIX) {
+        snprintf(url, COX_HTTP_URL_SIZE, UNIX_PREFIX "%s", wanted->at.un.sun_path);
         return;
     }
     getsockname(fd, &bound.any, &size);
@@ -123,7 +131,7 @@ void cox_http_address_url(int fd, const union cox_http_address *wanted, char url
              (unsigned)ntohs(six ? bound.in6.sin6_port : bound.in.sin_port));
 }
 
-struct in6_addr cox_http_address_network(const union cox_http_address *peer)
+struct in6_addr cox_http_address_network(const union cox_http_sockaddr *peer)
 {
     struct in6_addr network = {0};
     if (peer->any.sa_family == AF_INET)
