@@ -100,7 +100,7 @@ struct cox_transport {
     /* The number above which the first request of each channel is numbered; called once, before
      * start. NULL: 0. */
     uint64_t (*first_sequence)(void *context, enum cox_channel_id channel);
-    /* A process is wanted for the rank, as this incarnation; it attaches (cox_transport_attach). In
+    /* A process is wanted for the rank, as this incarnation; it attaches (attach of the host). In
      * start: all of them, with incarnation 1. Returns 0 or an enum cox_status. */
     int (*open)(void *context, uint32_t rank, uint32_t incarnation, struct cox_error *err);
     /* SIGKILL for the process of the rank; its death is reported like any other. */

@@ -216,7 +216,7 @@ inline wake(who)
     od
 #endif
 
-/* ---- submit: cox_executor_submit, cox_collector_claim and publish ---- */
+/* ---- submit: cox_executor_submit: cox_collector_begin and cox_collector_commit ---- */
 
 #define HOLDS(i, r)                                                                                \
     (entry_sequence[i] > 0 && HAS(entry_asked[i], r) && returned[r] < entry_sequence[i] && !dead[r])

@@ -652,14 +652,14 @@ static void handler_slow(void *context, const struct cox_completion *completion)
     slow->inside = true;
     while (!slow->replacing)
         sched_yield();
-    /* Long enough for a replace that does not wait to return. */
+    /* Long enough for a set_handler that does not wait to return. */
     uint64_t until_ns = cox_deadline_after_ms(20);
     while (cox_now_ns() < until_ns)
         sched_yield();
     slow->left = true;
 }
 
-static void m5_replace_waits_for_the_handler_that_runs(void **state)
+static void m5_set_handler_waits_for_the_handler_that_runs(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(1, NULL);
@@ -824,7 +824,7 @@ int main(void)
         TEST(m5_a_deadline_of_0_is_refused),
         TEST(m5_a_handler_is_set_once_on_channels_that_have_one),
         TEST(m5_the_handler_is_replaced_while_requests_run),
-        TEST(m5_replace_waits_for_the_handler_that_runs),
+        TEST(m5_set_handler_waits_for_the_handler_that_runs),
         TEST(m5_full_at_depth_then_room_again),
         TEST(m5_callers_on_many_threads_and_a_stop_among_them),
         TEST(m5_p1_rounds_with_and_without_a_spin_before_sleep),

@@ -479,7 +479,7 @@ static void *replace_main(void *argument)
     return NULL;
 }
 
-static void m5_replace_returns_although_the_new_handler_runs_on(void **state)
+static void m5_set_handler_returns_although_the_new_handler_runs_on(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -496,7 +496,7 @@ static void m5_replace_returns_although_the_new_handler_runs_on(void **state)
     assert_true(sem_await(&swap.old_inside));
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, replace_main, &swap), 0);
-    /* Once the new handler is in place, replace holds the lock or waits. */
+    /* Once the new handler is in place, set_handler holds the lock or waits. */
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     bool placed = false;
     for (uint64_t deadline_ns = patience(); !placed && cox_now_ns() < deadline_ns; sched_yield()) {
@@ -783,7 +783,7 @@ int main(void)
         TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once),
         TEST(p3_a_request_that_ended_out_of_order_is_late),
         TEST(p3_an_reply_of_every_rank_is_no_timeout),
-        TEST(m5_replace_returns_although_the_new_handler_runs_on),
+        TEST(m5_set_handler_returns_although_the_new_handler_runs_on),
         TEST(m5_replace_with_nothing_is_refused),
         TEST(p3_a_deadline_that_has_passed_publishes_nothing),
         TEST(p2_a_lost_wake_up_is_sent_again),

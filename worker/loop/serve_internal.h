@@ -70,7 +70,7 @@ void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_s
 
 /* One init between its request and its reply. */
 struct cox_served_init {
-    /* what the callback sees; first, see cox_init_request_cancelled */
+    /* what the callback sees */
     struct cox_init_request request;
     uint32_t type;
     const struct cox_channel_thread *thread;
