@@ -4,23 +4,20 @@
 
 #define TO(stage) (1u << COX_STAGE_##stage)
 
-static const struct {
-    const char *name;
-    /* set of the stages that come next */
-    uint32_t to;
-} stages[COX_STAGE_COUNT] = {
+/* sets of the stages that come next */
+static const uint32_t moves[COX_STAGE_COUNT] = {
     /* a client becomes the rank; a process is started; no process came, and the rank is dead as
      * before */
-    [COX_STAGE_VACANT] = {"vacant", TO(STARTING) | TO(LAUNCHING) | TO(REPORTED)},
-    [COX_STAGE_STARTING] = {"starting", TO(RUNNING) | TO(LEAVING) | TO(EXITING) | TO(VACANT)},
-    [COX_STAGE_RUNNING] = {"running", TO(LEAVING) | TO(EXITING) | TO(VACANT)},
+    [COX_STAGE_VACANT] = TO(STARTING) | TO(LAUNCHING) | TO(REPORTED),
+    [COX_STAGE_STARTING] = TO(RUNNING) | TO(LEAVING) | TO(EXITING) | TO(VACANT),
+    [COX_STAGE_RUNNING] = TO(LEAVING) | TO(EXITING) | TO(VACANT),
     /* it writes its own words, and may undo that it has left */
-    [COX_STAGE_LEAVING] = {"leaving", TO(RUNNING) | TO(EXITING) | TO(VACANT)},
-    [COX_STAGE_EXITING] = {"exiting", TO(DEAD)},
-    [COX_STAGE_DEAD] = {"dead", TO(REPORTED)},
-    [COX_STAGE_REPORTED] = {"reported", TO(LAUNCHING) | TO(VACANT)},
+    [COX_STAGE_LEAVING] = TO(RUNNING) | TO(EXITING) | TO(VACANT),
+    [COX_STAGE_EXITING] = TO(DEAD),
+    [COX_STAGE_DEAD] = TO(REPORTED),
+    [COX_STAGE_REPORTED] = TO(LAUNCHING) | TO(VACANT),
     /* executed; not executed, after another process or the first time */
-    [COX_STAGE_LAUNCHING] = {"launching", TO(STARTING) | TO(REPORTED) | TO(VACANT)},
+    [COX_STAGE_LAUNCHING] = TO(STARTING) | TO(REPORTED) | TO(VACANT),
 };
 
 void cox_ranks_init(struct cox_rank *ranks, uint32_t rank_count)
@@ -35,12 +32,7 @@ void cox_ranks_init(struct cox_rank *ranks, uint32_t rank_count)
 bool cox_rank_may_move(enum cox_rank_stage from, enum cox_rank_stage to)
 {
     return (size_t)from < COX_STAGE_COUNT && (size_t)to < COX_STAGE_COUNT &&
-           (stages[from].to & (1u << to)) != 0;
-}
-
-const char *cox_rank_stage_name(uint32_t stage)
-{
-    return stage < COX_STAGE_COUNT ? stages[stage].name : "unknown";
+           (moves[from] & (1u << to)) != 0;
 }
 
 const char *cox_rank_invariant(const struct cox_rank *rank)

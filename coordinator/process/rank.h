@@ -118,7 +118,6 @@ void cox_rank_move(struct cox_rank *rank, enum cox_rank_stage to);
 bool cox_rank_may_move(enum cox_rank_stage from, enum cox_rank_stage to);
 /* A violated invariant as text; NULL: none. With the supervisor's lock held. */
 const char *cox_rank_invariant(const struct cox_rank *rank);
-const char *cox_rank_stage_name(uint32_t stage);
 
 /* Acquire: what was written before the move, such as how it died, may be read now. */
 static inline enum cox_rank_stage cox_rank_stage_of(const struct cox_rank *rank)

@@ -81,7 +81,7 @@ int cox_model_block_fill(const struct cox_model_config *config, const char *dire
     memset(block, 0, COX_MODEL_BLOCK_HEAD_SIZE);
     r = cox_model_digest_folder(directory, &digest, err);
     if (!r)
-        r = cox_weights_fill_until(config, directory, weights, progress, context, err);
+        r = cox_weights_fill(config, directory, weights, progress, context, err);
     if (!r)
         r = cox_model_digest_verify(directory, digest, err);
     if (!r)

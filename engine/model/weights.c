@@ -369,15 +369,8 @@ static int fill(const struct cox_model_config *config, const struct cox_share *s
 }
 
 int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
+                     bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
                      struct cox_error *err)
-{
-    return fill(config, &whole, directory, memory, NULL, NULL, err);
-}
-
-int cox_weights_fill_until(const struct cox_model_config *config, const char *directory,
-                           float *memory,
-                           bool (*progress)(void *context, uint32_t done, uint32_t count),
-                           void *context, struct cox_error *err)
 {
     return fill(config, &whole, directory, memory, progress, context, err);
 }

@@ -89,23 +89,20 @@ static inline uint64_t cox_weights_size(const struct cox_weights_layout *layout)
 }
 
 /* Reads the checkpoint of a folder into memory of cox_weights_size bytes, aligned to
- * COX_WEIGHTS_ALIGNMENT, which the caller owns.
+ * COX_WEIGHTS_ALIGNMENT, which the caller owns. progress is called before every layer, with the
+ * number of those that are read; true ends the fill. NULL: never.
  * Returns
  *   0
+ *   COX_ABORTED: by progress
  *   COX_NOT_FOUND: a file or tensor is missing
  *   COX_INVALID: a tensor that config.json does not imply, of another shape or dtype, or not finite
  *   COX_CORRUPT
  *   -errno
  */
 int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
+                     bool (*progress)(void *context, uint32_t done, uint32_t count), void *context,
                      struct cox_error *err);
-/* As cox_weights_fill. progress is called before every layer, with the number of those that are
- * read; true ends the fill with COX_ABORTED. */
-int cox_weights_fill_until(const struct cox_model_config *config, const char *directory,
-                           float *memory,
-                           bool (*progress)(void *context, uint32_t done, uint32_t count),
-                           void *context, struct cox_error *err);
-/* As cox_weights_fill, for a share: only the share's part of every tensor is read. */
+/* As cox_weights_fill without progress, for a share: only its part of every tensor is read. */
 int cox_weights_share_fill(const struct cox_model_config *config, const struct cox_share *share,
                            const char *directory, float *memory, struct cox_error *err);
 

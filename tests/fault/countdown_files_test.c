@@ -176,7 +176,7 @@ static void weights_prepare(void)
     const struct cox_weights_layout layout = cox_weights_layout(&config);
     weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
     assert_non_null(weights);
-    if (cox_weights_fill(&config, MODEL, weights, &err))
+    if (cox_weights_fill(&config, MODEL, weights, NULL, NULL, &err))
         fail_msg("%s", err.text);
 }
 
@@ -189,7 +189,7 @@ static void weights_restore(void)
 static int weights_fill(void *object, struct cox_error *err)
 {
     (void)object;
-    return cox_weights_fill(&config, MODEL, weights, err);
+    return cox_weights_fill(&config, MODEL, weights, NULL, NULL, err);
 }
 
 static int forward_new(void *object, struct cox_error *err)

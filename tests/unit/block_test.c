@@ -101,7 +101,7 @@ static void weights_block_is_a_whole_model(void **state)
     assert_int_equal((uintptr_t)found.weights % COX_WEIGHTS_ALIGNMENT, 0);
     alone = aligned_alloc(COX_WEIGHTS_ALIGNMENT, found.weights_size);
     assert_non_null(alone);
-    assert_int_equal(cox_weights_fill(&config, directory, alone, &err), 0);
+    assert_int_equal(cox_weights_fill(&config, directory, alone, NULL, NULL, &err), 0);
     assert_memory_equal(alone, found.weights, found.weights_size);
     free(alone);
     free(block);

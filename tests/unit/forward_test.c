@@ -497,8 +497,9 @@ static void s5_logits_same_bits_for_any_number_of_ranks(void **state)
         layout = cox_weights_layout(cox_model_config(bench.model));
         weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
         assert_non_null(weights);
-        assert_int_equal(
-            cox_weights_fill(cox_model_config(bench.model), bench.directory, weights, NULL), 0);
+        assert_int_equal(cox_weights_fill(cox_model_config(bench.model), bench.directory, weights,
+                                          NULL, NULL, NULL),
+                         0);
         block = fill_block(&bench);
         clear_rows(&bench);
         add_row(&bench, bench.noise, 0, 6, 80);
@@ -852,29 +853,30 @@ static void weights_of_another_model_are_refused(void **state)
     fixture_directory_create(directory);
     fixture_write_model(directory, &configs[0], 1, 1);
     config.layer_count++;
-    assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_NOT_FOUND);
+    assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_NOT_FOUND);
     assert_non_null(strstr(err.text, "model.layers.2."));
     /* What is there and would be left out. */
     config.layer_count = 1;
     err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_INVALID);
+    assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "has no tensor model.layers.1."));
     config = configs[0];
     config.tied_embeddings = true;
     err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_INVALID);
+    assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "tensor lm_head.weight differs"));
     assert_non_null(strstr(err.text, "tie_word_embeddings"));
     config = configs[0];
     config.intermediate_size += 8;
     err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&config, directory, memory, &err), COX_INVALID);
+    assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "[176, 64]"));
     assert_non_null(strstr(err.text, "[184, 64]"));
     snprintf(path, sizeof(path), "%s/model.safetensors", directory);
     assert_int_equal(remove(path), 0);
     err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&configs[0], directory, memory, &err), COX_NOT_FOUND);
+    assert_int_equal(cox_weights_fill(&configs[0], directory, memory, NULL, NULL, &err),
+                     COX_NOT_FOUND);
     assert_non_null(strstr(err.text, "neither"));
     fixture_directory_remove(directory);
     free(memory);

@@ -75,10 +75,10 @@ static void each_move_is_allowed_or_refused(void **state)
         for (uint32_t to = 0; to < COX_STAGE_COUNT; to++) {
             const bool wanted = allowed[from][to] == 'X';
             if (cox_rank_may_move(from, to) != wanted)
-                fail_msg("%s -> %s", cox_rank_stage_name(from), cox_rank_stage_name(to));
+                fail_msg("stage %u -> %u", from, to);
 #if COX_TESTING
             if (moves(from, to) != wanted)
-                fail_msg("%s -> %s, moved", cox_rank_stage_name(from), cox_rank_stage_name(to));
+                fail_msg("stage %u -> %u, moved", from, to);
 #endif
         }
     assert_false(cox_rank_may_move(COX_STAGE_COUNT, COX_STAGE_VACANT));
@@ -95,9 +95,7 @@ static void every_stage_is_reached_and_left(void **state)
             left = left || cox_rank_may_move(stage, other);
         }
         assert_true(reached && left);
-        assert_string_not_equal(cox_rank_stage_name(stage), "unknown");
     }
-    assert_string_equal(cox_rank_stage_name(COX_STAGE_COUNT), "unknown");
 }
 
 static void the_invariant_names_what_is_wrong(void **state)
