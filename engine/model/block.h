@@ -33,8 +33,8 @@ int cox_model_folder_config(const char *directory, struct cox_model_config *ret_
                             struct cox_error *err);
 
 /* Fills block, of cox_model_block_size bytes aligned to COX_WEIGHTS_ALIGNMENT, from the folder that
- * config was loaded from. The head is written last. progress is as that of cox_weights_fill. Returns
- * as cox_weights_fill and cox_model_digest_verify, except that any fault of the files is
+ * config was loaded from. The head is written last. progress is as that of cox_weights_fill.
+ * Returns as cox_weights_fill and cox_model_digest_verify, except that any fault of the files is
  * COX_INVALID. */
 int cox_model_block_fill(const struct cox_model_config *config, const char *directory, void *block,
                          bool (*progress)(void *context, uint32_t done, uint32_t count),
