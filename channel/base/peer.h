@@ -72,8 +72,9 @@ int cox_peer_resident(pid_t pid, uint64_t *ret_bytes);
 /* The mark of a process that a coordinator has started: its hard limit RLIMIT_LOCKS, which no
  * kernel since Linux 2.4 applies to anything. A coordinator gives its ranks one less than it has
  * itself. Children inherit the limit, also those whose parent has ended, and only a process with
- * CAP_SYS_RESOURCE can raise it again: a process below the coordinator's own limit is a rank or
- * was started by one. */
+ * CAP_SYS_RESOURCE can raise it again: a process below what the coordinator had before its first
+ * rank is a rank or was started by one. Every process of the user can lower the limit of every
+ * other one: what the coordinator has later says nothing. 0: there is no lower one for its ranks. */
 uint64_t cox_peer_own_mark(void);
 /* Returns
  *   0

@@ -3,6 +3,7 @@
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 #include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "channel/shm/channel.h"
@@ -402,6 +403,12 @@ static int executor_check_options(struct cox_executor_options *options,
     if (options->recorder.off && options->recorder.crash_dir)
         return cox_fail(err, COX_INVALID,
                         "a crash directory without recorders would stay empty: leave out one");
+    if (options->memory.attach == COX_ATTACH_SEALED && options->hooks.control &&
+        cox_peer_own_mark() == 0)
+        return cox_fail(err, COX_INVALID,
+                        "the hard limit RLIMIT_LOCKS (ulimit -Hx) of this process is 0: ranks of a "
+                        "sealed group have a lower one, by which their commands are refused: raise "
+                        "it, or use named attach");
     if (options->socket.use == COX_SOCKET_NONE && options->workers.external)
         return cox_fail(err, COX_INVALID,
                         "workers that are started by hand need the control socket");
@@ -554,6 +561,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
     pthread_mutex_init(&executor->recover_lock, NULL);
     cox_condition_init(&executor->recover_cond);
     memcpy(executor->name, name, sizeof name);
+    executor->mark = cox_peer_own_mark();
     cox_name_objects(executor->objects, name, &geometry);
     executor_choose_blocks(executor);
     r = executor_open_nodes(executor, err);

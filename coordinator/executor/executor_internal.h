@@ -28,6 +28,8 @@ struct cox_executor {
     char other_name[COX_NAME_SIZE_MAX + 1];
     /* cox_name_objects */
     char objects[COX_NAME_SIZE_MAX + 1];
+    /* cox_peer_own_mark() before the first rank */
+    uint64_t mark;
     /* when start was called */
     uint64_t started_ns;
     struct cox_geometry geometry;

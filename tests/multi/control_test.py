@@ -380,9 +380,12 @@ def test_clients_have_a_budget_of_memory_for_all_of_them():
 # ---- a rank that gives commands ----
 
 # The rank starts a process that leaves its process group and session and whose parent has ended.
-# It waits for its commands, one a line, and reports how each ended.
+# It lowers the limit RLIMIT_LOCKS (10) of the coordinator to its own, waits for its commands, one a line, and reports
+# how each ended.
 MUTINEER = """#!/bin/sh
-(setsid sh -c 'exec 3>"$0.told"
+(coordinator=$PPID setsid sh -c 'exec 3>"$0.told"
+    python3 -c "import os, resource as r
+r.prlimit(int(os.environ[\\"coordinator\\"]), 10, r.getrlimit(10))" >&3 2>&1 && echo lowered >&3
     while read -r words; do
         {program} $words >&3 2>&1; echo "status $?" >&3
     done <"$0.orders"; echo end >&3' "$0" </dev/null >/dev/null 2>&1 &)
@@ -409,6 +412,7 @@ def test_a_process_that_a_rank_of_a_sealed_group_started_gives_it_no_commands():
             wait_until(lambda: os.path.exists(told) and harness.read(told).endswith("end\n"), "what the process was told")
             text = harness.read(told)
             check(text.count("is a rank or was started by one") == 7, "not refused: %s" % text)
+            check(text.startswith("lowered\n"), "the limit of the coordinator was not lowered: %s" % text)
             check("status 0\n" not in text and text.count("\nstatus ") == 7, "one was served: %s" % text)
             status = group.status()
             check(status["deaths"] == status["restarts"] == 0 and not status["stopping"], "it was served: %s" % status)
@@ -421,8 +425,12 @@ def test_a_process_that_a_rank_of_a_sealed_group_started_gives_it_no_commands():
             check(re.search(r"weights: ordered by process \d+ \(coxswain\) of user %d\b" % os.geteuid(), log), "not logged: %s" % log)
             check("stop: ordered by process %d (coxswain) of user %d\n" % (stop.pid, os.geteuid()) in log, "not logged: %s" % log)
     finally:
-        for path in (script, orders, told):
-            os.unlink(path)
+        shutil.rmtree(folder)
+
+
+@test
+def test_a_sealed_group_whose_ranks_could_not_be_told_apart_is_refused():
+    expect(run(["run", "-n", "1", "--attach", "sealed"], under=["prlimit", "--locks=0"]), 2, "the hard limit RLIMIT_LOCKS (ulimit -Hx) of this process is 0")
 
 
 # ---- stop ----
