@@ -32,7 +32,7 @@
 #ifndef COX_NODES_DIRECT_H
 #define COX_NODES_DIRECT_H
 
-#include <coxswain/base.h>
+#include <coxswain/executor.h>
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,9 +43,10 @@
 #define COX_DIRECT_SIZE_MAX (UINT64_C(2) << 30)
 /* Longest name of a process. */
 #define COX_DIRECT_NAME_MAX 63
-/* Incoming connections of known processes, and of others. */
+/* Incoming connections of known processes, and of others: the nodes of the largest cluster, which
+ * may all connect at once and from one address, and some that knock. */
 #define COX_DIRECT_KNOWN_MAX 224
-#define COX_DIRECT_UNKNOWN_MAX 32
+#define COX_DIRECT_UNKNOWN_MAX (COX_NODE_COUNT_MAX + 32)
 /* Messages under way have memory for so many of the largest size from all, and for one from each
  * process, of whichever groups. Those of up to COX_DIRECT_SMALL_SIZE are not counted. */
 #define COX_DIRECT_BUDGET 4

@@ -470,6 +470,51 @@ static void machines_that_knock_keep_no_process_out(void **state)
     box_deinit(&box);
 }
 
+struct storm {
+    pthread_barrier_t *barrier;
+    uint16_t port;
+    int r;
+    pthread_t thread;
+    struct cox_direct *direct;
+};
+
+static void *storm_main(void *argument)
+{
+    struct storm *storm = argument;
+    pthread_barrier_wait(storm->barrier);
+    storm->r = send_bytes(storm->direct, "node-b", storm->port, 9, "x", 1, PATIENCE_MS, NULL);
+    return NULL;
+}
+
+/* As after a restart of the lead; behind one address, as behind a NAT. */
+static void all_nodes_of_a_cluster_connect_at_once(void **state)
+{
+    (void)state;
+    struct box box;
+    box_init(&box);
+    struct cox_direct *b = node("node-b", "b", &box);
+    struct storm storms[COX_NODE_COUNT_MAX] = {0};
+    pthread_barrier_t barrier;
+    pthread_barrier_init(&barrier, NULL, COX_NODE_COUNT_MAX);
+    for (int i = 0; i < COX_NODE_COUNT_MAX; i++) {
+        char group[16];
+        snprintf(group, sizeof group, "g%d", i);
+        storms[i] = (struct storm){.barrier = &barrier, .port = cox_direct_port(b)};
+        storms[i].direct = node_of(group, "node-a", "a", NULL);
+        assert_int_equal(pthread_create(&storms[i].thread, NULL, storm_main, &storms[i]), 0);
+    }
+    for (int i = 0; i < COX_NODE_COUNT_MAX; i++)
+        pthread_join(storms[i].thread, NULL);
+    pthread_barrier_destroy(&barrier);
+    for (int i = 0; i < COX_NODE_COUNT_MAX; i++)
+        assert_int_equal(storms[i].r, 0);
+    box_await(&box, COX_NODE_COUNT_MAX);
+    for (int i = 0; i < COX_NODE_COUNT_MAX; i++)
+        cox_direct_close(storms[i].direct);
+    cox_direct_close(b);
+    box_deinit(&box);
+}
+
 static void known_processes_have_a_connection_each(void **state)
 {
     (void)state;
@@ -549,6 +594,7 @@ int main(void)
         TEST(messages_under_way_have_a_budget),
         TEST(messages_that_are_not_wanted_are_not_read),
         TEST(machines_that_knock_keep_no_process_out),
+        TEST(all_nodes_of_a_cluster_connect_at_once),
         TEST(known_processes_have_a_connection_each),
         TEST(a_later_connection_replaces_the_earlier_one_in_order),
     };
