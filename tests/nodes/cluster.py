@@ -371,7 +371,10 @@ class Cluster:
             "certificates": str(folder),
             "nodes": [{"name": node, "ranks": RANKS_HERE} for node in NODES],
         }
-        path.write_text(json.dumps(described, indent=2) + "\n")
+        # A process that was started before this one may be about to read it.
+        written = path.with_suffix(".new")
+        written.write_text(json.dumps(described, indent=2) + "\n")
+        written.rename(path)
         return str(path)
 
     def server_start(
