@@ -309,6 +309,13 @@ uint64_t cox_peer_own_mark(void)
     return limit.rlim_max;
 }
 
+bool cox_peer_can_mark(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_LOCKS, &limit) == 0 && limit.rlim_max > 0 &&
+           setrlimit(RLIMIT_LOCKS, &limit) == 0;
+}
+
 int cox_peer_read_mark(pid_t pid, uint64_t *ret_mark)
 {
     char text[4096], word[32];

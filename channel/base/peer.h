@@ -74,8 +74,11 @@ int cox_peer_resident(pid_t pid, uint64_t *ret_bytes);
  * itself. Children inherit the limit, also those whose parent has ended, and only a process with
  * CAP_SYS_RESOURCE can raise it again: a process below what the coordinator had before its first
  * rank is a rank or was started by one. Every process of the user can lower the limit of every
- * other one: what the coordinator has later says nothing. 0: ranks cannot have a lower one. */
+ * other one: what the coordinator has later says nothing. */
 uint64_t cox_peer_own_mark(void);
+/* False: ranks cannot have a lower limit, since this process has 0, or no limit can be set (gVisor,
+ * a seccomp profile). */
+bool cox_peer_can_mark(void);
 /* Returns
  *   0
  *   COX_PEER_DEAD

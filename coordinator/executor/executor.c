@@ -300,6 +300,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .environment = executor->options.workers.environment,
         .working_directory = executor->options.workers.working_directory,
         .pass_flags = !executor->options.workers.environment_only,
+        .mark = executor->geometry.sealed,
         .prefix = prefix,
         .devices = executor->options.workers.devices,
         .fork_server_fds = executor->options.workers.fork_server_fds,
@@ -404,11 +405,12 @@ static int executor_check_options(struct cox_executor_options *options,
         return cox_fail(err, COX_INVALID,
                         "a crash directory without recorders would stay empty: leave out one");
     if (options->memory.attach == COX_ATTACH_SEALED && options->hooks.control &&
-        cox_peer_own_mark() == 0)
-        return cox_fail(err, COX_INVALID,
-                        "the hard limit RLIMIT_LOCKS (ulimit -Hx) of this process is 0: ranks of a "
-                        "sealed group have a lower one, by which their commands are refused: raise "
-                        "it, or use named attach");
+        !cox_peer_can_mark())
+        return cox_fail(
+            err, COX_INVALID,
+            "the hard limit RLIMIT_LOCKS (ulimit -Hx) of this process is 0, or cannot be "
+            "set: ranks of a sealed group have a lower one, by which their commands "
+            "are refused: raise it, or use named attach");
     if (options->socket.use == COX_SOCKET_NONE && options->workers.external)
         return cox_fail(err, COX_INVALID,
                         "workers that are started by hand need the control socket");

@@ -112,14 +112,14 @@ static void orphan_reap(pid_t pid, bool kill)
 }
 
 /* Opens the worker, which must be a child of this process, and has it run. */
-static int worker_open(int answer_fd, pid_t pid, int *ret_pidfd, struct cox_error *err)
+static int worker_open(int answer_fd, pid_t pid, bool mark, int *ret_pidfd, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int pidfd = pid > 1 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
     if (pidfd < 0 || !is_child(pidfd))
         return cox_fail(err, COX_CORRUPT, "it names pid %d, which is no child of this process",
                         pid);
     int r = cox_fd_raise(&pidfd);
-    if (r == 0)
+    if (r == 0 && mark)
         r = cox_peer_lower_mark(pid); /* as the exec of a rank sets it */
     if (r)
         return cox_fail(err, r, "%s", cox_status_text(r));
@@ -171,7 +171,7 @@ static int server_ask(const struct cox_fork_request *request, pid_t *ret_pid, in
     else
         r = answers_hear(answer_fd, deadline_ns, &born, &ready, err);
     if (r == 0)
-        r = worker_open(answer_fd, ready.pid, ret_pidfd, err);
+        r = worker_open(answer_fd, ready.pid, request->mark, ret_pidfd, err);
     if (r == 0) {
         *ret_pid = ready.pid;
         /* Its end is what made the worker ready. The server reaps it, unless it is dead. */

@@ -38,6 +38,8 @@ struct cox_fork_request {
     /* a SOCK_SEQPACKET socket whose other end the server has */
     int server_fd;
     uint32_t rank;
+    /* the worker gets the mark of peer.h */
+    bool mark;
     /* NULL-terminated */
     char *const *environment;
     /* standard output and error */

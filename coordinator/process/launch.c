@@ -266,6 +266,7 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         .coordinator = getpid(),
         .rank_count = options->rank_count,
         .pass_flags = options->pass_flags,
+        .mark = options->mark,
         .prefix = strdup(options->prefix),
         .control_socket = options->control_socket ? strdup(options->control_socket) : NULL,
         .notify_fds = options->notify_fds,
@@ -304,6 +305,7 @@ struct launch {
     uint32_t rank;
     const char *program;
     const char *working_directory;
+    bool mark;
     struct cox_strings argv;
     struct cox_strings envp;
     struct pipe streams[2];
@@ -363,6 +365,7 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     launch->rank = rank;
     launch->program = plan->program;
     launch->working_directory = plan->working_directory;
+    launch->mark = plan->mark;
     int32_t device = plan->devices[rank];
     struct cox_strings *argv = &launch->argv;
     for (size_t i = 0; i < plan->command.count; i++)
@@ -521,7 +524,7 @@ CHILD static int child_main(void *argument)
      * the coordinator only. This cannot fail for a new process. */
     setpgid(0, 0);
     cox_fault_point_of(COX_FAULT_LAUNCH_CHILD, (int)launch->rank);
-    if (report.error == 0)
+    if (report.error == 0 && launch->mark)
         report.error = -child_set_mark();
     if (report.error == 0)
         report.error = -child_arrange_fds(launch, &report_fd);
@@ -628,6 +631,7 @@ static bool launch_ask(struct launch *launch, const struct cox_launch_plan *plan
     const struct cox_fork_request request = {
         .server_fd = server_fd,
         .rank = rank,
+        .mark = launch->mark,
         .environment = launch->envp.items,
         .stream_fds = {launch->streams[0].write_fd, launch->streams[1].write_fd},
         .fds = launch->fds,

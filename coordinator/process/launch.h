@@ -35,7 +35,7 @@ struct cox_launch_plan {
     /* the coordinator, this process */
     pid_t coordinator;
     uint32_t rank_count;
-    bool pass_flags;
+    bool pass_flags, mark;
     char *prefix;
     /* NULL: none */
     char *control_socket;

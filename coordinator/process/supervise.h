@@ -72,6 +72,8 @@ struct cox_supervise_options {
     /* append --local_rank R --local_world_size N --npu_num_per_dp N --npu_device_id D --parent_pid
      * P --shm_name_prefix PREFIX */
     bool pass_flags;
+    /* ranks get the mark of peer.h */
+    bool mark;
     /* "/NAME" */
     const char *prefix;
     /* rank_count of them; NULL: device = rank */

@@ -4,13 +4,14 @@
  * Usage: without CALL=ERRNO[,CALL=ERRNO...] COMMAND [ARGUMENT...]
  *
  * ERRNO: ENOSYS, as an older kernel says; EPERM, as a seccomp profile says; EINVAL.
- * `CALL<SIZE=ERRNO` fails only where the second argument is less. Exit status 77: filters are not
- * allowed here.
+ * `CALL<SIZE=ERRNO` fails only where the second argument is less, `CALL>SIZE=ERRNO` only where it is
+ * greater. Exit status 77: filters are not allowed here.
  */
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -46,6 +47,7 @@ static const struct {
     {"perf_event_open", SYS_perf_event_open},
     {"pidfd_getfd", SYS_pidfd_getfd},
     {"pidfd_open", SYS_pidfd_open},
+    {"prlimit64", SYS_prlimit64},
     {"process_madvise", SYS_process_madvise},
     {"sched_getaffinity", SYS_sched_getaffinity},
     {"setns", SYS_setns},
@@ -74,10 +76,11 @@ static void add_load(size_t offset)
 
 static int deny(char *text)
 {
-    char *error = strchr(text, '='), *size = strchr(text, '<');
+    char *error = strchr(text, '='), *size = strpbrk(text, "<>");
     if (!error)
         return -1;
     *error++ = '\0';
+    const bool greater = size && *size == '>';
     if (size)
         *size++ = '\0';
     size_t call = 0, number = 0;
@@ -91,7 +94,10 @@ static int deny(char *text)
     add(BPF_JMP | BPF_JEQ | BPF_K, calls[call].number, 0, size ? 3 : 1);
     if (size) {
         add_load(offsetof(struct seccomp_data, args[1])); /* its lower half: little-endian */
-        add(BPF_JMP | BPF_JGE | BPF_K, (uint32_t)atoi(size), 1, 0);
+        if (greater)
+            add(BPF_JMP | BPF_JGT | BPF_K, (uint32_t)atoi(size), 0, 1);
+        else
+            add(BPF_JMP | BPF_JGE | BPF_K, (uint32_t)atoi(size), 1, 0);
     }
     add(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | errors[number].number, 0, 0);
     return 0;
