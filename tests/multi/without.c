@@ -4,8 +4,8 @@
  * Usage: without CALL=ERRNO[,CALL=ERRNO...] COMMAND [ARGUMENT...]
  *
  * ERRNO: ENOSYS, as an older kernel says; EPERM, as a seccomp profile says; EINVAL.
- * `CALL<SIZE=ERRNO` fails only where the second argument is less, `CALL>SIZE=ERRNO` only where it is
- * greater. Exit status 77: filters are not allowed here.
+ * `CALL<SIZE=ERRNO` fails only where the second argument is less, `CALL>SIZE=ERRNO` only where it
+ * is greater. Exit status 77: filters are not allowed here.
  */
 #include <errno.h>
 #include <linux/audit.h>
