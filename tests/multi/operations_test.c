@@ -194,7 +194,9 @@ static const Coxswain__ExecuteRequest *any_request(struct any_request *any, int 
 }
 
 enum meaning { REFUSED, SYNC, ASYNC, NO_REPLY };
-static const struct {
+/* A row for every ExecuteType, and after them UNKNOWN_COUNT numbers that are none. */
+static const struct type_row {
+    int type;
     enum meaning meaning;
     enum cox_channel_id channel;
     /* of a call, with a worker that has every callback */
@@ -202,26 +204,29 @@ static const struct {
     /* the code of each rank, with a worker that has none; 0: it replies by other means */
     int mute;
 } types[] = {
-    [TYPE(MODEL_INIT)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, 0}, /* it brings no configuration */
-    [TYPE(MODEL_INFER)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
-    [TYPE(MODEL_FINALIZE)] = {REFUSED, COX_CHANNEL_EXECUTE, COX_INVALID, 0},
-    [TYPE(MODEL_INFER_SECOND)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
-    [TYPE(PD_LINK)] = {NO_REPLY, COX_CHANNEL_LINK, 0, 0},
-    [TYPE(KV_TRANSFER)] = {ASYNC, COX_CHANNEL_TRANSFER, 0, COX_UNSUPPORTED},
-    [TYPE(TEXT_GENERATOR_CLEANUP)] = {NO_REPLY, COX_CHANNEL_EXECUTE, 0, 0},
-    [TYPE(LORA_OPERATION)] = {SYNC, COX_CHANNEL_LINK, 0, 0},
-    [TYPE(REMOTE_MODEL_INIT)] = {ASYNC, COX_CHANNEL_EXECUTE, COX_REJECTED, COX_UNSUPPORTED},
-    [TYPE(EOS_CLEANUP)] = {NO_REPLY, COX_CHANNEL_EXECUTE, 0, 0},
-    [TYPE(PAUSE_COMMAND_EXEC)] = {SYNC, COX_CHANNEL_RECOVER, 0, 0},
-    [TYPE(CLEAR_COMMAND_EXEC)] = {SYNC, COX_CHANNEL_RECOVER, 0, 0},
-    [TYPE(RECOVER_COMMAND_EXEC)] = {SYNC, COX_CHANNEL_RECOVER, 0, 0},
-    [TYPE(START_COMMAND_EXEC)] = {SYNC, COX_CHANNEL_RECOVER, 0, 0},
-    [TYPE(PD_LINK_STATUS_QUERY)] = {SYNC, COX_CHANNEL_LINK, 0, COX_UNSUPPORTED},
-    [TYPE(EXECUTE_ERROR)] = {REFUSED, COX_CHANNEL_ERROR, COX_INVALID, 0},
-    [TYPE(PAUSE_COMMAND_EXEC_ROCE)] = {SYNC, COX_CHANNEL_RECOVER, 0, 0},
-    [17] = {REFUSED, COX_CHANNEL_EXECUTE, COX_INVALID, 0},
-    [99] = {REFUSED, COX_CHANNEL_EXECUTE, COX_INVALID, 0},
+    {TYPE(MODEL_INIT), ASYNC, COX_CHANNEL_EXECUTE, 0, 0}, /* it brings no configuration */
+    {TYPE(MODEL_INFER), ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
+    {TYPE(MODEL_FINALIZE), REFUSED, COX_CHANNEL_EXECUTE, COX_INVALID, 0},
+    {TYPE(MODEL_INFER_SECOND), ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
+    {TYPE(PD_LINK), NO_REPLY, COX_CHANNEL_LINK, 0, 0},
+    {TYPE(KV_TRANSFER), ASYNC, COX_CHANNEL_TRANSFER, 0, COX_UNSUPPORTED},
+    {TYPE(TEXT_GENERATOR_CLEANUP), NO_REPLY, COX_CHANNEL_EXECUTE, 0, 0},
+    {TYPE(LORA_OPERATION), SYNC, COX_CHANNEL_LINK, 0, 0},
+    {TYPE(REMOTE_MODEL_INIT), ASYNC, COX_CHANNEL_EXECUTE, COX_REJECTED, COX_UNSUPPORTED},
+    {TYPE(EOS_CLEANUP), NO_REPLY, COX_CHANNEL_EXECUTE, 0, 0},
+    {TYPE(PAUSE_COMMAND_EXEC), SYNC, COX_CHANNEL_RECOVER, 0, 0},
+    {TYPE(CLEAR_COMMAND_EXEC), SYNC, COX_CHANNEL_RECOVER, 0, 0},
+    {TYPE(RECOVER_COMMAND_EXEC), SYNC, COX_CHANNEL_RECOVER, 0, 0},
+    {TYPE(START_COMMAND_EXEC), SYNC, COX_CHANNEL_RECOVER, 0, 0},
+    {TYPE(PD_LINK_STATUS_QUERY), SYNC, COX_CHANNEL_LINK, 0, COX_UNSUPPORTED},
+    {TYPE(EXECUTE_ERROR), REFUSED, COX_CHANNEL_ERROR, COX_INVALID, 0},
+    {TYPE(PAUSE_COMMAND_EXEC_ROCE), SYNC, COX_CHANNEL_RECOVER, 0, 0},
+#define UNKNOWN_COUNT 2
+    {17, REFUSED, COX_CHANNEL_EXECUTE, COX_INVALID, 0},
+    {99, REFUSED, COX_CHANNEL_EXECUTE, COX_INVALID, 0},
 };
+
+#define TYPE_COUNT (sizeof types / sizeof types[0])
 
 struct seen {
     uint32_t type;
@@ -243,26 +248,28 @@ static void see(void *context, const struct cox_completion *completion)
 static void m7_every_type_is_called_as_it_is_meant(void **state)
 {
     (void)state;
+    if (TYPE_COUNT - UNKNOWN_COUNT != coxswain__execute_type__descriptor.n_values)
+        fail_msg("`types` has %zu types, ExecuteType %u: add a row for each new operation",
+                 TYPE_COUNT - UNKNOWN_COUNT, coxswain__execute_type__descriptor.n_values);
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
-    for (size_t type = 0; type < sizeof types / sizeof types[0]; type++) {
-        if (type > 17 && type != 99)
-            continue;
+    for (size_t row = 0; row < TYPE_COUNT; row++) {
+        const struct type_row *type = &types[row];
         struct any_request any;
-        const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
+        const Coxswain__ExecuteRequest *request = any_request(&any, type->type);
         struct cox_submit_options options = {
             .size = sizeof(struct cox_submit_options),
-            .gather = types[type].meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
+            .gather = type->meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
             .deadline_ns = patience(),
         };
         struct seen seen = {0};
         assert_int_equal(cox_executor_call(executor, request, &options, see, &seen, NULL),
-                         types[type].status);
-        bool replied = types[type].meaning == SYNC || types[type].meaning == ASYNC;
+                         type->status);
+        bool replied = type->meaning == SYNC || type->meaning == ASYNC;
         assert_int_equal(seen.calls, replied);
         if (replied) {
-            assert_int_equal(seen.type, type);
-            assert_int_equal(seen.channel, types[type].channel);
+            assert_int_equal(seen.type, type->type);
+            assert_int_equal(seen.channel, type->channel);
             options.gather = COX_GATHER_NONE;
             assert_int_equal(cox_executor_call(executor, request, &options, see, &seen, NULL),
                              COX_INVALID);
@@ -279,10 +286,11 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
     size_t n = 0;
-    for (size_t type = 0; type < 18; type++) {
+    for (size_t row = 0; row < TYPE_COUNT; row++) {
+        const struct type_row *type = &types[row];
         struct any_request any;
         struct cox_error err = {0};
-        const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
+        const Coxswain__ExecuteRequest *request = any_request(&any, type->type);
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                    .deadline_ns = patience()};
         uint64_t sequence = 0;
@@ -290,17 +298,17 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
         do /* a rank may still owe the reply to the type before, which another rank has refused */
             r = cox_executor_submit(executor, request, &options, &sequence, &err);
         while (r == COX_LATE && cox_now_ns() < options.deadline_ns);
-        bool accepted = types[type].meaning == ASYNC || types[type].meaning == NO_REPLY;
+        bool accepted = type->meaning == ASYNC || type->meaning == NO_REPLY;
         assert_int_equal(r, accepted ? 0 : COX_INVALID);
         assert_true(accepted == (sequence > 0));
-        if (types[type].meaning == SYNC)
+        if (type->meaning == SYNC)
             assert_contains(err.text, "use call");
-        if (types[type].meaning == ASYNC) {
+        if (type->meaning == ASYNC) {
             const struct test_completion *c = test_await(g, n++);
-            assert_int_equal(c->type, type);
+            assert_int_equal(c->type, type->type);
             assert_int_equal(c->sequence, sequence);
-            assert_int_equal(c->channel, types[type].channel);
-            assert_int_equal(c->status, types[type].status);
+            assert_int_equal(c->channel, type->channel);
+            assert_int_equal(c->status, type->status);
         }
     }
     /* No-reply requests, more of them than frames: each is done, and nothing is reported. */
@@ -323,21 +331,22 @@ static void m7_a_worker_without_callbacks_replies_unsupported(void **state)
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = command};
     struct test_group *g = test_group_start(2, &options);
-    for (size_t type = 0; type < 17; type++) {
+    for (size_t row = 0; row < TYPE_COUNT; row++) {
+        const struct type_row *type = &types[row];
         struct any_request any;
-        const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
+        const Coxswain__ExecuteRequest *request = any_request(&any, type->type);
         const struct cox_submit_options submit = {
             .size = sizeof(struct cox_submit_options),
-            .gather = types[type].meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
+            .gather = type->meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
             .deadline_ns = patience(),
         };
         struct seen seen = {0};
         int r = cox_executor_call(test_group_executor(g), request, &submit, see, &seen, NULL);
-        if (types[type].meaning == REFUSED)
+        if (type->meaning == REFUSED)
             assert_int_equal(r, COX_INVALID);
         else
-            assert_int_equal(r, types[type].mute ? COX_REJECTED : 0);
-        assert_int_equal(seen.codes, types[type].mute);
+            assert_int_equal(r, type->mute ? COX_REJECTED : 0);
+        assert_int_equal(seen.codes, type->mute);
     }
     assert_int_equal(test_call(g, NULL, "echo x"), COX_REJECTED);
     assert_contains(test_error_text(g), "opaque");

@@ -349,8 +349,10 @@ static void structs_end_with_their_last_field(void **state)
     (void)state;
     for (size_t i = 0; i < subject_count; i++)
         if (subjects[i].end != subjects[i].size)
-            fail_msg("%s: %zu bytes of padding at the end: add a reserved field", subjects[i].type,
-                     subjects[i].size - subjects[i].end);
+            fail_msg(
+                "%s has %zu bytes behind the field that SUBJECT names as its last: name the new "
+                "last field there, or, if these bytes are padding, add a reserved field",
+                subjects[i].type, subjects[i].size - subjects[i].end);
 }
 
 /* The struct of an older caller is written as far as that caller knows it. */

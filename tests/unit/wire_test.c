@@ -265,9 +265,13 @@ static void fields_are_those_of_the_contract(void **state)
     for (size_t i = 0; i < LENGTH(contract_enums); i++) {
         const ProtobufCEnumDescriptor *descriptor = contract_enums[i].descriptor;
         char text[1024] = "";
-        for (unsigned v = 0; v < descriptor->n_values; v++)
+        const bool types = descriptor == &coxswain__execute_type__descriptor;
+        for (unsigned v = 0; v < descriptor->n_values; v++) {
+            if (types && descriptor->values[v].value >= 1000)
+                break; /* Coxswain's own; the values are sorted */
             append(text, sizeof text, "%s%s %d", v ? "; " : "", descriptor->values[v].name,
                    descriptor->values[v].value);
+        }
         assert_string_equal(text, contract_enums[i].values);
     }
 }
