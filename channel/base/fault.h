@@ -146,7 +146,7 @@
     X(HANDLE_TAKEN, "handle.taken")         /* by another process, not checked yet */              \
     X(HANDLE_WITHDRAWN, "handle.withdrawn") /* only the exporter has it */                         \
     X(HANDLE_PUT, "handle.put")                                                                    \
-    /* KV blocks, of one's own and of other groups (memory/kv_blocks.h, engine/rank/pulls.h). */   \
+    /* KV blocks, of one's own and of other groups (channel/kv, engine/rank/pulls.h). */   \
     X(KV_MADE, "kv.made")                                                                          \
     X(KV_TAKEN, "kv.taken") /* a block has no user and may be written */                           \
     X(KV_GIVEN, "kv.given")                                                                        \

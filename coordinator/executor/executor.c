@@ -59,7 +59,7 @@ static void executor_on_fault(void *context, int rank, const char *text)
     cox_reentrancy_exit(&inside);
 }
 
-/* The default of options.line. */
+/* The default of hooks.line. */
 static void executor_print_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     (void)context;

@@ -199,8 +199,8 @@ struct cox_executor_remote {
     const struct cox_transport *transport;
     /* The far side of a transport: this machine has the ranks rank_first to rank_first + rank_here
      * - 1 of the rank_count; rank_here 0: all of them. Requests come by cox_executor_forward, and
-     * `forwarded` gets their replies, with hook_context. There are no other requests and no
-     * handlers then. options.devices: rank_here of them. NULL: none of this. */
+     * `forwarded` gets their replies, with hooks.context. There are no other requests and no
+     * handlers then. workers.devices: rank_here of them. NULL: none of this. */
     cox_forwarded_fn forwarded;
     uint32_t rank_first;
     uint32_t rank_here;

@@ -1,6 +1,6 @@
 /*
  * What the files that serve a channel thread's requests share: serve.c (which request it is, and
- * what is called), serve_init.c, reply.c (what goes back, and in what). For no one else.
+ * what is called), serve_init.c, reply_message.c (what goes back, and in what). For no one else.
  *
  * Threads: the channel thread's.
  */
