@@ -4,6 +4,7 @@
 Usage: links.py SOURCE_DIR
 
   * A relative link leads to a file that exists, and its #part to a heading there.
+  * A source that a page names, as `executor/core.h`, is in the tree: with these folders, at least, as the end of its path.
   * docs/README.md, the table of contents, has every page of docs/.
   * README.md has at most 1,300 words, docs/comparison.md 600 beside its table, whose rows name tests that there are.
   * A page that says "pip install" says before how to make a virtual environment: Debian's own Python refuses it elsewhere.
@@ -20,6 +21,7 @@ import errors
 
 WORDS_MAX = {"README.md": 1300, "docs/comparison.md": 600}
 LINK = re.compile(r"!?\[(?:[^\]\\]|\\.)*\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)")
+SOURCE = re.compile(r"`((?:\w[\w.-]*/)*\w[\w.-]*\.(?:[ch]|py|proto|cmake))`")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 PRODUCT = ("channel", "coordinator", "engine", "memory", "program", "proto", "worker")
 FOLDERS = (*PRODUCT, "nodes", "include", "tests", "examples", "models", "packaging")
@@ -62,6 +64,18 @@ def broken_links(source):
                 wrong.append("%s: %s does not exist" % (page, target))
             elif part and there in texts and part not in anchors(texts[there]):
                 wrong.append("%s: %s has no such heading" % (page, target))
+    return wrong
+
+
+def missing_sources(source):
+    known = ["/" + os.path.relpath(path, source) for top in (*FOLDERS, "python", "tools", "docs")
+             for path in glob.glob(os.path.join(source, top, "**", "*.*"), recursive=True)]
+    wrong = []
+    for page in pages(source):
+        with open(page, encoding="utf-8") as file:
+            names = set(SOURCE.findall(FENCE.sub("", file.read())))
+        wrong += ["%s: there is no file %s" % (page, name) for name in sorted(names)
+                  if not name.startswith("sys/") and not any(path.endswith("/" + name) for path in known)]
     return wrong
 
 
@@ -142,7 +156,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     source = os.path.abspath(sys.argv[1])
-    wrong = (broken_links(source) + missing_pages(source) + long_pages(source) + rows_without_proof(source) +
+    wrong = (broken_links(source) + missing_sources(source) + missing_pages(source) + long_pages(source) + rows_without_proof(source) +
              refused_installs(source) + foreign_texts(source) + errors.entries(source)[1])
     print("\n".join(wrong) or "%d pages" % len(pages(source)))
     sys.exit(1 if wrong else 0)
