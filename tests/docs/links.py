@@ -156,8 +156,9 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     source = os.path.abspath(sys.argv[1])
-    wrong = (broken_links(source) + missing_sources(source) + missing_pages(source) + long_pages(source) + rows_without_proof(source) +
-             refused_installs(source) + foreign_texts(source) + errors.entries(source)[1])
+    wrong = (broken_links(source) + missing_sources(source) + missing_pages(source) + long_pages(source) +
+             rows_without_proof(source) + refused_installs(source) + foreign_texts(source) +
+             errors.entries(source)[1])
     print("\n".join(wrong) or "%d pages" % len(pages(source)))
     sys.exit(1 if wrong else 0)
 
