@@ -274,10 +274,10 @@ struct cox_executor_hooks {
      * not report their rank. NULL: logged. On the error thread. */
     void (*fault)(void *context, int32_t rank, const char *text);
     /* From now on external workers can connect to this control socket. Called once, inside start.
-     * NULL: not called. */
+     */
     void (*waiting)(void *context, const char *name, const char *control_socket);
     /* Reports the ranks that start still waits for: first all of them, then after each change. On
-     * the thread of start. NULL: not called. */
+     * the thread of start. */
     void (*attaching)(void *context, const struct cox_rank_set *missing);
     /* Called every 50 ms while start waits for ranks; true ends start with COX_CLOSED. NULL: never.
      */
