@@ -1,5 +1,5 @@
 cox_unit_test(NAME table TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_test.c
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_steps_test.c
             ${CMAKE_CURRENT_LIST_DIR}/table_model.c
             ${CMAKE_CURRENT_LIST_DIR}/table_request.c
     LIBS coxswain_worker_lib)
