@@ -1,8 +1,12 @@
-cox_unit_test(NAME table TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_steps_test.c
-            ${CMAKE_CURRENT_LIST_DIR}/table_model.c
-            ${CMAKE_CURRENT_LIST_DIR}/table_request.c
-    LIBS coxswain_worker_lib)
+# Steps in both forms, what they allocate, and their digests.
+foreach(part steps nested memory digests)
+    cox_unit_test(NAME table_${part} TIER quick
+        SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_${part}_test.c
+                ${CMAKE_CURRENT_LIST_DIR}/table_fixture.c
+                ${CMAKE_CURRENT_LIST_DIR}/table_model.c
+                ${CMAKE_CURRENT_LIST_DIR}/table_request.c
+        LIBS coxswain_worker_lib)
+endforeach()
 cox_unit_test(NAME table_random TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_random_test.c
             ${CMAKE_CURRENT_LIST_DIR}/table_model.c
