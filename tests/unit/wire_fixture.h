@@ -1,0 +1,53 @@
+/* wire_fixture: an arena for each test, and messages with every field set. */
+#ifndef COX_TESTS_WIRE_FIXTURE_H
+#define COX_TESTS_WIRE_FIXTURE_H
+
+#include "proto/wire.h"
+#include "proto/executor.pb-c.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+typedef struct Coxswain__ExecuteRequest Request;
+typedef struct Coxswain__ExecuteResponse Response;
+
+#define LENGTH(array) (sizeof(array) / sizeof(array)[0])
+#define CAP ((size_t)8 << 20)
+
+/* ---- messages with every field set ---- */
+
+size_t scalar_size(ProtobufCType type);
+
+Request *full_request(struct cox_arena *arena, unsigned chosen);
+
+Response *full_response(struct cox_arena *arena, unsigned chosen);
+
+/* The oneof's field numbers. */
+#define REQUEST_FIRST 3
+#define REQUEST_LAST 11
+#define RESPONSE_FIRST 4
+#define RESPONSE_LAST 11
+
+extern uint8_t frame[1 << 17];
+extern uint8_t frame_again[1 << 17];
+
+/* ---- bytes that are no message ---- */
+
+int unpack_any(struct cox_arena *arena, bool is_request, const uint8_t *bytes, size_t size,
+               ProtobufCMessage **ret_message);
+
+/* Fills frame with a full message of the kind; kinds count through requests, then responses. */
+#define KIND_COUNT (REQUEST_LAST - REQUEST_FIRST + 1 + RESPONSE_LAST - RESPONSE_FIRST + 1)
+
+size_t pack_kind(struct cox_arena *arena, unsigned kind, bool *ret_is_request);
+
+/* ---- the small functions ---- */
+
+int arena_new(void **state);
+
+int arena_free(void **state);
+
+#define with_arena(test) cmocka_unit_test_setup_teardown(test, arena_new, arena_free)
+
+#endif
