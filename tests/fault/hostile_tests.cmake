@@ -1,5 +1,5 @@
 # A process, or a rank, that writes what it can reach. The program is its own worker and its own meddler.
-cox_test_program(test_fault_hostile SOURCES hostile_test.c meddler.c checked_worker.c LIBS coxswain_testlib)
+cox_test_program(test_fault_hostile SOURCES hostile_writers_test.c meddler.c checked_worker.c LIBS coxswain_testlib)
 cox_command_test(NAME fault/hostile LABEL fault TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND test_fault_hostile)
 # A rank of a sealed group, which reaches its own memory and the hints.
