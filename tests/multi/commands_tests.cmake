@@ -55,7 +55,7 @@ cox_command_test(NAME multi/commands LABEL multi TIER all TIMEOUT 300 PROCESSORS
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/control LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_test.py ${PROJECT_BINARY_DIR}/bin
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_clients_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 # As a service: what a service manager is told, the log; and what shells complete.
 cox_command_test(NAME multi/as_service LABEL multi TIER all TIMEOUT 120
@@ -67,7 +67,7 @@ cox_command_test(NAME sealed/as_service LABEL sealed TIER nightly TIMEOUT 120
             ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME sealed/control LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_test.py ${PROJECT_BINARY_DIR}/bin
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_clients_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/first_hour LABEL multi TIER all TIMEOUT 300
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/first_hour_test.py ${PROJECT_BINARY_DIR}/bin
