@@ -54,9 +54,16 @@ endforeach()
 cox_command_test(NAME multi/commands LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME multi/control LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_clients_test.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR})
+# A running group: status, the clients it has at once, and how it ends.
+foreach(part status clients end)
+    cox_command_test(NAME multi/control_${part} LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
+        COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_${part}_test.py ${PROJECT_BINARY_DIR}/bin
+                ${PROJECT_SOURCE_DIR})
+    cox_command_test(NAME sealed/control_${part} LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
+        ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
+        COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_${part}_test.py ${PROJECT_BINARY_DIR}/bin
+                ${PROJECT_SOURCE_DIR})
+endforeach()
 # As a service: what a service manager is told, the log; and what shells complete.
 cox_command_test(NAME multi/as_service LABEL multi TIER all TIMEOUT 120
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/as_service_test.py ${PROJECT_BINARY_DIR}/bin
@@ -64,10 +71,6 @@ cox_command_test(NAME multi/as_service LABEL multi TIER all TIMEOUT 120
 cox_command_test(NAME sealed/as_service LABEL sealed TIER nightly TIMEOUT 120
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/as_service_test.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME sealed/control LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
-    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_clients_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/first_hour LABEL multi TIER all TIMEOUT 300
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/first_hour_test.py ${PROJECT_BINARY_DIR}/bin
