@@ -52,7 +52,7 @@ foreach(attach named sealed)
 endforeach()
 
 cox_command_test(NAME multi/commands LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_doctor_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 # A running group: status, the clients it has at once, and how it ends.
 foreach(part status clients end)
@@ -89,7 +89,7 @@ cox_command_test(NAME multi/signals LABEL multi TIER all TIMEOUT 300 PROCESSORS 
             ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME sealed/commands LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_doctor_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/recover LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recover_test.py ${PROJECT_BINARY_DIR}/bin
