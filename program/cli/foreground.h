@@ -63,8 +63,8 @@ struct cox_foreground *cox_foreground_free(struct cox_foreground *foreground);
 void cox_foreground_freep(struct cox_foreground **foreground); /* for _cox_cleanup_ */
 
 /* Fds that a coordinator and its ranks use, including those that are open only while a rank starts
- * or attaches, and those for shared weights. multi/commands starts groups with exactly this many.
- */
+ * or attaches, and those for shared weights. multi/commands_doctor starts groups with exactly this
+ * many. */
 #define COX_FOREGROUND_FDS_OF_WEIGHTS 9
 uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights);
 

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The threads of a coordinator and its ranks; multi/commands counts them. */
+/* The threads of a coordinator and its ranks; multi/commands_doctor counts them. */
 #define THREADS_OF_COORDINATOR 11
 #define THREADS_OF_WORKER 6
 /* A process with its libraries and buffers, without weights and a KV cache. */

@@ -51,9 +51,16 @@ foreach(attach named sealed)
                 ${PROJECT_SOURCE_DIR} ${attach})
 endforeach()
 
-cox_command_test(NAME multi/commands LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_doctor_test.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR})
+# The commands: what they print, a group that is kept, wrong input, and what clean and doctor find.
+foreach(part generate run wrong_input doctor)
+    cox_command_test(NAME multi/commands_${part} LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
+        COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_${part}_test.py ${PROJECT_BINARY_DIR}/bin
+                ${PROJECT_SOURCE_DIR})
+    cox_command_test(NAME sealed/commands_${part} LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
+        ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
+        COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_${part}_test.py ${PROJECT_BINARY_DIR}/bin
+                ${PROJECT_SOURCE_DIR})
+endforeach()
 # A running group: status, the clients it has at once, and how it ends.
 foreach(part status clients end)
     cox_command_test(NAME multi/control_${part} LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
@@ -86,10 +93,6 @@ cox_command_test(NAME multi/takeover LABEL multi TIER all TIMEOUT 300 PROCESSORS
 # A second signal while a group ends or starts.
 cox_command_test(NAME multi/signals LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/signals_test.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME sealed/commands LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
-    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_doctor_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME multi/recover LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recover_test.py ${PROJECT_BINARY_DIR}/bin

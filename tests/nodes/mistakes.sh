@@ -51,7 +51,7 @@ written() {
     echo "$cluster_dir/cluster.json"
 }
 
-# ---- options; what a file can have wrong is in multi/commands ----
+# ---- options; what a file can have wrong is in multi/commands_wrong_input ----
 
 nodes='"nodes": [{"name": "a", "ranks": 2}]'
 # shellcheck disable=SC2046
