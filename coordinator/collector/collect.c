@@ -15,6 +15,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The text of a rank that is being replaced, with what became of it. */
+__attribute__((noinline, cold)) static int begin_fail_replaced(struct cox_collector *collector,
+                                                               uint32_t rank, struct cox_error *err)
+{
+    struct cox_last_death death;
+    cox_supervisor_last_death(collector->supervisor, rank, &death);
+    return cox_fail(err, COX_PEER_DEAD, "%s: rank %" PRIu32 " is being started again%s%s",
+                    cox_channel_name(collector->channel->id), rank, death.count ? ": " : "",
+                    death.text);
+}
+
 /* A rank that the request asks, and that cannot be asked. */
 COX_HOT static int begin_check_ranks(struct cox_collector *collector,
                                      const struct cox_rank_set *asked, struct cox_error *err)
@@ -24,8 +35,7 @@ COX_HOT static int begin_check_ranks(struct cox_collector *collector,
         if (!cox_rank_set_has(asked, rank))
             continue;
         if (cox_rank_is_detached(&collector->records[rank]))
-            return cox_fail(err, COX_PEER_DEAD,
-                            "%s: rank %" PRIu32 " is dead and being started again", name, rank);
+            return begin_fail_replaced(collector, rank, err);
         if (!collector_dead(collector, rank))
             continue;
         char text[COX_RANK_TEXT_SIZE];

@@ -264,7 +264,7 @@ def test_errors_in_words(folder):
     )
     assert "0 KV blocks of 16 positions" in failure("--model", SUMS, "--init", "block_count=0")
     for device in "cuda:97", "tpu":
-        rank = (*WORKER[1:2], f"{WORKER[2]} --device {device}")
+        rank = (WORKER[0], f"{WORKER[1]} --device {device}")
         assert f"--device {device}: expected cpu, cuda or cuda:N" in failure(*rank, "--model", SUMS)
 
 
