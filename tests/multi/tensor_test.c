@@ -404,8 +404,8 @@ static void s5_logits_same_bits_for_any_number_of_processes(void **state)
 /* ---- private memory ---- */
 
 /* Bytes that only this process has and that it has written. */
-/* Of no file. Not those that are private: a page of the process that forked this one becomes private
- * here when the others that have it end. */
+/* Of no file. Not those that are private: a page of the process that forked this one becomes
+ * private here when the others that have it end. */
 static uint64_t anonymous_bytes(void)
 {
     FILE *file = fopen("/proc/self/smaps_rollup", "re");
