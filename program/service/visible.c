@@ -1,5 +1,7 @@
 #include "visible.h"
 
+#include "channel/text/text.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,34 +32,14 @@ static bool is_visible(uint32_t code)
     return true;
 }
 
-/* The bytes of the character at text; 0: there is none. */
-static size_t character_get(const unsigned char *text, uint32_t *ret_code)
-{
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    const size_t size = text[0] < 0x80   ? 1
-                        : text[0] < 0xc2 ? 0
-                        : text[0] < 0xe0 ? 2
-                        : text[0] < 0xf0 ? 3
-                        : text[0] < 0xf5 ? 4
-                                         : 0;
-    uint32_t code = size < 2 ? text[0] : text[0] & (0x7fu >> size);
-    for (size_t i = 1; i < size; i++) {
-        if ((text[i] & 0xc0) != 0x80)
-            return 0;
-        code = code << 6 | (text[i] & 0x3fu);
-    }
-    *ret_code = code;
-    return code < least[size] || (code >= 0xd800 && code < 0xe000) || code > 0x10ffff ? 0 : size;
-}
-
 char *cox_visible_text(const char *text)
 {
     char *copy = malloc(GROWTH * strlen(text) + 1), *to = copy;
-    for (const unsigned char *from = (const unsigned char *)text; copy && *from;) {
+    for (const char *from = text; copy && *from;) {
         uint32_t code = 0;
-        const size_t size = character_get(from, &code);
+        const size_t size = cox_text_character(from, &code);
         if (size == 0)
-            to += sprintf(to, "\\x%02x", *from);
+            to += sprintf(to, "\\x%02x", (unsigned char)*from);
         else if (is_visible(code))
             to = (char *)memcpy(to, from, size) + size;
         else
