@@ -1,5 +1,6 @@
 #include "channel/base/idioms.h"
 #include "channel/base/thread.h"
+#include "channel/base/tsan.h"
 #include "coordinator/executor/core.h"
 #include "coordinator/server/group_links.h"
 #include "program/cli/console.h"
@@ -53,6 +54,20 @@ static void *write_main(void *argument)
     return (void *)r;
 }
 
+/* Waits PRINT_MS at most. Returns 0 or an errno. */
+static int join_print(pthread_t thread, void **ret_result)
+{
+#ifdef COX_TSAN /* it knows no pthread_clockjoin_np: the thread would run on for it */
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 1 + PRINT_MS / 1000;
+    return pthread_timedjoin_np(thread, ret_result, &until);
+#else
+    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(PRINT_MS));
+    return pthread_clockjoin_np(thread, ret_result, CLOCK_MONOTONIC, &until);
+#endif
+}
+
 /* A pipe that nobody reads holds nothing up: what is written by a thread of its own arrives when
  * the pipe is read. */
 static int print_group(struct cox_executor *executor, struct cox_error *err)
@@ -74,9 +89,8 @@ static int print_group(struct cox_executor *executor, struct cox_error *err)
     if (r)
         return cox_fail(err, r, "standard output: no thread: %s", cox_status_text(r));
     text = NULL; /* the thread's */
-    const struct timespec deadline = cox_deadline_timespec(cox_deadline_after_ms(PRINT_MS));
     void *result;
-    if (pthread_clockjoin_np(thread, &result, CLOCK_MONOTONIC, &deadline)) {
+    if (join_print(thread, &result)) {
         pthread_detach(thread);
         cox_console_log(4, "standard output is not read: coxswain status --name %s tells the pids",
                         cox_executor_name(executor));
