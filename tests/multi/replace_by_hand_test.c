@@ -114,7 +114,14 @@ static void one_by_hand(enum cox_attach attach)
         /* The others work on. */
         const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 5};
         assert_int_equal(test_call_how(hand.group, NULL, &living, "echo two"), 0);
-        assert_int_equal(test_call(hand.group, NULL, "echo three"), COX_PEER_DEAD);
+        const struct cox_submit_options all = {
+            .size = sizeof all, .gather = COX_GATHER_ALL, .deadline_ns = patience()};
+        err = (struct cox_error){0};
+        assert_int_equal(
+            cox_executor_call_opaque(order.executor, "echo three", 11, &all, NULL, NULL, &err),
+            COX_PEER_DEAD);
+        snprintf(line, sizeof line, "rank 1 is being started again: rank 1 (pid %d) ", old);
+        assert_contains(err.text, line);
         pids[1] = hand_worker(&hand, incarnation == 2 ? NULL : "1");
         if (order_end(&order))
             fail_msg("%d: %s", order.result, order.err.text);
