@@ -8,10 +8,13 @@
 #include <inttypes.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
+#define SEAL_NS_MAX UINT64_C(2000000000)
+#define SEAL_RETRY_NS 10000000L
 #define IMAGE_SIZE_SEALS ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 
 /* Another process that has the fd cannot map it for writing. A process forked meanwhile would have
@@ -47,18 +50,32 @@ int cox_region_create_image(struct cox_region *region, const char *label, uint64
     return 0;
 }
 
+/* The kernel refuses the seal while anything else refers to a page: it may itself, for a moment,
+ * when it moves or reclaims pages, and a processor that is busy makes the moment long. */
+static int image_add_seals(int fd)
+{
+    const uint64_t deadline_ns = cox_now_ns() + SEAL_NS_MAX;
+    while (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL) < 0) {
+        if (errno != EBUSY)
+            return -errno;
+        if (cox_now_ns() >= deadline_ns)
+            return COX_BUSY;
+        nanosleep(&(struct timespec){.tv_nsec = SEAL_RETRY_NS}, NULL);
+    }
+    return 0;
+}
+
 int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
                           struct cox_error *err)
 {
     int reader = -1;
     cox_region_detach(region);
-    if (fcntl(*fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL) < 0) {
-        const int e = errno;
-        return cox_fail(err, e == EBUSY ? COX_BUSY : -e, "memory '%s' cannot be sealed: %s%s",
-                        label, cox_status_text(-e),
-                        e == EBUSY ? ": another process has it mapped for writing" : "");
-    }
-    int r = cox_region_open_reader(*fd, label, &reader, err);
+    int r = image_add_seals(*fd);
+    if (r)
+        return cox_fail(err, r, "memory '%s' cannot be sealed: %s%s", label, cox_status_text(r),
+                        r == COX_BUSY ? ": something has it mapped for writing, or uses its pages"
+                                      : "");
+    r = cox_region_open_reader(*fd, label, &reader, err);
     if (r)
         return r;
     cox_close_fd(fd);

@@ -347,9 +347,10 @@ struct cox_region_space {
 COX_PUBLIC int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
                                        int *ret_fd, struct cox_error *err);
 /* Unmaps it, also on failure; replaces *fd by an fd that is open for reading only.
+ * Blocks: up to 2 s, while something has it mapped for writing or the kernel uses its pages.
  * Returns
  *   0
- *   COX_BUSY: another process has mapped it for writing
+ *   COX_BUSY: after 2 s it is still so
  *   -errno
  */
 COX_PUBLIC int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,

@@ -8,6 +8,7 @@
 #include <coxswain/handle.h>
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -108,6 +109,34 @@ static void an_image_that_memory_cannot_hold_is_refused(void **state)
     assert_non_null(strstr(error.text, "this machine has"));
     assert_null(region.base);
     assert_int_equal(fd, -1);
+}
+
+struct mapping {
+    void *base;
+};
+
+static void *unmap_soon(void *context)
+{
+    const struct mapping *mapping = context;
+    usleep(200000);
+    munmap(mapping->base, SIZE);
+    return NULL;
+}
+
+/* As the kernel's own use of a page is, which lasts while a busy machine lets it. */
+static void an_image_that_is_in_use_for_a_moment_is_sealed_afterwards(void **state)
+{
+    struct cox_region region = {0};
+    pthread_t thread;
+    int fd = -1;
+    (void)state;
+    assert_int_equal(cox_region_create_image(&region, LABEL, SIZE, &fd, &error), 0);
+    struct mapping other = {mremap(region.base, 0, SIZE, MREMAP_MAYMOVE)};
+    assert_ptr_not_equal(other.base, MAP_FAILED);
+    assert_int_equal(pthread_create(&thread, NULL, unmap_soon, &other), 0);
+    assert_int_equal(cox_region_seal_image(&region, LABEL, &fd, &error), 0);
+    pthread_join(thread, NULL);
+    close(fd);
 }
 
 /* As a rank is that is started again while other weights are loaded. */
@@ -329,6 +358,7 @@ int main(void)
         LEAK_TEST(g1c_an_image_cannot_be_changed),
         LEAK_TEST(g1c_an_image_is_written_by_its_creator_alone),
         LEAK_TEST(an_image_that_memory_cannot_hold_is_refused),
+        LEAK_TEST(an_image_that_is_in_use_for_a_moment_is_sealed_afterwards),
         LEAK_TEST(an_image_can_be_sealed_beside_the_child_of_a_fork),
         LEAK_TEST(what_is_no_image_is_refused),
         LEAK_TEST(a_rank_goes_from_version_to_version),
