@@ -37,7 +37,7 @@ RANK_COUNT = 8  # as in hot_path.c
 # The parts of a process's output, each written at a mark; the second and fourth are what is between two.
 PARTS = {"opaque": 2, "step": 4}
 SUBMIT = {"opaque": "cox_executor_submit_opaque", "step": "cox_executor_submit"}
-SERVE = ["cox_request_read", "cox_channel_thread_serve"]
+SERVE = ["cox_request_read", "cox_channel_thread_open", "cox_channel_thread_answer"]
 TAKE = "cox_channel_thread_record_take"  # which a compiler may inline
 # Where the last rank to reply wakes for all: which rank that is depends on scheduling.
 RING = {"named": [], "sealed": ["cox_gate_reply"]}

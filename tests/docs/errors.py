@@ -32,7 +32,6 @@ SINKS = {
     "cox_last_errors_add": (2, "last"),
     "cox_client_connection_refuse": (3, 2),
     "cox_client_connection_turn_away": (2, 1),
-    "cox_channel_thread_refuse": (3, 2),
     "cox_cuda_fail": (3, 2),
     "cox_console_say": (0, "notice"),
     "error_put": (2, 1),

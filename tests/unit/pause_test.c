@@ -1,4 +1,5 @@
-/* pause: whose signal it is. What a pause does to callbacks is in multi/pause. */
+/* pause: whose signal it is, and the account of a callback that is left. What a pause does to
+ * callbacks is in multi/pause. */
 #include <coxswain/base.h>
 
 #include <setjmp.h>
@@ -9,8 +10,10 @@
 #include <cmocka.h>
 
 #include "worker/loop/pause.h"
+#include "worker/loop/worker_internal.h"
 
 #include <signal.h>
+#include <stdlib.h>
 
 static volatile sig_atomic_t plain_count, detailed_count;
 
@@ -59,10 +62,63 @@ static void m12_the_hosts_own_signal_still_reaches_it(void **state)
     sigaction(SIGURG, &before, NULL);
 }
 
+/* ---- a callback that is left ---- */
+
+static int leaves(struct cox_channel_thread *thread)
+{
+    const uint64_t inside = atomic_load(&thread->running.inside);
+    atomic_store(&thread->running.leave, inside);
+    raise(SIGURG);
+    fail(); /* the handler has jumped */
+    return 0;
+}
+
+/* As if the signal came after the end was counted, and before it was stored for a pause. */
+static int leaves_at_its_end(struct cox_channel_thread *thread)
+{
+    thread->running.count = 0;
+    return leaves(thread);
+}
+
+static int returns(struct cox_channel_thread *thread)
+{
+    return atomic_load(&thread->running.inside) == thread->served.request.sequence ? 5 : 6;
+}
+
+static void a_callback_ends_once_whenever_it_is_left(void **state)
+{
+    int (*const callbacks[])(struct cox_channel_thread *) = {leaves, leaves_at_its_end};
+    struct cox_worker *worker = calloc(1, sizeof *worker);
+    struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
+    (void)state;
+    assert_non_null(worker);
+    worker->options.leave_stuck = true;
+    thread->worker = worker;
+    thread->channel.id = COX_CHANNEL_EXECUTE;
+    cox_pause_init(&worker->pause);
+    cox_pause_listen();
+    cox_channel_thread_begin(thread);
+    for (size_t i = 0; i < sizeof callbacks / sizeof *callbacks; i++) {
+        thread->served.request.sequence++;
+        assert_int_equal(cox_channel_thread_call(thread, COX_CALLBACK_PAUSABLE, callbacks[i]),
+                         COX_ABORTED);
+        cox_arena_deinit(&thread->arena);
+        assert_false(cox_worker_busy(worker));
+        thread->served.request.sequence++;
+        assert_int_equal(cox_channel_thread_call(thread, COX_CALLBACK_PAUSABLE, returns), 5);
+        assert_false(cox_worker_busy(worker));
+    }
+    cox_channel_thread_end(thread);
+    cox_pause_unlisten();
+    cox_pause_deinit(&worker->pause);
+    free(worker);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(m12_the_hosts_own_signal_still_reaches_it),
+        cmocka_unit_test(a_callback_ends_once_whenever_it_is_left),
     };
     return cmocka_run_group_tests_name("pause", tests, NULL, NULL);
 }

@@ -1,18 +1,20 @@
 /*
- * lending: the requests of a taken channel (worker.h): which of them are with a caller, and which
- * replies wait for their turn.
+ * lending: the requests of a channel between next and their replies: which of them are with a
+ * callback or a caller (worker.h), and which replies wait for their turn.
  *
  * A request occupies the entry of its frame, from next until its reply is published:
  *
- *     free -> served -> ready -> free              next itself replies
- *             served -> lent -> replying -> ready  a caller replies
+ *     free -> served -> ready -> free              a callback replies, or it is refused or skipped
+ *             served -> lent -> replying -> ready  a caller of cox_worker_next replies
  *                               replying -> lent   the reply failed, the caller may try again
  *
  * ready: the reply is in its slot, or the request has no reply. Ready entries are published in the
  * order of the requests, each with its wakeup. This moves `done`, which the coordinator reads.
  *
- * Threads: lock protects every change of an entry and of the rank's line in the shared state. The
- *   thread inside next owns served entries, the replying thread owns entries in replying.
+ * Threads: on a channel that callers take from, lock protects every change of an entry and of the
+ *   rank's line in the shared state. The thread inside next owns served entries, the replying
+ *   thread owns entries in replying. On other channels the channel thread alone has one request at
+ *   a time: it needs neither lock nor entries.
  * Ownership: the entries are part of the channel thread.
  * Blocks: for the lock; no thread waits for anything while it holds it.
  * If the process dies: private memory; nothing is left.
@@ -21,7 +23,6 @@
 #define COX_WORKER_LENDING_H
 
 #include "channel/shm/layout.h"
-#include "pause.h"
 
 #include <coxswain/worker.h>
 
@@ -29,8 +30,6 @@
 #include <stdatomic.h>
 
 struct cox_channel_thread;
-struct cox_request;
-struct cox_served_step;
 
 enum cox_lent_state {
     COX_LENT_FREE = 0,
@@ -40,7 +39,8 @@ enum cox_lent_state {
     COX_LENT_READY,
 };
 
-enum cox_lent_kind { COX_LENT_OPAQUE, COX_LENT_STEP, COX_LENT_INIT };
+/* A message is never lent: its callback fills an arena. */
+enum cox_lent_kind { COX_LENT_OPAQUE, COX_LENT_STEP, COX_LENT_INIT, COX_LENT_MESSAGE };
 
 /* The wakeup that accompanies the publication of a reply. */
 enum cox_lent_wakeup {
@@ -65,58 +65,52 @@ struct cox_lent {
 };
 
 struct cox_lending {
-    /* the channel is taken; set at start */
+    /* callers take from the channel; set at start */
     bool on;
     pthread_mutex_t lock;
-    /* protects the reply payloads (out_of_line.c), since several threads may reply */
-    pthread_mutex_t blocks_lock;
     /* indexed by frame */
     struct cox_lent entries[COX_DEPTH_MAX];
-    /* number of requests that are with a caller or in a callback; under lock */
-    uint32_t out;
-    /* a step or an init is lent; under lock */
-    bool typed;
-    /* the last request came out of line: release what the arena has grown for it */
-    bool trims;
-    /* the lent step or init; NULL: none */
-    struct cox_served_step *step;
-    struct cox_served_init *init;
+    /* of these not free */
+    uint32_t count;
+    /* A step or an init is lent. release, by the replying thread as the last part of its reply;
+     * partner: next, which takes nothing else before. */
+    _Atomic bool typed;
     /* A thread is inside next. seq_cst; partner is `woken`: either that thread sees `woken`, or the
      * watcher sees `taking` and posts a wakeup. */
     _Atomic bool taking;
     /* the present call of next, or else the following one, returns COX_EMPTY */
     _Atomic bool woken;
-    /* the struct that next fills in; its sequence is 0 until a request is lent. NULL: no thread is
-     * inside next. */
-    struct cox_worker_request *to;
 };
 
-void cox_lending_init(struct cox_lending *lending);
-void cox_lending_deinit(struct cox_lending *lending);
+static inline void cox_lending_lock(struct cox_lending *lending)
+{
+    if (lending->on)
+        pthread_mutex_lock(&lending->lock);
+}
 
-/* Begins to serve a request that next has found. Returns false if its frame still holds an earlier
- * request: the shared state is invalid, because no coordinator reuses a frame that early. */
+static inline void cox_lending_unlock(struct cox_lending *lending)
+{
+    if (lending->on)
+        pthread_mutex_unlock(&lending->lock);
+}
+
+/* Begins to serve a request that next has found. Returns false if earlier ones without a reply
+ * forbid that: the shared state is invalid, because no coordinator reuses their frames. */
 bool cox_lending_take(struct cox_channel_thread *thread, uint64_t sequence);
-/* Skips a request that does not ask this rank. Returns false as take does. */
-bool cox_lending_pass(struct cox_channel_thread *thread, uint64_t sequence);
 /* Stores the published values again, for a coordinator that does not see them. */
 void cox_lending_repeat(struct cox_channel_thread *thread);
-/* The reply is in its slot: publishes it as soon as all earlier ones are published. */
+/* The frame is not read any more: returns it now, unless an earlier request is without a reply;
+ * then with the reply. */
+void cox_lending_return(struct cox_channel_thread *thread, uint64_t sequence);
+/* The reply is in its slot: publishes it as soon as all earlier ones are published, and announces
+ * failures on the error channel where the coordinator waits for one rank at a time. text: of a
+ * failure. */
 void cox_lending_ready(struct cox_channel_thread *thread, uint64_t sequence,
-                       enum cox_lent_wakeup wakeup);
+                       enum cox_lent_wakeup wakeup, const char *text);
 
-/* Call before a callback or a caller gets the request. Returns false if the worker is paused: then
- * the callback or caller must not get it. Call leave in both cases. */
-bool cox_lending_enter(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type);
-void cox_lending_leave(struct cox_channel_thread *thread);
-
-/* As cox_channel_thread_call (pause.h), on a taken channel. */
-int cox_lending_call(struct cox_channel_thread *thread, const struct cox_request *request,
-                     enum cox_callback_kind kind, int (*callback)(void *argument), void *argument);
-
-/* Lends the request that is being served; call enter first. */
-void cox_lending_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
-                      enum cox_lent_kind kind, bool in_block);
+/* Lends the request that was opened last (serve_internal.h). Returns false if the worker is paused,
+ * and the request is no init. */
+bool cox_lending_lend(struct cox_channel_thread *thread);
 /* Claims a lent request for a reply; the caller then calls ready or unclaim. Returns NULL if the
  * request is not lent; err says why. */
 struct cox_lent *cox_lending_claim(struct cox_channel_thread *thread, uint64_t sequence,

@@ -59,23 +59,17 @@ static struct cox_channel_thread_reply *thread_reply_block(struct cox_channel_th
     return &thread->replies[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
 }
 
-/* On a taken channel several threads reply. */
-static void thread_lock_blocks(struct cox_channel_thread *thread)
+/* With blocks_lock. */
+static void reply_forget(struct cox_channel_thread *thread, struct cox_channel_thread_reply *reply)
 {
-    if (thread->lending.on)
-        pthread_mutex_lock(&thread->lending.blocks_lock);
-}
-
-static void thread_unlock_blocks(struct cox_channel_thread *thread)
-{
-    if (thread->lending.on)
-        pthread_mutex_unlock(&thread->lending.blocks_lock);
+    if (reply->sequence)
+        atomic_fetch_sub_explicit(&thread->reply_count, 1, memory_order_relaxed);
+    reply->sequence = 0;
 }
 
 static void reply_release(struct cox_channel_thread *thread, struct cox_channel_thread_reply *reply)
 {
-    thread->reply_count -= reply->sequence != 0;
-    reply->sequence = 0;
+    reply_forget(thread, reply);
     if (cox_large_payload_is_transient(&reply->block))
         cox_large_payload_drop(&thread->worker->large_payloads, &reply->block);
 }
@@ -85,13 +79,12 @@ int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t
 {
     struct cox_channel_thread_reply *reply = thread_reply_block(thread, sequence);
     struct cox_error why = {0};
-    thread_lock_blocks(thread);
+    pthread_mutex_lock(&thread->blocks_lock);
     /* Its content belongs to a request that has ended: this one is in the same frame. */
-    thread->reply_count -= reply->sequence != 0;
-    reply->sequence = 0;
+    reply_forget(thread, reply);
     int r = cox_large_payload_reserve(&thread->worker->large_payloads,
                                       worker_fd_store(thread->worker), size, &reply->block, &why);
-    thread_unlock_blocks(thread);
+    pthread_mutex_unlock(&thread->blocks_lock);
     if (r)
         return cox_fail(err, r, "a reply of %" PRIu64 " bytes: %s", size, why.text);
     *ret_bytes = reply->block.region.base;
@@ -105,45 +98,37 @@ struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_t
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
     const struct cox_large_payload_ref ref = cox_large_payload_refer(&reply->block, size);
     /* Not before: memory that is still being written is not released, even if its request ends. */
-    thread_lock_blocks(thread);
+    pthread_mutex_lock(&thread->blocks_lock);
     reply->sequence = sequence;
-    thread->reply_count++;
-    thread_unlock_blocks(thread);
+    atomic_fetch_add_explicit(&thread->reply_count, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&thread->blocks_lock);
     return ref;
 }
 
 void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    thread_lock_blocks(thread);
+    pthread_mutex_lock(&thread->blocks_lock);
     reply_release(thread, thread_reply_block(thread, sequence));
-    thread_unlock_blocks(thread);
+    pthread_mutex_unlock(&thread->blocks_lock);
 }
 
 __attribute__((noinline)) static void thread_release_ended(struct cox_channel_thread *thread)
 {
     const uint64_t ended =
         cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id));
+    /* A reply that needs memory does not wait for other threads: what is free is released next
+     * time. */
+    if (pthread_mutex_trylock(&thread->blocks_lock))
+        return;
     for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++)
         if (thread->replies[slot].sequence && thread->replies[slot].sequence <= ended)
             reply_release(thread, &thread->replies[slot]);
-}
-
-/* A reply that needs memory does not wait for other threads: free memory is released next time. */
-__attribute__((cold, noinline)) static void lending_release_blocks(
-    struct cox_channel_thread *thread)
-{
-    if (pthread_mutex_trylock(&thread->lending.blocks_lock))
-        return;
-    if (thread->reply_count > 0)
-        thread_release_ended(thread);
-    pthread_mutex_unlock(&thread->lending.blocks_lock);
+    pthread_mutex_unlock(&thread->blocks_lock);
 }
 
 COX_HOT void cox_channel_thread_release_blocks(struct cox_channel_thread *thread)
 {
-    if (thread->lending.on)
-        lending_release_blocks(thread);
-    else if (thread->reply_count > 0)
+    if (atomic_load_explicit(&thread->reply_count, memory_order_relaxed) > 0)
         thread_release_ended(thread);
 }
 
@@ -154,15 +139,15 @@ void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread)
         cox_large_payload_drop(&thread->worker->large_payloads, &thread->replies[slot].block);
         thread->replies[slot].sequence = 0;
     }
-    thread->reply_count = 0;
+    atomic_store_explicit(&thread->reply_count, 0, memory_order_relaxed);
 }
 
 int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
                           struct cox_error *err)
 {
     struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
-    struct cox_opaque_reply *reply = thread->opaque;
-    if (!reply || !pthread_equal(reply->thread, pthread_self()))
+    struct cox_opaque_reply *reply = &thread->served.opaque;
+    if (!reply->runs || !pthread_equal(thread->self, pthread_self()))
         return cox_fail(err, COX_STATE, "no opaque request is being replied to on this thread");
     if (size <= reply->slot_capacity) {
         reply->bytes = reply->slot;
@@ -174,7 +159,8 @@ int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_
         return cox_fail(err, COX_TOO_LARGE, "the reply has %zu bytes, a slot holds %zu", size,
                         reply->slot_capacity);
     cox_worker_allow_leave(false); /* if the callback were left here, the locks would stay locked */
-    int r = cox_channel_thread_reserve_block(thread, reply->sequence, size, ret_reply, err);
+    int r = cox_channel_thread_reserve_block(thread, thread->served.request.sequence, size,
+                                             ret_reply, err);
     cox_worker_allow_leave(true);
     if (r)
         return r;

@@ -8,15 +8,16 @@
  * pause waits for a callback that returns at once.
  *
  * Why the jump is safe. A running callback is abandoned by siglongjmp out of the handler of SIGURG,
- * to the sigsetjmp in cox_channel_thread_call. The handler runs on the channel thread, between two
+ * to the sigsetjmp in call_leavable. The handler runs on the channel thread, between two
  * of its instructions. So the value of `inside` that it reads is the one the channel thread has
  * stored last, and cannot change before the jump. It jumps only if `inside` is not 0. `inside` is
- * stored after sigsetjmp and cleared before cox_channel_thread_call returns, so the jump's target
+ * stored after sigsetjmp and cleared before call_leavable returns, so the jump's target
  * is valid, and its frame is still on the stack below the handler. Three moments need attention:
  *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: a
  *     finished reply is lost, and the request is replied to with COX_ABORTED, as if the signal had
  *     come a moment earlier. Nothing was committed: the channel thread does that after
- *     cox_channel_thread_call.
+ *     cox_channel_thread_call. What follows the jump stores the end of the callback, and does not
+ *     count it: the count may have been stored already.
  *   - `inside` is cleared. A signal that was meant for the callback, however late, finds 0 and
  *     returns.
  *   - The next callback is running when the signal arrives. The signal is for `leave`, the number
@@ -178,20 +179,24 @@ void cox_worker_allow_leave(bool allow)
         own_thread->running.held = !allow;
 }
 
-COX_HOT static void running_begin(struct cox_channel_thread *thread,
-                                  const struct cox_request *request, bool leavable)
+COX_HOT static inline bool running_begin(struct cox_channel_thread *thread, bool leavable)
 {
     struct cox_running_callback *running = &thread->running;
+    const struct cox_request *request = &thread->served.request;
+    running->count++;
     /* relaxed: before `inside`, which is stored seq_cst. */
     atomic_store_explicit(&running->leavable, leavable, memory_order_relaxed);
     atomic_store_explicit(&running->kind, request->type, memory_order_relaxed);
     atomic_store_explicit(&running->since_ns, thread->stamp_ns, memory_order_relaxed);
     atomic_store_explicit(&running->inside, request->sequence, memory_order_seq_cst);
+    return !cox_worker_paused(thread->worker);
 }
 
-COX_HOT static void running_end(struct cox_channel_thread *thread)
+/* May be begun again by a jump: see the head of this file. */
+COX_HOT static inline void running_none(struct cox_channel_thread *thread)
 {
     struct cox_pause *pause = &thread->worker->pause;
+    thread->running.count = 0;
     atomic_store_explicit(&thread->running.inside, 0, memory_order_seq_cst);
     if (atomic_load_explicit(&pause->awaiting, memory_order_seq_cst) == 0)
         return;
@@ -200,12 +205,20 @@ COX_HOT static void running_end(struct cox_channel_thread *thread)
     pthread_mutex_unlock(&pause->lock);
 }
 
-void cox_running_callback_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type)
+COX_HOT static inline void running_end(struct cox_channel_thread *thread)
 {
-    running_begin(thread, &(struct cox_request){.sequence = sequence, .type = type}, false);
+    if (thread->running.count > 1)
+        thread->running.count--;
+    else
+        running_none(thread);
 }
 
-void cox_running_callback_end_lend(struct cox_channel_thread *thread)
+bool cox_running_callback_begin(struct cox_channel_thread *thread)
+{
+    return running_begin(thread, false);
+}
+
+void cox_running_callback_end(struct cox_channel_thread *thread)
 {
     running_end(thread);
 }
@@ -216,11 +229,12 @@ static const char *kind_name(uint32_t kind)
 }
 
 /* After the jump. */
-static int callback_left(struct cox_channel_thread *thread, const struct cox_request *request)
+static int callback_left(struct cox_channel_thread *thread)
 {
+    const struct cox_request *request = &thread->served.request;
     const uint64_t since_ns = atomic_load_explicit(&thread->running.since_ns, memory_order_relaxed);
     const size_t size_max = thread->arena.size_max;
-    running_end(thread);
+    running_none(thread);
     pthread_sigmask(SIG_SETMASK, &thread->running.mask, NULL);
     cox_arena_init(&thread->arena, 0, size_max);
     thread->error = (struct cox_error){0};
@@ -236,23 +250,36 @@ int cox_channel_thread_fail_paused(struct cox_channel_thread *thread)
     return cox_fail(&thread->error, COX_ABORTED, "paused: this rank begins nothing until a start");
 }
 
-COX_HOT int cox_channel_thread_call(struct cox_channel_thread *thread,
-                                    const struct cox_request *request, enum cox_callback_kind kind,
-                                    int (*callback)(void *argument), void *argument)
+COX_HOT static inline int call_back(struct cox_channel_thread *thread, bool leavable, bool pausable,
+                                    int (*callback)(struct cox_channel_thread *thread))
 {
-    const bool leavable = kind == COX_CALLBACK_PAUSABLE && thread->worker->options.leave_stuck;
-    int r;
-    if (leavable) /* without the signal mask, which would be a system call */
-        if (sigsetjmp(thread->running.frame, 0) != 0)
-            return callback_left(thread, request);
-    running_begin(thread, request, leavable);
-    if (kind == COX_CALLBACK_PAUSABLE &&
-        atomic_load_explicit(&thread->worker->pause.paused, memory_order_seq_cst))
-        r = cox_channel_thread_fail_paused(thread);
-    else
-        r = callback(argument);
+    struct cox_lending *lending = &thread->lending;
+    cox_lending_lock(lending);
+    const bool may = running_begin(thread, leavable) || !pausable;
+    cox_lending_unlock(lending);
+    const int r = may ? callback(thread) : cox_channel_thread_fail_paused(thread);
+    cox_lending_lock(lending);
     running_end(thread);
+    cox_lending_unlock(lending);
     return r;
+}
+
+/* Separate: the usual way saves no registers for the jump. */
+__attribute__((noinline)) static int call_leavable(
+    struct cox_channel_thread *thread, int (*callback)(struct cox_channel_thread *thread))
+{
+    if (sigsetjmp(thread->running.frame, 0) != 0) /* to save the mask would be a system call */
+        return callback_left(thread);
+    return call_back(thread, true, true, callback);
+}
+
+COX_HOT int cox_channel_thread_call(struct cox_channel_thread *thread, enum cox_callback_kind kind,
+                                    int (*callback)(struct cox_channel_thread *thread))
+{
+    const bool pausable = kind == COX_CALLBACK_PAUSABLE;
+    if (pausable && thread->worker->options.leave_stuck && !thread->lending.on)
+        return call_leavable(thread, callback);
+    return call_back(thread, false, pausable, callback);
 }
 
 /* ---- a pause ---- */

@@ -22,8 +22,6 @@
 #include <stdatomic.h>
 
 struct cox_channel_thread;
-struct cox_request;
-struct cox_worker;
 
 struct cox_running_callback {
     /* The number of the running callback; 0: none. seq_cst; partner is `paused`: either the channel
@@ -50,6 +48,8 @@ struct cox_running_callback {
     pthread_t thread;
     /* under lock: the thread can receive signals */
     bool reachable;
+    /* requests that are with a callback or a caller; under the lock of the lending */
+    uint32_t count;
 };
 
 /* One for a worker. */
@@ -82,17 +82,18 @@ enum cox_callback_kind {
     COX_CALLBACK_UNPAUSABLE, /* runs also while paused, and is never left: init, cleanup */
 };
 
-/* Calls the callback for this request. Returns its result; COX_ABORTED if the callback was refused
- * or left, with the reason in the channel thread's error. After a jump the channel thread has
- * another arena: memory of the former one is never freed. */
-int cox_channel_thread_call(struct cox_channel_thread *thread, const struct cox_request *request,
-                            enum cox_callback_kind kind, int (*callback)(void *argument),
-                            void *argument);
+/* Calls the callback for the request that was opened last. Returns its result; COX_ABORTED if the
+ * callback was refused or left, with the reason in the channel thread's error. After a jump the
+ * channel thread has another arena: memory of the former one is never freed. On a channel that
+ * callers take from no callback is left. */
+int cox_channel_thread_call(struct cox_channel_thread *thread, enum cox_callback_kind kind,
+                            int (*callback)(struct cox_channel_thread *thread));
 
-/* The same for lent requests (lending.h), several at a time, which are never left: the running
- * callback is the newest of them until all are replied to. Under the lock of the lending. */
-void cox_running_callback_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type);
-void cox_running_callback_end_lend(struct cox_channel_thread *thread);
+/* The same for a request that is lent, of which there may be several, and which is never left: the
+ * running callback is the newest of them until all are replied to. begin returns false if the
+ * worker is paused; end is called in any case. Under the lock of the lending. */
+bool cox_running_callback_begin(struct cox_channel_thread *thread);
+void cox_running_callback_end(struct cox_channel_thread *thread);
 
 /* Sets the channel thread's error for a request that was refused. Returns COX_ABORTED. */
 int cox_channel_thread_fail_paused(struct cox_channel_thread *thread);

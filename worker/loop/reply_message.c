@@ -12,64 +12,53 @@
  */
 #define SLICE_MS 50
 
-COX_HOT void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence)
+/* status and text: of a failure. */
+COX_HOT static void thread_publish(struct cox_channel_thread *thread, uint64_t sequence,
+                                   size_t length, bool message, int status, const char *text)
 {
-    if (thread->lending.on) /* with the reply: see lending_publish */
-        return;
-    cox_channel_thread_set_returned(thread, sequence);
-    cox_gate_post(&thread->channel.gate, thread->worker->options.rank, COX_WAKEUP_REQUEST_PRODUCE);
+    cox_channel_thread_record_reply(thread, sequence, status, length);
+    cox_reply_commit(&thread->channel, thread->worker->options.rank, sequence, length, message);
+    cox_lending_ready(thread, sequence, status ? COX_LENT_FAILURE : COX_LENT_REPLY, text);
 }
 
 COX_HOT void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence,
-                                     size_t length, bool message, int status)
+                                     size_t length, bool message)
 {
-    const bool failed = status != 0;
-    cox_channel_thread_record_reply(thread, sequence, status, length);
-    cox_reply_commit(&thread->channel, thread->worker->options.rank, sequence, length, message);
-    if (thread->lending.on) {
-        cox_lending_ready(thread, sequence, failed ? COX_LENT_FAILURE : COX_LENT_REPLY);
-        return;
-    }
-    cox_channel_thread_set_done(thread, sequence);
-    cox_gate_reply(&thread->channel.gate, thread->worker->options.rank, sequence, failed);
+    thread_publish(thread, sequence, length, message, 0, "");
 }
 
 void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post)
 {
     cox_channel_thread_record_reply(thread, sequence, 0, 0);
-    if (thread->lending.on) {
-        cox_lending_ready(thread, sequence, post ? COX_LENT_TOKEN : COX_LENT_NONE);
-        return;
-    }
-    cox_channel_thread_set_done(thread, sequence);
-    if (post)
-        cox_gate_post(&thread->channel.gate, thread->worker->options.rank,
-                      COX_WAKEUP_RESPONSE_CONSUME);
+    cox_lending_ready(thread, sequence, post ? COX_LENT_TOKEN : COX_LENT_NONE, "");
 }
 
 /* Waits for the slot: a legacy coordinator may send the next request before it has read the last
- * reply. */
-static bool thread_await_slot(struct cox_channel_thread *thread)
+ * reply. Returns false if the worker leaves before. */
+__attribute__((cold, noinline)) static bool thread_await_slot(struct cox_channel_thread *thread)
 {
     struct cox_worker *worker = thread->worker;
-    int r;
+    struct cox_gate *gate = &thread->channel.gate;
+    const uint32_t rank = worker->options.rank;
+    int r = 0;
     do
-        r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_RESPONSE_PRODUCE,
-                          0, cox_deadline_after_ms(SLICE_MS));
+        if (worker->is_legacy_shim)
+            r = cox_gate_wait(gate, rank, COX_WAKEUP_RESPONSE_PRODUCE, 0,
+                              cox_deadline_after_ms(SLICE_MS));
     while ((r == COX_TIMEOUT || r == COX_EMPTY) &&
            !atomic_load_explicit(&worker->stopping, memory_order_acquire));
+    if (r == 0)
+        cox_gate_absorb(gate, rank, COX_WAKEUP_RESPONSE_PRODUCE);
     return r == 0;
 }
 
 COX_HOT bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    if (thread->worker->is_legacy_shim && !thread_await_slot(thread))
-        return false;
-    /* The slot has been free since the coordinator published this sequence: see claim in
+    /* Elsewhere the slot has been free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
-    cox_gate_absorb(&thread->channel.gate, thread->worker->options.rank,
-                    COX_WAKEUP_RESPONSE_PRODUCE);
-    cox_channel_thread_set_state(thread, COX_RANK_REPLYING, sequence, thread->stamp_ns);
+    if (thread->channel.gate.credits && !thread_await_slot(thread))
+        return false;
+    cox_channel_thread_set_state(thread, COX_RANK_REPLYING, sequence);
     return true;
 }
 
@@ -121,7 +110,7 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
     uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
     int r = cox_wire_response_pack(&response, slot, capacity, &length);
     COX_ASSERT(r == 0); /* it fits the smallest slot */
-    cox_channel_thread_send(thread, sequence, length, type == COX_TYPE_OPAQUE, 0);
+    cox_channel_thread_send(thread, sequence, length, type == COX_TYPE_OPAQUE);
 }
 
 /* Sends a reply that does not fit the slot. Returns 0: it is sent; or why not, in the channel
@@ -164,7 +153,8 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
     }
     response->result_case = RESULT(_NOT_SET); /* its parts belong to this function */
     response->execute_model_response = NULL;
-    cox_channel_thread_send(thread, sequence, length, true, status);
+    thread_publish(thread, sequence, length, true, status,
+                   response->error_text ? response->error_text : "");
 }
 
 COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_t sequence,
@@ -180,31 +170,27 @@ COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_
     bool failed = response->status != 0;
     if (silent) {
         cox_channel_thread_done(thread, sequence, true);
-    } else {
-        response->has_msg_type = 1;
-        response->msg_type = (int32_t)type;
-        response->has_rank = 1;
-        response->rank = (int32_t)worker->options.rank;
-        response->has_status = 1;
-        int r = failed ? 0 : cox_wire_response_pack(response, slot, capacity, &length);
-        if (r == COX_TOO_LARGE) {
-            r = thread_reply_in_block(thread, sequence, type, response, capacity);
-            if (r == 0)
-                return;
-            cox_channel_thread_fail(thread, response, r);
-            failed = true;
-        }
-        if (failed)
-            cox_channel_thread_send_failure(thread, sequence, type, response, thread->error.text,
-                                            slot, capacity);
-        else
-            cox_channel_thread_send(thread, sequence, length, false, 0);
+        if (failed) /* the report is the only notice, and is about no request */
+            cox_worker_tell(worker, -1, sequence, response->error_text ? response->error_text : "",
+                            cox_deadline_after_ms(NOTICE_MS));
+        return;
     }
-    /* If the rank has no reply of its own, the report is the only notice, and is about no request.
-     * If all ranks share a wakeup, the failed reply itself has posted it. The failure of a lent
-     * request is reported when its reply is published. */
-    if (failed && (silent || !(thread->lending.on || cox_gate_shared(&thread->channel.gate))))
-        cox_worker_tell(worker, silent ? -1 : (int)thread->channel.id, sequence,
-                        response->error_text ? response->error_text : "",
-                        cox_deadline_after_ms(NOTICE_MS));
+    response->has_msg_type = 1;
+    response->msg_type = (int32_t)type;
+    response->has_rank = 1;
+    response->rank = (int32_t)worker->options.rank;
+    response->has_status = 1;
+    int r = failed ? 0 : cox_wire_response_pack(response, slot, capacity, &length);
+    if (r == COX_TOO_LARGE) {
+        r = thread_reply_in_block(thread, sequence, type, response, capacity);
+        if (r == 0)
+            return;
+        cox_channel_thread_fail(thread, response, r);
+        failed = true;
+    }
+    if (failed)
+        cox_channel_thread_send_failure(thread, sequence, type, response, thread->error.text, slot,
+                                        capacity);
+    else
+        cox_channel_thread_send(thread, sequence, length, false);
 }

@@ -107,35 +107,27 @@ void cox_worker_set_digest(struct cox_worker *worker, enum cox_digest which, uin
     cox_table_set_digest(worker->table, which, value);
 }
 
-struct step_call {
-    const struct cox_worker *worker;
-    const struct cox_batch *batch;
-    struct cox_batch_output *outputs;
-    struct cox_error *err;
-};
-
-COX_HOT static int call_step(void *argument)
+COX_HOT static int call_step(struct cox_channel_thread *thread)
 {
-    const struct step_call *call = argument;
-    return call->worker->callbacks->execute(call->worker->context, call->batch, call->outputs,
-                                            call->err);
+    const struct cox_worker *worker = thread->worker;
+    const struct cox_served_step *step = &thread->served.step;
+    return worker->callbacks->execute(worker->context, step->batch, step->outputs, &thread->error);
 }
 
 /* The part before the callback. */
-COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct cox_request *request,
-                              const ExecuteRequest *message, struct cox_served_step *step)
+COX_HOT static int step_begin(struct cox_channel_thread *thread)
 {
     struct cox_worker *worker = thread->worker;
+    struct cox_served_step *step = &thread->served.step;
+    const ExecuteRequest *message = thread->message;
+    const uint64_t sequence = thread->served.request.sequence;
     int r = 0;
-    step->request = request;
-    step->batch = NULL;
     step->message = message->request_case == REQUEST(EXECUTE_MODEL_REQUEST)
                         ? message->execute_model_request
                         : NULL;
     thread_forget(thread);
-    if (cox_state_void_through(cox_state_channel(&worker->control, thread->channel.id)) >=
-        request->sequence)
-        r = cox_fail(&thread->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
+    if (cox_state_void_through(cox_state_channel(&worker->control, thread->channel.id)) >= sequence)
+        r = cox_fail(&thread->error, COX_ABORTED, "step %" PRIu64 " is void", sequence);
     else if (!step->message)
         r = cox_fail(&thread->error, COX_CORRUPT, "a step without an execute_model_request");
     else if (!worker->callbacks->execute && !thread->lending.on)
@@ -145,34 +137,33 @@ COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct co
     if (r == 0 && message->weights)
         r = cox_weights_candidate_read(message, &step->candidate, &thread->error);
     if (r == 0)
-        r = cox_table_apply(worker->table, request->sequence, step->message, &step->batch,
-                            &step->outputs, &thread->error);
+        r = cox_table_apply(worker->table, sequence, step->message, &step->batch, &step->outputs,
+                            &thread->error);
     if (r)
         return r;
-    step->begin_ns = cox_now_ns();
+    thread->served.kind = COX_LENT_STEP;
+    thread->stamp_ns = step->begin_ns = cox_now_ns();
     cox_table_weights(worker->table, message->weights_version,
                       message->weights ? &step->candidate : NULL);
-    cox_channel_thread_set_state(thread, COX_RANK_RUNNING, request->sequence, step->begin_ns);
-    cox_channel_thread_record_begin(thread, request->sequence, request->type, step->begin_ns);
-    cox_fault_point(COX_FAULT_EXECUTE);
+    cox_channel_thread_record_begin(thread, sequence, thread->served.request.type, step->begin_ns);
     worker->group_time_warned = false;
     return 0;
 }
 
 /* The part after the callback; r is its result. */
 COX_HOT static int step_finish(struct cox_channel_thread *thread,
-                               const struct cox_served_step *step,
                                Coxswain__ExecuteModelResponse *body, Coxswain__StepResult *result,
                                int r)
 {
+    const struct cox_request *request = &thread->served.request;
+    const struct cox_served_step *step = &thread->served.step;
     const struct cox_worker *worker = thread->worker;
     struct cox_table *table = worker->table;
-    const bool lowest = step->request->lowest, packed = step->message->step != NULL;
+    const bool lowest = request->lowest, packed = step->message->step != NULL;
     cox_fault_point(COX_FAULT_EXECUTED);
     body->has_model_execute_time = 1;
     thread->stamp_ns = cox_now_ns();
-    cox_channel_thread_record_end(thread, step->request->sequence, step->request->type, r,
-                                  thread->stamp_ns);
+    cox_channel_thread_record_end(thread, request->sequence, request->type, r, thread->stamp_ns);
     body->model_execute_time = (float)((double)(thread->stamp_ns - step->begin_ns) / 1e6);
     if (worker->group_time_warned) {
         body->has_group_ns = body->has_group_wait_ns = 1;
@@ -199,14 +190,13 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
     return 0;
 }
 
-COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread,
-                                         struct cox_served_step *step, int r)
+COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread, int r)
 {
+    const struct cox_request *request = &thread->served.request;
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     Coxswain__StepResult result = COXSWAIN__STEP_RESULT__INIT;
-    if (step->batch)
-        r = step_finish(thread, step, &body, &result, r);
+    r = step_finish(thread, &body, &result, r);
     if (r) {
         cox_channel_thread_fail(thread, &response, r);
     } else {
@@ -214,95 +204,35 @@ COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread,
         response.result_case = RESULT(EXECUTE_MODEL_RESPONSE);
         response.execute_model_response = &body;
     }
-    cox_channel_thread_reply(thread, step->request->sequence, step->request->type, &response);
+    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
 }
 
-/* Returns false if it cannot be lent; it then ends with *ret_r. */
-static bool step_lend(struct cox_channel_thread *thread, const struct cox_served_step *step,
-                      int *ret_r)
-{
-    struct cox_lending *lending = &thread->lending;
-    const struct cox_request *request = step->request;
-    struct lent_step {
-        struct cox_served_step step;
-        struct cox_request request;
-    } *lent = cox_arena_alloc(&thread->arena, sizeof *lent);
-    if (!lent) {
-        *ret_r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for a step");
-        return false;
-    }
-    if (!cox_lending_enter(thread, request->sequence, request->type)) {
-        cox_lending_leave(thread);
-        *ret_r = cox_channel_thread_fail_paused(thread);
-        return false;
-    }
-    lent->request = *request;
-    lent->step = *step;
-    lent->step.request = &lent->request;
-    /* The table refers to the candidate while the step lasts. */
-    if (step->batch->weights)
-        cox_table_weights(thread->worker->table, step->batch->weights_version,
-                          &lent->step.candidate);
-    lending->step = &lent->step;
-    cox_lending_lend(thread, request->sequence, request->type, COX_LENT_STEP, false);
-    lending->to->batch = step->batch;
-    lending->to->outputs = step->outputs;
-    return true;
-}
-
-COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct cox_request *request,
-                               const ExecuteRequest *message)
+static int call_cleanup(struct cox_channel_thread *thread)
 {
     const struct cox_worker *worker = thread->worker;
-    struct cox_served_step step;
-    int r = step_begin(thread, request, message, &step);
-    if (r == 0 && !worker->callbacks->execute && step_lend(thread, &step, &r))
-        return;
-    if (r == 0) {
-        struct step_call call = {worker, step.batch, step.outputs, &thread->error};
-        r = cox_channel_thread_call_any(thread, request, COX_CALLBACK_PAUSABLE, call_step, &call);
-    }
-    cox_channel_thread_end_step(thread, &step, r);
-}
-
-struct cleanup_call {
-    const struct cox_worker *worker;
+    const Coxswain__TGCleanupRequest *cleanup = thread->message->text_generator_cleanup_request;
     const uint32_t *slots;
     uint32_t count;
-};
-
-static int call_cleanup(void *argument)
-{
-    const struct cleanup_call *call = argument;
-    call->worker->callbacks->cleanup(call->worker->context, call->slots, call->count);
+    thread_forget(thread);
+    cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &slots, &count);
+    if (count && worker->callbacks->cleanup)
+        worker->callbacks->cleanup(worker->context, slots, count);
     return 0;
 }
 
-static void serve_cleanup(struct cox_channel_thread *thread, const struct cox_request *request,
-                          const ExecuteRequest *message)
+static void serve_cleanup(struct cox_channel_thread *thread)
 {
-    const struct cox_worker *worker = thread->worker;
+    const ExecuteRequest *message = thread->message;
     if (message->request_case == REQUEST(TEXT_GENERATOR_CLEANUP_REQUEST) &&
-        message->text_generator_cleanup_request) {
-        const Coxswain__TGCleanupRequest *cleanup = message->text_generator_cleanup_request;
-        struct cleanup_call call = {.worker = worker};
-        thread_forget(thread);
-        cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &call.slots,
-                          &call.count);
-        if (call.count && worker->callbacks->cleanup)
-            cox_channel_thread_call_any(thread, request, COX_CALLBACK_UNPAUSABLE, call_cleanup,
-                                        &call);
-    }
-    cox_channel_thread_done(thread, request->sequence, false);
+        message->text_generator_cleanup_request)
+        cox_channel_thread_call(thread, COX_CALLBACK_UNPAUSABLE, call_cleanup);
+    cox_channel_thread_done(thread, thread->served.request.sequence, false);
 }
 
 /* ---- the other channels ---- */
 
-static int serve_link_status(struct cox_channel_thread *thread, const struct cox_request *request,
-                             const ExecuteRequest *message, ExecuteResponse *response)
+static int serve_link_status(struct cox_channel_thread *thread, ExecuteResponse *response)
 {
-    (void)request;
-    (void)message;
     const struct cox_worker *worker = thread->worker;
     if (!worker->callbacks->link_status)
         return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no link_status callback");
@@ -315,11 +245,10 @@ static int serve_link_status(struct cox_channel_thread *thread, const struct cox
     return worker->callbacks->link_status(worker->context, &thread->arena, body, &thread->error);
 }
 
-static int serve_lora(struct cox_channel_thread *thread, const struct cox_request *request,
-                      const ExecuteRequest *message, ExecuteResponse *response)
+static int serve_lora(struct cox_channel_thread *thread, ExecuteResponse *response)
 {
-    (void)request;
     const struct cox_worker *worker = thread->worker;
+    const ExecuteRequest *message = thread->message;
     if (message->request_case != REQUEST(LORA_OPERATION_REQUEST) ||
         !message->lora_operation_request)
         return cox_fail(&thread->error, COX_CORRUPT, "a LoRA operation without its request");
@@ -334,7 +263,6 @@ static int serve_lora(struct cox_channel_thread *thread, const struct cox_reques
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
         return 0; /* the protocol has a status for this */
-    thread->deadline_ns = message->deadline_ns;
     return worker->callbacks->lora(worker->context, message->lora_operation_request, &thread->arena,
                                    body, &thread->error);
 }
@@ -362,7 +290,7 @@ int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struc
 {
     struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_LINK];
     uint32_t count = 0;
-    uint64_t deadline_ns = lora_deadline(thread->deadline_ns);
+    uint64_t deadline_ns = lora_deadline(thread->message->deadline_ns);
     int r = cox_adapter_references_close(cox_table_adapter_references(worker->table), lora_id,
                                          deadline_ns, lora_cancelled, thread, &count);
     if (r == COX_BUSY)
@@ -376,24 +304,17 @@ void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
     cox_adapter_references_open(cox_table_adapter_references(worker->table), lora_id);
 }
 
-struct pull_call {
-    struct cox_channel_thread *thread;
-    const struct Coxswain__PullKVRequest *request;
-    struct Coxswain__PullKVResponse *response;
-};
-
-static int call_pull(void *argument)
-{
-    const struct pull_call *call = argument;
-    const struct cox_worker *worker = call->thread->worker;
-    return worker->callbacks->pull_kv(worker->context, call->request, &call->thread->arena,
-                                      call->response, &call->thread->error);
-}
-
-static int serve_pull(struct cox_channel_thread *thread, const struct cox_request *request,
-                      const ExecuteRequest *message, ExecuteResponse *response)
+static int call_pull(struct cox_channel_thread *thread)
 {
     const struct cox_worker *worker = thread->worker;
+    return worker->callbacks->pull_kv(worker->context, thread->message->pull_kv_request,
+                                      &thread->arena, thread->served.pull, &thread->error);
+}
+
+static int serve_pull(struct cox_channel_thread *thread, ExecuteResponse *response)
+{
+    const struct cox_worker *worker = thread->worker;
+    const ExecuteRequest *message = thread->message;
     if (message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
         return cox_fail(&thread->error, COX_CORRUPT, "a KV transfer without its request");
     if (!worker->callbacks->pull_kv)
@@ -404,17 +325,16 @@ static int serve_pull(struct cox_channel_thread *thread, const struct cox_reques
     coxswain__pull_kvresponse__init(body);
     response->result_case = RESULT(PULL_KV_RESPONSE);
     response->pull_kv_response = body;
-    struct pull_call call = {thread, message->pull_kv_request, body};
-    return cox_channel_thread_call_any(thread, request, COX_CALLBACK_PAUSABLE, call_pull, &call);
+    thread->served.pull = body;
+    return cox_channel_thread_call(thread, COX_CALLBACK_PAUSABLE, call_pull);
 }
 
 /* A command's failure is a result (command_result), not a failed request, because every rank's
  * result is wanted. */
-static int serve_recover(struct cox_channel_thread *thread, const struct cox_request *request,
-                         const ExecuteRequest *message, ExecuteResponse *response)
+static int serve_recover(struct cox_channel_thread *thread, ExecuteResponse *response)
 {
-    (void)request;
     const struct cox_worker *worker = thread->worker;
+    const ExecuteRequest *message = thread->message;
     const struct cox_worker_callbacks *callbacks = worker->callbacks;
     int (*command)(void *, struct cox_error *) = NULL;
     switch (message->execute_type) {
@@ -455,16 +375,13 @@ static int serve_recover(struct cox_channel_thread *thread, const struct cox_req
     return 0;
 }
 
-COX_HOT static void serve_with(struct cox_channel_thread *thread, const struct cox_request *request,
-                               const ExecuteRequest *message,
-                               int (*serve)(struct cox_channel_thread *, const struct cox_request *,
-                                            const ExecuteRequest *, ExecuteResponse *))
+static void serve_with(struct cox_channel_thread *thread,
+                       int (*serve)(struct cox_channel_thread *, ExecuteResponse *))
 {
+    const struct cox_request *request = &thread->served.request;
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    thread->stamp_ns = cox_now_coarse_ns();
-    cox_channel_thread_set_state(thread, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
     cox_channel_thread_record_begin(thread, request->sequence, request->type, 0);
-    int r = serve(thread, request, message, &response);
+    int r = serve(thread, &response);
     cox_channel_thread_record_end(thread, request->sequence, request->type, r, 0);
     if (r)
         cox_channel_thread_fail(thread, &response, r);
@@ -472,131 +389,79 @@ COX_HOT static void serve_with(struct cox_channel_thread *thread, const struct c
     cox_channel_thread_reply(thread, request->sequence, request->type, &response);
 }
 
+static void serve_link(struct cox_channel_thread *thread)
+{
+    struct cox_worker *worker = thread->worker;
+    const ExecuteRequest *message = thread->message;
+    const uint64_t sequence = thread->served.request.sequence;
+    if (message->request_case == REQUEST(PD_LINK_REQUEST) && message->pd_link_request &&
+        worker->callbacks->link)
+        worker->callbacks->link(worker->context, message->pd_link_request);
+    cox_channel_thread_done(thread, sequence, false);
+    /* Without a link callback a legacy coordinator would wait for ever. */
+    if (worker->is_legacy_shim && !worker->callbacks->link)
+        cox_worker_tell(worker, -1, sequence, "this worker has no link callback",
+                        cox_deadline_after_ms(NOTICE_MS));
+}
+
 /* ---- opaque ---- */
 
-struct opaque_call {
-    struct cox_channel_thread *thread;
-    const struct cox_request *request;
-    struct cox_opaque_reply reply;
-    size_t length;
-};
-
-COX_HOT static int call_opaque(void *argument)
-{
-    struct opaque_call *call = argument;
-    const struct cox_worker *worker = call->thread->worker;
-    return worker->callbacks->opaque(worker->context, call->request->bytes, call->request->size,
-                                     call->reply.slot, call->reply.slot_capacity, &call->length,
-                                     &call->thread->error);
-}
-
-static void opaque_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
-                          int status)
-{
-    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    cox_channel_thread_fail(thread, &response, status);
-    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
-}
-
-/* Returns false if no thread takes requests, or the worker is paused. */
-static bool opaque_lend(struct cox_channel_thread *thread, const struct cox_request *request)
-{
-    struct cox_lending *lending = &thread->lending;
-    if (!lending->on)
-        return false;
-    if (!cox_lending_enter(thread, request->sequence, request->type)) {
-        cox_lending_leave(thread);
-        return false;
-    }
-    const struct cox_large_payload_view *view = cox_channel_thread_view(thread, request->sequence);
-    COX_PROBE(callback__enter, thread->channel.id, request->sequence, request->type, 0);
-    cox_lending_lend(thread, request->sequence, request->type, COX_LENT_OPAQUE,
-                     request->bytes == view->region.base);
-    cox_fault_point(COX_FAULT_EXECUTE);
-    lending->to->bytes = request->bytes;
-    lending->to->size = request->size;
-    lending->to->reply = cox_reply_slot(&thread->channel, thread->worker->options.rank,
-                                        request->sequence, false, &lending->to->reply_capacity);
-    return true;
-}
-
-/* taken: whether callers take from the channel. */
-__attribute__((always_inline)) static inline void opaque_call_back(
-    struct cox_channel_thread *thread, const struct cox_request *request, const bool taken)
+COX_HOT static int call_opaque(struct cox_channel_thread *thread)
 {
     const struct cox_worker *worker = thread->worker;
-    struct opaque_call call; /* each field is set below: zeroing would cost a tenth of all this */
-    call.thread = thread;
-    call.request = request;
-    call.length = 0;
-    if (!taken)
-        cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
-    struct cox_opaque_reply *reply = &call.reply;
-    reply->thread = thread->self;
-    reply->sequence = request->sequence;
+    const struct cox_request *request = &thread->served.request;
+    struct cox_opaque_reply *reply = &thread->served.opaque;
+    return worker->callbacks->opaque(worker->context, request->bytes, request->size, reply->slot,
+                                     reply->slot_capacity, &reply->length, &thread->error);
+}
+
+COX_HOT static int opaque_begin(struct cox_channel_thread *thread)
+{
+    const struct cox_worker *worker = thread->worker;
+    const struct cox_request *request = &thread->served.request;
+    struct cox_opaque_reply *reply = &thread->served.opaque;
+    if (!worker->callbacks->opaque && !thread->lending.on)
+        return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no opaque callback");
     reply->slot = reply->bytes = cox_reply_slot(&thread->channel, worker->options.rank,
                                                 request->sequence, false, &reply->slot_capacity);
     reply->capacity = reply->slot_capacity;
-    thread->opaque = reply;
+    reply->length = 0;
+    thread->served.kind = COX_LENT_OPAQUE;
     COX_PROBE(callback__enter, thread->channel.id, request->sequence, request->type, 0);
-    cox_fault_point(COX_FAULT_EXECUTE);
-    int r =
-        taken ? cox_lending_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call)
-              : cox_channel_thread_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call);
-    thread->opaque = NULL;
-    COX_PROBE(callback__return, thread->channel.id, request->sequence, request->type, r);
-    cox_channel_thread_return(thread, request->sequence);
-    if (r == 0 && call.length > reply->capacity)
+    return 0;
+}
+
+COX_HOT static void answer_opaque(struct cox_channel_thread *thread)
+{
+    struct cox_opaque_reply *reply = &thread->served.opaque;
+    const uint64_t sequence = thread->served.request.sequence;
+    reply->runs = true;
+    int r = cox_channel_thread_call(thread, COX_CALLBACK_PAUSABLE, call_opaque);
+    reply->runs = false;
+    COX_PROBE(callback__return, thread->channel.id, sequence, COX_TYPE_OPAQUE, r);
+    if (r == 0 && reply->length > reply->capacity)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
                      "the reply has %zu bytes, there is room for %zu: cox_worker_reply_grow makes "
                      "more, before the reply is written",
-                     call.length, reply->capacity);
-    if (r == 0 && call.length > reply->slot_capacity) {
-        cox_channel_thread_send_block(thread, request->sequence, COX_TYPE_OPAQUE, call.length);
+                     reply->length, reply->capacity);
+    if (r == 0 && reply->length > reply->slot_capacity) {
+        cox_channel_thread_send_block(thread, sequence, COX_TYPE_OPAQUE, reply->length);
         return;
     }
-    if (r == 0) {
-        if (!cox_channel_thread_begin_reply(thread, request->sequence))
-            return;
-        if (reply->bytes != reply->slot) { /* it grew */
-            memcpy(reply->slot, reply->bytes, call.length);
-            cox_channel_thread_release_block(thread, request->sequence);
-        }
-        cox_channel_thread_send(thread, request->sequence, call.length, false, 0);
+    if (r == 0 && !cox_channel_thread_begin_reply(thread, sequence))
         return;
+    if (reply->bytes != reply->slot) { /* it grew */
+        if (r == 0)
+            memcpy(reply->slot, reply->bytes, reply->length);
+        cox_channel_thread_release_block(thread, sequence);
     }
-    if (reply->bytes != reply->slot)
-        cox_channel_thread_release_block(thread, request->sequence);
-    opaque_refuse(thread, request, r);
-}
-
-/* Without a callback: lends the request to the caller of cox_worker_next, or refuses it. */
-__attribute__((cold, noinline)) static void serve_opaque_elsewhere(
-    struct cox_channel_thread *thread, const struct cox_request *request)
-{
-    if (thread->worker->callbacks->opaque) {
-        opaque_call_back(thread, request, true);
-        return;
-    }
-    if (opaque_lend(thread, request))
-        return;
-    const int r = thread->lending.on ? cox_channel_thread_fail_paused(thread)
-                                     : cox_fail(&thread->error, COX_UNSUPPORTED,
-                                                "this worker has no opaque callback");
-    cox_channel_thread_return(thread, request->sequence);
-    opaque_refuse(thread, request, r);
-}
-
-COX_HOT static void serve_opaque(struct cox_channel_thread *thread,
-                                 const struct cox_request *request)
-{
-    if (thread->worker->callbacks->opaque && !thread->lending.on)
-        opaque_call_back(thread, request, false);
+    if (r == 0)
+        cox_channel_thread_send(thread, sequence, reply->length, false);
     else
-        serve_opaque_elsewhere(thread, request);
+        cox_channel_thread_refuse(thread, r);
 }
 
-/* ---- dispatch ---- */
+/* ---- open ---- */
 
 /* A private copy: other ranks of a named group could write the frame while it is unpacked. */
 COX_HOT static int thread_copy(struct cox_channel_thread *thread, const struct cox_request *request)
@@ -612,67 +477,85 @@ COX_HOT static int thread_copy(struct cox_channel_thread *thread, const struct c
     if (request->size >
         0) /* a message with default values has no bytes, and copy may still be NULL */
         memcpy(thread->copy, request->bytes, request->size);
+    /* A process that has overwritten this rank's words may have made the coordinator take the frame
+     * for free; then the copy is partly the next request. */
+    const struct cox_control *control = &thread->worker->control;
+    if (!cox_state_frame_holds(cox_state_channel(control, thread->channel.id),
+                               control->geometry.depth, request->sequence))
+        return cox_fail(&thread->error, COX_CORRUPT,
+                        "the frame was written again while it was read");
     return 0;
 }
 
-COX_HOT static void thread_dispatch(struct cox_channel_thread *thread,
-                                    const struct cox_request *request,
-                                    const ExecuteRequest *message)
+COX_HOT static int thread_parse(struct cox_channel_thread *thread, const uint8_t *bytes,
+                                size_t size, ExecuteRequest **ret_message)
 {
-    const struct cox_worker *worker = thread->worker;
-    switch (message->execute_type) {
-    case TYPE(MODEL_INIT):
-        cox_channel_thread_reply_init_request(thread, request, message);
-        return;
-    case TYPE(MODEL_INFER):
-    case TYPE(MODEL_INFER_SECOND):
-        serve_step(thread, request, message);
-        return;
-    case TYPE(TEXT_GENERATOR_CLEANUP):
-    case TYPE(EOS_CLEANUP):
-        serve_cleanup(thread, request, message);
-        return;
-    case TYPE(PD_LINK):
-        if (message->request_case == REQUEST(PD_LINK_REQUEST) && message->pd_link_request &&
-            worker->callbacks->link)
-            worker->callbacks->link(worker->context, message->pd_link_request);
-        cox_channel_thread_done(thread, request->sequence, false);
-        /* Without a link callback a legacy coordinator would wait for ever. */
-        if (worker->is_legacy_shim && !worker->callbacks->link)
-            cox_worker_tell(thread->worker, -1, request->sequence,
-                            "this worker has no link callback", cox_deadline_after_ms(NOTICE_MS));
-        return;
-    case TYPE(PD_LINK_STATUS_QUERY):
-        serve_with(thread, request, message, serve_link_status);
-        return;
-    case TYPE(LORA_OPERATION):
-        serve_with(thread, request, message, serve_lora);
-        return;
-    case TYPE(KV_TRANSFER):
-        serve_with(thread, request, message, serve_pull);
-        return;
-    case TYPE(PAUSE_COMMAND_EXEC):
-    case TYPE(PAUSE_COMMAND_EXEC_ROCE):
-    case TYPE(CLEAR_COMMAND_EXEC):
-    case TYPE(RECOVER_COMMAND_EXEC):
-    case TYPE(START_COMMAND_EXEC):
-        serve_with(thread, request, message, serve_recover);
-        return;
-    default: {
-        ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-        cox_fail(&thread->error, COX_UNSUPPORTED, "a worker has no operation %s",
-                 cox_wire_type_name((uint32_t)message->execute_type));
-        cox_channel_thread_fail(thread, &response, COX_UNSUPPORTED);
-        cox_channel_thread_reply(thread, request->sequence, request->type, &response);
-    }
-    }
+    int r = cox_wire_request_unpack(&thread->arena, bytes, size, ret_message);
+    return r ? cox_fail(&thread->error, r, "a request of %zu bytes that is no ExecuteRequest", size)
+             : 0;
 }
 
-/* Refuses the request. Requests without a reply get none: a legacy coordinator would take the token
- * of such a reply for the one of its next request. */
-static void thread_reject(struct cox_channel_thread *thread, const struct cox_request *request,
-                          int status)
+/* Unpacks the message, which may be out of line. Opaque bytes that are out of line stay there, and
+ * have no message. */
+COX_HOT static int thread_unpack(struct cox_channel_thread *thread)
 {
+    struct cox_served *served = &thread->served;
+    struct cox_request *request = &served->request;
+    ExecuteRequest *message = NULL;
+    cox_arena_reset(&thread->arena);
+    int r = thread_copy(thread, request);
+    if (r == 0)
+        r = thread_parse(thread, thread->copy, request->size, &message);
+    served->in_block = r == 0 && message->bulk && cox_channel_thread_has_blocks(thread);
+    if (served->in_block)
+        r = cox_channel_thread_open_block(thread, request->sequence, message->bulk, &request->bytes,
+                                          &request->size);
+    if (request->type == COX_TYPE_OPAQUE_BLOCK)
+        return r || served->in_block
+                   ? r
+                   : cox_fail(&thread->error, COX_CORRUPT,
+                              "opaque bytes in a large payload without its reference");
+    if (served->in_block && r == 0) {
+        if (thread->worker->request_size_default)
+            thread->arena.size_max += 2 * request->size;
+        r = thread_parse(thread, request->bytes, request->size, &message);
+    }
+    if (served->in_block)
+        cox_channel_thread_close_block(thread, request->sequence);
+    if (r == 0)
+        thread->message = message;
+    return r;
+}
+
+static bool thread_is_goodbye(const struct cox_channel_thread *thread)
+{
+    /* The record must agree: overwritten bytes of a frame must not end a rank. */
+    return thread->message->execute_type == TYPE(MODEL_FINALIZE) &&
+           thread->served.request.type == TYPE(MODEL_FINALIZE);
+}
+
+COX_HOT static int thread_begin(struct cox_channel_thread *thread)
+{
+    const uint32_t type = (uint32_t)thread->message->execute_type;
+    const struct cox_operation *operation = cox_operation_find(type);
+    if (!operation || operation->channel != thread->channel.id ||
+        type != thread->served.request.type)
+        return cox_fail(&thread->error, COX_CORRUPT, "%s does not belong on the %s channel",
+                        cox_wire_type_name(type), cox_channel_name(thread->channel.id));
+    if (type == TYPE(MODEL_INFER) || type == TYPE(MODEL_INFER_SECOND))
+        return step_begin(thread);
+    if (type == TYPE(MODEL_INIT))
+        return cox_channel_thread_begin_init(thread);
+    thread->served.kind = COX_LENT_MESSAGE;
+    thread->stamp_ns = cox_now_coarse_ns();
+    return 0;
+}
+
+/* Requests without a reply get none: a legacy coordinator would take the token of such a reply for
+ * the one of its next request. */
+__attribute__((noinline)) static void thread_reject(struct cox_channel_thread *thread, int status)
+{
+    const struct cox_request *request = &thread->served.request;
     const struct cox_operation *operation = cox_operation_find(request->type);
     if (operation && !operation->replies) {
         cox_channel_thread_done(thread, request->sequence, false);
@@ -685,119 +568,125 @@ static void thread_reject(struct cox_channel_thread *thread, const struct cox_re
     cox_channel_thread_reply(thread, request->sequence, request->type, &response);
 }
 
-void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
-                               int status, const char *text)
+void cox_channel_thread_refuse(struct cox_channel_thread *thread, int status)
 {
-    struct cox_request typed = *request;
-    /* The record of a legacy shim has no type, and the message with the type cannot be parsed. */
-    if (thread->worker->is_legacy_shim || typed.type == COX_TYPE_OPAQUE_BLOCK)
-        typed.type = COX_TYPE_OPAQUE;
-    thread->error = (struct cox_error){0};
-    thread->message = NULL;
-    cox_fail(&thread->error, status, "%s", text);
-    cox_channel_thread_return(thread, request->sequence);
-    thread_reject(thread, &typed, status);
+    if (thread->served.kind == COX_LENT_STEP)
+        cox_channel_thread_end_step(thread, status);
+    else if (thread->served.kind == COX_LENT_INIT)
+        cox_channel_thread_end_init(thread, status);
+    else
+        thread_reject(thread, status);
 }
 
-static void thread_serve_opaque_block(struct cox_channel_thread *thread,
-                                      const struct cox_request *typed, bool in_block, int r)
+void cox_channel_thread_close(struct cox_channel_thread *thread)
 {
-    if (r == 0 && !in_block)
-        r = cox_fail(&thread->error, COX_CORRUPT,
-                     "opaque bytes in a large payload without its reference");
-    if (r) {
-        cox_channel_thread_return(thread, typed->sequence);
-        thread_reject(thread, typed, r);
-    } else {
-        serve_opaque(thread, typed);
+    const struct cox_served *served = &thread->served;
+    if (served->in_block && served->request.type == COX_TYPE_OPAQUE) {
+        cox_channel_thread_close_block(thread, served->request.sequence);
+    } else if (served->in_block) { /* what the arena has grown for it is not kept */
+        cox_arena_deinit(&thread->arena);
+        cox_arena_init(&thread->arena, 0, thread->worker->options.request_size_max);
     }
-    if (!cox_channel_thread_lent(thread))
-        cox_channel_thread_close_block(thread, typed->sequence);
 }
 
-/* The message itself is out of line, where this one refers to. */
-static int thread_unpack_block(struct cox_channel_thread *thread, const struct cox_request *block,
-                               ExecuteRequest **message)
+/* Everything but an opaque request in its frame. */
+COX_HOT __attribute__((noinline)) static int thread_open_message(struct cox_channel_thread *thread,
+                                                                 int status)
 {
-    if (thread->worker->request_size_default)
-        thread->arena.size_max += 2 * block->size;
-    int r = cox_wire_request_unpack(&thread->arena, block->bytes, block->size, message);
-    return r ? cox_fail(&thread->error, r, "a request of %zu bytes that is no ExecuteRequest",
-                        block->size)
-             : 0;
+    struct cox_request *request = &thread->served.request;
+    int r = status ? cox_fail(&thread->error, status, "the frame has an impossible length")
+                   : thread_unpack(thread);
+    /* The record of a legacy shim has no type, and the message with the type may be no message. */
+    if (thread->worker->is_legacy_shim)
+        request->type = thread->message ? (uint32_t)thread->message->execute_type : COX_TYPE_OPAQUE;
+    if (request->type == COX_TYPE_OPAQUE_BLOCK)
+        request->type = COX_TYPE_OPAQUE;
+    if (request->type == COX_TYPE_OPAQUE && r == 0)
+        return opaque_begin(thread); /* its bytes are out of line as long as the frame is kept */
+    cox_lending_return(thread, request->sequence);
+    if (r == 0 && !thread_is_goodbye(thread))
+        r = thread_begin(thread);
+    return r;
 }
 
-void cox_channel_thread_trim(struct cox_channel_thread *thread)
+COX_HOT bool cox_channel_thread_open(struct cox_channel_thread *thread, int status)
 {
-    cox_arena_deinit(&thread->arena);
-    cox_arena_init(&thread->arena, 0, thread->worker->options.request_size_max); /* cannot fail */
-}
-
-COX_HOT bool cox_channel_thread_serve(struct cox_channel_thread *thread,
-                                      const struct cox_request *request)
-{
+    struct cox_served *served = &thread->served;
     cox_error_clear(&thread->error);
     thread->message = NULL;
-    if (request->type == COX_TYPE_OPAQUE) {
-        serve_opaque(thread, request);
+    served->kind = COX_LENT_MESSAGE;
+    served->in_block = false;
+    const int r = status == 0 && served->request.type == COX_TYPE_OPAQUE
+                      ? opaque_begin(thread)
+                      : thread_open_message(thread, status);
+    if (r) {
+        thread_reject(thread, r);
+        cox_channel_thread_close(thread);
         return false;
     }
-    cox_arena_reset(&thread->arena);
-    int r = thread_copy(thread, request);
-    const struct cox_layout_channel_state *shared =
-        cox_state_channel(&thread->worker->control, thread->channel.id);
-    /* A process that has overwritten this rank's words may have made the coordinator take the frame
-     * for free; then the copy is partly the next request. */
-    if (r == 0 &&
-        !cox_state_frame_holds(shared, thread->worker->control.geometry.depth, request->sequence))
-        r = cox_fail(&thread->error, COX_CORRUPT, "the frame was written again while it was read");
-    ExecuteRequest *message = NULL;
-    struct cox_request typed = *request;
-    if (r == 0) {
-        r = cox_wire_request_unpack(&thread->arena, thread->copy, request->size, &message);
-        if (r)
-            cox_fail(&thread->error, r, "a request of %zu bytes that is no ExecuteRequest",
-                     request->size);
-        if (r && thread->worker->is_legacy_shim)
-            typed.type = COX_TYPE_OPAQUE; /* as in cox_channel_thread_refuse */
-    }
-    const bool in_block = r == 0 && message->bulk && cox_channel_thread_has_blocks(thread);
-    if (in_block)
-        r = cox_channel_thread_open_block(thread, request->sequence, message->bulk, &typed.bytes,
-                                          &typed.size);
-    if (request->type == COX_TYPE_OPAQUE_BLOCK) {
-        typed.type = COX_TYPE_OPAQUE;
-        thread_serve_opaque_block(thread, &typed, in_block, r);
-        return false;
-    }
-    if (in_block && r == 0)
-        r = thread_unpack_block(thread, &typed, &message);
-    cox_channel_thread_return(thread, request->sequence);
-    if (in_block)
-        cox_channel_thread_close_block(thread, request->sequence);
-    const struct cox_operation *operation =
-        r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
-    if (r == 0 && thread->worker->is_legacy_shim)
-        typed.type = (uint32_t)message->execute_type;
-    /* The record must agree: overwritten bytes of a frame must not end a rank. */
-    if (operation && message->execute_type == TYPE(MODEL_FINALIZE) &&
-        typed.type == TYPE(MODEL_FINALIZE)) {
-        cox_channel_thread_done(thread, request->sequence, false);
+    if (thread->message && thread_is_goodbye(thread)) {
+        cox_channel_thread_done(thread, served->request.sequence, false);
         cox_fault_point(COX_FAULT_GOODBYE_HEARD);
-        return true;
+        cox_worker_finalized(thread->worker);
+        return false;
     }
-    if (r == 0 && (!operation || operation->channel != thread->channel.id ||
-                   (uint32_t)message->execute_type != typed.type))
-        r = cox_fail(&thread->error, COX_CORRUPT, "%s does not belong on the %s channel",
-                     cox_wire_type_name((uint32_t)message->execute_type),
-                     cox_channel_name(thread->channel.id));
-    thread->message = message;
-    thread->lending.trims = in_block;
-    if (r)
-        thread_reject(thread, &typed, r);
-    else
-        thread_dispatch(thread, &typed, message);
-    if (in_block && !cox_channel_thread_lent(thread))
-        cox_channel_thread_trim(thread);
-    return false;
+    cox_channel_thread_set_state(thread, COX_RANK_RUNNING, served->request.sequence);
+    if (served->kind == COX_LENT_OPAQUE || served->kind == COX_LENT_STEP)
+        cox_fault_point(COX_FAULT_EXECUTE);
+    return true;
+}
+
+/* ---- answer ---- */
+
+static void answer_message(struct cox_channel_thread *thread)
+{
+    switch (thread->message->execute_type) {
+    case TYPE(TEXT_GENERATOR_CLEANUP):
+    case TYPE(EOS_CLEANUP):
+        serve_cleanup(thread);
+        return;
+    case TYPE(PD_LINK):
+        serve_link(thread);
+        return;
+    case TYPE(PD_LINK_STATUS_QUERY):
+        serve_with(thread, serve_link_status);
+        return;
+    case TYPE(LORA_OPERATION):
+        serve_with(thread, serve_lora);
+        return;
+    case TYPE(KV_TRANSFER):
+        serve_with(thread, serve_pull);
+        return;
+    case TYPE(PAUSE_COMMAND_EXEC):
+    case TYPE(PAUSE_COMMAND_EXEC_ROCE):
+    case TYPE(CLEAR_COMMAND_EXEC):
+    case TYPE(RECOVER_COMMAND_EXEC):
+    case TYPE(START_COMMAND_EXEC):
+        serve_with(thread, serve_recover);
+        return;
+    default:
+        thread_reject(thread,
+                      cox_fail(&thread->error, COX_UNSUPPORTED, "a worker has no operation %s",
+                               cox_wire_type_name(thread->served.request.type)));
+    }
+}
+
+COX_HOT void cox_channel_thread_answer(struct cox_channel_thread *thread)
+{
+    switch (thread->served.kind) {
+    case COX_LENT_OPAQUE:
+        answer_opaque(thread);
+        break;
+    case COX_LENT_STEP:
+        cox_channel_thread_end_step(
+            thread, cox_channel_thread_call(thread, COX_CALLBACK_PAUSABLE, call_step));
+        break;
+    case COX_LENT_INIT:
+        cox_channel_thread_end_init(thread, cox_channel_thread_call_init(thread));
+        break;
+    case COX_LENT_MESSAGE:
+        answer_message(thread);
+        break;
+    }
+    cox_channel_thread_close(thread);
 }

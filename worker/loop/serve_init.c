@@ -171,83 +171,54 @@ static void init_tell_legacy(struct cox_init_result *result)
         result->npu_block_count = result->kv_caches[0].block_count;
 }
 
-struct init_call {
-    const struct cox_worker *worker;
-    const struct cox_init_request *request;
-    struct cox_init_result *result;
-    struct cox_error *err;
-};
-
-static int call_init(void *argument)
-{
-    const struct init_call *call = argument;
-    return call->worker->callbacks->init(call->worker->context, call->request, call->result,
-                                         call->err);
-}
-
-/* The reply of a worker without an init callback. Its configuration is kept. */
-static int init_without_callback(const ExecuteRequest *message, struct cox_error *err)
-{
-    if (message->n_config == 0)
-        return 0;
-    return cox_fail(
-        err, COX_UNSUPPORTED,
-        "this worker has no init callback, and so cannot take '%.100s': give it one, or start the group without configuration (no --init, --model)",
-        message->config[0]->key ? message->config[0]->key : "");
-}
-
-/* Lends an init, also while paused, as init callbacks are called then. */
-static void init_lend(struct cox_channel_thread *thread, struct cox_served_init *init)
-{
-    const uint64_t sequence = init->request.sequence;
-    cox_lending_enter(thread, sequence, init->type);
-    thread->lending.init = init;
-    cox_lending_lend(thread, sequence, init->type, COX_LENT_INIT, false);
-    thread->lending.to->init = &init->request;
-}
-
-void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
-                                           const struct cox_request *request,
-                                           const ExecuteRequest *message)
+static int call_init(struct cox_channel_thread *thread)
 {
     const struct cox_worker *worker = thread->worker;
-    struct cox_init_result result;
-    cox_init_result_init(&result);
+    struct cox_served_init *init = thread->served.init;
+    return worker->callbacks->init(worker->context, &init->request, &init->result, &thread->error);
+}
+
+int cox_channel_thread_call_init(struct cox_channel_thread *thread)
+{
+    if (!thread->worker->callbacks->init)
+        return 0;
+    return cox_channel_thread_call(thread, COX_CALLBACK_UNPAUSABLE, call_init);
+}
+
+int cox_channel_thread_begin_init(struct cox_channel_thread *thread)
+{
+    const struct cox_worker *worker = thread->worker;
+    const ExecuteRequest *message = thread->message;
+    const struct cox_request *request = &thread->served.request;
     struct cox_served_init *init = cox_arena_alloc(&thread->arena, sizeof *init);
     struct cox_init_entry *entries =
         cox_arena_alloc(&thread->arena, (message->n_config + 1) * sizeof *entries);
-    if (!init || !entries) {
-        ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-        cox_fail(&thread->error, COX_TOO_LARGE, "no memory for an init");
-        cox_channel_thread_fail(thread, &response, COX_TOO_LARGE);
-        cox_channel_thread_reply(thread, request->sequence, request->type, &response);
-        return;
-    }
-    *init = (struct cox_served_init){
-        .request.sequence = request->sequence, .type = request->type, .thread = thread};
+    if (!init || !entries)
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for an init");
+    *init = (struct cox_served_init){.request.sequence = request->sequence};
+    cox_init_result_init(&init->result);
     int r = init_fill_request(init, worker, message, entries, &thread->error);
+    if (r)
+        return r;
+    /* The configuration is kept by nobody. */
+    if (!worker->callbacks->init && !thread->lending.on && message->n_config)
+        return cox_fail(
+            &thread->error, COX_UNSUPPORTED,
+            "this worker has no init callback, and so cannot take '%.100s': give it one, or start the group without configuration (no --init, --model)",
+            message->config[0]->key ? message->config[0]->key : "");
+    thread->served.kind = COX_LENT_INIT;
+    thread->served.init = init;
     cox_channel_thread_record_begin(thread, request->sequence, request->type, 0);
-    if (r == 0 && !worker->callbacks->init && thread->lending.on && message->n_config) {
-        init_lend(thread, init);
-        return;
-    }
-    struct init_call call = {worker, &init->request, &result, &thread->error};
-    if (r == 0)
-        r = worker->callbacks->init
-                ? cox_channel_thread_call_any(thread, request, COX_CALLBACK_UNPAUSABLE, call_init,
-                                              &call)
-                : init_without_callback(message, &thread->error);
-    cox_channel_thread_end_init(thread, init, &result, r);
+    return 0;
 }
 
-void cox_channel_thread_end_init(struct cox_channel_thread *thread,
-                                 const struct cox_served_init *init, struct cox_init_result *result,
-                                 int r)
+void cox_channel_thread_end_init(struct cox_channel_thread *thread, int r)
 {
-    const uint64_t sequence = init->request.sequence;
+    const struct cox_request *request = &thread->served.request;
+    struct cox_init_result *result = &thread->served.init->result;
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     struct init_reply reply = {0};
-    cox_channel_thread_record_end(thread, sequence, init->type, r, 0);
+    cox_channel_thread_record_end(thread, request->sequence, request->type, r, 0);
     if (r == 0 && result->kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
                      "init tells of %" PRIu32 " KV caches: at most %d", result->kv_cache_count,
@@ -262,5 +233,5 @@ void cox_channel_thread_end_init(struct cox_channel_thread *thread,
     } else {
         cox_channel_thread_fail(thread, &response, r);
     }
-    cox_channel_thread_reply(thread, sequence, init->type, &response);
+    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
 }

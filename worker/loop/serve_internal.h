@@ -2,7 +2,7 @@
  * What the files that serve a channel thread's requests share: serve.c (which request it is, and
  * what is called), serve_init.c, reply_message.c (what goes back, and in what). For no one else.
  *
- * Threads: the channel thread's.
+ * Threads: the thread inside next; of a lent step or init the one that replies.
  */
 #ifndef COX_WORKER_SERVE_INTERNAL_H
 #define COX_WORKER_SERVE_INTERNAL_H
@@ -20,26 +20,37 @@ typedef Coxswain__ExecuteResponse ExecuteResponse;
 #define NOTICE_MS 100
 #define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
 
-void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence);
-/* Calls a callback, of any channel. */
-static inline int cox_channel_thread_call_any(struct cox_channel_thread *thread,
-                                              const struct cox_request *request,
-                                              enum cox_callback_kind kind,
-                                              int (*callback)(void *argument), void *argument)
-{
-    return thread->lending.on ? cox_lending_call(thread, request, kind, callback, argument)
-                              : cox_channel_thread_call(thread, request, kind, callback, argument);
-}
+/* ---- serve.c: what next and its caller do with a request ---- */
+
+/* Reads the request that was taken, thread->served.request, and prepares what its callback gets.
+ * status: the result of cox_request_read. Returns false if nothing is left to do: it was refused,
+ * or is the goodbye. */
+bool cox_channel_thread_open(struct cox_channel_thread *thread, int status);
+/* Calls back, and replies. */
+void cox_channel_thread_answer(struct cox_channel_thread *thread);
+/* Instead: replies with the channel thread's error. */
+void cox_channel_thread_refuse(struct cox_channel_thread *thread, int status);
+/* At the end of both: releases what came out of line. */
+void cox_channel_thread_close(struct cox_channel_thread *thread);
+
+/* Replies to the step. r: the result of its callback, with the channel thread's error. */
+void cox_channel_thread_end_step(struct cox_channel_thread *thread, int r);
+/* The same for an init, with the result in thread->served.init. */
+void cox_channel_thread_end_init(struct cox_channel_thread *thread, int r);
+/* Prepares what the init callback gets. Returns 0, or the channel thread's error. */
+int cox_channel_thread_begin_init(struct cox_channel_thread *thread);
+int cox_channel_thread_call_init(struct cox_channel_thread *thread);
+
+/* ---- reply_message.c ---- */
 
 /* Call before the reply is written. Returns false if the worker leaves before the slot is free. */
 bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, uint64_t sequence);
 /* Returns the slot for the reply. NULL: the worker leaves before the slot is free. */
 uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence, bool whole,
                                  size_t *ret_capacity);
-/* Publishes the bytes in the slot. message: an ExecuteResponse, also where replies are opaque.
- * status: of the reply, not 0: a failure. */
+/* Publishes the bytes in the slot. message: an ExecuteResponse, also where replies are opaque. */
 void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence, size_t length,
-                             bool message, int status);
+                             bool message);
 /* Publishes a reply that is out of line: stores its reference in the slot. */
 void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
                                    uint32_t type, uint64_t size);
@@ -58,42 +69,17 @@ void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse 
 void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
                               ExecuteResponse *response);
 
-void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
-                                           const struct cox_request *request,
-                                           const ExecuteRequest *message);
-/* Ends a lent init or step: r as from a callback, with the channel thread's error. */
-void cox_channel_thread_end_init(struct cox_channel_thread *thread,
-                                 const struct cox_served_init *init, struct cox_init_result *result,
-                                 int r);
-void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_served_step *step,
-                                 int r);
-
-/* One init between its request and its reply. */
+/* One init between next and its reply. */
 struct cox_served_init {
-    /* what the callback sees */
+    /* what the callback sees, and fills in */
     struct cox_init_request request;
-    uint32_t type;
-    const struct cox_channel_thread *thread;
+    struct cox_init_result result;
     /* what the request points to */
     struct cox_group_options group;
     struct cox_group_sealed sealed;
     struct cox_weights_candidate weights;
     char control_socket[COX_SOCKET_PATH_SIZE];
 };
-
-/* One step between its request and its reply. */
-struct cox_served_step {
-    const struct cox_request *request;
-    const Coxswain__ExecuteModelRequest *message;
-    struct cox_weights_candidate candidate;
-    /* NULL: it never began */
-    const struct cox_batch *batch;
-    struct cox_batch_output *outputs;
-    uint64_t begin_ns;
-};
-
-/* An arena that has grown for one large request is not kept. */
-void cox_channel_thread_trim(struct cox_channel_thread *thread);
 
 /* ---- legacy_shim_reply.c ---- */
 

@@ -1,41 +1,18 @@
-/* take: a channel thread waits for its next request, and serves it. */
+/* take: how a request leaves its channel: next waits for it and opens it. A channel thread answers
+ * it with a callback; a caller of cox_worker_next gets it where there is none. */
 #include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/shm/state.h"
 #include "legacy_shim.h"
+#include "serve_internal.h"
 #include "worker_internal.h"
 
 #include <coxswain/worker.h>
 
 #include <inttypes.h>
 
-/* Inlined twice: for channel threads, which have no deadline, and for next. */
+/* Inlined twice: for channel threads, which have no deadline, and for cox_worker_next. */
 #define COX_HOT_INLINE __attribute__((always_inline)) inline
-
-/* Skips the frame of a request that does not ask this rank, without using a wakeup. Returns false
- * if it is the frame of a lent request. */
-static bool thread_pass(struct cox_channel_thread *thread, uint64_t sequence)
-{
-    if (thread->lending.on)
-        return cox_lending_pass(thread, sequence);
-    cox_channel_thread_set_taken(thread, sequence);
-    cox_channel_thread_set_returned(thread, sequence);
-    cox_channel_thread_set_done(thread, sequence);
-    return true;
-}
-
-/* The coordinator has woken this rank although there is no new request: it does not see what the
- * rank has stored. A rank that waits has no reply outstanding, so it can store all of it again. */
-static void thread_repeat(struct cox_channel_thread *thread)
-{
-    if (thread->lending.on) {
-        cox_lending_repeat(thread);
-        return;
-    }
-    cox_channel_thread_set_taken(thread, thread->taken);
-    cox_channel_thread_set_returned(thread, thread->returned);
-    cox_channel_thread_set_done(thread, thread->done);
-}
 
 /* acquire: partner is the release of stop; its token comes after it. */
 COX_HOT static bool worker_leaves(const struct cox_worker *worker)
@@ -102,7 +79,9 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
         if (deadline_ns != COX_DEADLINE_NEVER && cox_now_ns() >= deadline_ns)
             return COX_TIMEOUT;
         if (woken)
-            thread_repeat(thread);
+            /* The coordinator has woken this rank although there is no new request: it does not see
+             * what the rank has stored. */
+            cox_lending_repeat(thread);
         /* Compares with the stored number, not with the expected one: spinning for another number
          * would miss a change. */
         const struct thread_look look = {thread, shared, said};
@@ -141,25 +120,28 @@ static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next, u
 /* Takes the next request of this rank. *ret_status: the result of cox_request_read. Returns as
  * thread_await; COX_CORRUPT: it is in the frame of a lent one. */
 COX_HOT_INLINE static int thread_take(struct cox_channel_thread *thread, uint64_t deadline_ns,
-                                      struct cox_request *ret_request, int *ret_status)
+                                      int *ret_status)
 {
     const struct cox_worker *worker = thread->worker;
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, thread->channel.id);
     const uint32_t rank = worker->options.rank;
+    uint64_t next = thread->taken + 1;
     int r;
-    while ((r = thread_await(thread, &thread->next, deadline_ns)) == 0) {
-        *ret_status = cox_request_read(&thread->channel, thread->next, rank, ret_request);
+    while ((r = thread_await(thread, &next, deadline_ns)) == 0) {
+        *ret_status = cox_request_read(&thread->channel, next, rank, &thread->served.request);
         if (*ret_status != COX_EMPTY)
             break;
-        if (thread_is_misled(thread, thread->next, deadline_ns)) {
+        if (thread_is_misled(thread, next, deadline_ns)) {
             if (deadline_ns != COX_DEADLINE_NEVER && cox_now_ns() >= deadline_ns)
                 return COX_TIMEOUT;
             continue;
         }
-        if (!thread_pass(thread, thread->next))
+        /* It does not ask this rank: skipped, without using a wakeup. */
+        if (!cox_lending_take(thread, next))
             return COX_CORRUPT;
-        thread->next++;
+        cox_lending_ready(thread, next, COX_LENT_NONE, "");
+        next++;
     }
     if (r)
         return r;
@@ -167,45 +149,35 @@ COX_HOT_INLINE static int thread_take(struct cox_channel_thread *thread, uint64_
     thread->stamp_ns = cox_state_stamp(shared);
     if (thread->stamp_ns == 0)
         thread->stamp_ns = cox_now_coarse_ns();
-    cox_channel_thread_record_take(thread, ret_request);
-    if (thread->lending.on)
-        return cox_lending_take(thread, thread->next) ? 0 : COX_CORRUPT;
-    /* Again for every request: a reply of another incarnation is refused. */
-    cox_state_set_incarnation(thread->line, worker->control.instance, worker->options.incarnation);
-    cox_channel_thread_set_taken(thread, thread->next);
-    cox_state_set_rank(thread->line, COX_RANK_TAKEN, thread->next, thread->stamp_ns);
+    cox_channel_thread_record_take(thread, &thread->served.request);
+    if (!cox_lending_take(thread, next))
+        return COX_CORRUPT;
+    cox_channel_thread_set_state(thread, COX_RANK_TAKEN, next);
     return 0;
 }
 
-/* Returns true if it was the goodbye. */
-COX_HOT static bool thread_serve(struct cox_channel_thread *thread,
-                                 const struct cox_request *request, int status)
+/* The next request that is to be answered; it is in thread->served. Returns as thread_take. */
+COX_HOT_INLINE static int thread_next(struct cox_channel_thread *thread, uint64_t deadline_ns)
 {
-    if (status == 0)
-        return cox_channel_thread_serve(thread, request);
-    cox_channel_thread_refuse(thread, request, status, "the frame has an impossible length");
-    return false;
+    int r, status;
+    do
+        r = thread_take(thread, deadline_ns, &status);
+    while (r == 0 && !cox_channel_thread_open(thread, status));
+    return r;
 }
 
 COX_HOT void *cox_channel_thread_main(void *argument)
 {
     struct cox_channel_thread *thread = argument;
     struct cox_worker *worker = thread->worker;
-    struct cox_request request;
-    bool goodbye = false;
-    int r = 0, status;
+    int r;
     thread->self = pthread_self();
     cox_channel_thread_begin(thread);
-    while (!goodbye && (r = thread_take(thread, COX_DEADLINE_NEVER, &request, &status)) == 0) {
-        goodbye = thread_serve(thread, &request, status);
-        cox_state_set_rank(thread->line, COX_RANK_IDLE, thread->next, thread->stamp_ns);
-        thread->next++;
-    }
+    while ((r = thread_next(thread, COX_DEADLINE_NEVER)) == 0)
+        cox_channel_thread_answer(thread);
     cox_channel_thread_end(thread);
     if (r < 0)
         thread->failed = r;
-    if (goodbye)
-        cox_worker_finalized(worker);
     atomic_fetch_sub_explicit(&worker->running, 1, memory_order_release);
     cox_worker_stop(worker); /* the goodbye of one channel is for all, and wakes run */
     return NULL;
@@ -235,7 +207,7 @@ static int next_fail(struct cox_channel_thread *thread, int r, struct cox_error 
         return cox_fail(err, r,
                         "request %" PRIu64
                         " of the %s channel lies in the frame of one that is not replied to",
-                        thread->next, name);
+                        thread->taken + 1, name);
     if (r != COX_EMPTY)
         return cox_fail(err, r, "waiting for a request of the %s channel: %s", name,
                         cox_status_text(r));
@@ -246,39 +218,64 @@ static int next_fail(struct cox_channel_thread *thread, int r, struct cox_error 
     return cox_fail(err, r, "woken: no request came on the %s channel", name);
 }
 
-static bool next_is_typed(struct cox_channel_thread *thread)
+/* Whether the caller of next gets the opened request, as there is no callback for it. */
+static bool thread_lends(const struct cox_channel_thread *thread)
 {
-    pthread_mutex_lock(&thread->lending.lock);
-    const bool typed = thread->lending.typed;
-    pthread_mutex_unlock(&thread->lending.lock);
-    return typed;
+    const struct cox_worker_callbacks *callbacks = thread->worker->callbacks;
+    switch (thread->served.kind) {
+    case COX_LENT_OPAQUE:
+        return !callbacks->opaque;
+    case COX_LENT_STEP:
+        return !callbacks->execute;
+    case COX_LENT_INIT: /* without a configuration the library replies */
+        return !callbacks->init && thread->message->n_config > 0;
+    default:
+        return false;
+    }
 }
 
-/* Serves requests that are not lent. */
-static int thread_next(struct cox_channel_thread *thread, uint64_t deadline_ns,
-                       struct cox_worker_request *ret_request, struct cox_error *err)
+/* Returns false if the worker is paused: then the request was refused. */
+static bool thread_lend(struct cox_channel_thread *thread, struct cox_worker_request *ret_request)
 {
-    struct cox_worker_request lent = {0};
-    struct cox_request request;
-    int r, status;
-    if (next_is_typed(thread))
+    const struct cox_served *served = &thread->served;
+    const struct cox_request *request = &served->request;
+    struct cox_worker_request lent = {
+        .channel = thread->channel.id, .type = request->type, .sequence = request->sequence};
+    if (served->kind == COX_LENT_OPAQUE) {
+        lent.bytes = request->bytes;
+        lent.size = request->size;
+        lent.reply = served->opaque.slot;
+        lent.reply_capacity = served->opaque.slot_capacity;
+    } else if (served->kind == COX_LENT_STEP) {
+        lent.batch = served->step.batch;
+        lent.outputs = served->step.outputs;
+    } else {
+        lent.init = &served->init->request;
+    }
+    if (!cox_lending_lend(thread)) {
+        cox_channel_thread_refuse(thread, cox_channel_thread_fail_paused(thread));
+        cox_channel_thread_close(thread);
+        return false;
+    }
+    *ret_request = lent; /* not from `served`: another thread may have replied meanwhile */
+    return true;
+}
+
+static int taker_next(struct cox_channel_thread *thread, uint64_t deadline_ns,
+                      struct cox_worker_request *ret_request, struct cox_error *err)
+{
+    int r;
+    if (atomic_load_explicit(&thread->lending.typed, memory_order_acquire))
         return cox_fail(err, COX_BUSY,
                         "reply to the step or init that is lent: what follows builds on it");
     thread->self = pthread_self();
-    thread->lending.to = &lent;
-    while ((r = thread_take(thread, deadline_ns, &request, &status)) == 0) {
-        const bool goodbye = thread_serve(thread, &request, status);
-        thread->next++;
-        if (goodbye)
-            cox_worker_finalized(thread->worker);
-        if (lent.sequence)
-            break;
+    while ((r = thread_next(thread, deadline_ns)) == 0) {
+        if (!thread_lends(thread))
+            cox_channel_thread_answer(thread);
+        else if (thread_lend(thread, ret_request))
+            return 0;
     }
-    thread->lending.to = NULL;
-    if (r)
-        return next_fail(thread, r, err);
-    *ret_request = lent;
-    return 0;
+    return next_fail(thread, r, err);
 }
 
 int cox_worker_next(struct cox_worker *worker, enum cox_channel_id channel, uint64_t deadline_ns,
@@ -299,7 +296,7 @@ int cox_worker_next(struct cox_worker *worker, enum cox_channel_id channel, uint
                         "another thread waits for the next request of the %s channel",
                         cox_channel_name(channel));
     atomic_fetch_add_explicit(&worker->takers, 1, memory_order_relaxed);
-    const int r = thread_next(thread, deadline_ns, ret_request, err);
+    const int r = taker_next(thread, deadline_ns, ret_request, err);
     atomic_store_explicit(&thread->lending.taking, false, memory_order_seq_cst);
     /* release; partner: the watcher, after which the group is left. */
     atomic_fetch_sub_explicit(&worker->takers, 1, memory_order_release);

@@ -92,9 +92,8 @@ int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const s
     } else {
         cox_parts_join(slot, parts, size);
         opaque_end(thread, entry);
-        cox_channel_thread_send(thread, sequence, size, false, 0);
+        cox_channel_thread_send(thread, sequence, size, false);
     }
-    cox_lending_leave(thread);
     return 0;
 }
 
@@ -103,15 +102,8 @@ int cox_worker_reply_parts(struct cox_worker *worker, uint64_t sequence, const s
 /* The state of a step or init belongs to the replying thread: next refuses until the reply. */
 static void typed_end(struct cox_channel_thread *thread)
 {
-    struct cox_lending *lending = &thread->lending;
-    if (lending->trims)
-        cox_channel_thread_trim(thread);
-    pthread_mutex_lock(&lending->lock);
-    lending->typed = false;
-    lending->step = NULL;
-    lending->init = NULL;
-    pthread_mutex_unlock(&lending->lock);
-    cox_lending_leave(thread);
+    cox_channel_thread_close(thread);
+    atomic_store_explicit(&thread->lending.typed, false, memory_order_release);
 }
 
 int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence, const int32_t *tokens,
@@ -122,7 +114,7 @@ int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence, const in
     struct cox_lent *entry = reply_claim(thread, sequence, COX_LENT_STEP, &r, err);
     if (!entry)
         return r;
-    struct cox_served_step *step = thread->lending.step;
+    const struct cox_served_step *step = &thread->served.step;
     if (count != step->batch->row_count) {
         r = cox_fail(err, COX_INVALID, "%" PRIu32 " rows: step %" PRIu64 " has %" PRIu32, count,
                      sequence, step->batch->row_count);
@@ -132,8 +124,7 @@ int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence, const in
     for (uint32_t i = 0; tokens && i < count; i++)
         step->outputs[i] =
             (struct cox_batch_output){.token = tokens[i], .logprob = logprobs ? logprobs[i] : 0};
-    cox_error_clear(&thread->error);
-    cox_channel_thread_end_step(thread, step, 0);
+    cox_channel_thread_end_step(thread, 0);
     typed_end(thread);
     return 0;
 }
@@ -152,26 +143,19 @@ int cox_worker_reply_init(struct cox_worker *worker, uint64_t sequence,
         cox_lending_unclaim(thread, entry);
         return r;
     }
-    struct cox_init_result copy = *result;
-    cox_error_clear(&thread->error);
-    cox_channel_thread_end_init(thread, thread->lending.init, &copy, 0);
+    thread->served.init->result = *result;
+    cox_channel_thread_end_init(thread, 0);
     typed_end(thread);
     return 0;
 }
 
 /* ---- errors ---- */
 
-static void typed_fail(struct cox_channel_thread *thread, enum cox_lent_kind kind, int code,
-                       const char *text)
+static void typed_fail(struct cox_channel_thread *thread, int code, const char *text)
 {
-    struct cox_init_result none;
-    cox_init_result_init(&none);
     cox_error_clear(&thread->error);
     cox_fail(&thread->error, code, "%s", text);
-    if (kind == COX_LENT_STEP)
-        cox_channel_thread_end_step(thread, thread->lending.step, code);
-    else
-        cox_channel_thread_end_init(thread, thread->lending.init, &none, code);
+    cox_channel_thread_refuse(thread, code);
     typed_end(thread);
 }
 
@@ -200,7 +184,6 @@ static void opaque_fail(struct cox_channel_thread *thread, const struct cox_lent
     if (slot)
         cox_channel_thread_send_failure(thread, sequence, COX_TYPE_OPAQUE, &response, error.text,
                                         slot, capacity);
-    cox_lending_leave(thread);
 }
 
 int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int code, const char *text,
@@ -219,6 +202,6 @@ int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int cod
     if (entry->kind == COX_LENT_OPAQUE)
         opaque_fail(thread, entry, code, text, detail, detail_size);
     else
-        typed_fail(thread, entry->kind, code, text);
+        typed_fail(thread, code, text);
     return 0;
 }

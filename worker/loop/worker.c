@@ -125,8 +125,10 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     pthread_mutex_init(&worker->error_lock, NULL);
     cox_condition_init(&worker->error_cond);
     cox_pause_init(&worker->pause);
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_lending_init(&worker->threads[c].lending);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        pthread_mutex_init(&worker->threads[c].lending.lock, NULL);
+        pthread_mutex_init(&worker->threads[c].blocks_lock, NULL);
+    }
     worker->guard_fd = -1;
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd >= 0)
@@ -249,8 +251,10 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     pthread_cond_destroy(&worker->error_cond);
     pthread_mutex_destroy(&worker->error_lock);
     cox_pause_deinit(&worker->pause);
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_lending_deinit(&worker->threads[c].lending);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        pthread_mutex_destroy(&worker->threads[c].blocks_lock);
+        pthread_mutex_destroy(&worker->threads[c].lending.lock);
+    }
     free(worker);
     return NULL;
 }
@@ -360,7 +364,6 @@ static int worker_start_threads(struct cox_worker *worker, uint32_t takes, struc
     worker->takes = takes;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_channel_thread *thread = &worker->threads[c];
-        thread->next = thread->taken + 1;
         thread->spinner.budget_ns = worker->control.geometry.spin_ns;
         thread->lending.on = takes & COX_WORKER_TAKES(c);
         thread->channel.gate.signals_end = thread->lending.on;

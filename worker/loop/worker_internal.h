@@ -24,7 +24,9 @@
 #include <stdatomic.h>
 
 struct Coxswain__BulkRef;
+struct Coxswain__ExecuteModelRequest;
 struct Coxswain__ExecuteRequest;
+struct cox_served_init;
 
 /* The memory of a reply that is out of line. */
 struct cox_channel_thread_reply {
@@ -33,18 +35,43 @@ struct cox_channel_thread_reply {
     uint64_t sequence;
 };
 
-/* What an opaque callback writes to. */
+/* What an opaque callback or the caller of next writes to. */
 struct cox_opaque_reply {
-    pthread_t thread;
-    uint64_t sequence;
     uint8_t *slot;
     size_t slot_capacity;
     /* the slot, or the block */
     uint8_t *bytes;
     size_t capacity;
+    size_t length;
+    /* inside the callback */
+    bool runs;
 };
 
-/* The thread that serves one two-way channel. */
+/* One step between next and its reply. */
+struct cox_served_step {
+    const struct Coxswain__ExecuteModelRequest *message;
+    struct cox_weights_candidate candidate;
+    const struct cox_batch *batch;
+    struct cox_batch_output *outputs;
+    uint64_t begin_ns;
+};
+
+/* The request that next has opened last. Only a step or an init uses it until the reply, while it
+ * is lent: several opaque requests can be. */
+struct cox_served {
+    /* with the type that its message has */
+    struct cox_request request;
+    enum cox_lent_kind kind;
+    /* it came out of line */
+    bool in_block;
+    struct cox_opaque_reply opaque;
+    struct cox_served_step step;
+    /* in the arena */
+    struct cox_served_init *init;
+    struct Coxswain__PullKVResponse *pull;
+};
+
+/* The requests of one two-way channel, and the thread that serves them. */
 struct cox_channel_thread {
     struct cox_worker *worker;
     struct cox_channel channel;
@@ -62,7 +89,7 @@ struct cox_channel_thread {
     /* if it is a thread of the library */
     pthread_t id;
     bool is_started;
-    /* the same, as the channel thread sees itself */
+    /* the thread that serves, which may be a caller of next */
     pthread_t self;
     /* the error that ended it, and so the worker; read after the join */
     int failed;
@@ -77,18 +104,16 @@ struct cox_channel_thread {
     const struct Coxswain__ExecuteRequest *message;
     /* the running callback */
     struct cox_running_callback running;
-    /* of the current LoRA request; 0: unknown */
-    uint64_t deadline_ns;
-    /* of the running opaque callback; NULL: none */
-    struct cox_opaque_reply *opaque;
+    struct cox_served served;
     /* payloads of requests that are out of line */
     struct cox_large_payload_view views[COX_DEPTH_MAX];
     /* payloads of replies that are out of line */
     struct cox_channel_thread_reply replies[COX_DEPTH_MAX];
-    /* of these with a sequence; protected by blocks_lock on a taken channel */
-    uint32_t reply_count;
-    /* the next request to check */
-    uint64_t next;
+    /* protects the payloads of replies, since several threads may reply */
+    pthread_mutex_t blocks_lock;
+    /* of these with a sequence. Stored under blocks_lock; relaxed: one that is not seen is released
+     * next time. */
+    _Atomic uint32_t reply_count;
     struct cox_lending lending;
 };
 
@@ -197,19 +222,12 @@ static inline void cox_channel_thread_set_returned(struct cox_channel_thread *th
     cox_state_set_returned(thread->line, sequence);
 }
 
-/* Returns true if the served request was lent to the caller of next. */
-static inline bool cox_channel_thread_lent(const struct cox_channel_thread *thread)
-{
-    return thread->lending.to && thread->lending.to->sequence;
-}
-
 /* Stores the state for display; on a taken channel the lending stores it. */
 static inline void cox_channel_thread_set_state(struct cox_channel_thread *thread,
-                                                enum cox_rank_state state, uint64_t sequence,
-                                                uint64_t now_ns)
+                                                enum cox_rank_state state, uint64_t sequence)
 {
     if (!thread->lending.on)
-        cox_state_set_rank(thread->line, state, sequence, now_ns);
+        cox_state_set_rank(thread->line, state, sequence, thread->stamp_ns);
 }
 
 static inline void cox_channel_thread_set_done(struct cox_channel_thread *thread, uint64_t sequence)
@@ -294,13 +312,6 @@ struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker);
 void *cox_channel_thread_main(void *argument);
 /* A channel thread has received the goodbye, which is for all channels. */
 void cox_worker_finalized(struct cox_worker *worker);
-
-/* Serves one request: calls back, replies, and returns the frame. Returns true if it was the
- * goodbye. */
-bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct cox_request *request);
-/* Replies with an error to a request whose bytes could not be read, if it expects a reply. */
-void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
-                               int status, const char *text);
 
 /* ---- out_of_line.c: requests and replies in blocks ---- */
 
