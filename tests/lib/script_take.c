@@ -274,7 +274,10 @@ static bool obey_here(struct take *take, const struct cox_worker_request *reques
         command_cancelled(take, request->sequence);
     else if (strcmp(verb, "leave") == 0)
         cox_worker_stop(take->worker);
-    else if (strcmp(verb, "check") == 0) {
+    else if (strcmp(verb, "wake") == 0) {
+        cox_worker_wake(take->worker, COX_CHANNEL_LINK); /* which is not taken */
+        reply_text(take, request->sequence, "ok");
+    } else if (strcmp(verb, "check") == 0) {
         const char *wrong = check(take, request->sequence);
         reply_text(take, request->sequence, wrong ? wrong : "ok");
     } else

@@ -4,6 +4,9 @@
 #include "tests/lib/testing.h"
 
 #include "channel/shm/layout.h"
+#include "proto/executor.pb-c.h"
+
+#include <coxswain/requests.h>
 
 #include <inttypes.h>
 #include <signal.h>
@@ -178,6 +181,24 @@ static void what_ends_a_wait_and_what_is_refused(void **state)
     }
 }
 
+/* Callers of next are woken; the library's own threads have none. */
+static void a_wake_does_not_end_a_channel_that_is_not_taken(void **state)
+{
+    struct test_group *g = takers(2, 0);
+    (void)state;
+    submit(g, "wake");
+    expect_reply(g, 0, "ok");
+    for (int round = 0; round < 2; round++) {
+        Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
+        struct cox_lora_result results[2];
+        struct cox_error err = {0};
+        if (cox_executor_lora_results(test_group_executor(g), &lora,
+                                      cox_deadline_after_ms(TEST_PATIENCE_MS), results, &err))
+            fail_msg("lora: %s", err.text);
+    }
+    test_group_free(g);
+}
+
 static void a_second_reply_is_refused_in_words(void **state)
 {
     struct test_group *g = takers(1, 0);
@@ -306,6 +327,7 @@ int main(void)
         TEST(a_reply_comes_from_another_thread_after_later_requests),
         TEST(requests_to_others_pass_what_is_kept),
         TEST(what_ends_a_wait_and_what_is_refused),
+        TEST(a_wake_does_not_end_a_channel_that_is_not_taken),
         TEST(a_second_reply_is_refused_in_words),
         TEST(a_request_that_was_given_up_is_cancelled),
         TEST(a_request_is_cancelled_before_earlier_ones_end),

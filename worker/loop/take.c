@@ -25,8 +25,9 @@ COX_HOT static bool worker_leaves(const struct cox_worker *worker)
 COX_HOT static bool thread_ends(const struct cox_channel_thread *thread)
 {
     return worker_leaves(thread->worker) ||
-           /* seq_cst, as `takers`: see lending.h. */
-           atomic_load_explicit(&thread->lending.woken, memory_order_seq_cst);
+           /* seq_cst, as `taking`: see lending.h. */
+           (thread->lending.on &&
+            atomic_load_explicit(&thread->lending.woken, memory_order_seq_cst));
 }
 
 struct thread_look {
