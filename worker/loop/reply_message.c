@@ -27,8 +27,9 @@ COX_HOT void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t
     thread_publish(thread, sequence, length, message, 0, "");
 }
 
-void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post)
+void cox_channel_thread_done(struct cox_channel_thread *thread, bool post)
 {
+    const uint64_t sequence = thread->served.request.sequence;
     cox_channel_thread_record_reply(thread, sequence, 0, 0);
     cox_lending_ready(thread, sequence, post ? COX_LENT_TOKEN : COX_LENT_NONE, "");
 }
@@ -95,6 +96,14 @@ static bool thread_whole(const struct cox_channel_thread *thread, uint32_t type)
     return operation && operation->channel == thread->channel.id && !operation->legacy_slotted;
 }
 
+COX_HOT static inline void response_head(const struct cox_channel_thread *thread, uint32_t type,
+                                         ExecuteResponse *response)
+{
+    response->has_msg_type = response->has_rank = response->has_status = 1;
+    response->msg_type = (int32_t)type;
+    response->rank = (int32_t)thread->worker->options.rank;
+}
+
 void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
                                    uint32_t type, uint64_t size)
 {
@@ -103,9 +112,7 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_large_payload_ref_fill(&reference, &ref);
     response.bulk = &reference;
-    response.has_msg_type = response.has_rank = response.has_status = 1;
-    response.msg_type = (int32_t)type;
-    response.rank = (int32_t)thread->worker->options.rank;
+    response_head(thread, type, &response);
     size_t capacity, length;
     uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
     int r = cox_wire_response_pack(&response, slot, capacity, &length);
@@ -142,9 +149,14 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
     struct cox_legacy_shim_reply shim_reply;
     const int status = response->status; /* which the shim may replace */
     size_t length = 0;
+    response_head(thread, type, response);
     if (thread->worker->is_legacy_shim)
         cox_legacy_shim_reply(thread, type, response, &shim_reply);
     int r = cox_wire_response_pack(response, slot, capacity, &length);
+    if (r == COX_TOO_LARGE && response->has_error_detail) {
+        response->has_error_detail = 0;
+        r = cox_wire_response_pack(response, slot, capacity, &length);
+    }
     while (r == COX_TOO_LARGE && text[0]) {
         text[strlen(text) / 2] = '\0';
         cox_text_trim(text);
@@ -157,10 +169,11 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
                    response->error_text ? response->error_text : "");
 }
 
-COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_t sequence,
-                                      uint32_t type, ExecuteResponse *response)
+COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, ExecuteResponse *response)
 {
     struct cox_worker *worker = thread->worker;
+    const uint64_t sequence = thread->served.request.sequence;
+    const uint32_t type = thread->served.request.type;
     bool whole = thread_whole(thread, type);
     bool silent = whole && worker->options.rank > 0;
     size_t capacity, length = 0;
@@ -169,17 +182,13 @@ COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_
         return;
     bool failed = response->status != 0;
     if (silent) {
-        cox_channel_thread_done(thread, sequence, true);
+        cox_channel_thread_done(thread, true);
         if (failed) /* the report is the only notice, and is about no request */
             cox_worker_tell(worker, -1, sequence, response->error_text ? response->error_text : "",
                             cox_deadline_after_ms(NOTICE_MS));
         return;
     }
-    response->has_msg_type = 1;
-    response->msg_type = (int32_t)type;
-    response->has_rank = 1;
-    response->rank = (int32_t)worker->options.rank;
-    response->has_status = 1;
+    response_head(thread, type, response);
     int r = failed ? 0 : cox_wire_response_pack(response, slot, capacity, &length);
     if (r == COX_TOO_LARGE) {
         r = thread_reply_in_block(thread, sequence, type, response, capacity);

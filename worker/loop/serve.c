@@ -192,7 +192,6 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread,
 
 COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread, int r)
 {
-    const struct cox_request *request = &thread->served.request;
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     Coxswain__StepResult result = COXSWAIN__STEP_RESULT__INIT;
@@ -204,7 +203,7 @@ COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread, int 
         response.result_case = RESULT(EXECUTE_MODEL_RESPONSE);
         response.execute_model_response = &body;
     }
-    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
+    cox_channel_thread_reply(thread, &response);
 }
 
 static int call_cleanup(struct cox_channel_thread *thread)
@@ -226,7 +225,7 @@ static void serve_cleanup(struct cox_channel_thread *thread)
     if (message->request_case == REQUEST(TEXT_GENERATOR_CLEANUP_REQUEST) &&
         message->text_generator_cleanup_request)
         cox_channel_thread_call(thread, COX_CALLBACK_UNPAUSABLE, call_cleanup);
-    cox_channel_thread_done(thread, thread->served.request.sequence, false);
+    cox_channel_thread_done(thread, false);
 }
 
 /* ---- the other channels ---- */
@@ -386,22 +385,21 @@ static void serve_with(struct cox_channel_thread *thread,
     if (r)
         cox_channel_thread_fail(thread, &response, r);
     thread->stamp_ns = cox_now_coarse_ns();
-    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
+    cox_channel_thread_reply(thread, &response);
 }
 
 static void serve_link(struct cox_channel_thread *thread)
 {
     struct cox_worker *worker = thread->worker;
     const ExecuteRequest *message = thread->message;
-    const uint64_t sequence = thread->served.request.sequence;
     if (message->request_case == REQUEST(PD_LINK_REQUEST) && message->pd_link_request &&
         worker->callbacks->link)
         worker->callbacks->link(worker->context, message->pd_link_request);
-    cox_channel_thread_done(thread, sequence, false);
+    cox_channel_thread_done(thread, false);
     /* Without a link callback a legacy coordinator would wait for ever. */
     if (worker->is_legacy_shim && !worker->callbacks->link)
-        cox_worker_tell(worker, -1, sequence, "this worker has no link callback",
-                        cox_deadline_after_ms(NOTICE_MS));
+        cox_worker_tell(worker, -1, thread->served.request.sequence,
+                        "this worker has no link callback", cox_deadline_after_ms(NOTICE_MS));
 }
 
 /* ---- opaque ---- */
@@ -558,14 +556,14 @@ __attribute__((noinline)) static void thread_reject(struct cox_channel_thread *t
     const struct cox_request *request = &thread->served.request;
     const struct cox_operation *operation = cox_operation_find(request->type);
     if (operation && !operation->replies) {
-        cox_channel_thread_done(thread, request->sequence, false);
+        cox_channel_thread_done(thread, false);
         cox_worker_tell(thread->worker, -1, request->sequence, thread->error.text,
                         cox_deadline_after_ms(NOTICE_MS));
         return;
     }
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_channel_thread_fail(thread, &response, status);
-    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
+    cox_channel_thread_reply(thread, &response);
 }
 
 void cox_channel_thread_refuse(struct cox_channel_thread *thread, int status)
@@ -625,7 +623,7 @@ COX_HOT bool cox_channel_thread_open(struct cox_channel_thread *thread, int stat
         return false;
     }
     if (thread->message && thread_is_goodbye(thread)) {
-        cox_channel_thread_done(thread, served->request.sequence, false);
+        cox_channel_thread_done(thread, false);
         cox_fault_point(COX_FAULT_GOODBYE_HEARD);
         cox_worker_finalized(thread->worker);
         return false;

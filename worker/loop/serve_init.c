@@ -233,5 +233,5 @@ void cox_channel_thread_end_init(struct cox_channel_thread *thread, int r)
     } else {
         cox_channel_thread_fail(thread, &response, r);
     }
-    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
+    cox_channel_thread_reply(thread, &response);
 }

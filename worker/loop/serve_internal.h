@@ -54,20 +54,20 @@ void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequenc
 /* Publishes a reply that is out of line: stores its reference in the slot. */
 void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
                                    uint32_t type, uint64_t size);
-/* For requests without a reply, and legacy ranks without a payload. */
-void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post);
-/* Sends a failure. If the text does not fit it is shortened. text is the caller's, and is
- * response->error_text. */
+/* Ends thread->served.request without a payload: it has no reply, or, with post, a legacy rank only
+ * posts a token. */
+void cox_channel_thread_done(struct cox_channel_thread *thread, bool post);
+/* Sends a failure. Where it does not fit, the detail is left out, then the text is shortened. text
+ * is the caller's, and is response->error_text. */
 void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint32_t type, ExecuteResponse *response, char *text,
                                      uint8_t *slot, size_t capacity);
 /* Makes the response an error with the channel thread's text. */
 void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse *response,
                              int status);
-/* Sends the response, out of line if it does not fit the slot, and as an error if that is
- * impossible, too. */
-void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
-                              ExecuteResponse *response);
+/* Sends the response to thread->served.request, out of line if it does not fit the slot, and as an
+ * error if that is impossible, too. */
+void cox_channel_thread_reply(struct cox_channel_thread *thread, ExecuteResponse *response);
 
 /* One init between next and its reply. */
 struct cox_served_init {

@@ -168,9 +168,6 @@ static void opaque_fail(struct cox_channel_thread *thread, const struct cox_lent
     cox_error_clear(&error);
     cox_fail(&error, code, "%s", text);
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    response.has_msg_type = response.has_rank = response.has_status = 1;
-    response.msg_type = (int32_t)COX_TYPE_OPAQUE;
-    response.rank = (int32_t)thread->worker->options.rank;
     response.status = code;
     response.error_text = error.text;
     response.has_error_detail = detail_size > 0;
@@ -179,8 +176,6 @@ static void opaque_fail(struct cox_channel_thread *thread, const struct cox_lent
     size_t capacity;
     opaque_end(thread, entry);
     uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
-    if (slot && cox_wire_response_size(&response) > capacity)
-        response.has_error_detail = 0;
     if (slot)
         cox_channel_thread_send_failure(thread, sequence, COX_TYPE_OPAQUE, &response, error.text,
                                         slot, capacity);
