@@ -217,7 +217,7 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         channel_status(executor, rank, (enum cox_channel_id)c, now, &ret_status->channels[c]);
 }
 
-/* True if the rank has not replied yet to a request that has ended. The lock is held. */
+/* True if the rank has not replied yet to a request. The lock is held. */
 static bool rank_late(struct cox_executor *executor, struct cox_collector *collector,
                       const struct cox_entry *entry, uint32_t rank)
 {
@@ -229,8 +229,36 @@ static bool rank_late(struct cox_executor *executor, struct cox_collector *colle
            entry->sequence;
 }
 
+/* The lock is held. */
+static void oldest_status(struct cox_executor *executor, struct cox_collector *collector,
+                          uint64_t now, struct cox_oldest_status *ret_status)
+{
+    const enum cox_channel_id channel = collector->channel->id;
+    const struct cox_entry *oldest = NULL;
+    for (uint32_t i = 0; i < executor->geometry.depth; i++) {
+        const struct cox_entry *entry = &collector->entries[i];
+        if (entry->sequence && !entry->ended && (!oldest || entry->sequence < oldest->sequence))
+            oldest = entry;
+    }
+    if (!oldest || !oldest->published_ns)
+        return;
+    uint64_t moved_ns = oldest->published_ns;
+    ret_status->sequence = oldest->sequence;
+    if (oldest->deadline_ns != COX_DEADLINE_NEVER && oldest->deadline_ns > oldest->submitted_ns)
+        ret_status->limit_ns = oldest->deadline_ns - oldest->submitted_ns;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        struct cox_rank_channel_status state;
+        channel_status(executor, rank, channel, now, &state);
+        if (state.age_ns && now - state.age_ns > moved_ns)
+            moved_ns = now - state.age_ns;
+        if (rank_late(executor, collector, oldest, rank))
+            cox_rank_set_add(&ret_status->owing, rank);
+    }
+    ret_status->still_ns = now > moved_ns ? now - moved_ns : 0;
+}
+
 static void collector_status(struct cox_executor *executor, enum cox_channel_id channel,
-                             struct cox_executor_status *ret_status)
+                             uint64_t now, struct cox_executor_status *ret_status)
 {
     struct cox_collector *collector = &executor->collectors[channel];
     ret_status->channels[channel].request_size_max =
@@ -249,6 +277,7 @@ static void collector_status(struct cox_executor *executor, enum cox_channel_id 
                 rank_late(executor, collector, entry, rank))
                 cox_rank_set_add(&ret_status->channels[channel].late, rank);
     }
+    oldest_status(executor, collector, now, &ret_status->channels[channel].oldest);
     pthread_mutex_unlock(&collector->lock);
 }
 
@@ -285,7 +314,7 @@ void cox_executor_read_status(struct cox_executor *executor, struct cox_executor
                             ret_status->unknown_error, sizeof ret_status->unknown_error);
     ret_status->unknown_error_age_ns = unknown_ns && unknown_ns < now ? now - unknown_ns : 0;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        collector_status(executor, (enum cox_channel_id)c, ret_status);
+        collector_status(executor, (enum cox_channel_id)c, now, ret_status);
     for (uint32_t rank = 0; ret_ranks && rank < executor->geometry.rank_count; rank++) {
         rank_status(executor, rank, now, &ret_ranks[rank]);
         ret_status->deaths += ret_ranks[rank].deaths;

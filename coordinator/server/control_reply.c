@@ -139,6 +139,29 @@ static int detections_fill(channel_message *message, const struct cox_channel_st
     return r;
 }
 
+static int oldest_fill(channel_message *message, const struct cox_oldest_status *status,
+                       uint32_t rank_count, struct cox_arena *arena)
+{
+    if (!status->sequence)
+        return 0;
+    CoxswainControl__OldestStatus *oldest = cox_arena_alloc(arena, sizeof *oldest);
+    if (!oldest)
+        return -ENOMEM;
+    coxswain_control__oldest_status__init(oldest);
+    SET(oldest, sequence, status->sequence);
+    SET(oldest, still_ns, status->still_ns);
+    if (status->limit_ns)
+        SET(oldest, limit_ns, status->limit_ns);
+    oldest->owing_ranks = cox_arena_alloc(arena, rank_count * sizeof *oldest->owing_ranks);
+    if (!oldest->owing_ranks)
+        return -ENOMEM;
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        if (cox_rank_set_has(&status->owing, rank))
+            oldest->owing_ranks[oldest->n_owing_ranks++] = rank;
+    message->oldest = oldest;
+    return 0;
+}
+
 static int channel_fill(channel_message *message, int id, const struct cox_executor_status *status,
                         struct cox_arena *arena)
 {
@@ -170,7 +193,9 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     for (uint32_t rank = 0; rank < status->rank_count; rank++)
         if (cox_rank_set_has(&status->channels[id].late, rank))
             message->late_ranks[message->n_late_ranks++] = rank;
-    int r = phases_fill(message, stats, arena);
+    int r = oldest_fill(message, &status->channels[id].oldest, status->rank_count, arena);
+    if (!r)
+        r = phases_fill(message, stats, arena);
     return r ? r : detections_fill(message, stats, arena);
 }
 

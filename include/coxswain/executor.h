@@ -621,6 +621,18 @@ struct cox_rank_status {
     char trouble[160];
 };
 
+/* The oldest request of a channel that has not ended. */
+struct cox_oldest_status {
+    /* 0: all have ended */
+    uint64_t sequence;
+    /* from submit to its deadline; 0: it has none */
+    uint64_t limit_ns;
+    /* How long it has been published, and no rank has changed its state on the channel. */
+    uint64_t still_ns;
+    /* live ranks that have not replied to it */
+    struct cox_rank_set owing;
+};
+
 struct cox_executor_status {
     /* lent until free */
     const char *name;
@@ -664,6 +676,7 @@ struct cox_executor_status {
         /* of the largest request that fits a frame; a larger one is sent out of line */
         size_t request_size_max;
         struct cox_channel_stats stats;
+        struct cox_oldest_status oldest;
     } channels[COX_TWO_WAY_COUNT];
 };
 

@@ -515,7 +515,9 @@ COX_PUBLIC int cox_server_take_name(struct cox_server *server, const char *name,
 /*
  * Sets the text that `coxswain status` shows beside the group's own figures, for example of what
  * the program did about deaths; it replaces the one before, and an empty one removes it. A JSON
- * object is shown as a line for each key, and is an object in status --json. Copied. Any thread.
+ * object is shown as a line for each key, and is an object in status --json. Its key "not_ready" is
+ * a text that makes the group degraded, and /readyz 503: why the program cannot serve. An engine
+ * sets it until its ranks have run a first step. Before start, too. Copied. Any thread.
  *
  * Returns
  *   0

@@ -1,6 +1,8 @@
 /*
- * health: whether a group can work, by its status: every rank is there, alive and not stopped, and
- * no order pauses the group. A rank that computes, however long, is healthy.
+ * health: whether a group can work, by its status: every rank is there, alive and not stopped, no
+ * order pauses the group, its program's note has no "not_ready", and its steps move: none has taken
+ * a third of the time to its deadline without any rank changing its state. A step without a
+ * deadline may take as long as it likes, and a group without requests is healthy.
  *
  * Threads: any.
  * Ownership: everything is the caller's.

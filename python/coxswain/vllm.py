@@ -535,6 +535,9 @@ class Reply(concurrent.futures.Future[Any]):
             results = [pickle.loads(reply) for reply in chosen]
             if survivor:
                 results = survivor.succeeded(self, results)
+            if self.method == interface.STARTED:
+                executor.not_ready = ""
+                executor.note()
             result: Any = results if self._reply_rank is None else results[0]
             self.set_result(self._aggregate(result) if self._aggregate else result)
         except Error as error:
@@ -577,6 +580,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         self._in_flight: collections.deque[Reply] = collections.deque()
         # Of this moment: vLLM changes it, and repeats these changes in ranks by calls.
         self._pickled_config = pickle.dumps(self.vllm_config)
+        #: why the engine cannot serve, for /readyz; "": its ranks have run the model
+        self.not_ready = "the engine is being started: its ranks have run no step yet"
         self._survivor: _vllm_survive.Survivor | None = None
         if self._options.on_death == "restart":
             self._survivor = _vllm_survive.Survivor(self, self._options)
@@ -592,6 +597,7 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             if self._options.fork_server and not self._options.nodes:
                 self._fork_servers = _vllm_fork.ForkServers(self.vllm_config, environments)
             self._ranks = self._new_ranks(_name(self._options.name, self.parallel_config))
+            self.note()
             self._ranks.start()
             self._ranks.load()
         except BaseException:
@@ -599,8 +605,14 @@ class Executor(abstract.Executor):  # type: ignore[misc]
             raise
         if set_torch_threads := interface.optional("set_torch_threads"):
             set_torch_threads()  # this process only schedules
-        if self._survivor:
-            self._survivor.note()
+
+    def note(self) -> None:
+        """Has `coxswain status` and /readyz tell whether the engine is ready. Any thread."""
+        note = self._survivor.note() if self._survivor else {}
+        if self.not_ready:
+            note["not_ready"] = self.not_ready
+        with contextlib.suppress(Error):  # the next ranks get it
+            self._ranks.group.note = json.dumps(note) if note else ""
 
     def _new_ranks(
         self,

@@ -1,9 +1,9 @@
 # The Python package: one test of CTest for each file, run by pytest.
 if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
-    # What takes longer: torch comes from PyPI, misuse and group wait for ranks that hang or die
+    # What takes longer: torch comes from PyPI, ready, misuse and group wait for ranks that hang or die
     # often, fork_server and objects for imports, core_dump for the end of a core. packaging compiles
     # the product, and the library once more.
-    set(python_all torch_worker misuse group fork_server launch arguments objects output forked
+    set(python_all ready torch_worker misuse group fork_server launch arguments objects output forked
         core_dump)
     file(GLOB python_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/test_*.py)
     foreach(path IN LISTS python_tests)

@@ -80,14 +80,23 @@ def act(data):
     if verb == "print":
         print("a line", flush=True)
         print("an error line", file=sys.stderr, flush=True)
-    if verb == "wait":  # for a file that the test makes
-        while not os.path.exists(words[-1]):
-            time.sleep(0.001)
     return verb.encode()
 
 
 def obey():
     coxswain.serve(act)
+
+
+def wait(data):
+    """b"RANK PATH": this rank replies when there is a file of that path, the others at once."""
+    rank, path = bytes(data).split(b" ", 1)
+    while coxswain.rank() == int(rank) and not os.path.exists(path):
+        time.sleep(0.001)
+    return rank
+
+
+def hold():
+    coxswain.serve(wait)
 
 
 def wait_for_file():

@@ -1,5 +1,6 @@
 """Models, and engines in other processes, for tests with a real vLLM (sh tools/test vllm)."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -200,6 +201,26 @@ class Server:
         import openai
 
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    @contextlib.contextmanager
+    def readyz(self):
+        """Gives a function that returns status and text of /readyz of `coxswain metrics`."""
+        command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "metrics"]
+        command += ["--name", self.name, "--serve", "0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            url = process.stderr.readline().split()[-1].replace("/metrics", "/readyz")
+
+            def ask():
+                try:
+                    with urllib.request.urlopen(url, timeout=20) as reply:
+                        return reply.status, reply.read().decode()
+                except urllib.error.HTTPError as error:
+                    return error.code, error.read().decode()
+
+            try:
+                yield ask
+            finally:
+                process.terminate()
 
     def note(self):
         """What `coxswain status` says of incidents and spares."""

@@ -101,6 +101,10 @@ class Worker(CPUWorker):
             import oom
 
             assert oom.kill([os.getpid()])
+        if action == "hang":  # until there is that file
+            while not os.path.exists(os.environ["VLLM_TEST_FAULT"] + ".end"):
+                time.sleep(0.01)
+            return
         os.kill(os.getpid(), getattr(signal, action))
 
     # ---- what tests call by name ----

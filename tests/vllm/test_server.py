@@ -1,13 +1,18 @@
 """vLLM's API server over Coxswain: its texts, and what it says of a rank that fails."""
 
+import concurrent.futures
+import contextlib
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import time
+import urllib.request
 
 import openai
 import pytest
-from conftest import SUMS, children, shared_memory, status, wait_for_end
+from conftest import SUMS, children, shared_memory, status, wait_for_end, wait_until
 
 
 def lines():
@@ -72,6 +77,51 @@ def test_a_rank_that_fails_in_a_step(server, fault, texts):
         assert running.process.wait(60) is not None
         wait_for_end(pids)
         assert not left(running.name, before)
+
+
+def until(readyz, status):
+    """What /readyz says until it has that status, and with it."""
+    said = []
+
+    def is_so():
+        found = readyz()
+        if found not in said:
+            said.append(found)
+        return found[0] == status
+
+    wait_until(is_so, lambda: f"{said}")
+    return [text for _, text in said]
+
+
+def test_ready_means_that_it_can_generate(server):
+    """At the start, while a rank hangs in a step, and while ranks are replaced."""
+    options = {"VLLM_COXSWAIN_ON_DEATH": None, "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15"}
+    running = server(**options)
+    with contextlib.ExitStack() as stack:
+        stack.callback(running.__exit__)
+        readyz = stack.enter_context(running.readyz())
+        first = until(readyz, 200)
+        assert "the engine is being started: its ranks have run no step yet\n" in first
+        with running, concurrent.futures.ThreadPoolExecutor() as pool:
+            running.inject("1 hang execute")
+            asked = pool.submit(ask, running.client(), "27+58=")
+            (*_, text) = until(readyz, 503)
+            assert re.fullmatch(
+                r"rank(s 0,)? 1 owes? execute \d+, and no rank has moved for a third of the 15 s "
+                r"that it may take\n",
+                text,
+            )
+            with urllib.request.urlopen(f"{running.url}/health", timeout=5) as health:
+                assert health.status == 200  # vLLM's own
+            pathlib.Path(running.fault + ".end").touch()
+            assert asked.result().choices[0].text == "85"
+            until(readyz, 200)
+            pid = running.pids()[1]
+            os.kill(pid, signal.SIGKILL)
+            until(readyz, 503)
+            cause = f"its ranks are being replaced: rank 1 (pid {pid}) was killed by signal 9"
+            assert any(text.startswith(cause) for text in until(readyz, 200))
+            assert ask(running.client(), "27+58=").choices[0].text == "85"
 
 
 def test_coxswain_stop_ends_an_idle_server(server):

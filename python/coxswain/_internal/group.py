@@ -652,6 +652,7 @@ class Group:
         self._events.start()
         _groups.add(self)
         try:
+            self._set_note(self._note)
             check(lib.coxpy_group_start(self._native, err), err)
             result = ffi.new("int *")
             # In slices, so that signal handlers run between them.
@@ -789,15 +790,23 @@ class Group:
     @property
     def note(self) -> str:
         """What `coxswain status` shows beside the group's own figures: text, or a JSON object, of
-        which each key is a line. It may be set; 4,095 bytes at most."""
+        which each key is a line. It may be set, also before start; 4,095 bytes at most.
+
+        A key "not_ready" of the object makes the group degraded, and `/readyz` 503, with its value,
+        a text: why this program cannot serve. An engine sets it until its ranks have run a step."""
         return self._note
 
     @note.setter
     def note(self, note: str) -> None:
-        err = new_error()
-        text = ffi.new("char[]", bytes_of(note))
-        check(self._use(lambda _: lib.coxpy_group_set_note(self._native, text, err)), err)
+        if self._state == "new":
+            self._process.check()
+        else:
+            self._use(lambda _: self._set_note(note))
         self._note = note
+
+    def _set_note(self, note: str) -> None:
+        err = new_error()
+        check(lib.coxpy_group_set_note(self._native, ffi.new("char[]", bytes_of(note)), err), err)
 
     @property
     def socket(self) -> str:

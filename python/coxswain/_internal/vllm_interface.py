@@ -146,6 +146,9 @@ OPTIONAL = {
     "disable": "vllm.utils.watch_dog:WatchDog.disable()",
 }
 
+#: The last call of an engine's start, in which every rank runs the model.
+STARTED = "compile_or_warm_up_model"
+
 #: Calls of an engine's start, after the load of the model. vLLM sets no limit to any of it, and a
 #: rank that hangs would have everybody wait for ever.
 START = (
@@ -155,7 +158,7 @@ START = (
     "determine_available_memory",
     "initialize_from_config",
     "get_simple_cpu_offload_num_cpu_blocks",
-    "compile_or_warm_up_model",
+    STARTED,
 )
 
 #: What wait_for_start raises when an engine does not start; the cause is added to it.

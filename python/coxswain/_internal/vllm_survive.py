@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
 import re
 import threading
 import time
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 
 from vllm.logger import init_logger
 
-from . import vllm_spares as _vllm_spares
+from . import vllm_interface as interface, vllm_spares as _vllm_spares
 from .. import vllm_worker
 from .errors import Closed, Error, RankDied, RankError, TimedOut
 
@@ -43,8 +42,6 @@ _READS = re.compile(
 )
 # Calls of a running engine that are repeated in new ranks.
 _REPEATED = ("sleep", "wake_up", "reload_weights")
-# The last call of an engine's start.
-_STARTED = "compile_or_warm_up_model"
 _DEVICE_ERRORS = re.compile(
     r"AcceleratorError|CUDA error|HIP error|NCCL|device-side|gloo|"
     r"Connection (reset|closed)"
@@ -171,7 +168,7 @@ class Survivor:
         self._executor = executor
         self._incidents, self._window = options.incidents, options.window
         self._is_v1 = not getattr(config, "use_v2_model_runner", False)
-        self.spares = _vllm_spares.Spares(options.spares, self._new_spares, self.note)
+        self.spares = _vllm_spares.Spares(options.spares, self._new_spares, executor.note)
         # of the group
         self._name = ""
         # of the engine, once it has made it
@@ -253,7 +250,7 @@ class Survivor:
                     results[i], reply.generators = result.output, result.generators
         elif not self._started:
             self._setup.append(call)
-            if reply.method == _STARTED:
+            if reply.method == interface.STARTED:
                 self._started = True
                 self.spares.fill()
         elif reply.method in _REPEATED:
@@ -340,12 +337,14 @@ class Survivor:
             logger.error("Coxswain group %s: %s. Replacing its ranks.", name, error)
             self._count(error, seen)
             self.stale = True
+            executor.not_ready = f"its ranks are being replaced: {_first_line(error)}"
             try:
                 self._start_ranks()
             except Exception as again:  # pylint: disable=broad-exception-caught
                 error = again if isinstance(again, Error) else Closed(f"{again!r}")
                 ranks, seen = executor._ranks, time.monotonic()
-        self.note()
+        executor.not_ready = ""
+        executor.note()
         return True
 
     def _obstacle(self) -> str:
@@ -396,6 +395,7 @@ class Survivor:
                     self._name, standby=not old.on_nodes
                 )
                 executor._ranks = ranks
+                executor.note()
                 if executor._stopping:
                     ranks.stop(kill=True)
                     raise Closed("the engine ends")
@@ -437,7 +437,7 @@ class Survivor:
             *(name, incident.pause, parts, self.count),
         )
         self.spares.fill()
-        self.note()
+        self._executor.note()
 
     def _introduce(self) -> None:
         from vllm.v1.core.sched.output import NewRequestData
@@ -461,8 +461,8 @@ class Survivor:
     def _send(self, payload: bytes, ranks: Any) -> None:
         ranks.submit(payload, time.monotonic() + _CALL_SECONDS).result()
 
-    def note(self) -> None:
-        """Has `coxswain status` show incidents and spares."""
+    def note(self) -> dict[str, Any]:
+        """What `coxswain status` shows of incidents and spares."""
         note: dict[str, Any] = {
             "spares": str(self.spares),
             "spares_ready": int(self.spares.ready),
@@ -470,11 +470,14 @@ class Survivor:
             "pauses_s": round(self._pauses(), 3),
         }
         if incident := self._incident:
-            note["last_incident"] = incident.cause.split("\n")[0][:500]
+            note["last_incident"] = _first_line(incident.cause)
             note["pause_s"] = round(incident.pause, 3)
             note["pause_parts_s"] = {part: round(took, 3) for part, took in incident.parts.items()}
-        with contextlib.suppress(Error):  # the next ranks get it
-            self._executor._ranks.group.note = json.dumps(note)
+        return note
+
+
+def _first_line(cause: object) -> str:
+    return str(cause).split("\n")[0][:500]
 
 
 def _nothing(step: Any) -> Any:
