@@ -535,9 +535,6 @@ class Reply(concurrent.futures.Future[Any]):
             results = [pickle.loads(reply) for reply in chosen]
             if survivor:
                 results = survivor.succeeded(self, results)
-            if self.method == interface.STARTED:
-                executor.not_ready = ""
-                executor.note()
             result: Any = results if self._reply_rank is None else results[0]
             self.set_result(self._aggregate(result) if self._aggregate else result)
         except Error as error:
@@ -663,7 +660,25 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         reply = self._call(
             name, (sent, args, kwargs or {}), timeout, unique_reply_rank, aggregators
         )
-        return reply if non_block else reply.result()
+        if non_block:
+            return reply
+        result = reply.result()
+        if method == interface.STARTED:
+            self._first_step()
+        return result
+
+    def _first_step(self) -> None:
+        """The engine has started: once every rank has run the model, it is ready. Engines that
+        compute in lockstep may have started at other times: they run none."""
+        try:
+            if self._samples and self.parallel_config.data_parallel_size == 1:
+                timeout = envs.VLLM_ENGINE_READY_TIMEOUT_S  # it may still import and compile
+                self.collective_rpc("execute_dummy_batch", timeout)
+        except BaseException:
+            self._end(kill=True)  # vLLM does not shut down an engine that has not started
+            raise
+        self.not_ready = ""
+        self.note()
 
     def _call(
         self,

@@ -146,7 +146,7 @@ OPTIONAL = {
     "disable": "vllm.utils.watch_dog:WatchDog.disable()",
 }
 
-#: The last call of an engine's start, in which every rank runs the model.
+#: The last call of an engine's start.
 STARTED = "compile_or_warm_up_model"
 
 #: Calls of an engine's start, after the load of the model. vLLM sets no limit to any of it, and a
