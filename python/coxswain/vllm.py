@@ -35,6 +35,7 @@ from vllm.v1.executor import abstract
 from ._internal import (
     launch as _launch,
     output as _output,
+    vllm_choices as _vllm_choices,
     vllm_fork as _vllm_fork,
     vllm_interface as interface,
     vllm_plugin as _vllm_plugin,
@@ -109,6 +110,8 @@ class Options:
     #: clients of the API server get the whole cause of an engine's end; False: which rank failed
     #: and how, without paths, pids and other texts of this host
     tell_clients: bool = True
+    #: what the ranks choose for a step is compared; not with nodes
+    compare: bool = True
 
     @classmethod
     def of(cls, config: VllmConfig) -> Options:
@@ -151,7 +154,7 @@ class Options:
         if options.spares != "none" and options.on_death != "restart":
             raise Invalid(f"spares {options.spares!r} goes together with on_death 'restart' only")
         options.incidents, options.window = int(options.incidents), float(options.window)
-        for flag in ("insecure_loopback", "tell_clients", "fork_server"):
+        for flag in ("insecure_loopback", "tell_clients", "fork_server", "compare"):
             setattr(options, flag, getattr(options, flag) in (True, "1", "true"))
         if options.nodes and not (options.name and options.cluster and options.master):
             raise Invalid("with nodes the group needs a name, a cluster and a master")
@@ -199,6 +202,8 @@ class Ranks:
         self._started = False
         #: calls of the initialisation that they have had
         self.prepared = 0
+        #: of what they choose, once they are loaded; None: it is not compared
+        self.comparison: _vllm_choices.Comparison | None = None
         self.loaded = False
         # what they make in /dev/shm begins so
         self._stem = f"coxswain_vllm_{uuid.uuid4().hex}"
@@ -248,6 +253,7 @@ class Ranks:
             ),
             lock_path=stem,
             drivers=[rank % tensor_parallel_size == 0 for rank in range(self.world_size)],
+            compares=self._options.compare and not self.on_nodes,
         )
         try:
             replies = self.group.call(
@@ -257,8 +263,16 @@ class Ranks:
             _place(error, "load_model")
             raise
         self.loaded = True
+        paths = []
         for reply in replies:
-            _unlink(pickle.loads(reply))
+            names, path = pickle.loads(reply)
+            _unlink(names)
+            paths.append(path)
+        if all(paths):
+            try:
+                self.comparison = _vllm_choices.Comparison(paths, tensor_parallel_size)
+            except OSError as error:
+                logger.warning("What ranks choose for a step is not compared: %s", error)
         if self._config.device_config.device_type == "cpu":
             # All ranks have mapped them. NCCL may need its store later, at a first collective.
             _unlink(glob.glob(f"{stem}*"))
@@ -535,6 +549,8 @@ class Reply(concurrent.futures.Future[Any]):
             results = [pickle.loads(reply) for reply in chosen]
             if survivor:
                 results = survivor.succeeded(self, results)
+            if self.drops and self.ranks and self.ranks.comparison:
+                executor._compare(self.ranks.comparison, self._future.sequence)
             result: Any = results if self._reply_rank is None else results[0]
             self.set_result(self._aggregate(result) if self._aggregate else result)
         except Error as error:
@@ -608,6 +624,9 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         note = self._survivor.note() if self._survivor else {}
         if self.not_ready:
             note["not_ready"] = self.not_ready
+        comparison = self._ranks.comparison
+        if comparison and comparison.since:
+            note["diverged"] = f"{comparison.text[:1000]}, since execute {comparison.since}"
         with contextlib.suppress(Error):  # the next ranks get it
             self._ranks.group.note = json.dumps(note) if note else ""
 
@@ -789,7 +808,31 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         if ranks is self._ranks:
             self._fail(Closed(text))
 
+    def _compare(self, comparison: _vllm_choices.Comparison, sequence: int) -> None:
+        """Tells when ranks begin to choose otherwise for a step, and when that is over. It is no
+        failure: what is harmful hangs, or fails, and has the same text then."""
+        if not comparison.check(sequence):
+            return
+        if comparison.since:
+            text = "Coxswain group %s: %s, since execute %d"
+            logger.error(text, self._ranks.name, comparison.text, comparison.since)
+        else:
+            text = "Coxswain group %s: the ranks choose alike again, in execute %d"
+            logger.info(text, self._ranks.name, sequence)
+        self.note()
+
     def _cause(self, error: Error, reply: Reply) -> Error:
+        """What is behind an error: a death, and what ranks have chosen otherwise in that step."""
+        error = self._death(error, reply)
+        comparison = reply.ranks.comparison if reply.ranks else None
+        if comparison and reply._future and (sequence := reply._future.sequence):
+            if text := comparison.differences(sequence):
+                text = f"{text}, since execute {comparison.since or sequence}."
+                if text not in getattr(error, "__notes__", ()):
+                    error.add_note(text)
+        return error
+
+    def _death(self, error: Error, reply: Reply) -> Error:
         """The death behind an error: a rank whose peer died may say so first."""
         ranks = reply.ranks
         if isinstance(error, RankError) and ranks and self.world_size > 1:

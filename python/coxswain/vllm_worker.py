@@ -23,6 +23,7 @@ from multiprocessing import resource_tracker, shared_memory
 from typing import Any
 from collections.abc import Sequence
 
+from ._internal import vllm_choices
 from ._internal.errors import Closed
 from ._internal.worker import Request, Worker, _explain
 
@@ -36,6 +37,8 @@ class Start:
     lock_path: str
     #: whether each rank is the first one of its tensor parallel group
     drivers: list[bool]
+    #: what ranks choose for a step is recorded
+    compares: bool
 
 
 def pickled(value: Any) -> bytes:
@@ -92,6 +95,7 @@ class Rank:
         #: None: it is off
         self.watch_dog: Any = None
         self.outputs: Outputs | None = None
+        self.choices: vllm_choices.Choices | None = None
         #: in /dev/shm, that this process has the tracker remove
         self.names: list[str] = []
         worker_type = config.parallel_config.worker_cls
@@ -100,8 +104,9 @@ class Rank:
         if find_model := interface.optional("model_class"):
             find_model(config.model_config)
 
-    def load(self, start: Start) -> list[str]:
-        """Loads the model. Returns the names in /dev/shm that the rank has made."""
+    def load(self, start: Start) -> tuple[list[str], str]:
+        """Loads the model. Returns the names in /dev/shm that the rank has made, and the path of
+        what it chooses, "": it is not recorded."""
         from vllm.platforms import current_platform
 
         from ._internal import vllm_interface as interface
@@ -158,8 +163,15 @@ class Rank:
         if watched is not None and watched.dump_dir:
             start_watch_dog = interface.optional("start_watch_dog")
             self.watch_dog = start_watch_dog(f"worker_{rank}", watched, _logger())
+        if start.compares:
+            self.choices = vllm_choices.Choices(self._log_once_for_all)
+            self.choices.install(partial(vllm_choices.describe_layout, self.worker))
         self.loaded = True
-        return made
+        return made, self.choices.path if self.choices else ""
+
+    def _log_once_for_all(self, text: str) -> None:
+        if self.rank == 0:
+            _logger().warning(text)
 
     def _register(self, stem: str) -> None:
         """Has the names of this start removed where the engine is killed: multiprocessing's tracker
@@ -178,6 +190,8 @@ class Rank:
         """Runs one call. Its reply may come later, from the thread of Outputs."""
         try:
             method, args, kwargs, reply_rank = pickle.loads(request.data)
+            if self.choices is not None:
+                self.choices.begin(request.sequence)
             if method == "coxswain:step":
                 scheduler_output, grammar_output, sample = args
                 output = self._call("execute_model", (scheduler_output,), {})
@@ -216,6 +230,8 @@ class Rank:
         if self.watch_dog is not None:
             self.watch_dog.feed()
         output = function(*args, **kwargs)
+        if self.choices is not None and method == "initialize_from_config":
+            self.choices.layout_changes()
         if self.watch_dog is not None:
             self.watch_dog.feed()  # what follows has the whole limit again
         return output

@@ -17,10 +17,8 @@ def requests(group):
     return next(one.published for one in group.status().channels if one.name == "execute")
 
 
-def main():
-    job = json.loads(sys.argv[1])
-    from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
+def make(job):
+    """The engine of a job."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -37,7 +35,15 @@ def main():
         worker_cls="faulty_worker.Worker",
     ).create_engine_config()
     config.scheduler_config.async_scheduling = job["async"]
-    engine = LLMEngine.from_vllm_config(config)
+    return LLMEngine.from_vllm_config(config)
+
+
+def main():
+    job = json.loads(sys.argv[1])
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    engine = make(job)
     group = engine.engine_core.engine_core.model_executor._ranks.group
     sampling = engines.sampling(SamplingParams)
     for how in sampling if job["regex"] else ():

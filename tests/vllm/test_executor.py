@@ -233,8 +233,10 @@ def test_a_death_while_idle_is_told_at_once(make, tmp_path, monkeypatch):
 @pytest.mark.parametrize("on_death", ["fail", "restart"])
 def test_coxswain_stop_ends_the_engine(make, on_death):
     """A call that hangs and later ones raise Closed; no rank is replaced."""
-    executor = make(additional_config={"coxswain": {"on_death": on_death}})
+    compares = on_death == "restart"
+    executor = make(additional_config={"coxswain": {"on_death": on_death, "compare": compares}})
     ranks = executor._ranks
+    assert (ranks.comparison is not None) == compares
     told = threading.Event()
     executor.register_failure_callback(told.set)
     reply = executor.collective_rpc(lambda worker: __import__("time").sleep(60), non_block=True)
@@ -357,7 +359,7 @@ def test_a_watch_dog_is_fed_around_each_call():
             seen.append("replied")
 
     rank = object.__new__(vllm_worker.Rank)
-    rank.rank, rank.worker, rank.watch_dog, rank.late_type = 0, Worker(), WatchDog(), WatchDog
+    rank.rank, rank.worker, rank.watch_dog, rank.choices = 0, Worker(), WatchDog(), None
     with rank.idle():
         seen.append("waits")
     rank.serve(Request())

@@ -16,7 +16,7 @@ import zipfile
 
 import pytest
 from conftest import ROOT
-from coxswain._internal import vllm_interface as interface
+from coxswain._internal import vllm_choices, vllm_interface as interface
 
 # PyPI's package of each. That of 0.33 is built for CUDA: nothing here imports it.
 VERSIONS = {
@@ -223,6 +223,20 @@ def test_the_calls_of_a_start_have_a_limit(source):
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "self.collective_rpc"
     }
     assert {"initialize_from_config", "compile_or_warm_up_model"} <= names <= set(interface.START)
+
+
+def test_what_ranks_choose_is_told_to_the_platform(source):
+    """The hook takes any argument: those that are read are given, by name."""
+    (found,) = (
+        one
+        for one in ast.walk(ast.Module(source.body("vllm.forward_context"), []))
+        if isinstance(one, ast.Call)
+        and ast.unparse(one.func) == "current_platform.set_additional_forward_context"
+    )
+    given = {keyword.arg for keyword in found.keywords}
+    assert {*vllm_choices.ARGUMENTS, "ubatch_slices"} <= given and not found.args
+    for field in ("num_reqs", "uniform", "num_active_loras"):
+        assert source.find(f"vllm.forward_context:BatchDescriptor.{field}"), field
 
 
 def test_late_outputs_are_what_the_rank_takes_them_for(source):

@@ -12,8 +12,10 @@ and `size` by name.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import sys
 from typing import Any
 from collections.abc import Iterable, Iterator
 
@@ -144,6 +146,9 @@ OPTIONAL = {
     "watch_dog": "vllm.config:VllmConfig.watchdog_config",
     "feed": "vllm.utils.watch_dog:WatchDog.feed()",
     "disable": "vllm.utils.watch_dog:WatchDog.disable()",
+    # what a rank chooses for a step
+    "tell_platform": "vllm.platforms:current_platform.set_additional_forward_context",
+    "replay": "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.run_fullgraph(_)",
 }
 
 #: The last call of an engine's start.
@@ -209,6 +214,17 @@ def _is_set_by(owner: Any, attribute: str) -> bool:
 def optional(name: str) -> Any:
     """An object of OPTIONAL, or None."""
     return find(OPTIONAL[name])
+
+
+def is_loaded(name: str) -> bool:
+    """Whether the module of an object of OPTIONAL was imported."""
+    return split(OPTIONAL[name])[0] in sys.modules
+
+
+def replace(name: str, function: Any) -> None:
+    """Has vLLM call another function in place of one of OPTIONAL, which is there."""
+    module, path, _ = split(OPTIONAL[name])
+    setattr(functools.reduce(getattr, path[:-1], sys.modules[module]), path[-1], function)
 
 
 def version() -> str:

@@ -67,11 +67,9 @@ def explain() -> None:
 
 def _wrap(name: str, decorator: Callable[[Any], Any]) -> None:
     """Decorates a function of vLLM's, if this version has it."""
-    module, path, _ = interface.split(interface.OPTIONAL[name])
     function = interface.optional(name)
     if function is not None:
-        owner = functools.reduce(getattr, path[:-1], sys.modules[module])
-        setattr(owner, path[-1], decorator(function))
+        interface.replace(name, decorator(function))
 
 
 def _leaving_cause(construct: Any) -> Any:

@@ -25,6 +25,7 @@ from vllm.logger import init_logger
 
 from . import vllm_interface as interface, vllm_spares as _vllm_spares
 from .. import vllm_worker
+from .vllm_plugin import text_of
 from .errors import Closed, Error, RankDied, RankError, TimedOut
 
 logger = init_logger("vllm.coxswain")
@@ -334,7 +335,7 @@ class Survivor:
                 executor._fail(error)
                 return False
             name = ranks.name or self._name
-            logger.error("Coxswain group %s: %s. Replacing its ranks.", name, error)
+            logger.error("Coxswain group %s: %s. Replacing its ranks.", name, text_of(error))
             self._count(error, seen)
             self.stale = True
             executor.not_ready = f"its ranks are being replaced: {_first_line(error)}"
