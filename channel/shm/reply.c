@@ -95,3 +95,15 @@ COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, ui
     *ret_failed = tag & COX_TAG_FAILED;
     return 0;
 }
+
+void cox_reply_erase(const struct cox_channel *channel, uint32_t rank, uint64_t sequence)
+{
+    memset(reply_base(channel, rank, sequence), 0, COX_PREFIX_SIZE);
+}
+
+bool cox_reply_is_written(const struct cox_channel *channel, uint32_t rank, uint64_t sequence)
+{
+    uint32_t prefix;
+    memcpy(&prefix, reply_base(channel, rank, sequence), sizeof prefix);
+    return prefix != 0; /* no message of a legacy rank is empty */
+}

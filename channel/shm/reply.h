@@ -37,4 +37,9 @@ int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t s
                     uint32_t incarnation, void *buffer, size_t buffer_size, size_t *ret_length,
                     bool *ret_failed, struct cox_error *err);
 
+/* For legacy ranks, whose tokens do not say which request they are for: erase removes what the slot
+ * has, so that is_written tells whether the rank has stored a reply since. */
+void cox_reply_erase(const struct cox_channel *channel, uint32_t rank, uint64_t sequence);
+bool cox_reply_is_written(const struct cox_channel *channel, uint32_t rank, uint64_t sequence);
+
 #endif

@@ -162,7 +162,7 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
     struct cox_gate *gate = &collector->channel->gate;
     struct cox_entry *slot = collector_entry(collector, entry->sequence);
     cox_legacy_bridge_publish(&collector->bridge, collector->records, &entry->asked,
-                              entry->sequence);
+                              entry->sequence, entry->operation->legacy_slotted);
     *slot = *entry;
     slot->published_ns = cox_now_ns();
     cox_state_set_stamp(cox_state_channel(collector->channel->control, collector->channel->id),

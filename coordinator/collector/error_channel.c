@@ -1,10 +1,8 @@
 #include "error_channel.h"
 
 #include "channel/base/base_internal.h"
-#include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "channel/base/thread.h"
-#include "channel/base/tsan.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/sealed.h"
 #include "channel/shm/state.h"
@@ -26,39 +24,19 @@
 static size_t error_channel_fetch(struct cox_error_channel *errors)
 {
     struct cox_gate *gate = &errors->channel->gate;
-    uint8_t *base = errors->channel->response.base;
-    size_t capacity = errors->channel->response.size - COX_PREFIX_SIZE;
-    uint32_t prefix;
-    /* No state word orders this slot: the token does, here and in the worker. */
-    cox_tsan_acquire(base);
-    memcpy(&prefix, base, sizeof prefix);
-    size_t length = le32toh(prefix);
-    if (length > capacity) {
+    const size_t capacity = errors->channel->response.size - COX_PREFIX_SIZE;
+    size_t over;
+    const size_t length = cox_legacy_reports_take(&errors->reports, errors->copy, capacity, &over);
+    if (over)
         cox_log_write(&errors->log, 3,
-                      "the error channel holds a report of %zu bytes, over %zu: dropped", length,
+                      "the error channel holds a report of %zu bytes, over %zu: dropped", over,
                       capacity);
-        length = 0;
-    }
-    memcpy(errors->copy, base + COX_PREFIX_SIZE, length);
-    cox_fault_point(COX_FAULT_REPORT_FETCHED);
-    memset(base, 0, sizeof prefix); /* so that the same report is not read twice */
-    cox_tsan_release(base);
     /* Surplus tokens, from a process that violates the protocol. */
     for (int i = 0; i < COX_RANK_COUNT_MAX && cox_gate_take(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE);
          i++)
         continue;
     cox_gate_post(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE);
     return length;
-}
-
-static const char *report_text(const Coxswain__ExecuteResponse *report)
-{
-    if (report->error_text)
-        return report->error_text;
-    if (report->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
-        report->execute_model_response && report->execute_model_response->err_msg)
-        return report->execute_model_response->err_msg;
-    return "a fault without words";
 }
 
 /* rank: the owner of the slot, whatever the report contains; -1: a shared slot, and the report
@@ -74,8 +52,7 @@ static void error_channel_tell(struct cox_error_channel *errors, int rank, size_
                       "the error channel holds %zu bytes that are no report: dropped", length);
         return;
     }
-    if (report->has_error_sequence && report->has_error_channel &&
-        report->error_channel < COX_TWO_WAY_COUNT) {
+    if (cox_legacy_report_is_of_request(report)) {
         /* The reply to that request may be in its slot already: wake the collector, whatever rank
          * it waits on. */
         cox_collector_wake(&errors->collectors[report->error_channel]);
@@ -85,7 +62,7 @@ static void error_channel_tell(struct cox_error_channel *errors, int rank, size_
     /* MindIE-LLM's workers never set the rank: no rank is not rank 0. */
     bool known = report->has_rank && report->rank >= 0 && (uint32_t)report->rank < rank_count;
     int named_rank = known ? report->rank : -1;
-    errors->report(errors->context, rank >= 0 ? rank : named_rank, report_text(report));
+    errors->report(errors->context, rank >= 0 ? rank : named_rank, cox_legacy_report_text(report));
 }
 
 static void error_channel_take(struct cox_error_channel *errors)
@@ -267,6 +244,7 @@ static void error_channel_end(struct cox_error_channel *errors)
 int cox_error_channel_start(struct cox_error_channel *errors)
 {
     const struct cox_geometry *geometry = &errors->channel->control->geometry;
+    cox_legacy_reports_init(&errors->reports, errors->channel);
     pthread_mutex_init(&errors->heard_lock, NULL);
     errors->copy = malloc(geometry->channels[COX_CHANNEL_ERROR].response_size);
     int r = errors->copy ? cox_arena_init(&errors->arena, 0, ARENA_SIZE_MAX) : -ENOMEM;

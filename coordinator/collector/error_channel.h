@@ -43,6 +43,8 @@ struct cox_error_channel {
     _Atomic uint32_t deaths;
     /* restore waits on it until the thread has restored the slot */
     _Atomic uint32_t restoring;
+    /* named: the slot */
+    struct cox_legacy_reports reports;
     pthread_mutex_t heard_lock;
     /* sealed: reports taken so far from each rank */
     uint64_t heard[COX_RANK_COUNT_MAX];

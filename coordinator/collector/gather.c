@@ -307,8 +307,11 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     if (status)
         cox_report_late(collector, entry, status, gathering);
-    if (status == 0 && entry->operation->step)
+    if (status == 0 && entry->operation->step) {
+        cox_legacy_bridge_read_reports(&collector->bridge, gathering->results[0].response,
+                                       gathering->text, sizeof gathering->text);
         status = cox_report_divergence(collector, entry, gathering, ret_odd);
+    }
     if (status && gathering->text[0] == '\0')
         cox_report_failure(collector, entry, status, gathering);
     *ret_completion = (struct cox_completion){

@@ -384,6 +384,12 @@ static int nested_read(const struct cox_step *step, uint64_t sequence,
                         "the reply to step %" PRIu64 " has %" PRIu32 " tokens for %" PRIu32
                         " sequences",
                         sequence, seen, step->row_count);
+    /* A rank has reported a fault: tokens that claim to be none prove nothing. */
+    for (uint32_t i = 0; response->err_msg && response->err_msg[0] && i < step->row_count; i++)
+        if (ret_ends[i].finish != COX_FINISH_ERROR)
+            return cox_fail(err, COX_REJECTED,
+                            "during step %" PRIu64 " a rank reported a fault: %s", sequence,
+                            response->err_msg);
     return 0;
 }
 

@@ -14,20 +14,26 @@ Environment, for tests:
                                  the KV cache descriptor alone, "old" (up to 3.0.0.beta.2) in the map alone, "mixed" old on
                                  even ranks and new on odd ones, "neither" on rank 1 and new on the others
     COX_LEGACY_NEEDS=key,key     refuse an init whose configuration lacks one of them, too; key=value: with another value
-    COX_LEGACY_FINISH=n:reason[:text]  the n-th token of every sequence has this finish reason; 7 and 9 come with token 0;
-                                 text beside it, as err_msg
+    COX_LEGACY_FINISH=n:reason   the n-th token of every sequence has this finish reason; 7 and 9 come with token 0
+    COX_LEGACY_STEP_FAULT=rank:n:reason:text  that rank's n-th MODEL_INFER fails as the original's do: text is reported,
+                                 and then the reply ends every sequence of the step with this reason and token 0
+    COX_LEGACY_HANG=rank:n       that rank never replies to its n-th MODEL_INFER
     COX_LEGACY_UNLINK=1          at a clean exit, wait until the resource tracker has unlinked the opened region names
+
+As the original's, a worker that gets SIGTERM posts all semaphores of its channels, whether a request is under way or not,
+and ends with status 1: its threads do not survive that it closes them.
 
 As with the original, Python's resource tracker, a process beside each worker, unlinks by name every region that the worker
 had opened: after the worker's end, however that came, and unless it is killed itself before.
 
-Exit status: 0 after MODEL_FINALIZE, 2 command line or names refused, 3 bytes that make no sense, 4 parent gone.
+Exit status: 0 after MODEL_FINALIZE, 1 SIGTERM, 2 command line or names refused, 3 bytes that make no sense, 4 parent gone.
 """
 
 import argparse
 import ctypes
 import errno
 import os
+import signal
 import stat
 import struct
 import sys
@@ -330,9 +336,13 @@ class Worker:
         fail_rank, _, self.fail_text = os.environ.get("COX_LEGACY_FAIL", "").partition(":")
         self.fail_pending = fail_rank != "" and int(fail_rank) == self.rank
         self.init_form = os.environ.get("COX_LEGACY_INIT", "new")
-        finish = os.environ.get("COX_LEGACY_FINISH", "0:0").split(":", 2)
-        self.finish_at, self.finish_reason = int(finish[0]), int(finish[1])
-        self.finish_text = finish[2] if len(finish) > 2 else ""
+        self.finish_at, self.finish_reason = map(int, os.environ.get("COX_LEGACY_FINISH", "0:0").split(":"))
+        fault = os.environ.get("COX_LEGACY_STEP_FAULT", "-1:0:0:").split(":", 3)
+        self.step_fault_at = int(fault[1]) if int(fault[0]) == self.rank else 0
+        self.step_fault_reason, self.step_fault_text = int(fault[2]), fault[3]
+        hang_rank, hang_at = map(int, os.environ.get("COX_LEGACY_HANG", "-1:0").split(":"))
+        self.hang_at = hang_at if hang_rank == self.rank else 0
+        self.steps = 0
         self.needs = [key for key in os.environ.get("COX_LEGACY_NEEDS", "").split(",") if key]
 
         self.sequences = {}
@@ -386,13 +396,23 @@ class Worker:
             self.execute.reply_of_first(self.response(execute_type, 4, chunk(5, self.fail_text)))
             self.report(self.fail_text)
             return
-        model = fields(last(request, 3, b""))
-        outputs = b"".join(chunk(1, self.infer_group(fields(group))) for group in model.get(1, []))
+        self.steps += 1
+        if self.steps == self.hang_at:
+            threading.Event().wait()
+        groups = [fields(group) for group in fields(last(request, 3, b"")).get(1, [])]
+        if self.steps == self.step_fault_at:
+            self.report(self.step_fault_text)
+            outputs = b"".join(chunk(1, self.ended_group(group)) for group in groups)
+        else:
+            outputs = b"".join(chunk(1, self.infer_group(group)) for group in groups)
         if self.delay_s:
             time.sleep(self.delay_s)
-        if any(sequence.replies == self.finish_at for sequence in self.sequences.values()):
-            outputs += words(5, self.finish_text)
         self.execute.reply_of_first(self.response(execute_type, 4, outputs))
+
+    def ended_group(self, group):
+        return b"".join(chunk(1, number(1, seq_id) + number(2, seq_id) + packed(3, [0]) + packed_floats(4, [0.0]) +
+                              number(5, self.step_fault_reason) + number(7, 1) + number(11, 1))
+                        for seq_id in int64_array(last(group, 3, b"")))
 
     def infer_group(self, group):
         text(group, 1)  # a string that is no UTF-8 is the end of this worker
@@ -407,8 +427,11 @@ class Worker:
         samples = b""
         at = 0
         for i, (seq_id, length) in enumerate(zip(seq_ids, lengths)):
-            sequence = self.sequences.setdefault(seq_id, Sequence())
-            if prefill[i] if i < len(prefill) else last(group, 2, 0):
+            is_prefill = prefill[i] if i < len(prefill) else last(group, 2, 0)
+            if is_prefill and (seq_id not in self.sequences or self.sequences[seq_id].replies):
+                self.sequences[seq_id] = Sequence()  # a prompt that had replies begins again
+            sequence = self.sequences[seq_id]
+            if is_prefill:
                 tokens = prompt[at:at + length]
                 at += length
                 if i < len(ends) and len(tokens) >= ends[i]:
@@ -526,7 +549,15 @@ class Worker:
         if channel is self.execute:
             self.end(0)
 
+    def terminated(self, _signal, _frame):
+        for channel in (self.execute, self.link, self.transfer, self.recover):
+            for semaphore in (channel.request_consume, channel.request_produce, channel.response_consume,
+                              channel.response_produce):
+                semaphore.post()
+        os._exit(1)
+
     def run(self, parent_pid):
+        signal.signal(signal.SIGTERM, self.terminated)
         for name, channel, handler in (("execute", self.execute, self.on_execute),
                                        ("transfer", self.transfer, self.on_transfer),
                                        ("shared_sync_link", self.link, self.on_link),

@@ -9,6 +9,7 @@ With COXSWAIN_TEST_ATTACH=sealed in the environment, groups are sealed where a t
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -314,14 +315,15 @@ def legacy_workers_say_how_a_prompt_ended():
         skip("legacy workers")
 
     def finish_of(reason, text=""):
+        said = {"COX_LEGACY_STEP_FAULT": "0:3:%d:%s" % (reason, text)} if text else {"COX_LEGACY_FINISH": "3:%d" % reason}
         result = generate("--legacy-workers", "--worker", "%s %s" % (sys.executable, LEGACY_WORKER), "--tokens", "--json", "--max-tokens",
-                          "5", "1 5 10", env=environment(COX_LEGACY_FINISH="3:%d%s" % (reason, text)))
+                          "5", "1 5 10", env=environment(**said))
         return result, json.loads(result.out)
     for reason, wanted in ((1, "stop"), (2, "stop"), (3, "stop"), (5, "length"), (6, "length")):
         result, told = finish_of(reason)
         check(result.status == 0 and told["finish"] == wanted and told["tokens"] == [16, 17, 18], "%d: %s" % (reason, told), result)
     for reason, text, words in ((7, "", "the output does not have the structure that was asked for (finish reason 7)"),
-                                (9, ":no blocks are left", "out of memory (finish reason 9): no blocks are left"),
+                                (9, "no blocks are left", "out of memory (finish reason 9): no blocks are left"),
                                 (4, "", "a reason that is unknown here (finish reason 4)"),
                                 (-1, "", "a reason that is unknown here (finish reason -1)")):
         result, told = finish_of(reason, text)
@@ -337,6 +339,48 @@ def legacy_workers_say_how_a_prompt_ended():
     check([item["finish"] for item in told] == ["error", "error"] and result.status == 1, "wrong: %s" % told, result)
     result = expect(generate("--name", name, "--tokens", "--max-tokens", "2", "1 5 10"), 0)
     check(result.out == "1 5 10 16 17\n", "wrong tokens", result)
+    process.terminate()
+    expect(finish(process), 0, "the group ends")
+
+
+@test
+def a_fault_that_a_legacy_rank_reports_fails_its_step():
+    """MindIE-LLM's ranks report a fault of their device, and then reply as if every text ended with token 0 there; where
+    the fault is not rank 0's, rank 0 replies with tokens that may be wrong. Both were taken for the text."""
+    if not rights.legacy_fits():
+        skip("legacy workers")
+    for fault in ("0:3:1:MIE05E01000B", "1:3:9:MIE05E01000A"):
+        result = generate("-n", "2", "--legacy-workers", "--worker", "%s %s" % (sys.executable, LEGACY_WORKER), "--tokens", "--json",
+                          "--max-tokens", "5", "1 5 10", env=environment(COX_LEGACY_STEP_FAULT=fault))
+        expect(result, 0, "a rank reported a fault: " + fault[6:])
+        told = json.loads(result.out)
+        # The step is run again from the tokens so far, whose sum is the next one.
+        check(told["tokens"] == [16, 17, 49, 50, 51] and told["finish"] == "length", "wrong tokens: %s" % told, result)
+
+
+@test
+def a_legacy_rank_that_is_asked_to_end_has_not_replied():
+    """SIGTERM makes MindIE-LLM's worker post all its semaphores: the reply before was taken for the one that is awaited, and
+    the text had a token twice."""
+    if not rights.legacy_fits():
+        skip("legacy workers")
+    name = harness.fresh_name("asked")
+    # Only the first processes hang.
+    hangs = temporary("")
+    worker = temporary("#!/bin/sh\ntest $2 = 0 -a -e %s && { rm %s; export COX_LEGACY_HANG=0:3; }\nexec %s %s \"$@\"\n" %
+                       (hangs, hangs, sys.executable, LEGACY_WORKER), 0o700)
+    process = start(["run", "-n", "2", "--name", name, "--legacy-workers", "--on-death", "restart-all", "--worker", worker])
+    ready(process, 2)
+    rank = status_of(name)["ranks"][0]["pid"]
+    asked = start(["generate", "--name", name, "--tokens", "--max-tokens", "5", "1 5 10"])
+
+    def hangs_now():
+        execute = status_of(name)["channels"][0]
+        return execute["published"] >= 4 and execute["in_flight"]
+    wait_until(hangs_now, "the step that hangs")
+    os.kill(rank, signal.SIGTERM)
+    result = expect(finish(asked), 0)
+    check(result.out == "1 5 10 16 17 49 50 51\n", "wrong tokens", result)
     process.terminate()
     expect(finish(process), 0, "the group ends")
 

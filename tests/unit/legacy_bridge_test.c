@@ -2,10 +2,13 @@
  * by this process; multi/legacy has real legacy workers. */
 #include "coordinator/collector/legacy_bridge.h"
 
+#include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "channel_fixture.h"
 #include "coordinator/process/rank.h"
 #include "proto/executor.pb-c.h"
+
+#include <endian.h>
 
 #define GROUP test_name("b")
 
@@ -41,17 +44,28 @@ static void group_gone(struct group *group)
 {
     cox_legacy_bridge_deinit(&group->bridge);
     cox_channel_close(&group->channel);
-    cox_control_unlink_names(GROUP, &group->control.geometry, 1);
+    cox_control_unlink_names(GROUP, &group->control.geometry, COX_CONTROL_PART_COUNT);
     cox_control_close(&group->control);
 }
 
 static void publish(struct group *group, uint64_t sequence)
 {
-    cox_legacy_bridge_publish(&group->bridge, group->records, &group->all, sequence);
+    cox_legacy_bridge_publish(&group->bridge, group->records, &group->all, sequence, false);
 }
 
+static void reply_write(struct group *group, uint32_t rank)
+{
+    size_t capacity;
+    uint8_t *slot = cox_reply_slot(&group->channel, rank, 1, false, &capacity);
+    const uint32_t length = htole32(3);
+    memcpy(slot - COX_PREFIX_SIZE, &length, sizeof length);
+}
+
+/* rank 0 writes its reply first */
 static void post(struct group *group, uint32_t rank, enum cox_wakeup wakeup)
 {
+    if (rank == 0 && wakeup == COX_WAKEUP_RESPONSE_CONSUME)
+        reply_write(group, rank);
     cox_gate_post(&group->channel.gate, rank, wakeup);
     cox_legacy_bridge_update(&group->bridge, rank);
 }
@@ -115,8 +129,41 @@ static void a_token_of_this_process_is_no_reply(void **state)
     cox_legacy_bridge_expect_wake(&group.bridge, 0);
     cox_legacy_bridge_waited(&group.bridge, 0);
     expect_words(&group, 0, 5, 0);
+    reply_write(&group, 0);
     cox_legacy_bridge_waited(&group.bridge, 0);
     expect_words(&group, 0, 5, 5);
+    group_gone(&group);
+}
+
+/* A MindIE-LLM worker that gets SIGTERM posts its semaphores: the previous reply was taken for the
+ * next one. */
+static void a_token_without_a_reply_is_dropped(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group);
+    publish(&group, 5);
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 0, 5, 5);
+    publish(&group, 6);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        cox_gate_post(&group.channel.gate, rank, COX_WAKEUP_REQUEST_PRODUCE);
+        cox_gate_post(&group.channel.gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
+        cox_legacy_bridge_update(&group.bridge, rank);
+    }
+    expect_words(&group, 0, 6, 5);
+    expect_words(&group, 1, 6, 6); /* it writes nothing */
+    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 0, 6, 6);
+    /* where every rank writes */
+    cox_legacy_bridge_publish(&group.bridge, group.records, &group.all, 7, true);
+    post(&group, 1, COX_WAKEUP_REQUEST_PRODUCE);
+    post(&group, 1, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 1, 7, 6);
+    reply_write(&group, 1);
+    post(&group, 1, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 1, 7, 7);
     group_gone(&group);
 }
 
@@ -201,6 +248,62 @@ static void replies_are_brought_into_our_form(void **state)
     assert_int_equal(reply.status, COX_REJECTED);
 }
 
+/* As a rank does that has the slot's token. */
+static void report_write(struct cox_channel *errors, const char *text)
+{
+    Coxswain__ExecuteModelResponse step = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__ExecuteResponse report = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    report.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    report.execute_model_response = &step;
+    step.err_msg = (char *)(uintptr_t)text;
+    uint8_t *slot = errors->response.base;
+    const uint32_t length =
+        htole32((uint32_t)coxswain__execute_response__pack(&report, slot + COX_PREFIX_SIZE));
+    memcpy(slot, &length, sizeof length);
+}
+
+static void a_report_during_a_step_is_in_its_reply(void **state)
+{
+    struct group group;
+    struct cox_channel errors;
+    struct cox_legacy_reports reports;
+    Coxswain__ExecuteModelResponse step = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__ExecuteResponse reply = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    char text[16];
+    uint8_t bytes[256];
+    size_t over;
+    (void)state;
+    group_create(&group);
+    assert_int_equal(cox_channel_create(&errors, GROUP, &group.control, COX_CHANNEL_ERROR, NULL),
+                     0);
+    cox_legacy_reports_init(&reports, &errors);
+    group.bridge.reports = &reports;
+    reply.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    reply.execute_model_response = &step;
+    report_write(&errors, "before");
+    publish(&group, 5);
+    step.err_msg = NULL;
+    cox_legacy_bridge_read_reports(&group.bridge, &reply, text, sizeof text);
+    assert_null(step.err_msg); /* of an earlier time */
+    assert_true(cox_legacy_reports_take(&reports, bytes, sizeof bytes, &over) > 0);
+    report_write(&errors, "no device, and so on");
+    /* The error channel's thread may be first, or last. */
+    for (int taken = 0; taken < 2; taken++) {
+        step.err_msg = NULL;
+        cox_legacy_bridge_read_reports(&group.bridge, &reply, text, sizeof text);
+        assert_string_equal(step.err_msg, "no device, and ");
+        assert_int_equal(cox_legacy_reports_count(&reports, NULL, 0), 2);
+        assert_true((cox_legacy_reports_take(&reports, bytes, sizeof bytes, &over) > 0) == !taken);
+    }
+    publish(&group, 6);
+    step.err_msg = NULL;
+    cox_legacy_bridge_read_reports(&group.bridge, &reply, text, sizeof text);
+    assert_null(step.err_msg);
+    group.bridge.reports = NULL;
+    cox_channel_close(&errors);
+    group_gone(&group);
+}
+
 static void without_legacy_ranks_it_does_nothing(void **state)
 {
     struct cox_geometry geometry;
@@ -212,7 +315,7 @@ static void without_legacy_ranks_it_does_nothing(void **state)
     control.geometry = geometry;
     assert_int_equal(cox_legacy_bridge_init(&bridge, &channel), 0);
     cox_legacy_bridge_update(&bridge, 0);
-    cox_legacy_bridge_publish(&bridge, NULL, NULL, 1);
+    cox_legacy_bridge_publish(&bridge, NULL, NULL, 1, false);
     cox_legacy_bridge_waited(&bridge, 0);
     cox_legacy_bridge_expect_wake(&bridge, 0);
     cox_legacy_bridge_reset(&bridge, 0, 1);
@@ -225,10 +328,12 @@ int main(void)
         LEAK_TEST(tokens_become_state_words),
         LEAK_TEST(a_reply_counts_once_the_frame_is_returned),
         LEAK_TEST(a_token_of_this_process_is_no_reply),
+        LEAK_TEST(a_token_without_a_reply_is_dropped),
         LEAK_TEST(surplus_tokens_do_not_count_for_the_next_request),
         LEAK_TEST(words_that_are_overwritten_are_stored_again),
         LEAK_TEST(tokens_of_a_dead_rank_are_dropped),
         LEAK_TEST(replies_are_brought_into_our_form),
+        LEAK_TEST(a_report_during_a_step_is_in_its_reply),
         LEAK_TEST(without_legacy_ranks_it_does_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
