@@ -326,6 +326,14 @@ def describe_outputs(answer):
 # ---- the life of a group ----
 
 
+def init_config(ranks):
+    """What a worker requires in its init, and more that it always gets."""
+    return {"rank_num": ranks, "world_size": ranks, "local_world_size": ranks, "npu_num_per_dp": ranks, "model_id": "none",
+            "distributed_enable": "false", "npu_device_ids": ",".join(map(str, range(ranks))), "cpu_mem": 0, "npu_mem": -1,
+            "max_seq_len": 2560, "max_iter_times": 512, "max_prefill_tokens": 8192, "block_size": 128,
+            "infer_mode": "standard", "rank": 0}
+
+
 class Life:
     def __init__(self, group, args, result):
         self.group = group
@@ -334,14 +342,7 @@ class Life:
 
     def init(self):
         group = self.group
-        config = {
-            "rank_num": group.ranks, "world_size": group.ranks, "local_world_size": group.ranks,
-            "npu_num_per_dp": group.ranks, "model_id": "none", "distributed_enable": "false",
-            "npu_device_ids": ",".join(map(str, range(group.ranks))), "cpu_mem": 0, "npu_mem": -1,
-            "max_seq_len": 2560, "max_iter_times": 512, "max_prefill_tokens": 8192, "block_size": 128,
-            "infer_mode": "standard", "rank": 0,
-        }
-        config.update(self.args.config)
+        config = dict(init_config(group.ranks), **dict(self.args.config))
         group.execute.send(string_map(2, config))  # MODEL_INIT is 0 and so left out
         ranks = []
         for answer in group.execute.gather(slots=True):

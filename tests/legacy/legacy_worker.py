@@ -13,7 +13,7 @@ Environment, for tests:
     COX_LEGACY_INIT=form         how the number of device blocks is told at init: "new" (the default; since March 2026) in
                                  the KV cache descriptor alone, "old" (up to 3.0.0.beta.2) in the map alone, "mixed" old on
                                  even ranks and new on odd ones, "neither" on rank 1 and new on the others
-    COX_LEGACY_NEEDS=key,key     refuse an init whose configuration lacks one of them, too; key=value: with another value
+    COX_LEGACY_NEEDS=key,key     end at an init whose configuration lacks one of them, too; key=value: with another value
     COX_LEGACY_FINISH=n:reason   the n-th token of every sequence has this finish reason; 7 and 9 come with token 0
     COX_LEGACY_STEP_FAULT=rank:n:reason:text  that rank's n-th MODEL_INFER fails as the original's do: text is reported,
                                  and then the reply ends every sequence of the step with this reason and token 0
@@ -26,7 +26,8 @@ and ends with status 1: its threads do not survive that it closes them.
 As with the original, Python's resource tracker, a process beside each worker, unlinks by name every region that the worker
 had opened: after the worker's end, however that came, and unless it is killed itself before.
 
-Exit status: 0 after MODEL_FINALIZE, 1 SIGTERM, 2 command line or names refused, 3 bytes that make no sense, 4 parent gone.
+Exit status: 0 after MODEL_FINALIZE, 1 SIGTERM or an init that lacks something, 2 command line or names refused, 3 bytes that
+make no sense, 4 parent gone.
 """
 
 import argparse
@@ -363,8 +364,8 @@ class Worker:
                    if not (need in given or tuple(need.split("=", 1)) in given.items())]
         refusal = "the configuration has no " + ", ".join(missing) if missing else odd_number(given)
         if refusal:
-            self.execute.reply_at_slot(self.response(MODEL_INIT, 5, string_map(1, {"status": refusal})))
-            return
+            print("legacy worker %d: ValueError: %s" % (self.rank, refusal), file=sys.stderr, flush=True)
+            os._exit(1)  # without a reply
         blocks = 100 + self.rank
         results = {
             "status": "ok",

@@ -122,7 +122,7 @@ class NativeTest(selftest.LegacyTest):
         for worker in (NATIVE, selftest.WORKER, by_turns(NATIVE, selftest.WORKER)):
             for how in ({}, {"whole": True}, {"split": False}, {"is_prompt": True}):
                 with self.subTest(worker=worker, how=how), self.served_group(2, worker) as group:
-                    group.execute.send(coordinator.request(wire.MODEL_INIT))
+                    group.execute.send(wire.string_map(2, coordinator.init_config(2)))
                     group.execute.gather(slots=True)
                     step = coordinator.Life(group, None, {}).step
                     first = step([coordinator.chunk_group(0, prompts[0], 0, 3, **how),
