@@ -222,8 +222,8 @@ void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
 }
 
 /* The group has failed or was stopped: finished prompts are passed on all the same, the others as
- * abandoned. */
-static void rest_hand_out(struct cox_prompts_run *run)
+ * abandoned, with the failure as their error. */
+static void rest_hand_out(struct cox_prompts_run *run, const struct cox_error *error)
 {
     const struct cox_complete_options *options = run->options;
     struct cox_prompts *prompts = run->prompts;
@@ -231,8 +231,10 @@ static void rest_hand_out(struct cox_prompts_run *run)
         size_t index = run->ready_count++;
         struct cox_prompt *prompt = &prompts->items[index];
         prompt->abandoned = prompt->finish == COX_FINISH_ERROR || !prompt->done;
-        if (!prompt->done)
+        if (!prompt->done) {
             prompt->finish = COX_FINISH_ERROR;
+            prompt->error = strdup(error->text);
+        }
         if (options->ready(options->ready_context, index, prompt))
             run->cancelled = true;
     }
@@ -245,7 +247,7 @@ int cox_prompts_run_end(struct cox_prompts_run *run, int r, const struct cox_err
         cox_console_progress_end();
     run->failed = r != 0;
     if (r)
-        rest_hand_out(run);
+        rest_hand_out(run, error);
     else
         done_hand_out(run);
     if (run->status)

@@ -26,7 +26,7 @@ struct cox_prompt {
     char *error;
     int code;
     bool done;
-    /* the group ended before it was done; the result of the run says why */
+    /* the group ended before it was done; error says why */
     bool abandoned;
 };
 

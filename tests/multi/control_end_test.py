@@ -291,6 +291,7 @@ def test_clients_hear_of_a_group_that_ends():
             with open(os.path.join(RUNTIME, "out"), encoding="ascii") as file:
                 lines = [json.loads(line) for line in file]
             check(len(lines) == 50000 and lines[-1]["finish"] == "error", "not every prompt is told of")
+            check(all(part in line["error"] for line in lines if line["finish"] == "error"), "an error without words: %s" % lines[-1])
         expect(finish(group.process), 3)
     with Group(2) as group:
         client = start(["generate", "--name", group.name, "--tokens", "--file", path], stdout=subprocess.PIPE)
