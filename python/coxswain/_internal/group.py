@@ -1521,8 +1521,9 @@ class Group:
                 begin = str(error).partition("; rank ")[0]
                 text = text_of(results[failed[0]].text)
                 others = ", ".join(map(str, failed[1:]))
+                ranks = "rank" if len(failed) == 2 else "ranks"
                 error.args = (
-                    f"{begin}; ranks {others} failed, too; rank {failed[0]} failed: {text}",
+                    f"{begin}; {ranks} {others} failed, too; rank {failed[0]} failed: {text}",
                 )
         return error
 
