@@ -92,7 +92,7 @@ int cox_channel_renew_regions(struct cox_channel *channel, const char *name, str
 void cox_channel_close(struct cox_channel *channel)
 {
     cox_gate_close(&channel->gate);
-    if (channel->control && channel->control->geometry.sealed)
+    if (channel->control && channel->control->geometry.mode->limits.memory_per_rank)
         channel->request = (struct cox_region){0}; /* it is the control's */
     cox_region_detach(&channel->request);
     cox_region_detach(&channel->response);

@@ -30,7 +30,7 @@ struct cox_channel {
  */
 static inline bool cox_channel_has_credits(const struct cox_channel *channel)
 {
-    return channel->control->geometry.legacy || channel->id == COX_CHANNEL_ERROR;
+    return !channel->control->geometry.mode->limits.rank_words || channel->id == COX_CHANNEL_ERROR;
 }
 
 /* Creates the regions and semaphores of `id`. Returns 0; COX_TAKEN, COX_NO_SPACE, -errno as in

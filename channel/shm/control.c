@@ -22,14 +22,15 @@
 /* The size of the region, or of the memory that begins with it. */
 static uint64_t control_size(const struct cox_geometry *geometry)
 {
-    return geometry->sealed ? cox_geometry_request_memory_size(geometry)
-                            : cox_layout_control_size(geometry->rank_count);
+    return geometry->mode->limits.memory_per_rank ? cox_geometry_request_memory_size(geometry)
+                                                  : cox_layout_control_size(geometry->rank_count);
 }
 
 void cox_control_point(struct cox_control *control)
 {
-    for (uint32_t rank = 0; rank < control->geometry.rank_count && !control->geometry.sealed;
-         rank++)
+    if (control->geometry.mode->limits.memory_per_rank)
+        return;
+    for (uint32_t rank = 0; rank < control->geometry.rank_count; rank++)
         control->ranks[rank] = &control->layout->ranks[rank];
 }
 
@@ -49,25 +50,26 @@ static int control_verify(struct cox_control *control, const char *object, struc
                         "%s has layout version %" PRIu32 " in byte order %08" PRIx32
                         ", this program speaks %u in %08x: install the same version on both sides",
                         object, version, abi, COX_LAYOUT_VERSION, COX_LAYOUT_ABI);
+    const uint32_t flags = layout->header.flags;
     struct cox_geometry geometry = {
         .rank_count = layout->header.rank_count,
         .depth = layout->header.depth,
-        .legacy = layout->header.flags & COX_LAYOUT_LEGACY,
-        .sealed = layout->header.flags & COX_LAYOUT_SEALED,
-        .recorder = layout->header.flags & COX_LAYOUT_RECORDER,
-        .mirrored = layout->header.flags & COX_LAYOUT_MIRRORED,
+        .recorder = flags & COX_LAYOUT_RECORDER,
+        .mirrored = flags & COX_LAYOUT_MIRRORED,
         .spin_ns = layout->header.spin_ns,
         .serial = layout->header.serial,
     };
     memcpy(geometry.channels, layout->header.channels, sizeof geometry.channels);
-    int r = cox_geometry_verify(&geometry, err);
+    int r = cox_attach_of_flags(flags, &geometry.mode, err);
+    if (r == 0)
+        r = cox_geometry_verify(&geometry, err);
     if (r)
         return r;
-    /* By the size, which no process overwrites; the memory of a sealed group's ranks is elsewhere.
-     * The flag says that the size is not one of a file that was cut off. */
-    if (!geometry.sealed) {
+    /* By the size, which no process overwrites; where ranks have memory of their own, recorders are
+     * there. The flag says that the size is not one of a file that was cut off. */
+    if (!geometry.mode->limits.memory_per_rank) {
         const bool said = geometry.recorder;
-        geometry.recorder = !geometry.legacy;
+        geometry.recorder = geometry.mode->limits.rank_words;
         const uint64_t whole = cox_geometry_control_object_size(&geometry);
         if (said && region->size < whole)
             return cox_fail(err, COX_CORRUPT,
@@ -109,8 +111,7 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     header->spin_ns = geometry->spin_ns;
     header->serial = geometry->serial;
     header->coordinator_pid = (uint32_t)getpid();
-    header->flags = (geometry->legacy ? (uint32_t)COX_LAYOUT_LEGACY : 0) |
-                    (geometry->sealed ? (uint32_t)COX_LAYOUT_SEALED : 0) |
+    header->flags = geometry->mode->layout_flags |
                     (geometry->recorder ? (uint32_t)COX_LAYOUT_RECORDER : 0) |
                     (geometry->mirrored ? (uint32_t)COX_LAYOUT_MIRRORED : 0);
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
@@ -159,7 +160,7 @@ static uint32_t control_unlink(const char *name, const struct cox_geometry *geom
             count += control_unlink_one("", cox_name_request(object, objects, channel), own_only);
         count += control_unlink_one("", cox_name_response(object, objects, channel), own_only);
     }
-    if (part_count > COX_CHANNEL_COUNT && !geometry->legacy)
+    if (part_count > COX_CHANNEL_COUNT && geometry->mode->limits.rank_group == COX_ATTACH_WINDOWS)
         count += control_unlink_one("", cox_name_group(object, name), own_only);
     cox_fault_point(COX_FAULT_CONTROL_UNLINK);
     return count + control_unlink_one("", cox_name_control(object, name), own_only);
@@ -243,8 +244,8 @@ static int control_verify_names(struct cox_control *old, const char *name, const
             "%s is in the way: %s; choose another name than '%s', or clean up with that version (coxswain clean)",
             object, why.text, name);
     old->layout = layout;
-    old->geometry =
-        (struct cox_geometry){.rank_count = rank_count, .serial = layout->header.serial};
+    old->geometry = (struct cox_geometry){
+        .rank_count = rank_count, .mode = &cox_attach_named, .serial = layout->header.serial};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         old->geometry.channels[c].request_size = 1; /* the region exists */
     return 0;
@@ -307,12 +308,12 @@ int cox_control_check_space(const struct cox_geometry *geometry, struct cox_erro
 {
     struct cox_region_space space;
     int r = cox_region_space(&space);
-    if (r && geometry->sealed)
+    const uint64_t files = cox_geometry_name_count(geometry);
+    if (r && files == 0)
         return 0; /* optional: the sweep works without it */
     if (r)
         return cox_fail(err, r, SHM_FOLDER ": %s", cox_status_text(r));
-    uint64_t bytes = geometry->sealed ? 0 : cox_geometry_memory_bytes(geometry);
-    uint64_t files = cox_geometry_name_count(geometry);
+    const uint64_t bytes = files ? cox_geometry_memory_bytes(geometry) : 0;
     if (space.bytes < bytes)
         return cox_fail(
             err, COX_NO_SPACE,

@@ -32,22 +32,13 @@ static const struct {
     const char *name;
     uint64_t frame_size;
     uint64_t slot_stride;
-    uint64_t legacy_request_size;
-    uint64_t legacy_response_size;
 } channel_defaults[COX_CHANNEL_COUNT] = {
-    [COX_CHANNEL_EXECUTE] = {"execute", 1 * MIB, 64 * KIB, 256 * MIB, 32 * MIB},
-    [COX_CHANNEL_LINK] = {"shared_sync_link", 64 * KIB, 16 * KIB, 32 * MIB, 32 * MIB},
-    [COX_CHANNEL_TRANSFER] = {"transfer", 256 * KIB, 16 * KIB, 256 * MIB, 32 * MIB},
-    [COX_CHANNEL_RECOVER] = {"recover_command", 4 * KIB, 4 * KIB, 8 * MIB, 8 * MIB},
-    [COX_CHANNEL_ERROR] = {"execute_error", 0, 1 * KIB, 0, 1 * KIB},
+    [COX_CHANNEL_EXECUTE] = {"execute", 1 * MIB, 64 * KIB},
+    [COX_CHANNEL_LINK] = {"shared_sync_link", 64 * KIB, 16 * KIB},
+    [COX_CHANNEL_TRANSFER] = {"transfer", 256 * KIB, 16 * KIB},
+    [COX_CHANNEL_RECOVER] = {"recover_command", 4 * KIB, 4 * KIB},
+    [COX_CHANNEL_ERROR] = {"execute_error", 0, 1 * KIB},
 };
-
-/* Legacy ranks reply in a slot each on these channels; on the link channel only rank 0 has a
- * payload. */
-static bool legacy_slotted(enum cox_channel_id channel)
-{
-    return channel != COX_CHANNEL_LINK && channel != COX_CHANNEL_ERROR;
-}
 
 static int geometry_check(const struct cox_geometry *geometry, int code, struct cox_error *err)
 {
@@ -57,16 +48,9 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
     if (geometry->depth < 1 || geometry->depth > COX_DEPTH_MAX)
         return cox_fail(err, code, "depth %" PRIu32 ": expected 1 to %d", geometry->depth,
                         COX_DEPTH_MAX);
-    if (geometry->legacy && geometry->depth != 1)
-        return cox_fail(err, code,
-                        "depth %" PRIu32 ": legacy workers know one frame only, use depth 1",
-                        geometry->depth);
-    if (geometry->legacy && geometry->sealed)
-        return cox_fail(err, code,
-                        "legacy workers find their memory by its names: use named attach");
-    if (geometry->serial && !geometry->legacy)
-        return cox_fail(err, code, "serial %08" PRIx32 ": only with legacy workers",
-                        geometry->serial);
+    int r = geometry->mode->check(geometry, code, err);
+    if (r)
+        return r;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_channel *channel = &geometry->channels[c];
         const char *name = channel_defaults[c].name;
@@ -98,7 +82,8 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
                             cox_geometry_align_down(channel->request_size / geometry->depth),
                             FRAME_SIZE_MIN);
         uint64_t part = cox_geometry_align_down(channel->response_size / geometry->depth);
-        bool slotted = !geometry->legacy || legacy_slotted((enum cox_channel_id)c);
+        /* Replies to a link request are one of rank 0 where that may be whole. */
+        const bool slotted = !geometry->mode->limits.whole_replies || c != COX_CHANNEL_LINK;
         if (channel->slot_stride < FRAME_SIZE_MIN ||
             channel->slot_stride % COX_GEOMETRY_ALIGNMENT ||
             (slotted && channel->slot_stride > part / geometry->rank_count))
@@ -113,35 +98,55 @@ static int geometry_check(const struct cox_geometry *geometry, int code, struct 
     return 0;
 }
 
+/* Where ranks have memory of their own, it begins with their lines. */
+static void geometry_place(struct cox_geometry *geometry)
+{
+    uint64_t own_offset = COX_SEALED_PAGE;
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
+        const struct cox_layout_channel *sizes = &geometry->channels[c];
+        const uint64_t part = cox_geometry_align_down(sizes->response_size / geometry->depth);
+        geometry->slots[c] =
+            geometry->mode->limits.memory_per_rank
+                ? (struct cox_geometry_slots){.offset = own_offset,
+                                              .frame_stride =
+                                                  c == COX_CHANNEL_ERROR ? 0 : sizes->slot_stride}
+                : (struct cox_geometry_slots){.frame_stride = part,
+                                              .rank_stride = sizes->slot_stride};
+        own_offset += sizes->slot_stride * geometry->depth;
+    }
+}
+
 int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
                          struct cox_geometry *ret_geometry, struct cox_error *err)
 {
+    const struct cox_attach_mode *mode = choice->mode ? choice->mode : &cox_attach_named;
+    const struct cox_attach_sizes *fixed = mode->sizes;
     struct cox_geometry geometry = {
         .rank_count = rank_count,
-        .legacy = choice->legacy,
-        .sealed = choice->sealed,
-        .spin_ns = choice->legacy ? 0 : choice->spin_ns,
-        .recorder = !choice->legacy && !choice->no_recorder,
+        .depth = choice->depth ? choice->depth : mode->limits.depth_default,
+        .mode = mode,
+        .spin_ns = mode->limits.rank_words ? choice->spin_ns : 0,
+        .recorder = mode->limits.rank_words && !choice->no_recorder,
         .mirrored = choice->mirrored,
     };
-    geometry.depth = choice->depth ? choice->depth : choice->legacy ? 1 : COX_DEPTH_DEFAULT;
     /* Checked before any product is computed. */
     if (rank_count < 1 || rank_count > COX_RANK_COUNT_MAX || geometry.depth > COX_DEPTH_MAX)
         return geometry_check(&geometry, COX_INVALID, err);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         struct cox_layout_channel *channel = &geometry.channels[c];
-        uint64_t request = choice->legacy ? channel_defaults[c].legacy_request_size
-                                          : channel_defaults[c].frame_size * geometry.depth;
-        uint64_t response = choice->legacy || c == COX_CHANNEL_ERROR
-                                ? channel_defaults[c].legacy_response_size
+        uint64_t request =
+            fixed ? fixed->request[c] : channel_defaults[c].frame_size * geometry.depth;
+        uint64_t response = fixed ? fixed->response[c]
+                            : c == COX_CHANNEL_ERROR
+                                ? channel_defaults[c].slot_stride
                                 : channel_defaults[c].slot_stride * geometry.depth * rank_count;
         channel->request_size = choice->request_size[c] ? choice->request_size[c] : request;
         channel->response_size = choice->response_size[c] ? choice->response_size[c] : response;
         channel->frame_size = cox_geometry_align_down(channel->request_size / geometry.depth);
         if (c == COX_CHANNEL_ERROR)
             channel->slot_stride = channel->response_size;
-        else if (choice->legacy)
-            channel->slot_stride = COX_LEGACY_SLOT_STRIDE;
+        else if (fixed)
+            channel->slot_stride = fixed->slot_stride;
         else
             channel->slot_stride = cox_geometry_align_down(
                 cox_geometry_align_down(channel->response_size / geometry.depth) / rank_count);
@@ -149,11 +154,12 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
     int r = geometry_check(&geometry, COX_INVALID, err);
     if (r)
         return r;
+    geometry_place(&geometry);
     *ret_geometry = geometry;
     return 0;
 }
 
-int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err)
+int cox_geometry_verify(struct cox_geometry *geometry, struct cox_error *err)
 {
     int r = geometry_check(geometry, COX_CORRUPT, err);
     if (r)
@@ -166,8 +172,7 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
                         geometry->spin_ns, COX_SPIN_AUTO_NS, COX_SPIN_MAX_NS);
     /* Frames and strides follow from the sizes: resolving the sizes again must give the same
      * numbers, or one was changed since. */
-    struct cox_geometry_choice choice = {
-        .depth = geometry->depth, .legacy = geometry->legacy, .sealed = geometry->sealed};
+    struct cox_geometry_choice choice = {.depth = geometry->depth, .mode = geometry->mode};
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         choice.request_size[c] = geometry->channels[c].request_size;
         choice.response_size[c] = geometry->channels[c].response_size;
@@ -184,6 +189,7 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
                             channel_defaults[c].name, seen->frame_size, seen->slot_stride,
                             own->frame_size, own->slot_stride);
     }
+    memcpy(geometry->slots, derived.slots, sizeof geometry->slots);
     return 0;
 }
 
@@ -210,7 +216,7 @@ uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry)
 
 uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry)
 {
-    return page_up(cox_geometry_slots_begin(geometry, COX_CHANNEL_ERROR) +
+    return page_up(geometry->slots[COX_CHANNEL_ERROR].offset +
                    geometry->channels[COX_CHANNEL_ERROR].slot_stride);
 }
 
@@ -244,7 +250,7 @@ uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry)
 
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry)
 {
-    if (geometry->legacy || geometry->sealed)
+    if (geometry->mode->limits.rank_group != COX_ATTACH_WINDOWS)
         return 0;
     const uint64_t more =
         2 * (uint64_t)(cox_geometry_group_value_size(geometry) - GROUP_VALUE_SIZE);
@@ -253,7 +259,9 @@ uint64_t cox_geometry_group_size(const struct cox_geometry *geometry)
 
 uint32_t cox_geometry_group_value_size(const struct cox_geometry *geometry)
 {
-    return geometry->mirrored && !geometry->sealed ? GROUP_MIRRORED_VALUE_SIZE : GROUP_VALUE_SIZE;
+    return geometry->mirrored && geometry->mode->limits.rank_group == COX_ATTACH_WINDOWS
+               ? GROUP_MIRRORED_VALUE_SIZE
+               : GROUP_VALUE_SIZE;
 }
 
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry)
@@ -275,9 +283,10 @@ static uint64_t recorder_stride(void)
 
 uint64_t cox_geometry_recorder_offset(const struct cox_geometry *geometry, uint32_t rank)
 {
-    return geometry->sealed ? machine_page_up(cox_geometry_rank_memory_size(geometry))
-                            : machine_page_up(cox_layout_control_size(geometry->rank_count)) +
-                                  rank * recorder_stride();
+    return geometry->mode->limits.memory_per_rank
+               ? machine_page_up(cox_geometry_rank_memory_size(geometry))
+               : machine_page_up(cox_layout_control_size(geometry->rank_count)) +
+                     rank * recorder_stride();
 }
 
 uint64_t cox_geometry_control_object_size(const struct cox_geometry *geometry)
@@ -294,66 +303,37 @@ uint64_t cox_geometry_rank_object_size(const struct cox_geometry *geometry)
 
 /* ---- accounts ---- */
 
+static struct cox_attach_account account_of(const struct cox_geometry *geometry)
+{
+    struct cox_attach_account account;
+    geometry->mode->account(geometry, &account);
+    return account;
+}
+
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry)
 {
-    if (geometry->sealed)
-        return cox_geometry_request_memory_size(geometry) +
-               geometry->rank_count *
-                   (cox_geometry_rank_object_size(geometry) + cox_geometry_group_words_size() +
-                    cox_geometry_group_payload_size()) +
-               cox_geometry_wake_memory_size(geometry);
-    uint64_t bytes = cox_geometry_control_object_size(geometry) + cox_geometry_group_size(geometry);
-    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
-        bytes += geometry->channels[c].request_size + geometry->channels[c].response_size;
-    return bytes;
+    return account_of(geometry).region_bytes;
 }
 
 uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry)
 {
-    if (geometry->sealed) {
-        uint64_t request = cox_geometry_request_memory_size(geometry);
-        uint64_t rank = cox_geometry_rank_object_size(geometry);
-        uint64_t wake = cox_geometry_wake_memory_size(geometry);
-        uint64_t larger = request > rank ? request : rank;
-        return wake > larger ? wake : larger;
-    }
-    uint64_t size = cox_geometry_control_object_size(geometry);
-    uint64_t group = cox_geometry_group_object_size(geometry);
-    size = group > size ? group : size;
-    for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
-        const struct cox_layout_channel *channel = &geometry->channels[c];
-        size = channel->request_size > size ? channel->request_size : size;
-        size = channel->response_size > size ? channel->response_size : size;
-    }
-    return size;
-}
-
-static uint64_t geometry_semaphore_count(const struct cox_geometry *geometry)
-{
-    if (geometry->sealed)
-        return 0;
-    return (uint64_t)COX_TWO_WAY_COUNT * COX_WAKEUP_COUNT * geometry->rank_count + 2;
+    return account_of(geometry).region_size_max;
 }
 
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry)
 {
-    return geometry_semaphore_count(geometry) * sizeof(sem_t);
+    return account_of(geometry).semaphore_count * sizeof(sem_t);
 }
 
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry)
 {
-    return cox_geometry_region_bytes(geometry) +
-           geometry_semaphore_count(geometry) * (uint64_t)sysconf(_SC_PAGESIZE);
+    const struct cox_attach_account account = account_of(geometry);
+    return account.region_bytes + account.semaphore_count * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 uint64_t cox_geometry_name_count(const struct cox_geometry *geometry)
 {
-    if (geometry->sealed)
-        return 0;
-    uint64_t regions = geometry->legacy ? 1 : 2;
-    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
-        regions += geometry->channels[c].request_size ? 2 : 1;
-    return regions + geometry_semaphore_count(geometry);
+    return account_of(geometry).name_count;
 }
 
 int cox_name_check(const char *name, struct cox_error *err)

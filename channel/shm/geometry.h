@@ -12,6 +12,7 @@
 #ifndef COX_CHANNEL_GEOMETRY_H
 #define COX_CHANNEL_GEOMETRY_H
 
+#include "channel/attach/attach.h"
 #include "layout.h"
 
 /* Characters of a group's name, at most: the longest suffix must still fit NAME_MAX. */
@@ -25,15 +26,13 @@
 /* The choices of a caller; 0 means the default. */
 struct cox_geometry_choice {
     uint32_t depth;
-    /* the sizes, slots and token rules of legacy workers; requires depth 1 */
-    bool legacy;
-    /* nothing has a name (sealed.h); not with legacy */
-    bool sealed;
+    /* NULL: named */
+    const struct cox_attach_mode *mode;
     /* bytes of the whole region */
     uint64_t request_size[COX_CHANNEL_COUNT];
     /* bytes of the whole region */
     uint64_t response_size[COX_CHANNEL_COUNT];
-    /* spin budget (spin.h); 0 with legacy, whose workers never spin */
+    /* spin budget (spin.h); 0 where ranks have no state words, since these never spin */
     uint32_t spin_ns;
     /* no flight recorders of ranks (recorder.h) */
     bool no_recorder;
@@ -41,31 +40,42 @@ struct cox_geometry_choice {
     bool mirrored;
 };
 
+/* Where the slots of a channel are. */
+struct cox_geometry_slots {
+    /* of the first, in the response region or in the memory of its rank */
+    uint64_t offset;
+    /* from one frame's slots to the next, and from one rank's to the next */
+    uint64_t frame_stride, rank_stride;
+};
+
 struct cox_geometry {
     uint32_t rank_count;
     uint32_t depth;
-    bool legacy;
-    bool sealed;
+    /* static storage */
+    const struct cox_attach_mode *mode;
     uint32_t spin_ns;
-    /* differs for every start of a group with legacy workers; 0 for others */
+    /* differs for every start of a group whose mode has serials; 0 for others */
     uint32_t serial;
     /* the memory of ranks ends with their flight recorders */
     bool recorder;
     /* ranks of the group are on other machines (worker/group/group_mirror.h) */
     bool mirrored;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
+    /* they follow from all of the above */
+    struct cox_geometry_slots slots[COX_CHANNEL_COUNT];
 };
 
 /* Resolves defaults and checks.
  * Returns
  *   0
  *   COX_INVALID: err has the numbers: ranks outside 1 to COX_RANK_COUNT_MAX, depth outside 1 to
- *     COX_DEPTH_MAX or other than 1 for legacy, or a region too small for its frames or slots
+ *     COX_DEPTH_MAX or over that of the mode, or a region too small for its frames or slots
  */
 int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
                          struct cox_geometry *ret_geometry, struct cox_error *err);
-/* The same checks on numbers that came from another process. Returns 0 or COX_CORRUPT. */
-int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err);
+/* The same checks on numbers that came from another process; sets the slots. Returns 0 or
+ * COX_CORRUPT. */
+int cox_geometry_verify(struct cox_geometry *geometry, struct cox_error *err);
 
 /* Sizes in bytes: of all regions, the control region included; of all semaphore files; and what
  * both take of /dev/shm together, where a file takes whole pages. */
@@ -94,8 +104,8 @@ uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_hints_offset(void);
 /* In a named group the memory of the rank group is a ring of windows, one for each time that the
  * ranks form their group (windows.h): size of one window, of all of them, and the offset of the
- * window of a generation. A window is a multiple of the page size. The accounts below include only
- * the window in use. 0: legacy workers and sealed groups have none. */
+ * window of a generation. A window is a multiple of the page size. The accounts above include only
+ * the window in use. 0: the mode has no windows. */
 #define COX_GROUP_WINDOW_COUNT 16
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
@@ -117,43 +127,22 @@ static inline uint64_t cox_geometry_align_down(uint64_t size)
     return size / COX_GEOMETRY_ALIGNMENT * COX_GEOMETRY_ALIGNMENT;
 }
 
-/* The frame of a sequence among `depth`, and the size of one of `depth` equal parts of `size`. Both
- * run several times per request and rank; a depth that is a power of two, as usual, needs no
- * division. */
+/* The frame of a sequence among `depth`. It runs several times per request and rank; with a power
+ * of two, as usual, it needs no division. */
 static inline uint64_t cox_geometry_frame(uint64_t sequence, uint32_t depth)
 {
     return (depth & (depth - 1)) == 0 ? sequence & (depth - 1) : sequence % depth;
 }
 
-static inline uint64_t cox_geometry_part(uint64_t size, uint32_t depth)
-{
-    return (depth & (depth - 1)) == 0 ? size >> __builtin_ctz(depth) : size / depth;
-}
-
-/* Sealed groups: the offset in a rank's memory at which the slots of a channel begin. */
-static inline uint64_t cox_geometry_slots_begin(const struct cox_geometry *geometry,
-                                                enum cox_channel_id channel)
-{
-    uint64_t offset = COX_SEALED_PAGE; /* its lines */
-    for (int c = 0; c < (int)channel; c++)
-        offset += geometry->channels[c].slot_stride * geometry->depth;
-    return offset;
-}
-
-/* The offset of a slot in the response region (sealed: in the memory of its rank), and the payload
- * bytes it holds. With legacy ranks the payload of rank 0 may fill the region (whole: replies to
- * execute and link). */
+/* The offset of a slot in the response region, or in the memory of its rank, and the payload bytes
+ * it holds. whole: rank 0 alone replies, and its payload may fill the region. */
 static inline uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry,
                                                 enum cox_channel_id channel, uint32_t rank,
                                                 uint64_t sequence)
 {
-    const struct cox_layout_channel *c = &geometry->channels[channel];
-    const uint64_t frame = cox_geometry_frame(sequence, geometry->depth);
-    if (geometry->sealed)
-        return cox_geometry_slots_begin(geometry, channel) +
-               (channel == COX_CHANNEL_ERROR ? 0 : c->slot_stride * frame);
-    return cox_geometry_align_down(cox_geometry_part(c->response_size, geometry->depth)) * frame +
-           c->slot_stride * rank;
+    const struct cox_geometry_slots *slots = &geometry->slots[channel];
+    return slots->offset + slots->frame_stride * cox_geometry_frame(sequence, geometry->depth) +
+           slots->rank_stride * rank;
 }
 
 static inline uint64_t cox_geometry_slot_capacity(const struct cox_geometry *geometry,

@@ -12,7 +12,8 @@ COX_HOT static uint8_t *reply_base(const struct cox_channel *channel, uint32_t r
                                    uint64_t sequence)
 {
     const struct cox_control *control = channel->control;
-    void *base = control->geometry.sealed ? (void *)control->ranks[rank] : channel->response.base;
+    /* Without a response region, slots are in the memory of their ranks. */
+    void *base = channel->response.base ? channel->response.base : (void *)control->ranks[rank];
     return (uint8_t *)base +
            cox_geometry_slot_offset(&control->geometry, channel->id, rank, sequence);
 }
@@ -28,7 +29,7 @@ uint8_t *cox_reply_report(const struct cox_channel *channel, uint32_t rank, size
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     *ret_capacity = geometry->channels[COX_CHANNEL_ERROR].slot_stride - COX_PREFIX_SIZE;
-    return reply_base(channel, geometry->sealed ? rank : 0, 0);
+    return reply_base(channel, geometry->mode->limits.memory_per_rank ? rank : 0, 0);
 }
 
 COX_HOT void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,

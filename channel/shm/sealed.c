@@ -102,7 +102,7 @@ static int create_group(int ret_fds[COX_SEALED_GROUP_FD_COUNT], struct cox_error
 int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
                       const struct cox_geometry *geometry, bool huge_pages, struct cox_error *err)
 {
-    COX_ASSERT(geometry->sealed);
+    COX_ASSERT(geometry->mode == &cox_attach_sealed);
     cox_sealed_init(sealed);
     *control = (struct cox_control)COX_CONTROL_NONE;
     int r = create_request(sealed, control, geometry, huge_pages, err);
@@ -225,7 +225,7 @@ int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, ui
     if (r)
         return r;
     const struct cox_geometry *geometry = &control->geometry;
-    if (!geometry->sealed)
+    if (geometry->mode != &cox_attach_sealed)
         r = cox_fail(err, COX_CORRUPT, "request memory: its header is of a group with names");
     else if (rank >= geometry->rank_count)
         r = cox_fail(err, COX_INVALID, "rank %" PRIu32 " of a group of %" PRIu32, rank,

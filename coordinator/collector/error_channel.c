@@ -221,7 +221,7 @@ static void error_channel_listen_named(struct cox_error_channel *errors)
 static void *error_channel_main(void *argument)
 {
     struct cox_error_channel *errors = argument;
-    if (errors->channel->control->geometry.sealed)
+    if (errors->channel->control->geometry.mode->limits.memory_per_rank)
         error_channel_listen(errors);
     else
         error_channel_listen_named(errors);
@@ -271,7 +271,7 @@ void cox_error_channel_stop(struct cox_error_channel *errors)
 
 void cox_error_channel_reset_rank(struct cox_error_channel *errors, uint32_t rank)
 {
-    if (!errors->channel->control->geometry.sealed)
+    if (!errors->channel->control->geometry.mode->limits.memory_per_rank)
         return;
     pthread_mutex_lock(&errors->heard_lock);
     errors->heard[rank] = 0;
@@ -283,7 +283,7 @@ void cox_error_channel_note_death(struct cox_error_channel *errors, uint32_t ran
 {
     if (error_channel_state(errors, rank) == COX_RANK_IDLE)
         return;
-    if (errors->channel->control->geometry.sealed) {
+    if (errors->channel->control->geometry.mode->limits.memory_per_rank) {
         /* Its last report may be there without a wakeup. */
         cox_gate_post(&errors->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
         return;

@@ -40,8 +40,8 @@ int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometr
     for (uint32_t rank = 0; r == 0 && rank < geometry->rank_count; rank++) {
         struct cox_gathering_rank *own = &gathering->ranks[rank];
         own->text = &gathering->texts[(size_t)rank * COX_RANK_TEXT_SIZE];
-        own->slot_capacity =
-            cox_geometry_slot_capacity(geometry, channel, geometry->legacy && rank == 0);
+        own->slot_capacity = cox_geometry_slot_capacity(
+            geometry, channel, geometry->mode->limits.whole_replies && rank == 0);
         room += copy_stride(own->slot_capacity);
     }
     if (r == 0) {
@@ -196,8 +196,8 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
                                 uint32_t incarnation)
 {
     struct cox_rank_result *result = &gathering->results[rank];
-    bool legacy = channel->control->geometry.legacy;
-    bool whole = legacy && !cox_operation_find(type)->legacy_slotted;
+    const struct cox_attach_limits *limits = &channel->control->geometry.mode->limits;
+    bool whole = limits->whole_replies && !cox_operation_find(type)->legacy_slotted;
     uint8_t *copy = gathering->copies + gathering->copied;
     size_t length;
     bool failed;
@@ -218,7 +218,7 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
         return false;
     }
     if (type != COX_TYPE_OPAQUE || failed)
-        return gathering_take_message(gathering, rank, legacy, failed, copy, length);
+        return gathering_take_message(gathering, rank, !limits->extensions, failed, copy, length);
     gathering->copied += copy_stride(length);
     gathering->taken.bytes += length;
     result->outcome = COX_OUTCOME_OK;

@@ -42,8 +42,8 @@ int cox_legacy_bridge_init(struct cox_legacy_bridge *bridge, struct cox_channel 
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     struct cox_legacy_rank *ranks =
-        geometry->legacy ? calloc(geometry->rank_count, sizeof *ranks) : NULL;
-    if (geometry->legacy && !ranks)
+        !geometry->mode->limits.rank_words ? calloc(geometry->rank_count, sizeof *ranks) : NULL;
+    if (!geometry->mode->limits.rank_words && !ranks)
         return -ENOMEM;
     *bridge = (struct cox_legacy_bridge){.ranks = ranks, .channel = channel};
     return 0;

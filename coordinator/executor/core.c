@@ -19,7 +19,7 @@ uint32_t cox_executor_rank_count(const struct cox_executor *executor)
 
 bool cox_executor_legacy(const struct cox_executor *executor)
 {
-    return executor->geometry.legacy;
+    return !executor->geometry.mode->limits.extensions;
 }
 
 pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank)

@@ -178,7 +178,7 @@ static int executor_create_group(struct cox_executor *executor, struct cox_error
 
 static int executor_create_memory(struct cox_executor *executor, struct cox_error *err)
 {
-    if (executor->geometry.sealed)
+    if (executor->geometry.mode->limits.memory_per_rank)
         return executor_create_sealed(executor, err);
     int r = executor_sweep(executor, err);
     if (r == 0)
@@ -194,9 +194,9 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
                                (enum cox_channel_id)c, err);
         executor->parts_made += r == 0; /* objects of others under such a name are not removed */
     }
-    if (r == 0 && !executor->geometry.legacy)
+    if (r == 0 && executor->geometry.mode->limits.rank_group == COX_ATTACH_WINDOWS)
         r = executor_create_group(executor, err);
-    if (r == 0 && !executor->geometry.legacy)
+    if (r == 0 && executor->geometry.mode->limits.rank_words)
         r = cox_fd_bundle_open(&executor->bundle, executor->name, &executor->geometry, err);
     return r;
 }
@@ -291,7 +291,8 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     /* Starting workers by hand takes any time. */
     bool waits = executor->options.workers.external && !executor->options.times.start_timeout_ms;
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
-    executor->sealed_inherited = executor->geometry.sealed && !cox_executor_is_external(executor);
+    executor->sealed_inherited =
+        executor->geometry.mode->inherited_fd_count > 0 && !cox_executor_is_external(executor);
     struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .ranks = executor->ranks,
@@ -300,7 +301,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .environment = executor->options.workers.environment,
         .working_directory = executor->options.workers.working_directory,
         .pass_flags = !executor->options.workers.environment_only,
-        .mark = executor->geometry.sealed,
+        .mark = executor->geometry.mode->limits.guards_commands,
         .prefix = prefix,
         .devices = executor->options.workers.devices,
         .fork_server_fds = executor->options.workers.fork_server_fds,
@@ -338,8 +339,9 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         r = cox_executor_open_transport(executor, err);
     if (r)
         return r;
-    return executor->geometry.legacy ? cox_executor_run_legacy(executor, err)
-                                     : cox_executor_await_attached(executor, deadline_ns, err);
+    return executor->geometry.mode->limits.rank_words
+               ? cox_executor_await_attached(executor, deadline_ns, err)
+               : cox_executor_run_legacy(executor, err);
 }
 
 /* Sets options->rank_count, which nodes give. */
@@ -370,11 +372,20 @@ static int executor_check_options(struct cox_executor_options *options,
     if (!options->workers.external && !elsewhere &&
         (!options->workers.command || !options->workers.command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
-    if (elsewhere && (options->workers.external || options->workers.legacy ||
-                      options->memory.attach == COX_ATTACH_SEALED))
-        return cox_fail(err, COX_INVALID,
-                        "ranks on other nodes are started there: leave out external and legacy "
-                        "workers and sealed attach");
+    const struct cox_attach_choice choice = {.attach = options->memory.attach,
+                                             .legacy_workers = options->workers.legacy,
+                                             .external = options->workers.external,
+                                             .elsewhere = elsewhere};
+    struct cox_geometry_choice sizes = {
+        .depth = options->depth,
+        .no_recorder = options->recorder.off,
+        .mirrored = remote->rank_here && remote->rank_here < options->rank_count,
+        .spin_ns = cox_spin_budget_ns(options->spin),
+    };
+    int r = cox_attach_choose(&choice, &sizes.mode, err);
+    if (r)
+        return r;
+    const struct cox_attach_limits *limits = &sizes.mode->limits;
     if ((options->workers.environment || options->workers.working_directory) &&
         (options->workers.external || elsewhere))
         return cox_fail(err, COX_INVALID,
@@ -386,7 +397,7 @@ static int executor_check_options(struct cox_executor_options *options,
         return cox_fail(err, COX_INVALID,
                         "workers of a fork server have its working directory: leave out "
                         "working_directory");
-    if (remote->forwarded && (options->collect || options->workers.legacy || elsewhere))
+    if (remote->forwarded && (options->collect || !limits->extensions || elsewhere))
         return cox_fail(err, COX_INVALID,
                         "an executor that passes requests on has no other requests, and no "
                         "transport");
@@ -395,18 +406,14 @@ static int executor_check_options(struct cox_executor_options *options,
         return cox_fail(
             err, COX_INVALID, "ranks %" PRIu32 " to %" PRIu32 " are no part of %" PRIu32 " ranks",
             remote->rank_first, remote->rank_first + remote->rank_here - 1, options->rank_count);
-    if (options->workers.external && options->workers.legacy)
-        return cox_fail(err, COX_INVALID,
-                        "legacy workers cannot connect by themselves: let this program start them");
-    if (options->collect && options->workers.legacy)
+    if (options->collect && !limits->rank_words)
         return cox_fail(err, COX_INVALID,
                         "replies of legacy workers are collected by a response thread: leave out "
                         "collect, and register a handler");
     if (options->recorder.off && options->recorder.crash_dir)
         return cox_fail(err, COX_INVALID,
                         "a crash directory without recorders would stay empty: leave out one");
-    if (options->memory.attach == COX_ATTACH_SEALED && options->hooks.control &&
-        !cox_peer_can_mark())
+    if (limits->guards_commands && !elsewhere && options->hooks.control && !cox_peer_can_mark())
         return cox_fail(
             err, COX_INVALID,
             "the hard limit RLIMIT_LOCKS (ulimit -Hx) of this process is 0, or cannot be "
@@ -416,11 +423,11 @@ static int executor_check_options(struct cox_executor_options *options,
         return cox_fail(err, COX_INVALID,
                         "workers that are started by hand need the control socket");
     if (options->name) {
-        int r = cox_name_check(options->name, err);
+        r = cox_name_check(options->name, err);
         if (r)
             return r;
         size_t length = strlen(options->name), max = COX_NAME_SIZE_MAX - COX_NAME_SERIAL_SIZE;
-        if (options->workers.legacy && length > max)
+        if (limits->has_serial && length > max)
             return cox_fail(
                 err, COX_INVALID,
                 "the group name has %zu characters: with legacy workers, whose regions have other names at every start, at most %zu are allowed",
@@ -430,20 +437,10 @@ static int executor_check_options(struct cox_executor_options *options,
         snprintf(name, name_size, "%jd_%" PRIu32, (intmax_t)getpid(),
                  atomic_fetch_add(&counter, 1));
     }
-    struct cox_geometry_choice choice = {
-        .depth = options->depth,
-        .legacy = options->workers.legacy,
-        /* No rank of another machine attaches to this memory: names would serve nobody, and
-         * futexes wake this process once, when the last reply is there. */
-        .sealed = options->memory.attach == COX_ATTACH_SEALED || elsewhere,
-        .no_recorder = options->recorder.off,
-        .mirrored = remote->rank_here && remote->rank_here < options->rank_count,
-        .spin_ns = cox_spin_budget_ns(options->spin),
-    };
-    memcpy(choice.request_size, options->memory.request_size, sizeof choice.request_size);
-    memcpy(choice.response_size, options->memory.response_size, sizeof choice.response_size);
-    int r = cox_geometry_resolve(options->rank_count, &choice, geometry, err);
-    if (r == 0 && options->workers.legacy)
+    memcpy(sizes.request_size, options->memory.request_size, sizeof sizes.request_size);
+    memcpy(sizes.response_size, options->memory.response_size, sizeof sizes.response_size);
+    r = cox_geometry_resolve(options->rank_count, &sizes, geometry, err);
+    if (r == 0 && limits->has_serial)
         geometry->serial = cox_control_fresh();
     return r;
 }
@@ -469,7 +466,7 @@ static void executor_choose_blocks(struct cox_executor *executor)
 {
     const struct cox_executor_options *options = &executor->options;
     cox_large_payload_sender_init(&executor->blocks.sender);
-    if (options->memory.refuse_large_payloads || executor->geometry.legacy)
+    if (options->memory.refuse_large_payloads || !executor->geometry.mode->limits.extensions)
         return;
     executor->blocks.request_size_max = options->memory.large_payload_size_max
                                             ? options->memory.large_payload_size_max
@@ -489,7 +486,7 @@ static int executor_open_nodes(struct cox_executor *executor, struct cox_error *
     int r = cox_options_copy(&known, sizeof known, options->nodes, "cox_executor_nodes", err);
     if (r)
         return r;
-    executor->attach = known.attach == COX_ATTACH_SEALED ? "sealed" : "named";
+    executor->attach = cox_attach_name(known.attach);
     struct cox_nodes_options made = {
         .nodes = &known,
         .group = executor->name,
@@ -547,7 +544,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
         executor->options.hooks.line = executor_print_line;
     executor->started_ns = cox_now_ns();
     executor->geometry = geometry;
-    executor->attach = options->memory.attach == COX_ATTACH_SEALED ? "sealed" : "named";
+    executor->attach = cox_attach_name(options->memory.attach);
     executor->control.lock_fd = -1;
     pthread_mutex_init(&executor->transport_lock, NULL);
     executor->engine_state = COX_ENGINE_INIT;
@@ -599,7 +596,7 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
         cox_executor_free(executor);
         return r;
     }
-    if (!geometry.legacy && !options->memory.keep_names)
+    if (geometry.mode->limits.rank_words && !options->memory.keep_names)
         executor_unlink(executor);
     executor->blocks.reply_limits.socket_path =
         cox_executor_socket(executor); /* before any request */
@@ -676,7 +673,7 @@ static void executor_finalize(struct cox_executor *executor, uint64_t deadline_n
  * is not the rank's own. Legacy ranks have no abort word, and their tokens count. */
 static void executor_abort(struct cox_executor *executor)
 {
-    if (executor->geometry.legacy || !executor->supervisor)
+    if (!executor->geometry.mode->limits.rank_words || !executor->supervisor)
         return;
     cox_state_abort(&executor->control);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)

@@ -41,7 +41,8 @@ static int rank_take(struct cox_executor *executor, uint32_t rank, struct cox_er
 int cox_mirror_memory_take(struct cox_executor *executor, struct cox_error *err)
 {
     int r = 0;
-    if (!executor->geometry.mirrored || !executor->geometry.sealed)
+    if (!executor->geometry.mirrored ||
+        executor->geometry.mode->limits.rank_group != COX_ATTACH_MEMBER_OWNED)
         return 0;
     if (!executor->mirror_memory)
         executor->mirror_memory = calloc(1, sizeof *executor->mirror_memory);
@@ -70,16 +71,18 @@ int cox_executor_group_window(const struct cox_executor *executor,
     *ret_window = (struct cox_group_window){
         .generation = atomic_load_explicit(&executor->group_generation, memory_order_relaxed),
         .value_size = cox_geometry_group_value_size(geometry),
-        .fd = geometry->sealed ? -1 : executor->bundle.fds[COX_FD_BUNDLE_GROUP],
+        .fd =
+            geometry->mode->limits.memory_per_rank ? -1 : executor->bundle.fds[COX_FD_BUNDLE_GROUP],
     };
     ret_window->offset = cox_geometry_group_offset(geometry, ret_window->generation);
     if (!geometry->mirrored || ret_window->generation == 0)
         return COX_UNSUPPORTED;
-    for (uint32_t rank = 0; geometry->sealed && rank < geometry->rank_count; rank++) {
+    for (uint32_t rank = 0; geometry->mode->limits.memory_per_rank && rank < geometry->rank_count;
+         rank++) {
         ret_window->words[rank] = executor->mirror_memory->parts[rank][0].base;
         ret_window->values[rank] = executor->mirror_memory->parts[rank][1].base;
     }
-    if (geometry->sealed)
+    if (geometry->mode->limits.memory_per_rank)
         ret_window->wakeups =
             (uint8_t *)executor->sealed.wake.base + cox_geometry_group_hints_offset();
     return 0;

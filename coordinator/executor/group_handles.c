@@ -143,7 +143,8 @@ int cox_group_handles_fill(struct cox_executor *executor, Coxswain__ExecuteReque
 {
     struct cox_error why = {0};
     int r = 0;
-    if (!executor->geometry.sealed || executor->remote.transport)
+    if (executor->geometry.mode->limits.rank_group != COX_ATTACH_MEMBER_OWNED ||
+        executor->remote.transport)
         return 0;
     if (!executor->group_handles)
         r = handles_new(cox_executor_socket(executor), &executor->group_handles, &why);

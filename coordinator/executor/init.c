@@ -335,9 +335,9 @@ static void init_leave(struct cox_executor *executor, int r)
 /* The fd of the rank group's memory; -1: there is none, or each rank has its own. */
 static int init_group_fd(const struct cox_executor *executor)
 {
-    return executor->geometry.legacy || executor->geometry.sealed
-               ? -1
-               : executor->bundle.fds[COX_FD_BUNDLE_GROUP];
+    return executor->geometry.mode->limits.rank_group == COX_ATTACH_WINDOWS
+               ? executor->bundle.fds[COX_FD_BUNDLE_GROUP]
+               : -1;
 }
 
 /* Begins another generation of the rank group, in memory of its own. */
@@ -385,7 +385,7 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
                          ExecuteRequest *request)
 {
     struct cox_weights_announcement *announcement = &words->announcement;
-    if (!executor->announce_weights || executor->geometry.legacy)
+    if (!executor->announce_weights || !executor->geometry.mode->limits.extensions)
         return;
     executor->announce_weights(executor->announce_context, announcement);
     coxswain__weights_candidate__init(&words->offer);
@@ -434,12 +434,13 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     if (r)
         return r;
     /* Legacy workers have no rank group, and a replayed init is an ordinary one to them. */
-    request.has_group_generation = !executor->geometry.legacy;
-    request.has_replayed = request.replayed = replayed && !executor->geometry.legacy;
+    request.has_group_generation = executor->geometry.mode->limits.extensions;
+    request.has_replayed = request.replayed =
+        replayed && executor->geometry.mode->limits.extensions;
     struct weights_words words;
     weights_fill(executor, &words, &request);
     struct init_reader reader = {.err = err,
-                                 .legacy = executor->geometry.legacy,
+                                 .legacy = !executor->geometry.mode->limits.extensions,
                                  .summary = {.cpu_block_count = INT64_MAX,
                                              .npu_block_count = INT64_MAX,
                                              .max_position_embeddings = INT64_MAX}};

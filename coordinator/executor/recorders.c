@@ -33,8 +33,8 @@ typedef CoxswainRecording__Recording recording;
 static void *shared_block(const struct cox_executor *executor, uint32_t rank)
 {
     const struct cox_geometry *geometry = &executor->geometry;
-    const uint8_t *base =
-        geometry->sealed ? executor->sealed.ranks[rank].base : executor->control.region.base;
+    const uint8_t *base = geometry->mode->limits.memory_per_rank ? executor->sealed.ranks[rank].base
+                                                                 : executor->control.region.base;
     if (!geometry->recorder || !base)
         return NULL;
     return (uint8_t *)(uintptr_t)base + cox_geometry_recorder_offset(geometry, rank);

@@ -199,7 +199,8 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
 
     /* The lock is released over the call: meanwhile the state can be queried, and other commands
      * fail at their deadline. */
-    struct recover_reader reader = {.results = ret_results, .legacy = executor->geometry.legacy};
+    struct recover_reader reader = {.results = ret_results,
+                                    .legacy = !executor->geometry.mode->limits.extensions};
     int r = recover_enter(executor, deadline_ns, err);
     if (r)
         return r;

@@ -58,7 +58,7 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     atomic_fetch_add_explicit(&executor->ranks[rank].incarnation, 1, memory_order_relaxed);
     struct cox_fd_bundle *bundle = &executor->replacements[rank];
     int r = 0;
-    if (executor->geometry.sealed && !executor->remote.transport) {
+    if (executor->geometry.mode->limits.memory_per_rank && !executor->remote.transport) {
         pthread_mutex_lock(&executor->memory_lock);
         r = cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err);
         pthread_mutex_unlock(&executor->memory_lock);
@@ -397,7 +397,7 @@ static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
                      struct cox_rank_set *arrived, struct cox_error *err)
 {
     const uint32_t rank_count = executor->geometry.rank_count;
-    const bool legacy = executor->geometry.legacy;
+    const bool legacy = !executor->geometry.mode->limits.rank_words;
     int r = legacy ? all_renew_legacy(executor, deadline_ns, err) : 0;
     /* One after the other, for all of them: after a later failure every rank is either dead or
      * running. */
@@ -468,7 +468,7 @@ int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t 
     if (rank >= executor->geometry.rank_count && rank != COX_RANK_ALL)
         return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
                         rank, executor->geometry.rank_count);
-    if (executor->geometry.legacy && rank != COX_RANK_ALL)
+    if (!executor->geometry.mode->limits.replaces_one && rank != COX_RANK_ALL)
         return cox_fail(
             err, COX_UNSUPPORTED,
             "a group with legacy workers starts again as a whole (COX_RANK_ALL, coxswain recover restart)");

@@ -37,7 +37,8 @@ static void channel_status(struct cox_executor *executor, uint32_t rank,
                            enum cox_channel_id channel, uint64_t now,
                            struct cox_rank_channel_status *ret_status)
 {
-    *ret_status = (struct cox_rank_channel_status){.known = !executor->geometry.legacy};
+    *ret_status =
+        (struct cox_rank_channel_status){.known = executor->geometry.mode->limits.rank_words};
     if (!ret_status->known)
         return;
     const struct cox_layout_rank_line *line = cox_state_line(&executor->control, rank, channel);
@@ -192,7 +193,8 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
         cox_peer_cpu_time(ret_status->serving_pid, &ret_status->cpu_ns);
         cox_peer_resident(ret_status->serving_pid, &ret_status->resident_bytes);
-        if (ret_status->liveness == COX_LIVENESS_ALIVE && !executor->geometry.legacy)
+        if (ret_status->liveness == COX_LIVENESS_ALIVE &&
+            executor->geometry.mode->limits.rank_words)
             rank_describe_hold(executor, rank, now, ret_status);
     }
     const struct cox_transport *transport = executor->remote.transport;
@@ -302,7 +304,7 @@ void cox_executor_read_status(struct cox_executor *executor, struct cox_executor
         .instance = executor->control.instance,
         .uptime_ns = now - executor->started_ns,
         .spin_ns = executor->geometry.spin_ns,
-        .legacy = executor->geometry.legacy,
+        .legacy = !executor->geometry.mode->limits.extensions,
         .stopping = atomic_load_explicit(&executor->stopping, memory_order_acquire),
     };
     pthread_mutex_lock(&executor->memory_lock);

@@ -161,7 +161,7 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
         return cox_fail(err, COX_INVALID, "execute type %" PRIu32 " is no request", type);
     if (type == COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE)
         return cox_fail(err, COX_INVALID, "finalize is sent by cox_executor_stop");
-    if (type == COX_TYPE_OPAQUE && executor->geometry.legacy)
+    if (type == COX_TYPE_OPAQUE && !executor->geometry.mode->limits.extensions)
         return cox_fail(err, COX_UNSUPPORTED, "legacy workers know no opaque requests");
     struct cox_entry entry = {
         .type = type,
@@ -198,7 +198,8 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
             return cox_fail(err, COX_INVALID,
                             "the set of asked ranks is empty or names a rank over %" PRIu32,
                             executor->geometry.rank_count - 1);
-        if (executor->geometry.legacy && memcmp(options->asked, &all, sizeof all) != 0)
+        if (!executor->geometry.mode->limits.extensions &&
+            memcmp(options->asked, &all, sizeof all) != 0)
             return cox_fail(err, COX_UNSUPPORTED, "legacy workers are always asked together");
         entry.asked = *options->asked;
     }

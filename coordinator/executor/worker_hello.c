@@ -192,7 +192,7 @@ static int mark_process(const struct cox_executor *executor,
                         struct cox_error *err)
 {
     const int r = cox_peer_lower_mark(client->pid);
-    if (r == 0 || !executor->geometry.sealed || client->uid != geteuid())
+    if (r == 0 || !executor->geometry.mode->limits.guards_commands || client->uid != geteuid())
         return 0;
     return cox_fail(
         err, COX_DENIED,
@@ -347,14 +347,15 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
         atomic_load_explicit(&executor->ranks[rank].holder.pid, memory_order_relaxed) != 0 &&
         holder_is_of_this_incarnation(executor, rank);
     bool renewed = false;
-    int r = executor->geometry.sealed ? hand_out_sealed(executor, rank, reply, &renewed, err)
-                                      : hand_out_named(executor, rank, reply, err);
+    int r = executor->geometry.mode->limits.memory_per_rank
+                ? hand_out_sealed(executor, rank, reply, &renewed, err)
+                : hand_out_named(executor, rank, reply, err);
     if (r == 0 && (tried || renewed))
         reset_rank(executor, rank);
     /* Ranks that this process starts inherit it. */
     if (r == 0 && executor->options.workers.external && executor->options.collect)
         reply->fds[reply->fd_count++] = executor->notify_fds[rank];
-    if (r == 0 && executor->geometry.sealed) {
+    if (r == 0 && executor->geometry.mode->limits.memory_per_rank) {
         r = cox_sealed_give_rank(&executor->sealed, rank);
         if (r)
             cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
@@ -368,7 +369,7 @@ static int on_worker(void *context, const struct cox_control_client *client,
     struct cox_executor *executor = context;
     const struct cox_hello *hello = &client->hello;
     uint32_t rank = 0;
-    if (executor->geometry.legacy)
+    if (!executor->geometry.mode->limits.rank_words)
         return cox_fail(err, COX_UNSUPPORTED,
                         "legacy workers do not attach through the control socket");
     if (executor->elsewhere)
@@ -393,7 +394,7 @@ static int on_worker(void *context, const struct cox_control_client *client,
     if (r)
         return r;
     reply->hello_reply = (struct cox_hello_reply){
-        .attach = executor->geometry.sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .attach = executor->geometry.mode->attach,
         .rank = rank,
         .rank_count = executor->geometry.rank_count,
         .incarnation = incarnation,
@@ -438,7 +439,8 @@ static int check_command(const struct cox_executor *executor,
 {
     char program[COX_PEER_PROGRAM_SIZE];
     uint64_t mark = 0;
-    if (!executor->geometry.sealed || client->pid == 0 || client->uid != geteuid())
+    if (!executor->geometry.mode->limits.guards_commands || client->pid == 0 ||
+        client->uid != geteuid())
         return 0;
     /* The pidfd is that of the process that connected. While it lives, /proc shows it under its
      * pid. */

@@ -267,8 +267,8 @@ uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
 static int explain_space(const struct cox_group_choice *group, int r, struct cox_error *err)
 {
     const struct cox_error first = *err;
-    if ((r != COX_NO_SPACE && r != -ENOSPC) || group->attach == COX_ATTACH_SEALED ||
-        group->legacy_workers || !strstr(first.text, "/dev/shm"))
+    if ((r != COX_NO_SPACE && r != -ENOSPC) || !cox_group_choice_limits(group)->extensions ||
+        cox_group_choice_limits(group)->memory_per_rank || !strstr(first.text, "/dev/shm"))
         return r;
     *err = (struct cox_error){0};
     return cox_fail(err, r, "%.900s; or use --attach sealed, which takes nothing of /dev/shm",
@@ -282,8 +282,9 @@ static int explain_failure(const struct cox_foreground_options *options, int r,
 {
     const struct cox_group_choice *group = options->group;
     struct rlimit limit;
-    uint64_t needed = cox_foreground_fd_count(group->rank_count, group->attach == COX_ATTACH_SEALED,
-                                              options->shared_weights);
+    uint64_t needed =
+        cox_foreground_fd_count(group->rank_count, cox_group_choice_limits(group)->memory_per_rank,
+                                options->shared_weights);
     struct cox_error first = *err;
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed) {
         /* COX_CLOSED is reserved for signals. */

@@ -233,23 +233,36 @@ const char *cox_group_choice_crash_dir(const struct cox_group_choice *options)
     return folder && folder[0] ? folder : NULL;
 }
 
-struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options)
+static int choice_mode(const struct cox_group_choice *options, enum cox_attach attach,
+                       const struct cox_attach_mode **ret_mode, struct cox_error *err)
 {
-    struct cox_geometry_choice choice = {
-        .depth = options->depth,
-        .legacy = options->legacy_workers,
-        .sealed = options->attach == COX_ATTACH_SEALED,
-    };
+    const struct cox_attach_choice choice = {.attach = attach,
+                                             .legacy_workers = options->legacy_workers};
+    return cox_attach_choose(&choice, ret_mode, err);
+}
+
+const struct cox_attach_limits *cox_group_choice_limits(const struct cox_group_choice *options)
+{
+    /* Also before options that exclude each other are refused. */
+    const struct cox_attach_mode *mode = NULL;
+    const enum cox_attach attach = options->legacy_workers ? COX_ATTACH_NAMED : options->attach;
+    return choice_mode(options, attach, &mode, NULL) ? NULL : &mode->limits;
+}
+
+int cox_group_choice_geometry(const struct cox_group_choice *options,
+                              struct cox_geometry *ret_geometry, struct cox_error *err)
+{
+    struct cox_geometry_choice choice = {.depth = options->depth};
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
     memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
-    return choice;
+    const int r = choice_mode(options, options->attach, &choice.mode, err);
+    return r ? r : cox_geometry_resolve(options->rank_count, &choice, ret_geometry, err);
 }
 
 int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err)
 {
-    const struct cox_geometry_choice choice = cox_group_choice_geometry(options);
     struct cox_geometry geometry;
-    return cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
+    return cox_group_choice_geometry(options, &geometry, err);
 }
 
 /* ---- tables ---- */
@@ -387,7 +400,8 @@ int cox_worker_command(struct cox_group_choice *options, const char *worker, con
                             "fewer than %d bytes",
                             worker, COX_WORKER_WORD_COUNT_MAX - 1, PATH_MAX);
     }
-    if (!options->legacy_workers) { /* theirs take it from the init, and end at other flags */
+    if (cox_group_choice_limits(options)
+            ->extensions) { /* theirs take it from the init, and end at other flags */
         command[count++] = "--model";
         command[count++] = model;
     }

@@ -9,6 +9,7 @@
 #ifndef COX_PROGRAM_GROUP_OPTIONS_H
 #define COX_PROGRAM_GROUP_OPTIONS_H
 
+#include "channel/attach/attach.h"
 #include "runner.h"
 
 #include <coxswain/executor.h>
@@ -83,8 +84,12 @@ extern const struct cox_option_group cox_death_option_group;
 void cox_group_choice_init(struct cox_group_choice *options);
 /* --crash-dir, $COXSWAIN_CRASH_DIR; NULL: none. */
 const char *cox_group_choice_crash_dir(const struct cox_group_choice *options);
-struct cox_geometry_choice;
-struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
+/* What a group of these options can do (channel/attach/attach.h). */
+const struct cox_attach_limits *cox_group_choice_limits(const struct cox_group_choice *options);
+/* Returns 0 or COX_INVALID. */
+struct cox_geometry;
+int cox_group_choice_geometry(const struct cox_group_choice *options,
+                              struct cox_geometry *ret_geometry, struct cox_error *err);
 /* Checks name, sizes, depth and combinations before anything is created. Returns 0 or COX_INVALID.
  */
 int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);

@@ -16,7 +16,7 @@ static void print_regions(const struct cox_geometry *geometry, const char *name,
     char object[COX_OBJECT_NAME_SIZE];
     printf("region %s %" PRIu64 "\n", cox_name_control(object, name),
            cox_geometry_control_object_size(geometry));
-    if (!geometry->legacy)
+    if (geometry->mode->limits.rank_group == COX_ATTACH_WINDOWS)
         printf("region %s %" PRIu64 " taken of %" PRIu64 " in %d windows\n",
                cox_name_group(object, name), cox_geometry_group_size(geometry),
                cox_geometry_group_object_size(geometry), COX_GROUP_WINDOW_COUNT);
@@ -66,7 +66,7 @@ static void print_totals(const struct cox_geometry *geometry)
            (double)needed / 1048576);
     uint64_t names = cox_geometry_name_count(geometry);
     printf("total names %" PRIu64 "\n", names);
-    if (geometry->legacy)
+    if (geometry->mode->limits.has_serial)
         printf("SERIAL is another hexadecimal number at every start\n");
     struct cox_region_space space;
     if (cox_region_space(&space))
@@ -80,8 +80,8 @@ static void print_totals(const struct cox_geometry *geometry)
         printf("free names in /dev/shm %" PRIu64 ": too few\n", space.files);
 }
 
-/* A sealed group: no names, and no space in /dev/shm. */
-static void print_sealed(const struct cox_geometry *geometry)
+/* No names, and no space in /dev/shm. */
+static void print_unnamed(const struct cox_geometry *geometry)
 {
     printf("memory request %" PRIu64 " read-only for ranks\n",
            cox_geometry_request_memory_size(geometry));
@@ -105,23 +105,16 @@ static void print_sealed(const struct cox_geometry *geometry)
 /* Not reserved: allocated on demand, and freed. */
 static void print_large_payloads(const struct cox_geometry *geometry)
 {
-    if (!geometry->legacy)
+    if (geometry->mode->limits.extensions)
         printf("large payloads 0, until something does not fit; then %" PRIu64
                " at most are kept per frame and slot\n",
                COX_LARGE_PAYLOAD_KEEP_SIZE);
 }
 
-static int take_geometry(const struct cox_group_choice *group, struct cox_geometry *ret_geometry,
-                         struct cox_error *err)
-{
-    const struct cox_geometry_choice choice = cox_group_choice_geometry(group);
-    return cox_geometry_resolve(group->rank_count, &choice, ret_geometry, err);
-}
-
 static int check(const void *choice, struct cox_error *err)
 {
     struct cox_geometry geometry;
-    return take_geometry(choice, &geometry, err);
+    return cox_group_choice_geometry(choice, &geometry, err);
 }
 
 static int run(void *choice)
@@ -129,14 +122,15 @@ static int run(void *choice)
     const struct cox_group_choice *group = choice;
     struct cox_error error = {0};
     struct cox_geometry geometry;
-    if (take_geometry(group, &geometry, &error))
+    if (cox_group_choice_geometry(group, &geometry, &error))
         return cox_exit_with(&error);
     const char *name = group->name ? group->name : "NAME";
-    if (geometry.sealed) {
-        print_sealed(&geometry);
+    if (cox_geometry_name_count(&geometry) == 0) {
+        print_unnamed(&geometry);
     } else {
         char objects[COX_OBJECT_NAME_SIZE];
-        snprintf(objects, sizeof objects, "%s%s", name, geometry.legacy ? "_SERIAL" : "");
+        snprintf(objects, sizeof objects, "%s%s", name,
+                 geometry.mode->limits.has_serial ? "_SERIAL" : "");
         print_regions(&geometry, name, objects);
         print_wakeups(&geometry, objects);
         print_totals(&geometry);

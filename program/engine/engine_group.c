@@ -62,7 +62,8 @@ static int weights_load(void *context, struct cox_error *err)
     struct cox_engine_group *group = context;
     const struct cox_engine_group_options *options = group->options;
     struct cox_error error = {0};
-    if (!may_share_weights(options) || options->foreground.group->legacy_workers)
+    if (!may_share_weights(options) ||
+        !cox_group_choice_limits(options->foreground.group)->extensions)
         return 0;
     int r = cox_shared_weights_load(options->foreground.model, on_layer, group,
                                     &group->reference.weights, &error);
@@ -162,7 +163,7 @@ static int group_start(struct cox_engine_group *group, struct cox_error *err)
     };
     options.hooks = &group->hooks;
     options.shared_weights = may_share_weights(group->options);
-    if (options.group->legacy_workers) {
+    if (!cox_group_choice_limits(options.group)->extensions) {
         int r = cox_legacy_init_make(&options, &group->legacy_init, err);
         if (r)
             return r;
@@ -259,7 +260,7 @@ int cox_worker_check(const struct cox_group_choice *options, const char *worker,
 {
     const struct cox_share share = {.rank_count = options->rank_count};
     struct cox_model_config config;
-    if (options->legacy_workers || !cox_worker_is_reference(worker))
+    if (!cox_group_choice_limits(options)->extensions || !cox_worker_is_reference(worker))
         return 0;
     /* The process that loads it reports what is wrong. */
     if (cox_model_folder_config(model, &config, NULL))

@@ -49,11 +49,11 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
 static const char *start_option(const struct cox_prompt_job *job)
 {
     const struct cox_group_choice *group = &job->group;
-    return group->rank_count_given ? "-n"
-           : group->worker         ? "--worker"
-           : group->legacy_workers ? "--legacy-workers"
-           : job->init.count       ? "--init"
-                                   : NULL;
+    return group->rank_count_given                       ? "-n"
+           : group->worker                               ? "--worker"
+           : !cox_group_choice_limits(group)->extensions ? "--legacy-workers"
+           : job->init.count                             ? "--init"
+                                                         : NULL;
 }
 
 static int check(const void *choice, struct cox_error *err)

@@ -215,7 +215,7 @@ static int choose_nodes(struct run_command *run, int count, char *const *words,
         return cox_fail(err, COX_INVALID,
                         "--cluster: workers are started by coxswain node: give '%.64s' to it",
                         words[0]);
-    if (run->group.legacy_workers || run->group.worker)
+    if (!cox_group_choice_limits(&run->group)->extensions || run->group.worker)
         return cox_fail(err, COX_INVALID,
                         "--cluster: workers are started by coxswain node: leave out "
                         "--legacy-workers and --worker");
@@ -292,7 +292,8 @@ static int check(const void *choice, struct cox_error *err)
     const struct cox_foreground_options *options = &run->options.foreground;
     if (options->model && cox_init_choice_get(&run->init, "model"))
         return cox_fail(err, COX_INVALID, "'model' in --init: use --model DIR");
-    if (run->role != COX_ROLE_STANDARD && (!run->options.serve || run->group.legacy_workers))
+    if (run->role != COX_ROLE_STANDARD &&
+        (!run->options.serve || !cox_group_choice_limits(&run->group)->extensions))
         return cox_fail(err, COX_INVALID, "--role is for groups that take prompts: %s",
                         options->prompts_refusal ? options->prompts_refusal : LEGACY);
     return 0;

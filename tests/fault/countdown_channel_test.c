@@ -41,7 +41,8 @@ static const char *group_name(void)
 
 static struct cox_geometry geometry_make(bool legacy)
 {
-    struct cox_geometry_choice choice = {.legacy = legacy, .depth = legacy ? 1 : 2};
+    struct cox_geometry_choice choice = {.mode = legacy ? &cox_attach_legacy : NULL,
+                                         .depth = legacy ? 1 : 2};
     struct cox_geometry made;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         bool slots = legacy && c != COX_CHANNEL_LINK;
@@ -182,8 +183,9 @@ static void group_create(void)
             fail_msg("%s", err.text);
     char object[COX_OBJECT_NAME_SIZE];
     struct cox_region group = {0};
-    if (!geometry.legacy && cox_region_create(&group, cox_name_group(object, group_name()),
-                                              cox_geometry_group_size(&geometry), &err))
+    if (geometry.mode != &cox_attach_legacy &&
+        cox_region_create(&group, cox_name_group(object, group_name()),
+                          cox_geometry_group_size(&geometry), &err))
         fail_msg("%s", err.text);
     cox_region_detach(&group);
 }

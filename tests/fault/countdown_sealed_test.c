@@ -20,7 +20,7 @@
 
 static struct cox_geometry geometry_make(void)
 {
-    struct cox_geometry_choice choice = {.depth = 2, .sealed = true};
+    struct cox_geometry_choice choice = {.depth = 2, .mode = &cox_attach_sealed};
     struct cox_geometry made;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         choice.request_size[c] = 8192;

@@ -179,7 +179,7 @@ static int impostor(struct hostile *hostile, const struct cox_geometry *geometry
 
 static struct cox_geometry own_geometry(void)
 {
-    const struct cox_geometry_choice choice = {.sealed = true};
+    const struct cox_geometry_choice choice = {.mode = &cox_attach_sealed};
     struct cox_geometry geometry;
     if (cox_geometry_resolve(RANK_COUNT, &choice, &geometry, NULL))
         abort();

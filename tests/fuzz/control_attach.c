@@ -49,7 +49,7 @@ static void geometry_trusted(const struct cox_control *control)
         FUZZ_CHECK(sizes->frame_size > COX_PREFIX_SIZE && sizes->frame_size % 64 == 0);
         FUZZ_CHECK(sizes->slot_stride % 64 == 0);
         FUZZ_CHECK(sizes->frame_size <= sizes->request_size / geometry->depth);
-        bool whole = geometry->legacy && channel == COX_CHANNEL_LINK;
+        bool whole = geometry->mode->limits.whole_replies && channel == COX_CHANNEL_LINK;
         for (uint32_t rank = 0; rank < (whole ? 1 : geometry->rank_count); rank++)
             for (uint64_t sequence = 0; sequence < geometry->depth; sequence++) {
                 uint64_t from = cox_geometry_slot_offset(geometry, channel, rank, sequence);

@@ -917,7 +917,7 @@ int main(int argc, char **argv)
     control_request();
     control_attach("default", 4, &(struct cox_geometry_choice){0});
     control_attach("deep", 1, &(struct cox_geometry_choice){.depth = 8});
-    control_attach("legacy", 8, &(struct cox_geometry_choice){.legacy = true});
+    control_attach("legacy", 8, &(struct cox_geometry_choice){.mode = &cox_attach_legacy});
     struct cox_rank_set all = cox_rank_set_first(4), one = {{4}};
     request_frame("all", 3, 2, 1, all, "echo hello");
     request_frame("one", 3, 1, 1000, one, "");

@@ -9,7 +9,8 @@ struct made {
 
 static void make(struct made *made, uint32_t rank_count, uint32_t depth, bool legacy)
 {
-    struct cox_geometry_choice choice = {.depth = depth, .legacy = legacy};
+    struct cox_geometry_choice choice = {.depth = depth,
+                                         .mode = legacy ? &cox_attach_legacy : NULL};
     struct cox_control *control = &made->control;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         choice.request_size[c] = c == COX_CHANNEL_ERROR ? 0 : 512 * depth;

@@ -27,7 +27,11 @@ FOLDERS = {
     "channel/base": "",
     "channel/text": "",
     "channel/recorder": "channel/base",
-    "channel/shm": "channel/base channel/recorder",
+    "channel/attach": "",
+    "channel/attach/named": "channel/attach channel/shm",
+    "channel/attach/sealed": "channel/attach channel/shm",
+    "channel/attach/legacy": "channel/attach/named channel/shm",
+    "channel/shm": "channel/base channel/recorder channel/attach",
     "channel/socket": "channel/base channel/shm",
     "channel/handle": "channel/base channel/socket",
     "channel/memory": "channel/base channel/shm channel/handle",
@@ -62,7 +66,7 @@ FOLDERS = {
     "program/trace": "channel/recorder channel/shm proto channel/base",
     "program/metrics": "channel/base coordinator/executor coordinator/recovery coordinator/server program/client",
     "program/service": "channel/base channel/text program/client channel/shm",
-    "program/cli": "channel/base channel/shm coordinator/executor coordinator/recovery coordinator/server "
+    "program/cli": "channel/base channel/attach channel/shm coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
     "program/command": "channel/base channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
                        "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "

@@ -171,7 +171,7 @@ static void check_flipped(const struct cox_control *own, size_t offset)
         bool changed = other.geometry.mirrored != own->geometry.mirrored;
         assert_int_equal(other.geometry.rank_count, own->geometry.rank_count);
         assert_int_equal(other.geometry.depth, own->geometry.depth);
-        assert_int_equal(other.geometry.legacy, own->geometry.legacy);
+        assert_ptr_equal(other.geometry.mode, own->geometry.mode);
         for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
             const struct cox_layout_channel *a = &other.geometry.channels[c],
                                             *b = &own->geometry.channels[c];
@@ -531,7 +531,7 @@ static void b4_p7_leftovers_with_a_serial_are_swept(void **state)
 {
     (void)state;
     for (uint32_t version = COX_LAYOUT_VERSION; version < COX_LAYOUT_VERSION + 2; version++) {
-        const struct cox_geometry_choice choice = {.legacy = true};
+        const struct cox_geometry_choice choice = {.mode = &cox_attach_legacy};
         struct cox_geometry geometry;
         struct cox_control old;
         struct cox_channel channel;

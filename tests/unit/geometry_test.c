@@ -72,7 +72,7 @@ static void defaults_fit_for_any_number_of_ranks_and_any_depth(void **state)
             struct cox_geometry g = resolved(ranks, &choice);
             assert_int_equal(g.rank_count, ranks);
             assert_int_equal(g.depth, depth ? depth : 4);
-            assert_false(g.legacy);
+            assert_false(g.mode == &cox_attach_legacy);
             check_frames_and_slots(&g);
             assert_int_equal(cox_geometry_verify(&g, NULL), 0);
         }
@@ -129,13 +129,13 @@ static void legacy_sizes_are_the_contract_s(void **state)
         {8 * MIB, 8 * MIB, 8 * MIB, 512 << 10},      /* recover_command */
         {0, 1024, 0, 1024},                          /* execute_error */
     };
-    const struct cox_geometry_choice choice = {.legacy = true};
+    const struct cox_geometry_choice choice = {.mode = &cox_attach_legacy};
     (void)state;
     for (uint32_t ranks = 1; ranks <= 16; ranks++) {
         struct cox_geometry g = resolved(ranks, &choice);
         assert_memory_equal(g.channels, expected, sizeof expected);
         assert_int_equal(g.depth, 1);
-        assert_true(g.legacy);
+        assert_ptr_equal(g.mode, &cox_attach_legacy);
         for (uint32_t rank = 0; rank < ranks; rank++)
             for (uint64_t sequence = 0; sequence < 3; sequence++)
                 assert_true(cox_geometry_slot_offset(&g, COX_CHANNEL_RECOVER, rank, sequence) ==
@@ -148,7 +148,7 @@ static void legacy_sizes_are_the_contract_s(void **state)
 
 static void m4_17_legacy_ranks_are_refused_with_the_numbers(void **state)
 {
-    struct cox_geometry_choice choice = {.legacy = true};
+    struct cox_geometry_choice choice = {.mode = &cox_attach_legacy};
     (void)state;
     refused(17, &choice, "recover_command: a response region of 8388608 bytes",
             "holds 16 slots of 524288 bytes, 17 ranks");
@@ -160,7 +160,7 @@ static void m4_17_legacy_ranks_are_refused_with_the_numbers(void **state)
 
 static void legacy_means_depth_1(void **state)
 {
-    struct cox_geometry_choice choice = {.legacy = true, .depth = 1};
+    struct cox_geometry_choice choice = {.mode = &cox_attach_legacy, .depth = 1};
     (void)state;
     resolved(2, &choice);
     choice.depth = 2;
@@ -189,7 +189,8 @@ static void tiny_and_absurd_sizes_are_refused_with_the_numbers(void **state)
         for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
             const char *name = cox_channel_name((enum cox_channel_id)c);
             for (size_t i = 0; i < sizeof tiny / sizeof tiny[0]; i++) {
-                struct cox_geometry_choice request = {.legacy = legacy, .depth = 1},
+                struct cox_geometry_choice request = {.mode = legacy ? &cox_attach_legacy : NULL,
+                                                      .depth = 1},
                                            response = request;
                 char number[32];
                 snprintf(number, sizeof number, " %" PRIu64 " bytes", tiny[i]);
@@ -198,7 +199,8 @@ static void tiny_and_absurd_sizes_are_refused_with_the_numbers(void **state)
                 refused(1, &response, name, number);
             }
             for (size_t i = 0; i < sizeof absurd / sizeof absurd[0]; i++) {
-                struct cox_geometry_choice request = {.legacy = legacy}, response = request;
+                struct cox_geometry_choice request = {.mode = legacy ? &cox_attach_legacy : NULL},
+                                           response = request;
                 request.request_size[c] = response.response_size[c] = absurd[i];
                 refused(1, &request, name, "region of");
                 refused(1, &response, name, "region of");
@@ -267,7 +269,7 @@ static void verify_takes_nothing_that_resolve_does_not_give(void **state)
         assert_int_equal(cox_geometry_verify(&g, NULL), COX_CORRUPT);
     }
     g = good;
-    g.legacy = true;
+    g.mode = &cox_attach_legacy;
     assert_int_equal(cox_geometry_verify(&g, NULL), COX_CORRUPT);
     assert_int_equal(cox_geometry_verify(&good, NULL), 0);
 }

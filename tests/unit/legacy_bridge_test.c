@@ -23,7 +23,7 @@ struct group {
 static void group_create(struct group *group)
 {
     const struct cox_geometry_choice choice = {
-        .legacy = true,
+        .mode = &cox_attach_legacy,
         .request_size = {4096, 4096, 4096, 4096, 0},
         .response_size = {1 << 20, 1 << 20, 1 << 20, 1 << 20, 0},
     };

@@ -238,7 +238,7 @@ static void another_generation_or_group_is_corrupt(void **state)
 static void replies_of_legacy_ranks_are_where_the_legacy_layout_has_them(void **state)
 {
     const struct cox_geometry_choice choice = {
-        .legacy = true,
+        .mode = &cox_attach_legacy,
         .request_size = {4096, 4096, 4096, 4096, 0},
         .response_size = {2 << 20, 1 << 20, 1 << 20, 1 << 20, 0},
     };

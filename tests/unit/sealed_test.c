@@ -31,7 +31,7 @@ static struct cox_control control;
 
 static struct cox_geometry geometry_make(uint64_t request_size, uint64_t response_size)
 {
-    struct cox_geometry_choice choice = {.depth = 2, .sealed = true};
+    struct cox_geometry_choice choice = {.depth = 2, .mode = &cox_attach_sealed};
     struct cox_geometry geometry;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         choice.request_size[c] = request_size;
@@ -490,7 +490,7 @@ static void a4_attach_refuses_another_header(void **state)
         {offsetof(struct cox_layout_header, depth), 0, COX_CORRUPT, "depth"},
         {offsetof(struct cox_layout_header, flags), 0, COX_CORRUPT, ""},
         {offsetof(struct cox_layout_header, flags), COX_LAYOUT_SEALED | COX_LAYOUT_LEGACY,
-         COX_CORRUPT, "depth"},
+         COX_CORRUPT, "named attach"},
         {offsetof(struct cox_layout_header, channels), 1u << 30, COX_CORRUPT, ""},
         {offsetof(struct cox_layout_header, channels) + 8, 64, COX_CORRUPT, "response region"},
         {offsetof(struct cox_layout_header, channels) + 16, 64, COX_CORRUPT, ""},

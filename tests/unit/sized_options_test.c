@@ -56,6 +56,7 @@ static int use_submit(const void *options, struct cox_error *err)
 {
     struct cox_executor *executor = calloc(1, sizeof *executor);
     executor->geometry.rank_count = 1;
+    executor->geometry.mode = &cox_attach_named;
     int r = cox_executor_submit_opaque(executor, "x", 1, options, NULL, err);
     free(executor);
     return r;

@@ -191,7 +191,7 @@ static int worker_attach_channel(struct cox_worker *worker, struct cox_channel *
 {
     const struct cox_worker_options *options = &worker->options;
     const struct cox_fd_bundle *bundle = &worker->bundle;
-    if (worker->control.geometry.sealed) {
+    if (worker->control.geometry.mode->limits.memory_per_rank) {
         cox_channel_bind(channel, &worker->sealed, &worker->control, id, false);
         return 0;
     }
@@ -205,9 +205,9 @@ static int worker_attach_channel(struct cox_worker *worker, struct cox_channel *
 static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
 {
     struct cox_fd_bundle *bundle = &worker->bundle;
-    if (worker->control.geometry.legacy)
+    if (worker->control.geometry.mode->limits.rank_group == COX_ATTACH_NO_RANK_GROUP)
         return 0;
-    if (worker->control.geometry.sealed) {
+    if (worker->control.geometry.mode->limits.rank_group == COX_ATTACH_MEMBER_OWNED) {
         worker->group_memory =
             cox_group_memory_new(&worker->sealed, worker->options.rank, worker->options.rank_count);
         return worker->group_memory ? 0 : cox_fail(err, -ENOMEM, "no memory for the rank group");
@@ -316,9 +316,10 @@ static int worker_attach_recorder(struct cox_worker *worker, const struct cox_wo
     const struct cox_fd_bundle *bundle = &worker->bundle;
     _cox_cleanup_(cox_close_fd) int opened = -1;
     char object[COX_OBJECT_NAME_SIZE];
-    if (!geometry->recorder || worker->is_legacy_shim)
+    if (!geometry->recorder)
         return 0;
-    int fd = geometry->sealed ? bundle->fds[COX_SEALED_RANK] : bundle->fds[COX_FD_BUNDLE_CONTROL];
+    int fd = geometry->mode->limits.memory_per_rank ? bundle->fds[COX_SEALED_RANK]
+                                                    : bundle->fds[COX_FD_BUNDLE_CONTROL];
     int r = 0;
     if (!bundle->count) {
         r = cox_region_open(cox_name_control(object, options->prefix + 1), COX_REGION_WRITE,
@@ -374,7 +375,7 @@ void cox_worker_announce(struct cox_worker *worker)
 {
     cox_state_announce_identity(cox_worker_identity(worker), worker->control.instance,
                                 worker->options.incarnation);
-    if (!worker->control.geometry.legacy)
+    if (worker->control.geometry.mode->limits.rank_words)
         cox_gate_post(&worker->threads[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
                       COX_WAKEUP_RESPONSE_CONSUME);
     cox_fault_point(COX_FAULT_ATTACHED);

@@ -21,7 +21,7 @@ static int region_size(const char *object, uint64_t *ret_size, struct cox_error 
 static int find_geometry(const char *name, uint32_t rank_count, struct cox_geometry *ret_geometry,
                          struct cox_error *err)
 {
-    struct cox_geometry_choice choice = {.legacy = true};
+    struct cox_geometry_choice choice = {.mode = &cox_attach_legacy};
     char object[COX_OBJECT_NAME_SIZE];
     int r = 0;
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {

@@ -88,7 +88,7 @@ void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse 
  * report the error. */
 static bool thread_whole(const struct cox_channel_thread *thread, uint32_t type)
 {
-    if (!thread->worker->control.geometry.legacy)
+    if (!thread->worker->control.geometry.mode->limits.whole_replies)
         return false;
     if (thread->channel.id == COX_CHANNEL_LINK)
         return true;

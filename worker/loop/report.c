@@ -84,7 +84,7 @@ static void worker_leave_fault(struct cox_worker *worker)
  * sealed group every rank has its own slot, and waits until its last report was copied. */
 static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
 {
-    if (worker->control.geometry.sealed)
+    if (worker->control.geometry.mode->limits.memory_per_rank)
         return cox_sealed_await_heard(&worker->control, worker->options.rank,
                                       worker->report_count + 1, deadline_ns);
     int r =
@@ -96,7 +96,7 @@ static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
 static void worker_post_report(struct cox_worker *worker, bool written)
 {
     struct cox_gate *gate = &worker->error_channel.gate;
-    if (!worker->control.geometry.sealed) {
+    if (!worker->control.geometry.mode->limits.memory_per_rank) {
         cox_gate_post(gate, 0, written ? COX_WAKEUP_RESPONSE_CONSUME : COX_WAKEUP_RESPONSE_PRODUCE);
     } else if (written) {
         cox_state_set_done(
@@ -124,7 +124,7 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
                 : worker_await_report(worker,
                                       cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
         /* Another rank may have made the coordinator miss the last wakeup. */
-        if (r == COX_TIMEOUT && worker->control.geometry.sealed)
+        if (r == COX_TIMEOUT && worker->control.geometry.mode->limits.memory_per_rank)
             cox_gate_post(&worker->error_channel.gate, worker->options.rank,
                           COX_WAKEUP_RESPONSE_CONSUME);
     } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);

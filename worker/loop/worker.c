@@ -322,7 +322,7 @@ static bool worker_wake_threads(struct cox_worker *worker, bool stopping, bool a
 static int worker_watch(struct cox_worker *worker)
 {
     /* Where tokens are counted no further ones may be posted. */
-    const bool again = !worker->is_legacy_shim && !worker->control.geometry.legacy;
+    const bool again = worker->control.geometry.mode->limits.rank_words;
     bool ringing = false, orphaned = false;
     int failed = 0;
     /* acquire: partner is the release of each channel thread's end. */
@@ -386,12 +386,12 @@ static int worker_thread_failure(const struct cox_worker *worker, struct cox_err
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         if (worker->threads[c].failed)
-            return cox_fail(
-                err, worker->threads[c].failed,
-                "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
-                worker->options.rank, worker->control.geometry.sealed ? "futex" : "semaphore",
-                cox_channel_name((enum cox_channel_id)c),
-                cox_status_text(worker->threads[c].failed));
+            return cox_fail(err, worker->threads[c].failed,
+                            "rank %" PRIu32
+                            ", waiting for a request on the %s of the channel %s: %s",
+                            worker->options.rank, worker->control.geometry.mode->wakeup_name,
+                            cox_channel_name((enum cox_channel_id)c),
+                            cox_status_text(worker->threads[c].failed));
     return 0;
 }
 
