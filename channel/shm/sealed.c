@@ -275,3 +275,18 @@ void cox_sealed_set_heard(const struct cox_control *control, uint32_t rank, uint
 {
     cox_state_set_fetched(cox_sealed_reports(control), rank, number);
 }
+
+void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *sealed,
+                      const struct cox_control *control, enum cox_channel_id id, bool coordinator)
+{
+    const struct cox_geometry *geometry = &control->geometry;
+    *channel = (struct cox_channel){.id = id, .control = control, .lent = true};
+    if (geometry->channels[id].request_size)
+        channel->request = (struct cox_region){
+            .base = (uint8_t *)control->region.base + cox_geometry_request_offset(geometry, id),
+            .size = geometry->channels[id].request_size,
+        };
+    cox_gate_bind(&channel->gate,
+                  id == COX_CHANNEL_ERROR ? NULL : &cox_sealed_wake(sealed, id)->ranks_wakeup,
+                  cox_sealed_wake(sealed, id), geometry->depth, coordinator);
+}

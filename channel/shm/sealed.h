@@ -30,7 +30,7 @@
 #ifndef COX_CHANNEL_SEALED_H
 #define COX_CHANNEL_SEALED_H
 
-#include "control.h"
+#include "channel.h"
 
 /* The fds that a rank gets, in this order. */
 enum cox_sealed_fd {
@@ -96,6 +96,10 @@ void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
  */
 int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, uint32_t rank,
                       const int fds[COX_SEALED_FD_COUNT], struct cox_error *err);
+
+/* A channel, as coordinator for all ranks, or as worker for its own. Cannot fail. */
+void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *sealed,
+                      const struct cox_control *control, enum cox_channel_id id, bool coordinator);
 
 /* Checks that this is memory of the rank group that only its rank can write, now and later. label
  * is for err. Returns 0; COX_DENIED: a seal is missing, or it is other memory, err says which;

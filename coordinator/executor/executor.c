@@ -1,5 +1,8 @@
 #include <coxswain/executor.h>
 
+#include "channel/attach/named/names.h"
+#include "channel/attach/named/named_channel.h"
+#include "channel/shm/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"

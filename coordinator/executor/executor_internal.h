@@ -2,6 +2,8 @@
 #ifndef COX_COORDINATOR_EXECUTOR_INTERNAL_H
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
+#include "channel/attach/named/names.h"
+#include "channel/shm/sealed.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
 #include "channel/shm/fd_bundle.h"

@@ -2,6 +2,7 @@
  *
  * One init at a time. It owns the generation of the rank group, the record of the last init that
  * succeeded, and the state that it leaves. */
+#include "channel/attach/named/named_channel.h"
 #include "channel/base/idioms.h"
 #include "channel/base/options.h"
 #include "channel/shm/windows.h"

@@ -1,6 +1,7 @@
 /* coxswain clean: removes what dead groups left in /dev/shm, and their sockets. */
 #include "program/cli/runner.h"
 
+#include "channel/attach/named/names.h"
 #include "channel/shm/control.h"
 #include "channel/socket/control_socket.h"
 #include "program/cli/console.h"

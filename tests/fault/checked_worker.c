@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "channel/attach/named/names.h"
 #include "channel/base/hash.h"
 #include "channel/shm/state.h"
 #include "meddler.h"

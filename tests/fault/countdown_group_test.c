@@ -1,6 +1,8 @@
 /* What starts threads and processes, up to the whole group, with each of their calls failing in
  * turn: those of the coordinator's threads too, and those of a child before it executes its
  * program. */
+#include "channel/attach/named/names.h"
+#include "channel/attach/named/named_channel.h"
 #include "channel/base/idioms.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/collector/error_channel.h"

@@ -1,5 +1,7 @@
 /* Ranks that get other processes, with each of the calls for that failing in turn: then the rank is
  * dead, nothing of the attempt is left, and the next one works. */
+#include "channel/attach/named/names.h"
+#include "channel/attach/named/named_channel.h"
 #include "channel/shm/channel.h"
 #include "channel/shm/region.h"
 #include "channel/socket/control_socket.h"

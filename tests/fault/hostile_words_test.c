@@ -1,5 +1,6 @@
 /* hostile_words: one byte, bit, frame or word of the shared memory of a group is changed. See
  * hostile_fixture.h for what must hold. */
+#include "channel/attach/named/names.h"
 #include "channel/shm/state.h"
 #include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"

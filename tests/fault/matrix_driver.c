@@ -1,3 +1,5 @@
+#include "channel/attach/named/names.h"
+#include "channel/attach/named/named_channel.h"
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
 #include "channel/base/thread.h"

@@ -1,5 +1,6 @@
 #include "meddler.h"
 
+#include "channel/attach/named/names.h"
 #include "channel/shm/region.h"
 
 #include <poll.h>

@@ -2,6 +2,7 @@
  * stopped or not, inside a wrapper or not, attached or not yet. This program is the coordinator,
  * too, in another process; as the subreaper of all that it started, the test sees every one of them
  * end. */
+#include "channel/attach/named/names.h"
 #include "channel/base/peer.h"
 #include "channel/shm/control.h"
 #include "coordinator/executor/core.h"

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "channel/attach/named/names.h"
 #include "channel/shm/control.h"
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"

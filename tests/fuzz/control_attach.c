@@ -1,6 +1,7 @@
 /* A control region of any bytes: attach refuses it, or what it gives can be trusted. */
 #include "fuzz.h"
 
+#include "channel/attach/named/names.h"
 #include "channel/shm/control.h"
 
 #include <fcntl.h>

@@ -8,6 +8,7 @@
 #include "fuzz.h"
 
 #include "tests/unit/table_request.h"
+#include "channel/attach/named/names.h"
 #include "channel/recorder/recorder_layout.h"
 #include "channel/socket/fd_entries.h"
 #include "channel/socket/hello.h"

@@ -1,5 +1,6 @@
 #include "script.h"
 
+#include "channel/attach/named/names.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/hash.h"
 #include "channel/base/idioms.h"

@@ -1,5 +1,6 @@
 /* Attaching on one thread while another creates: what has its name is whole. On one mapping
  * ThreadSanitizer sees whether the header's magic orders the rest. */
+#include "channel/attach/named/names.h"
 #include "channel/shm/control.h"
 #include "channel/shm/region.h"
 #include "testing.h"

@@ -1,5 +1,6 @@
 /* The error channel when a rank dies while it holds the one slot: reports of the others still
  * arrive. */
+#include "channel/attach/named/names.h"
 #include "channel/base/peer.h"
 #include "channel/base/semaphore.h"
 #include "channel/shm/geometry.h"

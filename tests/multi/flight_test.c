@@ -1,5 +1,6 @@
 /* Several requests in flight on one channel: one that is stuck holds up no other, a wake-up that
  * got lost is sent again, and what a handler does in between wedges nothing. */
+#include "channel/attach/named/names.h"
 #include "channel/base/semaphore.h"
 #include "channel/shm/control.h"
 #include "channel/shm/state.h"

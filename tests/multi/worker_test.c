@@ -2,6 +2,7 @@
  * One worker process from start to end: how it becomes a rank, and how it stops being one. The
  * program is its own worker: the first argument selects what is odd about it.
  */
+#include "channel/attach/named/names.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/control.h"

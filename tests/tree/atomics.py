@@ -69,7 +69,7 @@ def main():
          "    atomic_store_explicit(&identity->state, 1, memory_order_release);"),
         ("coordinator/executor/status.c", "rank_liveness",
          "atomic_load(&executor->control.ranks[rank]->identity.state);"),
-        ("channel/shm/control.c", "control_verify", "atomic_load(&control->layout->abort.word);"),
+        ("channel/shm/control.c", "cox_control_verify", "atomic_load(&control->layout->abort.word);"),
         ("coordinator/collector/legacy_bridge.c", "line_store",
          "atomic_load(&cox_state_line(bridge->channel->control, rank, bridge->channel->id)->taken);"),
     ]

@@ -28,7 +28,7 @@ FOLDERS = {
     "channel/text": "",
     "channel/recorder": "channel/base",
     "channel/attach": "",
-    "channel/attach/named": "channel/attach channel/shm",
+    "channel/attach/named": "channel/base channel/attach channel/shm",
     "channel/attach/sealed": "channel/attach channel/shm",
     "channel/attach/legacy": "channel/attach/named channel/shm",
     "channel/shm": "channel/base channel/recorder channel/attach",
@@ -42,13 +42,13 @@ FOLDERS = {
     "proto": "channel/base channel/text channel/memory",
     "worker/sequences": "channel/base proto",
     "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
-    "worker/loop": "channel/base channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
+    "worker/loop": "channel/base channel/attach/named channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
     "coordinator/process": "channel/base channel/socket",
     "coordinator/transport": "channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
     "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory proto coordinator/process "
                              "coordinator/transport",
-    "coordinator/executor": "channel/base channel/recorder channel/shm channel/socket proto coordinator/transport "
+    "coordinator/executor": "channel/base channel/attach/named channel/recorder channel/shm channel/socket proto coordinator/transport "
                             "coordinator/process coordinator/collector coordinator/recording",
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
@@ -68,7 +68,7 @@ FOLDERS = {
     "program/service": "channel/base channel/text program/client channel/shm",
     "program/cli": "channel/base channel/attach channel/shm coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
-    "program/command": "channel/base channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
+    "program/command": "channel/base channel/attach/named channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
                        "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "
                        "program/metrics program/trace coordinator/collector",
     "program/engine": "channel/base channel/shm proto coordinator/server program/client program/service program/cli "

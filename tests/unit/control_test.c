@@ -1,3 +1,5 @@
+#include "channel/attach/named/names.h"
+#include "channel/attach/named/named_channel.h"
 #include "channel/base/fault.h"
 #include "channel/recorder/recorder_layout.h"
 #include "channel/shm/channel.h"

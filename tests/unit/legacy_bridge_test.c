@@ -2,6 +2,8 @@
  * by this process; multi/legacy has real legacy workers. */
 #include "coordinator/collector/legacy_bridge.h"
 
+#include "channel/attach/named/names.h"
+#include "channel/attach/named/named_channel.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "channel_fixture.h"

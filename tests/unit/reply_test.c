@@ -1,4 +1,6 @@
 #include "await_token.h"
+#include "channel/attach/named/names.h"
+#include "channel/attach/named/named_channel.h"
 #include "channel/shm/reply.h"
 
 #include <endian.h>

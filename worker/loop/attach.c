@@ -1,5 +1,8 @@
 /* attach: how a worker process becomes a rank: it finds the group's memory, checks it, and claims
  * its rank. */
+#include "channel/attach/named/names.h"
+#include "channel/attach/named/named_channel.h"
+#include "channel/shm/sealed.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"

@@ -1,5 +1,6 @@
 #include <coxswain/worker.h>
 
+#include "channel/shm/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
