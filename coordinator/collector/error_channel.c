@@ -4,7 +4,7 @@
 #include "channel/base/futex.h"
 #include "channel/base/thread.h"
 #include "channel/shm/reply.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/shm/state.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"

@@ -2,7 +2,7 @@
 
 #include "channel/attach/named/names.h"
 #include "channel/attach/named/named_channel.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
@@ -12,7 +12,7 @@
 #include "channel/shm/channel.h"
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
-#include "channel/shm/windows.h"
+#include "channel/attach/named/windows.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/collector/report.h"

@@ -3,7 +3,7 @@
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
 #include "channel/attach/named/names.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
 #include "channel/shm/fd_bundle.h"

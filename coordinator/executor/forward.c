@@ -1,7 +1,7 @@
 #include "forward.h"
 
 #include "channel/attach/named/named_channel.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/idioms.h"
 #include "channel/shm/region.h"
 #include "coordinator/transport/transport.h"

@@ -12,7 +12,7 @@
 #ifndef COX_COORDINATOR_FORWARD_H
 #define COX_COORDINATOR_FORWARD_H
 
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 
 struct cox_executor;
 

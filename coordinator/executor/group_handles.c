@@ -1,6 +1,6 @@
 #include "group_handles.h"
 
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/idioms.h"
 #include "core.h"
 #include "executor_internal.h"

@@ -5,7 +5,7 @@
 #include "channel/attach/named/named_channel.h"
 #include "channel/base/idioms.h"
 #include "channel/base/options.h"
-#include "channel/shm/windows.h"
+#include "channel/attach/named/windows.h"
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"

@@ -1,7 +1,7 @@
 /* restart: gives another process to a dead rank, or to all ranks. */
 #include "channel/attach/named/names.h"
 #include "channel/attach/named/named_channel.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"

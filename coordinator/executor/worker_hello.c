@@ -1,7 +1,7 @@
 /* hello reply: which processes may attach at the group's control socket, and what a rank receives.
  */
 #include "channel/attach/named/named_channel.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/socket/socket.h"
 #include "channel/base/fault.h"

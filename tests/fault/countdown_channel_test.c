@@ -12,7 +12,7 @@
 #include "coordinator/collector/legacy_bridge.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "worker/loop/legacy_shim.h"
+#include "channel/attach/legacy/legacy_shim.h"
 #include "worker/loop/worker_internal.h"
 #include "worker/sequences/batch_builder.h"
 #include "worker/sequences/sequence_store.h"

@@ -2,7 +2,7 @@
 #include "channel/base/idioms.h"
 #include "channel/shm/fd_bundle.h"
 #include "channel/shm/region.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/process/supervise.h"
 #include "countdown.h"

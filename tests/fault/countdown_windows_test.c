@@ -2,7 +2,7 @@
  * turn. */
 #include "channel/base/idioms.h"
 #include "channel/shm/region.h"
-#include "channel/shm/windows.h"
+#include "channel/attach/named/windows.h"
 #include "countdown.h"
 #include "testing.h"
 

@@ -2,7 +2,7 @@
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/fd_bundle.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/shm/state.h"
 #include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"

@@ -29,8 +29,8 @@ FOLDERS = {
     "channel/recorder": "channel/base",
     "channel/attach": "",
     "channel/attach/named": "channel/base channel/attach channel/shm",
-    "channel/attach/sealed": "channel/attach channel/shm",
-    "channel/attach/legacy": "channel/attach/named channel/shm",
+    "channel/attach/sealed": "channel/base channel/attach channel/shm",
+    "channel/attach/legacy": "channel/base channel/attach/named channel/shm",
     "channel/shm": "channel/base channel/recorder channel/attach",
     "channel/socket": "channel/base channel/shm",
     "channel/handle": "channel/base channel/socket",
@@ -41,14 +41,14 @@ FOLDERS = {
     "memory/queue": "channel/base channel/shm channel/handle channel/memory memory/pool",
     "proto": "channel/base channel/text channel/memory",
     "worker/sequences": "channel/base proto",
-    "worker/group": "channel/base channel/recorder channel/shm channel/socket channel/handle",
-    "worker/loop": "channel/base channel/attach/named channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
+    "worker/group": "channel/base channel/attach/sealed channel/recorder channel/shm channel/socket channel/handle",
+    "worker/loop": "channel/base channel/attach/named channel/attach/sealed channel/attach/legacy channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
     "coordinator/process": "channel/base channel/socket",
     "coordinator/transport": "channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
-    "coordinator/collector": "channel/base channel/recorder channel/shm channel/memory proto coordinator/process "
+    "coordinator/collector": "channel/base channel/attach/sealed channel/recorder channel/shm channel/memory proto coordinator/process "
                              "coordinator/transport",
-    "coordinator/executor": "channel/base channel/attach/named channel/recorder channel/shm channel/socket proto coordinator/transport "
+    "coordinator/executor": "channel/base channel/attach/named channel/attach/sealed channel/recorder channel/shm channel/socket proto coordinator/transport "
                             "coordinator/process coordinator/collector coordinator/recording",
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "

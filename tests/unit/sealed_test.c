@@ -4,7 +4,7 @@
 #include "channel/shm/channel.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/request.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/shm/state.h"
 #include "channel_fixture.h"
 

@@ -1,6 +1,6 @@
 #include "group_memory.h"
 
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/shm/geometry.h"

@@ -16,7 +16,7 @@
 #define COX_WORKER_GROUP_MEMORY_H
 
 #include <coxswain/handle.h>
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "group_private.h"
 
 struct cox_group_memory;

@@ -2,7 +2,7 @@
  * its rank. */
 #include "channel/attach/named/names.h"
 #include "channel/attach/named/named_channel.h"
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
@@ -10,7 +10,7 @@
 #include "channel/shm/state.h"
 #include "channel/socket/runtime_dir.h"
 #include "worker/group/group_memory.h"
-#include "legacy_shim.h"
+#include "channel/attach/legacy/legacy_shim.h"
 #include "worker_internal.h"
 
 #include <inttypes.h>

@@ -1,5 +1,5 @@
 /* report: faults that are no reply, at the error channel. */
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/idioms.h"
 #include "channel/base/fault.h"
 #include "channel/base/tsan.h"

@@ -3,7 +3,7 @@
 #include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/shm/state.h"
-#include "legacy_shim.h"
+#include "channel/attach/legacy/legacy_shim.h"
 #include "serve_internal.h"
 #include "worker_internal.h"
 

@@ -1,6 +1,6 @@
 #include <coxswain/worker.h>
 
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
@@ -9,7 +9,7 @@
 #include "channel/base/thread.h"
 #include "channel/shm/state.h"
 #include "worker/group/group_memory.h"
-#include "legacy_shim.h"
+#include "channel/attach/legacy/legacy_shim.h"
 #include "worker_internal.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 
-#include "channel/shm/sealed.h"
+#include "channel/attach/sealed/sealed.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/base/spin.h"

@@ -2,7 +2,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
-#include "region.h"
+#include "channel/shm/region.h"
 
 #include <fcntl.h>
 #include <inttypes.h>

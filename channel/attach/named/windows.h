@@ -22,7 +22,7 @@
 #ifndef COX_CHANNEL_WINDOWS_H
 #define COX_CHANNEL_WINDOWS_H
 
-#include "geometry.h"
+#include "channel/shm/geometry.h"
 
 /* Creates the object `/<name>_group` and reserves the window of the first generation. Returns as
  * cox_region_create. On failure nothing is left. */

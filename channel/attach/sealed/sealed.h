@@ -30,7 +30,7 @@
 #ifndef COX_CHANNEL_SEALED_H
 #define COX_CHANNEL_SEALED_H
 
-#include "channel.h"
+#include "channel/shm/channel.h"
 
 /* The fds that a rank gets, in this order. */
 enum cox_sealed_fd {

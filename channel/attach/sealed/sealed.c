@@ -3,8 +3,8 @@
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "channel/base/idioms.h"
-#include "region.h"
-#include "state.h"
+#include "channel/shm/region.h"
+#include "channel/shm/state.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
