@@ -219,7 +219,7 @@ struct cox_layout_reports {
  * here delays others by a slice at most, as with all hints. */
 struct cox_layout_ranks_wakeup {
     /* seq_cst, after the event, before `asleep` is loaded; partners: word_sleep and the acquire in
-     * cox_gate_wake_sequence (gate.c) */
+     * cox_gate_wake_sequence (futex_gate.c) */
     _Atomic uint32_t word;
     /* waiting ranks; one that was killed there stays counted, which costs calls */
     _Atomic uint32_t asleep;

@@ -2,7 +2,7 @@
  * state: the shared words of the control region behind a few functions. Private to the library.
  *
  * Every load and store of layout.h's atomics is here, with the reason for its order. Two
- * exceptions: control.c has the magic number, gate.c the words of the wake memory.
+ * exceptions: control.c has the magic number, futex_gate.c the words of the wake memory.
  * tests/tree/atomics.py checks it.
  *
  * Threads: coordinator functions (cox_state_publish...) under the submit lock of their channel;

@@ -4,9 +4,9 @@
  * A legacy rank does not know the shared state. Its tokens are the events: one on request_produce
  * means that it has read the frame, one on response_consume that its reply is complete. The bridge
  * takes these tokens and writes what they mean into the rank's lines, so that the collector reads
- * state words whatever the rank is. It is the counterpart of channel/attach/legacy/legacy_shim.h. In a group
- * without legacy ranks every function returns at once. The lines are in memory that other processes
- * can write, so the bridge has its own record and corrects them.
+ * state words whatever the rank is. It is the counterpart of channel/attach/legacy/legacy_shim.h.
+ * In a group without legacy ranks every function returns at once. The lines are in memory that
+ * other processes can write, so the bridge has its own record and corrects them.
  *
  * A legacy group has a depth of 1. Therefore a token belongs to the last request that asked its
  * rank. A rank that returns the frame only after its reply breaks the protocol (docs/wire.md); the

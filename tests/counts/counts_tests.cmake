@@ -2,7 +2,7 @@
 # record was made with. The rest comes from the libraries of this build.
 if(NOT COX_SANITIZE AND NOT COX_FUZZ)
     set(hot_sources
-        channel/base/base.c channel/shm/geometry.c channel/base/semaphore.c channel/shm/gate.c channel/shm/request.c channel/shm/reply.c
+        channel/base/base.c channel/shm/geometry.c channel/base/semaphore.c channel/attach/named/semaphore_gate.c channel/attach/sealed/futex_gate.c channel/shm/request.c channel/shm/reply.c
         proto/wire.c proto/step_wire.c proto/operation.c
         worker/loop/worker.c worker/loop/take.c worker/loop/take_reply.c worker/loop/lending.c worker/loop/serve_init.c worker/loop/serve.c worker/loop/reply_message.c worker/loop/out_of_line.c worker/loop/pause.c worker/sequences/table.c worker/sequences/sequence_store.c worker/sequences/column_parser.c
         worker/sequences/batch_builder.c worker/sequences/step_digest.c

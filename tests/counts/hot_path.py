@@ -40,7 +40,7 @@ SUBMIT = {"opaque": "cox_executor_submit_opaque", "step": "cox_executor_submit"}
 SERVE = ["cox_request_read", "cox_channel_thread_open", "cox_channel_thread_answer"]
 TAKE = "cox_channel_thread_record_take"  # which a compiler may inline
 # Where the last rank to reply wakes for all: which rank that is depends on scheduling.
-RING = {"named": [], "sealed": ["cox_gate_reply"]}
+RING = {"named": [], "sealed": ["futexes_reply"]}
 # Of hot_path.c itself: with all that they call, and without.
 WAIT = "hot_path_await"
 OWN = {"path_completed", "path_next", "submit_opaque", "submit_step", "count_round", "hot_path_mark"}

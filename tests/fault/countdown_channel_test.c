@@ -1,5 +1,6 @@
 /* Shared memory, semaphores, process identity, and a worker that attaches to them, with each of
  * their calls failing in turn. */
+#include "channel/attach/named/semaphore_gate.h"
 #include "channel/attach/named/names.h"
 #include "channel/attach/named/named_channel.h"
 #include "channel/base/idioms.h"

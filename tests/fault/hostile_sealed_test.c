@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "channel/attach/sealed/futex_gate.h"
 #include "channel/shm/layout.h"
 #include "channel/shm/state.h"
 #include "coordinator/executor/executor_internal.h"

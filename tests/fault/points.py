@@ -61,9 +61,9 @@ EXEMPT = {
     ("channel/base/semaphore.h", "cox_semaphore_wait_signals", "cox_semaphore_remove("): CALLERS,
     ("channel/base/semaphore.c", "cox_semaphore_unlink", "sem_unlink("): CALLERS,
     ("channel/base/semaphore.c", "cox_semaphore_create", "unlink("): "undoes the link before it; as killed just before",
-    ("channel/shm/gate.c", "cox_gate_create_semaphores", "cox_semaphore_unlink("): "undoes; as killed just before",
-    ("channel/shm/gate.c", "word_sleep", "atomic asleep"): "a hint, and only where ranks have processors of their own; killed within, it stays too high, which costs calls",
-    ("channel/shm/gate.c", "cox_gate_wait", "atomic taken"): "the wakeup's count, private memory",
+    ("channel/attach/named/semaphore_gate.c", "cox_gate_create_semaphores", "cox_semaphore_unlink("): "undoes; as killed just before",
+    ("channel/attach/sealed/futex_gate.c", "word_sleep", "atomic asleep"): "a hint, and only where ranks have processors of their own; killed within, it stays too high, which costs calls",
+    ("channel/attach/named/semaphore_gate.c", "semaphores_wait", "atomic taken"): "the wakeup's count, private memory",
     ("channel/shm/region.c", "cox_region_reserve_part", "posix_fallocate("): CALLERS,
     ("channel/shm/region.c", "cox_region_reserve", "cox_region_reserve_part("): CALLERS,
     ("channel/shm/region.c", "region_name", "fchmod("): CALLERS,
@@ -179,6 +179,8 @@ EXEMPT = {
         "what others see of it is the end of a process, which the matrix has at every step",
 }
 
+GATE = "channel/shm/gate.h"
+GATE_OPS = ("arm", "reply", "post", "wake", "wait", "take", "absorb")
 STORE = re.compile(r"\batomic_(?:store|exchange|fetch_\w+?|compare_exchange_\w+?)(?:_explicit)?\(\s*&?([^,]*)")
 POINT = re.compile(r"\bcox_fault_point(?:_of)?\(")
 FUNCTION = re.compile(r"^[^\s{};#][^;{}#]*?\b(\w+)\([^;{}]*\)\n\{\n(.*?)^\}", re.M | re.S)
@@ -207,6 +209,8 @@ def sources():
     for folder in ("channel", "memory", "engine", "worker", "coordinator", "program"):
         for path in sorted((ROOT / folder).rglob("*.[ch]")):
             files[str(path.relative_to(ROOT))] = path.read_text()
+    # A gate calls the function of its kind: it passes a point where that of either kind does.
+    files[GATE] = re.sub(rf"gate->ops->(?:{'|'.join(GATE_OPS)})\(", "cox_fault_point_of(", files[GATE])
     return files
 
 
@@ -287,6 +291,9 @@ def check(files):
     by_file = {file: functions(text) for file, text in files.items() if not file.startswith("channel/base/fault.")}
     by_callers = frozenset(function for (_, function, _), why in EXEMPT.items() if why is CALLERS)
     reached = passes(by_file)
+    everywhere = set().union(*reached.values())
+    problems += [f"{GATE}: no kind of gate has a point in {name}" for name in GATE_OPS
+                 if not {f"semaphores_{name}", f"futexes_{name}"} & everywhere]
     for file, bodies in by_file.items():
         for name, body in bodies.items():
             if file == "channel/shm/state.h":

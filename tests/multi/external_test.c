@@ -1,4 +1,5 @@
 /* Workers that are started by hand log on at the control socket of a group that waits for them. */
+#include "channel/attach/sealed/futex_gate.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/fd_bundle.h"

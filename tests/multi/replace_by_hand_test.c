@@ -2,6 +2,7 @@
  * Ranks that were started by hand get a successor that is started by hand: requirements P8, A23 and
  * A24.
  */
+#include "channel/attach/sealed/futex_gate.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/shm/gate.h"

@@ -1,6 +1,6 @@
 """atomics.py: the atomics of channel/shm/layout.h are loaded and stored in channel/shm/state.h alone.
 
-Two exceptions: channel/shm/control.c has the magic number of the control region, channel/shm/gate.c the words of the wake
+Two exceptions: channel/shm/control.c has the magic number of the control region, channel/attach/sealed/futex_gate.c the words of the wake
 memory. Elsewhere, an atomic operation on a field reached through a struct cox_layout_... is refused.
 Run by CTest, or by hand: python3 tests/tree/atomics.py
 """
@@ -14,7 +14,7 @@ FOLDERS = ("channel", "memory", "worker", "coordinator", "engine", "program")
 HOME = "channel/shm/state.h"
 EXCEPTIONS = {
     "channel/shm/control.c": {"magic"},
-    "channel/shm/gate.c": {"word", "asleep", "wakeup", "coordinator_sleeps"},
+    "channel/attach/sealed/futex_gate.c": {"word", "asleep", "wakeup", "coordinator_sleeps"},
 }
 FUNCTION = re.compile(r"^[a-z_][^\n;]*\n?[^\n;{}]*\([^;{}]*\)\n\{.*?^\}", re.M | re.S)
 ATOMIC = re.compile(r"\batomic_\w+\(\s*&?((?:\w+\([^()]*\)->)?[\w.>\[\]()-]+(?:\([^()]*\))?[\w.>\[\]-]*)\s*[,)]")

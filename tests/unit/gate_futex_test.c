@@ -1,4 +1,5 @@
 /* The gate over futexes: one wakeup for all ranks, the last reply wakes, hints count. */
+#include "channel/attach/sealed/futex_gate.h"
 #include "channel/shm/gate.h"
 
 #include <fcntl.h>

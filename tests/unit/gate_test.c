@@ -1,4 +1,5 @@
 #include "await_token.h"
+#include "channel/attach/named/semaphore_gate.h"
 #include "channel/shm/gate.h"
 
 #include <pthread.h>

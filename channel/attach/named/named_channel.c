@@ -4,6 +4,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/shm/region.h"
+#include "semaphore_gate.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -5,6 +5,7 @@
 #include "channel/base/idioms.h"
 #include "channel/shm/region.h"
 #include "channel/shm/state.h"
+#include "futex_gate.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
