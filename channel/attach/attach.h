@@ -20,6 +20,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct cox_attach_group;
+struct cox_channel;
+struct cox_control;
 struct cox_geometry;
 
 /* The memory in which the ranks form their group (coxswain/group.h). */
@@ -73,6 +76,30 @@ struct cox_attach_account {
     uint64_t name_count;
 };
 
+/* What a group is made of; all of it is lent until the group is freed. */
+struct cox_attach_request {
+    const char *name;
+    const struct cox_geometry *geometry;
+    /* on huge pages, where no rank can punch holes and some are free */
+    bool huge_pages;
+    /* filled in by create; closed by the caller */
+    struct cox_control *control;
+    /* COX_CHANNEL_COUNT; the same */
+    struct cox_channel *channels;
+};
+
+/* fds for a rank that asks at the control socket. */
+struct cox_attach_fds {
+    /* room for fd_count of the mode; the caller's */
+    int *fds;
+    uint32_t count;
+    /* bit i: the caller has to close fds[i], also after a failure; the others are lent */
+    uint64_t given;
+};
+
+/* Of the memory that a rank owns as a member of the rank group: its words, and its values. */
+#define COX_ATTACH_MEMBER_FD_COUNT 2
+
 struct cox_attach_mode {
     /* in status and in layout */
     const char *name;
@@ -84,14 +111,41 @@ struct cox_attach_mode {
     uint32_t layout_flags;
     /* how many fds a rank gets where it gets fds; 0: never */
     uint32_t fd_count;
-    /* how many of them the first process of a rank inherits; 0: it attaches by names */
-    uint32_t inherited_fd_count;
     struct cox_attach_limits limits;
     /* NULL: frames and slots have sizes of their own */
     const struct cox_attach_sizes *sizes;
     /* Checks what the mode demands beyond what geometry.h says. Returns 0 or code. */
     int (*check)(const struct cox_geometry *geometry, int code, struct cox_error *err);
     void (*account)(const struct cox_geometry *geometry, struct cox_attach_account *ret_account);
+
+    /* The coordinator's; see the functions below, which have the contracts. */
+    int (*create)(const struct cox_attach_request *request, struct cox_attach_group **ret_group,
+                  struct cox_error *err);
+    struct cox_attach_group *(*free)(struct cox_attach_group *group);
+    int (*remove_names)(struct cox_attach_group *group);
+    int (*lend)(struct cox_attach_group *group, uint32_t rank, int *ret_fds, uint32_t *ret_count,
+                struct cox_error *err);
+    int (*hand_out)(struct cox_attach_group *group, uint32_t rank, struct cox_attach_fds *fds,
+                    bool *ret_renewed, struct cox_error *err);
+    int (*give)(struct cox_attach_group *group, uint32_t rank, struct cox_error *err);
+    void (*put_away)(struct cox_attach_group *group, uint32_t rank, bool lent);
+    int (*renew_rank)(struct cox_attach_group *group, uint32_t rank, struct cox_error *err);
+    int *(*wakeup_fds)(struct cox_attach_group *group, uint32_t rank, enum cox_channel_id channel);
+    /* NULL: ranks find nothing by its name once they have attached */
+    int (*renew_all)(struct cox_attach_group *group, struct cox_error *err);
+    int (*renew_rank_group)(struct cox_attach_group *group, uint64_t generation,
+                            struct cox_error *err);
+    int (*keep_rank_group)(struct cox_attach_group *group, uint64_t generation);
+    int *(*member_fds)(struct cox_attach_group *group, uint32_t rank);
+};
+
+/* The coordinator's memory of a group. Each mode has more behind it. One call at a time. */
+struct cox_attach_group {
+    const struct cox_attach_mode *mode;
+    struct cox_attach_request request;
+    /* the memory of the rank group: of all windows, -1; the hints of members, NULL */
+    int rank_group_fd;
+    void *rank_group_hints;
 };
 
 /* The modes, for the functions below, and for tests. */
@@ -119,5 +173,102 @@ int cox_attach_of_flags(uint32_t layout_flags, const struct cox_attach_mode **re
 /* The mode of a group from the number of fds that a rank gets. Returns 0; COX_INVALID. */
 int cox_attach_of_fd_count(uint32_t fd_count, const struct cox_attach_mode **ret_mode,
                            struct cox_error *err);
+
+/* ---- the coordinator's ---- */
+
+/* Removes what a dead group of this name left, and creates the memory and the gates. Blocks for at
+ * most some seconds, for the memory of that group's processes.
+ * Returns
+ *   0
+ *   COX_TAKEN: a live group has the name, err says which process
+ *   COX_DENIED: another kind of object has the name
+ *   COX_NO_SPACE: err says what is needed
+ *   -errno
+ * On failure nothing is left. */
+static inline int cox_attach_create(const struct cox_attach_mode *mode,
+                                    const struct cox_attach_request *request,
+                                    struct cox_attach_group **ret_group, struct cox_error *err)
+{
+    return mode->create(request, ret_group, err);
+}
+/* Names stay. Returns NULL; NULL-safe. */
+static inline struct cox_attach_group *cox_attach_free(struct cox_attach_group *group)
+{
+    return group ? group->mode->free(group) : NULL;
+}
+/* Removes the names, if there are any yet. Idempotent; NULL-safe. Returns 0; COX_NOT_FOUND: another
+ * process has removed them, and nothing was removed now. */
+static inline int cox_attach_unlink(struct cox_attach_group *group)
+{
+    return group ? group->mode->remove_names(group) : 0;
+}
+/* For a process that is about to be started as the rank: the fds that it inherits, lent until
+ * put_away; from here on only the rank writes what it alone may. ret_fds has room for any mode's
+ * (COX_FD_BUNDLE_COUNT). *ret_count 0: it attaches by names. Returns 0 or -errno. */
+static inline int cox_attach_lend(struct cox_attach_group *group, uint32_t rank, int *ret_fds,
+                                  uint32_t *ret_count, struct cox_error *err)
+{
+    return group->mode->lend(group, rank, ret_fds, ret_count, err);
+}
+/* For a process that asks at the control socket: the same, given or lent as `fds` says.
+ * *ret_renewed: the rank's memory is new, since a process that got it did not become the rank. The
+ * caller may write it until give. Returns 0; COX_NO_SPACE; -errno. */
+static inline int cox_attach_hand_out(struct cox_attach_group *group, uint32_t rank,
+                                      struct cox_attach_fds *fds, bool *ret_renewed,
+                                      struct cox_error *err)
+{
+    return group->mode->hand_out(group, rank, fds, ret_renewed, err);
+}
+/* From here on only the rank writes what it alone may. Returns 0 or -errno. */
+static inline int cox_attach_give(struct cox_attach_group *group, uint32_t rank,
+                                  struct cox_error *err)
+{
+    return group->mode->give(group, rank, err);
+}
+/* A process has become the rank, or none will: this one keeps no fd that was for it alone. lent: by
+ * lend. */
+static inline void cox_attach_put_away(struct cox_attach_group *group, uint32_t rank, bool lent)
+{
+    group->mode->put_away(group, rank, lent);
+}
+/* For the next process of a dead rank: new memory, all zero, where the rank has its own. The caller
+ * then resets the gates, whose new wakeups go to wakeup_fds. Returns 0; COX_NO_SPACE; -errno: it
+ * may be new in part, so try again. */
+static inline int cox_attach_renew_rank(struct cox_attach_group *group, uint32_t rank,
+                                        struct cox_error *err)
+{
+    return group->mode->renew_rank(group, rank, err);
+}
+/* Where cox_gate_reset puts the fds of the rank's new wakeups on this channel. */
+static inline int *cox_attach_wakeup_fds(struct cox_attach_group *group, uint32_t rank,
+                                         enum cox_channel_id channel)
+{
+    return group->mode->wakeup_fds(group, rank, channel);
+}
+/* While every rank is dead: new memory under the old names. Returns 0, also where ranks find
+ * nothing by its name; COX_NOT_FOUND: another process has removed the names; COX_CLOSED: unlink
+ * has; COX_NO_SPACE; -errno: some may be new, so try again. */
+static inline int cox_attach_renew_all(struct cox_attach_group *group, struct cox_error *err)
+{
+    return group->mode->renew_all ? group->mode->renew_all(group, err) : 0;
+}
+/* Memory for another generation of the rank group, all zero; and gives back that of all others,
+ * once every rank uses this one or is dead. Without windows both do nothing. Return 0;
+ * COX_NO_SPACE; -errno. */
+static inline int cox_attach_renew_rank_group(struct cox_attach_group *group, uint64_t generation,
+                                              struct cox_error *err)
+{
+    return group->mode->renew_rank_group(group, generation, err);
+}
+static inline int cox_attach_keep_rank_group(struct cox_attach_group *group, uint64_t generation)
+{
+    return group->mode->keep_rank_group(group, generation);
+}
+/* The fds of the memory that the rank owns as a member of the rank group; -1: taken. The caller may
+ * take them. NULL: members own none. */
+static inline int *cox_attach_member_fds(struct cox_attach_group *group, uint32_t rank)
+{
+    return group->mode->member_fds ? group->mode->member_fds(group, rank) : NULL;
+}
 
 #endif

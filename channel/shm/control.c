@@ -117,6 +117,16 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     return 0;
 }
 
+void *cox_control_recorder(const struct cox_control *control, uint32_t rank)
+{
+    if (!control->layout || !control->geometry.recorder)
+        return NULL;
+    uint8_t *base = control->geometry.mode->limits.memory_per_rank
+                        ? (uint8_t *)control->ranks[rank]
+                        : (uint8_t *)control->region.base;
+    return base + cox_geometry_recorder_offset(&control->geometry, rank);
+}
+
 int cox_control_check_space(const struct cox_geometry *geometry, struct cox_error *err)
 {
     struct cox_region_space space;

@@ -41,6 +41,9 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
 /* Sets `ranks` to the parts of the region, where it contains them. */
 void cox_control_point(struct cox_control *control);
 
+/* The flight recorder of a rank. NULL: the group has none, or control is closed. */
+void *cox_control_recorder(const struct cox_control *control, uint32_t rank);
+
 /* Checks whether all objects of a group of this geometry could be created now. Returns 0;
  * COX_NO_SPACE: err says what is needed, what is free and what to do; -errno. */
 int cox_control_check_space(const struct cox_geometry *geometry, struct cox_error *err);

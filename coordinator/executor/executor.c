@@ -1,8 +1,5 @@
 #include <coxswain/executor.h>
 
-#include "channel/attach/named/names.h"
-#include "channel/attach/named/named_channel.h"
-#include "channel/attach/sealed/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
@@ -12,7 +9,6 @@
 #include "channel/shm/channel.h"
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
-#include "channel/attach/named/windows.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/collector/report.h"
@@ -40,8 +36,6 @@
 #define TERM_MS 2000
 #define LARGE_PAYLOAD_SIZE_MAX (UINT64_C(2) << 30)
 #define REPLY_SIZE_MAX ((UINT64_C(1) << 30) + (UINT64_C(64) << 20))
-/* How long to wait for the memory of a dead group's processes to be freed. */
-#define SWEPT_MS 2000
 
 /* ---- hooks ---- */
 
@@ -131,77 +125,16 @@ static void executor_on_death(void *context, uint32_t rank, pid_t pid, const str
 
 /* ---- start ---- */
 
-/* Leftovers of a dead group of this name occupy space that is needed now; and unlinked memory is
- * freed only when its last process, killed with the group, is gone. Returns 0 also if another
- * process sweeps: create waits for that one. */
-static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
-{
-    uint32_t count = 0;
-    struct cox_error why = {0};
-    uint64_t deadline_ns = cox_deadline_after_ms(SWEPT_MS);
-    int r;
-    while ((r = cox_control_sweep(executor->name, &count, &why)) == COX_BUSY &&
-           cox_now_ns() < deadline_ns) {
-        cox_error_clear(&why);
-        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
-    }
-    if (r && r != COX_BUSY)
-        return cox_fail(err, r, "%s", why.text);
-    while (count && cox_control_check_space(&executor->geometry, NULL) == COX_NO_SPACE &&
-           cox_now_ns() < deadline_ns)
-        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
-    return 0;
-}
-
-static int executor_create_sealed(struct cox_executor *executor, struct cox_error *err)
-{
-    /* A name belongs to one group, named or sealed; and a dead one of the other kind may have left
-     * memory in /dev/shm, which this one may not even need. */
-    struct cox_error why = {0};
-    int r = executor_sweep(executor, &why);
-    if (r == COX_TAKEN || r < 0)
-        return cox_fail(err, r, "%s", why.text);
-    r = cox_control_check_space(&executor->geometry, err);
-    if (r == 0)
-        r = cox_sealed_create(&executor->sealed, &executor->control, &executor->geometry,
-                              executor->options.memory.huge_pages, err);
-    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
-        cox_channel_bind(&executor->channels[c], &executor->sealed, &executor->control,
-                         (enum cox_channel_id)c, true);
-    return r;
-}
-
-/* Creates the rank group's memory, which the coordinator itself does not use. */
-static int executor_create_group(struct cox_executor *executor, struct cox_error *err)
-{
-    int r = cox_windows_create_named(executor->name, &executor->geometry, err);
-    executor->parts_made += r == 0;
-    return r;
-}
-
 static int executor_create_memory(struct cox_executor *executor, struct cox_error *err)
 {
-    if (executor->geometry.mode->limits.memory_per_rank)
-        return executor_create_sealed(executor, err);
-    int r = executor_sweep(executor, err);
-    if (r == 0)
-        r = cox_control_check_space(&executor->geometry, err);
-    if (r)
-        return r;
-    r = cox_control_create(&executor->control, executor->name, &executor->geometry, err);
-    if (r)
-        return r;
-    executor->named = true;
-    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
-        r = cox_channel_create(&executor->channels[c], executor->objects, &executor->control,
-                               (enum cox_channel_id)c, err);
-        executor->parts_made += r == 0; /* objects of others under such a name are not removed */
-    }
-    if (r == 0 && executor->geometry.mode->limits.rank_group == COX_ATTACH_WINDOWS)
-        r = executor_create_group(executor, err);
-    if (r == 0 && executor->geometry.mode->limits.rank_words)
-        r = cox_fd_bundle_open(&executor->bundle, executor->name, &executor->geometry, err);
-    return r;
+    const struct cox_attach_request request = {
+        .name = executor->name,
+        .geometry = &executor->geometry,
+        .huge_pages = executor->options.memory.huge_pages,
+        .control = &executor->control,
+        .channels = executor->channels,
+    };
+    return cox_attach_create(executor->geometry.mode, &request, &executor->memory, err);
 }
 
 /* One eventfd per rank, so that no rank can drain another one's. */
@@ -253,8 +186,8 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
 }
 
-/* Legacy ranks have no identity: a process that was executed is the rank. */
-int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err)
+/* They have no identity: a process that was executed is the rank. */
+int cox_executor_adopt_ranks(struct cox_executor *executor, struct cox_error *err)
 {
     int r = 0;
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++)
@@ -263,24 +196,26 @@ int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err
     return r ? cox_fail(err, r, "a legacy rank: %s", cox_status_text(r)) : 0;
 }
 
-/* Starts the processes, which inherit the memory of a sealed group. */
+/* Starts the processes, which inherit memory that has no names. */
 static int executor_launch(struct cox_executor *executor, struct cox_supervise_options *options,
                            struct cox_error *err)
 {
-    int fds[COX_RANK_COUNT_MAX][COX_SEALED_FD_COUNT];
+    const bool inherits = !cox_executor_is_external(executor);
+    int fds[(COX_RANK_COUNT_MAX + 1) * COX_FD_BUNDLE_COUNT];
+    uint32_t count = 0;
     int r = 0;
-    for (uint32_t rank = 0; r == 0 && executor->sealed_inherited && rank < options->rank_count;
-         rank++)
-        r = cox_executor_lend_sealed(executor, rank, fds[rank], err);
-    if (executor->sealed_inherited) {
-        options->memory_fds = fds[0];
-        options->memory_fd_count = COX_SEALED_FD_COUNT;
+    /* Every rank has as many. */
+    for (uint32_t rank = 0; r == 0 && inherits && rank < options->rank_count; rank++)
+        r = cox_executor_lend(executor, rank, &fds[rank * count], &count, err);
+    if (count > 0) {
+        options->memory_fds = fds;
+        options->memory_fd_count = count;
     }
     cox_fault_point(COX_FAULT_LAUNCH);
     if (r == 0)
         r = cox_supervisor_start(options, &executor->supervisor, err);
-    for (uint32_t rank = 0; executor->sealed_inherited && rank < options->rank_count; rank++)
-        cox_executor_drop_sealed(executor, rank);
+    for (uint32_t rank = 0; inherits && rank < options->rank_count; rank++)
+        cox_executor_put_away(executor, rank, true);
     return r;
 }
 
@@ -294,8 +229,6 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     /* Starting workers by hand takes any time. */
     bool waits = executor->options.workers.external && !executor->options.times.start_timeout_ms;
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
-    executor->sealed_inherited =
-        executor->geometry.mode->inherited_fd_count > 0 && !cox_executor_is_external(executor);
     struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .ranks = executor->ranks,
@@ -344,7 +277,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         return r;
     return executor->geometry.mode->limits.rank_words
                ? cox_executor_await_attached(executor, deadline_ns, err)
-               : cox_executor_run_legacy(executor, err);
+               : cox_executor_adopt_ranks(executor, err);
 }
 
 /* Sets options->rank_count, which nodes give. */
@@ -451,13 +384,9 @@ static int executor_check_options(struct cox_executor_options *options,
 static void executor_unlink(struct cox_executor *executor)
 {
     pthread_mutex_lock(&executor->memory_lock);
-    bool named = executor->named;
-    bool ours = named && cox_control_is_named(&executor->control, executor->name);
-    if (ours)
-        cox_control_unlink_names(executor->name, &executor->geometry, executor->parts_made);
-    executor->named = false;
+    const int r = cox_attach_unlink(executor->memory);
     pthread_mutex_unlock(&executor->memory_lock);
-    if (named && !ours)
+    if (r == COX_NOT_FOUND)
         cox_log_write(
             &executor->options.hooks.log, 4,
             "the names of the group '%s' in /dev/shm were removed while it lived, and nothing is removed now: does systemd do it at logout (RemoveIPC=yes in logind.conf)?",
@@ -551,13 +480,10 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
     executor->control.lock_fd = -1;
     pthread_mutex_init(&executor->transport_lock, NULL);
     executor->engine_state = COX_ENGINE_INIT;
-    cox_fd_bundle_init(&executor->bundle);
-    cox_sealed_init(&executor->sealed);
     pthread_mutex_init(&executor->memory_lock, NULL);
     cox_last_errors_init(&executor->last_errors);
     cox_ranks_init(executor->ranks, geometry.rank_count);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
-        cox_fd_bundle_init(&executor->replacements[rank]);
         executor->notify_fds[rank] = -1;
         executor->remote_ends[rank] = -1;
     }
@@ -770,9 +696,8 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_recorders_close(executor);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         cox_channel_close(&executor->channels[c]);
-    cox_sealed_close(&executor->sealed);
+    executor->memory = cox_attach_free(executor->memory);
     cox_control_close(&executor->control);
-    cox_fd_bundle_close(&executor->bundle);
     cox_init_record_free(executor->init_record);
     cox_large_payload_sender_deinit(&executor->blocks.sender);
     cox_kv_caches_free(executor->kv_caches);

@@ -2,8 +2,6 @@
 #ifndef COX_COORDINATOR_EXECUTOR_INTERNAL_H
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
-#include "channel/attach/named/names.h"
-#include "channel/attach/sealed/sealed.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
 #include "channel/shm/fd_bundle.h"
@@ -36,24 +34,14 @@ struct cox_executor {
     uint64_t started_ns;
     struct cox_geometry geometry;
     struct cox_control control;
-    /* the names are in /dev/shm */
-    bool named;
-    /* parts (of COX_CONTROL_PART_COUNT) that have names */
-    int parts_made;
     struct cox_channel channels[COX_CHANNEL_COUNT];
-    /* the group's memory in the sealed form */
-    struct cox_sealed sealed;
-    /* this process starts the ranks, which inherit it */
-    bool sealed_inherited;
+    /* what `control` and `channels` are in; NULL: not created */
+    struct cox_attach_group *memory;
     /* NULL: none */
     struct cox_control_socket *control_socket;
     /* One record per rank (rank.h). */
     struct cox_rank ranks[COX_RANK_COUNT_MAX];
-    /* The fds that the next process of each rank gets: those of the group are lent, the wakeups are
-     * its own. */
-    struct cox_fd_bundle replacements[COX_RANK_COUNT_MAX];
-    /* protects the fds in `sealed`, replacements, open_for_attach of the ranks and named, and the
-     * end of the control socket */
+    /* protects `memory`, open_for_attach of the ranks, and the end of the control socket */
     pthread_mutex_t memory_lock;
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     /* With options.collect: each rank's eventfd for cox_executor_fd; -1: not made. */
@@ -81,8 +69,6 @@ struct cox_executor {
     struct cox_error_channel error_channel;
     /* start has returned */
     _Atomic bool complete;
-    /* the fds that a replaced rank gets */
-    struct cox_fd_bundle bundle;
     /* threads inside submit, call or recover; stop waits for them */
     _Atomic uint32_t callers;
 
@@ -162,16 +148,13 @@ int cox_executor_await_attached(struct cox_executor *executor, uint64_t deadline
  * COX_TAKEN; what cox_control_socket_open returns. */
 int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err);
 void cox_executor_close_socket(struct cox_executor *executor); /* idempotent */
-/* For a process that is about to be started, in a group whose processes inherit sealed memory:
- * lends the fds of the rank's memory, which is new; from here on only the rank writes it. Returns 0
- * or -errno. */
-int cox_executor_lend_sealed(struct cox_executor *executor, uint32_t rank,
-                             int ret_fds[COX_SEALED_FD_COUNT], struct cox_error *err);
-/* The process has inherited them: this one keeps no fd of memory that another one writes. */
-void cox_executor_drop_sealed(struct cox_executor *executor, uint32_t rank);
+/* cox_attach_lend and cox_attach_put_away, with memory_lock. */
+int cox_executor_lend(struct cox_executor *executor, uint32_t rank, int *ret_fds,
+                      uint32_t *ret_count, struct cox_error *err);
+void cox_executor_put_away(struct cox_executor *executor, uint32_t rank, bool lent);
 
-/* Marks legacy ranks, which do not attach, as running from their start. */
-int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err);
+/* Marks ranks that do not attach as running from their start. */
+int cox_executor_adopt_ranks(struct cox_executor *executor, struct cox_error *err);
 /* True if processes become ranks that this program does not start. */
 static inline bool cox_executor_is_external(const struct cox_executor *executor)
 {

@@ -1,6 +1,5 @@
 #include "forward.h"
 
-#include "channel/attach/named/named_channel.h"
 #include "channel/attach/sealed/sealed.h"
 #include "channel/base/idioms.h"
 #include "channel/shm/region.h"
@@ -25,9 +24,9 @@ static int rank_take(struct cox_executor *executor, uint32_t rank, struct cox_er
 {
     const bool here = cox_executor_has_rank(executor, rank);
     int r = 0;
-    for (int part = 0; r == 0 && part < COX_SEALED_GROUP_FD_COUNT; part++) {
+    for (int part = 0; r == 0 && part < COX_ATTACH_MEMBER_FD_COUNT; part++) {
         struct cox_region *region = &executor->mirror_memory->parts[rank][part];
-        const int fd = executor->sealed.group_fds[rank][part];
+        const int fd = cox_attach_member_fds(executor->memory, rank)[part];
         if (fd < 0)
             continue; /* not renewed */
         cox_region_detach(region);
@@ -60,7 +59,7 @@ int cox_mirror_memory_take(struct cox_executor *executor, struct cox_error *err)
 struct cox_mirror_memory *cox_mirror_memory_free(struct cox_mirror_memory *memory)
 {
     for (uint32_t rank = 0; memory && rank < COX_RANK_COUNT_MAX; rank++)
-        for (int part = 0; part < COX_SEALED_GROUP_FD_COUNT; part++)
+        for (int part = 0; part < COX_ATTACH_MEMBER_FD_COUNT; part++)
             cox_region_detach(&memory->parts[rank][part]);
     free(memory);
     return NULL;
@@ -73,20 +72,16 @@ int cox_executor_group_window(const struct cox_executor *executor,
     *ret_window = (struct cox_group_window){
         .generation = atomic_load_explicit(&executor->group_generation, memory_order_relaxed),
         .value_size = cox_geometry_group_value_size(geometry),
-        .fd =
-            geometry->mode->limits.memory_per_rank ? -1 : executor->bundle.fds[COX_FD_BUNDLE_GROUP],
+        .fd = executor->memory->rank_group_fd,
+        .wakeups = executor->memory->rank_group_hints,
     };
     ret_window->offset = cox_geometry_group_offset(geometry, ret_window->generation);
     if (!geometry->mirrored || ret_window->generation == 0)
         return COX_UNSUPPORTED;
-    for (uint32_t rank = 0; geometry->mode->limits.memory_per_rank && rank < geometry->rank_count;
-         rank++) {
+    for (uint32_t rank = 0; executor->mirror_memory && rank < geometry->rank_count; rank++) {
         ret_window->words[rank] = executor->mirror_memory->parts[rank][0].base;
         ret_window->values[rank] = executor->mirror_memory->parts[rank][1].base;
     }
-    if (geometry->mode->limits.memory_per_rank)
-        ret_window->wakeups =
-            (uint8_t *)executor->sealed.wake.base + cox_geometry_group_hints_offset();
     return 0;
 }
 

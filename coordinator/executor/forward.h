@@ -17,7 +17,7 @@
 struct cox_executor;
 
 struct cox_mirror_memory {
-    struct cox_region parts[COX_RANK_COUNT_MAX][COX_SEALED_GROUP_FD_COUNT];
+    struct cox_region parts[COX_RANK_COUNT_MAX][COX_ATTACH_MEMBER_FD_COUNT];
 };
 
 /* Before an init: maps what is new since the last one. Does nothing where it is not needed. Returns

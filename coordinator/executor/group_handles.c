@@ -13,8 +13,8 @@
 /* A rank's memory, as it was exported last. */
 struct exported {
     bool given;
-    struct cox_exporter *exporters[COX_SEALED_GROUP_FD_COUNT];
-    struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
+    struct cox_exporter *exporters[COX_ATTACH_MEMBER_FD_COUNT];
+    struct cox_handle handles[COX_ATTACH_MEMBER_FD_COUNT];
 };
 
 struct cox_group_handles {
@@ -57,7 +57,7 @@ static int handles_new(const char *control_socket, struct cox_group_handles **re
 
 static void exported_put(struct exported *exported)
 {
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         if (exported->exporters[i])
             cox_exporter_put(exported->exporters[i], &exported->handles[i]);
     *exported = (struct exported){.given = false};
@@ -79,7 +79,7 @@ static int export_one(struct cox_group_handles *handles, int fd, struct exported
     return r;
 }
 
-static bool is_sealed(const int fds[COX_SEALED_GROUP_FD_COUNT])
+static bool is_sealed(const int fds[COX_ATTACH_MEMBER_FD_COUNT])
 {
     return fds[0] >= 0 &&
            cox_sealed_check_group(fds[0], cox_geometry_group_words_size(), "", NULL) == 0 &&
@@ -88,14 +88,14 @@ static bool is_sealed(const int fds[COX_SEALED_GROUP_FD_COUNT])
 
 /* Takes memory that was created since the last init. Returns whether there is any. */
 static bool memory_take(struct cox_executor *executor, uint32_t rank,
-                        int ret_fds[COX_SEALED_GROUP_FD_COUNT])
+                        int ret_fds[COX_ATTACH_MEMBER_FD_COUNT])
 {
     bool renewed;
     pthread_mutex_lock(&executor->memory_lock);
-    int *fds = executor->sealed.group_fds[rank];
+    int *fds = cox_attach_member_fds(executor->memory, rank);
     renewed = fds[0] >= 0;
     bool sealed = renewed && is_sealed(fds);
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         ret_fds[i] = sealed ? cox_steal_fd(&fds[i]) : -1;
     pthread_mutex_unlock(&executor->memory_lock);
     return renewed;
@@ -103,11 +103,11 @@ static bool memory_take(struct cox_executor *executor, uint32_t rank,
 
 /* After a failure: keeps it for the next init. */
 static void memory_put_back(struct cox_executor *executor, uint32_t rank,
-                            int fds[COX_SEALED_GROUP_FD_COUNT])
+                            int fds[COX_ATTACH_MEMBER_FD_COUNT])
 {
     pthread_mutex_lock(&executor->memory_lock);
-    int *places = executor->sealed.group_fds[rank];
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT && places[i] < 0; i++)
+    int *places = cox_attach_member_fds(executor->memory, rank);
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT && places[i] < 0; i++)
         places[i] = cox_steal_fd(&fds[i]);
     pthread_mutex_unlock(&executor->memory_lock);
 }
@@ -117,19 +117,19 @@ static int rank_export(struct cox_executor *executor, uint32_t rank, struct cox_
 {
     struct cox_group_handles *handles = executor->group_handles;
     struct exported *exported = &handles->ranks[rank];
-    int fds[COX_SEALED_GROUP_FD_COUNT], r = 0;
+    int fds[COX_ATTACH_MEMBER_FD_COUNT], r = 0;
     if (!memory_take(executor, rank, fds))
         return 0;
     /* The previous one belongs to another process. */
     exported_put(exported);
-    for (int i = 0; r == 0 && fds[0] >= 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; r == 0 && fds[0] >= 0 && i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         r = export_one(handles, fds[i], exported, i, err);
     exported->given = r == 0 && fds[0] >= 0;
     if (r) {
         exported_put(exported);
         memory_put_back(executor, rank, fds);
     }
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         cox_close_fd(&fds[i]);
     return r;
 }

@@ -2,10 +2,8 @@
  *
  * One init at a time. It owns the generation of the rank group, the record of the last init that
  * succeeded, and the state that it leaves. */
-#include "channel/attach/named/named_channel.h"
 #include "channel/base/idioms.h"
 #include "channel/base/options.h"
-#include "channel/attach/named/windows.h"
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/transport/transport.h"
 #include "proto/executor.pb-c.h"
@@ -333,14 +331,6 @@ static void init_leave(struct cox_executor *executor, int r)
     pthread_mutex_unlock(&executor->recover_lock);
 }
 
-/* The fd of the rank group's memory; -1: there is none, or each rank has its own. */
-static int init_group_fd(const struct cox_executor *executor)
-{
-    return executor->geometry.mode->limits.rank_group == COX_ATTACH_WINDOWS
-               ? executor->bundle.fds[COX_FD_BUNDLE_GROUP]
-               : -1;
-}
-
 /* Begins another generation of the rank group, in memory of its own. */
 static int init_renew_group(struct cox_executor *executor, uint64_t *ret_generation,
                             struct cox_error *err)
@@ -348,27 +338,24 @@ static int init_renew_group(struct cox_executor *executor, uint64_t *ret_generat
     /* relaxed: a count, changed by one init at a time; other readers need the number only. */
     *ret_generation =
         atomic_load_explicit(&executor->group_generation, memory_order_relaxed) + UINT64_C(1);
-    int fd = init_group_fd(executor);
-    return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_generation, err);
+    return cox_attach_renew_rank_group(executor->memory, *ret_generation, err);
 }
 
 int cox_executor_renew_group(struct cox_executor *executor, uint64_t generation,
                              struct cox_error *err)
 {
-    int fd = init_group_fd(executor);
     /* Every rank has replied to the init before, or is dead. relaxed: as in init_renew_group. */
     const uint64_t before =
         atomic_exchange_explicit(&executor->group_generation, generation, memory_order_relaxed);
-    if (fd >= 0 && before)
-        cox_windows_keep(fd, &executor->geometry, before);
-    return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, generation, err);
+    if (before)
+        cox_attach_keep_rank_group(executor->memory, before);
+    return cox_attach_renew_rank_group(executor->memory, generation, err);
 }
 
 /* Every rank has replied, so all are in this generation or in none. */
 static void init_keep_group(struct cox_executor *executor, uint64_t generation)
 {
-    int fd = init_group_fd(executor);
-    int r = fd < 0 ? 0 : cox_windows_keep(fd, &executor->geometry, generation);
+    const int r = cox_attach_keep_rank_group(executor->memory, generation);
     if (r)
         cox_log_write(
             &executor->options.hooks.log, 4,

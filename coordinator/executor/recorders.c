@@ -29,17 +29,6 @@ typedef CoxswainRecording__Recording recording;
 
 /* ---- blocks ---- */
 
-/* The rank's block in the group's memory; NULL: the group has none. */
-static void *shared_block(const struct cox_executor *executor, uint32_t rank)
-{
-    const struct cox_geometry *geometry = &executor->geometry;
-    const uint8_t *base = geometry->mode->limits.memory_per_rank ? executor->sealed.ranks[rank].base
-                                                                 : executor->control.region.base;
-    if (!geometry->recorder || !base)
-        return NULL;
-    return (uint8_t *)(uintptr_t)base + cox_geometry_recorder_offset(geometry, rank);
-}
-
 /* Makes the rank's file. A failure is logged, and the rank records in memory alone. path: "" then.
  */
 static void file_make(struct cox_executor *executor, uint32_t rank,
@@ -64,7 +53,7 @@ static void file_make(struct cox_executor *executor, uint32_t rank,
 void cox_recorders_renew(struct cox_executor *executor, uint32_t rank)
 {
     char path[COX_RECORDER_PATH_SIZE];
-    void *block = shared_block(executor, rank);
+    void *block = cox_control_recorder(&executor->control, rank);
     if (!block)
         return;
     file_make(executor, rank, path);
@@ -84,7 +73,7 @@ int cox_recorders_copy(struct cox_executor *executor, uint32_t rank, void *copy)
     }
     /* The memory of a rank is replaced under this lock. */
     pthread_mutex_lock(&executor->memory_lock);
-    const void *block = shared_block(executor, rank);
+    const void *block = cox_control_recorder(&executor->control, rank);
     if (block && cox_recorder_block_pid(block)) {
         cox_recorder_copy(block, block, false, copy);
         r = 0;

@@ -1,7 +1,4 @@
 /* restart: gives another process to a dead rank, or to all ranks. */
-#include "channel/attach/named/names.h"
-#include "channel/attach/named/named_channel.h"
-#include "channel/attach/sealed/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
@@ -59,17 +56,16 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
 {
     /* relaxed: one thread at a time restarts this rank; the control socket only compares. */
     atomic_fetch_add_explicit(&executor->ranks[rank].incarnation, 1, memory_order_relaxed);
-    struct cox_fd_bundle *bundle = &executor->replacements[rank];
     int r = 0;
-    if (executor->geometry.mode->limits.memory_per_rank && !executor->remote.transport) {
+    /* No rank elsewhere writes here. */
+    if (!executor->remote.transport) {
         pthread_mutex_lock(&executor->memory_lock);
-        r = cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err);
+        r = cox_attach_renew_rank(executor->memory, rank, err);
         pthread_mutex_unlock(&executor->memory_lock);
     }
-    *bundle = executor->bundle;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
-        int *wakeups = &bundle->fds[cox_fd_bundle_wakeup(channel, (enum cox_wakeup)0)];
+        int *wakeups = cox_attach_wakeup_fds(executor->memory, rank, channel);
         r = cox_collector_reset_rank(&executor->collectors[c], rank, wakeups, err);
     }
     /* Then it still has the old memory, which is read-only. */
@@ -87,14 +83,10 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
 /* Closes what was meant for the next process: it has it, or there is none. */
 static void restart_put_away(struct cox_executor *executor, uint32_t rank)
 {
-    struct cox_fd_bundle *bundle = &executor->replacements[rank];
     pthread_mutex_lock(&executor->memory_lock);
     executor->ranks[rank].open_for_attach = false;
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        for (int b = 0; b < COX_WAKEUP_COUNT; b++)
-            cox_close_fd(
-                &bundle->fds[cox_fd_bundle_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b)]);
     pthread_mutex_unlock(&executor->memory_lock);
+    cox_executor_put_away(executor, rank, false);
 }
 
 /* From here on the control socket gives the rank to a process that requests it. */
@@ -123,23 +115,13 @@ static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t
         restart_open_slot(executor, rank);
         return 0;
     }
-    const struct cox_fd_bundle *bundle = &executor->replacements[rank];
-    int sealed_fds[COX_SEALED_FD_COUNT];
+    int fds[COX_FD_BUNDLE_COUNT];
     struct cox_launch_incarnation incarnation = {
-        .number = cox_rank_incarnation(&executor->ranks[rank]),
-        .fds = bundle->fds,
-        .fd_count = bundle->count,
-    };
-    int r = 0;
-    if (executor->sealed_inherited) {
-        incarnation.fds = sealed_fds;
-        incarnation.fd_count = COX_SEALED_FD_COUNT;
-        r = cox_executor_lend_sealed(executor, rank, sealed_fds, err);
-    }
+        .number = cox_rank_incarnation(&executor->ranks[rank]), .fds = fds};
+    int r = cox_executor_lend(executor, rank, fds, &incarnation.fd_count, err);
     if (r == 0)
         r = cox_supervisor_relaunch(executor->supervisor, rank, &incarnation, deadline_ns, err);
-    if (executor->sealed_inherited)
-        cox_executor_drop_sealed(executor, rank);
+    cox_executor_put_away(executor, rank, true);
     restart_put_away(executor, rank);
     return r;
 }
@@ -369,15 +351,9 @@ static int all_end(struct cox_executor *executor, uint64_t deadline_ns, struct c
              : 0;
 }
 
-/* Renews what legacy ranks share. */
-static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
-                            struct cox_error *err)
+/* Renews what ranks find by its name, and their error channel. */
+static int all_renew(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
 {
-    if (!cox_control_is_named(&executor->control, executor->name))
-        return cox_fail(
-            err, COX_NOT_FOUND,
-            "the names of the group '%s' in /dev/shm were removed while it lived, by which legacy workers find it: stop it and start it",
-            executor->name);
     int r = COX_TIMEOUT;
     while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns &&
            !atomic_load_explicit(&executor->stopping, memory_order_acquire))
@@ -387,10 +363,7 @@ static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
     if (r)
         return cox_fail(err, r, "the error channel is not free: a hook did not return in time");
     pthread_mutex_lock(&executor->memory_lock);
-    if (!executor->named) /* abandoned: no object may get a name again */
-        r = cox_fail(err, COX_CLOSED, "the group stops");
-    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
-        r = cox_channel_renew_regions(&executor->channels[c], executor->objects, err);
+    r = cox_attach_renew_all(executor->memory, err);
     pthread_mutex_unlock(&executor->memory_lock);
     return r;
 }
@@ -400,8 +373,8 @@ static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
                      struct cox_rank_set *arrived, struct cox_error *err)
 {
     const uint32_t rank_count = executor->geometry.rank_count;
-    const bool legacy = !executor->geometry.mode->limits.rank_words;
-    int r = legacy ? all_renew_legacy(executor, deadline_ns, err) : 0;
+    const bool attach = executor->geometry.mode->limits.rank_words;
+    int r = attach ? 0 : all_renew(executor, deadline_ns, err);
     /* One after the other, for all of them: after a later failure every rank is either dead or
      * running. */
     for (uint32_t rank = 0; rank < rank_count; rank++) {
@@ -412,10 +385,10 @@ static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
         r = restart_reset(executor, rank, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
         r = restart_launch(executor, rank, deadline_ns, err);
-    if (r == 0 && legacy)
-        r = cox_executor_run_legacy(executor, err);
+    if (r == 0 && !attach)
+        r = cox_executor_adopt_ranks(executor, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++) {
-        r = legacy ? 0 : restart_await(executor, rank, rank_count - 1, deadline_ns, err);
+        r = attach ? restart_await(executor, rank, rank_count - 1, deadline_ns, err) : 0;
         if (r == 0) {
             restart_conclude(executor, rank);
             cox_rank_set_add(arrived, rank);

@@ -1,7 +1,5 @@
 /* hello reply: which processes may attach at the group's control socket, and what a rank receives.
  */
-#include "channel/attach/named/named_channel.h"
-#include "channel/attach/sealed/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/socket/socket.h"
 #include "channel/base/fault.h"
@@ -232,102 +230,19 @@ static int register_process(struct cox_executor *executor, const struct cox_cont
 
 /* ---- what it is given ---- */
 
-/* Opens a semaphore of the rank. Those of its first incarnation have names while ranks attach.
- * Later ones have none, and are kept until a process has received them, which may not be the first
- * to try. */
-static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_channel_id channel,
-                       enum cox_wakeup wakeup, int *ret_fd, struct cox_error *err)
+int cox_executor_lend(struct cox_executor *executor, uint32_t rank, int *ret_fds,
+                      uint32_t *ret_count, struct cox_error *err)
 {
-    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
-    cox_name_wakeup(object, executor->name, channel, wakeup, rank);
-    snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
     pthread_mutex_lock(&executor->memory_lock);
-    const struct cox_fd_bundle *bundle = &executor->replacements[rank];
-    _cox_cleanup_(cox_close_fd) int fd =
-        executor->ranks[rank].open_for_attach
-            ? fcntl(bundle->fds[cox_fd_bundle_wakeup(channel, wakeup)], F_DUPFD_CLOEXEC, 3)
-            : open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    int r = fd < 0 ? -errno : 0;
-    pthread_mutex_unlock(&executor->memory_lock);
-    if (r == 0)
-        r = cox_fd_raise(&fd);
-    if (r)
-        return cox_fail(err, r, "rank %" PRIu32 " cannot be given its semaphores any more (%s: %s)",
-                        rank, path, cox_status_text(r));
-    *ret_fd = cox_steal_fd(&fd);
-    return 0;
-}
-
-/* Named group: the objects that all ranks share, and the rank's own semaphores. */
-static int hand_out_named(struct cox_executor *executor, uint32_t rank,
-                          struct cox_control_socket_reply *reply, struct cox_error *err)
-{
-    memcpy(reply->fds, executor->bundle.fds, sizeof executor->bundle.fds);
-    reply->fd_count = COX_FD_BUNDLE_COUNT;
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
-            int place = cox_fd_bundle_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b);
-            int r = open_wakeup(executor, rank, (enum cox_channel_id)c, (enum cox_wakeup)b,
-                                &reply->fds[place], err);
-            if (r)
-                return r;
-            reply->given |= UINT64_C(1) << place;
-        }
-    }
-    return 0;
-}
-
-/* The memory that it writes in the rank group is passed to the others once it is sealed, and kept
- * for that. By then these fd numbers may have been reused. */
-static int dup_group(struct cox_control_socket_reply *reply, uint32_t rank, struct cox_error *err)
-{
-    for (int i = COX_SEALED_GROUP; i < COX_SEALED_FD_COUNT; i++) {
-        int fd = fcntl(reply->fds[i], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-        reply->fds[i] = fd;
-        if (fd < 0)
-            return cox_fail(err, -errno, "rank %" PRIu32 ": an fd of its memory: %s", rank,
-                            cox_status_text(-errno));
-        reply->given |= UINT64_C(1) << i;
-    }
-    return 0;
-}
-
-/* Its own memory is given away, so that no process keeps an fd of memory that another one writes
- * (this process's fds are in /proc for every process of the user). Memory that was given to a
- * process that did not attach is not given again. */
-static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
-                           struct cox_control_socket_reply *reply, bool *ret_renewed,
-                           struct cox_error *err)
-{
-    struct cox_sealed *sealed = &executor->sealed;
-    pthread_mutex_lock(&executor->memory_lock);
-    *ret_renewed = sealed->rank_fds[rank] < 0;
-    int r = *ret_renewed ? cox_sealed_renew_rank(sealed, &executor->geometry, rank, err) : 0;
-    if (r == 0) {
-        cox_sealed_hand_out(sealed, rank, reply->fds);
-        reply->fd_count = COX_SEALED_FD_COUNT;
-        reply->given = UINT64_C(1) << COX_SEALED_RANK;
-        sealed->rank_fds[rank] = -1;
-        r = dup_group(reply, rank, err);
-    }
+    const int r = cox_attach_lend(executor->memory, rank, ret_fds, ret_count, err);
     pthread_mutex_unlock(&executor->memory_lock);
     return r;
 }
 
-int cox_executor_lend_sealed(struct cox_executor *executor, uint32_t rank,
-                             int ret_fds[COX_SEALED_FD_COUNT], struct cox_error *err)
+void cox_executor_put_away(struct cox_executor *executor, uint32_t rank, bool lent)
 {
     pthread_mutex_lock(&executor->memory_lock);
-    cox_sealed_hand_out(&executor->sealed, rank, ret_fds);
-    pthread_mutex_unlock(&executor->memory_lock);
-    int r = cox_sealed_give_rank(&executor->sealed, rank);
-    return r ? cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r)) : 0;
-}
-
-void cox_executor_drop_sealed(struct cox_executor *executor, uint32_t rank)
-{
-    pthread_mutex_lock(&executor->memory_lock);
-    cox_close_fd(&executor->sealed.rank_fds[rank]);
+    cox_attach_put_away(executor->memory, rank, lent);
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
@@ -349,19 +264,19 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
         atomic_load_explicit(&executor->ranks[rank].holder.pid, memory_order_relaxed) != 0 &&
         holder_is_of_this_incarnation(executor, rank);
     bool renewed = false;
-    int r = executor->geometry.mode->limits.memory_per_rank
-                ? hand_out_sealed(executor, rank, reply, &renewed, err)
-                : hand_out_named(executor, rank, reply, err);
+    struct cox_attach_fds fds = {.fds = reply->fds};
+    pthread_mutex_lock(&executor->memory_lock);
+    int r = cox_attach_hand_out(executor->memory, rank, &fds, &renewed, err);
+    pthread_mutex_unlock(&executor->memory_lock);
+    reply->fd_count = fds.count;
+    reply->given = fds.given;
     if (r == 0 && (tried || renewed))
         reset_rank(executor, rank);
     /* Ranks that this process starts inherit it. */
     if (r == 0 && executor->options.workers.external && executor->options.collect)
         reply->fds[reply->fd_count++] = executor->notify_fds[rank];
-    if (r == 0 && executor->geometry.mode->limits.memory_per_rank) {
-        r = cox_sealed_give_rank(&executor->sealed, rank);
-        if (r)
-            cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
-    }
+    if (r == 0)
+        r = cox_attach_give(executor->memory, rank, err);
     return r;
 }
 

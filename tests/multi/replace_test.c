@@ -543,9 +543,12 @@ static uint64_t group_bytes(void)
 static void await_scribbles(struct lives *lives, uint64_t bytes)
 {
     const uint64_t deadline_ns = patience();
-    const struct cox_region *wake = &test_group_executor(lives->group)->sealed.wake;
+    const struct cox_executor *executor = test_group_executor(lives->group);
     const bool sealed = test_attach() == COX_ATTACH_SEALED;
-    const volatile uint8_t *last = sealed ? (uint8_t *)wake->base + wake->size - 1 : NULL;
+    const uint64_t size =
+        cox_geometry_wake_memory_size(&executor->geometry) - cox_geometry_group_hints_offset();
+    const volatile uint8_t *last =
+        sealed ? (uint8_t *)executor->memory->rank_group_hints + size - 1 : NULL;
     const uint8_t before = sealed ? *last : 0;
     while ((sealed ? *last == before : group_bytes() <= bytes) && cox_now_ns() < deadline_ns)
         sched_yield();

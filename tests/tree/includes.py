@@ -28,8 +28,8 @@ FOLDERS = {
     "channel/text": "",
     "channel/recorder": "channel/base",
     "channel/attach": "",
-    "channel/attach/named": "channel/base channel/attach channel/shm",
-    "channel/attach/sealed": "channel/base channel/attach channel/shm",
+    "channel/attach/named": "channel/base channel/shm",
+    "channel/attach/sealed": "channel/base channel/attach/named channel/shm",
     "channel/attach/legacy": "channel/base channel/attach/named channel/shm",
     "channel/shm": "channel/base channel/recorder channel/attach",
     "channel/socket": "channel/base channel/shm",
@@ -48,7 +48,7 @@ FOLDERS = {
     "coordinator/recording": "channel/base channel/recorder",
     "coordinator/collector": "channel/base channel/attach/sealed channel/recorder channel/shm channel/memory proto coordinator/process "
                              "coordinator/transport",
-    "coordinator/executor": "channel/base channel/attach/named channel/attach/sealed channel/recorder channel/shm channel/socket proto coordinator/transport "
+    "coordinator/executor": "channel/base channel/attach/sealed channel/recorder channel/shm channel/socket proto coordinator/transport "
                             "coordinator/process coordinator/collector coordinator/recording",
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "

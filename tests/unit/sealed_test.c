@@ -574,7 +574,7 @@ static void write_group(void *context)
     struct ghost *ghost = context;
     cox_control_close(&control);
     CHECK(attach(1, NULL) == 0);
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++) {
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++) {
         memcpy(own.group[i].base, text, sizeof text);
         attack_group(given[COX_SEALED_GROUP + i], own.group[i].size);
         /* Not even a hole by a process that may write. */
@@ -583,7 +583,7 @@ static void write_group(void *context)
     }
     tell(ghost->begin[1]);
     CHECK(heard(ghost->end[0]));
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         CHECK(memcmp(own.group[i].base, text, sizeof text) == 0);
 }
 
@@ -592,7 +592,7 @@ static void attack_another_s_group(void *context)
     (void)context;
     cox_control_close(&control);
     cox_sealed_close(&sealed);
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         attack_group(given[COX_SEALED_GROUP + i], size_of(given[COX_SEALED_GROUP + i]));
 }
 
@@ -602,7 +602,7 @@ static void b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group(void **
     (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++) {
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++) {
         uint64_t size = size_of(given[COX_SEALED_GROUP + i]);
         /* Before its rank has it, it is given to no other process. */
         assert_int_equal(cox_sealed_check_group(given[COX_SEALED_GROUP + i], size, "it", NULL),
@@ -614,7 +614,7 @@ static void b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group(void **
     assert_true(heard(ghost.begin[0]));
     for (int i = 0; i < COX_SEALED_FD_COUNT; i++)
         given[i] = dup(given[i]); /* the child closes what is the coordinator's */
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++) {
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++) {
         int fd = given[COX_SEALED_GROUP + i];
         assert_int_equal(cox_sealed_check_group(fd, size_of(fd), "it", NULL), 0);
         assert_int_equal(cox_sealed_check_group(fd, size_of(fd) + PAGE, "it", NULL), COX_CORRUPT);

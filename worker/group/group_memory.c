@@ -18,15 +18,15 @@ enum part { WORDS, VALUES };
 
 /* Another rank's memory, as of the last init. */
 struct other {
-    struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
+    struct cox_handle handles[COX_ATTACH_MEMBER_FD_COUNT];
     /* base NULL: not mapped */
-    struct cox_region regions[COX_SEALED_GROUP_FD_COUNT];
+    struct cox_region regions[COX_ATTACH_MEMBER_FD_COUNT];
 };
 
 struct cox_group_memory {
     _Atomic uint32_t users;
     uint32_t rank, rank_count;
-    struct cox_region own[COX_SEALED_GROUP_FD_COUNT], hints;
+    struct cox_region own[COX_ATTACH_MEMBER_FD_COUNT], hints;
     /* the group that writes; NULL: none */
     const struct cox_group_base *holder;
     /* of the last group that wrote; 0: none */
@@ -64,7 +64,7 @@ struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory)
     /* acq_rel: the others' accesses are done before it is freed; partner is this exchange. */
     if (!memory || atomic_fetch_sub_explicit(&memory->users, 1, memory_order_acq_rel) > 1)
         return NULL;
-    for (int part = 0; part < COX_SEALED_GROUP_FD_COUNT; part++) {
+    for (int part = 0; part < COX_ATTACH_MEMBER_FD_COUNT; part++) {
         cox_region_detach(&memory->own[part]);
         for (uint32_t rank = 0; rank < memory->rank_count; rank++)
             cox_region_detach(&memory->others[rank].regions[part]);
@@ -103,7 +103,7 @@ static int other_open(struct other *other, const struct cox_group_member *member
             "rank %" PRIu32
             " has not sealed its memory of the rank group: its worker has to attach as cox_worker_new does",
             rank);
-    for (int part = 0; r == 0 && part < COX_SEALED_GROUP_FD_COUNT; part++) {
+    for (int part = 0; r == 0 && part < COX_ATTACH_MEMBER_FD_COUNT; part++) {
         const struct cox_handle *handle = &member->handles[part];
         if (other->regions[part].base && memcmp(&other->handles[part], handle, sizeof *handle) == 0)
             continue;

@@ -26,7 +26,7 @@ struct cox_group_member {
     bool given;
     /* of its process, in the coordinator's pid namespace; 0: unknown */
     pid_t pid;
-    struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
+    struct cox_handle handles[COX_ATTACH_MEMBER_FD_COUNT];
 };
 
 /* What options.sealed points to; all of it is lent until the join returns. */

@@ -1,6 +1,7 @@
 /* mode: the memory and the gates of groups with workers of MindIE-LLM. */
 #include "channel/attach/named/named.h"
-#include "channel/shm/geometry.h"
+#include "channel/attach/named/named_channel.h"
+#include "channel/attach/named/names.h"
 
 #include <inttypes.h>
 
@@ -35,6 +36,24 @@ static int legacy_check(const struct cox_geometry *geometry, int code, struct co
                : 0;
 }
 
+/* Resource trackers of its workers may have unlinked regions by their names. */
+static int legacy_renew_all(struct cox_attach_group *group, struct cox_error *err)
+{
+    struct cox_named_group *named = (struct cox_named_group *)group;
+    const struct cox_attach_request *request = &group->request;
+    if (!cox_control_is_named(request->control, request->name))
+        return cox_fail(
+            err, COX_NOT_FOUND,
+            "the names of the group '%s' in /dev/shm were removed while it lived, by which legacy workers find it: stop it and start it",
+            request->name);
+    if (!named->linked) /* abandoned: no object may get a name again */
+        return cox_fail(err, COX_CLOSED, "the group stops");
+    int r = 0;
+    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
+        r = cox_channel_renew_regions(&request->channels[c], named->objects, err);
+    return r;
+}
+
 #define LEGACY_MODE(words)                                                                         \
     {                                                                                              \
         .name = "named", .attach = COX_ATTACH_NAMED, .wakeup_name = "semaphore",                   \
@@ -45,7 +64,8 @@ static int legacy_check(const struct cox_geometry *geometry, int code, struct co
                    .coordinator_words = (words),                                                   \
                    .has_serial = true,                                                             \
                    .whole_replies = true},                                                         \
-        .sizes = &legacy_sizes, .check = legacy_check, .account = cox_named_account,               \
+        .sizes = &legacy_sizes, .check = legacy_check, .renew_all = legacy_renew_all,              \
+        COX_NAMED_FUNCTIONS,                                                                       \
     }
 
 const struct cox_attach_mode cox_attach_legacy = LEGACY_MODE(true);

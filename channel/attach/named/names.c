@@ -198,6 +198,26 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     return r;
 }
 
+/* Leftovers of a dead group of this name occupy space that is needed now; and unlinked memory is
+ * freed only when its last process, killed with the group, is gone. */
+int cox_control_clear(const char *name, const struct cox_geometry *geometry, struct cox_error *err)
+{
+    uint32_t count = 0;
+    struct cox_error why = {0};
+    uint64_t deadline_ns = cox_deadline_after_ms(SWEEP_MS);
+    int r;
+    while ((r = cox_control_sweep(name, &count, &why)) == COX_BUSY && cox_now_ns() < deadline_ns) {
+        cox_error_clear(&why);
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+    if (r && r != COX_BUSY)
+        return cox_fail(err, r, "%s", why.text);
+    while (count && cox_control_check_space(geometry, NULL) == COX_NO_SPACE &&
+           cox_now_ns() < deadline_ns)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    return 0;
+}
+
 int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err)
 {

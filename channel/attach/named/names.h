@@ -40,6 +40,10 @@ int cox_control_create(struct cox_control *control, const char *name,
  *   -errno
  */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err);
+/* Before a group of this name is created, whatever its mode: sweeps, and waits until the memory
+ * that was swept is free, or another sweeper is ready, for 2 s. Returns as cox_control_sweep, but 0
+ * for COX_BUSY: create waits for that one. */
+int cox_control_clear(const char *name, const struct cox_geometry *geometry, struct cox_error *err);
 /* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0;
  * COX_NOT_FOUND; COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */
 int cox_control_attach(struct cox_control *control, const char *name, struct cox_error *err);

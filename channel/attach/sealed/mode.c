@@ -1,8 +1,20 @@
 /* mode: what sealed.h has, as a struct cox_attach_mode. */
-#include "channel/attach/attach.h"
-#include "channel/shm/geometry.h"
+#include "channel/attach/named/names.h"
+#include "channel/base/base_internal.h"
+#include "channel/base/idioms.h"
+#include "sealed.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct sealed_group {
+    struct cox_attach_group base;
+    struct cox_sealed sealed;
+    /* futexes are no fds */
+    int no_wakeups[COX_WAKEUP_COUNT];
+};
 
 static int sealed_check(const struct cox_geometry *geometry, int code, struct cox_error *err)
 {
@@ -27,13 +39,159 @@ static void sealed_account(const struct cox_geometry *geometry,
     };
 }
 
+static struct sealed_group *sealed_of(struct cox_attach_group *group)
+{
+    return (struct sealed_group *)group;
+}
+
+/* ---- create, unlink, free ---- */
+
+static int sealed_create(const struct cox_attach_request *request,
+                         struct cox_attach_group **ret_group, struct cox_error *err)
+{
+    /* A name belongs to one group, named or sealed; and a dead one of the other kind may have left
+     * memory in /dev/shm, which this one may not even need. */
+    struct cox_error why = {0};
+    int r = cox_control_clear(request->name, request->geometry, &why);
+    if (r == COX_TAKEN || r < 0)
+        return cox_fail(err, r, "%s", why.text);
+    r = cox_control_check_space(request->geometry, err);
+    if (r)
+        return r;
+    struct sealed_group *group = calloc(1, sizeof *group);
+    if (!group)
+        return cox_fail(err, -ENOMEM, "no memory for the group's memfds");
+    r = cox_sealed_create(&group->sealed, request->control, request->geometry, request->huge_pages,
+                          err);
+    if (r) {
+        free(group);
+        return r;
+    }
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        cox_channel_bind(&request->channels[c], &group->sealed, request->control,
+                         (enum cox_channel_id)c, true);
+    group->base = (struct cox_attach_group){
+        .mode = &cox_attach_sealed,
+        .request = *request,
+        .rank_group_fd = -1,
+        .rank_group_hints = (uint8_t *)group->sealed.wake.base + cox_geometry_group_hints_offset(),
+    };
+    *ret_group = &group->base;
+    return 0;
+}
+
+static struct cox_attach_group *sealed_free(struct cox_attach_group *group)
+{
+    cox_sealed_close(&sealed_of(group)->sealed);
+    free(group);
+    return NULL;
+}
+
+/* Nothing has a name. */
+static int sealed_unlink(struct cox_attach_group *group)
+{
+    (void)group;
+    return 0;
+}
+
+/* ---- what a process gets ---- */
+
+static int sealed_give(struct cox_attach_group *group, uint32_t rank, struct cox_error *err)
+{
+    const int r = cox_sealed_give_rank(&sealed_of(group)->sealed, rank);
+    return r ? cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r)) : 0;
+}
+
+static int sealed_lend(struct cox_attach_group *group, uint32_t rank, int *ret_fds,
+                       uint32_t *ret_count, struct cox_error *err)
+{
+    cox_sealed_hand_out(&sealed_of(group)->sealed, rank, ret_fds);
+    *ret_count = COX_SEALED_FD_COUNT;
+    return sealed_give(group, rank, err);
+}
+
+/* The memory that it writes in the rank group is passed to the others once it is sealed, and kept
+ * for that. By then these fd numbers may have been reused. */
+static int group_dup(struct cox_attach_fds *fds, uint32_t rank, struct cox_error *err)
+{
+    for (int i = COX_SEALED_GROUP; i < COX_SEALED_FD_COUNT; i++) {
+        const int fd = fcntl(fds->fds[i], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        fds->fds[i] = fd;
+        if (fd < 0)
+            return cox_fail(err, -errno, "rank %" PRIu32 ": an fd of its memory: %s", rank,
+                            cox_status_text(-errno));
+        fds->given |= UINT64_C(1) << i;
+    }
+    return 0;
+}
+
+/* Its own memory is given away, so that no process keeps an fd of memory that another one writes
+ * (this process's fds are in /proc for every process of the user). Memory that was given to a
+ * process that did not attach is not given again. */
+static int sealed_hand_out(struct cox_attach_group *group, uint32_t rank,
+                           struct cox_attach_fds *fds, bool *ret_renewed, struct cox_error *err)
+{
+    struct cox_sealed *sealed = &sealed_of(group)->sealed;
+    *ret_renewed = sealed->rank_fds[rank] < 0;
+    int r = *ret_renewed ? cox_sealed_renew_rank(sealed, group->request.geometry, rank, err) : 0;
+    if (r)
+        return r;
+    cox_sealed_hand_out(sealed, rank, fds->fds);
+    fds->count = COX_SEALED_FD_COUNT;
+    fds->given = UINT64_C(1) << COX_SEALED_RANK;
+    sealed->rank_fds[rank] = -1;
+    return group_dup(fds, rank, err);
+}
+
+static void sealed_put_away(struct cox_attach_group *group, uint32_t rank, bool lent)
+{
+    if (lent)
+        cox_close_fd(&sealed_of(group)->sealed.rank_fds[rank]);
+}
+
+/* ---- the next process of a rank ---- */
+
+static int sealed_renew_rank(struct cox_attach_group *group, uint32_t rank, struct cox_error *err)
+{
+    return cox_sealed_renew_rank(&sealed_of(group)->sealed, group->request.geometry, rank, err);
+}
+
+static int *sealed_wakeup_fds(struct cox_attach_group *group, uint32_t rank,
+                              enum cox_channel_id channel)
+{
+    (void)rank;
+    (void)channel;
+    return sealed_of(group)->no_wakeups;
+}
+
+/* Each rank's memory of the rank group is new with its process. */
+static int sealed_renew_rank_group(struct cox_attach_group *group, uint64_t generation,
+                                   struct cox_error *err)
+{
+    (void)group;
+    (void)generation;
+    (void)err;
+    return 0;
+}
+
+static int sealed_keep_rank_group(struct cox_attach_group *group, uint64_t generation)
+{
+    (void)group;
+    (void)generation;
+    return 0;
+}
+
+static int *sealed_member_fds(struct cox_attach_group *group, uint32_t rank)
+{
+    return sealed_of(group)->sealed.group_fds[rank];
+}
+
 const struct cox_attach_mode cox_attach_sealed = {
     .name = "sealed",
     .attach = COX_ATTACH_SEALED,
     .wakeup_name = "futex",
     .layout_flags = COX_LAYOUT_SEALED,
-    .fd_count = 5,
-    .inherited_fd_count = 5,
+    .fd_count = COX_SEALED_FD_COUNT,
     .limits =
         {
             .depth_max = COX_DEPTH_MAX,
@@ -48,4 +206,16 @@ const struct cox_attach_mode cox_attach_sealed = {
         },
     .check = sealed_check,
     .account = sealed_account,
+    .create = sealed_create,
+    .free = sealed_free,
+    .remove_names = sealed_unlink,
+    .lend = sealed_lend,
+    .hand_out = sealed_hand_out,
+    .give = sealed_give,
+    .put_away = sealed_put_away,
+    .renew_rank = sealed_renew_rank,
+    .wakeup_fds = sealed_wakeup_fds,
+    .renew_rank_group = sealed_renew_rank_group,
+    .keep_rank_group = sealed_keep_rank_group,
+    .member_fds = sealed_member_fds,
 };

@@ -16,8 +16,8 @@
 
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
 
-static const char *const group_labels[COX_SEALED_GROUP_FD_COUNT] = {"cox_group",
-                                                                    "cox_payload_group"};
+static const char *const group_labels[COX_ATTACH_MEMBER_FD_COUNT] = {"cox_group",
+                                                                     "cox_payload_group"};
 
 static uint64_t group_size(int which)
 {
@@ -30,14 +30,14 @@ void cox_sealed_init(struct cox_sealed *sealed)
     sealed->request_fd = sealed->wake_fd = -1;
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
         sealed->rank_fds[rank] = -1;
-        for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+        for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
             sealed->group_fds[rank][i] = -1;
     }
 }
 
-static void group_close(int fds[COX_SEALED_GROUP_FD_COUNT])
+static void group_close(int fds[COX_ATTACH_MEMBER_FD_COUNT])
 {
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         cox_close_fd(&fds[i]);
 }
 
@@ -45,7 +45,7 @@ void cox_sealed_close(struct cox_sealed *sealed)
 {
     cox_region_detach(&sealed->wake);
     cox_region_detach(&sealed->group_hints);
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         cox_region_detach(&sealed->group[i]);
     cox_close_fd(&sealed->request_fd);
     cox_close_fd(&sealed->wake_fd);
@@ -87,12 +87,12 @@ static int create_rank(struct cox_region *region, const struct cox_geometry *geo
 }
 
 /* Not mapped here, and without the seals that the rank adds. */
-static int create_group(int ret_fds[COX_SEALED_GROUP_FD_COUNT], struct cox_error *err)
+static int create_group(int ret_fds[COX_ATTACH_MEMBER_FD_COUNT], struct cox_error *err)
 {
     int r = 0;
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         ret_fds[i] = -1;
-    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; r == 0 && i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         r = cox_region_create_unnamed_unmapped(group_labels[i], group_size(i), SEALS_SIZE,
                                                &ret_fds[i], err);
     if (r)
@@ -129,7 +129,7 @@ int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *
 {
     struct cox_region made = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int group_fds[COX_SEALED_GROUP_FD_COUNT];
+    int group_fds[COX_ATTACH_MEMBER_FD_COUNT];
     int r = create_rank(&made, geometry, &fd, err);
     if (r)
         return r;
@@ -165,7 +165,7 @@ void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
     ret_fds[COX_SEALED_REQUEST] = sealed->request_fd;
     ret_fds[COX_SEALED_RANK] = sealed->rank_fds[rank];
     ret_fds[COX_SEALED_WAKE] = sealed->wake_fd;
-    for (int i = 0; i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         ret_fds[COX_SEALED_GROUP + i] = sealed->group_fds[rank][i];
 }
 
@@ -201,12 +201,12 @@ static int attach_group(struct cox_sealed *sealed, const int fds[COX_SEALED_FD_C
                         struct cox_error *err)
 {
     int r = 0;
-    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; r == 0 && i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         r = check_seals(fds[COX_SEALED_GROUP + i], SEALS_SIZE, "group memory", err);
-    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; r == 0 && i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         r = cox_region_attach_fd(&sealed->group[i], fds[COX_SEALED_GROUP + i], group_labels[i],
                                  group_size(i), COX_REGION_WRITE, err);
-    for (int i = 0; r == 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
+    for (int i = 0; r == 0 && i < COX_ATTACH_MEMBER_FD_COUNT; i++)
         if (fcntl(fds[COX_SEALED_GROUP + i], F_ADD_SEALS, (int)COX_SEALED_OWNED) < 0)
             r = cox_fail(err, -errno, "memory '%s': seals: %s", group_labels[i],
                          cox_status_text(-errno));

@@ -41,8 +41,6 @@ enum cox_sealed_fd {
     COX_SEALED_GROUP_PAYLOAD,
     COX_SEALED_FD_COUNT,
 };
-/* Of the memory of the rank group: its words, and its values. */
-#define COX_SEALED_GROUP_FD_COUNT 2
 /* The seals of memory with one writer, which has it mapped. */
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -56,11 +54,11 @@ struct cox_sealed {
     struct cox_region ranks[COX_RANK_COUNT_MAX];
     /* Worker: its memory as a member of the rank group, and the hints of that group, a second
      * mapping of these. A user that takes one leaves {NULL, 0}. */
-    struct cox_region group[COX_SEALED_GROUP_FD_COUNT], group_hints;
+    struct cox_region group[COX_ATTACH_MEMBER_FD_COUNT], group_hints;
     /* The coordinator's, for hand_out; -1: none. */
     int request_fd, wake_fd;
     int rank_fds[COX_RANK_COUNT_MAX];
-    int group_fds[COX_RANK_COUNT_MAX][COX_SEALED_GROUP_FD_COUNT];
+    int group_fds[COX_RANK_COUNT_MAX][COX_ATTACH_MEMBER_FD_COUNT];
 };
 
 void cox_sealed_init(struct cox_sealed *sealed);
