@@ -15,6 +15,7 @@
 
 #include "control.h"
 #include "gate.h"
+#include "tokens.h"
 
 struct cox_channel {
     enum cox_channel_id id;
@@ -27,6 +28,8 @@ struct cox_channel {
     /* `request` is part of the control's memory */
     bool lent;
     struct cox_gate gate;
+    /* coordinator: owned, see tokens.h; NULL: ranks store state words */
+    struct cox_tokens *tokens;
 };
 
 void cox_channel_close(struct cox_channel *channel); /* names stay; idempotent */

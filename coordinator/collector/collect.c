@@ -161,8 +161,10 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
 {
     struct cox_gate *gate = &collector->channel->gate;
     struct cox_entry *slot = collector_entry(collector, entry->sequence);
-    cox_legacy_bridge_publish(&collector->bridge, collector->records, &entry->asked,
-                              entry->sequence, entry->operation->legacy_slotted);
+    if (collector->reports)
+        collector->report_count = cox_fault_reports_count(collector->reports, NULL, 0);
+    cox_tokens_publish(collector->channel->tokens, &entry->asked, entry->sequence,
+                       entry->operation->legacy_slotted);
     *slot = *entry;
     slot->published_ns = cox_now_ns();
     cox_state_set_stamp(cox_state_channel(collector->channel->control, collector->channel->id),
@@ -419,9 +421,7 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     pthread_mutex_init(&collector->lock, NULL);
     cox_condition_init(&collector->work);
     cox_condition_init(&collector->ended_cond);
-    int r = cox_legacy_bridge_init(&collector->bridge, channel);
-    if (r == 0)
-        r = init_gatherings(collector);
+    int r = init_gatherings(collector);
     if (r == 0)
         collector->rank_stats = calloc(collector->rank_count, sizeof *collector->rank_stats);
     if (r == 0)
@@ -454,7 +454,6 @@ void cox_collector_deinit(struct cox_collector *collector)
     free(collector->rank_stats);
     free(collector->reply_views);
     free(collector->forwarded_replies);
-    cox_legacy_bridge_deinit(&collector->bridge);
     pthread_cond_destroy(&collector->work);
     pthread_cond_destroy(&collector->ended_cond);
     pthread_mutex_destroy(&collector->lock);

@@ -33,13 +33,13 @@
 #ifndef COX_COORDINATOR_COLLECT_H
 #define COX_COORDINATOR_COLLECT_H
 
+#include "fault_reports.h"
 #include "channel/base/spin.h"
 #include "channel/recorder/recorder.h"
 #include "channel/shm/channel.h"
 #include "coordinator/process/last_errors.h"
 #include "coordinator/process/supervise.h"
 #include "gathering.h"
-#include "legacy_bridge.h"
 #include "readiness.h"
 #include "stats.h"
 
@@ -150,6 +150,10 @@ struct cox_late_request {
 struct cox_collector {
     /* borrowed */
     struct cox_channel *channel;
+    /* Of the group, borrowed: where ranks report a failed step apart from its reply; NULL. */
+    struct cox_fault_reports *reports;
+    /* their count when the last request was published */
+    uint64_t report_count;
     /* borrowed; set before the first request */
     struct cox_supervisor *supervisor;
     /* records of the group's ranks; the same */
@@ -203,7 +207,6 @@ struct cox_collector {
     int sleep_rank;
     /* until then */
     uint64_t sleep_ns;
-    struct cox_legacy_bridge bridge;
     struct cox_stats stats;
     /* set before the first request */
     struct cox_recorder_submits recorder;

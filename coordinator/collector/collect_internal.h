@@ -39,7 +39,7 @@ COX_HOT static inline bool collector_dead(struct cox_collector *collector, uint3
 COX_HOT static inline bool collector_replied(struct cox_collector *collector, uint32_t rank,
                                              uint64_t sequence)
 {
-    cox_legacy_bridge_update(&collector->bridge, rank);
+    cox_tokens_update(collector->channel->tokens, rank);
     return cox_state_done(cox_state_line(collector->channel->control, rank,
                                          collector->channel->id)) >= sequence;
 }
@@ -47,7 +47,7 @@ COX_HOT static inline bool collector_replied(struct cox_collector *collector, ui
 static inline bool collector_returned(struct cox_collector *collector, uint32_t rank,
                                       uint64_t sequence)
 {
-    cox_legacy_bridge_update(&collector->bridge, rank);
+    cox_tokens_update(collector->channel->tokens, rank);
     const struct cox_layout_rank_line *line =
         cox_state_line(collector->channel->control, rank, collector->channel->id);
     /* A rank that has replied has returned the frame before; `returned` may have been overwritten

@@ -26,7 +26,7 @@ static size_t error_channel_fetch(struct cox_error_channel *errors)
     struct cox_gate *gate = &errors->channel->gate;
     const size_t capacity = errors->channel->response.size - COX_PREFIX_SIZE;
     size_t over;
-    const size_t length = cox_legacy_reports_take(&errors->reports, errors->copy, capacity, &over);
+    const size_t length = cox_fault_reports_take(&errors->reports, errors->copy, capacity, &over);
     if (over)
         cox_log_write(&errors->log, 3,
                       "the error channel holds a report of %zu bytes, over %zu: dropped", over,
@@ -52,7 +52,7 @@ static void error_channel_tell(struct cox_error_channel *errors, int rank, size_
                       "the error channel holds %zu bytes that are no report: dropped", length);
         return;
     }
-    if (cox_legacy_report_is_of_request(report)) {
+    if (cox_fault_report_is_of_request(report)) {
         /* The reply to that request may be in its slot already: wake the collector, whatever rank
          * it waits on. */
         cox_collector_wake(&errors->collectors[report->error_channel]);
@@ -62,7 +62,7 @@ static void error_channel_tell(struct cox_error_channel *errors, int rank, size_
     /* MindIE-LLM's workers never set the rank: no rank is not rank 0. */
     bool known = report->has_rank && report->rank >= 0 && (uint32_t)report->rank < rank_count;
     int named_rank = known ? report->rank : -1;
-    errors->report(errors->context, rank >= 0 ? rank : named_rank, cox_legacy_report_text(report));
+    errors->report(errors->context, rank >= 0 ? rank : named_rank, cox_fault_report_text(report));
 }
 
 static void error_channel_take(struct cox_error_channel *errors)
@@ -244,7 +244,7 @@ static void error_channel_end(struct cox_error_channel *errors)
 int cox_error_channel_start(struct cox_error_channel *errors)
 {
     const struct cox_geometry *geometry = &errors->channel->control->geometry;
-    cox_legacy_reports_init(&errors->reports, errors->channel);
+    cox_fault_reports_init(&errors->reports, errors->channel);
     pthread_mutex_init(&errors->heard_lock, NULL);
     errors->copy = malloc(geometry->channels[COX_CHANNEL_ERROR].response_size);
     int r = errors->copy ? cox_arena_init(&errors->arena, 0, ARENA_SIZE_MAX) : -ENOMEM;

@@ -20,6 +20,7 @@
 #ifndef COX_COORDINATOR_ERROR_CHANNEL_H
 #define COX_COORDINATOR_ERROR_CHANNEL_H
 
+#include "fault_reports.h"
 #include "collect.h"
 
 struct cox_error_channel {
@@ -44,7 +45,7 @@ struct cox_error_channel {
     /* restore waits on it until the thread has restored the slot */
     _Atomic uint32_t restoring;
     /* named: the slot */
-    struct cox_legacy_reports reports;
+    struct cox_fault_reports reports;
     pthread_mutex_t heard_lock;
     /* sealed: reports taken so far from each rank */
     uint64_t heard[COX_RANK_COUNT_MAX];

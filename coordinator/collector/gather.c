@@ -44,7 +44,7 @@ void cox_collector_wake(struct cox_collector *collector)
     atomic_fetch_add(&collector->causes, 1);
     uint32_t sleeping = atomic_load(&collector->sleeping);
     if (sleeping) {
-        cox_legacy_bridge_expect_wake(&collector->bridge, sleeping - 1);
+        cox_tokens_expect_wake(collector->channel->tokens, sleeping - 1);
         cox_gate_wake(&collector->channel->gate, sleeping - 1, COX_WAKEUP_RESPONSE_CONSUME);
     }
     pthread_mutex_lock(&collector->lock);
@@ -114,7 +114,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     pthread_mutex_lock(&collector->lock);
     collector->sleep_rank = -1;
     if (r == 0)
-        cox_legacy_bridge_waited(&collector->bridge, rank);
+        cox_tokens_waited(collector->channel->tokens, rank);
     collector->stats.counts.wakeups++;
 }
 
@@ -308,8 +308,10 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     if (status)
         cox_report_late(collector, entry, status, gathering);
     if (status == 0 && entry->operation->step) {
-        cox_legacy_bridge_read_reports(&collector->bridge, gathering->results[0].response,
-                                       gathering->text, sizeof gathering->text);
+        if (collector->reports)
+            cox_fault_reports_read(collector->reports, collector->report_count,
+                                   gathering->results[0].response, gathering->text,
+                                   sizeof gathering->text);
         status = cox_report_divergence(collector, entry, gathering, ret_odd);
     }
     if (status && gathering->text[0] == '\0')

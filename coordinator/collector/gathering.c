@@ -5,10 +5,10 @@
 #include "channel/memory/host_memory.h"
 #include "channel/memory/reply_memory.h"
 #include "channel/shm/reply.h"
+#include "proto/legacy/legacy_reply.h"
 #include "proto/executor.pb-c.h"
 #include "proto/large_payload_ref.h"
 #include "proto/wire.h"
-#include "legacy_bridge.h"
 #include "report.h"
 
 #include <inttypes.h>
@@ -170,7 +170,7 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
     Coxswain__ExecuteResponse *response = NULL;
     int r = gathering_unpack(gathering, copy, length, 0, &response);
     if (r == 0 && legacy)
-        cox_legacy_bridge_read_reply(response, rank);
+        cox_legacy_reply_read(response, rank);
     if (r == 0 && response->status == 0 && response->bulk) {
         struct cox_error why;
         cox_error_clear(&why);

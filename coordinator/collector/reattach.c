@@ -44,7 +44,8 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
     pthread_mutex_lock(&collector->lock);
     /* No thread waits on the rank's wakeups: the collector does so only while a request in flight
      * asks the rank. */
-    cox_legacy_bridge_reset(&collector->bridge, rank, collector->published);
+    cox_tokens_reset(channel->tokens, rank, collector->published,
+                     cox_rank_incarnation(&collector->records[rank]));
     int r = cox_gate_reset(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
     if (r == 0) {
         collector_reset_line(collector, rank);

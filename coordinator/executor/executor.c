@@ -269,7 +269,9 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         executor->collectors[c].supervisor = executor->supervisor;
         executor->collectors[c].records = executor->ranks;
         executor->collectors[c].last_errors = &executor->last_errors;
-        executor->collectors[c].bridge.reports = &executor->error_channel.reports;
+        executor->collectors[c].reports = executor->geometry.mode->limits.extensions
+                                              ? NULL
+                                              : &executor->error_channel.reports;
     }
     if (executor->remote.transport)
         r = cox_executor_open_transport(executor, err);

@@ -226,7 +226,7 @@ static bool rank_late(struct cox_executor *executor, struct cox_collector *colle
     if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank) ||
         rank_liveness(executor, rank) == COX_LIVENESS_DEAD)
         return false;
-    cox_legacy_bridge_update(&collector->bridge, rank);
+    cox_tokens_update(collector->channel->tokens, rank);
     return cox_state_done(cox_state_line(&executor->control, rank, collector->channel->id)) <
            entry->sequence;
 }

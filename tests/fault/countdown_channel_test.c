@@ -10,7 +10,8 @@
 #include "channel/shm/channel.h"
 #include "channel/shm/fd_bundle.h"
 #include "channel/shm/region.h"
-#include "coordinator/collector/legacy_bridge.h"
+#include "channel/attach/legacy/legacy_bridge.h"
+#include "channel/shm/tokens.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "channel/attach/legacy/legacy_shim.h"
@@ -759,21 +760,22 @@ static void legacy_group_prepare(void)
     group_create();
 }
 
-static int legacy_bridge_init(void *object, struct cox_error *err)
+static int legacy_bridge_new(void *object, struct cox_error *err)
 {
-    int r = cox_legacy_bridge_init(object, &own_channels[COX_CHANNEL_EXECUTE]);
+    int r = cox_legacy_bridge_new(&own_channels[COX_CHANNEL_EXECUTE], object);
     return r ? cox_fail(err, r, "no memory for the bridge") : 0;
 }
 
 static void legacy_bridge_deinit(void *object)
 {
-    cox_legacy_bridge_deinit(object);
+    struct cox_tokens **tokens = object;
+    (*tokens)->ops->free(*tokens);
 }
 
 static const struct countdown_subject coordinator_legacy_bridge = {
-    .name = "legacy_bridge_init",
-    .size = sizeof(struct cox_legacy_bridge),
-    .construct = legacy_bridge_init,
+    .name = "legacy_bridge_new",
+    .size = sizeof(struct cox_tokens *),
+    .construct = legacy_bridge_new,
     .destroy = legacy_bridge_deinit,
     .prepare = legacy_group_prepare,
     .restore = group_restore,

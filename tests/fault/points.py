@@ -116,7 +116,7 @@ EXEMPT = {
     ("coordinator/executor/worker_hello.c", "on_worker", "atomic pid"): "the slot holder, private memory",
     ("coordinator/executor/worker_hello.c", "on_worker", "atomic incarnation"): "the slot holder, private memory",
     ("coordinator/process/rank.h", "cox_rank_set_pid", "atomic pid"): "the record of the rank, private memory",
-    ("coordinator/collector/legacy_bridge.c", "cox_legacy_reports_take", "memset(base"): CALLERS,
+    ("coordinator/collector/fault_reports.c", "cox_fault_reports_take", "memset(base"): CALLERS,
     ("channel/shm/reply.c", "cox_reply_erase", "memset("): "for the coordinator alone, before the request that gate.opened follows",
     ("coordinator/collector/error_channel.c", "error_channel_main", "atomic ended"): "for stop to sleep on, private memory",
     ("coordinator/executor/submit.c", "payload_pack", "memcpy(frame"): CALLERS,

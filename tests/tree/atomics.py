@@ -70,7 +70,7 @@ def main():
         ("coordinator/executor/status.c", "rank_liveness",
          "atomic_load(&executor->control.ranks[rank]->identity.state);"),
         ("channel/shm/control.c", "cox_control_verify", "atomic_load(&control->layout->abort.word);"),
-        ("coordinator/collector/legacy_bridge.c", "line_store",
+        ("channel/attach/legacy/legacy_bridge.c", "line_store",
          "atomic_load(&cox_state_line(bridge->channel->control, rank, bridge->channel->id)->taken);"),
     ]
     for path, function, statement in changes:

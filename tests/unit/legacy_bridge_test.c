@@ -1,14 +1,15 @@
 /* The legacy bridge: which tokens of a legacy rank become which state words. The tokens are posted
  * by this process; multi/legacy has real legacy workers. */
-#include "coordinator/collector/legacy_bridge.h"
+#include "channel/attach/legacy/legacy_bridge.h"
 
 #include "channel/attach/named/names.h"
 #include "channel/attach/named/named_channel.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "channel_fixture.h"
-#include "coordinator/process/rank.h"
+#include "coordinator/collector/fault_reports.h"
 #include "proto/executor.pb-c.h"
+#include "proto/legacy/legacy_reply.h"
 
 #include <endian.h>
 
@@ -17,8 +18,6 @@
 struct group {
     struct cox_control control;
     struct cox_channel channel;
-    struct cox_legacy_bridge bridge;
-    struct cox_rank records[2];
     struct cox_rank_set all;
 };
 
@@ -35,16 +34,13 @@ static void group_create(struct group *group)
     assert_int_equal(cox_control_create(&group->control, GROUP, &geometry, NULL), 0);
     assert_int_equal(
         cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, NULL), 0);
-    assert_int_equal(cox_legacy_bridge_init(&group->bridge, &group->channel), 0);
-    for (uint32_t rank = 0; rank < 2; rank++) {
-        atomic_store(&group->records[rank].incarnation, 3 + rank);
+    assert_int_equal(cox_legacy_bridge_new(&group->channel, &group->channel.tokens), 0);
+    for (uint32_t rank = 0; rank < 2; rank++)
         cox_rank_set_add(&group->all, rank);
-    }
 }
 
 static void group_gone(struct group *group)
 {
-    cox_legacy_bridge_deinit(&group->bridge);
     cox_channel_close(&group->channel);
     cox_control_unlink_names(GROUP, &group->control.geometry, COX_CONTROL_PART_COUNT);
     cox_control_close(&group->control);
@@ -52,7 +48,7 @@ static void group_gone(struct group *group)
 
 static void publish(struct group *group, uint64_t sequence)
 {
-    cox_legacy_bridge_publish(&group->bridge, group->records, &group->all, sequence, false);
+    cox_tokens_publish(group->channel.tokens, &group->all, sequence, false);
 }
 
 static void reply_write(struct group *group, uint32_t rank)
@@ -69,7 +65,7 @@ static void post(struct group *group, uint32_t rank, enum cox_wakeup wakeup)
     if (rank == 0 && wakeup == COX_WAKEUP_RESPONSE_CONSUME)
         reply_write(group, rank);
     cox_gate_post(&group->channel.gate, rank, wakeup);
-    cox_legacy_bridge_update(&group->bridge, rank);
+    cox_tokens_update(group->channel.tokens, rank);
 }
 
 static void expect_words(const struct group *group, uint32_t rank, uint64_t returned, uint64_t done)
@@ -87,7 +83,7 @@ static void tokens_become_state_words(void **state)
     (void)state;
     group_create(&group);
     publish(&group, 5);
-    cox_legacy_bridge_update(&group.bridge, 0);
+    cox_tokens_update(group.channel.tokens, 0);
     expect_words(&group, 0, 0, 0); /* the initial token of request_produce means nothing */
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
     expect_words(&group, 0, 5, 0);
@@ -99,7 +95,7 @@ static void tokens_become_state_words(void **state)
     assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_IDLE, 5));
     assert_int_equal(cox_state_tag(line, 1, 5), 5);
     assert_int_equal(cox_state_line_instance(line), group.control.instance);
-    assert_int_equal(cox_state_line_incarnation(line), 3);
+    assert_int_equal(cox_state_line_incarnation(line), 1);
     expect_words(&group, 1, 0, 0);
     group_gone(&group);
 }
@@ -124,15 +120,15 @@ static void a_token_of_this_process_is_no_reply(void **state)
     group_create(&group);
     publish(&group, 5);
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    cox_legacy_bridge_expect_wake(&group.bridge, 0);
+    cox_tokens_expect_wake(group.channel.tokens, 0);
     post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
     expect_words(&group, 0, 5, 0);
     /* The same, with the token taken by a wait. */
-    cox_legacy_bridge_expect_wake(&group.bridge, 0);
-    cox_legacy_bridge_waited(&group.bridge, 0);
+    cox_tokens_expect_wake(group.channel.tokens, 0);
+    cox_tokens_waited(group.channel.tokens, 0);
     expect_words(&group, 0, 5, 0);
     reply_write(&group, 0);
-    cox_legacy_bridge_waited(&group.bridge, 0);
+    cox_tokens_waited(group.channel.tokens, 0);
     expect_words(&group, 0, 5, 5);
     group_gone(&group);
 }
@@ -152,14 +148,14 @@ static void a_token_without_a_reply_is_dropped(void **state)
     for (uint32_t rank = 0; rank < 2; rank++) {
         cox_gate_post(&group.channel.gate, rank, COX_WAKEUP_REQUEST_PRODUCE);
         cox_gate_post(&group.channel.gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
-        cox_legacy_bridge_update(&group.bridge, rank);
+        cox_tokens_update(group.channel.tokens, rank);
     }
     expect_words(&group, 0, 6, 5);
     expect_words(&group, 1, 6, 6); /* it writes nothing */
     post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
     expect_words(&group, 0, 6, 6);
     /* where every rank writes */
-    cox_legacy_bridge_publish(&group.bridge, group.records, &group.all, 7, true);
+    cox_tokens_publish(group.channel.tokens, &group.all, 7, true);
     post(&group, 1, COX_WAKEUP_REQUEST_PRODUCE);
     post(&group, 1, COX_WAKEUP_RESPONSE_CONSUME);
     expect_words(&group, 1, 7, 6);
@@ -181,7 +177,7 @@ static void surplus_tokens_do_not_count_for_the_next_request(void **state)
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
     cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
     publish(&group, 6);
-    cox_legacy_bridge_update(&group.bridge, 0);
+    cox_tokens_update(group.channel.tokens, 0);
     expect_words(&group, 0, 5, 5);
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
     post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
@@ -199,7 +195,7 @@ static void words_that_are_overwritten_are_stored_again(void **state)
     publish(&group, 5);
     atomic_store(&line->returned, 9);
     atomic_store(&line->done, 9); /* a reply that was never given */
-    cox_legacy_bridge_update(&group.bridge, 0);
+    cox_tokens_update(group.channel.tokens, 0);
     expect_words(&group, 0, 0, 0);
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
     post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
@@ -207,7 +203,7 @@ static void words_that_are_overwritten_are_stored_again(void **state)
     atomic_store(&line->returned, 0);
     atomic_store(&line->done, 0);
     atomic_store(&line->tags[0], 0);
-    cox_legacy_bridge_update(&group.bridge, 0);
+    cox_tokens_update(group.channel.tokens, 0);
     expect_words(&group, 0, 5, 5);
     assert_int_equal(cox_state_tag(line, 1, 5), 5);
     assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_IDLE, 5));
@@ -222,13 +218,18 @@ static void tokens_of_a_dead_rank_are_dropped(void **state)
     publish(&group, 5);
     cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
     cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    cox_legacy_bridge_reset(&group.bridge, 0, 7); /* 6 and 7 asked others */
+    cox_tokens_reset(group.channel.tokens, 0, 7, 2); /* 6 and 7 asked others */
     cox_state_reset_line(cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE), 7);
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE); /* the first token of the next process */
     expect_words(&group, 0, 7, 7);
     publish(&group, 8);
-    cox_legacy_bridge_update(&group.bridge, 0);
+    cox_tokens_update(group.channel.tokens, 0);
     expect_words(&group, 0, 7, 7); /* no token of the dead process counts */
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 0, 8, 8);
+    assert_int_equal(
+        cox_state_line_incarnation(cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE)), 2);
     group_gone(&group);
 }
 
@@ -241,12 +242,12 @@ static void replies_are_brought_into_our_form(void **state)
     reply.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     reply.execute_model_response = &step;
     reply.bulk = &bulk;
-    cox_legacy_bridge_read_reply(&reply, 3);
+    cox_legacy_reply_read(&reply, 3);
     assert_int_equal(reply.rank, 3);
     assert_int_equal(reply.status, 0);
     assert_null(reply.bulk);
     step.err_msg = (char *)(uintptr_t) "out of memory";
-    cox_legacy_bridge_read_reply(&reply, 3);
+    cox_legacy_reply_read(&reply, 3);
     assert_int_equal(reply.status, COX_REJECTED);
 }
 
@@ -268,7 +269,7 @@ static void a_report_during_a_step_is_in_its_reply(void **state)
 {
     struct group group;
     struct cox_channel errors;
-    struct cox_legacy_reports reports;
+    struct cox_fault_reports reports;
     Coxswain__ExecuteModelResponse step = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     Coxswain__ExecuteResponse reply = COXSWAIN__EXECUTE_RESPONSE__INIT;
     char text[16];
@@ -278,50 +279,42 @@ static void a_report_during_a_step_is_in_its_reply(void **state)
     group_create(&group);
     assert_int_equal(cox_channel_create(&errors, GROUP, &group.control, COX_CHANNEL_ERROR, NULL),
                      0);
-    cox_legacy_reports_init(&reports, &errors);
-    group.bridge.reports = &reports;
+    cox_fault_reports_init(&reports, &errors);
     reply.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     reply.execute_model_response = &step;
     report_write(&errors, "before");
+    uint64_t before = cox_fault_reports_count(&reports, NULL, 0);
     publish(&group, 5);
     step.err_msg = NULL;
-    cox_legacy_bridge_read_reports(&group.bridge, &reply, text, sizeof text);
+    cox_fault_reports_read(&reports, before, &reply, text, sizeof text);
     assert_null(step.err_msg); /* of an earlier time */
-    assert_true(cox_legacy_reports_take(&reports, bytes, sizeof bytes, &over) > 0);
+    assert_true(cox_fault_reports_take(&reports, bytes, sizeof bytes, &over) > 0);
     report_write(&errors, "no device, and so on");
     /* The error channel's thread may be first, or last. */
     for (int taken = 0; taken < 2; taken++) {
         step.err_msg = NULL;
-        cox_legacy_bridge_read_reports(&group.bridge, &reply, text, sizeof text);
+        cox_fault_reports_read(&reports, before, &reply, text, sizeof text);
         assert_string_equal(step.err_msg, "no device, and ");
-        assert_int_equal(cox_legacy_reports_count(&reports, NULL, 0), 2);
-        assert_true((cox_legacy_reports_take(&reports, bytes, sizeof bytes, &over) > 0) == !taken);
+        assert_int_equal(cox_fault_reports_count(&reports, NULL, 0), 2);
+        assert_true((cox_fault_reports_take(&reports, bytes, sizeof bytes, &over) > 0) == !taken);
     }
+    before = cox_fault_reports_count(&reports, NULL, 0);
     publish(&group, 6);
     step.err_msg = NULL;
-    cox_legacy_bridge_read_reports(&group.bridge, &reply, text, sizeof text);
+    cox_fault_reports_read(&reports, before, &reply, text, sizeof text);
     assert_null(step.err_msg);
-    group.bridge.reports = NULL;
     cox_channel_close(&errors);
     group_gone(&group);
 }
 
-static void without_legacy_ranks_it_does_nothing(void **state)
+static void a_channel_whose_ranks_store_words_has_none(void **state)
 {
-    struct cox_geometry geometry;
-    struct cox_control control = {.geometry = {.rank_count = 2}};
-    struct cox_channel channel = {.control = &control};
-    struct cox_legacy_bridge bridge;
     (void)state;
-    assert_int_equal(cox_geometry_resolve(2, &(struct cox_geometry_choice){0}, &geometry, NULL), 0);
-    control.geometry = geometry;
-    assert_int_equal(cox_legacy_bridge_init(&bridge, &channel), 0);
-    cox_legacy_bridge_update(&bridge, 0);
-    cox_legacy_bridge_publish(&bridge, NULL, NULL, 1, false);
-    cox_legacy_bridge_waited(&bridge, 0);
-    cox_legacy_bridge_expect_wake(&bridge, 0);
-    cox_legacy_bridge_reset(&bridge, 0, 1);
-    cox_legacy_bridge_deinit(&bridge);
+    cox_tokens_update(NULL, 0);
+    cox_tokens_publish(NULL, NULL, 1, false);
+    cox_tokens_waited(NULL, 0);
+    cox_tokens_expect_wake(NULL, 0);
+    cox_tokens_reset(NULL, 0, 1, 1);
 }
 
 int main(void)
@@ -336,7 +329,7 @@ int main(void)
         LEAK_TEST(tokens_of_a_dead_rank_are_dropped),
         LEAK_TEST(replies_are_brought_into_our_form),
         LEAK_TEST(a_report_during_a_step_is_in_its_reply),
-        LEAK_TEST(without_legacy_ranks_it_does_nothing),
+        LEAK_TEST(a_channel_whose_ranks_store_words_has_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,8 +4,8 @@
  * A legacy coordinator creates regions and semaphores and keeps no state words. A token on
  * request_consume means "the next request is in the frame", one on response_produce "the slot is
  * free". The legacy shim is a control layout in private memory. The worker stores there what the
- * tokens mean, and all other code reads state words as usual. coordinator/collector/legacy_bridge.h
- * is the counterpart.
+ * tokens mean, and all other code reads state words as usual. legacy_bridge.h is the
+ * counterpart.
  *
  * Threads: create from one; publish on the channel thread.
  * Ownership: control is the caller's, closed with cox_control_close.

@@ -3,6 +3,8 @@
 #include "channel/attach/named/named_channel.h"
 #include "channel/attach/named/names.h"
 
+#include "legacy_bridge.h"
+
 #include <inttypes.h>
 
 #define KIB UINT64_C(1024)
@@ -36,6 +38,23 @@ static int legacy_check(const struct cox_geometry *geometry, int code, struct co
                : 0;
 }
 
+static int legacy_create(const struct cox_attach_request *request,
+                         struct cox_attach_group **ret_group, struct cox_error *err)
+{
+    struct cox_attach_group *group;
+    int r = cox_named_create(request, &group, err);
+    if (r)
+        return r;
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
+        r = cox_legacy_bridge_new(&request->channels[c], &request->channels[c].tokens);
+    if (r) {
+        cox_named_undo(group);
+        return cox_fail(err, r, "no memory for the tokens of legacy workers");
+    }
+    *ret_group = group;
+    return 0;
+}
+
 /* Resource trackers of its workers may have unlinked regions by their names. */
 static int legacy_renew_all(struct cox_attach_group *group, struct cox_error *err)
 {
@@ -64,8 +83,8 @@ static int legacy_renew_all(struct cox_attach_group *group, struct cox_error *er
                    .coordinator_words = (words),                                                   \
                    .has_serial = true,                                                             \
                    .whole_replies = true},                                                         \
-        .sizes = &legacy_sizes, .check = legacy_check, .renew_all = legacy_renew_all,              \
-        COX_NAMED_FUNCTIONS,                                                                       \
+        .sizes = &legacy_sizes, .check = legacy_check, .create = legacy_create,                    \
+        .renew_all = legacy_renew_all, COX_NAMED_FUNCTIONS,                                        \
     }
 
 const struct cox_attach_mode cox_attach_legacy = LEGACY_MODE(true);

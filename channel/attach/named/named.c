@@ -74,6 +74,15 @@ static int objects_create(struct cox_named_group *named, struct cox_error *err)
     return r;
 }
 
+void cox_named_undo(struct cox_attach_group *group)
+{
+    cox_named_unlink(group);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        cox_channel_close(&group->request.channels[c]);
+    cox_control_close(group->request.control);
+    cox_named_free(group);
+}
+
 int cox_named_create(const struct cox_attach_request *request, struct cox_attach_group **ret_group,
                      struct cox_error *err)
 {
@@ -93,11 +102,7 @@ int cox_named_create(const struct cox_attach_request *request, struct cox_attach
         cox_fd_bundle_init(&named->replacements[rank]);
     r = objects_create(named, err);
     if (r) {
-        cox_named_unlink(&named->base);
-        for (int c = 0; c < COX_CHANNEL_COUNT; c++)
-            cox_channel_close(&request->channels[c]);
-        cox_control_close(request->control);
-        cox_named_free(&named->base);
+        cox_named_undo(&named->base);
         return r;
     }
     *ret_group = &named->base;
@@ -247,5 +252,6 @@ const struct cox_attach_mode cox_attach_named = {
             .replaces_one = true,
         },
     .check = named_check,
+    .create = cox_named_create,
     COX_NAMED_FUNCTIONS,
 };

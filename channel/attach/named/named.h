@@ -26,6 +26,8 @@ struct cox_named_group {
 void cox_named_account(const struct cox_geometry *geometry, struct cox_attach_account *ret_account);
 int cox_named_create(const struct cox_attach_request *request, struct cox_attach_group **ret_group,
                      struct cox_error *err);
+/* For a create that fails later: as if it had failed itself. */
+void cox_named_undo(struct cox_attach_group *group);
 struct cox_attach_group *cox_named_free(struct cox_attach_group *group);
 int cox_named_unlink(struct cox_attach_group *group);
 int cox_named_lend(struct cox_attach_group *group, uint32_t rank, int *ret_fds, uint32_t *ret_count,
@@ -43,9 +45,9 @@ int cox_named_keep_rank_group(struct cox_attach_group *group, uint64_t generatio
 
 /* The functions above, for struct cox_attach_mode. */
 #define COX_NAMED_FUNCTIONS                                                                        \
-    .account = cox_named_account, .create = cox_named_create, .free = cox_named_free,              \
-    .remove_names = cox_named_unlink, .lend = cox_named_lend, .hand_out = cox_named_hand_out,      \
-    .give = cox_named_give, .put_away = cox_named_put_away, .renew_rank = cox_named_renew_rank,    \
+    .account = cox_named_account, .free = cox_named_free, .remove_names = cox_named_unlink,        \
+    .lend = cox_named_lend, .hand_out = cox_named_hand_out, .give = cox_named_give,                \
+    .put_away = cox_named_put_away, .renew_rank = cox_named_renew_rank,                            \
     .wakeup_fds = cox_named_wakeup_fds, .renew_rank_group = cox_named_renew_rank_group,            \
     .keep_rank_group = cox_named_keep_rank_group
 
