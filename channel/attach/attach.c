@@ -7,6 +7,8 @@ static const struct cox_attach_mode *const modes[] = {&cox_attach_named, &cox_at
 #define MODE_COUNT (sizeof modes / sizeof modes[0])
 #define LEGACY_NEEDS_NAMES "legacy workers find their memory by its names: use named attach"
 
+const struct cox_attach_mode *const cox_attach_default = &cox_attach_named;
+
 int cox_attach_choose(const struct cox_attach_choice *choice,
                       const struct cox_attach_mode **ret_mode, struct cox_error *err)
 {
@@ -59,4 +61,20 @@ int cox_attach_of_fd_count(uint32_t fd_count, const struct cox_attach_mode **ret
                     "%" PRIu32 " fds are handed down, expected %" PRIu32 ", or %" PRIu32
                     " in a sealed group: coordinator and worker are of different versions",
                     fd_count, cox_attach_named.fd_count, cox_attach_sealed.fd_count);
+}
+
+int cox_attach_join(const struct cox_attach_place *place, struct cox_attached **ret_attached,
+                    struct cox_error *err)
+{
+    const struct cox_attach_mode *mode;
+    if (place->fd_count) {
+        const int r = cox_attach_of_fd_count(place->fd_count, &mode, err);
+        return r ? r : mode->join(place, ret_attached, err);
+    }
+    struct cox_error why = {0}, why_shim = {0};
+    int r = cox_attach_named.join(place, ret_attached, &why);
+    if (r != COX_NOT_FOUND || !place->parent_pid)
+        return r ? cox_fail(err, r, "%s", why.text) : 0;
+    r = cox_attach_shim.join(place, ret_attached, &why_shim);
+    return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_shim.text) : 0;
 }

@@ -21,9 +21,12 @@
 #include <stdint.h>
 
 struct cox_attach_group;
+struct cox_attached;
 struct cox_channel;
 struct cox_control;
+struct cox_fd_bundle;
 struct cox_geometry;
+struct cox_region;
 
 /* The memory in which the ranks form their group (coxswain/group.h). */
 enum cox_attach_rank_group {
@@ -100,6 +103,20 @@ struct cox_attach_fds {
 /* Of the memory that a rank owns as a member of the rank group: its words, and its values. */
 #define COX_ATTACH_MEMBER_FD_COUNT 2
 
+/* Where a process that is to be a rank finds its group; all of it is lent until it leaves. */
+struct cox_attach_place {
+    /* of the objects' names, without a slash */
+    const char *objects;
+    uint32_t rank, rank_count;
+    /* what it has inherited, or got at the control socket; fd_count 0: it attaches by names */
+    struct cox_fd_bundle *bundle;
+    uint32_t fd_count;
+    /* of a coordinator that need not have a control region; 0: it has one */
+    int32_t parent_pid;
+    /* filled in; closed by the caller after it has left */
+    struct cox_control *control;
+};
+
 struct cox_attach_mode {
     /* in status and in layout */
     const char *name;
@@ -137,6 +154,17 @@ struct cox_attach_mode {
                             struct cox_error *err);
     int (*keep_rank_group)(struct cox_attach_group *group, uint64_t generation);
     int *(*member_fds)(struct cox_attach_group *group, uint32_t rank);
+
+    /* A rank's. */
+    int (*join)(const struct cox_attach_place *place, struct cox_attached **ret_attached,
+                struct cox_error *err);
+    struct cox_attached *(*leave)(struct cox_attached *attached);
+    int (*join_channel)(struct cox_attached *attached, struct cox_channel *channel,
+                        enum cox_channel_id id, struct cox_error *err);
+    int (*join_rank_group)(struct cox_attached *attached, int *ret_fd, struct cox_region *ret_own,
+                           struct cox_region *ret_hints, struct cox_error *err);
+    int (*open_recorder)(struct cox_attached *attached, int *ret_fd, int *ret_opened_fd,
+                         struct cox_error *err);
 };
 
 /* The coordinator's memory of a group. Each mode has more behind it. One call at a time. */
@@ -148,8 +176,19 @@ struct cox_attach_group {
     void *rank_group_hints;
 };
 
-/* The modes, for the functions below, and for tests. */
-extern const struct cox_attach_mode cox_attach_named, cox_attach_sealed, cox_attach_legacy;
+/* What a rank has of its group. Each mode has more behind it. */
+struct cox_attached {
+    const struct cox_attach_mode *mode;
+    struct cox_attach_place place;
+};
+
+/* The modes, for the functions below, and for tests. A worker of Coxswain under a coordinator of
+ * MindIE-LLM is in `shim`. */
+extern const struct cox_attach_mode cox_attach_named, cox_attach_sealed, cox_attach_legacy,
+    cox_attach_shim;
+
+/* The mode of those who do not choose. */
+extern const struct cox_attach_mode *const cox_attach_default;
 
 /* What a user has chosen. */
 struct cox_attach_choice {
@@ -269,6 +308,47 @@ static inline int cox_attach_keep_rank_group(struct cox_attach_group *group, uin
 static inline int *cox_attach_member_fds(struct cox_attach_group *group, uint32_t rank)
 {
     return group->mode->member_fds ? group->mode->member_fds(group, rank) : NULL;
+}
+
+/* ---- a rank's ---- */
+
+/* Finds the group, maps its control region, or what stands for it, and checks it (control.h).
+ * Returns
+ *   0
+ *   COX_NOT_FOUND
+ *   COX_DENIED, COX_CORRUPT, COX_VERSION: it is not as it should be
+ *   COX_INVALID: another number of fds, or no such rank
+ *   COX_PEER_DEAD: there is no process parent_pid
+ *   -errno
+ */
+int cox_attach_join(const struct cox_attach_place *place, struct cox_attached **ret_attached,
+                    struct cox_error *err);
+/* Returns NULL; NULL-safe. Channels stay until they are closed. */
+static inline struct cox_attached *cox_attach_leave(struct cox_attached *attached)
+{
+    return attached ? attached->mode->leave(attached) : NULL;
+}
+/* Attaches the rank's end of a channel. The same codes. */
+static inline int cox_attach_join_channel(struct cox_attached *attached,
+                                          struct cox_channel *channel, enum cox_channel_id id,
+                                          struct cox_error *err)
+{
+    return attached->mode->join_channel(attached, channel, id, err);
+}
+/* Gives the memory of the rank group: an fd of its windows, or the regions that this rank owns
+ * (COX_ATTACH_MEMBER_FD_COUNT) and the hints. What a group has not stays as it was. */
+static inline int cox_attach_join_rank_group(struct cox_attached *attached, int *ret_fd,
+                                             struct cox_region *ret_own,
+                                             struct cox_region *ret_hints, struct cox_error *err)
+{
+    return attached->mode->join_rank_group(attached, ret_fd, ret_own, ret_hints, err);
+}
+/* An fd of what the rank's flight recorder is in. *ret_opened_fd: the same, if the caller has to
+ * close it; else unchanged. */
+static inline int cox_attach_open_recorder(struct cox_attached *attached, int *ret_fd,
+                                           int *ret_opened_fd, struct cox_error *err)
+{
+    return attached->mode->open_recorder(attached, ret_fd, ret_opened_fd, err);
 }
 
 #endif

@@ -28,7 +28,7 @@ struct cox_channel {
     /* `request` is part of the control's memory */
     bool lent;
     struct cox_gate gate;
-    /* coordinator: owned, see tokens.h; NULL: ranks store state words */
+    /* owned, see tokens.h; NULL: the other side stores state words */
     struct cox_tokens *tokens;
 };
 

@@ -119,7 +119,7 @@ static void geometry_place(struct cox_geometry *geometry)
 int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
                          struct cox_geometry *ret_geometry, struct cox_error *err)
 {
-    const struct cox_attach_mode *mode = choice->mode ? choice->mode : &cox_attach_named;
+    const struct cox_attach_mode *mode = choice->mode ? choice->mode : cox_attach_default;
     const struct cox_attach_sizes *fixed = mode->sizes;
     struct cox_geometry geometry = {
         .rank_count = rank_count,

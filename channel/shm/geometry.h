@@ -26,7 +26,7 @@
 /* The choices of a caller; 0 means the default. */
 struct cox_geometry_choice {
     uint32_t depth;
-    /* NULL: named */
+    /* NULL: cox_attach_default */
     const struct cox_attach_mode *mode;
     /* bytes of the whole region */
     uint64_t request_size[COX_CHANNEL_COUNT];

@@ -219,7 +219,7 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
 }
 
 /* Returns true if it never had a name and cannot get one. */
-static bool region_is_sealed(int fd)
+static bool region_has_seals(int fd)
 {
     int seals = fcntl(fd, F_GET_SEALS);
     return seals >= 0 && (seals & F_SEAL_SHRINK);
@@ -237,7 +237,7 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
                         st.st_uid, geteuid());
     /* Sealed memory is reachable only through a process that has it, whatever its mode; and each
      * such process may change the mode to lock others out. */
-    if ((st.st_mode & 07777) != 0600 && !region_is_sealed(fd))
+    if ((st.st_mode & 07777) != 0600 && !region_has_seals(fd))
         return cox_fail(err, COX_DENIED, "region %s has mode %04o, expected 0600", name,
                         st.st_mode & 07777);
     if (st.st_nlink > 1)

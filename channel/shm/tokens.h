@@ -6,6 +6,8 @@
  * rank is. A channel whose ranks store words themselves has none (NULL), and every function here
  * returns at once.
  *
+ * A rank whose coordinator stores no state words has the counterpart, for the coordinator's lines.
+ *
  * Threads: under one lock of the coordinator's, except cox_tokens_expect_wake: any.
  * Ownership: the channel owns it.
  * Blocks: nothing.
@@ -26,6 +28,7 @@ struct cox_tokens_ops {
     void (*expect_wake)(struct cox_tokens *tokens, uint32_t rank);
     void (*reset)(struct cox_tokens *tokens, uint32_t rank, uint64_t published,
                   uint32_t incarnation);
+    void (*taken)(struct cox_tokens *tokens, uint64_t sequence);
     struct cox_tokens *(*free)(struct cox_tokens *tokens);
 };
 
@@ -70,6 +73,13 @@ static inline void cox_tokens_reset(struct cox_tokens *tokens, uint32_t rank, ui
 {
     if (tokens)
         tokens->ops->reset(tokens, rank, published, incarnation);
+}
+/* Rank, whose coordinator stores no words: a token was taken, so the frame of this one-frame
+ * channel holds request `sequence`. Its type is unknown until the message is parsed. */
+static inline void cox_tokens_taken(struct cox_tokens *tokens, uint64_t sequence)
+{
+    if (tokens)
+        tokens->ops->taken(tokens, sequence);
 }
 
 #endif

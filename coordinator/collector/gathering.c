@@ -163,13 +163,13 @@ static void gathering_error_unpack(struct cox_gathering *gathering, uint32_t ran
 
 /* Takes an ExecuteResponse from the copy. Returns true if the reply is out of line. */
 COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint32_t rank,
-                                           bool legacy, bool failed, const uint8_t *copy,
+                                           bool extensions, bool failed, const uint8_t *copy,
                                            size_t length)
 {
     struct cox_gathering_rank *own = &gathering->ranks[rank];
     Coxswain__ExecuteResponse *response = NULL;
     int r = gathering_unpack(gathering, copy, length, 0, &response);
-    if (r == 0 && legacy)
+    if (r == 0 && !extensions)
         cox_legacy_reply_read(response, rank);
     if (r == 0 && response->status == 0 && response->bulk) {
         struct cox_error why;
@@ -218,7 +218,7 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
         return false;
     }
     if (type != COX_TYPE_OPAQUE || failed)
-        return gathering_take_message(gathering, rank, !limits->extensions, failed, copy, length);
+        return gathering_take_message(gathering, rank, limits->extensions, failed, copy, length);
     gathering->copied += copy_stride(length);
     gathering->taken.bytes += length;
     result->outcome = COX_OUTCOME_OK;

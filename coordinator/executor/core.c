@@ -17,9 +17,9 @@ uint32_t cox_executor_rank_count(const struct cox_executor *executor)
     return executor->geometry.rank_count;
 }
 
-bool cox_executor_legacy(const struct cox_executor *executor)
+const struct cox_attach_limits *cox_executor_limits(const struct cox_executor *executor)
 {
-    return !executor->geometry.mode->limits.extensions;
+    return &executor->geometry.mode->limits;
 }
 
 pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank)

@@ -2,6 +2,8 @@
 #ifndef COX_COORDINATOR_CORE_H
 #define COX_COORDINATOR_CORE_H
 
+#include "channel/attach/attach.h"
+
 #include <coxswain/executor.h>
 
 #ifdef __cplusplus
@@ -17,7 +19,8 @@ void cox_executor_abandon(struct cox_executor *executor);
 const char *cox_executor_name(const struct cox_executor *executor);
 const char *cox_executor_socket(const struct cox_executor *executor);
 uint32_t cox_executor_rank_count(const struct cox_executor *executor);
-bool cox_executor_legacy(const struct cox_executor *executor);
+/* What the group can do. */
+const struct cox_attach_limits *cox_executor_limits(const struct cox_executor *executor);
 pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                      enum cox_channel_id channel);

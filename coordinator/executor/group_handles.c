@@ -79,7 +79,7 @@ static int export_one(struct cox_group_handles *handles, int fd, struct exported
     return r;
 }
 
-static bool is_sealed(const int fds[COX_ATTACH_MEMBER_FD_COUNT])
+static bool is_owned(const int fds[COX_ATTACH_MEMBER_FD_COUNT])
 {
     return fds[0] >= 0 &&
            cox_sealed_check_group(fds[0], cox_geometry_group_words_size(), "", NULL) == 0 &&
@@ -94,9 +94,9 @@ static bool memory_take(struct cox_executor *executor, uint32_t rank,
     pthread_mutex_lock(&executor->memory_lock);
     int *fds = cox_attach_member_fds(executor->memory, rank);
     renewed = fds[0] >= 0;
-    bool sealed = renewed && is_sealed(fds);
+    bool owned = renewed && is_owned(fds);
     for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
-        ret_fds[i] = sealed ? cox_steal_fd(&fds[i]) : -1;
+        ret_fds[i] = owned ? cox_steal_fd(&fds[i]) : -1;
     pthread_mutex_unlock(&executor->memory_lock);
     return renewed;
 }

@@ -29,7 +29,7 @@ struct init_reader {
     struct cox_init_summary summary;
     struct cox_kv_caches *kv_caches;
     uint32_t seen;
-    bool legacy;
+    bool extensions;
     /* of the previous ranks: those that described KV caches */
     uint32_t described;
     /* of the previous ranks; 0: none reported it */
@@ -113,7 +113,7 @@ static void init_merge_caches(struct init_reader *reader, uint32_t rank, int64_t
                               const Coxswain__ExecuteResponse__InitResults *results)
 {
     struct cox_init_summary *summary = &reader->summary;
-    if (reader->legacy && results->n_kv_cache_descs == 0) {
+    if (!reader->extensions && results->n_kv_cache_descs == 0) {
         init_take_min(&summary->kv_caches[0].block_count, blocks);
         return;
     }
@@ -428,7 +428,7 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     struct weights_words words;
     weights_fill(executor, &words, &request);
     struct init_reader reader = {.err = err,
-                                 .legacy = !executor->geometry.mode->limits.extensions,
+                                 .extensions = executor->geometry.mode->limits.extensions,
                                  .summary = {.cpu_block_count = INT64_MAX,
                                              .npu_block_count = INT64_MAX,
                                              .max_position_embeddings = INT64_MAX}};

@@ -413,7 +413,7 @@ int cox_executor_lora_results(struct cox_executor *executor,
     request.lora_operation_request = (Coxswain__LoraOperationRequest *)(uintptr_t)lora;
     /* Read now: after the call the executor may be freed. */
     uint32_t rank_count = cox_executor_rank_count(executor);
-    request.has_deadline_ns = !cox_executor_legacy(executor);
+    request.has_deadline_ns = cox_executor_limits(executor)->extensions;
     request.deadline_ns = deadline_ns;
     for (uint32_t rank = 0; rank < rank_count; rank++)
         ret_results[rank] = (struct cox_lora_result){.status = -1};

@@ -70,7 +70,7 @@ static void recover_gate_steps(struct cox_executor *executor, enum cox_recover_c
 
 struct recover_reader {
     struct cox_recover_result *results;
-    bool legacy;
+    bool extensions;
     /* the command reached the ranks' queues */
     bool asked;
 };
@@ -90,7 +90,8 @@ static void recover_read_replies(void *context, const struct cox_completion *com
             result->device = said->npu_device_id;
             /* Without a result the command counts as failed. Except for a legacy rank, whose
              * protobuf omits a value of 0; its result is the message itself. */
-            result->result = said->has_command_result || reader->legacy ? said->command_result : -1;
+            result->result =
+                said->has_command_result || !reader->extensions ? said->command_result : -1;
             snprintf(result->text, sizeof result->text, "%s",
                      said->error_msg ? said->error_msg : "");
         } else if (reply->text) {
@@ -200,7 +201,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     /* The lock is released over the call: meanwhile the state can be queried, and other commands
      * fail at their deadline. */
     struct recover_reader reader = {.results = ret_results,
-                                    .legacy = !executor->geometry.mode->limits.extensions};
+                                    .extensions = executor->geometry.mode->limits.extensions};
     int r = recover_enter(executor, deadline_ns, err);
     if (r)
         return r;

@@ -305,6 +305,8 @@ void cox_executor_read_status(struct cox_executor *executor, struct cox_executor
         .uptime_ns = now - executor->started_ns,
         .spin_ns = executor->geometry.spin_ns,
         .legacy = !executor->geometry.mode->limits.extensions,
+        .nested_steps = !executor->geometry.mode->limits.extensions,
+        .flight_max = executor->geometry.mode->limits.extensions ? executor->geometry.depth : 1,
         .stopping = atomic_load_explicit(&executor->stopping, memory_order_acquire),
     };
     pthread_mutex_lock(&executor->memory_lock);

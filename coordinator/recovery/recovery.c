@@ -101,8 +101,8 @@ int cox_recovery_start(struct cox_executor *executor, const struct cox_recovery_
     recovery->options = *options;
     options_complete(&recovery->options);
     recovery->rank_count = cox_executor_rank_count(executor);
-    recovery->whole =
-        options->policy.on_death == COX_ON_DEATH_RESTART_ALL || cox_executor_legacy(executor);
+    recovery->whole = options->policy.on_death == COX_ON_DEATH_RESTART_ALL ||
+                      !cox_executor_limits(executor)->replaces_one;
     cox_condition_init(&recovery->wake);
     pthread_mutex_init(&recovery->lock, NULL);
     recovery->statuses = calloc(recovery->rank_count, sizeof *recovery->statuses);

@@ -432,8 +432,8 @@ static int recovery_start(struct cox_server *server, struct cox_error *err)
 /* The engine is ready: prompts and links. */
 static int prompts_open(struct cox_server *server, struct cox_error *err)
 {
-    const bool legacy = cox_executor_legacy(server->executor);
-    const bool links = server->options.links && !legacy;
+    const bool possible = cox_executor_limits(server->executor)->extensions;
+    const bool links = server->options.links && possible;
     int r = 0;
     if (server->options.role && links)
         r = cox_group_links_set_role(server->links, server->options.role,
@@ -444,7 +444,7 @@ static int prompts_open(struct cox_server *server, struct cox_error *err)
     server->phase.prompts = server->hooks.prompts != NULL;
     if (server->phase.prompts && !links)
         snprintf(server->phase.refusal, sizeof server->phase.refusal, "%s",
-                 legacy ? LEGACY : NO_LINKS);
+                 possible ? NO_LINKS : LEGACY);
     cox_control_server_update(server->control, &server->phase);
     return 0;
 }

@@ -285,12 +285,12 @@ int cox_engine_loop_new(struct cox_executor *executor,
     /* Legacy workers cannot compute tokens that the coordinator does not know. */
     struct cox_executor_status status;
     cox_executor_read_status(executor, &status, NULL);
-    uint32_t flight_max = status.legacy ? 1 : status.depth;
+    uint32_t flight_max = status.flight_max;
     if (options->steps_in_flight > flight_max)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " steps in flight: at most %" PRIu32 "%s",
                         options->steps_in_flight, flight_max,
-                        status.legacy ? " with legacy workers"
-                                      : ", the depth of the group's channels");
+                        status.nested_steps ? " with legacy workers"
+                                            : ", the depth of the group's channels");
     struct cox_engine_loop *engine_loop = calloc(1, sizeof *engine_loop);
     if (!engine_loop)
         return cox_fail(err, -ENOMEM, "no memory for the engine loop");
@@ -309,7 +309,7 @@ int cox_engine_loop_new(struct cox_executor *executor,
         engine_loop->options.steps_in_flight =
             flight_max < STEPS_IN_FLIGHT_DEFAULT ? flight_max : STEPS_IN_FLIGHT_DEFAULT;
     COX_ASSERT(!options->transfer || options->feed);
-    engine_loop->nested = status.legacy;
+    engine_loop->nested = status.nested_steps;
     engine_loop->epoch = cox_executor_epoch(executor);
 
     cox_condition_init(&engine_loop->wake);

@@ -659,6 +659,11 @@ struct cox_executor_status {
     uint32_t spin_ns;
     /* options.workers.legacy: the ranks have no epochs, links or shared weights */
     bool legacy;
+    /* ranks know steps as nested messages alone */
+    bool nested_steps;
+    /* Steps in flight, at most: depth, or 1 where ranks cannot compute tokens that the coordinator
+     * does not know yet. */
+    uint32_t flight_max;
     bool stopping;
     /* sums over all ranks; 0 if no ranks are read */
     uint64_t deaths, restarts;

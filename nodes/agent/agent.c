@@ -126,6 +126,7 @@ static int welcome_take(struct agent *agent, const CoxNode__Welcome *welcome, st
     if (agent->outbox)
         cox_outbox_clear(agent->outbox); /* what the lead before has asked for */
     const size_t sizes = sizeof agent->request_size;
+    const enum cox_attach attach = welcome->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
     bool behind = false;
     for (uint32_t c = 0; c < COX_TWO_WAY_COUNT && agent->executor; c++)
         behind = behind || cox_executor_forwarded_through(agent->executor, (enum cox_channel_id)c) >
@@ -134,8 +135,7 @@ static int welcome_take(struct agent *agent, const CoxNode__Welcome *welcome, st
     const bool same = agent->executor && !behind && !welcome->fresh &&
                       agent->world == welcome->world && agent->rank_first == welcome->rank_first &&
                       agent->rank_count == welcome->rank_count && agent->depth == welcome->depth &&
-                      agent->sealed == welcome->sealed &&
-                      agent->no_recorder == welcome->no_recorder &&
+                      agent->attach == attach && agent->no_recorder == welcome->no_recorder &&
                       !memcmp(agent->request_size, welcome->request_size, sizes) &&
                       !memcmp(agent->response_size, welcome->response_size, sizes);
     /* Also ranks that are to end, and have not yet. */
@@ -146,7 +146,7 @@ static int welcome_take(struct agent *agent, const CoxNode__Welcome *welcome, st
     agent->rank_first = welcome->rank_first;
     agent->rank_count = welcome->rank_count;
     agent->depth = welcome->depth;
-    agent->sealed = welcome->sealed;
+    agent->attach = attach;
     agent->no_recorder = welcome->no_recorder;
     memcpy(agent->request_size, welcome->request_size, sizes);
     memcpy(agent->response_size, welcome->response_size, sizes);

@@ -31,7 +31,8 @@ struct agent {
     /* what the ranks were started with */
     uint32_t world, rank_first, rank_count, depth;
     uint64_t request_size[COX_CHANNEL_COUNT], response_size[COX_CHANNEL_COUNT];
-    bool sealed, no_recorder;
+    bool no_recorder;
+    enum cox_attach attach;
     /* a lead wants ranks; they are other ones than those that run, which get nothing more */
     bool wanted, renew;
     /* They could not be started, as these incarnations: tried again for a later one. */

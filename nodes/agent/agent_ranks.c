@@ -138,7 +138,7 @@ static void start_ranks(struct agent *agent)
     options.workers.command = from->command;
     options.workers.environment_only = true;
     options.depth = agent->depth;
-    options.memory.attach = agent->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED;
+    options.memory.attach = agent->attach;
     options.recorder.off = agent->no_recorder;
     memcpy(options.memory.request_size, agent->request_size, sizeof options.memory.request_size);
     memcpy(options.memory.response_size, agent->response_size, sizeof options.memory.response_size);

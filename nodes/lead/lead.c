@@ -518,7 +518,7 @@ static int nodes_new(const struct cox_nodes_options *options, struct cox_nodes *
     const struct cox_node_times defaults = COX_NODE_TIMES_DEFAULT;
     struct cox_node_times *times = &nodes->times;
     *times = options->nodes->times;
-    nodes->sealed = options->nodes->attach == COX_ATTACH_SEALED;
+    nodes->attach = options->nodes->attach;
     nodes->fresh = options->nodes->fresh;
     snprintf(nodes->url, sizeof nodes->url, "%s",
              options->nodes->access.url ? options->nodes->access.url : "");

@@ -176,7 +176,7 @@ void cox_lead_admit(struct cox_nodes *nodes, uint32_t node)
     welcome.request_size = (uint64_t *)(uintptr_t)options->request_size;
     welcome.response_size = (uint64_t *)(uintptr_t)options->response_size;
     welcome.has_sealed = welcome.has_no_recorder = welcome.has_fresh = 1;
-    welcome.sealed = nodes->sealed;
+    welcome.sealed = nodes->attach == COX_ATTACH_SEALED;
     welcome.no_recorder = options->no_recorder;
     welcome.fresh = nodes->fresh;
     welcome.n_start_after = COX_TWO_WAY_COUNT;

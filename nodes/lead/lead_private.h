@@ -66,7 +66,8 @@ struct cox_nodes {
     uint32_t world;
     uint64_t epoch;
     bool continued;
-    bool sealed, fresh;
+    bool fresh;
+    enum cox_attach attach;
     uint64_t first_sequence[COX_TWO_WAY_COUNT];
     struct cox_cluster *cluster;
     struct cox_direct *direct;

@@ -108,7 +108,7 @@ static int prompt_queue_start(struct cox_engine_group *group, struct cox_error *
     const struct cox_engine_group_options *options = group->options;
     struct cox_executor *executor = cox_engine_group_executor(group);
     struct cox_prompt_queue_options queue = {
-        .name = cox_executor_legacy(executor) ? NULL : cox_executor_name(executor),
+        .name = cox_executor_limits(executor)->extensions ? cox_executor_name(executor) : NULL,
         .engine_loop = {.token_count_max = options->step_tokens,
                         .step_ms = options->foreground.group->step_ms,
                         .log = cox_foreground_log()},

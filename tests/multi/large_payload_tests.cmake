@@ -11,6 +11,3 @@ cox_sealed_test(large_payload TIER nightly TIMEOUT 600)
 # The same where no process may copy fds from another: all large payloads come through the control socket.
 cox_command_test(NAME multi/large_payload_by_the_socket LABEL multi TIER nightly TIMEOUT 600 PROCESSORS 2
     COMMAND without pidfd_getfd=EPERM $<TARGET_FILE:test_multi_large_payload>)
-cox_command_test(NAME sealed/large_payload_by_the_socket LABEL sealed TIER nightly TIMEOUT 600 PROCESSORS 2
-    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
-    COMMAND without pidfd_getfd=EPERM $<TARGET_FILE:test_multi_large_payload>)

@@ -695,7 +695,7 @@ static void m3_what_legacy_workers_cannot_do_is_refused(void **state)
 
     group = group_start(2, all_legacy);
     struct cox_executor *executor = test_group_executor(group);
-    assert_true(cox_executor_legacy(executor));
+    assert_true(!cox_executor_limits(executor)->extensions);
     struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
                                      .deadline_ns = soon()};
     err = (struct cox_error){0};

@@ -31,7 +31,6 @@ cox_multi_test(NAME lora TIER all
             ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
             ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
-cox_sealed_test(lora TIER all TIMEOUT 240)
 
 # Other weights while such a group computes.
 cox_multi_test(NAME switch TIER all
@@ -42,4 +41,3 @@ cox_multi_test(NAME switch TIER all
             ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
             ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
-cox_sealed_test(switch TIER all TIMEOUT 240)

@@ -40,16 +40,16 @@ FOLDERS = {
     "memory/pool": "channel/base channel/shm channel/handle channel/memory memory/domain",
     "memory/queue": "channel/base channel/shm channel/handle channel/memory memory/pool",
     "proto": "channel/base channel/text channel/memory",
-    "proto/legacy": "",
+    "proto/legacy": "proto",
     "worker/sequences": "channel/base proto",
     "worker/group": "channel/base channel/attach/sealed channel/recorder channel/shm channel/socket channel/handle",
-    "worker/loop": "channel/base channel/attach/named channel/attach/sealed channel/attach/legacy channel/recorder channel/shm channel/socket channel/memory proto worker/sequences worker/group",
+    "worker/loop": "channel/base channel/attach/sealed channel/recorder channel/shm channel/socket channel/memory proto proto/legacy worker/sequences worker/group",
     "coordinator/process": "channel/base channel/socket",
     "coordinator/transport": "channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
     "coordinator/collector": "channel/base channel/attach/sealed channel/recorder channel/shm channel/memory proto proto/legacy coordinator/process "
                              "coordinator/transport",
-    "coordinator/executor": "channel/base channel/attach/sealed channel/recorder channel/shm channel/socket proto coordinator/transport "
+    "coordinator/executor": "channel/base channel/attach channel/attach/sealed channel/recorder channel/shm channel/socket proto coordinator/transport "
                             "coordinator/process coordinator/collector coordinator/recording",
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "

@@ -7,6 +7,9 @@ cox_command_test(NAME tree/calls LABEL tree TIER quick
 # Where the shared words are loaded and stored.
 cox_command_test(NAME tree/atomics LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/atomics.py)
+# That nothing outside its folders asks how a group is attached.
+cox_command_test(NAME tree/attach LABEL tree TIER quick
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/attach.py)
 # What is exported: the public headers and the linker maps agree, and so do the libraries.
 set(libraries "")
 if(NOT COX_SANITIZE)

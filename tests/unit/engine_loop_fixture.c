@@ -299,8 +299,10 @@ struct fixture_pull executor_await_pull(struct cox_executor *executor)
 void cox_executor_read_status(struct cox_executor *executor, struct cox_executor_status *ret_status,
                               struct cox_rank_status *ret_ranks)
 {
-    *ret_status = (struct cox_executor_status){
-        .rank_count = 1, .depth = FIXTURE_DEPTH, .legacy = executor->legacy};
+    *ret_status = (struct cox_executor_status){.rank_count = 1,
+                                               .depth = FIXTURE_DEPTH,
+                                               .nested_steps = executor->legacy,
+                                               .flight_max = executor->legacy ? 1 : FIXTURE_DEPTH};
     ret_status->channels[COX_CHANNEL_EXECUTE].request_size_max = executor->request_size_max;
     if (ret_ranks)
         memset(ret_ranks, 0, sizeof *ret_ranks);

@@ -39,23 +39,22 @@ static uint64_t part_size(int part)
     return part == WORDS ? cox_geometry_group_words_size() : cox_geometry_group_payload_size();
 }
 
-struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_t rank,
-                                              uint32_t rank_count)
+struct cox_group_memory *cox_group_memory_new(
+    const struct cox_region own[COX_ATTACH_MEMBER_FD_COUNT], const struct cox_region *hints,
+    uint32_t rank, uint32_t rank_count)
 {
     struct cox_group_memory *memory = calloc(1, sizeof *memory);
     if (!memory)
         return NULL;
-    COX_ASSERT(sealed->group[WORDS].size >= sizeof(struct cox_group_layout_rank) &&
-               sealed->group_hints.size >=
+    COX_ASSERT(own[WORDS].size >= sizeof(struct cox_group_layout_rank) &&
+               hints->size >=
                    sizeof(struct cox_group_layout_wakeup) + cox_group_wakeups_size(rank_count));
     /* relaxed: no other thread has it yet. */
     atomic_store_explicit(&memory->users, 1, memory_order_relaxed);
     memory->rank = rank;
     memory->rank_count = rank_count;
-    memcpy(memory->own, sealed->group, sizeof memory->own);
-    memory->hints = sealed->group_hints;
-    memset(sealed->group, 0, sizeof sealed->group);
-    sealed->group_hints = (struct cox_region){0};
+    memcpy(memory->own, own, sizeof memory->own);
+    memory->hints = *hints;
     return memory;
 }
 

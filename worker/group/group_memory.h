@@ -38,10 +38,11 @@ struct cox_group_sealed {
     struct cox_group_member ranks[COX_RANK_COUNT_MAX];
 };
 
-/* Takes the regions of the rank group from what the rank has attached. Returns NULL without memory;
- * then nothing is taken. */
-struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_t rank,
-                                              uint32_t rank_count);
+/* Takes the regions that cox_attach_join_rank_group gave. Returns NULL without memory; then nothing
+ * is taken. */
+struct cox_group_memory *cox_group_memory_new(
+    const struct cox_region own[COX_ATTACH_MEMBER_FD_COUNT], const struct cox_region *hints,
+    uint32_t rank, uint32_t rank_count);
 struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory); /* NULL-safe */
 
 /* Fills in memory, ranks, values, wakeup and wakeups of base, with a reference, and sets the words

@@ -1,8 +1,5 @@
 /* attach: how a worker process becomes a rank: it finds the group's memory, checks it, and claims
  * its rank. */
-#include "channel/attach/named/names.h"
-#include "channel/attach/named/named_channel.h"
-#include "channel/attach/sealed/sealed.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
@@ -10,7 +7,6 @@
 #include "channel/shm/state.h"
 #include "channel/socket/runtime_dir.h"
 #include "worker/group/group_memory.h"
-#include "channel/attach/legacy/legacy_shim.h"
 #include "worker_internal.h"
 
 #include <inttypes.h>
@@ -110,41 +106,19 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
     return r;
 }
 
-/* By the prefix it was given, which has the group's serial if there are legacy workers. */
-static int worker_attach_control_named(struct cox_worker *worker, struct cox_error *err)
-{
-    const char *objects = worker->options.prefix + 1;
-    char name[COX_NAME_SIZE_MAX + 1];
-    uint32_t serial;
-    int r = cox_control_attach(&worker->control, objects, err);
-    if (r != COX_NOT_FOUND || !cox_name_of_objects(name, objects, &serial) ||
-        cox_control_attach(&worker->control, name, NULL))
-        return r;
-    if (worker->control.geometry.serial == serial)
-        return 0;
-    cox_control_close(&worker->control); /* it belongs to another group, or to another start */
-    return r;
-}
-
-/* A legacy coordinator has no control region; its tokens replace the words. */
 static int worker_attach_control(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
-    const struct cox_fd_bundle *bundle = &worker->bundle;
-    if (bundle->count == COX_SEALED_FD_COUNT)
-        return cox_sealed_attach(&worker->sealed, &worker->control, options->rank, bundle->fds,
-                                 err);
-    if (bundle->count)
-        return cox_control_attach_fd(&worker->control, bundle->fds[COX_FD_BUNDLE_CONTROL],
-                                     COX_REGION_WRITE, err);
-    struct cox_error why = {0}, why_legacy = {0};
-    int r = worker_attach_control_named(worker, &why);
-    if (r != COX_NOT_FOUND || !options->parent_pid)
-        return r ? cox_fail(err, r, "%s", why.text) : 0;
-    r = cox_legacy_shim_create(&worker->control, options->prefix + 1, options->rank_count,
-                               options->parent_pid, &why_legacy);
-    worker->is_legacy_shim = r == 0;
-    return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
+    const struct cox_attach_place place = {
+        .objects = options->prefix + 1,
+        .rank = options->rank,
+        .rank_count = options->rank_count,
+        .bundle = &worker->bundle,
+        .fd_count = worker->bundle.count,
+        .parent_pid = options->parent_pid,
+        .control = &worker->control,
+    };
+    return cox_attach_join(&place, &worker->attached, err);
 }
 
 /* Without pidfd_open (valgrind has none, a filter may refuse it) the kernel still ends this process
@@ -189,39 +163,20 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     return 0;
 }
 
-static int worker_attach_channel(struct cox_worker *worker, struct cox_channel *channel,
-                                 enum cox_channel_id id, struct cox_error *err)
-{
-    const struct cox_worker_options *options = &worker->options;
-    const struct cox_fd_bundle *bundle = &worker->bundle;
-    if (worker->control.geometry.mode->limits.memory_per_rank) {
-        cox_channel_bind(channel, &worker->sealed, &worker->control, id, false);
-        return 0;
-    }
-    return bundle->count
-               ? cox_fd_bundle_attach(bundle, channel, &worker->control, id, options->rank, err)
-               : cox_channel_attach(channel, options->prefix + 1, &worker->control, id,
-                                    options->rank, err);
-}
-
-/* The memory of the rank group; groups with legacy workers have none. */
 static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
 {
-    struct cox_fd_bundle *bundle = &worker->bundle;
-    if (worker->control.geometry.mode->limits.rank_group == COX_ATTACH_NO_RANK_GROUP)
+    struct cox_region own[COX_ATTACH_MEMBER_FD_COUNT] = {{0}}, hints = {0};
+    int r = cox_attach_join_rank_group(worker->attached, &worker->group_fd, own, &hints, err);
+    if (r || !own[0].base)
+        return r;
+    worker->group_memory =
+        cox_group_memory_new(own, &hints, worker->options.rank, worker->options.rank_count);
+    if (worker->group_memory)
         return 0;
-    if (worker->control.geometry.mode->limits.rank_group == COX_ATTACH_MEMBER_OWNED) {
-        worker->group_memory =
-            cox_group_memory_new(&worker->sealed, worker->options.rank, worker->options.rank_count);
-        return worker->group_memory ? 0 : cox_fail(err, -ENOMEM, "no memory for the rank group");
-    }
-    if (bundle->count) {
-        worker->group_fd = cox_steal_fd(&bundle->fds[COX_FD_BUNDLE_GROUP]);
-        return 0;
-    }
-    char object[COX_OBJECT_NAME_SIZE];
-    return cox_region_open(cox_name_group(object, worker->options.prefix + 1), COX_REGION_WRITE,
-                           &worker->group_fd, err);
+    for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++)
+        cox_region_detach(&own[i]);
+    cox_region_detach(&hints);
+    return cox_fail(err, -ENOMEM, "no memory for the rank group");
 }
 
 /* The kernel kills a wrapper (sh -c, timeout) with the coordinator that started it, but not the
@@ -316,19 +271,11 @@ static int worker_attach_recorder(struct cox_worker *worker, const struct cox_wo
 {
     const struct cox_worker_options *options = &worker->options;
     const struct cox_geometry *geometry = &worker->control.geometry;
-    const struct cox_fd_bundle *bundle = &worker->bundle;
-    _cox_cleanup_(cox_close_fd) int opened = -1;
-    char object[COX_OBJECT_NAME_SIZE];
+    _cox_cleanup_(cox_close_fd) int opened_fd = -1;
+    int fd = -1;
     if (!geometry->recorder)
         return 0;
-    int fd = geometry->mode->limits.memory_per_rank ? bundle->fds[COX_SEALED_RANK]
-                                                    : bundle->fds[COX_FD_BUNDLE_CONTROL];
-    int r = 0;
-    if (!bundle->count) {
-        r = cox_region_open(cox_name_control(object, options->prefix + 1), COX_REGION_WRITE,
-                            &opened, err);
-        fd = opened;
-    }
+    int r = cox_attach_open_recorder(worker->attached, &fd, &opened_fd, err);
     if (r)
         return r;
     r = cox_recorder_attach(fd, cox_geometry_recorder_offset(geometry, options->rank),
@@ -350,7 +297,8 @@ int cox_worker_attach_channels(struct cox_worker *worker, const struct cox_worke
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_channel_thread *thread = &worker->threads[c];
         thread->worker = worker;
-        int r = worker_attach_channel(worker, &thread->channel, (enum cox_channel_id)c, err);
+        int r = cox_attach_join_channel(worker->attached, &thread->channel, (enum cox_channel_id)c,
+                                        err);
         if (r)
             return r;
         if (worker->notify_fd >= 0)
@@ -367,7 +315,8 @@ int cox_worker_attach_channels(struct cox_worker *worker, const struct cox_worke
             return cox_fail(err, r, "no memory for requests");
         cox_fault_point(COX_FAULT_ATTACH_CHANNEL);
     }
-    int r = worker_attach_channel(worker, &worker->error_channel, COX_CHANNEL_ERROR, err);
+    int r =
+        cox_attach_join_channel(worker->attached, &worker->error_channel, COX_CHANNEL_ERROR, err);
     if (r == 0)
         r = worker_attach_group(worker, err);
     return r ? r : worker_attach_recorder(worker, self, err);
@@ -378,7 +327,7 @@ void cox_worker_announce(struct cox_worker *worker)
 {
     cox_state_announce_identity(cox_worker_identity(worker), worker->control.instance,
                                 worker->options.incarnation);
-    if (worker->control.geometry.mode->limits.rank_words)
+    if (cox_worker_limits(worker)->rank_words)
         cox_gate_post(&worker->threads[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
                       COX_WAKEUP_RESPONSE_CONSUME);
     cox_fault_point(COX_FAULT_ATTACHED);

@@ -19,7 +19,7 @@ static const char *worker_fd_store(const struct cox_worker *worker)
 
 COX_HOT bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread)
 {
-    return thread->worker->control.geometry.mode->limits.extensions;
+    return cox_worker_limits(thread->worker)->extensions;
 }
 
 /* ---- requests ---- */

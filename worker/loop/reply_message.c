@@ -2,6 +2,7 @@
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "proto/large_payload_ref.h"
+#include "proto/legacy/legacy_failure.h"
 #include "proto/operation.h"
 #include "proto/wire.h"
 #include "serve_internal.h"
@@ -43,7 +44,7 @@ __attribute__((cold, noinline)) static bool thread_await_slot(struct cox_channel
     const uint32_t rank = worker->options.rank;
     int r = 0;
     do
-        if (worker->is_legacy_shim)
+        if (!cox_worker_limits(worker)->coordinator_words)
             r = cox_gate_wait(gate, rank, COX_WAKEUP_RESPONSE_PRODUCE, 0,
                               cox_deadline_after_ms(SLICE_MS));
     while ((r == COX_TIMEOUT || r == COX_EMPTY) &&
@@ -88,7 +89,7 @@ void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse 
  * report the error. */
 static bool thread_whole(const struct cox_channel_thread *thread, uint32_t type)
 {
-    if (!thread->worker->control.geometry.mode->limits.whole_replies)
+    if (!cox_worker_limits(thread->worker)->whole_replies)
         return false;
     if (thread->channel.id == COX_CHANNEL_LINK)
         return true;
@@ -146,12 +147,19 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
                                      uint32_t type, ExecuteResponse *response, char *text,
                                      uint8_t *slot, size_t capacity)
 {
-    struct cox_legacy_shim_reply shim_reply;
-    const int status = response->status; /* which the shim may replace */
+    struct cox_legacy_reply legacy_reply;
+    const int status = response->status; /* which a legacy reply replaces */
     size_t length = 0;
     response_head(thread, type, response);
-    if (thread->worker->is_legacy_shim)
-        cox_legacy_shim_reply(thread, type, response, &shim_reply);
+    if (!cox_worker_limits(thread->worker)->coordinator_words)
+        cox_legacy_failure_fill(&(struct cox_legacy_failure){.channel = thread->channel.id,
+                                                             .type = type,
+                                                             .device =
+                                                                 thread->worker->options.device,
+                                                             .message = thread->message,
+                                                             .arena = &thread->arena,
+                                                             .error = &thread->error},
+                                response, &legacy_reply);
     int r = cox_wire_response_pack(response, slot, capacity, &length);
     if (r == COX_TOO_LARGE && response->has_error_detail) {
         response->has_error_detail = 0;

@@ -34,7 +34,9 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     report.has_rank = 1;
     report.rank = (int32_t)worker->options.rank;
     report.has_status = 1;
-    report.status = worker->is_legacy_shim ? 0 : 1; /* a legacy coordinator drops other types */
+    report.status = cox_worker_limits(worker)->coordinator_words
+                        ? 1
+                        : 0; /* a legacy coordinator drops other types */
     report.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     report.execute_model_response = &body;
     if (channel >= 0) {
@@ -85,7 +87,7 @@ static void worker_leave_fault(struct cox_worker *worker)
  * sealed group every rank has its own slot, and waits until its last report was copied. */
 static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
 {
-    if (worker->control.geometry.mode->limits.memory_per_rank)
+    if (cox_worker_limits(worker)->memory_per_rank)
         return cox_sealed_await_heard(&worker->control, worker->options.rank,
                                       worker->report_count + 1, deadline_ns);
     int r =
@@ -97,7 +99,7 @@ static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
 static void worker_post_report(struct cox_worker *worker, bool written)
 {
     struct cox_gate *gate = &worker->error_channel.gate;
-    if (!worker->control.geometry.mode->limits.memory_per_rank) {
+    if (!cox_worker_limits(worker)->memory_per_rank) {
         cox_gate_post(gate, 0, written ? COX_WAKEUP_RESPONSE_CONSUME : COX_WAKEUP_RESPONSE_PRODUCE);
     } else if (written) {
         cox_state_set_done(
@@ -125,7 +127,7 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
                 : worker_await_report(worker,
                                       cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
         /* Another rank may have made the coordinator miss the last wakeup. */
-        if (r == COX_TIMEOUT && worker->control.geometry.mode->limits.memory_per_rank)
+        if (r == COX_TIMEOUT && cox_worker_limits(worker)->memory_per_rank)
             cox_gate_post(&worker->error_channel.gate, worker->options.rank,
                           COX_WAKEUP_RESPONSE_CONSUME);
     } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);

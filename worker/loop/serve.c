@@ -397,7 +397,7 @@ static void serve_link(struct cox_channel_thread *thread)
         worker->callbacks->link(worker->context, message->pd_link_request);
     cox_channel_thread_done(thread, false);
     /* Without a link callback a legacy coordinator would wait for ever. */
-    if (worker->is_legacy_shim && !worker->callbacks->link)
+    if (!cox_worker_limits(worker)->coordinator_words && !worker->callbacks->link)
         cox_worker_tell(worker, -1, thread->served.request.sequence,
                         "this worker has no link callback", cox_deadline_after_ms(NOTICE_MS));
 }
@@ -595,7 +595,7 @@ COX_HOT __attribute__((noinline)) static int thread_open_message(struct cox_chan
     int r = status ? cox_fail(&thread->error, status, "the frame has an impossible length")
                    : thread_unpack(thread);
     /* The record of a legacy shim has no type, and the message with the type may be no message. */
-    if (thread->worker->is_legacy_shim)
+    if (!cox_worker_limits(thread->worker)->coordinator_words)
         request->type = thread->message ? (uint32_t)thread->message->execute_type : COX_TYPE_OPAQUE;
     if (request->type == COX_TYPE_OPAQUE_BLOCK)
         request->type = COX_TYPE_OPAQUE;

@@ -224,7 +224,7 @@ void cox_channel_thread_end_init(struct cox_channel_thread *thread, int r)
                      "init tells of %" PRIu32 " KV caches: at most %d", result->kv_cache_count,
                      COX_KV_CACHE_DESC_COUNT_MAX);
     if (r == 0) {
-        if (thread->worker->is_legacy_shim)
+        if (!cox_worker_limits(thread->worker)->coordinator_words)
             init_tell_legacy(result);
         init_fill(&reply, result);
         response.result_case = RESULT(INIT_RESULTS);

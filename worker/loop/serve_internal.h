@@ -81,22 +81,4 @@ struct cox_served_init {
     char control_socket[COX_SOCKET_PATH_SIZE];
 };
 
-/* ---- legacy_shim_reply.c ---- */
-
-struct cox_legacy_shim_reply {
-    Coxswain__ExecuteModelResponse step;
-    Coxswain__ExecuteResponse__InitResults init;
-    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry entry;
-    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry *entries[1];
-    Coxswain__PDLinkStatusResponse links;
-    Coxswain__LoraOperationResponse lora;
-    Coxswain__PullKVResponse pulls;
-    Coxswain__RecoverCommandResponse command;
-};
-
-/* response has failed (its status is not 0) with the channel thread's error; afterwards it says so
- * with status 0. type: of the request; any other number: the request could not be read. */
-void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
-                           ExecuteResponse *response, struct cox_legacy_shim_reply *ret_reply);
-
 #endif

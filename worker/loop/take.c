@@ -3,7 +3,6 @@
 #include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
 #include "channel/shm/state.h"
-#include "channel/attach/legacy/legacy_shim.h"
 #include "serve_internal.h"
 #include "worker_internal.h"
 
@@ -97,8 +96,8 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
         woken = true;
         /* Without a control region the token is the event, unless it was posted by stop.
          * cox_worker_wake posts none: if next is woken too, a later call returns this request. */
-        if (r == 0 && worker->is_legacy_shim && !worker_leaves(worker))
-            cox_legacy_shim_publish(&thread->channel, *next);
+        if (r == 0 && thread->channel.tokens && !worker_leaves(worker))
+            cox_tokens_taken(thread->channel.tokens, *next);
     }
 }
 

@@ -1,6 +1,5 @@
 #include <coxswain/worker.h>
 
-#include "channel/attach/sealed/sealed.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
@@ -9,7 +8,6 @@
 #include "channel/base/thread.h"
 #include "channel/shm/state.h"
 #include "worker/group/group_memory.h"
-#include "channel/attach/legacy/legacy_shim.h"
 #include "worker_internal.h"
 
 #include <inttypes.h>
@@ -122,7 +120,6 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     worker->coordinator.pidfd = -1;
     worker->socket_fd = worker->group_fd = worker->notify_fd = -1;
     cox_fd_bundle_init(&worker->bundle);
-    cox_sealed_init(&worker->sealed);
     pthread_mutex_init(&worker->error_lock, NULL);
     cox_condition_init(&worker->error_cond);
     cox_pause_init(&worker->pause);
@@ -239,7 +236,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     }
     cox_large_payload_sender_deinit(&worker->large_payloads);
     cox_channel_close(&worker->error_channel);
-    cox_sealed_close(&worker->sealed);
+    worker->attached = cox_attach_leave(worker->attached);
     cox_close_fd(&worker->group_fd);
     cox_close_fd(&worker->notify_fd);
     cox_group_memory_unref(worker->group_memory);
@@ -323,7 +320,7 @@ static bool worker_wake_threads(struct cox_worker *worker, bool stopping, bool a
 static int worker_watch(struct cox_worker *worker)
 {
     /* Where tokens are counted no further ones may be posted. */
-    const bool again = worker->control.geometry.mode->limits.rank_words;
+    const bool again = cox_worker_limits(worker)->rank_words;
     bool ringing = false, orphaned = false;
     int failed = 0;
     /* acquire: partner is the release of each channel thread's end. */

@@ -3,7 +3,6 @@
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 
-#include "channel/attach/sealed/sealed.h"
 #include "channel/base/idioms.h"
 #include "channel/base/peer.h"
 #include "channel/base/spin.h"
@@ -126,22 +125,20 @@ struct cox_worker {
     void *context;
     /* during new */
     struct cox_fd_bundle bundle;
-    /* of a sealed group */
-    struct cox_sealed sealed;
+    /* what `control` and the channels are in */
+    struct cox_attached *attached;
     /* the connection, if the worker attached at the control socket; -1 */
     int socket_fd;
-    /* memory of the rank group; -1: legacy or sealed */
+    /* memory of the rank group; -1: there is none, or group_memory */
     int group_fd;
     /* an eventfd that is written to after replies when the coordinator's host asks for that; -1:
      * none */
     int notify_fd;
-    /* of a sealed group; NULL */
+    /* as a member of the rank group, where each owns its own; NULL */
     struct cox_group_memory *group_memory;
     /* NULL: nothing is recorded */
     struct cox_recorder *recorder;
     struct cox_control control;
-    /* control is a legacy shim, and tokens are the events: see legacy_shim.h */
-    bool is_legacy_shim;
     struct cox_peer coordinator;
     /* new armed PDEATHSIG of its thread, free disarms it */
     bool follows_wrapper;
@@ -154,7 +151,7 @@ struct cox_worker {
     pthread_mutex_t error_lock;
     /* on CLOCK_MONOTONIC; reporting became false */
     pthread_cond_t error_cond;
-    /* reports of a rank of a sealed group; while reporting */
+    /* reports in a slot of its own; while reporting */
     uint64_t report_count;
     /* one report at a time from this process */
     bool reporting;
@@ -194,6 +191,12 @@ struct cox_worker {
     /* and its result */
     int watched;
 };
+
+/* What the group can do. */
+static inline const struct cox_attach_limits *cox_worker_limits(const struct cox_worker *worker)
+{
+    return &worker->control.geometry.mode->limits;
+}
 
 /* A rank's identity for its coordinator. */
 struct cox_worker_identity {

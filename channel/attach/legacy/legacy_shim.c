@@ -5,6 +5,7 @@
 #include "channel/shm/state.h"
 
 #include <endian.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -21,7 +22,7 @@ static int region_size(const char *object, uint64_t *ret_size, struct cox_error 
 static int find_geometry(const char *name, uint32_t rank_count, struct cox_geometry *ret_geometry,
                          struct cox_error *err)
 {
-    struct cox_geometry_choice choice = {.mode = &cox_attach_legacy};
+    struct cox_geometry_choice choice = {.mode = &cox_attach_shim};
     char object[COX_OBJECT_NAME_SIZE];
     int r = 0;
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
@@ -64,8 +65,15 @@ int cox_legacy_shim_create(struct cox_control *control, const char *name, uint32
     return 0;
 }
 
-void cox_legacy_shim_publish(const struct cox_channel *channel, uint64_t sequence)
+struct shim {
+    struct cox_tokens base;
+    /* borrowed */
+    const struct cox_channel *channel;
+};
+
+static void shim_taken(struct cox_tokens *tokens, uint64_t sequence)
 {
+    const struct cox_channel *channel = ((struct shim *)tokens)->channel;
     const struct cox_geometry *geometry = &channel->control->geometry;
     /* Checked against the frame in cox_request_read. */
     uint32_t prefix;
@@ -76,4 +84,22 @@ void cox_legacy_shim_publish(const struct cox_channel *channel, uint64_t sequenc
         .asked = cox_rank_set_first(geometry->rank_count),
     };
     cox_state_publish(cox_state_channel(channel->control, channel->id), geometry->depth, &record);
+}
+
+static struct cox_tokens *shim_free(struct cox_tokens *tokens)
+{
+    free(tokens);
+    return NULL;
+}
+
+static const struct cox_tokens_ops shim_ops = {.taken = shim_taken, .free = shim_free};
+
+int cox_legacy_shim_new(const struct cox_channel *channel, struct cox_tokens **ret_tokens)
+{
+    struct shim *shim = calloc(1, sizeof *shim);
+    if (!shim)
+        return -ENOMEM;
+    *shim = (struct shim){.base = {.ops = &shim_ops}, .channel = channel};
+    *ret_tokens = &shim->base;
+    return 0;
 }

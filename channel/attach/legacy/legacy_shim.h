@@ -7,7 +7,7 @@
  * tokens mean, and all other code reads state words as usual. legacy_bridge.h is the
  * counterpart.
  *
- * Threads: create from one; publish on the channel thread.
+ * Threads: create and new from one.
  * Ownership: control is the caller's, closed with cox_control_close.
  * Blocks: nothing.
  * If the process dies: private memory; the names are the coordinator's.
@@ -30,8 +30,8 @@
  */
 int cox_legacy_shim_create(struct cox_control *control, const char *name, uint32_t rank_count,
                            pid_t coordinator_pid, struct cox_error *err);
-/* A token was taken: the frame of this one-frame channel holds request `sequence`. Its type is
- * unknown until the message is parsed. */
-void cox_legacy_shim_publish(const struct cox_channel *channel, uint64_t sequence);
+/* For channel->tokens of the rank's channel (channel/shm/tokens.h), which stays where it is.
+ * Returns 0 or -ENOMEM. */
+int cox_legacy_shim_new(const struct cox_channel *channel, struct cox_tokens **ret_tokens);
 
 #endif

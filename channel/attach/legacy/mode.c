@@ -4,8 +4,10 @@
 #include "channel/attach/named/names.h"
 
 #include "legacy_bridge.h"
+#include "legacy_shim.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
@@ -73,18 +75,67 @@ static int legacy_renew_all(struct cox_attach_group *group, struct cox_error *er
     return r;
 }
 
-#define LEGACY_MODE(words)                                                                         \
+/* ---- a worker of Coxswain under a coordinator of MindIE-LLM ---- */
+
+static int shim_join(const struct cox_attach_place *place, struct cox_attached **ret_attached,
+                     struct cox_error *err)
+{
+    struct cox_attached *attached = calloc(1, sizeof *attached);
+    if (!attached)
+        return cox_fail(err, -ENOMEM, "no memory for the group's names");
+    const int r = cox_legacy_shim_create(place->control, place->objects, place->rank_count,
+                                         place->parent_pid, err);
+    if (r) {
+        free(attached);
+        return r;
+    }
+    *attached = (struct cox_attached){.mode = &cox_attach_shim, .place = *place};
+    *ret_attached = attached;
+    return 0;
+}
+
+static int shim_join_channel(struct cox_attached *attached, struct cox_channel *channel,
+                             enum cox_channel_id id, struct cox_error *err)
+{
+    int r = cox_named_join_channel(attached, channel, id, err);
+    if (r || id == COX_CHANNEL_ERROR)
+        return r;
+    r = cox_legacy_shim_new(channel, &channel->tokens);
+    if (r)
+        cox_channel_close(channel);
+    return r ? cox_fail(err, r, "no memory for the legacy shim of a channel") : 0;
+}
+
+#define LEGACY_LIMITS(words)                                                                       \
     {                                                                                              \
-        .name = "named", .attach = COX_ATTACH_NAMED, .wakeup_name = "semaphore",                   \
-        .layout_flags = COX_LAYOUT_LEGACY,                                                         \
-        .limits = {.depth_max = 1,                                                                 \
-                   .depth_default = 1,                                                             \
-                   .rank_group = COX_ATTACH_NO_RANK_GROUP,                                         \
-                   .coordinator_words = (words),                                                   \
-                   .has_serial = true,                                                             \
-                   .whole_replies = true},                                                         \
-        .sizes = &legacy_sizes, .check = legacy_check, .create = legacy_create,                    \
-        .renew_all = legacy_renew_all, COX_NAMED_FUNCTIONS,                                        \
+        .depth_max = 1, .depth_default = 1, .rank_group = COX_ATTACH_NO_RANK_GROUP,                \
+        .coordinator_words = (words), .has_serial = true, .whole_replies = true                    \
     }
 
-const struct cox_attach_mode cox_attach_legacy = LEGACY_MODE(true);
+const struct cox_attach_mode cox_attach_legacy = {
+    .name = "named",
+    .attach = COX_ATTACH_NAMED,
+    .wakeup_name = "semaphore",
+    .layout_flags = COX_LAYOUT_LEGACY,
+    .limits = LEGACY_LIMITS(true),
+    .sizes = &legacy_sizes,
+    .check = legacy_check,
+    .create = legacy_create,
+    .renew_all = legacy_renew_all,
+    .join = cox_named_join,
+    .join_channel = cox_named_join_channel,
+    COX_NAMED_FUNCTIONS,
+};
+
+const struct cox_attach_mode cox_attach_shim = {
+    .name = "named",
+    .attach = COX_ATTACH_NAMED,
+    .wakeup_name = "semaphore",
+    .layout_flags = COX_LAYOUT_LEGACY,
+    .limits = LEGACY_LIMITS(false),
+    .sizes = &legacy_sizes,
+    .check = legacy_check,
+    .join = shim_join,
+    .join_channel = shim_join_channel,
+    COX_NAMED_FUNCTIONS,
+};

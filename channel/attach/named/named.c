@@ -2,6 +2,7 @@
 
 #include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
+#include "channel/shm/region.h"
 #include "named_channel.h"
 #include "names.h"
 #include "windows.h"
@@ -236,6 +237,91 @@ int cox_named_keep_rank_group(struct cox_attach_group *group, uint64_t generatio
                : cox_windows_keep(group->rank_group_fd, group->request.geometry, generation);
 }
 
+/* ---- a rank's ---- */
+
+/* By the prefix it was given, which may have the group's serial. */
+static int control_by_name(const struct cox_attach_place *place, struct cox_error *err)
+{
+    char name[COX_NAME_SIZE_MAX + 1];
+    uint32_t serial;
+    int r = cox_control_attach(place->control, place->objects, err);
+    if (r != COX_NOT_FOUND || !cox_name_of_objects(name, place->objects, &serial) ||
+        cox_control_attach(place->control, name, NULL))
+        return r;
+    if (place->control->geometry.serial == serial)
+        return 0;
+    cox_control_close(place->control); /* it belongs to another group, or to another start */
+    return r;
+}
+
+int cox_named_join(const struct cox_attach_place *place, struct cox_attached **ret_attached,
+                   struct cox_error *err)
+{
+    int r = place->fd_count
+                ? cox_control_attach_fd(place->control, place->bundle->fds[COX_FD_BUNDLE_CONTROL],
+                                        COX_REGION_WRITE, err)
+                : control_by_name(place, err);
+    if (r)
+        return r;
+    struct cox_attached *attached = calloc(1, sizeof *attached);
+    if (!attached) {
+        cox_control_close(place->control);
+        return cox_fail(err, -ENOMEM, "no memory for the group's names");
+    }
+    /* Its header says whether it is named or legacy. */
+    *attached = (struct cox_attached){.mode = place->control->geometry.mode, .place = *place};
+    *ret_attached = attached;
+    return 0;
+}
+
+struct cox_attached *cox_named_leave(struct cox_attached *attached)
+{
+    free(attached);
+    return NULL;
+}
+
+int cox_named_join_channel(struct cox_attached *attached, struct cox_channel *channel,
+                           enum cox_channel_id id, struct cox_error *err)
+{
+    const struct cox_attach_place *place = &attached->place;
+    return place->fd_count
+               ? cox_fd_bundle_attach(place->bundle, channel, place->control, id, place->rank, err)
+               : cox_channel_attach(channel, place->objects, place->control, id, place->rank, err);
+}
+
+int cox_named_join_rank_group(struct cox_attached *attached, int *ret_fd,
+                              struct cox_region *ret_own, struct cox_region *ret_hints,
+                              struct cox_error *err)
+{
+    const struct cox_attach_place *place = &attached->place;
+    char object[COX_OBJECT_NAME_SIZE];
+    (void)ret_own;
+    (void)ret_hints;
+    if (attached->mode->limits.rank_group == COX_ATTACH_NO_RANK_GROUP)
+        return 0;
+    if (place->fd_count) {
+        *ret_fd = cox_steal_fd(&place->bundle->fds[COX_FD_BUNDLE_GROUP]);
+        return 0;
+    }
+    return cox_region_open(cox_name_group(object, place->objects), COX_REGION_WRITE, ret_fd, err);
+}
+
+int cox_named_open_recorder(struct cox_attached *attached, int *ret_fd, int *ret_opened_fd,
+                            struct cox_error *err)
+{
+    const struct cox_attach_place *place = &attached->place;
+    char object[COX_OBJECT_NAME_SIZE];
+    if (place->fd_count) {
+        *ret_fd = place->bundle->fds[COX_FD_BUNDLE_CONTROL];
+        return 0;
+    }
+    const int r = cox_region_open(cox_name_control(object, place->objects), COX_REGION_WRITE,
+                                  ret_opened_fd, err);
+    if (r == 0)
+        *ret_fd = *ret_opened_fd;
+    return r;
+}
+
 const struct cox_attach_mode cox_attach_named = {
     .name = "named",
     .attach = COX_ATTACH_NAMED,
@@ -253,5 +339,7 @@ const struct cox_attach_mode cox_attach_named = {
         },
     .check = named_check,
     .create = cox_named_create,
+    .join = cox_named_join,
+    .join_channel = cox_named_join_channel,
     COX_NAMED_FUNCTIONS,
 };

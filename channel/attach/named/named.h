@@ -43,12 +43,24 @@ int cox_named_renew_rank_group(struct cox_attach_group *group, uint64_t generati
                                struct cox_error *err);
 int cox_named_keep_rank_group(struct cox_attach_group *group, uint64_t generation);
 
+int cox_named_join(const struct cox_attach_place *place, struct cox_attached **ret_attached,
+                   struct cox_error *err);
+struct cox_attached *cox_named_leave(struct cox_attached *attached);
+int cox_named_join_channel(struct cox_attached *attached, struct cox_channel *channel,
+                           enum cox_channel_id id, struct cox_error *err);
+int cox_named_join_rank_group(struct cox_attached *attached, int *ret_fd,
+                              struct cox_region *ret_own, struct cox_region *ret_hints,
+                              struct cox_error *err);
+int cox_named_open_recorder(struct cox_attached *attached, int *ret_fd, int *ret_opened_fd,
+                            struct cox_error *err);
+
 /* The functions above, for struct cox_attach_mode. */
 #define COX_NAMED_FUNCTIONS                                                                        \
     .account = cox_named_account, .free = cox_named_free, .remove_names = cox_named_unlink,        \
     .lend = cox_named_lend, .hand_out = cox_named_hand_out, .give = cox_named_give,                \
     .put_away = cox_named_put_away, .renew_rank = cox_named_renew_rank,                            \
     .wakeup_fds = cox_named_wakeup_fds, .renew_rank_group = cox_named_renew_rank_group,            \
-    .keep_rank_group = cox_named_keep_rank_group
+    .keep_rank_group = cox_named_keep_rank_group, .leave = cox_named_leave,                        \
+    .join_rank_group = cox_named_join_rank_group, .open_recorder = cox_named_open_recorder
 
 #endif

@@ -2,11 +2,13 @@
 #include "channel/attach/named/names.h"
 #include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
+#include "channel/shm/fd_bundle.h"
 #include "sealed.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 struct sealed_group {
@@ -186,6 +188,70 @@ static int *sealed_member_fds(struct cox_attach_group *group, uint32_t rank)
     return sealed_of(group)->sealed.group_fds[rank];
 }
 
+/* ---- a rank's ---- */
+
+struct sealed_rank {
+    struct cox_attached base;
+    struct cox_sealed sealed;
+};
+
+static int sealed_join(const struct cox_attach_place *place, struct cox_attached **ret_attached,
+                       struct cox_error *err)
+{
+    struct sealed_rank *rank = calloc(1, sizeof *rank);
+    if (!rank)
+        return cox_fail(err, -ENOMEM, "no memory for the group's memfds");
+    cox_sealed_init(&rank->sealed);
+    const int r =
+        cox_sealed_attach(&rank->sealed, place->control, place->rank, place->bundle->fds, err);
+    if (r) {
+        free(rank);
+        return r;
+    }
+    rank->base = (struct cox_attached){.mode = &cox_attach_sealed, .place = *place};
+    *ret_attached = &rank->base;
+    return 0;
+}
+
+static struct cox_attached *sealed_leave(struct cox_attached *attached)
+{
+    cox_sealed_close(&((struct sealed_rank *)attached)->sealed);
+    free(attached);
+    return NULL;
+}
+
+static int sealed_join_channel(struct cox_attached *attached, struct cox_channel *channel,
+                               enum cox_channel_id id, struct cox_error *err)
+{
+    (void)err;
+    cox_channel_bind(channel, &((struct sealed_rank *)attached)->sealed, attached->place.control,
+                     id, false);
+    return 0;
+}
+
+static int sealed_join_rank_group(struct cox_attached *attached, int *ret_fd,
+                                  struct cox_region *ret_own, struct cox_region *ret_hints,
+                                  struct cox_error *err)
+{
+    struct cox_sealed *sealed = &((struct sealed_rank *)attached)->sealed;
+    (void)ret_fd;
+    (void)err;
+    memcpy(ret_own, sealed->group, sizeof sealed->group);
+    *ret_hints = sealed->group_hints;
+    memset(sealed->group, 0, sizeof sealed->group);
+    sealed->group_hints = (struct cox_region){0};
+    return 0;
+}
+
+static int sealed_open_recorder(struct cox_attached *attached, int *ret_fd, int *ret_opened_fd,
+                                struct cox_error *err)
+{
+    (void)ret_opened_fd;
+    (void)err;
+    *ret_fd = attached->place.bundle->fds[COX_SEALED_RANK];
+    return 0;
+}
+
 const struct cox_attach_mode cox_attach_sealed = {
     .name = "sealed",
     .attach = COX_ATTACH_SEALED,
@@ -218,4 +284,9 @@ const struct cox_attach_mode cox_attach_sealed = {
     .renew_rank_group = sealed_renew_rank_group,
     .keep_rank_group = sealed_keep_rank_group,
     .member_fds = sealed_member_fds,
+    .join = sealed_join,
+    .leave = sealed_leave,
+    .join_channel = sealed_join_channel,
+    .join_rank_group = sealed_join_rank_group,
+    .open_recorder = sealed_open_recorder,
 };

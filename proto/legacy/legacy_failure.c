@@ -1,34 +1,17 @@
-/*
- * legacy_shim_reply: how a worker tells a legacy coordinator that a request failed.
- *
- * That coordinator drops every reply whose status is not 0, and its engine waits for ever. So the
- * status is 0, and the failure stands where the protocol has a place for it. The fault report
- * beside the reply (cox_channel_thread_reply) has the words in any case.
- *
- *   MODEL_INIT                init_result_map has nothing but `status`, which is the text
- *   MODEL_INFER, ..._SECOND   err_msg, and no outputs
- *   PD_LINK_STATUS_QUERY      no link at all: none is taken for linked
- *   LORA_OPERATION            UNSUPPORT_CMD
- *   KV_TRANSFER               PD_PULL_KV_ERROR for each pull of the request
- *   pause, ..., start         command_result and error_msg
- *   unreadable                as the request that the channel mostly has
- *
- * Threads: the channel thread's.
- * Ownership: the response points into ret_reply, the channel thread's error text and the channel
- * thread's arena.
- * Blocks: nothing.
- * If the process dies: private memory.
- */
-#include "serve_internal.h"
+#include "legacy_failure.h"
 
 #include "proto/operation.h"
 #include "proto/utf8.h"
 
+typedef Coxswain__ExecuteRequest ExecuteRequest;
+typedef Coxswain__ExecuteResponse ExecuteResponse;
+
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
+#define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
 #define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
 
 /* The type to reply to if the request cannot be parsed. */
-static uint32_t replied_type(const struct cox_channel_thread *thread, uint32_t type)
+static uint32_t replied_type(enum cox_channel_id channel, uint32_t type)
 {
     static const uint32_t usual[COX_TWO_WAY_COUNT] = {
         [COX_CHANNEL_EXECUTE] = TYPE(MODEL_INFER),
@@ -37,12 +20,12 @@ static uint32_t replied_type(const struct cox_channel_thread *thread, uint32_t t
         [COX_CHANNEL_RECOVER] = TYPE(RECOVER_COMMAND_EXEC),
     };
     const struct cox_operation *operation = cox_operation_find(type);
-    bool known = type != COX_TYPE_OPAQUE && operation && operation->replies &&
-                 operation->channel == thread->channel.id;
-    return known ? type : usual[thread->channel.id];
+    bool known =
+        type != COX_TYPE_OPAQUE && operation && operation->replies && operation->channel == channel;
+    return known ? type : usual[channel];
 }
 
-static void fill_init(struct cox_legacy_shim_reply *reply, char *text)
+static void fill_init(struct cox_legacy_reply *reply, char *text)
 {
     coxswain__execute_response__init_results__init(&reply->init);
     coxswain__execute_response__init_results__init_result_map_entry__init(&reply->entry);
@@ -53,7 +36,7 @@ static void fill_init(struct cox_legacy_shim_reply *reply, char *text)
     reply->init.init_result_map = reply->entries;
 }
 
-static void fill_lora(struct cox_legacy_shim_reply *reply, const ExecuteRequest *message)
+static void fill_lora(struct cox_legacy_reply *reply, const ExecuteRequest *message)
 {
     coxswain__lora_operation_response__init(&reply->lora);
     if (message && message->request_case == REQUEST(LORA_OPERATION_REQUEST) &&
@@ -65,18 +48,18 @@ static void fill_lora(struct cox_legacy_shim_reply *reply, const ExecuteRequest 
 
 /* The coordinator ignores pulls that are not mentioned: each gets its code, if there is memory for
  * it. */
-static void fill_pulls(struct cox_legacy_shim_reply *reply, struct cox_channel_thread *thread)
+static void fill_pulls(struct cox_legacy_reply *reply, const struct cox_legacy_failure *failure)
 {
     typedef Coxswain__PullKVResponse__PullKVResult Result;
-    const ExecuteRequest *message = thread->message;
+    const ExecuteRequest *message = failure->message;
     coxswain__pull_kvresponse__init(&reply->pulls);
     if (!message || message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
         return;
     const Coxswain__PullKVRequest *pulls = message->pull_kv_request;
     Result **pointers =
-        cox_arena_alloc(&thread->arena, (pulls->n_pull_kv_infos + 1) * sizeof(Result *));
+        cox_arena_alloc(failure->arena, (pulls->n_pull_kv_infos + 1) * sizeof(Result *));
     Result *results =
-        cox_arena_alloc(&thread->arena, (pulls->n_pull_kv_infos + 1) * sizeof *results);
+        cox_arena_alloc(failure->arena, (pulls->n_pull_kv_infos + 1) * sizeof *results);
     for (size_t i = 0; pointers && results && i < pulls->n_pull_kv_infos; i++) {
         const Coxswain__SequenceGroupMetadata *metadata =
             pulls->pull_kv_infos[i]->seq_group_metadata;
@@ -90,27 +73,27 @@ static void fill_pulls(struct cox_legacy_shim_reply *reply, struct cox_channel_t
     reply->pulls.pull_kv_results = pointers;
 }
 
-static void fill_command(struct cox_legacy_shim_reply *reply,
-                         const struct cox_channel_thread *thread, int status, char *text)
+static void fill_command(struct cox_legacy_reply *reply, int32_t device, int status, char *text)
 {
     coxswain__recover_command_response__init(&reply->command);
     reply->command.has_npu_device_id = reply->command.has_command_result = 1;
-    reply->command.npu_device_id = thread->worker->options.device;
+    reply->command.npu_device_id = device;
     reply->command.command_result = status;
     reply->command.error_msg = text;
 }
 
-void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
-                           ExecuteResponse *response, struct cox_legacy_shim_reply *ret_reply)
+void cox_legacy_failure_fill(const struct cox_legacy_failure *failure, ExecuteResponse *response,
+                             struct cox_legacy_reply *ret_reply)
 {
     const int status = response->status;
-    if (!thread->error.text[0]) { /* there may be a code already, without a text */
-        cox_error_clear(&thread->error);
-        cox_fail(&thread->error, status, "%s", cox_status_text(status));
+    struct cox_error *error = failure->error;
+    if (!error->text[0]) { /* there may be a code already, without a text */
+        cox_error_clear(error);
+        cox_fail(error, status, "%s", cox_status_text(status));
     }
-    cox_utf8_mend(thread->error.text);
-    char *text = response->error_text = thread->error.text;
-    type = replied_type(thread, type);
+    cox_utf8_mend(error->text);
+    char *text = response->error_text = error->text;
+    const uint32_t type = replied_type(failure->channel, failure->type);
     response->status = 0;
     response->msg_type = (int32_t)type;
     switch (type) {
@@ -125,12 +108,12 @@ void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
         response->pd_link_status_response = &ret_reply->links;
         return;
     case TYPE(LORA_OPERATION):
-        fill_lora(ret_reply, thread->message);
+        fill_lora(ret_reply, failure->message);
         response->result_case = RESULT(LORA_OPERATION_RESPONSE);
         response->lora_operation_response = &ret_reply->lora;
         return;
     case TYPE(KV_TRANSFER):
-        fill_pulls(ret_reply, thread);
+        fill_pulls(ret_reply, failure);
         response->result_case = RESULT(PULL_KV_RESPONSE);
         response->pull_kv_response = &ret_reply->pulls;
         return;
@@ -142,7 +125,7 @@ void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
         response->execute_model_response = &ret_reply->step;
         return;
     default:
-        fill_command(ret_reply, thread, status, text);
+        fill_command(ret_reply, failure->device, status, text);
         response->result_case = RESULT(RECOVER_COMMAND_RESPONSE);
         response->recover_command_response = &ret_reply->command;
         return;
