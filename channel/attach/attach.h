@@ -7,10 +7,15 @@
  * struct cox_attach_mode is one such way. The group's geometry has it; outside these folders no
  * code asks which one it is, but what it can do (limits), or calls one of its functions.
  *
- * Threads: any; a mode is constant.
- * Ownership: static storage.
- * Blocks: nothing.
- * If the process dies: nothing is left.
+ * Processes: the coordinator has a struct cox_attach_group, each rank a struct cox_attached. Both
+ *   fill in a control (channel/shm/control.h) and channels (channel/shm/channel.h), whose gates
+ *   (channel/shm/gate.h) are of the mode's kind.
+ * Threads: a mode is constant; of a group, or of what a rank has, one call at a time.
+ * Ownership: modes are static storage. A group owns its memory, and what is lent stays its own; the
+ *   caller owns control and channels, and closes channels before, control after the group is freed.
+ * Blocks: create, for at most some seconds, while a dead group's memory is freed.
+ * If the process dies: named and legacy: names stay, until the next start of that name, or a sweep
+ *   (channel/attach/named/names.h). Sealed: nothing.
  */
 #ifndef COX_CHANNEL_ATTACH_H
 #define COX_CHANNEL_ATTACH_H
@@ -37,8 +42,8 @@ enum cox_attach_rank_group {
 
 /* What a group can do, as facts about its ranks and its memory. */
 struct cox_attach_limits {
-    /* frames of a channel: at most, and if the user does not choose */
-    uint32_t depth_max, depth_default;
+    /* frames of a channel, if the user does not choose */
+    uint32_t depth_default;
     enum cox_attach_rank_group rank_group;
     /* The coordinator stores state words that the rank reads. False: tokens are the events. */
     bool coordinator_words;

@@ -108,8 +108,8 @@ static int shim_join_channel(struct cox_attached *attached, struct cox_channel *
 
 #define LEGACY_LIMITS(words)                                                                       \
     {                                                                                              \
-        .depth_max = 1, .depth_default = 1, .rank_group = COX_ATTACH_NO_RANK_GROUP,                \
-        .coordinator_words = (words), .has_serial = true, .whole_replies = true                    \
+        .depth_default = 1, .rank_group = COX_ATTACH_NO_RANK_GROUP, .coordinator_words = (words),  \
+        .has_serial = true, .whole_replies = true                                                  \
     }
 
 const struct cox_attach_mode cox_attach_legacy = {

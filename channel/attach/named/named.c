@@ -329,7 +329,6 @@ const struct cox_attach_mode cox_attach_named = {
     .fd_count = COX_FD_BUNDLE_COUNT,
     .limits =
         {
-            .depth_max = COX_DEPTH_MAX,
             .depth_default = COX_DEPTH_DEFAULT,
             .rank_group = COX_ATTACH_WINDOWS,
             .coordinator_words = true,

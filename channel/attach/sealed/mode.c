@@ -260,7 +260,6 @@ const struct cox_attach_mode cox_attach_sealed = {
     .fd_count = COX_SEALED_FD_COUNT,
     .limits =
         {
-            .depth_max = COX_DEPTH_MAX,
             .depth_default = COX_DEPTH_DEFAULT,
             .rank_group = COX_ATTACH_MEMBER_OWNED,
             .coordinator_words = true,
