@@ -1,5 +1,5 @@
 /*
- * elide: wakes that are skipped when no thread sleeps (channel/shm/gate.c: word_wake, word_sleep),
+ * elide: wakes that are skipped when no thread sleeps (channel/attach/sealed/futex_gate.c: word_wake, word_sleep),
  * alone: a publisher and replying ranks, without deadlines, failures and slices, so that any lost
  * wakeup is a deadlock. futex_gate.pml has the rest, and with ELIDE this, too.
  *

@@ -40,7 +40,7 @@ byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES;
 byte replied[2]; /* the last request a rank has replied to, known or not */
 byte accepted, completed;
 
-/* rank_count_token (coordinator/collector/legacy_bridge.c) */
+/* rank_count_token (channel/attach/legacy/legacy_bridge.c) */
 #define COUNT_TOKEN(r)                                                                             \
     if                                                                                             \
     :: foreign[r] > 0 -> foreign[r]--;                                                             \
