@@ -309,7 +309,7 @@ class _Server:
         """The rank."""
         try:
             fds[0] = fcntl.fcntl(fds[0], fcntl.F_DUPFD_CLOEXEC, _ABOVE)  # also for an error below
-            _await_end(between)
+            await_end(between)
             _end_with(self.parent)
             os.setpgid(0, 0)
             os.fchdir(fds[1])
@@ -319,7 +319,7 @@ class _Server:
             _reset_signals()
             _set_environment({**environment, **self.changes})
             _forget_multiprocessing()
-            _renew_random_numbers()
+            renew_random_numbers()
             _renew_streams()
             if reason := obstacle():
                 raise RuntimeError(reason)  # a library has noticed the fork
@@ -375,7 +375,7 @@ def _end_with(parent: int) -> None:
         os._exit(127)
 
 
-def _await_end(pid: int) -> None:
+def await_end(pid: int) -> None:
     """Returns when the parent, which had this pid, has ended."""
     while os.getppid() == pid:
         with contextlib.suppress(ProcessLookupError):
@@ -475,7 +475,7 @@ def _renew_streams() -> None:
     )
 
 
-def _renew_random_numbers() -> None:
+def renew_random_numbers() -> None:
     """random's and OpenSSL's renew themselves. torch's begin with the same seed in each process."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
