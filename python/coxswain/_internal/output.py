@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -21,11 +22,12 @@ _INTERVAL = 0.01
 
 def _has_room(stream: Any) -> bool:
     """Whether a line, and what its stream has buffered before it, is written without a wait.
+    stream: a file, or a descriptor.
 
     A pipe counts as full from its half on: so much room is for the buffered text, and for what
     other threads and processes write meanwhile."""
     try:
-        fd = stream.fileno()
+        fd = stream if isinstance(stream, int) else stream.fileno()
         poll = select.poll()
         poll.register(fd, select.POLLOUT)
         if not poll.poll(0):
@@ -66,6 +68,12 @@ class Output:
         if stream and self._takes([stream]):
             stream.write(line + "\n")
             stream.flush()
+
+    def pass_on(self, fd: int, data: bytes) -> None:
+        """Writes bytes, at most half a pipe of them, to a descriptor."""
+        if self._takes([fd]):
+            with contextlib.suppress(OSError):
+                os.write(fd, data)
 
     def log(self, level: int, message: str, *values: Any, **options: Any) -> None:
         """Passes a message to logging's "coxswain"."""
