@@ -197,6 +197,26 @@ def step_vllm(options=(), kills=2):
     return status
 
 
+def step_sglang(options=(), kills=2):
+    """tests/sglang with the SGLang of build/venv-sglang. kills: of each engine of test_engine.py."""
+    begin = time.monotonic()
+    if run(["sh", "tools/sglang"]):
+        return SKIPPED  # it has said why
+    status = build("test")
+    if status:
+        return status
+    chosen = any(os.path.exists(option.split("::")[0]) for option in options)
+    folder = [] if chosen else [os.path.join(ROOT, "tests", "sglang")]
+    status = run([os.path.join(ROOT, "build", "venv-sglang", "bin", "python"), "-m", "pytest", "-q",
+                  "-p", "no:cacheprovider", *options, *folder],
+                 PYTHONPATH=os.path.join(ROOT, "build", "test", "python"),
+                 COX_BIN_DIR=os.path.join(ROOT, "build", "test", "bin"),
+                 SGLANG_TEST_KILLS=os.environ.get("SGLANG_TEST_KILLS", str(kills)),
+                 PYTHONDONTWRITEBYTECODE="1")
+    print("sglang took %.1f minutes with the build" % ((time.monotonic() - begin) / 60))
+    return status
+
+
 STEPS = {
     "test": step_test,
     "gcc": lambda: run_tests("gcc", "gcc", OF_ONE_BUILD),
@@ -206,6 +226,7 @@ STEPS = {
     "fuzz": lambda: run(["sh", "tools/fuzz"], FUZZ_SECONDS=os.environ.get("FUZZ_SECONDS", "30")),
     "python": step_python,
     "vllm": lambda: step_vllm(kills=10),
+    "sglang": lambda: step_sglang(kills=20),
     "soaks": step_soaks,
     "anywhere": step_anywhere,
     "demo": lambda: run(["sh", "tools/demo"]),
@@ -246,14 +267,17 @@ def main(arguments):
     if first == "all":
         run(["sh", "tools/torch"])  # without PyPI what needs torch is skipped, and this says so
         run(["sh", "tools/vllm"])  # likewise
+        run(["sh", "tools/sglang"])
     if first == "vllm":
         return step_vllm(options)
+    if first == "sglang":
+        return step_sglang(options)
     if first in tiers.LIMITS:
         return run_tests("test", first, [*tier_options(first), *options])
     if first in PRESETS:
         return run_tests(first, first, options)
     print("usage: sh tools/test [quick|all|%s [ctest option...]]\n"
-          "       sh tools/test vllm [pytest option...]\n"
+          "       sh tools/test vllm|sglang [pytest option...]\n"
           "       sh tools/test nightly [%s]..." % ("|".join(PRESETS), "|".join(STEPS)),
           file=sys.stderr)
     return 2

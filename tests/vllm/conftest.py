@@ -125,10 +125,13 @@ def install(folder):
     installed = pathlib.Path(folder) / "coxswain_executor-0.dist-info"
     installed.mkdir(exist_ok=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    ((group, entries),) = project["entry-points"].items()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: coxswain-executor\nVersion: 0\n")
+    groups = project["entry-points"].items()
     (installed / "entry_points.txt").write_text(
-        f"[{group}]\n" + "".join(f"{name} = {entry}\n" for name, entry in entries.items())
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {entry}\n" for name, entry in entries.items())
+            for group, entries in groups
+        )
     )
     return str(folder)
 

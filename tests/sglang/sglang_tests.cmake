@@ -1,0 +1,8 @@
+# The engine with two kills, which runs before a change lands, with a real SGLang; `sh tools/test sglang` runs the rest.
+if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
+    cox_command_test(NAME sglang/engine LABEL sglang TIER all TIMEOUT 600 PROCESSORS 2
+        ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python"
+                    "PYTHONDONTWRITEBYTECODE=1"
+                    "COX_BIN_DIR=${PROJECT_BINARY_DIR}/bin"
+        COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/one_row.sh)
+endif()

@@ -1,0 +1,210 @@
+"""Runs an engine whose schedulers die, hang and diverge: the other half of test_engine.py.
+
+Usage: survivor.py JOB RESULT. JOB is JSON; see Job. RESULT becomes what main writes. The last fault
+ends the process, as SGLang does.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import sglang
+from conftest import schedulers_of, wait_until
+
+import coxswain.sglang
+
+
+@dataclasses.dataclass
+class Job:
+    model: str
+    kills: int = 2
+    clients: int = 16
+    #: of sglang.Engine
+    options: dict = dataclasses.field(default_factory=dict)
+    #: whether requests with penalties are among them
+    penalties: bool = False
+    seed: int = 0
+
+
+KINDS = (
+    {"temperature": 0},
+    {"temperature": 0.9, "sampling_seed": 7},
+    {"temperature": 0.8, "top_p": 0.9, "sampling_seed": 11},
+    {"temperature": 0, "stop": ["7+", "=="], "no_stop_trim": True},
+    {"temperature": 0.9, "sampling_seed": 3, "stop": ["00"]},
+    {"temperature": 0, "ignore_eos": False},
+)
+# With the overlap schedule SGLang gives other outputs twice with them, without any kill.
+PENALTIES = (
+    {"temperature": 0, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
+    {"temperature": 0.8, "sampling_seed": 11, "presence_penalty": 0.3},
+    {"temperature": 0, "min_new_tokens": 8, "ignore_eos": False},
+)
+
+
+def prompts(count):
+    """Each third begins with the same text."""
+    draw = random.Random(5)
+    found = []
+    for i in range(count):
+        text = "".join(draw.choice("0123456789+=") for _ in range(draw.randrange(1, 40)))
+        found.append("12+34=46" * 6 + text if i % 3 == 0 else text)
+    return found
+
+
+class Engine:
+    def __init__(self, job):
+        self.job = job
+        self.engine = sglang.Engine(
+            **{
+                "model_path": job.model,
+                "device": "cpu",
+                "attention_backend": "torch_native",
+                "sampling_backend": "pytorch",
+                "dtype": "float32",
+                "tp_size": 2,
+                "disable_cuda_graph": True,
+                "mem_fraction_static": 0.2,
+                "max_total_tokens": 4096,
+                "max_running_requests": 16,
+                "log_level": "warning",
+                **job.options,
+            }
+        )
+        (self.server,) = coxswain.sglang._servers
+
+    async def client(self, i, prompt):
+        """A stream: what it has got, once it has ended."""
+        kinds = KINDS + PENALTIES if self.job.penalties else KINDS
+        kind = {"ignore_eos": True, "max_new_tokens": 24 + 3 * (i % 5), **kinds[i % len(kinds)]}
+        text, last = "", None
+        async for part in await self.engine.async_generate(prompt, kind, stream=True):
+            if "text" in part:
+                assert part["text"].startswith(text), (text, part)  # nothing twice, nothing lost
+                text = part["text"]
+            last = part
+        meta = last["meta_info"]
+        if meta["finish_reason"]["type"] == "abort":
+            raise RuntimeError(meta["finish_reason"]["message"])
+        return {
+            "text": text,
+            "ids": list(last["output_ids"]),
+            "reason": meta["finish_reason"],
+            "usage": [meta["prompt_tokens"], meta["completion_tokens"]],
+        }
+
+    async def clients(self):
+        texts = prompts(self.job.clients)
+        return await asyncio.gather(*(self.client(i, text) for i, text in enumerate(texts)))
+
+    def generate(self, during=None):
+        """The outputs of all clients. during: a coroutine beside them."""
+
+        async def run():
+            beside = asyncio.create_task(during()) if during else None
+            found = await self.clients()
+            if beside:
+                await beside
+            return found
+
+        return self.engine.loop.run_until_complete(run())
+
+
+def compared(found, reference):
+    wrong = [i for i, pair in enumerate(zip(found, reference, strict=True)) if pair[0] != pair[1]]
+    return {"wrong": wrong, "first": [[found[i], reference[i]] for i in wrong[:1]]}
+
+
+def kills(engine, reference, took):
+    """Rounds with a kill at a random moment each; in each fourth a new scheduler dies, too, as soon
+    as it is there."""
+    draw = random.Random(engine.job.seed)
+    rounds = []
+    for number in range(engine.job.kills):
+        pids = schedulers_of(os.getpid())
+
+        async def kill(pids=pids, twice=number % 4 == 3):
+            await asyncio.sleep(draw.uniform(0, took))
+            os.kill(draw.choice(pids), signal.SIGKILL)
+            if twice:
+                while not (found := set(schedulers_of(os.getpid())) - set(pids)):
+                    await asyncio.sleep(0.01)
+                os.kill(found.pop(), signal.SIGKILL)
+
+        begin = time.monotonic()
+        rounds.append(compared(engine.generate(kill), reference))
+        # one that came after the last token
+        wait_until(lambda count=number + 1: engine.server.incidents >= count, "no incident")
+        rounds[-1]["seconds"] = time.monotonic() - begin
+    return rounds
+
+
+def hang(engine, reference):
+    """A stopped scheduler is told, and goes on."""
+    pid = schedulers_of(os.getpid())[-1]
+
+    async def stop():
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(3.5)
+        os.kill(pid, signal.SIGCONT)
+
+    return compared(engine.generate(stop), reference)
+
+
+def divergence(engine, reference):
+    """A rank that does not run a request hangs with the others; a kill ends that."""
+    path = pathlib.Path(os.environ["SGLANG_TEST_FAULT"])
+    path.write_text("1 drop")
+
+    async def replace():
+        while not engine.server._divergence:
+            await asyncio.sleep(0.05)
+        os.kill(schedulers_of(os.getpid())[0], signal.SIGKILL)
+
+    return compared(engine.generate(replace), reference)
+
+
+def status(name):
+    """What `coxswain status --json` says."""
+    command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "status", "--name", name]
+    done = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    ranks = [[rank["pid"], rank["liveness"]] for rank in found["ranks"]]
+    return {"note": found["note"], "ranks": ranks}
+
+
+def main():
+    job = Job(**json.loads(sys.argv[1]))
+    engine = Engine(job)
+    reference = engine.generate()
+    begin = time.monotonic()
+    again = compared(engine.generate(), reference)
+    took = time.monotonic() - begin
+    found = {
+        "again": again,
+        "rounds": kills(engine, reference, took),
+        "hang": hang(engine, reference),
+        "divergence": divergence(engine, reference),
+        "incidents": engine.server.incidents,
+        "took": took,
+        "status": status(engine.server.options.name),
+        "pids": [os.getpid(), *schedulers_of(os.getpid())],
+    }
+    pathlib.Path(sys.argv[2]).write_text(json.dumps(found))
+    pathlib.Path(os.environ["SGLANG_TEST_FAULT"]).write_text("1 raise")
+    try:
+        engine.generate()
+    except BaseException as error:
+        print(f"the client got {type(error).__name__}: {error}", flush=True)
+    time.sleep(60)  # SGLang ends this process
+
+
+if __name__ == "__main__":
+    main()
