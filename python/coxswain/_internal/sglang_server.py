@@ -293,7 +293,10 @@ class Server:
             time.sleep(_FORGET_SECONDS)
         self._status.stop()
         self._watch.stop()
+        self._watch.join()
         self._jobs.put(None)
+        self._turns.close()
+        os.close(self._loads_fd)
 
     def dead_at_start(self) -> str:
         """For the error of a start that fails: which scheduler has died, and its last lines."""
@@ -438,6 +441,8 @@ class Server:
             logger.warning("Coxswain: schedulers import SGLang again, since %s.", error)
             self._fork_servers = None
             servers.end()
+            for child in servers.children:
+                self._watch.forget(child)
             return None
 
     def _take_over(self) -> None:

@@ -64,13 +64,17 @@ class Turns:
     """The memory of all ranks of a server, mapped."""
 
     def __init__(self, rank_count: int, fd: int | None = None) -> None:
-        """fd: of the server's, which is borrowed; None: this is the server."""
+        """fd: of the server's, which is now this object's; None: this is the server."""
         self.rank_count = rank_count
         self.fd = os.memfd_create("coxswain_sglang_turns") if fd is None else fd
         size = rank_count * _REGION_SIZE
         if fd is None:
             os.ftruncate(self.fd, size)
         self._memory = mmap.mmap(self.fd, size)
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.fd)
 
     def clear(self) -> None:
         """Before other ranks start: those of the previous ones have ended."""

@@ -49,6 +49,8 @@ class Child:
 
     def end(self) -> tuple[int, int] | None:
         """How it has ended: (signal, exit code); None: it lives, or was reaped."""
+        if self.pidfd < 0:
+            return None
         with contextlib.suppress(ChildProcessError):
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
@@ -100,13 +102,16 @@ class Watch(threading.Thread):
         self._on_death, self._on_look = on_death, on_look
         self._output = Output()
         self._mutex = threading.Lock()
+        # by what is polled
         self._children: dict[int, Child] = {}
+        self._open: list[Child] = []
         self._gone: collections.deque[Child] = collections.deque()
         self._over = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def add(self, child: Child) -> None:
         with self._mutex:
+            self._open.append(child)
             self._children[child.pidfd] = child
             if child.error_fd >= 0:
                 self._children[child.error_fd] = child
@@ -122,34 +127,49 @@ class Watch(threading.Thread):
 
     def wake(self) -> None:
         """Has on_look called."""
-        os.eventfd_write(self._wake_fd, 1)
+        with self._mutex:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, which closes what belongs to the children."""
         self._over = True
         self.wake()
 
     def run(self) -> None:
         while not self._over:
             while self._gone:  # not while this thread polls their fds
-                self._gone.popleft().close()
-            with self._mutex:
-                children = dict(self._children)
-            poll = select.poll()
-            for fd in (self._wake_fd, *children):
-                poll.register(fd, select.POLLIN)
-            ready = [fd for fd, _ in poll.poll(INTERVAL * 1000)]
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake_fd)
-            for fd in ready:
-                child = children.get(fd)
-                if child and fd == child.error_fd:
-                    self._read(child)
-            for fd in ready:
-                child = children.get(fd)
-                if child and fd == child.pidfd:
-                    self._reap(child)
-            self._call(self._on_look)
+                self._close(self._gone.popleft())
+            self._turn()
+        for child in list(self._open):
+            self._close(child)
+        with self._mutex:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def _close(self, child: Child) -> None:
+        with self._mutex:
+            if child in self._open:
+                self._open.remove(child)
+                child.close()
+
+    def _turn(self) -> None:
+        with self._mutex:
+            children = dict(self._children)
+        poll = select.poll()
+        for fd in (self._wake_fd, *children):
+            poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(INTERVAL * 1000)]
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        found = [(fd, child) for fd in ready if (child := children.get(fd))]
+        for fd, child in found:
+            if fd == child.error_fd:
+                self._read(child)
+        for fd, child in found:
+            if fd == child.pidfd:
+                self._reap(child)
+        self._call(self._on_look)
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> None:
         try:

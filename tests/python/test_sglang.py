@@ -1,0 +1,135 @@
+"""What coxswain.sglang has without an SGLang: records of turns, deaths of processes, options."""
+
+import array
+import os
+import queue
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+
+import coxswain.sglang
+from coxswain._internal.sglang_survive import obstacles
+from coxswain._internal.sglang_turns import RECORDS, Turns, describe, id_of
+from coxswain._internal.sglang_watch import Child, Watch
+
+
+def batch(rids, mode=2, last=5, extend=0):
+    reqs = [
+        types.SimpleNamespace(rid=rid, output_ids=array.array("q", [last]), to_finish=None)
+        for rid in rids
+    ]
+    return types.SimpleNamespace(reqs=reqs, forward_mode=mode, extend_num_tokens=extend)
+
+
+@pytest.fixture
+def memory():
+    """Makes Turns, and closes them."""
+    made = []
+
+    def make(*arguments):
+        made.append(Turns(*arguments))
+        return made[-1]
+
+    yield make
+    for turns in made:
+        turns.close()
+
+
+def test_ranks_that_decide_alike_do_not_differ(memory):
+    turns = memory(3)
+    for turn in range(1, 3 * RECORDS):
+        plan = None if turn % 3 == 0 else ["a", "b", "c"][: turn % 3]
+        for rank in range(3):
+            digest = turns.write(rank, turn, plan and batch(plan), 1)
+            assert not turns.others(rank, turn, digest)
+        assert describe(turns, turn, {}) == ""
+
+
+@pytest.mark.parametrize(
+    "other, text",
+    [
+        (batch(["a", "b"]), "the number of requests: rank 1 2, ranks 0, 2 3"),
+        (batch(["a", "b", "x"]), "rank 1 alone runs 8cdc1683"),
+        (batch(["a", "b", "c"], mode=1, extend=9), "the tokens to compute: rank 1 9, ranks 0, 2 0"),
+        (batch(["a", "b", "c"], last=6), "the tokens sampled before: "),
+        (None, "the forward mode: rank 1 nothing, ranks 0, 2 decode"),
+    ],
+)
+def test_what_differs_is_told_by_the_last_rank(other, text, memory):
+    turns = memory(3)
+    found = []
+    for rank, plan in enumerate((batch(["a", "b", "c"]), other, batch(["a", "b", "c"]))):
+        digest = turns.write(rank, 9, plan, 0)
+        found.append(turns.others(rank, 9, digest))
+    assert found == [False, True, True]
+    said = describe(turns, 9, {id_of("c"): "c"})
+    assert said.startswith("the ranks differ since turn 9: ")
+    assert text in said
+
+
+def test_a_record_that_is_being_written_is_none(memory):
+    turns = memory(2)
+    turns.write(0, 1, batch(["a"]), 0)
+    assert turns.read(0, 1).requests == 1
+    assert turns.read(0, 2) is None
+    offset = turns._offset(0, 1)
+    turns._memory[offset + 20] ^= 1
+    assert turns.read(0, 1) is None
+
+
+def test_a_long_batch_and_the_memory_of_another_process(memory):
+    turns = memory(2)
+    turns.write(0, 1, batch([str(i) for i in range(1000)]), 0)
+    other = memory(2, os.dup(turns.fd))
+    assert other.read(0, 1).requests == 1000
+    other.set_failure(1, "é" * 9000)
+    assert turns.failure(1).startswith("ééé") and turns.failure(0) == ""
+
+
+@pytest.mark.parametrize(
+    "code, text",
+    [
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (Killed); its last lines: last"),
+        ("sys.exit(3)", "exited with status 3; its last lines: last"),
+    ],
+)
+def test_a_death_is_told_with_the_last_lines(code, text):
+    told = queue.Queue()
+    watch = Watch(lambda child, end: told.put(child.death(end)), lambda: None)
+    watch.start()
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    script = f"import os, sys; print('first\\nlast', file=sys.stderr, flush=True); {code}"
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=write_fd)
+    os.close(write_fd)
+    watch.add(Child("rank 1", process.pid, 1, read_fd))
+    said = told.get(timeout=60)
+    assert said.startswith(f"rank 1 (pid {process.pid}) ")
+    assert text.replace("lines: last", "lines: first\nlast") in said
+    process.wait()  # it was not reaped
+    assert process.returncode in (-signal.SIGKILL, 3)
+    watch.stop()
+    watch.join(60)
+
+
+def test_options(monkeypatch):
+    read = coxswain.sglang.Options.read
+    monkeypatch.delenv("COXSWAIN_SGLANG", raising=False)
+    assert read() is None
+    coxswain.sglang.register()  # nothing: SGLang is not even imported
+    monkeypatch.setenv("COXSWAIN_SGLANG", "1")
+    assert read() == coxswain.sglang.Options()
+    monkeypatch.setenv("COXSWAIN_SGLANG", '{"on_death": "restart", "incidents": 3}')
+    assert (read().on_death, read().incidents) == ("restart", 3)
+    for wrong in ('{"on_death": "never"}', '{"no": 1}', "yes"):
+        monkeypatch.setenv("COXSWAIN_SGLANG", wrong)
+        with pytest.raises(coxswain.Invalid, match="may be"):
+            read()
+
+
+def test_what_requests_do_not_outlive():
+    args = types.SimpleNamespace(dp_size=1, pp_size=2, enable_lora=True, disaggregation_mode="null")
+    assert obstacles(args) == ["pp size 2", "enable lora"]
