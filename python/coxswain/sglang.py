@@ -115,6 +115,12 @@ def _scheduler_died(original: Any, *args: Any) -> Any:
     return RuntimeError(f"{error} {said}") if said else error
 
 
+def _wait_for_ready(original: Any, readers: Any, processes: Any) -> Any:
+    """_wait_for_scheduler_ready: also of schedulers that are forked."""
+    forked = filter(None, (server.forked_by(processes) for server in _servers))
+    return original(readers, next(forked, processes))
+
+
 def _watchdog_start(original: Any, watchdog: Any) -> Any:
     """SubprocessWatchdog.start."""
     if not any(server.watchdog_starts(watchdog) for server in _servers):
@@ -177,6 +183,7 @@ def _loads(_: Any, name: str) -> str:
 _SERVER_HOOKS: dict[str, Callable[..., Any]] = {
     "entrypoints.engine.Engine._launch_scheduler_processes": _launch,
     "entrypoints.engine._scheduler_died_error": _scheduler_died,
+    "entrypoints.engine._wait_for_scheduler_ready": _wait_for_ready,
     "utils.watchdog.SubprocessWatchdog.start": _watchdog_start,
     "utils.watchdog.SubprocessWatchdog.stop": _watchdog_stop,
     "managers.tokenizer_manager.TokenizerManager.__init__": _new_manager,

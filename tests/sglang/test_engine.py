@@ -40,14 +40,15 @@ def test_requests_outlive_schedulers(model, tmp_path, row):
         timeout=PATIENCE + 60 * KILLS,
     )
     log = done.stdout
+    (tmp_path / "log").write_text(log)
     assert result.exists(), log[-8000:]
     found = json.loads(pathlib.Path(result).read_text())
     assert found["again"]["wrong"] == []
     for one in [*found["rounds"], found["hang"], found["divergence"]]:
         assert one["wrong"] == [], one
-    assert found["incidents"] == KILLS + 1
+    assert found["incidents"] >= KILLS + 1  # a rank that differs may end by itself
     assert found["status"]["ranks"] == [[pid, "alive"] for pid in found["pids"][1:]]
-    assert found["status"]["note"]["incidents"] == KILLS + 1
+    assert found["status"]["note"]["incidents"] == found["incidents"]
     assert "the ranks differ" in found["status"]["note"]["divergence"]
     # told
     assert re.search(r"Coxswain: rank [01] \(pid \d+\) was killed by signal 9 \(Killed\)", log)

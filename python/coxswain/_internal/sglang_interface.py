@@ -25,6 +25,7 @@ SERVER = (
     f"{_ENGINE}:Engine._launch_scheduler_processes(_, _, _)",
     *_members(f"{_ENGINE}:SchedulerInitResult", "wait_for_ready all_child_pids"),
     f"{_ENGINE}:_scheduler_died_error(_, _)",
+    f"{_ENGINE}:_wait_for_scheduler_ready(_, _)",
     f"{_WATCHDOG}.__init__(_)",
     f"{_WATCHDOG}.start()",
     f"{_WATCHDOG}.stop()",

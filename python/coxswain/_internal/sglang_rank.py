@@ -85,6 +85,8 @@ class Taken:
     def __init__(self, fields: tuple[int, int, str, bool], fds: list[Any]) -> None:
         self.rank, self.rank_count, self.group, resumes = fields
         error_fd, turns_fd, self._go_fd = (fd.detach() if fd else -1 for fd in fds)
+        # SGLang does so once it has imported all
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.dup2(error_fd, 2)
         os.close(error_fd)
         self.turns = Turns(self.rank_count, turns_fd)
@@ -102,7 +104,6 @@ class Taken:
         the ranks' process group; 0, at once: this is no fork server."""
         if self._go_fd < 0:
             return 0
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _set_title(f"coxswain::fork_server_{self.rank}")
         calm()
         with socket.socket(fileno=self._go_fd) as server:

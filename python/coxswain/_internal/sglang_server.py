@@ -298,6 +298,11 @@ class Server:
         self._turns.close()
         os.close(self._loads_fd)
 
+    def forked_by(self, processes: list[Any]) -> list[Any] | None:
+        """Of the fork servers: the schedulers that they have forked last; None: they are none."""
+        servers, group = self._fork_servers, self._group
+        return group.processes if servers and group and servers.processes is processes else None
+
     def dead_at_start(self) -> str:
         """For the error of a start that fails: which scheduler has died, and its last lines."""
         children = self._group.children if self._group else []
@@ -323,9 +328,6 @@ class Server:
         text = child.death(end)
         if state is State.STARTING or (state is State.REPLACING and child.rank is not None):
             logger.error("Coxswain: %s, while schedulers start.", text)
-            if state is State.REPLACING and self._fork_servers:
-                # Its pipe closes, so that the wait for the rank to be ready ends.
-                self._fork_servers.children[child.rank or 0].kill()
         elif state is State.RUNNING and self.restarts and child.rank is not None:
             logger.error("Coxswain: %s.", text)
             self._jobs.put(lambda: self._replace(text, child.death(end, private=False)))
