@@ -267,7 +267,6 @@ def main(arguments):
     if first == "all":
         run(["sh", "tools/torch"])  # without PyPI what needs torch is skipped, and this says so
         run(["sh", "tools/vllm"])  # likewise
-        run(["sh", "tools/sglang"])
     if first == "vllm":
         return step_vllm(options)
     if first == "sglang":
