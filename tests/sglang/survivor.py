@@ -212,7 +212,7 @@ def main():
         engine.generate()
     except BaseException as error:
         print(f"the client got {type(error).__name__}: {error}", flush=True)
-    time.sleep(60)  # SGLang ends this process
+    engine.engine.loop.run_until_complete(asyncio.sleep(60))  # SGLang ends this process
 
 
 if __name__ == "__main__":
