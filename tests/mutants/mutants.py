@@ -7,9 +7,9 @@ Usage: mutants.py draw [--count N] [--seed S]   writes list.tsv anew
        mutants.py report                        the score; fails if a fault of list.tsv cannot be put in any more
 
 list.tsv has a line for each fault: file, function, which of the function's lines with this text, the line before and
-after, verdict. A verdict is the name of the test that found the fault, `survived`, or `equal: REASON` after a person
-has looked. Verdicts go with the code: a fault in a function that has changed since is tried again when its verdict is
-removed.
+after, verdict. A verdict is the name of the test that found the fault, `survived`, `unreached` (no test of the tier that
+`cover` ran gets to the line), or `equal: REASON` after a person has looked. Verdicts go with the code: a fault in a
+function that has changed since is tried again when its verdict is removed.
 
 Everything happens in a copy of the committed tree under build/mutants. A test that fails is run once more: a fault
 counts as found when the test fails twice. Tests are run in the order of their recorded times (tests/times.txt), those
@@ -35,6 +35,7 @@ PLACE = os.path.join(ROOT, "build", "mutants")
 COVERS = os.path.join(PLACE, "covers.json")
 FOLDERS = ("channel", "coordinator", "worker")
 SURVIVED = "survived"
+UNREACHED = "unreached"
 TIERS = ("quick", "all")
 # Of a test's recorded time, and at least: a fault may make it hang.
 TIMES_MAX, SECONDS_MIN = 10, 60
@@ -115,8 +116,10 @@ def write_list(faults):
     os.replace(LIST + ".new", LIST)
 
 
-def find(lines, fault):
+def find(root, fault):
     """The number of the line that the fault changes; None: it is gone."""
+    path = os.path.join(root, fault.file)
+    lines = lines_of(path) if os.path.exists(path) else []
     for function, begin, end in functions_of(lines):
         if function == fault.function:
             found = [number for number in range(begin, end) if lines[number] == fault.before]
@@ -162,11 +165,11 @@ class Tree:
 
     def put(self, fault):
         """Returns what undoes it; None: the line is gone."""
-        path = os.path.join(self.root, fault.file)
-        lines = lines_of(path)
-        number = find(lines, fault)
+        number = find(self.root, fault)
         if number is None:
             return None
+        path = os.path.join(self.root, fault.file)
+        lines = lines_of(path)
 
         def write(text):
             with open(path, "w") as file:
@@ -218,8 +221,9 @@ def command_draw(options):
 
 
 def covered_lines(folder, tree):
-    """(file, line) that the .gcda files below a folder say were run, and branches as (file, line, index)."""
-    lines, branches = set(), set()
+    """What the .gcda files below a folder tell of lines, "file:line", and of branches, "file:line:index": two
+    dictionaries to whether it was run."""
+    lines, branches = {}, {}
     for path, _, names in os.walk(folder):
         data = [name for name in names if name.endswith(".gcda")]
         where = os.path.join("/", os.path.relpath(path, folder))
@@ -236,10 +240,11 @@ def covered_lines(folder, tree):
                 if not relative.startswith(FOLDERS):
                     continue
                 for line in file["lines"]:
-                    if line["count"]:
-                        lines.add("%s:%d" % (relative, line["line_number"]))
-                    branches.update("%s:%d:%d" % (relative, line["line_number"], index)
-                                    for index, branch in enumerate(line["branches"]) if branch["count"])
+                    place = "%s:%d" % (relative, line["line_number"])
+                    lines[place] = lines.get(place) or line["count"] > 0
+                    for index, branch in enumerate(line["branches"]):
+                        side = "%s:%d" % (place, index)
+                        branches[side] = branches.get(side) or branch["count"] > 0
     return lines, branches
 
 
@@ -248,30 +253,31 @@ def command_cover(options):
     if not tree.make():
         sys.exit("the tree with --coverage does not build: ninja -C %s" % tree.build)
     times, tests = tiers.record(), tree.tests()
-    reached, branches = collections.defaultdict(list), set()
+    reached, branches = collections.defaultdict(list), {}
     for name in sorted(tests, key=lambda name: times.get(name, tiers.UNRECORDED)):
-        if "tier-" + options.tier not in str(tests[name]) and options.tier != "all":
+        if options.tier != "all" and "tier-" + options.tier not in str(tests[name]):
             continue
         folder = os.path.join(PLACE, "gcda")
         subprocess.run(["rm", "-rf", folder], check=True)
         if not tree.passes(name, 3 * times.get(name, tiers.UNRECORDED), GCOV_PREFIX=folder):
             print("%s fails with --coverage: its lines count all the same" % name, flush=True)
         lines, more = covered_lines(folder, tree)
-        for line in lines:
-            reached[line].append(name)
-        branches |= more
-        print("%-40s %6d lines; %d lines, %d branches in all" % (name, len(lines), len(reached), len(branches)),
-              flush=True)
+        for line, was_run in lines.items():
+            reached[line] += [name] if was_run else []
+        for branch, was_run in more.items():
+            branches[branch] = branches.get(branch) or was_run
+        print("%-40s %6d lines; of all %s" % (name, sum(lines.values()), ", ".join(
+            "%d of %d %s (%.1f %%)" % (sum(map(bool, all_of)), len(all_of), what,
+                                       100 * sum(map(bool, all_of)) / len(all_of))
+            for what, all_of in (("lines", reached.values()), ("branches", branches.values())) if all_of)), flush=True)
     with open(COVERS, "w") as file:
         json.dump(reached, file)
 
 
-def verdict(tree, fault, tests, times, covers):
+def verdict(tree, tests, times, reaching):
     """Which test finds the fault that is in the tree."""
     built_all = False
-    for name in sorted(tests, key=lambda name: times.get(name, tiers.UNRECORDED)):
-        if covers is not None and name not in covers:
-            continue
+    for name in sorted(set(reaching) & set(tests), key=lambda name: times.get(name, tiers.UNRECORDED)):
         target = tree.target(tests[name])
         if target is None and not built_all:
             if not tree.make():
@@ -298,13 +304,13 @@ def command_run(options):
     for index, fault in enumerate(faults):
         if fault.verdict or time.monotonic() > end:
             continue
-        number = find(lines_of(os.path.join(tree.root, fault.file)), fault)
+        number = find(tree.root, fault)
         undo = tree.put(fault)
         if not undo:
             print("gone: %s %s: %s" % (fault.file, fault.function, fault.before.strip()), flush=True)
             continue
-        reaching = covers and covers.get("%s:%d" % (fault.file, number + 1))
-        found = verdict(tree, fault, tests, times, reaching or None)
+        reaching = covers.get("%s:%d" % (fault.file, number + 1), []) if covers else list(tests)
+        found = verdict(tree, tests, times, reaching) if reaching else UNREACHED
         undo()
         faults[index] = fault._replace(verdict=found)
         write_list(faults)
@@ -314,14 +320,15 @@ def command_run(options):
 
 def command_report(_):
     faults = read_list()
-    gone = [fault for fault in faults if find(lines_of(os.path.join(ROOT, fault.file)), fault) is None]
+    gone = [fault for fault in faults if find(ROOT, fault) is None]
     equal = sum(fault.verdict.startswith("equal") for fault in faults)
-    survived = [fault for fault in faults if fault.verdict == SURVIVED]
+    survived = [fault for fault in faults if fault.verdict in (SURVIVED, UNREACHED)]
     tried = sum(bool(fault.verdict) for fault in faults) - equal
-    print("%d faults: %d tried, %d found, %d survived, %d equal, %d gone" %
+    print("%d faults: %d tried, %d found, %d survived or unreached, %d equal, %d gone" %
           (len(faults), tried, tried - len(survived), len(survived), equal, len(gone)))
     for fault in survived:
-        print("survived: %s %s: %s -> %s" % (fault.file, fault.function, fault.before.strip(), fault.after.strip()))
+        print("%s: %s %s: %s -> %s" % (fault.verdict, fault.file, fault.function, fault.before.strip(),
+                                       fault.after.strip()))
     for fault in gone:
         print("gone: %s %s: %s" % (fault.file, fault.function, fault.before.strip()))
     return 1 if gone else 0
