@@ -3,6 +3,7 @@
 #include "program/cli/console.h"
 #include "program/client/nearest.h"
 #include "program/engine/engine_command.h"
+#include "program/stacks/stack_report.h"
 #include "process_one.h"
 #include "tables.h"
 
@@ -24,7 +25,8 @@ static const struct {
     {"A group that stays:",
      {&cox_command_run, &cox_command_list, &cox_command_status, &cox_command_top,
       &cox_command_metrics, &cox_command_recover, &cox_command_stop}},
-    {"What a group did:", {&cox_command_trace, &cox_command_postmortem}},
+    {"What a group does, and did:",
+     {&cox_command_stacks, &cox_command_trace, &cox_command_postmortem}},
     {"What a running group computes with:", {&cox_command_lora, &cox_command_weights}},
     {"Several machines:", {&cox_command_node}},
     {"Prefill and decode:",
@@ -155,6 +157,8 @@ int main(int argc, char **argv)
     /* For the shells' completion and the man pages; in no list. */
     if (!strcmp(name, "__complete") || !strcmp(name, "__tables"))
         return tables_main(name, argc - 2, argv + 2);
+    if (!strcmp(name, "__stacks"))
+        return cox_stack_report_main(argc - 2, argv + 2);
     if (argc > 1)
         return no_command(name);
     help(stderr);

@@ -124,6 +124,8 @@ struct cox_entry {
     uint64_t block_size;
     /* it has failed, and waits until then for a death; 0: it has not */
     uint64_t exiting_ns;
+    /* `suspect` was called */
+    bool suspected;
     /* `causes` of the collector, before begin checked its ranks */
     uint32_t causes;
     void *request_context;
@@ -214,6 +216,13 @@ struct cox_collector {
      * on the gathering thread, before the handler. Set before the first request. */
     void (*failed)(const void *owner, const struct cox_collector *collector, uint64_t sequence,
                    int status, const char *text);
+    /* A request has spent most of its time (cox_incidents_due). With the lock: does not block. Once
+     * per request. NULL: no thread asks. */
+    void (*suspect)(const void *owner, enum cox_channel_id channel, uint64_t sequence);
+    /* Appends where the ranks stand to the text of a request that has reached its deadline. Without
+     * the lock. NULL: nothing is appended. */
+    void (*describe)(const void *owner, enum cox_channel_id channel, uint64_t sequence, char *text,
+                     size_t size);
     /* rank_count of them */
     struct cox_rank_stats *rank_stats;
     /* NULL: none is registered */

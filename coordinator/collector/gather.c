@@ -8,6 +8,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/idioms.h"
 #include "channel/recorder/probes.h"
+#include "coordinator/stacks/incidents.h"
 #include "coordinator/transport/transport.h"
 #include "proto/operation.h"
 #include "collect_internal.h"
@@ -316,6 +317,9 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     }
     if (status && gathering->text[0] == '\0')
         cox_report_failure(collector, entry, status, gathering);
+    if (status == COX_TIMEOUT && collector->describe)
+        collector->describe(collector->owner, collector->channel->id, entry->sequence,
+                            gathering->text, sizeof gathering->text);
     *ret_completion = (struct cox_completion){
         .sequence = entry->sequence,
         .channel = collector->channel->id,
@@ -487,6 +491,17 @@ static bool gather_awaits_death(struct cox_collector *collector, struct cox_entr
     return false;
 }
 
+/* Once per slice. */
+static void gather_suspect(struct cox_collector *collector, struct cox_entry *entry,
+                           uint64_t now_ns)
+{
+    if (entry->suspected || !collector->suspect ||
+        now_ns < cox_incidents_due(entry->published_ns, entry->deadline_ns))
+        return;
+    entry->suspected = true;
+    collector->suspect(collector->owner, collector->channel->id, entry->sequence);
+}
+
 /* The reason to end a request that ranks have not replied to; 0: none. */
 static int gather_cut(const struct cox_collector *collector, const struct cox_entry *entry,
                       const struct pass *pass)
@@ -557,6 +572,8 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
                 pending = gather_check(collector, entry, &pass);
             }
         }
+        if (pass.rewake && pending >= 0)
+            gather_suspect(collector, entry, pass.now_ns);
         int cut = pending >= 0 ? gather_cut(collector, entry, &pass) : 0;
         /* It ends before its turn: check every rank once more, for its reply, and for which of the
          * failures is the cause. */

@@ -37,6 +37,11 @@ struct cox_control_socket_counts;
  */
 int cox_executor_recorder(struct cox_executor *executor, uint32_t rank, void *copy,
                           uint64_t deadline_ns, struct cox_error *err);
+/* Calls take with the stacks that were gathered last by themselves, NULL: none were; they are lent
+ * until it returns. Any thread. */
+void cox_executor_last_stacks(struct cox_executor *executor,
+                              void (*take)(void *context, const struct cox_stacks *stacks),
+                              void *context);
 bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts);
 /* Connections of other machines that ended before they had shown a certificate of the cluster, so

@@ -512,6 +512,8 @@ int cox_executor_start_remote(const struct cox_executor_options *options,
     if (r == 0)
         r = executor_create_collectors(executor, err);
     if (r == 0)
+        r = cox_executor_open_incidents(executor, err);
+    if (r == 0)
         r = cox_recorders_open(executor, err);
     if (r == 0)
         r = executor_start_threads(executor, err);
@@ -626,6 +628,26 @@ static bool executor_has_failed(struct cox_executor *executor)
     return failed;
 }
 
+/* Before ranks that have not ended get a signal: the log has where they are. */
+static void executor_tell_stuck(struct cox_executor *executor)
+{
+    struct cox_stacks *stacks = NULL;
+    struct cox_rank_set asked = {{0}};
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        if (!cox_rank_is_dead(&executor->ranks[rank]) && cox_executor_has_rank(executor, rank)) {
+            cox_rank_set_add(&asked, rank);
+            count++;
+        }
+    if (!count || executor->incidents.off || executor->remote.transport ||
+        cox_incidents_gather(&executor->incidents, &asked, cox_deadline_after_ms(COX_STACKS_MS),
+                             &stacks))
+        return;
+    cox_log_write(&executor->options.hooks.log, 4, "ranks that are stuck at stop: %s",
+                  stacks->paragraph);
+    cox_stacks_free(stacks);
+}
+
 uint32_t cox_executor_stop(struct cox_executor *executor)
 {
     COX_ASSERT(!cox_reentrancy_inside(executor)); /* it would wait for itself */
@@ -660,7 +682,8 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         uint64_t deadline_ns = cox_deadline_after_ms(finalize_ms);
         executor_finalize(executor, deadline_ns);
         cox_fault_point(COX_FAULT_GOODBYE_SAID);
-        cox_supervisor_wait(executor->supervisor, deadline_ns);
+        if (cox_supervisor_wait(executor->supervisor, deadline_ns))
+            executor_tell_stuck(executor);
     }
     executor_abort(executor);
     cox_executor_close_transport(executor);
@@ -686,6 +709,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
         return NULL;
     COX_ASSERT(!cox_reentrancy_inside(executor));
     cox_executor_stop(executor);
+    cox_incidents_close(&executor->incidents); /* its thread uses the supervisor */
     executor->group_handles = cox_group_handles_free(executor->group_handles);
     executor->mirror_memory = cox_mirror_memory_free(executor->mirror_memory);
     cox_executor_close_socket(executor); /* its hooks use the supervisor */

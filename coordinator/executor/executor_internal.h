@@ -8,6 +8,7 @@
 #include "channel/shm/state.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/process/last_errors.h"
+#include "coordinator/stacks/incidents.h"
 #include "coordinator/transport/transport.h"
 #include <coxswain/executor.h>
 #include "coordinator/collector/error_channel.h"
@@ -49,6 +50,7 @@ struct cox_executor {
     struct cox_blocks_choice blocks;
     struct cox_last_errors last_errors;
     struct cox_recorders recorders;
+    struct cox_incidents incidents;
     struct cox_supervisor *supervisor;
     /* options.nodes; NULL: none */
     struct cox_nodes *nodes;
@@ -168,6 +170,11 @@ static inline bool cox_executor_has_rank(const struct cox_executor *executor, ui
            (rank >= executor->remote.rank_first &&
             rank - executor->remote.rank_first < executor->remote.rank_here);
 }
+
+/* ---- status.c ---- */
+
+/* Before the first request: stacks are gathered when one passes its deadline. Returns 0; -errno. */
+int cox_executor_open_incidents(struct cox_executor *executor, struct cox_error *err);
 
 /* ---- transport.c ---- */
 

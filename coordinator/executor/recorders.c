@@ -320,6 +320,12 @@ static bool crash_enter(struct cox_recorders *recorders, enum cox_crash kind, ui
     return may;
 }
 
+static void crash_lost(struct cox_executor *executor, enum cox_crash kind, int r)
+{
+    cox_log_write(&executor->options.hooks.log, 4, "no recording of a %s was made: %s",
+                  crash_name(kind), cox_status_text(r));
+}
+
 void cox_recorders_crash(struct cox_executor *executor, enum cox_crash kind, const char *text)
 {
     struct cox_recorders *recorders = &executor->recorders;
@@ -327,23 +333,16 @@ void cox_recorders_crash(struct cox_executor *executor, enum cox_crash kind, con
     if (!recorders->folder || !crash_enter(recorders, kind, &skipped))
         return;
     recording *message = recording_make(executor, kind, text ? text : "");
-    uint8_t *bytes = NULL;
-    size_t size = 0;
-    int r = message ? 0 : -ENOMEM;
-    if (r == 0) {
+    if (message) {
         message->has_skipped = 1;
         message->skipped = skipped;
-        r = cox_recording_pack(message, &bytes, &size);
+    } else {
+        crash_lost(executor, kind, -ENOMEM);
     }
-    cox_recording_free(message);
-    if (r)
-        cox_log_write(&executor->options.hooks.log, 4, "no recording of a %s was made: %s",
-                      crash_name(kind), cox_status_text(r));
     pthread_mutex_lock(&recorders->lock);
-    recorders->pending = bytes;
-    recorders->pending_size = size;
+    recorders->pending = message;
     recorders->pending_kind = kind;
-    recorders->busy = bytes != NULL;
+    recorders->busy = message != NULL;
     pthread_cond_broadcast(&recorders->changed);
     pthread_mutex_unlock(&recorders->lock);
 }
@@ -362,6 +361,36 @@ static int recording_write(struct cox_executor *executor, const char *name, cons
     return r;
 }
 
+static void stacks_put(void *context, const struct cox_stacks *stacks)
+{
+    recording *message = context;
+    /* Older ones are of another failure. */
+    if (!stacks || cox_now_ns() - stacks->taken_ns > COX_INCIDENT_PAUSE_MS * COX_NSEC_PER_MSEC)
+        return;
+    message->stacks = text_put(stacks->paragraph);
+    for (uint32_t i = 0; i < stacks->count; i++)
+        if (stacks->ranks[i].rank < message->n_ranks)
+            message->ranks[stacks->ranks[i].rank]->stacks = text_put(stacks->ranks[i].text);
+}
+
+/* The stacks of a hang may still be under way. */
+static void pending_write(struct cox_executor *executor, recording *message, enum cox_crash kind)
+{
+    uint8_t *bytes = NULL;
+    size_t size = 0;
+    if (kind == COX_CRASH_TIMEOUT || kind == COX_CRASH_DIVERGENCE) {
+        cox_incidents_await(&executor->incidents, cox_deadline_after_ms(2 * COX_STACKS_MS));
+        cox_incidents_last(&executor->incidents, stacks_put, message);
+    }
+    int r = cox_recording_pack(message, &bytes, &size);
+    if (r)
+        crash_lost(executor, kind, r);
+    else
+        recording_write(executor, executor->name, crash_name(kind), bytes, size);
+    free(bytes);
+    cox_recording_free(message);
+}
+
 static void *writer_main(void *argument)
 {
     struct cox_executor *executor = argument;
@@ -372,13 +401,11 @@ static void *writer_main(void *argument)
             pthread_cond_wait(&recorders->changed, &recorders->lock);
         if (!recorders->pending)
             break;
-        uint8_t *bytes = recorders->pending;
-        const size_t size = recorders->pending_size;
+        recording *message = recorders->pending;
         const enum cox_crash kind = recorders->pending_kind;
         recorders->pending = NULL;
         pthread_mutex_unlock(&recorders->lock);
-        recording_write(executor, executor->name, crash_name(kind), bytes, size);
-        free(bytes);
+        pending_write(executor, message, kind);
         pthread_mutex_lock(&recorders->lock);
         recorders->busy = recorders->pending != NULL;
     }
@@ -431,9 +458,12 @@ static void on_failed(const void *owner, const struct cox_collector *collector, 
 {
     struct cox_executor *executor = (struct cox_executor *)(uintptr_t)owner;
     if (status == COX_TIMEOUT || status == COX_DIVERGED)
+        cox_incidents_failed(&executor->incidents, (int)collector->channel->id, sequence);
+    if (status == COX_TIMEOUT || status == COX_DIVERGED)
         cox_recorders_crash(executor,
                             status == COX_TIMEOUT ? COX_CRASH_TIMEOUT : COX_CRASH_DIVERGENCE, text);
-    else if (status == COX_PEER_DEAD) /* the supervisor reports the death, with its last lines */
+    else if (status == COX_PEER_DEAD &&
+             executor->recorders.folder) /* the supervisor reports the death, with its last lines */
         lost_add(executor, &executor->collectors[collector->channel->id], sequence);
 }
 
@@ -492,6 +522,8 @@ int cox_recorders_open(struct cox_executor *executor, struct cox_error *err)
     cox_condition_init(&recorders->changed);
     recorders->initialized = true;
     recorders->lock_fd = -1;
+    for (int c = 0; c < COX_TWO_WAY_COUNT && !executor->options.recorder.no_stacks; c++)
+        executor->collectors[c].failed = on_failed;
     if (executor->options.recorder.off)
         return 0;
     int r = executor->options.recorder.crash_dir ? open_folder(executor, err) : 0;
@@ -502,7 +534,8 @@ int cox_recorders_open(struct cox_executor *executor, struct cox_error *err)
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         executor->collectors[c].recorder =
             cox_recorder_submits(recorders->own, (enum cox_channel_id)c);
-        executor->collectors[c].failed = recorders->folder ? on_failed : NULL;
+        if (recorders->folder)
+            executor->collectors[c].failed = on_failed;
     }
     return r;
 }

@@ -50,9 +50,8 @@ struct cox_recorders {
     pthread_cond_t changed;
     bool initialized, started, stopping;
     pthread_t thread;
-    /* the packed recording that waits to be written; NULL: none */
-    uint8_t *pending;
-    size_t pending_size;
+    /* the recording that waits to be packed and written; NULL: none */
+    struct CoxswainRecording__Recording *pending;
     enum cox_crash pending_kind;
     /* it is being written, or packed */
     bool busy;

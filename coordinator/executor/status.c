@@ -2,6 +2,7 @@
  * takes part. */
 #include "channel/base/peer.h"
 #include "channel/shm/state.h"
+#include "coordinator/collector/report.h"
 #include "coordinator/transport/transport.h"
 #include "core.h"
 #include "executor_internal.h"
@@ -19,6 +20,8 @@
  * it is, if it cannot go on: a wait for a disk may be short. */
 #define UNTAKEN_NS COX_NSEC_PER_SEC
 #define HELD_NS (5 * COX_NSEC_PER_SEC)
+/* Of the stacks of 16 ranks, for somebody who asked. */
+#define STACKS_ASKED_MS 3000
 
 const char *cox_rank_state_name(uint32_t state)
 {
@@ -324,4 +327,127 @@ void cox_executor_read_status(struct cox_executor *executor, struct cox_executor
         ret_status->deaths += ret_ranks[rank].deaths;
         ret_status->restarts += ret_ranks[rank].restarts;
     }
+}
+
+/* ---- stacks ---- */
+
+/* What the rank is at on the channel where it has been longest. */
+static void target_describe(struct cox_executor *executor, uint32_t rank, uint64_t now,
+                            struct cox_stacks_target *target)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        struct owed owed;
+        const enum cox_channel_id channel = (enum cox_channel_id)c;
+        if (!rank_owes(executor, channel, rank, &owed) || owed.published_ns >= now ||
+            now - owed.published_ns <= target->age_ns)
+            continue;
+        target->age_ns = now - owed.published_ns;
+        snprintf(target->request, sizeof target->request, "%s %s %" PRIu64,
+                 owed.taken ? "is in" : "has not taken", cox_channel_name(channel), owed.sequence);
+    }
+}
+
+/* How a dead rank ended, its last lines, and where its core is. */
+static void target_bury(struct cox_executor *executor, uint32_t rank,
+                        struct cox_stacks_target *target)
+{
+    char pattern[128] = "";
+    cox_report_death(executor->supervisor, rank, target->why, sizeof target->why);
+    if (!strstr(target->why, "(core dumped)"))
+        return;
+    FILE *file = fopen("/proc/sys/kernel/core_pattern", "re");
+    if (file && !fgets(pattern, sizeof pattern, file))
+        pattern[0] = '\0';
+    if (file)
+        fclose(file);
+    pattern[strcspn(pattern, "\n")] = '\0';
+    const size_t used = strlen(target->why);
+    if (strstr(pattern, "systemd-coredump"))
+        snprintf(target->why + used, sizeof target->why - used, "; its core: coredumpctl info %jd",
+                 (intmax_t)target->pid);
+    else if (pattern[0])
+        snprintf(target->why + used, sizeof target->why - used,
+                 "; where its core is: %s (kernel.core_pattern)", pattern);
+}
+
+static void target_fill(struct cox_executor *executor, uint32_t rank, uint64_t now,
+                        struct cox_stacks_target *target)
+{
+    char node[COX_NODE_NAME_MAX + 1];
+    const enum cox_rank_liveness liveness = rank_liveness(executor, rank);
+    *target = (struct cox_stacks_target){.rank = rank,
+                                         .pid = cox_rank_serving_pid(&executor->ranks[rank])};
+    if (liveness == COX_LIVENESS_DEAD)
+        target_bury(executor, rank, target);
+    else if (cox_executor_node(executor, rank, node, sizeof node))
+        snprintf(target->why, sizeof target->why, "it is on node %s: its stacks are read there",
+                 node);
+    else if (target->pid <= 0 || liveness == COX_LIVENESS_ABSENT)
+        snprintf(target->why, sizeof target->why, "it has no process");
+    else if (target->pid == getpid())
+        snprintf(target->why, sizeof target->why, "it is a thread of the coordinator");
+    if (liveness == COX_LIVENESS_ALIVE)
+        target_describe(executor, rank, now, target);
+}
+
+static uint32_t stacks_targets(void *context, const struct cox_rank_set *asked,
+                               struct cox_stacks_target *targets)
+{
+    struct cox_executor *executor = context;
+    const uint64_t now = cox_now_ns();
+    uint32_t count = 0;
+    for (uint32_t rank = 0; executor->supervisor && rank < executor->geometry.rank_count; rank++)
+        if (!asked || cox_rank_set_has(asked, rank))
+            target_fill(executor, rank, now, &targets[count++]);
+    return count;
+}
+
+static void on_suspect(const void *owner, enum cox_channel_id channel, uint64_t sequence)
+{
+    struct cox_executor *executor = (struct cox_executor *)(uintptr_t)owner;
+    cox_incidents_suspect(&executor->incidents, (int)channel, sequence);
+}
+
+static void on_describe(const void *owner, enum cox_channel_id channel, uint64_t sequence,
+                        char *text, size_t size)
+{
+    struct cox_executor *executor = (struct cox_executor *)(uintptr_t)owner;
+    cox_incidents_append(&executor->incidents, (int)channel, sequence, text, size);
+}
+
+int cox_executor_open_incidents(struct cox_executor *executor, struct cox_error *err)
+{
+    struct cox_incidents *incidents = &executor->incidents;
+    int r = cox_incidents_open(incidents, err);
+    if (r)
+        return r;
+    incidents->targets = stacks_targets;
+    incidents->context = executor;
+    incidents->log = &executor->options.hooks.log;
+    incidents->rank_count = executor->geometry.rank_count;
+    /* Ranks of other machines: each node gathers for its own. */
+    incidents->off = executor->options.recorder.no_stacks || executor->remote.transport;
+    incidents->filed = executor->options.recorder.crash_dir != NULL;
+    for (int c = 0; c < COX_TWO_WAY_COUNT && !incidents->off; c++) {
+        executor->collectors[c].suspect = on_suspect;
+        executor->collectors[c].describe = on_describe;
+    }
+    return 0;
+}
+
+int cox_executor_stacks(struct cox_executor *executor, const struct cox_rank_set *asked,
+                        uint64_t deadline_ns, struct cox_stacks **ret_stacks)
+{
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
+    const uint64_t rounds = (inside->geometry.rank_count + 15) / 16;
+    return cox_incidents_gather(
+        &inside->incidents, asked,
+        cox_deadline_min(deadline_ns, cox_deadline_after_ms(rounds * STACKS_ASKED_MS)), ret_stacks);
+}
+
+void cox_executor_last_stacks(struct cox_executor *executor,
+                              void (*take)(void *context, const struct cox_stacks *stacks),
+                              void *context)
+{
+    cox_incidents_last(&executor->incidents, take, context);
 }

@@ -20,6 +20,11 @@ typedef CoxswainControl__ChannelStatus channel_message;
 typedef CoxswainControl__PhaseStatus phase_message;
 typedef CoxswainControl__ServingStatus serving_message;
 
+/* Of the texts of all ranks in one reply. */
+#define STACKS_SIZE_MAX ((size_t)12 << 20)
+#define STACKS_CUT                                                                                 \
+    "\nnot there: the rest, which is too much for one reply: ask for this rank alone\n"
+
 /* Sets a field and its has_ beside it. */
 #define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
 
@@ -287,6 +292,63 @@ static int limits_fill(status_reply *reply, const struct cox_control_source *sou
     return 0;
 }
 
+int cox_control_reply_stacks(const struct cox_stacks *stacks, struct cox_arena *arena,
+                             struct CoxswainControl__StacksReply **ret_reply)
+{
+    CoxswainControl__StacksReply *reply = cox_arena_alloc(arena, sizeof *reply);
+    CoxswainControl__RankStacks *ranks =
+        cox_arena_alloc(arena, (stacks->count + 1) * sizeof *ranks);
+    if (!reply || !ranks)
+        return -ENOMEM;
+    coxswain_control__stacks_reply__init(reply);
+    reply->text = (char *)(uintptr_t)stacks->paragraph;
+    reply->ranks = cox_arena_alloc(arena, (stacks->count + 1) * sizeof *reply->ranks);
+    if (!reply->ranks)
+        return -ENOMEM;
+    const size_t size_max = STACKS_SIZE_MAX / (stacks->count + 1);
+    for (uint32_t i = 0; i < stacks->count; i++) {
+        const struct cox_rank_stacks *stack = &stacks->ranks[i];
+        coxswain_control__rank_stacks__init(&ranks[i]);
+        SET(&ranks[i], rank, stack->rank);
+        SET(&ranks[i], pid, stack->pid);
+        if (stack->age_ns)
+            SET(&ranks[i], age_ns, stack->age_ns);
+        ranks[i].summary = (char *)(uintptr_t)stack->summary;
+        ranks[i].text = (char *)(uintptr_t)stack->text;
+        if (strlen(stack->text) > size_max) {
+            ranks[i].text = cox_arena_strdup(arena, stack->text);
+            if (!ranks[i].text)
+                return -ENOMEM;
+            snprintf(ranks[i].text + size_max - sizeof STACKS_CUT, sizeof STACKS_CUT, STACKS_CUT);
+        }
+        reply->ranks[reply->n_ranks++] = &ranks[i];
+    }
+    *ret_reply = reply;
+    return 0;
+}
+
+/* ---- status ---- */
+
+struct stacks_copy {
+    struct cox_arena *arena;
+    status_reply *reply;
+};
+
+/* The last stacks cannot be replaced meanwhile. */
+static void stacks_fill(void *context, const struct cox_stacks *stacks)
+{
+    struct stacks_copy *copy = context;
+    const uint64_t now = cox_now_ns();
+    CoxswainControl__StacksStatus *message =
+        stacks ? cox_arena_alloc(copy->arena, sizeof *message) : NULL;
+    if (!message)
+        return;
+    coxswain_control__stacks_status__init(message);
+    message->text = cox_arena_strdup(copy->arena, stacks->paragraph);
+    SET(message, age_ns, now > stacks->taken_ns ? now - stacks->taken_ns : 0);
+    copy->reply->stacks = message;
+}
+
 int cox_control_reply_status(const struct cox_control_source *source, struct cox_arena *arena,
                              struct CoxswainControl__StatusReply **ret_status)
 {
@@ -321,6 +383,8 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
         SET(reply, unknown_error_age_ns, status.unknown_error_age_ns);
     }
     SET(reply, refused_connections, cox_executor_refused_connections(source->phase.executor));
+    cox_executor_last_stacks(source->phase.executor, stacks_fill,
+                             &(struct stacks_copy){arena, reply});
     int r = ranks_fill(reply, rank_count, ranks, arena);
     if (!r)
         r = channels_fill(reply, &status, arena);

@@ -29,6 +29,11 @@ struct CoxswainControl__WeightsStatus;
 /* Returns 0 or -ENOMEM. */
 int cox_control_reply_status(const struct cox_control_source *source, struct cox_arena *arena,
                              struct CoxswainControl__StatusReply **ret_status);
+/* Stacks, lent to the reply. Texts are cut so that all ranks fit a reply. Returns 0 or -ENOMEM. */
+struct cox_stacks;
+struct CoxswainControl__StacksReply;
+int cox_control_reply_stacks(const struct cox_stacks *stacks, struct cox_arena *arena,
+                             struct CoxswainControl__StacksReply **ret_reply);
 /* A histogram. name: static storage. Returns 0 or -ENOMEM. */
 int cox_control_reply_phase(struct CoxswainControl__PhaseStatus *message, const char *name,
                             const struct cox_phase_stats *stats, struct cox_arena *arena);

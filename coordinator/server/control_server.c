@@ -43,6 +43,8 @@
 #define PULL_MS_DEFAULT 10000
 /* How long a node may take to send the recorder of a rank. */
 #define RECORDER_MS 2000
+/* The stacks of 128 ranks take 24 s at most. */
+#define STACKS_MS 30000
 #define STARTING "the group is still being started"
 #define INITIALIZING "the group is still being initialized"
 #define NO_ADAPTERS "this group has no LoRA adapters: the program that serves it manages none"
@@ -284,6 +286,34 @@ static int recorder_put(struct connection *c, const struct cox_control_source *s
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECORDER;
     reply.recorder = &recorder;
     return reply_put(c, &reply);
+}
+
+/* No rank takes part, so it works while all of them are stuck. This thread alone waits. */
+static int stacks_put(struct connection *c, const struct cox_control_source *source,
+                      const CoxswainControl__StacksRequest *request)
+{
+    struct cox_executor *executor = source->phase.executor;
+    _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
+    control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
+    struct cox_rank_set asked = {{0}};
+    struct cox_stacks *stacks = NULL;
+    if (request->has_rank && request->rank >= cox_executor_rank_count(executor))
+        return error_put(c, COX_INVALID, "the group has no such rank");
+    if (request->has_rank)
+        cox_rank_set_add(&asked, request->rank);
+    int r = cox_executor_stacks(executor, request->has_rank ? &asked : NULL,
+                                cox_deadline_after_ms(STACKS_MS), &stacks);
+    if (r)
+        return r == COX_TIMEOUT ? error_put(c, r, "other commands read the stacks all the time")
+                                : r;
+    r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
+    if (!r)
+        r = cox_control_reply_stacks(stacks, &arena, &reply.stacks);
+    reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STACKS;
+    if (!r)
+        r = reply_put(c, &reply);
+    cox_stacks_free(stacks);
+    return r;
 }
 
 static int recover_put(struct connection *c, const struct cox_control_source *source,
@@ -783,6 +813,8 @@ static int request_serve(struct connection *c, const control_request *request)
         return status_put(c, &source);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECORDER:
         return recorder_put(c, &source, request->recorder);
+    case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STACKS:
+        return stacks_put(c, &source, request->stacks);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE:
         return complete_take(c, &source, request->complete);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL:
@@ -814,7 +846,7 @@ static int request_serve(struct connection *c, const control_request *request)
     default:
         return error_put(
             c, COX_UNSUPPORTED,
-            "no such request: expected status, stop, complete, cancel, recover, kv_info, link, link_status, role, pull, release, lora, weights or recorder");
+            "no such request: expected status, stop, complete, cancel, recover, kv_info, link, link_status, role, pull, release, lora, weights, recorder or stacks");
     }
 }
 

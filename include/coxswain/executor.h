@@ -255,6 +255,9 @@ struct cox_executor_recorder {
     bool off;
     /* files of crash_dir also have the bytes of requests that were under way */
     bool crash_contents;
+    /* The stacks of ranks are never gathered by themselves: not when a request passes its deadline,
+     * nor when ranks diverge or are stuck at stop. cox_executor_stacks works all the same. */
+    bool no_stacks;
     /* A directory for what the group did when something failed: after a death, a timeout, a
      * divergence or a failed start a file is written there, at most 16 for a name. The recorders
      * are files there too, removed when the group stops. Created if it does not exist. NULL: none.
@@ -692,6 +695,46 @@ struct cox_executor_status {
 COX_PUBLIC void cox_executor_read_status(struct cox_executor *executor,
                                          struct cox_executor_status *ret_status,
                                          struct cox_rank_status *ret_ranks);
+
+/* Where a rank is. */
+struct cox_rank_stacks {
+    uint32_t rank;
+    /* of the process that was read */
+    pid_t pid;
+    /* how long the rank has been at its request; 0: it is at none, or that is unknown */
+    uint64_t age_ns;
+    /* In one line, without folders: where the thread that serves requests is, and its state, or why
+     * that is not known. */
+    const char *summary;
+    /* Lines: each thread with its state, its frames of Python and its native frames; and what could
+     * not be had, with the reason. 256 KiB at most. Paths of the machine are in it, values of
+     * variables never. */
+    const char *text;
+};
+
+struct cox_stacks {
+    uint64_t taken_ns;
+    uint32_t count;
+    struct cox_rank_stacks *ranks;
+    /* all summaries in one sentence: ranks that are alone at their place first */
+    const char *paragraph;
+};
+
+/* Reads where all threads of ranks are. Each rank is stopped for some milliseconds, 50 at most, and
+ * goes on; no signal is sent. It works while all ranks are stuck: none has to take part. It needs
+ * the program coxswain (the package of that name), elfutils for native frames (libdw1), and the
+ * right to trace; the text says what is missing. asked: NULL: all ranks.
+ * Blocks until deadline_ns, or 3 s for 16 ranks and as long for each 16 more; usually a third of a
+ * second. Any thread but those of hooks.
+ * Ownership: *ret_stacks is the caller's, for cox_stacks_free.
+ * Returns
+ *   0: also if nothing of a rank could be read: its text says why
+ *   COX_TIMEOUT: another thread gathered until the deadline
+ *   -ENOMEM */
+COX_PUBLIC int cox_executor_stacks(struct cox_executor *executor, const struct cox_rank_set *asked,
+                                   uint64_t deadline_ns, struct cox_stacks **ret_stacks);
+/* NULL-safe, returns NULL. */
+COX_PUBLIC struct cox_stacks *cox_stacks_free(struct cox_stacks *stacks);
 
 /*
  * ==== nodes: a group over several machines, for options.nodes.

@@ -255,6 +255,12 @@ struct cox_worker_options {
     /* tokens of one sequence, at most; 0: 131072 */
     uint32_t token_count_max;
     struct cox_log log;
+    /* Writes to fd where an interpreter's threads are, when somebody asks for the stacks of this
+     * rank (coxswain stacks), for example as faulthandler does. On a thread of the library, while
+     * all other threads of the process may be stopped: it takes no lock and allocates nothing.
+     * NULL: of CPython, if the process has it; else nothing. */
+    void (*write_frames)(void *context, int fd);
+    void *frames_context;
 };
 #define COX_WORKER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_worker_options)
 

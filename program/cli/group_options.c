@@ -210,6 +210,9 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
         return 0;
     case COX_OPTION_CRASH_DIR:
         return take_crash_dir(options, value, err);
+    case COX_OPTION_NO_STACKS:
+        options->no_stacks = true;
+        return 0;
     case COX_OPTION_SIZE:
         return take_size(options, value, err);
     case COX_OPTION_START_TIMEOUT:
@@ -315,6 +318,10 @@ static const struct argp_option start_options[] = {
      "in DIR, at most 16 for a name (coxswain postmortem); the recorders are files there, too "
      "(default: $COXSWAIN_CRASH_DIR, or none). DIR,contents: with the bytes of the requests that "
      "were under way",
+     0},
+    {"no-stacks", COX_OPTION_NO_STACKS, NULL, 0,
+     "do not gather where the ranks stand when a request meets its deadline, ranks diverge, or are "
+     "stuck at the end (coxswain stacks)",
      0},
     {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,
      "time that workers have to attach, up to 1000000 s (default 60)", 0},

@@ -38,6 +38,7 @@ struct cox_group_choice {
     /* NULL: $COXSWAIN_CRASH_DIR, or none */
     const char *crash_dir;
     bool crash_contents;
+    bool no_stacks;
     /* for requests and for replies; 0: default */
     uint64_t large_payload_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
@@ -68,6 +69,7 @@ enum cox_option {
     COX_OPTION_LEGACY_WORKERS,
     COX_OPTION_ATTACH,
     COX_OPTION_CRASH_DIR,
+    COX_OPTION_NO_STACKS,
     COX_OPTION_SIZE,
     COX_OPTION_START_TIMEOUT,
     COX_OPTION_TIMEOUT,

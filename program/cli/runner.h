@@ -70,6 +70,7 @@ extern const struct cox_command cox_command_status;
 extern const struct cox_command cox_command_list;
 extern const struct cox_command cox_command_top;
 extern const struct cox_command cox_command_metrics;
+extern const struct cox_command cox_command_stacks;
 extern const struct cox_command cox_command_trace;
 extern const struct cox_command cox_command_postmortem;
 extern const struct cox_command cox_command_stop;

@@ -6,6 +6,7 @@
 #include "program/cli/console.h"
 #include "program/cli/group_options.h"
 #include "proto/control.pb-c.h"
+#include "program/stacks/stacks_command.h"
 #include "top_table.h"
 
 #include <curses.h>
@@ -26,6 +27,9 @@
 #define GROUP_COUNT_MAX 64
 #define GROUP_NAME_SIZE 160
 #define LINE_COUNT_MIN 6
+/* Of what K shows, and how long that may take. */
+#define STACKS_SIZE 8192
+#define STACKS_MS 3000
 #define COLUMN_COUNT_MIN 40
 
 struct top_choice {
@@ -58,6 +62,8 @@ struct top {
     uint32_t first;
     /* the keys are shown in place of ranks */
     bool helps;
+    /* where the ranks of each group stand is shown in place of ranks; "": nowhere */
+    char stacks[STACKS_SIZE];
 };
 
 /* ---- samples ---- */
@@ -120,6 +126,26 @@ static void top_sample(struct top *top)
         cox_top_table_fail(top->table, source->name, error.text);
     }
     cox_top_table_format(top->table, top->sort, top->reverse);
+}
+
+/* Asks each group that is shown where its ranks stand. */
+static void top_ask_stacks(struct top *top)
+{
+    size_t used = 0;
+    for (uint32_t i = 0; i < top->source_count && used < sizeof top->stacks; i++) {
+        struct source *source = &top->sources[i];
+        const CoxswainControl__StacksReply *reply = NULL;
+        struct cox_error error = {0};
+        if (!source->connected)
+            continue;
+        const int r =
+            cox_stacks_ask(&source->client, NULL, cox_deadline_after_ms(STACKS_MS), &reply, &error);
+        cox_client_clean_text(error.text);
+        const int length =
+            snprintf(top->stacks + used, sizeof top->stacks - used, "%s: %s\n", source->name,
+                     r ? error.text : (reply->text ? reply->text : ""));
+        used += length > 0 ? (size_t)length : 0;
+    }
 }
 
 static void pause_ms(uint64_t ms)
@@ -229,8 +255,8 @@ static void draw_line(int line, const char *text, int attributes)
 static void draw_keys(const struct top *top)
 {
     char text[128];
-    snprintf(text, sizeof text, "q quit  ? keys  sorted by %s%s", cox_top_columns[top->sort].name,
-             top->reverse ? "^" : "*");
+    snprintf(text, sizeof text, "q quit  ? keys  sorted by %s%s",
+             cox_top_columns[top->sort].name, top->reverse ? "^" : "*");
     draw_line(LINES - 1, text, A_REVERSE);
 }
 
@@ -244,7 +270,23 @@ static void draw_help(int line)
         draw_line(line, text, A_NORMAL);
     }
     if (line < LINES - 1)
+        draw_line(line++, "  K  where each rank stands (coxswain stacks shows all of it)",
+                  A_NORMAL);
+    if (line < LINES - 1)
         draw_line(line, "  arrows and pages scroll; any other key ends this help", A_NORMAL);
+}
+
+/* From `line` on, as many lines as there is room for. */
+static void draw_stacks(const struct top *top, int line)
+{
+    for (const char *text = top->stacks; *text && line < LINES - 1;) {
+        size_t length = strcspn(text, "\n");
+        const bool whole = length <= (size_t)COLS;
+        length = whole ? length : (size_t)COLS;
+        mvaddnstr(line++, 0, text, (int)length);
+        clrtoeol();
+        text += length + (whole && text[length] == '\n');
+    }
 }
 
 /* From `line` on. */
@@ -286,6 +328,8 @@ static void draw(struct top *top)
     }
     if (top->helps)
         draw_help(line);
+    else if (top->stacks[0])
+        draw_stacks(top, line);
     else
         draw_ranks(top, line);
     draw_keys(top);
@@ -298,6 +342,10 @@ static bool key_take(struct top *top, int key)
     const uint32_t page = LINES > LINE_COUNT_MIN ? (uint32_t)LINES / 2 : 1;
     if (key == 'q')
         return false;
+    if (key != KEY_RESIZE)
+        top->stacks[0] = '\0';
+    if (key == 'K')
+        top_ask_stacks(top);
     if (key != KEY_RESIZE)
         top->helps = key == '?' && !top->helps;
     if (key == KEY_DOWN || key == KEY_NPAGE)

@@ -345,6 +345,19 @@ static void print_rank(const struct cox_story *story, uint32_t rank, FILE *file)
         print_text(file, "    | ", told->last_lines);
 }
 
+static void print_stacks(const struct cox_story *story, FILE *file)
+{
+    for (uint32_t rank = 0; rank < story->rank_count; rank++) {
+        const char *stacks = story->recording->ranks[rank]->stacks;
+        char name[COX_STORY_RANK_SIZE];
+        if (!stacks || !stacks[0])
+            continue;
+        cox_story_rank(story, rank, name);
+        fprintf(file, "\nStacks of %s:\n", name);
+        print_text(file, "  ", stacks);
+    }
+}
+
 /* The last request that has not ended, of the coordinator's. */
 static void print_path(const struct cox_story *story, FILE *file)
 {
@@ -382,6 +395,8 @@ void cox_story_print(const struct cox_story *story, uint64_t last, FILE *file)
     fprintf(file, "Recorded because of: %.64s\n", recording->cause ? recording->cause : "unknown");
     if (recording->text && recording->text[0])
         print_text(file, "  ", recording->text);
+    if (recording->stacks && recording->stacks[0])
+        print_text(file, "  where the ranks stood: ", recording->stacks);
     if (recording->skipped)
         fprintf(file, "%" PRIu32 " failures shortly before were not recorded\n",
                 recording->skipped);
@@ -410,6 +425,7 @@ void cox_story_print(const struct cox_story *story, uint64_t last, FILE *file)
     if (events && events->left_out)
         fprintf(file, "  %zu more events are left out: ask for fewer requests (--last)\n",
                 events->left_out);
+    print_stacks(story, file);
     if (story->problems[0])
         print_text(file, "\nNot all could be read: ", story->problems);
 }

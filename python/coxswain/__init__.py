@@ -80,7 +80,14 @@ from ._internal.memory import (
     Subscriber,
 )
 from ._internal.ranks import RankGroup
-from ._internal.status import ChannelStatus, GroupStatus, RankChannelStatus, RankStatus
+from ._internal.status import (
+    ChannelStatus,
+    GroupStatus,
+    RankChannelStatus,
+    RankStacks,
+    RankStatus,
+    Stacks,
+)
 from ._internal.worker import (
     InitRequest,
     InitResult,
@@ -155,9 +162,11 @@ __all__ = [
     "RankDied",
     "RankError",
     "RankGroup",
+    "RankStacks",
     "RankStatus",
     "RemoteGroup",
     "Request",
+    "Stacks",
     "Stale",
     "StateError",
     "Subscriber",

@@ -160,6 +160,18 @@ struct coxpy_order {
     bool taken, done;
 };
 
+/* ---- frames.c: the frames of Python, for cox_worker_options.write_frames ---- */
+
+/* A signal that nothing handles; 0: there is none. */
+int coxpy_frames_signal(void);
+/* Takes the handler that faulthandler has registered for it, which writes to fd, and leaves the
+ * signal as it was. Returns false: it has registered none. On the thread of coxpy_frames_signal. */
+bool coxpy_frames_take(int number, int fd);
+/* Before the interpreter ends: nothing is written any more. */
+void coxpy_frames_end(void);
+/* As write_frames. */
+void coxpy_frames_write(void *context, int fd);
+
 struct coxpy_worker;
 
 /* The orders that Python serves, joined by |. */

@@ -39,11 +39,8 @@ static int on_lora(void *context, const struct Coxswain__LoraOperationRequest *r
                    struct cox_arena *arena, struct Coxswain__LoraOperationResponse *response,
                    struct cox_error *err)
 {
-    struct coxpy_order order = {.kind = COXPY_LORA,
-                                .lora = request,
-                                .lora_response = response,
-                                .arena = arena,
-                                .err = err};
+    struct coxpy_order order = {
+        .kind = COXPY_LORA, .lora = request, .lora_response = response, .arena = arena, .err = err};
     return order_serve(context, COX_CHANNEL_LINK, &order);
 }
 
@@ -66,11 +63,8 @@ static int on_pull(void *context, const struct Coxswain__PullKVRequest *request,
                    struct cox_arena *arena, struct Coxswain__PullKVResponse *response,
                    struct cox_error *err)
 {
-    struct coxpy_order order = {.kind = COXPY_PULL,
-                                .pull = request,
-                                .pull_response = response,
-                                .arena = arena,
-                                .err = err};
+    struct coxpy_order order = {
+        .kind = COXPY_PULL, .pull = request, .pull_response = response, .arena = arena, .err = err};
     return order_serve(context, COX_CHANNEL_TRANSFER, &order);
 }
 
@@ -279,7 +273,9 @@ int coxpy_worker_new(const struct cox_worker_options *options, uint32_t served,
         callbacks.reinit = on_reinit;
         callbacks.start = on_start;
     }
-    int r = cox_worker_new(options, &callbacks, worker, &worker->worker, err);
+    struct cox_worker_options own = *options;
+    own.write_frames = coxpy_frames_write;
+    int r = cox_worker_new(&own, &callbacks, worker, &worker->worker, err);
     if (r) {
         coxpy_worker_free(worker);
         return r;

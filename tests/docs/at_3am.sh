@@ -167,6 +167,7 @@ hang() {
     log 'what the group did is in .*\.timeout\.crash: '
     shows "$postmortem" 'waits for rank 2, which is in phase wake since [1-9]'
     shows "$postmortem" 'rank 2 \(pid [0-9]+\), alive, stopped by a signal, has not taken execute [0-9]+ since [0-9:]+ UTC: waits for a request since'
+    shows 'coxswain stacks mine --rank 2' '^rank 2 \(pid [0-9]+\), at its request since .*: .* stopped by a signal'
     wait $prompt || true
     shows 'coxswain recover restart --rank 2 --kill --name mine' '^rank 2: '
     shows 'coxswain status --name mine --wait 60' '^rank 2 pid [0-9]+ incarnation 2 alive'

@@ -41,6 +41,7 @@ OWN = {
     "memfd:cox_payload_kv": "its KV cache",
     "memfd:cox_kv": "whose its KV blocks are",
     "memfd:cox_large_payload": "a reply of its own that does not fit its slot",
+    "memfd:coxswain-stacks": "where its threads are",
 }
 HINTS = "memfd:cox_wake"
 # Attempts that are in order where the memory is the rank's own, and where it holds hints.

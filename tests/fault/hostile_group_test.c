@@ -84,7 +84,7 @@ struct range {
 static int ranges_find(const char *name, struct range *ret_range, uint32_t *ret_others)
 {
     static const char *const known[] = {"memfd:cox_rank", "memfd:cox_wake", "memfd:cox_group",
-                                        "memfd:cox_payload_group"};
+                                        "memfd:cox_payload_group", "memfd:coxswain-stacks"};
     char line[512];
     FILE *maps = fopen("/proc/self/maps", "re");
     *ret_others = 0;

@@ -49,6 +49,8 @@ static const struct {
     {"pidfd_open", SYS_pidfd_open},
     {"prlimit64", SYS_prlimit64},
     {"process_madvise", SYS_process_madvise},
+    {"process_vm_readv", SYS_process_vm_readv},
+    {"ptrace", SYS_ptrace},
     {"sched_getaffinity", SYS_sched_getaffinity},
     {"setns", SYS_setns},
     {"umount2", SYS_umount2},

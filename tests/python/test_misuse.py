@@ -278,7 +278,7 @@ def test_a_stop_that_a_signal_interrupts_is_completed_by_the_next():
     code, output = run_script("""
         import os, signal, sys, threading, time
         import coxswain, workers
-        group = coxswain.Group(workers.obey, 2).start()
+        group = coxswain.Group(workers.obey, 2, stacks=False).start()
         pids = [rank.pid for rank in group.status().ranks]
         path = group.socket
         future = group.submit(b"hang", 60)

@@ -32,6 +32,7 @@ FOLDERS = {
     "channel/attach/sealed": "channel/base channel/attach/named channel/shm",
     "channel/attach/legacy": "channel/base channel/attach/named channel/shm",
     "channel/shm": "channel/base channel/recorder channel/attach",
+    "channel/stacks": "",
     "channel/socket": "channel/base channel/shm",
     "channel/handle": "channel/base channel/socket",
     "channel/memory": "channel/base channel/shm channel/handle",
@@ -43,14 +44,15 @@ FOLDERS = {
     "proto/legacy": "proto",
     "worker/sequences": "channel/base proto",
     "worker/group": "channel/base channel/attach/sealed channel/recorder channel/shm channel/socket channel/handle",
-    "worker/loop": "channel/base channel/attach/sealed channel/recorder channel/shm channel/socket channel/memory proto proto/legacy worker/sequences worker/group",
+    "worker/loop": "channel/base channel/stacks channel/attach/sealed channel/recorder channel/shm channel/socket channel/memory proto proto/legacy worker/sequences worker/group",
     "coordinator/process": "channel/base channel/socket",
     "coordinator/transport": "channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
+    "coordinator/stacks": "channel/base",
     "coordinator/collector": "channel/base channel/attach/sealed channel/recorder channel/shm channel/memory proto proto/legacy coordinator/process "
-                             "coordinator/transport",
+                             "coordinator/stacks coordinator/transport",
     "coordinator/executor": "channel/base channel/attach channel/attach/sealed channel/recorder channel/shm channel/socket proto coordinator/transport "
-                            "coordinator/process coordinator/collector coordinator/recording",
+                            "coordinator/process coordinator/collector coordinator/recording coordinator/stacks",
     "coordinator/recovery": "channel/base coordinator/collector coordinator/executor",
     "coordinator/server": "channel/base channel/recorder channel/shm channel/socket proto coordinator/collector coordinator/executor "
                           "coordinator/recovery",
@@ -69,12 +71,13 @@ FOLDERS = {
     "program/service": "channel/base channel/text program/client channel/shm",
     "program/cli": "channel/base channel/attach channel/shm coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
-    "program/command": "channel/base channel/attach/named channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
+    "program/stacks": "channel/base channel/stacks program/client program/cli",
+    "program/command": "program/stacks channel/base channel/attach/named channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
                        "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "
                        "program/metrics program/trace coordinator/collector",
     "program/engine": "channel/base channel/shm proto coordinator/server program/client program/service program/cli "
                       "program/metrics coordinator/transport engine/model engine/batching coordinator/executor",
-    "program": "channel/base program/client program/cli program/engine",
+    "program": "channel/base program/client program/cli program/engine program/stacks",
 }
 
 # The folder at the top whose functions a public header declares: <coxswain/NAME.h> is for it and those above it.

@@ -9,6 +9,8 @@
 #include <coxswain/worker.h>
 
 #include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
 
 /* Inlined twice: for channel threads, which have no deadline, and for cox_worker_next. */
 #define COX_HOT_INLINE __attribute__((always_inline)) inline
@@ -172,6 +174,9 @@ COX_HOT void *cox_channel_thread_main(void *argument)
     struct cox_worker *worker = thread->worker;
     int r;
     thread->self = pthread_self();
+    char name[16];
+    snprintf(name, sizeof name, "cox-%.11s", cox_channel_name(thread->channel.id));
+    pthread_setname_np(thread->self, name);
     cox_channel_thread_begin(thread);
     while ((r = thread_next(thread, COX_DEADLINE_NEVER)) == 0)
         cox_channel_thread_answer(thread);

@@ -145,6 +145,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0)
         r = guard_start(worker, err);
     if (r == 0)
+        r = cox_stack_writer_start(&worker->stacks, known.write_frames, known.frames_context, err);
+    if (r == 0)
         r = cox_worker_claim(worker, self, err);
     if (r == 0)
         r = cox_worker_attach_channels(worker, self, err);
@@ -223,6 +225,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
         worker_await_reporters(worker);
         worker_leave(worker);
         guard_stop(worker);
+        cox_stack_writer_stop(&worker->stacks);
         if (worker->follows_wrapper)
             prctl(PR_SET_PDEATHSIG, 0);
     }

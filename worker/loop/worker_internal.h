@@ -17,6 +17,7 @@
 #include "worker/sequences/table.h"
 #include "lending.h"
 #include "pause.h"
+#include "stack_writer.h"
 
 #include <coxswain/worker.h>
 
@@ -173,6 +174,7 @@ struct cox_worker {
     pthread_t guard;
     /* a thread ends the process with its coordinator */
     bool guarded;
+    struct cox_stack_writer stacks;
     _Atomic bool stopping;
     _Atomic bool finalized;
     /* the coordinator has died, before stopping */

@@ -454,6 +454,8 @@ class Group:
     crash_dir: a directory of this user's: what the ranks did becomes a file there when one dies, a
         request meets its deadline, or a start fails; `coxswain postmortem FILE` tells it. None:
         that of COXSWAIN_CRASH_DIR, if it is set.
+    stacks: shortly before a request meets its deadline the stacks of all ranks are gathered, for
+        its error; and where ranks diverge, or are stuck at the end. False: only when asked for.
 
     nodes: "a:4,b:4": the ranks are on these machines, where `coxswain node --name NAME --node a ...
         -- COMMAND` runs; program is None then, and name is needed. ranks may be left out.
@@ -485,6 +487,7 @@ class Group:
         devices: Sequence[int] | None = None,
         spin: bool = True,
         crash_dir: str | os.PathLike[str] | None = None,
+        stacks: bool = True,
         nodes: str | None = None,
         cluster: Cluster | None = None,
     ) -> None:
@@ -571,6 +574,7 @@ class Group:
         if folder := crash_dir or os.environ.get("COXSWAIN_CRASH_DIR"):
             keep.append(ffi.new("char[]", os.fsencode(folder)))
             executor.recorder.crash_dir = keep[-1]
+        executor.recorder.no_stacks = not stacks
         # External ranks may take as long as a scheduler needs; 0 is the library's default of 60 s.
         milliseconds = max(1, int(min(2.0**62, math.inf if timeout is None else timeout * 1000)))
         executor.times.start_timeout_ms = milliseconds
@@ -823,6 +827,19 @@ class Group:
             lambda executor: _status.read(executor, self._rank_count, os.getpid(), self._note)
         )
         return status
+
+    def stacks(self, ranks: Sequence[int] | None = None) -> _status.Stacks:
+        """Where all threads of the ranks are, with their frames; None: of all ranks.
+
+        No rank takes part, so it works while all of them are stuck. Each is stopped for some
+        milliseconds, 50 at most. Takes 3 s for 16 ranks at the longest. Raises TimedOut if
+        other threads read the stacks all the time.
+        """
+        for rank in ranks or ():
+            if not 0 <= rank < self._rank_count:
+                raise Invalid(f"rank is {rank}; it may be 0 to {self._rank_count - 1}")
+        stacks: _status.Stacks = self._use(lambda executor: _status.read_stacks(executor, ranks))
+        return stacks
 
     def restart(self, rank: int, *, kill: bool = False, timeout: float | None = None) -> None:
         """Replaces a dead rank; kill: also one that lives. Waits until the new process attached.

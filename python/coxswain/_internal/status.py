@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _native
-from .errors import text_of
+from .arguments import NEVER
+from .errors import check, new_error, text_of
 
 ffi, lib = _native.ffi, _native.lib
 
@@ -112,6 +114,30 @@ class GroupStatus:
     spin_s: float
 
 
+@dataclass(frozen=True)
+class RankStacks:
+    """Where one rank is."""
+
+    rank: int
+    #: of the process that was read
+    pid: int
+    #: seconds that it has been at its request; None: it is at none, or that is unknown
+    age_s: float | None
+    #: one line, without folders: where the thread that serves requests is, and its state
+    summary: str
+    #: all threads with their states and frames, and what could not be had, with the reason
+    text: str
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Where the ranks of a group are, as `coxswain stacks` prints it."""
+
+    #: one sentence about all of them; those that are alone at their place come first
+    text: str
+    ranks: list[RankStacks]
+
+
 def _seconds(nanoseconds: int) -> float | None:
     return nanoseconds / 1e9 if nanoseconds else None
 
@@ -202,3 +228,31 @@ def read(executor: Any, rank_count: int, pid: int, note: str = "") -> GroupStatu
         cpu_s=_seconds(status.cpu_ns),
         spin_s=status.spin_ns / 1e9,
     )
+
+
+def read_stacks(executor: Any, ranks: Sequence[int] | None) -> Stacks:
+    """Reads the stacks of an executor, which the caller keeps alive."""
+    asked = ffi.NULL
+    if ranks is not None:
+        asked = ffi.new("struct cox_rank_set *")
+        for rank in ranks:
+            asked.words[rank // 64] |= 1 << (rank % 64)
+    read_ = ffi.new("struct cox_stacks **")
+    check(lib.cox_executor_stacks(executor, asked, NEVER, read_), new_error())
+    try:
+        stacks = read_[0]
+        return Stacks(
+            text=text_of(stacks.paragraph),
+            ranks=[
+                RankStacks(
+                    rank=one.rank,
+                    pid=one.pid,
+                    age_s=_seconds(one.age_ns),
+                    summary=text_of(one.summary),
+                    text=text_of(one.text),
+                )
+                for one in stacks.ranks[0 : stacks.count]
+            ],
+        )
+    finally:
+        lib.cox_stacks_free(read_[0])

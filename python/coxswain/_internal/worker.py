@@ -19,6 +19,7 @@ from .. import _native
 from . import objects as _objects
 from .arguments import Buffer, NEVER, buffer_of, deadline_of, seconds_of
 from .batch import Batch
+from . import frames
 from .errors import (
     Aborted,
     Busy,
@@ -472,6 +473,7 @@ class Worker:
             served = sum(bit for kind, bit in _ORDERS.items() if kind in self._handlers)
             err = new_error()
             native = ffi.new("struct coxpy_worker **")
+            frames.register()
             check(lib.coxpy_worker_new(options, served, native, err), err)
             self._options, self._native = options, native[0]
             self._worker = lib.coxpy_worker_of(self._native)

@@ -1,0 +1,34 @@
+/*
+ * helper_process: a short-lived process that this one starts, and whose output it reads.
+ *
+ * It gets no fd but its three, no handler, no blocked signal, and a process group of its own. When
+ * the thread that started it ends, the kernel kills it. It is reaped by its pidfd, so that nobody's
+ * pid is ever taken for it; the host may see a SIGCHLD.
+ *
+ * Threads: any; start and end of one on one thread.
+ * Blocks: start until the program is executed; end until it is dead.
+ * If the process dies: the kernel kills the helper.
+ */
+#ifndef COX_COORDINATOR_HELPER_PROCESS_H
+#define COX_COORDINATOR_HELPER_PROCESS_H
+
+#include <coxswain/base.h>
+
+struct cox_helper_process {
+    int pidfd;
+    /* the read end of its standard output, which does not block */
+    int output_fd;
+};
+
+#define COX_HELPER_PROCESS_NONE                                                                    \
+    {                                                                                              \
+        .pidfd = -1, .output_fd = -1                                                               \
+    }
+
+/* program: its path. arguments and environment end with NULL. Returns 0; -errno. */
+int cox_helper_process_start(const char *program, char *const *arguments, char *const *environment,
+                             struct cox_helper_process *ret_helper);
+/* Kills it, unless it has ended, and reaps it. Idempotent. */
+void cox_helper_process_end(struct cox_helper_process *helper);
+
+#endif

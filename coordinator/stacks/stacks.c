@@ -1,0 +1,288 @@
+#include "stacks.h"
+
+#include "channel/base/idioms.h"
+#include "helper_process.h"
+#include "paragraph.h"
+
+#include <coxswain/version.h>
+
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PROGRAM "coxswain"
+/* Helpers at a time; each is a process with 20 MB of address space that it touches little of. */
+#define HELPER_COUNT_MAX 16
+/* Of the time, what is left to print and to read when a helper's own budget is over. */
+#define PRINT_MS 150
+#define SUMMARY "summary: "
+
+struct gathering {
+    const struct cox_stacks_target *target;
+    struct cox_helper_process helper;
+    bool started, ended;
+    char *text;
+    size_t size;
+    char why[640];
+};
+
+/* ---- the program ---- */
+
+static bool program_try(const char *file, const char *where, char path[PATH_MAX])
+{
+    const char *slash = strrchr(file, '/');
+    if (!slash || (size_t)(slash - file) + strlen(where) + sizeof PROGRAM + 2 > PATH_MAX)
+        return false;
+    snprintf(path, PATH_MAX, "%.*s/%s" PROGRAM, (int)(slash - file), file, where);
+    return access(path, X_OK) == 0;
+}
+
+static bool program_in_path(char path[PATH_MAX])
+{
+    const char *list = getenv("PATH");
+    for (const char *at = list ? list : "/usr/bin:/usr/local/bin"; *at;) {
+        const size_t length = strcspn(at, ":");
+        if (length && *at == '/' && length + sizeof PROGRAM + 1 < PATH_MAX) {
+            snprintf(path, PATH_MAX, "%.*s/" PROGRAM, (int)length, at);
+            if (access(path, X_OK) == 0)
+                return true;
+        }
+        at += length + (at[length] == ':');
+    }
+    return false;
+}
+
+/* Of the installation, or the Python package, that this library is of; beside this program; in
+ * PATH. */
+static bool program_find(char path[PATH_MAX])
+{
+    static const char *const places[] = {"", "bin/", "../bin/", "../../bin/"};
+    char own[PATH_MAX];
+    Dl_info library;
+    const ssize_t size = readlink("/proc/self/exe", own, sizeof own - 1);
+    own[size > 0 ? size : 0] = '\0';
+    if (dladdr((void *)(uintptr_t)cox_stacks_gather, &library) && library.dli_fname)
+        for (size_t i = 0; i < sizeof places / sizeof places[0]; i++)
+            if (program_try(library.dli_fname, places[i], path))
+                return true;
+    return program_try(own, "", path) || program_try(own, "../bin/", path) || program_in_path(path);
+}
+
+/* ---- helpers ---- */
+
+static void gathering_start(struct gathering *gathering, const char *program, uint64_t deadline_ns)
+{
+    char pid[16], budget[24], path[PATH_MAX + 8], libraries[PATH_MAX + 24];
+    const uint64_t now = cox_now_ns();
+    const uint64_t left_ms = deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC : 0;
+    gathering->started = true;
+    if (gathering->target->why[0]) {
+        gathering->ended = true;
+        snprintf(gathering->why, sizeof gathering->why, "%s", gathering->target->why);
+        return;
+    }
+    snprintf(pid, sizeof pid, "%jd", (intmax_t)gathering->target->pid);
+    snprintf(budget, sizeof budget, "%" PRIu64, left_ms > PRINT_MS ? left_ms - PRINT_MS : 1);
+    const char *search = getenv("LD_LIBRARY_PATH"), *own_path = getenv("PATH");
+    snprintf(path, sizeof path, "PATH=%s", own_path ? own_path : "/usr/bin:/bin");
+    snprintf(libraries, sizeof libraries, "LD_LIBRARY_PATH=%s", search ? search : "");
+    char *const arguments[] = {(char[]){PROGRAM}, (char[]){"__stacks"}, pid, budget, NULL};
+    char *const environment[] = {path, (char[]){"LC_ALL=C"}, search ? libraries : NULL, NULL};
+    const int r = cox_helper_process_start(program, arguments, environment, &gathering->helper);
+    if (r == 0)
+        return;
+    gathering->ended = true;
+    snprintf(gathering->why, sizeof gathering->why, "%.180s cannot be started: %s", program,
+             cox_status_text(r));
+}
+
+/* Returns false: the helper has written all. */
+static bool gathering_read(struct gathering *gathering)
+{
+    if (!gathering->text)
+        gathering->text = malloc(COX_STACKS_TEXT_MAX + 1);
+    if (!gathering->text)
+        return false;
+    /* What is too much is read no more: the helper is killed. */
+    const size_t room = COX_STACKS_TEXT_MAX - gathering->size;
+    const ssize_t size =
+        room ? read(gathering->helper.output_fd, gathering->text + gathering->size, room) : 0;
+    if (size > 0)
+        gathering->size += (size_t)size;
+    return size > 0 || (size < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+static void gathering_end(struct gathering *gathering, const char *why)
+{
+    if (gathering->ended)
+        return;
+    gathering->ended = true;
+    cox_helper_process_end(&gathering->helper);
+    if (!gathering->size || why)
+        snprintf(gathering->why, sizeof gathering->why, "%s",
+                 why ? why : "its helper wrote nothing: is coxswain of another release in PATH?");
+}
+
+/* Starts those whose turn it is. Returns how many run. */
+static uint32_t gatherings_start(struct gathering *list, uint32_t count, const char *program,
+                                 uint64_t deadline_ns)
+{
+    uint32_t running = 0;
+    for (uint32_t i = 0; i < count; i++)
+        running += list[i].started && !list[i].ended;
+    for (uint32_t i = 0; i < count && running < HELPER_COUNT_MAX; i++) {
+        if (list[i].started)
+            continue;
+        gathering_start(&list[i], program, deadline_ns);
+        running += !list[i].ended;
+    }
+    return running;
+}
+
+static void gatherings_run(struct gathering *list, uint32_t count, int cancelled,
+                           const char *program, uint64_t deadline_ns)
+{
+    while (gatherings_start(list, count, program, deadline_ns) > 0) {
+        struct pollfd fds[HELPER_COUNT_MAX + 1] = {{.fd = cancelled, .events = POLLIN}};
+        struct gathering *of[HELPER_COUNT_MAX + 1] = {NULL};
+        nfds_t used = 1;
+        for (uint32_t i = 0; i < count && used <= HELPER_COUNT_MAX; i++) {
+            if (!list[i].started || list[i].ended)
+                continue;
+            of[used] = &list[i];
+            fds[used++] = (struct pollfd){.fd = list[i].helper.output_fd, .events = POLLIN};
+        }
+        const uint64_t now = cox_now_ns();
+        if (now >= deadline_ns)
+            break;
+        const uint64_t left_ms = (deadline_ns - now) / COX_NSEC_PER_MSEC + 1;
+        if (poll(fds, used, (int)(left_ms < 1000 ? left_ms : 1000)) < 0 && errno != EINTR)
+            break;
+        if (fds[0].revents)
+            break;
+        for (nfds_t i = 1; i < used; i++)
+            if (fds[i].revents && !gathering_read(of[i]))
+                gathering_end(of[i], of[i]->size >= COX_STACKS_TEXT_MAX
+                                         ? "more than 256 KiB: the rest is cut"
+                                         : NULL);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (!list[i].started)
+            snprintf(list[i].why, sizeof list[i].why, "the time was up before it was its turn");
+        else
+            gathering_end(&list[i], "the time was up: the rest is missing");
+    }
+}
+
+/* ---- the result ---- */
+
+struct cox_stacks *cox_stacks_free(struct cox_stacks *stacks)
+{
+    if (!stacks)
+        return NULL;
+    for (uint32_t i = 0; stacks->ranks && i < stacks->count; i++) {
+        free((char *)(uintptr_t)stacks->ranks[i].summary);
+        free((char *)(uintptr_t)stacks->ranks[i].text);
+    }
+    free(stacks->ranks);
+    free((char *)(uintptr_t)stacks->paragraph);
+    free(stacks);
+    return NULL;
+}
+
+/* What a terminal obeys, or is no ASCII: names of threads are a foreign program's. */
+static void text_plain(char *text)
+{
+    for (unsigned char *c = (unsigned char *)text; *c; c++)
+        if ((*c < ' ' && *c != '\n') || *c >= 0x7f)
+            *c = '?';
+}
+
+/* Takes the lines that begin with SUMMARY out of a text, and keeps the last one of them. */
+static void summary_take(char *text, char line[COX_STACKS_SUMMARY_SIZE])
+{
+    char *to = text;
+    for (char *from = text; *from;) {
+        const size_t length = strcspn(from, "\n") + (strchr(from, '\n') != NULL);
+        if (strncmp(from, SUMMARY, strlen(SUMMARY)) == 0) {
+            snprintf(line, COX_STACKS_SUMMARY_SIZE, "%.*s",
+                     (int)strcspn(from + strlen(SUMMARY), "\n"), from + strlen(SUMMARY));
+        } else {
+            memmove(to, from, length);
+            to += length;
+        }
+        from += length;
+    }
+    *to = '\0';
+}
+
+static int rank_fill(struct gathering *gathering, struct cox_rank_stacks *rank)
+{
+    char line[COX_STACKS_SUMMARY_SIZE] = "";
+    rank->rank = gathering->target->rank;
+    rank->pid = gathering->target->pid;
+    rank->age_ns = gathering->target->age_ns;
+    if (gathering->text) {
+        gathering->text[gathering->size] = '\0';
+        text_plain(gathering->text);
+        summary_take(gathering->text, line);
+    }
+    text_plain(gathering->why);
+    const char *rest = gathering->text ? gathering->text : "";
+    const size_t size = strlen(rest) + sizeof gathering->why + 32;
+    char *whole = malloc(size);
+    if (whole)
+        snprintf(whole, size, "%s%s%s%s", rest, gathering->why[0] ? "not there: " : "",
+                 gathering->why, gathering->why[0] ? "\n" : "");
+    for (char *c = gathering->why; !line[0] && *c; c++)
+        if (*c == '\n')
+            *c = ' ';
+    rank->summary = strdup(line[0] ? line : gathering->why);
+    rank->text = whole;
+    return rank->summary && whole ? 0 : -ENOMEM;
+}
+
+int cox_stacks_gather(const struct cox_stacks_target *targets, uint32_t count, int cancelled,
+                      uint64_t deadline_ns, struct cox_stacks **ret_stacks)
+{
+    char program[PATH_MAX];
+    struct gathering *list = calloc(count ? count : 1, sizeof *list);
+    struct cox_stacks *stacks = calloc(1, sizeof *stacks);
+    int r = list && stacks ? 0 : -ENOMEM;
+    if (r == 0)
+        stacks->ranks = calloc(count ? count : 1, sizeof *stacks->ranks);
+    if (r == 0 && !stacks->ranks)
+        r = -ENOMEM;
+    const bool found = program_find(program);
+    for (uint32_t i = 0; r == 0 && i < count; i++) {
+        list[i] = (struct gathering){.target = &targets[i], .helper = COX_HELPER_PROCESS_NONE};
+        list[i].started = list[i].ended = !found;
+        if (!found)
+            snprintf(list[i].why, sizeof list[i].why,
+                     "stacks are read by the program " PROGRAM
+                     ", which is neither beside this program nor in PATH: install the package "
+                     "coxswain");
+    }
+    if (r == 0) {
+        stacks->count = count;
+        gatherings_run(list, count, cancelled, program, deadline_ns);
+        stacks->taken_ns = cox_now_ns();
+    }
+    for (uint32_t i = 0; r == 0 && i < count; i++)
+        r = rank_fill(&list[i], &stacks->ranks[i]);
+    if (r == 0)
+        r = cox_stacks_paragraph(stacks);
+    for (uint32_t i = 0; list && i < count; i++)
+        free(list[i].text);
+    free(list);
+    if (r)
+        cox_stacks_free(stacks);
+    else
+        *ret_stacks = stacks;
+    return r;
+}

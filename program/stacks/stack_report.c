@@ -1,0 +1,341 @@
+#include "stack_report.h"
+
+#include "channel/base/idioms.h"
+#include "program/cli/command.h"
+#include "python_frames.h"
+#include "thread_facts.h"
+#include "tracer.h"
+#include "unwind.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* How long the rank has for its frames where no tracer stops it. */
+#define ASK_MS 200
+#define SUMMARY_SIZE 320
+#define YAMA "/proc/sys/kernel/yama/ptrace_scope"
+
+struct report {
+    pid_t pid;
+    uint64_t deadline_ns;
+    /* the thread that serves requests; its name, if it has one */
+    const char *preferred;
+    pid_t serving;
+    struct cox_process_facts facts;
+    struct cox_rank_area area;
+    int area_error;
+    struct cox_stack_copy *copy;
+    char text[COX_STACK_TEXT_MAX + 1];
+    struct cox_python_frames python;
+    struct cox_unwind unwind;
+    bool unwinds;
+    struct cox_error unwind_error;
+    /* frames of the rank were copied while it ran */
+    bool unstopped_frames;
+    uint32_t left_out;
+};
+
+/* ---- take ---- */
+
+static bool yama_restricts(void)
+{
+    char scope = '0';
+    _cox_cleanup_(cox_close_fd) int fd = open(YAMA, O_RDONLY | O_CLOEXEC);
+    return fd >= 0 && read(fd, &scope, 1) == 1 && scope == '1';
+}
+
+/* Where the kernel lets no tracer in, the rank copies its stacks by itself, while it runs. */
+static void take_from_rank(struct report *report)
+{
+    if (report->area_error || cox_rank_area_ask(&report->area, COX_STACK_FRAMES | COX_STACK_COPIES,
+                                                0, cox_deadline_after_ms(ASK_MS)))
+        return;
+    cox_stack_copy_take(report->copy, &report->area);
+    report->unstopped_frames = true;
+    atomic_store(&report->copy->frames, 1);
+}
+
+static void find_serving(struct report *report)
+{
+    report->serving = report->pid;
+    for (uint32_t i = 0; i < report->facts.count; i++)
+        if (strcmp(report->facts.threads[i].name, report->preferred) == 0)
+            report->serving = report->facts.threads[i].tid;
+}
+
+/* What is known first, in case that the time is up before there is more. */
+static void facts_summary_print(struct report *report)
+{
+    char state[160] = "";
+    find_serving(report);
+    for (uint32_t i = 0; i < report->facts.count; i++)
+        if (report->facts.threads[i].tid == report->serving)
+            cox_thread_facts_text(&report->facts.threads[i], state, sizeof state);
+    printf("summary: %s, %s\n", report->serving == report->pid ? "main thread" : report->preferred,
+           state);
+    fflush(stdout);
+}
+
+static int take(struct report *report)
+{
+    struct cox_rank_area *area = NULL;
+    int r = cox_process_facts_read(report->pid, &report->facts);
+    if (r)
+        return r;
+    facts_summary_print(report);
+    report->area_error = cox_rank_area_open(&report->area, report->pid);
+    if (!report->area_error)
+        area = &report->area;
+    if (area && yama_restricts())
+        cox_rank_area_ask(area, COX_STACK_CONSENT, getpid(), cox_deadline_after_ms(ASK_MS));
+    report->copy = cox_tracer_copy(report->pid, area, report->facts.threads[0].state == 'T');
+    if (!report->copy)
+        return -ENOMEM;
+    bool known = false;
+    for (uint32_t i = 0; i < report->copy->count; i++)
+        known |= report->copy->threads[i].known != 0;
+    if (!known)
+        take_from_rank(report);
+    /* On a busy machine the rank's thread may not have run while the others were stopped. */
+    if (area && !atomic_load(&report->copy->frames) &&
+        cox_rank_area_ask(area, COX_STACK_FRAMES, 0, cox_deadline_after_ms(ASK_MS)) == 0)
+        atomic_store(&report->copy->frames, 1);
+    if (area && atomic_load(&report->copy->frames)) {
+        cox_rank_area_text(area, report->text);
+        cox_python_frames_parse(report->text, &report->python);
+    }
+    return 0;
+}
+
+/* ---- what there is of a thread ---- */
+
+static const struct cox_stack_thread *copy_of(const struct report *report, pid_t tid)
+{
+    for (uint32_t i = 0; i < report->copy->count; i++)
+        if (report->copy->threads[i].tid == tid)
+            return &report->copy->threads[i];
+    return NULL;
+}
+
+static const struct cox_python_thread *python_of(const struct report *report, pid_t tid)
+{
+    const struct cox_stack_thread *copied = copy_of(report, tid);
+    if (copied && copied->self)
+        return cox_python_frames_of(&report->python, copied->self);
+    /* CPython lists the thread that came first last. */
+    return tid == report->pid && report->python.count && !report->python.cut
+               ? &report->python.threads[report->python.count - 1]
+               : NULL;
+}
+
+static void frame_text(const struct cox_unwind_frame *frame, char *text, size_t size)
+{
+    char where[120] = "";
+    if (frame->file[0])
+        snprintf(where, sizeof where, "%s:%d", frame->file, frame->line);
+    else if (frame->object[0] && frame->function[0])
+        snprintf(where, sizeof where, "%s", frame->object);
+    if (frame->function[0])
+        snprintf(text, size, "%s (%s)", frame->function, where);
+    else if (frame->object[0])
+        snprintf(text, size, "%s + 0x%" PRIx64, frame->object, frame->offset);
+    else
+        snprintf(text, size, "code in no file");
+}
+
+/* The innermost frame, and the first one that is not of the C library. */
+static void summary_native(const struct cox_unwind_frame *frames, uint32_t count, char *text,
+                           size_t size)
+{
+    char inner[224], caller[224];
+    uint32_t i = 1;
+    frame_text(&frames[0], inner, sizeof inner);
+    while (i < count && frames[i].of_system)
+        i++;
+    if (i < count)
+        frame_text(&frames[i], caller, sizeof caller);
+    snprintf(text, size, "%s%s%s", inner, i < count ? " called from " : "",
+             i < count ? caller : "");
+}
+
+static void summary_print(const struct report *report, const struct cox_unwind_frame *frames,
+                          uint32_t count)
+{
+    const struct cox_python_thread *python = python_of(report, report->serving);
+    const struct cox_thread_facts *facts = NULL;
+    char text[2 * SUMMARY_SIZE] = "", inner[200], caller[200] = "", state[160] = "";
+    for (uint32_t i = 0; i < report->facts.count; i++)
+        if (report->facts.threads[i].tid == report->serving)
+            facts = &report->facts.threads[i];
+    if (facts)
+        cox_thread_facts_text(facts, state, sizeof state);
+    if (python && cox_python_frame_text(python, 0, inner, sizeof inner)) {
+        const bool called = cox_python_frame_text(python, 1, caller, sizeof caller);
+        snprintf(text, sizeof text, "%s%s%s", inner, called ? " called from " : "", caller);
+    } else if (count) {
+        summary_native(frames, count, text, sizeof text);
+    }
+    /* Where a thread sleeps is in its frames; that it sleeps goes without saying. */
+    const bool tells = facts && (facts->state != 'S' || !text[0]);
+    printf("summary: %s%s%s%s%s\n",
+           report->serving == report->pid ? (python ? "MainThread" : "main thread") : facts->name,
+           text[0] ? " in " : "", text, tells ? ", " : "", tells ? state : "");
+    fflush(stdout);
+}
+
+/* ---- print ---- */
+
+static void native_print(const struct cox_unwind_frame *frames, uint32_t count, bool cut)
+{
+    printf("  native:\n");
+    for (uint32_t i = 0; i < count; i++) {
+        const struct cox_unwind_frame *frame = &frames[i];
+        char text[256];
+        uint32_t again = 0;
+        while (i + 1 < count && frames[i + 1].offset == frame->offset &&
+               strcmp(frames[i + 1].object, frame->object) == 0)
+            again++, i++;
+        frame_text(frame, text, sizeof text);
+        printf("    %s", text);
+        if (frame->function[0] && frame->object[0])
+            printf(" [%s + 0x%" PRIx64 "]", frame->object, frame->offset);
+        if (again)
+            printf(", %" PRIu32 " times more", again);
+        putchar('\n');
+    }
+    if (cut)
+        printf("    ... frames further out are cut\n");
+}
+
+/* A thread of the library that waits for work is in one line. */
+static bool is_idle(const struct cox_unwind_frame *frames, uint32_t count)
+{
+    static const char *const waits[] = {"cox_gate_wait", "guard_main", "worker_watch"};
+    for (uint32_t i = 0; i < count && i < 3; i++)
+        for (size_t k = 0; k < sizeof waits / sizeof waits[0]; k++)
+            if (strcmp(frames[i].function, waits[k]) == 0)
+                return true;
+    return false;
+}
+
+static void thread_print(struct report *report, const struct cox_thread_facts *facts)
+{
+    static struct cox_unwind_frame frames[COX_UNWIND_FRAME_MAX];
+    const struct cox_python_thread *python = python_of(report, facts->tid);
+    const struct cox_stack_thread *copied = copy_of(report, facts->tid);
+    char state[160];
+    cox_thread_facts_text(facts, state, sizeof state);
+    printf("thread %" PRId32 " \"%s\"%s: %s\n", (int32_t)facts->tid, facts->name,
+           facts->tid == report->pid ? " (the main thread)" : "", state);
+    if (python)
+        printf("  Python, most recent call first:\n%.*s", (int)python->size, python->frames);
+    if (report->unwinds && copied && copied->known && cox_now_ns() < report->deadline_ns) {
+        const uint32_t count = cox_unwind_thread(&report->unwind, copied, frames);
+        if (!python && is_idle(frames, count) && facts->tid != report->serving)
+            printf("  a thread of Coxswain that waits for work\n");
+        else
+            native_print(frames, count, report->unwind.cut);
+    } else if (report->unwinds && copied && copied->known) {
+        report->left_out++;
+    }
+    fflush(stdout);
+}
+
+static void missing_print(const struct report *report)
+{
+    const struct cox_stack_copy *copy = report->copy;
+    if (copy->refused)
+        printf("not there: ptrace was refused (%s): %s\n", strerror(copy->refused),
+               report->unstopped_frames
+                   ? "the rank copied its stacks itself, while it ran; of threads that were on a "
+                     "processor nothing is known"
+                   : "no native frames (docs/operations.md)");
+    if (copy->unstopped)
+        printf("not there: %" PRIu32 " threads did not stop within 15 ms: they wait in the kernel "
+               "so that nothing wakes them\n",
+               copy->unstopped);
+    if (!report->unwinds && report->unwind_error.code)
+        printf("not there: %s\n", report->unwind_error.text);
+    if (report->left_out)
+        printf("not there: native frames of %" PRIu32 " threads: the time was up\n",
+               report->left_out);
+    if (report->facts.more)
+        printf("not there: %" PRIu32 " threads beyond %d\n", report->facts.more,
+               COX_STACK_THREAD_MAX);
+    if (report->python.cut)
+        printf("not there: Python frames of threads beyond 100\n");
+    if (report->area_error)
+        printf("not there: frames of an interpreter: %s\n",
+               report->area_error == COX_NOT_FOUND
+                   ? "the process has no memory for them: it is no worker of this release"
+                   : cox_status_text(report->area_error));
+    else if (!atomic_load(&copy->frames))
+        printf("not there: frames of an interpreter: the rank's own thread did not write them in "
+               "time\n");
+    if (report->facts.call_error)
+        printf("not there: system calls: %s\n", cox_status_text(report->facts.call_error));
+}
+
+static void head_print(const struct report *report)
+{
+    const uint64_t stopped = atomic_load(&report->copy->stopped_ns);
+    const uint64_t continued = atomic_load(&report->copy->continued_ns);
+    printf("process %" PRId32 ": %" PRIu32 " threads, %" PRIu32 " with Python frames",
+           (int32_t)report->pid, report->facts.count + report->facts.more, report->python.count);
+    if (stopped)
+        printf("; stopped for %.1f ms",
+               continued > stopped ? (double)(continued - stopped) / 1e6 : (double)COX_TRACER_MS);
+    putchar('\n');
+}
+
+static void report_print(struct report *report)
+{
+    static struct cox_unwind_frame frames[COX_UNWIND_FRAME_MAX];
+    uint32_t count = 0;
+    const bool early = python_of(report, report->serving) != NULL;
+    if (early)
+        summary_print(report, NULL, 0);
+    const int r =
+        cox_unwind_open(&report->unwind, report->pid, report->copy, &report->unwind_error);
+    report->unwinds = r == 0;
+    const struct cox_stack_thread *copied = copy_of(report, report->serving);
+    if (!early && report->unwinds && copied)
+        count = cox_unwind_thread(&report->unwind, copied, frames);
+    if (!early)
+        summary_print(report, frames, count);
+    head_print(report);
+    for (uint32_t i = 0; i < report->facts.count; i++)
+        if (report->facts.threads[i].tid == report->serving)
+            thread_print(report, &report->facts.threads[i]);
+    for (uint32_t i = 0; i < report->facts.count; i++)
+        if (report->facts.threads[i].tid != report->serving)
+            thread_print(report, &report->facts.threads[i]);
+    missing_print(report);
+    cox_unwind_close(&report->unwind);
+}
+
+int cox_stack_report_main(int count, char *const *words)
+{
+    struct report *report = calloc(1, sizeof *report);
+    if (!report || count < 2)
+        return COX_EXIT_USAGE;
+    report->pid = (pid_t)strtol(words[0], NULL, 10);
+    report->deadline_ns = cox_deadline_after_ms(strtoull(words[1], NULL, 10));
+    report->preferred = count > 2 ? words[2] : "cox-execute";
+    const int r = take(report);
+    if (r == 0)
+        report_print(report);
+    else if (r == COX_PEER_DEAD)
+        printf("summary: there is no such process in this PID namespace\n");
+    else
+        printf("summary: nothing can be read of it: %s\n", cox_status_text(r));
+    if (report->copy)
+        cox_stack_copy_free(report->copy);
+    cox_rank_area_close(&report->area);
+    free(report);
+    return r ? COX_EXIT_FAILED : COX_EXIT_OK;
+}

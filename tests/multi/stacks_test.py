@@ -1,0 +1,251 @@
+#!/usr/bin/python3
+"""Stacks: coxswain stacks, and what its helper reads of processes that hang in every way.
+
+Usage: stacks_test.py BIN_DIR SOURCE_DIR [TEST...]
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from groups import Group  # pylint: disable=wrong-import-position
+from harness import (check, expect, program, run, skip, state, test,  # pylint: disable=wrong-import-position
+                     tasks, wait_until, without)
+
+harness.begin(harness.parser(__doc__))
+
+
+def has_libdw():
+    try:
+        ctypes.CDLL("libdw.so.1")
+        return True
+    except OSError:
+        return False
+
+
+LIBDW = has_libdw()
+
+
+@contextlib.contextmanager
+def target(*words, path=None, under=()):
+    command = [*under, path or program("stack_target"), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            check(process.stdout.readline() == "ready\n", "the target is not ready")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def helper(pid, under=()):
+    return subprocess.run([*under, program("coxswain"), "__stacks", str(pid), "2000"], capture_output=True, text=True,
+                          timeout=60, check=False).stdout
+
+
+def summary(text):
+    """The last one counts."""
+    return [line for line in text.splitlines() if line.startswith("summary: ")][-1]
+
+
+def native(text, *names):
+    if LIBDW:
+        for name in names:
+            check(name in text, "%s is not in: %s" % (name, text))
+
+
+def goes_on(pid):
+    """No thread is stopped or traced."""
+    for tid in tasks(pid):
+        check(state(pid, tid) not in "Tt", "thread %s is stopped" % tid)
+    check("TracerPid:\t0\n" in harness.read("/proc/%d/status" % pid), "it is traced")
+
+
+@test
+def a_loop_runs():
+    with target("loop") as pid:
+        text = helper(pid)
+        check(", runn" in summary(text), summary(text))  # running, or runnable without a processor
+        native(summary(text), "loop_forever (stack_target.c:")
+        goes_on(pid)
+
+
+@test
+def a_lock_of_a_dead_thread():
+    with target("lock") as pid:
+        text = helper(pid)
+        native(summary(text), "called from wait_for_the_dead (stack_target.c:")
+        check("asleep in futex" in text, text)
+        goes_on(pid)
+
+
+@test
+def a_sleep_in_the_kernel_is_not_disturbed():
+    with target("sleep") as pid:
+        for _ in range(20):
+            text = helper(pid)
+            native(summary(text), "called from sleep_in_the_kernel")
+            check("asleep in read" in text, text)
+        goes_on(pid)
+
+
+@test
+def a_stopped_process_stays_stopped():
+    with target("frames") as pid:
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: all(state(pid, tid) == "T" for tid in tasks(pid)), "the stop")
+        text = helper(pid)
+        check("stopped by a signal" in summary(text), summary(text))
+        check("MainThread in inner (inner.py:7) called from outer (outer.py:9)" in summary(text), text)
+        wait_until(lambda: all(state(pid, tid) == "T" for tid in tasks(pid)), "the stop, again")
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: state(pid) == "S", "the end of the stop")
+
+
+@test
+def frames_of_an_interpreter_come_first():
+    with target("frames") as pid:
+        text = helper(pid)
+        check(summary(text) == "summary: MainThread in inner (inner.py:7) called from outer (outer.py:9)", text)
+        check('File "/srv/inner.py", line 7 in inner' in text, text)
+        check("/" not in summary(text), summary(text))
+
+
+@test
+def two_hundred_threads():
+    with target("threads", "200") as pid:
+        text = helper(pid)
+        check("202 threads" in text, text[:300])
+        check(len(re.findall(r"^thread ", text, re.M)) == 202, "not all threads")
+        native(text, "one_of_many")
+        check(float(re.search(r"stopped for ([\d.]+) ms", text)[1]) <= 1000, text[:200])
+        goes_on(pid)
+
+
+@test
+def a_deep_recursion_is_cut():
+    with target("recurse", "20000") as pid:
+        text = helper(pid)
+        native(text, "recurse", " times more", "frames further out are cut")
+        goes_on(pid)
+
+
+@test
+def a_stripped_program_has_offsets():
+    if not shutil.which("strip"):
+        skip("strip is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "stripped")
+        shutil.copy(program("stack_target"), path)
+        subprocess.run(["strip", path], check=True)
+        with target("sleep", path=path) as pid:
+            native(summary(helper(pid)), "called from stripped + 0x")
+
+
+@test
+def a_thread_in_state_d():
+    with target("uninterruptible") as pid:
+        wait_until(lambda: state(pid) == "D", "state D")
+        text = helper(pid)
+        check("in the kernel (state D)" in summary(text), summary(text))
+        check("threads did not stop within 15 ms" in text, text)
+        check("TracerPid:\t0\n" in harness.read("/proc/%d/status" % pid), "it is traced")
+        for child in harness.children(pid):
+            os.kill(child, signal.SIGKILL)
+        wait_until(lambda: state(pid) in "ZX", "the end")
+
+
+@test
+def without_ptrace_the_rank_copies_its_stacks_itself():
+    under = without("ptrace=EPERM,process_vm_readv=EPERM")
+    with target("lock") as pid:
+        text = helper(pid, under=under)
+        check("ptrace was refused (Operation not permitted): the rank copied its stacks itself" in text, text)
+        native(summary(text), "wait_for_the_dead")
+    with target("frames") as pid:
+        text = helper(pid, under=under)
+        check("MainThread in inner (inner.py:7)" in summary(text), text)
+
+
+@test
+def a_process_that_is_no_rank():
+    with subprocess.Popen(["sleep", "100"]) as process:
+        text = helper(process.pid)
+        check("it is no worker of this release" in text, text)
+        process.kill()
+
+
+@test
+def another_pid_namespace():
+    under = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child")
+    if subprocess.run([*under, "true"], capture_output=True, check=False).returncode:
+        skip("no PID namespace can be made here")
+    with target("sleep") as pid:
+        result = subprocess.run([*under, program("coxswain"), "__stacks", str(pid), "1000"], capture_output=True,
+                                text=True, check=False)
+        check("there is no such process in this PID namespace" in result.stdout, result.stdout)
+
+
+@test
+def the_command_shows_all_ranks_or_one():
+    with Group(ranks=2) as group:
+        text = expect(run(["stacks", group.name]), 0).out
+        for rank, pid in enumerate(group.pids):
+            check("rank %d (pid %d)" % (rank, pid) in text, text)
+        native(text, "cox_gate_wait")
+        one = json.loads(expect(run(["stacks", "--name", group.name, "--rank", "1", "--json"]), 0).out)
+        check([rank["rank"] for rank in one["ranks"]] == [1], one)
+        check("the group has no such rank" in run(["stacks", group.name, "--rank", "5"]).err, "another text")
+        expect(group.stop(), 0)
+
+
+@test
+def a_hang_tells_where_each_rank_stands():
+    with tempfile.TemporaryDirectory() as crashes, \
+            Group(ranks=4, arguments=("--timeout", "1", "--crash-dir", crashes)) as group:
+        group.stopped(1)
+        result = group.generate("--quiet", "27+58=")
+        check(result.status != 0, "it did not fail")
+        wait_until(lambda: any(".timeout." in name for name in os.listdir(crashes)), "the recording")
+        path = os.path.join(crashes, next(name for name in os.listdir(crashes) if ".timeout." in name))
+        text = expect(run(["postmortem", path]), 0).out
+        check("where the ranks stood: rank 1: " in text, text)
+        check("stopped by a signal" in text, text)
+        for rank in range(4):
+            check("Stacks of rank %d:" % rank in text, text)
+        told = group.status()["stacks"]
+        check(told["text"].startswith("rank 1: "), told)
+        os.kill(group.pids[1], signal.SIGCONT)
+        expect(group.stop(), 0)
+
+
+@test
+def a_dead_rank_has_its_last_lines():
+    with Group(ranks=2, arguments=("--on-death", "wait")) as group:
+        os.kill(group.pids[1], signal.SIGKILL)
+        wait_until(lambda: group.status()["ranks"][1]["liveness"] == "dead", "the death")
+        text = expect(run(["stacks", group.name, "--rank", "1"]), 0).out
+        check("rank 1 (pid %d) was killed by signal 9" % group.pids[1] in text, text)
+        expect(group.stop(), 0)
+
+
+@test
+def one_option_turns_it_off():
+    with Group(ranks=2, arguments=("--timeout", "1", "--no-stacks")) as group:
+        group.stopped(1)
+        result = group.generate("--quiet", "27+58=")
+        check(result.status != 0 and "stacks:" not in result.err, result.err)
+        check(group.status()["stacks"] is None, "there are stacks")
+        os.kill(group.pids[1], signal.SIGCONT)
+        expect(group.stop(), 0)
+
+
+harness.main()

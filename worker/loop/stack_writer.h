@@ -1,0 +1,44 @@
+/*
+ * stack_writer: the rank's part of stack_area.h: a thread that sleeps until another process asks
+ * for stacks, and then writes what that process cannot see.
+ *
+ * While it writes, a tracer may hold all other threads of the process. So it calls nothing that
+ * takes a lock: system calls, and the host's write_frames, of which the same is asked.
+ *
+ * Threads: start and stop on one thread.
+ * Ownership: the struct has the fd, the mapping and the thread.
+ * Blocks: stop, until the thread has ended, a few milliseconds.
+ * If the process dies: the kernel frees the memory.
+ */
+#ifndef COX_WORKER_STACK_WRITER_H
+#define COX_WORKER_STACK_WRITER_H
+
+#include "channel/stacks/stack_area.h"
+
+#include <coxswain/base.h>
+
+#include <pthread.h>
+#include <stdbool.h>
+
+struct cox_stack_writer {
+    /* NULL: it does not run */
+    struct cox_stack_area *area;
+    int fd;
+    pthread_t thread;
+    _Atomic bool stopping;
+    /* as in cox_worker_options; NULL: none */
+    void (*write_frames)(void *context, int fd);
+    void *context;
+    /* CPython's own, if the process has it; NULL */
+    const char *(*python_dump)(int fd, void *interpreter, void *thread_state);
+};
+
+/* Returns 0, also where memfds are denied (seccomp), or files of that size (ulimit -f): then
+ * nothing is started, and the rank works without; -errno: no memory, fd or thread. */
+int cox_stack_writer_start(struct cox_stack_writer *writer,
+                           void (*write_frames)(void *context, int fd), void *context,
+                           struct cox_error *err);
+/* Idempotent; a zeroed one is fine. */
+void cox_stack_writer_stop(struct cox_stack_writer *writer);
+
+#endif
