@@ -227,26 +227,6 @@ int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns
     return r;
 }
 
-static void free_texts(char **texts, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        free(texts[i]);
-    free(texts);
-}
-
-void cox_link_status_deinit(struct cox_link_status *status)
-{
-    for (size_t i = 0; i < status->failed_count; i++) {
-        free(status->failed[i].cluster_id);
-        free(status->failed[i].text);
-    }
-    free(status->failed);
-    free_texts(status->success, status->success_count);
-    free_texts(status->running, status->running_count);
-    free_texts(status->waiting, status->waiting_count);
-    *status = (struct cox_link_status){0};
-}
-
 /* ---- pull KV ---- */
 
 struct pull_reader {

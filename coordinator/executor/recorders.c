@@ -522,7 +522,7 @@ int cox_recorders_open(struct cox_executor *executor, struct cox_error *err)
     cox_condition_init(&recorders->changed);
     recorders->initialized = true;
     recorders->lock_fd = -1;
-    for (int c = 0; c < COX_TWO_WAY_COUNT && !executor->options.recorder.no_stacks; c++)
+    for (int c = 0; c < COX_TWO_WAY_COUNT && !executor->options.recorder.stacks_off; c++)
         executor->collectors[c].failed = on_failed;
     if (executor->options.recorder.off)
         return 0;

@@ -426,7 +426,7 @@ int cox_executor_open_incidents(struct cox_executor *executor, struct cox_error 
     incidents->log = &executor->options.hooks.log;
     incidents->rank_count = executor->geometry.rank_count;
     /* Ranks of other machines: each node gathers for its own. */
-    incidents->off = executor->options.recorder.no_stacks || executor->remote.transport;
+    incidents->off = executor->options.recorder.stacks_off || executor->remote.transport;
     incidents->filed = executor->options.recorder.crash_dir != NULL;
     for (int c = 0; c < COX_TWO_WAY_COUNT && !incidents->off; c++) {
         executor->collectors[c].suspect = on_suspect;

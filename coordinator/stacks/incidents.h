@@ -38,7 +38,7 @@ struct cox_incidents {
     void *context;
     const struct cox_log *log;
     uint32_t rank_count;
-    /* options.recorder.no_stacks */
+    /* options.recorder.stacks_off */
     bool off;
     /* options.recorder.crash_dir: what is gathered goes there, and not to the log */
     bool filed;

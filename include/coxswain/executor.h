@@ -257,7 +257,7 @@ struct cox_executor_recorder {
     bool crash_contents;
     /* The stacks of ranks are never gathered by themselves: not when a request passes its deadline,
      * nor when ranks diverge or are stuck at stop. cox_executor_stacks works all the same. */
-    bool no_stacks;
+    bool stacks_off;
     /* A directory for what the group did when something failed: after a death, a timeout, a
      * divergence or a failed start a file is written there, at most 16 for a name. The recorders
      * are files there too, removed when the group stops. Created if it does not exist. NULL: none.

@@ -14,6 +14,9 @@
 #include <coxswain/executor.h>
 #include <coxswain/handle.h>
 
+#include <stdlib.h>
+#include <string.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -181,7 +184,25 @@ struct cox_link_status {
  * is used. */
 COX_PUBLIC int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_link_status *ret_status, struct cox_error *err);
-COX_PUBLIC void cox_link_status_deinit(struct cox_link_status *status); /* idempotent */
+/* Idempotent. */
+static inline void cox_link_status_deinit(struct cox_link_status *status)
+{
+    for (size_t i = 0; i < status->failed_count; i++) {
+        free(status->failed[i].cluster_id);
+        free(status->failed[i].text);
+    }
+    for (size_t i = 0; i < status->success_count; i++)
+        free(status->success[i]);
+    for (size_t i = 0; i < status->running_count; i++)
+        free(status->running[i]);
+    for (size_t i = 0; i < status->waiting_count; i++)
+        free(status->waiting[i]);
+    free(status->failed);
+    free(status->success);
+    free(status->running);
+    free(status->waiting);
+    memset(status, 0, sizeof *status);
+}
 
 struct cox_pull_result {
     const char *request_id;

@@ -31,6 +31,9 @@
 
 #include <coxswain/requests.h>
 
+#include <stdlib.h>
+#include <string.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -206,7 +209,17 @@ struct cox_prompt_output {
     /* for a request with pull_only */
     struct cox_pull_report *report;
 };
-COX_PUBLIC void cox_prompt_output_deinit(struct cox_prompt_output *output); /* idempotent */
+/* Idempotent. */
+static inline void cox_prompt_output_deinit(struct cox_prompt_output *output)
+{
+    free(output->tokens);
+    free(output->error);
+    free(output->hold);
+    free(output->report);
+    const uint64_t index = output->index;
+    memset(output, 0, sizeof *output);
+    output->index = index;
+}
 
 struct cox_transfers_status {
     /* pulls that have not ended */

@@ -211,7 +211,7 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
     case COX_OPTION_CRASH_DIR:
         return take_crash_dir(options, value, err);
     case COX_OPTION_NO_STACKS:
-        options->no_stacks = true;
+        options->stacks_off = true;
         return 0;
     case COX_OPTION_SIZE:
         return take_size(options, value, err);

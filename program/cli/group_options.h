@@ -38,7 +38,7 @@ struct cox_group_choice {
     /* NULL: $COXSWAIN_CRASH_DIR, or none */
     const char *crash_dir;
     bool crash_contents;
-    bool no_stacks;
+    bool stacks_off;
     /* for requests and for replies; 0: default */
     uint64_t large_payload_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
