@@ -9,6 +9,9 @@
 #include "large_payload.h"
 
 #define HUGE_PAGE_SIZE ((size_t)2 << 20)
+/* Of each block, so that its size is known from what malloc says is usable: glibc aligns inside a
+ * mapping, and leaves up to a huge page behind the block, which must not look like a part of it. */
+#define SPARE_SIZE ((size_t)64)
 
 static struct {
     pthread_mutex_t lock;
@@ -21,7 +24,7 @@ static struct {
 /* In units of huge pages; what malloc gives beyond it is not used. */
 static size_t block_size(uint8_t *bytes)
 {
-    return malloc_usable_size(bytes) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
+    return (malloc_usable_size(bytes) - SPARE_SIZE) / HUGE_PAGE_SIZE * HUGE_PAGE_SIZE;
 }
 
 static uint8_t *pool_remove(uint32_t index)
@@ -71,15 +74,17 @@ uint8_t *cox_reply_memory_alloc(size_t size)
     uint8_t *bytes = pool_take(rounded);
     if (bytes)
         return bytes;
-    bytes = aligned_alloc(HUGE_PAGE_SIZE, rounded);
-    if (bytes)
-        (void)madvise(bytes, rounded, MADV_HUGEPAGE);
-    return bytes;
+    void *memory = NULL;
+    if (posix_memalign(&memory, HUGE_PAGE_SIZE, rounded + SPARE_SIZE))
+        return NULL;
+    (void)madvise(memory, rounded, MADV_HUGEPAGE);
+    return memory;
 }
 
 void cox_reply_memory_free(uint8_t *bytes)
 {
-    const size_t size = bytes ? block_size(bytes) : 0;
+    const size_t size =
+        bytes && malloc_usable_size(bytes) >= HUGE_PAGE_SIZE ? block_size(bytes) : 0;
     if (size >= HUGE_PAGE_SIZE && size <= COX_LARGE_PAYLOAD_KEEP_SIZE &&
         pthread_mutex_trylock(&pool.lock) == 0) {
         uint8_t *kept = bytes;

@@ -61,6 +61,16 @@ WRAP(void *, aligned_alloc, size_t alignment, size_t size)
                                                 : block(__real_aligned_alloc(alignment, size));
 }
 
+WRAP(int, posix_memalign, void **ret_memory, size_t alignment, size_t size)
+{
+    int r = FAILS("posix_memalign", ENOMEM, 0, 0)
+                ? ENOMEM
+                : __real_posix_memalign(ret_memory, alignment, size);
+    if (r == 0)
+        block(*ret_memory);
+    return r;
+}
+
 WRAP(void *, realloc, void *old, size_t size)
 {
     if (FAILS("realloc", ENOMEM, 0, 0))
