@@ -247,13 +247,13 @@ static int server_make(struct cox_foreground *foreground,
     return cox_server_start(server, err);
 }
 
-#define FDS_OF_GROUP 30
+#define FDS_OF_GROUP 31
 #define FDS_OF_RANK 3
 /* Three of each rank are for where fds are exchanged over the control socket alone. */
-#define FDS_OF_SEALED_GROUP 22
+#define FDS_OF_SEALED_GROUP 23
 #define FDS_OF_SEALED_RANK 9
 /* The fds that a rank inherits are copied above the numbers that they get there (launch.c). */
-#define FDS_OF_SEALED_MIN 39
+#define FDS_OF_SEALED_MIN 40
 
 uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
 {

@@ -20,7 +20,7 @@
 
 /* The threads of a coordinator and its ranks; multi/commands_doctor counts them. */
 #define THREADS_OF_COORDINATOR 11
-#define THREADS_OF_WORKER 6
+#define THREADS_OF_WORKER 7
 /* A process with its libraries and buffers, without weights and a KV cache. */
 #define BYTES_OF_PROCESS (UINT64_C(16) << 20)
 
