@@ -100,6 +100,8 @@ static void help(FILE *file)
                   "                        /tmp/coxswain-UID, in this order\n"
                   "  COXSWAIN_WORKER       the worker program, as --worker\n"
                   "  COXSWAIN_CRASH_DIR    the directory of --crash-dir\n"
+                  "  COXSWAIN_STACKS       off: when a request meets its deadline, ranks differ or\n"
+                  "                        are stuck at the end, it is not looked where they stand\n"
                   "\n"
                   "coxswain help COMMAND tells the options of a command.\n");
     cox_exit_help(file);

@@ -190,7 +190,7 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
         .memory.refuse_large_payloads = group->no_large_payloads,
         .recorder.crash_dir = cox_group_choice_crash_dir(group),
         .recorder.crash_contents = group->crash_contents,
-        .recorder.stacks_off = group->stacks_off,
+        .recorder.stacks_off = cox_group_choice_stacks_off(),
         .memory.large_payload_size_max = group->large_payload_size,
         .memory.reply_size_max = group->large_payload_size,
         .workers.external = from->external,

@@ -210,9 +210,6 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
         return 0;
     case COX_OPTION_CRASH_DIR:
         return take_crash_dir(options, value, err);
-    case COX_OPTION_NO_STACKS:
-        options->stacks_off = true;
-        return 0;
     case COX_OPTION_SIZE:
         return take_size(options, value, err);
     case COX_OPTION_START_TIMEOUT:
@@ -234,6 +231,12 @@ const char *cox_group_choice_crash_dir(const struct cox_group_choice *options)
 {
     const char *folder = options->crash_dir ? options->crash_dir : getenv("COXSWAIN_CRASH_DIR");
     return folder && folder[0] ? folder : NULL;
+}
+
+bool cox_group_choice_stacks_off(void)
+{
+    const char *value = getenv("COXSWAIN_STACKS");
+    return value && strcmp(value, "off") == 0;
 }
 
 static int choice_mode(const struct cox_group_choice *options, enum cox_attach attach,
@@ -265,6 +268,9 @@ int cox_group_choice_geometry(const struct cox_group_choice *options,
 int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err)
 {
     struct cox_geometry geometry;
+    const char *stacks = getenv("COXSWAIN_STACKS");
+    if (stacks && stacks[0] && strcmp(stacks, "on") != 0 && strcmp(stacks, "off") != 0)
+        return cox_fail(err, COX_INVALID, "COXSWAIN_STACKS is '%.64s': expected on or off", stacks);
     return cox_group_choice_geometry(options, &geometry, err);
 }
 
@@ -318,10 +324,6 @@ static const struct argp_option start_options[] = {
      "in DIR, at most 16 for a name (coxswain postmortem); the recorders are files there, too "
      "(default: $COXSWAIN_CRASH_DIR, or none). DIR,contents: with the bytes of the requests that "
      "were under way",
-     0},
-    {"no-stacks", COX_OPTION_NO_STACKS, NULL, 0,
-     "do not gather where the ranks stand when a request meets its deadline, ranks diverge, or are "
-     "stuck at the end (coxswain stacks)",
      0},
     {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,
      "time that workers have to attach, up to 1000000 s (default 60)", 0},

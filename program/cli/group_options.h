@@ -38,7 +38,6 @@ struct cox_group_choice {
     /* NULL: $COXSWAIN_CRASH_DIR, or none */
     const char *crash_dir;
     bool crash_contents;
-    bool stacks_off;
     /* for requests and for replies; 0: default */
     uint64_t large_payload_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
@@ -69,7 +68,6 @@ enum cox_option {
     COX_OPTION_LEGACY_WORKERS,
     COX_OPTION_ATTACH,
     COX_OPTION_CRASH_DIR,
-    COX_OPTION_NO_STACKS,
     COX_OPTION_SIZE,
     COX_OPTION_START_TIMEOUT,
     COX_OPTION_TIMEOUT,
@@ -86,6 +84,8 @@ extern const struct cox_option_group cox_death_option_group;
 void cox_group_choice_init(struct cox_group_choice *options);
 /* --crash-dir, $COXSWAIN_CRASH_DIR; NULL: none. */
 const char *cox_group_choice_crash_dir(const struct cox_group_choice *options);
+/* $COXSWAIN_STACKS is "off". */
+bool cox_group_choice_stacks_off(void);
 /* What a group of these options can do (channel/attach/attach.h). */
 const struct cox_attach_limits *cox_group_choice_limits(const struct cox_group_choice *options);
 /* Returns 0 or COX_INVALID. */

@@ -238,8 +238,10 @@ def a_dead_rank_has_its_last_lines():
 
 
 @test
-def one_option_turns_it_off():
-    with Group(ranks=2, arguments=("--timeout", "1", "--no-stacks")) as group:
+def one_variable_turns_it_off():
+    expect(run(["run", "--model", harness.MODEL], env=harness.environment(COXSWAIN_STACKS="no")), 2,
+           "COXSWAIN_STACKS is 'no': expected on or off")
+    with Group(ranks=2, arguments=("--timeout", "1"), COXSWAIN_STACKS="off") as group:
         group.stopped(1)
         result = group.generate("--quiet", "27+58=")
         check(result.status != 0 and "stacks:" not in result.err, result.err)
