@@ -1,8 +1,11 @@
-"""What cffi compiles the Python package from: declarations.py FOREIGN INCLUDE_FOLDER... < PREPROCESSED > DECLARATIONS
+"""What cffi compiles the Python package from.
 
-Reads native.h as `cc -E -dD -D'__attribute__(x)=' native.h` writes it, and keeps the declarations of the headers in the
-folders: of Coxswain, not of the system. Of functions with a body the prototype. Numbers that are macros become constants,
-whose values the compiler fills in. FOREIGN, foreign.h, comes first.
+Usage: declarations.py FOREIGN INCLUDE_FOLDER... < PREPROCESSED > DECLARATIONS
+
+Reads native.h as `cc -E -dD -D'__attribute__(x)=' native.h` writes it, and keeps the declarations
+of the headers in the folders: of Coxswain, not of the system. Of functions with a body the
+prototype. Numbers that are macros become constants, whose values the compiler fills in. FOREIGN,
+foreign.h, comes first.
 """
 
 import os
