@@ -29,7 +29,7 @@
  */
 #define FD_FIRST 4
 
-/* Of the new process, until exec: for child_main and system calls. */
+/* Of the new process, until exec: for its function and system calls. */
 #define CHILD_STACK_SIZE (64 * 1024)
 
 _Static_assert(COX_LAUNCH_FD_COUNT_MAX <= COX_FORK_SERVER_FD_COUNT_MAX,
@@ -409,21 +409,14 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     return r ? r : pipe_init(&launch->report);
 }
 
-/* Functions that run in the child, on its own stack in the memory of this process, use system calls
- * directly: sanitizers wrap the C library's functions (and instrument every memory access) with
- * locks, which another thread may hold, and know nothing of this stack. */
-#define CHILD                                                                                      \
-    __attribute__((noinline, no_sanitize("thread"), no_sanitize("address"),                        \
-                   no_sanitize("undefined")))
-
-CHILD static _Noreturn void child_exit(void)
+COX_LAUNCH_CHILD static _Noreturn void child_exit(void)
 {
     for (;;)
         syscall(SYS_exit_group, 127);
 }
 
 /* Returns fd, or a copy of it, outside the numbers that are about to be replaced. */
-CHILD static int child_fd_above_report(int fd)
+COX_LAUNCH_CHILD static int child_fd_above_report(int fd)
 {
     return fd > 3 ? fd : (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 4);
 }
@@ -439,7 +432,7 @@ struct child_dirent {
 
 /* Closes all fds from `first` on. Before Linux 5.9, or if a filter denies close_range, one by one:
  * /proc lists them by number, so that closing some does not hide others. */
-CHILD static int child_close_from(int first)
+COX_LAUNCH_CHILD static int child_close_from(int first)
 {
     if (syscall(SYS_close_range, first, ~0U, 0) == 0)
         return 0;
@@ -465,7 +458,7 @@ CHILD static int child_close_from(int first)
 
 /* Arranges the fds: 0, 1, 2, the inherited ones and, until exec, 3 for the report; no others.
  * Before, any of them can have any number, because the host may have closed its standard ones. */
-CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
+COX_LAUNCH_CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
 {
     int out_fd = child_fd_above_report(launch->streams[0].write_fd);
     int err_fd = child_fd_above_report(launch->streams[1].write_fd);
@@ -491,7 +484,7 @@ CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
 }
 
 /* Sets the mark by which the control socket knows what comes from a rank (peer.h). */
-CHILD static int child_set_mark(void)
+COX_LAUNCH_CHILD static int child_set_mark(void)
 {
     uint64_t limit[2]; /* struct rlimit64 */
     if (syscall(SYS_prlimit64, 0, RLIMIT_LOCKS, NULL, limit) < 0)
@@ -503,12 +496,12 @@ CHILD static int child_set_mark(void)
 /* Until exec: it shares the coordinator's memory, whose other threads run on, so nothing but system
  * calls, and nothing is written but its own stack and errno, of the thread that waits for it. It
  * never returns into the coordinator's code and runs none of its exit handlers. */
-CHILD static int child_main(void *argument)
+COX_LAUNCH_CHILD static int child_main(void *argument)
 {
     const struct launch *launch = argument;
-    /* All signals are blocked (launch_fork). A signal that the host ignores would stay ignored over
-     * exec, and a handler of the host must not run once the mask is cleared. (Refused for SIGKILL
-     * and SIGSTOP.) */
+    /* All signals are blocked (cox_launch_clone). A signal that the host ignores would stay ignored
+     * over exec, and a handler of the host must not run once the mask is cleared. (Refused for
+     * SIGKILL and SIGSTOP.) */
     const uint64_t none = 0, default_action[8] = {0}; /* SIG_DFL; more than the kernel reads */
     for (int number = 1; number < NSIG; number++)
         syscall(SYS_rt_sigaction, number, default_action, NULL, sizeof none);
@@ -541,15 +534,7 @@ CHILD static int child_main(void *argument)
     child_exit();
 }
 
-/* A process as posix_spawn makes it: it has this process's memory until it executes its program, so
- * that the page tables of a host with much memory are not copied, which takes 50 ms for each GB.
- * This thread continues when the child has executed its program or is dead, which end-of-file on a
- * pipe does not show once another thread of the host has forked. The child comes with its pidfd, so
- * that no other thread can reap the pid in between (a host that ignores SIGCHLD would); the kernel
- * stores the pidfd before this thread sleeps. Fork handlers of the host do not run. All signals are
- * blocked meanwhile, also those that the C library keeps for itself: a handler in the child would
- * change this process's memory. */
-static pid_t launch_fork(struct launch *launch, _Atomic int *ret_pidfd)
+pid_t cox_launch_clone(int (*main)(void *argument), void *argument, _Atomic int *ret_pidfd)
 {
     const uint64_t all = ~UINT64_C(0);
     uint64_t before;
@@ -564,10 +549,10 @@ static pid_t launch_fork(struct launch *launch, _Atomic int *ret_pidfd)
     pid_t pid = (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD),
                                NULL, ret_pidfd, NULL, NULL);
     if (pid == 0)
-        child_main(launch);
+        main(argument);
 #else
-    pid_t pid = clone(child_main, stack + CHILD_STACK_SIZE,
-                      CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, launch, ret_pidfd);
+    pid_t pid = clone(main, stack + CHILD_STACK_SIZE,
+                      CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, argument, ret_pidfd);
 #endif
     const int error = errno;
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
@@ -665,7 +650,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
             r == -EMFILE ? " (raise ulimit -n: a rank needs 3, and 5 more while it starts)" : "");
     if (launch_ask(&launch, plan, rank, ret_launched))
         return 0;
-    pid_t pid = launch_fork(&launch, &ret_launched->pidfd);
+    pid_t pid = cox_launch_clone(child_main, &launch, &ret_launched->pidfd);
     if (pid < 0) {
         r = -errno;
         /* The kernel may have stored a number before it failed, which may have been reused. */

@@ -89,6 +89,22 @@ void cox_launch_plan_deinit(struct cox_launch_plan *plan);
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
                const struct cox_launch_incarnation *incarnation, struct cox_launched *ret_launched,
                struct cox_error *err);
+/* Of functions that run in a child of cox_launch_clone: they use system calls directly, since
+ * sanitizers wrap the C library's functions (and instrument every memory access) with locks, which
+ * another thread may hold, and know nothing of this stack. */
+#define COX_LAUNCH_CHILD                                                                           \
+    __attribute__((noinline, no_sanitize("thread"), no_sanitize("address"),                        \
+                   no_sanitize("undefined")))
+/* A process as posix_spawn makes it: it has this process's memory until it executes its program, so
+ * that the page tables of a host with much memory are not copied, which takes 50 ms for each GB.
+ * This thread continues when the child has executed its program or is dead, which end-of-file on a
+ * pipe does not show once another thread of the host has forked. The child comes with its pidfd, so
+ * that no other thread can reap the pid in between (a host that ignores SIGCHLD would); the kernel
+ * stores the pidfd before this thread sleeps. Fork handlers of the host do not run. All signals are
+ * blocked meanwhile, also those that the C library keeps for itself: a handler in the child would
+ * change this process's memory. main executes a program or exits, by system calls. Returns the pid;
+ * -1: errno. */
+pid_t cox_launch_clone(int (*main)(void *argument), void *argument, _Atomic int *ret_pidfd);
 /* Sends SIGKILL to the process that was started, if it lives, and to its process group. Before it
  * is reaped. */
 void cox_launch_kill_group(pid_t pid, int pidfd);

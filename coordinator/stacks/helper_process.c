@@ -1,19 +1,16 @@
 #include "helper_process.h"
 
+#include "channel/base/base_internal.h"
 #include "channel/base/idioms.h"
-#include "channel/base/tsan.h"
+#include "coordinator/process/launch.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHILD_STACK_SIZE ((size_t)64 << 10)
 
 struct start {
     const char *program;
@@ -23,8 +20,7 @@ struct start {
     int error;
 };
 
-/* Only system calls, in memory that the other threads go on using; see launch.c. */
-static int child_main(void *argument)
+COX_LAUNCH_CHILD static int child_main(void *argument)
 {
     struct start *start = argument;
     const uint64_t none = 0, default_action[8] = {0};
@@ -48,31 +44,6 @@ static int child_main(void *argument)
     return 0;
 }
 
-static pid_t child_start(struct start *start, int *ret_pidfd)
-{
-    const uint64_t all = ~UINT64_C(0);
-    uint64_t before;
-    char *stack = mmap(NULL, CHILD_STACK_SIZE, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-    if (stack == MAP_FAILED)
-        return -1;
-    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
-#ifdef COX_TSAN
-    pid_t pid = (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD),
-                               NULL, ret_pidfd, NULL, NULL);
-    if (pid == 0)
-        child_main(start);
-#else
-    pid_t pid = clone(child_main, stack + CHILD_STACK_SIZE,
-                      CLONE_VM | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, start, ret_pidfd);
-#endif
-    const int error = errno;
-    syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
-    munmap(stack, CHILD_STACK_SIZE);
-    errno = error;
-    return pid;
-}
-
 int cox_helper_process_start(const char *program, char *const *arguments, char *const *environment,
                              struct cox_helper_process *ret_helper)
 {
@@ -82,13 +53,20 @@ int cox_helper_process_start(const char *program, char *const *arguments, char *
         return -errno;
     struct cox_helper_process helper = {.pidfd = -1, .output_fd = ends[0]};
     _cox_cleanup_(cox_close_fd) int output_fd = ends[1];
+    /* Of a host without standard streams they may be 0 to 2, which the child replaces. */
+    if (cox_fd_raise(&null_fd) || cox_fd_raise(&output_fd)) {
+        cox_close_fd(&helper.output_fd);
+        return -EMFILE;
+    }
     struct start start = {program, arguments, environment, output_fd, null_fd, 0};
     fcntl(helper.output_fd, F_SETFL, O_NONBLOCK);
-    if (child_start(&start, &helper.pidfd) < 0) {
+    _Atomic int pidfd = -1;
+    if (cox_launch_clone(child_main, &start, &pidfd) < 0) {
         const int error = errno;
         cox_close_fd(&helper.output_fd);
         return -error;
     }
+    helper.pidfd = pidfd;
     if (start.error) {
         cox_helper_process_end(&helper);
         return -start.error;
@@ -99,12 +77,10 @@ int cox_helper_process_start(const char *program, char *const *arguments, char *
 
 void cox_helper_process_end(struct cox_helper_process *helper)
 {
-    siginfo_t info;
+    siginfo_t info = {0};
     if (helper->pidfd >= 0) {
         syscall(SYS_pidfd_send_signal, helper->pidfd, SIGKILL, NULL, 0);
-        /* ECHILD: the host has reaped it, or ignores SIGCHLD. */
-        while (waitid(P_PIDFD, (id_t)helper->pidfd, &info, WEXITED) < 0 && errno == EINTR)
-            continue;
+        cox_launch_reap(helper->pidfd, true, &info);
     }
     cox_close_fd(&helper->pidfd);
     cox_close_fd(&helper->output_fd);

@@ -123,7 +123,9 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
                           err);
     case 'm':
         *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d",
-                                           count_fds("/memfd:") + count_fds("/dev/shm/"));
+                                           count_fds("/memfd:") + count_fds("/dev/shm/") -
+                                               /* for readers outside: multi/stacks */
+                                               count_fds("/memfd:coxswain-stacks"));
         return 0;
     case 'f':
         return cox_fail(err, COX_INVALID, "no such thing");

@@ -48,7 +48,7 @@ FOLDERS = {
     "coordinator/process": "channel/base channel/socket",
     "coordinator/transport": "channel/shm",
     "coordinator/recording": "channel/base channel/recorder",
-    "coordinator/stacks": "channel/base",
+    "coordinator/stacks": "channel/base coordinator/process",
     "coordinator/collector": "channel/base channel/attach/sealed channel/recorder channel/shm channel/memory proto proto/legacy coordinator/process "
                              "coordinator/stacks coordinator/transport",
     "coordinator/executor": "channel/base channel/attach channel/attach/sealed channel/recorder channel/shm channel/socket proto coordinator/transport "
