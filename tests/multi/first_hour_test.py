@@ -407,7 +407,7 @@ def what_is_full_names_its_remedy():
 
     def limited(count):
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
-    expect(run(["generate", "-n", "4", "--model", MODEL, "1+1="], preexec_fn=limited(14)), 1, "ulimit -n 51")
+    expect(run(["generate", "-n", "4", "--model", MODEL, "1+1="], preexec_fn=limited(14)), 1, "ulimit -n 52")
     # A thread's stack is as large as the limit: too small a one ended in a SIGSEGV.
     def stack(size):
         return lambda: resource.setrlimit(resource.RLIMIT_STACK, (size, resource.RLIM_INFINITY))
