@@ -273,11 +273,14 @@ def a_step_that_is_late_is_run_again_and_the_text_is_the_same():
             wait_until(lambda: os.fstat(out.fileno()).st_size > 0, "text")
             pid = workers_of(process, 2)[rank]
             stop_process(pid)
-            line = process.stderr.readline() + process.stderr.readline()  # that it is stopped, and the retry
+            begin = line = process.stderr.readline()  # that it is stopped; then the stacks, and the retry
+            while line and "is retried" not in line:
+                line = process.stderr.readline()
+                begin += line
             os.kill(pid, signal.SIGCONT)
             result = finish(process)
             out.seek(0)
-            result.out, result.err = out.read(), line + result.err
+            result.out, result.err = out.read(), begin + result.err
             expect(result, 0, "a step failed and is retried", "rank %d" % rank, "steps were run again")
             check(result.out == expected, "another text", result)
 
