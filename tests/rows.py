@@ -37,8 +37,8 @@ ELSEWHERE = {
     "S5": "and `model_reference/check_logits.py` against numpy; for ranks as processes "
           "`s5_tokens_are_the_same_for_every_world_size`",
 }
-NAME = re.compile(r"cmocka_unit_test\w*\(\s*(\w+)|def (test_\w+)|static void (\w+)\(void \*\*"
-                  r"|@(?:\w+\.)?test\ndef (\w+)")
+NAME = re.compile(r"^[A-Z_]*TEST[A-Z_]*\(\s*(\w+)|def (test_\w+)|static void (\w+)\(void \*\*"
+                  r"|@(?:\w+\.)?test\ndef (\w+)", re.M)
 HEADING = re.compile(r"## ([A-Z]): (.+)")
 ENTRY = re.compile(r"\*\*([A-Z]\d+[A-Z]?)\*\* ")
 ID = re.compile(r"(?:[a-z]|issue)\d+[a-z]?")

@@ -115,9 +115,8 @@ static void hand_works(struct hand *hand)
     test_group_free(hand->group);
 }
 
-static void p1_b53_a_worker_killed_on_its_way_in(void **state)
+TEST(p1_b53_a_worker_killed_on_its_way_in)
 {
-    (void)state;
     test_needs_processes();
     for (size_t p = 0; p < POINT_COUNT; p++) {
         struct hand hand;
@@ -142,9 +141,8 @@ static void p1_b53_a_worker_killed_on_its_way_in(void **state)
 }
 
 /* The supervisor has no processor from the death until long after the last rank has attached. */
-static void p1_b53_a_death_that_the_supervisor_has_not_seen_yet_ends_the_start(void **state)
+TEST(p1_b53_a_death_that_the_supervisor_has_not_seen_yet_ends_the_start)
 {
-    (void)state;
     test_needs_processes();
     for (size_t p = FIRST_ANNOUNCED; p < POINT_COUNT; p++) {
         struct hand hand;
@@ -172,9 +170,8 @@ static void p1_b53_a_death_that_the_supervisor_has_not_seen_yet_ends_the_start(v
     }
 }
 
-static void p3_b52_a_worker_stopped_on_its_way_in_is_waited_for(void **state)
+TEST(p3_b52_a_worker_stopped_on_its_way_in_is_waited_for)
 {
-    (void)state;
     test_needs_processes();
     for (size_t p = 0; p < POINT_COUNT; p++) {
         struct hand hand;
@@ -219,9 +216,8 @@ static bool names_the_stopped(size_t p, uint64_t timeout_ms)
     return told || (unknown && WIFSTOPPED(status) && p < FIRST_KNOWN);
 }
 
-static void p3_b2_a_start_with_a_deadline_names_the_worker_that_is_stopped(void **state)
+TEST(p3_b2_a_start_with_a_deadline_names_the_worker_that_is_stopped)
 {
-    (void)state;
     test_needs_processes();
     /* Behind the last two it has said that it is there. */
     for (size_t p = 0; p + 2 < POINT_COUNT; p++) {
@@ -230,17 +226,6 @@ static void p3_b2_a_start_with_a_deadline_names_the_worker_that_is_stopped(void 
             timeout_ms *= BRIEF_FACTOR;
         assert_true(timeout_ms < TEST_PATIENCE_MS);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p1_b53_a_worker_killed_on_its_way_in),
-        TEST(p1_b53_a_death_that_the_supervisor_has_not_seen_yet_ends_the_start),
-        TEST(p3_b52_a_worker_stopped_on_its_way_in_is_waited_for),
-        TEST(p3_b2_a_start_with_a_deadline_names_the_worker_that_is_stopped),
-    };
-    return cmocka_run_group_tests_name("by_hand", tests, NULL, NULL);
 }
 
 #else

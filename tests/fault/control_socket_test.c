@@ -83,9 +83,8 @@ static void leave_a_dead_socket(void)
     close(fd);
 }
 
-static void b4_p7_a_start_after_a_death_at_any_step_works(void **state)
+SOCKET_TEST(b4_p7_a_start_after_a_death_at_any_step_works)
 {
-    (void)state;
     for (size_t p = 0; p < POINT_COUNT; p++) {
         uint32_t count = 0;
         bool killed = true;
@@ -115,9 +114,8 @@ static void connect_and_die(void *context)
     connect_all_ways(life->path);
 }
 
-static void b15_b21_a_client_that_dies_at_any_step_leaves_nothing(void **state)
+SOCKET_TEST(b15_b21_a_client_that_dies_at_any_step_leaves_nothing)
 {
-    (void)state;
     static const char *const connected[] = {"control_socket.connected", "control_socket.asked",
                                             "socket.sent"};
     char path[COX_SOCKET_PATH_SIZE];
@@ -155,9 +153,8 @@ static void start_another(void *context)
     socket_stop();
 }
 
-static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
+SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for)
 {
-    (void)state;
     static const char *const held[] = {"runtime_dir.swept", "control_socket.bound",
                                        "control_socket.listens", "control_socket.named"};
     for (size_t p = 0; p < sizeof held / sizeof held[0]; p++) {
@@ -191,9 +188,8 @@ static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
 }
 
 /* Its socket was alive when the next start swept, and is dead when that one looks at its name. */
-static void b4_p7_a_name_whose_owner_dies_during_a_start_is_free(void **state)
+SOCKET_TEST(b4_p7_a_name_whose_owner_dies_during_a_start_is_free)
 {
-    (void)state;
     struct life owner = {.plan = "control_socket.accepted:stop"};
     struct life next = {.plan = "runtime_dir.swept:stop"};
     int status;
@@ -208,18 +204,6 @@ static void b4_p7_a_name_whose_owner_dies_during_a_start_is_free(void **state)
     kill(second, SIGCONT);
     child_join(second);
     assert_int_equal(runtime_dir_count(), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        SOCKET_TEST(b4_p7_a_start_after_a_death_at_any_step_works),
-        SOCKET_TEST(b15_b21_a_client_that_dies_at_any_step_leaves_nothing),
-        SOCKET_TEST(b4_p7_a_name_whose_owner_dies_during_a_start_is_free),
-        SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else

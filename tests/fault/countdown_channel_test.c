@@ -846,33 +846,28 @@ static const struct countdown_subject *const workers[] = {
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)                                        \
     run(list[i])
 
-static void b15_no_object_leaks_when_any_call_fails(void **state)
+TEST(b15_no_object_leaks_when_any_call_fails)
 {
-    (void)state;
     EACH(objects, countdown_once);
 }
 
-static void b19_objects_report_the_first_of_many_failures(void **state)
+TEST(b19_objects_report_the_first_of_many_failures)
 {
-    (void)state;
     EACH(objects, countdown_sticky);
 }
 
-static void b4_no_control_region_stays_when_any_call_fails(void **state)
+TEST(b4_no_control_region_stays_when_any_call_fails)
 {
-    (void)state;
     EACH(names, countdown_once);
 }
 
-static void b19_b53_control_regions_and_sweeps_report_the_first_of_many_failures(void **state)
+TEST(b19_b53_control_regions_and_sweeps_report_the_first_of_many_failures)
 {
-    (void)state;
     EACH(names, countdown_sticky);
 }
 
-static void b4_b15_no_channel_stays_when_any_call_fails(void **state)
+TEST(b4_b15_no_channel_stays_when_any_call_fails)
 {
-    (void)state;
     channel_id = COX_CHANNEL_EXECUTE;
     EACH(channels, countdown_once);
     EACH(renewals, countdown_once);
@@ -880,9 +875,8 @@ static void b4_b15_no_channel_stays_when_any_call_fails(void **state)
     EACH(channels, countdown_once);
 }
 
-static void b19_channels_report_the_first_of_many_failures(void **state)
+TEST(b19_channels_report_the_first_of_many_failures)
 {
-    (void)state;
     channel_id = COX_CHANNEL_EXECUTE;
     EACH(channels, countdown_sticky);
     EACH(renewals, countdown_sticky);
@@ -890,49 +884,28 @@ static void b19_channels_report_the_first_of_many_failures(void **state)
     EACH(channels, countdown_sticky);
 }
 
-static void private_memory_is_given_back_when_any_of_it_is_refused(void **state)
+TEST(private_memory_is_given_back_when_any_of_it_is_refused)
 {
-    (void)state;
     EACH(memories, countdown_once);
     EACH(memories, countdown_sticky);
 }
 
-static void b15_no_worker_leaks_when_any_call_fails(void **state)
+TEST(b15_no_worker_leaks_when_any_call_fails)
 {
-    (void)state;
     EACH(workers, countdown_once);
 }
 
-static void b19_workers_report_the_first_of_many_failures(void **state)
+TEST(b19_workers_report_the_first_of_many_failures)
 {
-    (void)state;
     EACH(workers, countdown_sticky);
 }
 
-static void an_interruption_never_leaves_its_wrapper(void **state)
+TEST(an_interruption_never_leaves_its_wrapper)
 {
-    (void)state;
     channel_id = COX_CHANNEL_EXECUTE;
     EACH(objects, countdown_interrupted);
     EACH(names, countdown_interrupted);
     EACH(channels, countdown_interrupted);
     EACH(renewals, countdown_interrupted);
     EACH(workers, countdown_interrupted);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b15_no_object_leaks_when_any_call_fails),
-        TEST(b19_objects_report_the_first_of_many_failures),
-        TEST(b4_no_control_region_stays_when_any_call_fails),
-        TEST(b19_b53_control_regions_and_sweeps_report_the_first_of_many_failures),
-        TEST(b4_b15_no_channel_stays_when_any_call_fails),
-        TEST(b19_channels_report_the_first_of_many_failures),
-        TEST(private_memory_is_given_back_when_any_of_it_is_refused),
-        TEST(b15_no_worker_leaks_when_any_call_fails),
-        TEST(b19_workers_report_the_first_of_many_failures),
-        TEST(an_interruption_never_leaves_its_wrapper),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

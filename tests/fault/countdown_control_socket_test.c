@@ -398,65 +398,50 @@ static int connections_end(void **state)
     return test_helper_wait(&helper);
 }
 
+#define CONNECTION_TEST(name) TEST_WITH(name, connections_begin, connections_end)
+
 #define EACH(subjects, how)                                                                        \
     do {                                                                                           \
         for (size_t i = 0; i < sizeof(subjects) / sizeof((subjects)[0]); i++)                      \
             how(&(subjects)[i]);                                                                   \
     } while (0)
 
-static void b4_b15_no_socket_stays_when_any_call_fails(void **state)
+TEST(b4_b15_no_socket_stays_when_any_call_fails)
 {
-    (void)state;
     EACH(sockets, countdown_once);
 }
 
-static void b19_sockets_report_the_first_of_many_failures(void **state)
+TEST(b19_sockets_report_the_first_of_many_failures)
 {
-    (void)state;
     EACH(sockets, countdown_sticky);
 }
 
-static void b15_no_connection_leaks_when_any_call_fails(void **state)
+CONNECTION_TEST(b15_no_connection_leaks_when_any_call_fails)
 {
-    (void)state;
     EACH(connections, countdown_once);
 }
 
-static void b19_connections_report_the_first_of_many_failures(void **state)
+CONNECTION_TEST(b19_connections_report_the_first_of_many_failures)
 {
-    (void)state;
     EACH(connections, countdown_sticky);
 }
 
-static void b47_an_interruption_never_leaves_its_wrapper(void **state)
+CONNECTION_TEST(b47_an_interruption_never_leaves_its_wrapper)
 {
-    (void)state;
     EACH(connections, countdown_interrupted);
 }
 
-static void b47_an_interruption_at_a_socket_neither(void **state)
+TEST(b47_an_interruption_at_a_socket_neither)
 {
-    (void)state;
     EACH(sockets, countdown_interrupted);
 }
 
-#define CONNECTION_TEST(name)                                                                      \
-    cmocka_unit_test_setup_teardown(name, connections_begin, connections_end)
-
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(b4_b15_no_socket_stays_when_any_call_fails),
-        TEST(b19_sockets_report_the_first_of_many_failures),
-        TEST(b47_an_interruption_at_a_socket_neither),
-        CONNECTION_TEST(b15_no_connection_leaks_when_any_call_fails),
-        CONNECTION_TEST(b19_connections_report_the_first_of_many_failures),
-        CONNECTION_TEST(b47_an_interruption_never_leaves_its_wrapper),
-    };
     if (argc == 3 && strcmp(argv[1], "serve") == 0)
         return serve(argv[2]);
     snprintf(runtime_dir, sizeof runtime_dir, "/tmp/countdown_%d", (int)getpid());
-    int r = cmocka_run_group_tests(tests, NULL, NULL);
+    int r = test_run(NULL, NULL);
     rmdir(runtime_dir);
     return r;
 }

@@ -177,16 +177,14 @@ static int questions_end(void **state)
             how(&(subjects)[i]);                                                                   \
     } while (0)
 
-static void b15_b19_a_service_is_made_whole_or_not_at_all(void **state)
+TEST(b15_b19_a_service_is_made_whole_or_not_at_all)
 {
-    (void)state;
     EACH(ends, countdown_once);
     EACH(ends, countdown_sticky);
 }
 
-static void b15_a_client_that_finds_no_memory_leaves_none(void **state)
+TEST(b15_a_client_that_finds_no_memory_leaves_none)
 {
-    (void)state;
     wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     assert_int_equal(prompt_queue_start(&queue, NULL), 0);
     countdown_once(&one_client);
@@ -195,9 +193,9 @@ static void b15_a_client_that_finds_no_memory_leaves_none(void **state)
     cox_close_fd(&wake_fd);
 }
 
-static void b15_b19_b47_a_query_leaks_nothing_and_reports_the_first_failure(void **state)
+TEST_WITH(b15_b19_b47_a_query_leaks_nothing_and_reports_the_first_failure, questions_begin,
+          questions_end)
 {
-    (void)state;
     EACH(questions, countdown_once);
     EACH(questions, countdown_sticky);
     EACH(questions, countdown_interrupted);
@@ -205,18 +203,11 @@ static void b15_b19_b47_a_query_leaks_nothing_and_reports_the_first_failure(void
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(b15_b19_a_service_is_made_whole_or_not_at_all),
-        TEST(b15_a_client_that_finds_no_memory_leaves_none),
-        cmocka_unit_test_setup_teardown(
-            b15_b19_b47_a_query_leaks_nothing_and_reports_the_first_failure, questions_begin,
-            questions_end),
-    };
     if (argc == 3 && strcmp(argv[1], "serve") == 0)
         return serve(argv[2]);
     snprintf(runtime, sizeof runtime, "/tmp/countdown_%d", (int)getpid());
     mkdir(runtime, 0700);
-    int r = cmocka_run_group_tests(tests, NULL, NULL);
+    int r = test_run(NULL, NULL);
     char path[100];
     snprintf(path, sizeof path, "%s/coxswain", runtime);
     rmdir(path);

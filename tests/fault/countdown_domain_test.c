@@ -187,23 +187,20 @@ static const struct countdown_subject subjects[] = {
     MEMORY(attach_cuda),
 };
 
-static void b15_b29_any_call_may_fail_once(void **state)
+PLAIN_TEST(b15_b29_any_call_may_fail_once)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_once(&subjects[i]);
 }
 
-static void b19_the_first_of_many_failures_is_reported(void **state)
+PLAIN_TEST(b19_the_first_of_many_failures_is_reported)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_sticky(&subjects[i]);
 }
 
-static void b47_interruptions_stay_inside(void **state)
+PLAIN_TEST(b47_interruptions_stay_inside)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_interrupted(&subjects[i]);
 }
@@ -219,12 +216,7 @@ int main(int argc, char **argv)
     COX_ASSERT(create(bounce_id, false, &bounce, NULL) == 0);
     COX_ASSERT(create(bounce_id, true, &sparse_bounce, NULL) == 0);
     COX_ASSERT(create(cuda_id, false, &cuda, NULL) == 0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(b15_b29_any_call_may_fail_once),
-        cmocka_unit_test(b19_the_first_of_many_failures_is_reported),
-        cmocka_unit_test(b47_interruptions_stay_inside),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
     destroy(&host);
     destroy(&sparse_host);
     destroy(&bounce);

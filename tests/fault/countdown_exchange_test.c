@@ -146,36 +146,23 @@ static const struct countdown_subject engine = {
     .wordless = true,
 };
 
-static void b15_b19_an_exchange_is_made_whole_or_not_at_all(void **state)
+TEST(b15_b19_an_exchange_is_made_whole_or_not_at_all)
 {
-    (void)state;
     countdown_once(&exchange);
     countdown_sticky(&exchange);
     countdown_interrupted(&exchange);
 }
 
-static void b15_b19_an_engine_is_made_whole_or_not_at_all(void **state)
+TEST(b15_b19_an_engine_is_made_whole_or_not_at_all)
 {
-    (void)state;
     countdown_once(&engine);
     countdown_sticky(&engine);
 }
 
-static void b15_b19_links_and_pulls_are_made_whole_or_not_at_all(void **state)
+TEST(b15_b19_links_and_pulls_are_made_whole_or_not_at_all)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof transfers / sizeof transfers[0]; i++) {
         countdown_once(&transfers[i]);
         countdown_sticky(&transfers[i]);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b15_b19_an_exchange_is_made_whole_or_not_at_all),
-        TEST(b15_b19_an_engine_is_made_whole_or_not_at_all),
-        TEST(b15_b19_links_and_pulls_are_made_whole_or_not_at_all),
-    };
-    return cmocka_run_group_tests_name("countdown_exchange", tests, NULL, NULL);
 }

@@ -598,9 +598,8 @@ static void thrice(const struct countdown_subject *subject)
     countdown_interrupted(subject);
 }
 
-static void b15_b19_files_are_closed_and_their_first_failure_is_reported(void **state)
+TEST(b15_b19_files_are_closed_and_their_first_failure_is_reported)
 {
-    (void)state;
     thrice(&read_file);
     thrice(&read_json);
     thrice(&read_config);
@@ -613,9 +612,8 @@ static void b15_b19_files_are_closed_and_their_first_failure_is_reported(void **
     sharded_remove();
 }
 
-static void b15_b19_a_model_is_loaded_whole_or_not_at_all(void **state)
+TEST(b15_b19_a_model_is_loaded_whole_or_not_at_all)
 {
-    (void)state;
     thrice(&model_whole);
     weights_prepare();
     thrice(&model_weights);
@@ -633,9 +631,8 @@ static void b15_b19_a_model_is_loaded_whole_or_not_at_all(void **state)
     own_model = cox_model_free(own_model);
 }
 
-static void b15_b19_texts_are_read_whole_or_not_at_all(void **state)
+TEST(b15_b19_texts_are_read_whole_or_not_at_all)
 {
-    (void)state;
     thrice(&text_tokenizer);
     thrice(&text_eos);
     thrice(&text_positions);
@@ -649,16 +646,14 @@ static void b15_b19_texts_are_read_whole_or_not_at_all(void **state)
     own_tokenizer = cox_tokenizer_free(own_tokenizer);
 }
 
-static void b19_look_ups_report_the_first_failure(void **state)
+TEST(b19_look_ups_report_the_first_failure)
 {
-    (void)state;
     thrice(&find_worker);
     thrice(&find_model);
 }
 
-static void b19_a_plan_is_made_whole_or_not_at_all(void **state)
+TEST(b19_a_plan_is_made_whole_or_not_at_all)
 {
-    (void)state;
     thrice(&lora_names);
     thrice(&plan_blocks);
     thrice(&plan_whole);
@@ -670,13 +665,6 @@ static void b19_a_plan_is_made_whole_or_not_at_all(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(b15_b19_files_are_closed_and_their_first_failure_is_reported),
-        TEST(b15_b19_a_model_is_loaded_whole_or_not_at_all),
-        TEST(b15_b19_texts_are_read_whole_or_not_at_all),
-        TEST(b19_look_ups_report_the_first_failure),
-        TEST(b19_a_plan_is_made_whole_or_not_at_all),
-    };
     json_set_alloc_funcs(countdown_malloc, countdown_free);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

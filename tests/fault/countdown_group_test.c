@@ -483,9 +483,8 @@ static const struct countdown_subject live_links = {
 
 /* ---- tests ---- */
 
-static void b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fails(void **state)
+TEST(b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fails)
 {
-    (void)state;
     countdown_once(&half_gathering);
     countdown_sticky(&half_gathering);
     countdown_once(&half_collector);
@@ -496,87 +495,75 @@ static void b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fai
     countdown_interrupted(&half_error_channel);
 }
 
-static void b15_a_launch_is_undone_when_any_call_fails_also_in_the_child(void **state)
+TEST(b15_a_launch_is_undone_when_any_call_fails_also_in_the_child)
 {
-    (void)state;
     countdown_once(&process_plan);
     countdown_once(&process_launch);
     countdown_interrupted(&process_launch);
 }
 
-static void b19_a_launch_reports_the_first_of_many_failures(void **state)
+TEST(b19_a_launch_reports_the_first_of_many_failures)
 {
-    (void)state;
     countdown_sticky(&process_plan);
     countdown_sticky(&process_launch);
 }
 
-static void b15_no_worker_outlives_a_supervisor_that_could_not_start(void **state)
+TEST(b15_no_worker_outlives_a_supervisor_that_could_not_start)
 {
-    (void)state;
     countdown_once(&process_supervisor);
     countdown_interrupted(&process_supervisor);
 }
 
-static void b19_a_supervisor_reports_the_first_of_many_failures(void **state)
+TEST(b19_a_supervisor_reports_the_first_of_many_failures)
 {
-    (void)state;
     countdown_sticky(&process_supervisor);
 }
 
-static void b4_b15_nothing_is_left_of_a_group_when_any_call_of_its_start_fails(void **state)
+TEST(b4_b15_nothing_is_left_of_a_group_when_any_call_of_its_start_fails)
 {
-    (void)state;
     executor_choose(2, false);
     executor_options.collect = true;
     countdown_once(&group_executor);
 }
 
-static void b19_a_group_reports_the_first_of_many_failures(void **state)
+TEST(b19_a_group_reports_the_first_of_many_failures)
 {
-    (void)state;
     executor_choose(1, false);
     countdown_sticky(&group_executor);
 }
 
-static void b4_b15_nothing_is_left_of_a_legacy_group_when_any_call_of_its_start_fails(void **state)
+TEST(b4_b15_nothing_is_left_of_a_legacy_group_when_any_call_of_its_start_fails)
 {
-    (void)state;
     executor_choose(1, true);
     countdown_once(&group_executor);
 }
 
-static void a_group_starts_through_interruptions(void **state)
+TEST(a_group_starts_through_interruptions)
 {
-    (void)state;
     executor_choose(1, false);
     countdown_interrupted(&group_executor);
 }
 
-static void b15_b19_an_fd_for_event_loops_is_undone_when_any_call_fails(void **state)
+TEST(b15_b19_an_fd_for_event_loops_is_undone_when_any_call_fails)
 {
-    (void)state;
     countdown_once(&collector_readiness);
     countdown_sticky(&collector_readiness);
 }
 
-static void b4_b15_nothing_is_left_of_a_server_when_any_call_of_its_start_fails(void **state)
+TEST(b4_b15_nothing_is_left_of_a_server_when_any_call_of_its_start_fails)
 {
-    (void)state;
     executor_choose(1, false);
     countdown_once(&group_server);
 }
 
-static void b15_b19_a_foreground_group_gives_signals_and_fds_back_when_any_call_fails(void **state)
+TEST(b15_b19_a_foreground_group_gives_signals_and_fds_back_when_any_call_fails)
 {
-    (void)state;
     countdown_once(&group_foreground);
     countdown_sticky(&group_foreground);
 }
 
-static void b19_what_could_not_be_made_leaves_its_group_alone(void **state)
+TEST(b19_what_could_not_be_made_leaves_its_group_alone)
 {
-    (void)state;
     struct cox_error err = {0};
     executor_choose(1, false);
     if (cox_executor_start(&executor_options, &live, &err))
@@ -604,22 +591,7 @@ static void environment_shrink(void)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fails),
-        TEST(b15_a_launch_is_undone_when_any_call_fails_also_in_the_child),
-        TEST(b19_a_launch_reports_the_first_of_many_failures),
-        TEST(b15_no_worker_outlives_a_supervisor_that_could_not_start),
-        TEST(b19_a_supervisor_reports_the_first_of_many_failures),
-        TEST(b4_b15_nothing_is_left_of_a_group_when_any_call_of_its_start_fails),
-        TEST(b19_a_group_reports_the_first_of_many_failures),
-        TEST(b4_b15_nothing_is_left_of_a_legacy_group_when_any_call_of_its_start_fails),
-        TEST(a_group_starts_through_interruptions),
-        TEST(b15_b19_an_fd_for_event_loops_is_undone_when_any_call_fails),
-        TEST(b4_b15_nothing_is_left_of_a_server_when_any_call_of_its_start_fails),
-        TEST(b15_b19_a_foreground_group_gives_signals_and_fds_back_when_any_call_fails),
-        TEST(b19_what_could_not_be_made_leaves_its_group_alone),
-    };
     environment_shrink();
     cox_console_start(); /* its thread stays for good; it is none of a group's */
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

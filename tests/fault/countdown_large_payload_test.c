@@ -128,23 +128,20 @@ static const struct countdown_subject subjects[] = {
      .destroy = view_drop},
 };
 
-static void m3_b15_b29_any_call_may_fail_once(void **state)
+PLAIN_TEST(m3_b15_b29_any_call_may_fail_once)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_once(&subjects[i]);
 }
 
-static void m3_b19_the_first_of_many_failures_is_reported(void **state)
+PLAIN_TEST(m3_b19_the_first_of_many_failures_is_reported)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_sticky(&subjects[i]);
 }
 
-static void m3_b47_interruptions_stay_inside(void **state)
+PLAIN_TEST(m3_b47_interruptions_stay_inside)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_interrupted(&subjects[i]);
 }
@@ -175,12 +172,7 @@ int main(void)
     COX_ASSERT(cox_peer_start_time(pid, &child.start) == 0);
     close(told[0]);
     close(told[1]);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m3_b15_b29_any_call_may_fail_once),
-        cmocka_unit_test(m3_b19_the_first_of_many_failures_is_reported),
-        cmocka_unit_test(m3_b47_interruptions_stay_inside),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     return failed;

@@ -211,21 +211,12 @@ static const struct {
      NULL},
 };
 
-static void b15_b19_h28_a_pool_is_made_whole_or_not_at_all(void **state)
+TEST(b15_b19_h28_a_pool_is_made_whole_or_not_at_all)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++) {
         options = subjects[i].options;
         countdown_once(&subjects[i].subject);
         countdown_sticky(&subjects[i].subject);
         countdown_interrupted(&subjects[i].subject);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b15_b19_h28_a_pool_is_made_whole_or_not_at_all),
-    };
-    return cmocka_run_group_tests_name("countdown_pool", tests, NULL, NULL);
 }

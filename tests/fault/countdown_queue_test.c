@@ -115,22 +115,19 @@ static const struct countdown_subject subjects[] = {
             how(&subjects[i]);                                                                     \
     } while (0)
 
-static void h15_b15_nothing_stays_of_a_queue_when_any_call_fails(void **state)
+PLAIN_TEST(h15_b15_nothing_stays_of_a_queue_when_any_call_fails)
 {
-    (void)state;
     EACH(countdown_once);
     assert_int_equal(fixture_used(host), 0);
 }
 
-static void h15_b19_a_queue_reports_the_first_of_many_failures(void **state)
+PLAIN_TEST(h15_b19_a_queue_reports_the_first_of_many_failures)
 {
-    (void)state;
     EACH(countdown_sticky);
 }
 
-static void h15_b47_a_queue_is_made_through_interruptions(void **state)
+PLAIN_TEST(h15_b47_a_queue_is_made_through_interruptions)
 {
-    (void)state;
     EACH(countdown_interrupted);
 }
 
@@ -165,9 +162,8 @@ static void let_go(void *object)
     fixture_let_go(object);
 }
 
-static void h5_b15_a_take_leaves_nothing_behind_when_any_call_fails(void **state)
+PLAIN_TEST(h5_b15_a_take_leaves_nothing_behind_when_any_call_fails)
 {
-    (void)state;
     static const int codes[] = {COX_PEER_DEAD, COX_EMPTY, COX_FULL, 0};
     const struct countdown_subject subject = {.name = "subscriber_take",
                                               .size = sizeof(struct cox_message),
@@ -182,19 +178,13 @@ static void h5_b15_a_take_leaves_nothing_behind_when_any_call_fails(void **state
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(h15_b15_nothing_stays_of_a_queue_when_any_call_fails),
-        cmocka_unit_test(h15_b19_a_queue_reports_the_first_of_many_failures),
-        cmocka_unit_test(h15_b47_a_queue_is_made_through_interruptions),
-        cmocka_unit_test(h5_b15_a_take_leaves_nothing_behind_when_any_call_fails),
-    };
     COX_ASSERT(cox_domains_new(&domains) == 0);
     COX_ASSERT(cox_exporter_new(NULL, &exporter, NULL) == 0);
     host = fixture_pool(domains, COX_DOMAIN_HOST, 8);
     bounce = fixture_pool(domains, COX_DOMAIN_BOUNCE, 8);
     COX_ASSERT(cox_queue_create(&options, &queue, NULL) == 0);
     COX_ASSERT(cox_queue_export(queue, exporter, &handle, NULL) == 0);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
     cox_queue_free(queue);
     cox_pool_free(host);
     cox_pool_free(bounce);

@@ -120,33 +120,20 @@ static const struct countdown_subject of_two = {
 
 static const struct countdown_subject *const subjects[] = {&alone_by_name, &alone_by_fd, &of_two};
 
-static void b15_b19_the_first_failure_is_reported_and_nothing_is_left(void **state)
+TEST(b15_b19_the_first_failure_is_reported_and_nothing_is_left)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_once(subjects[i]);
 }
 
-static void b15_b19_nor_when_all_that_follows_fails_too(void **state)
+TEST(b15_b19_nor_when_all_that_follows_fails_too)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_sticky(subjects[i]);
 }
 
-static void b47_interruptions_stay_inside(void **state)
+TEST(b47_interruptions_stay_inside)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_interrupted(subjects[i]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b15_b19_the_first_failure_is_reported_and_nothing_is_left),
-        TEST(b15_b19_nor_when_all_that_follows_fails_too),
-        TEST(b47_interruptions_stay_inside),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,21 +45,12 @@ static const struct countdown_subject lora = {
     .wordless = true,
 };
 
-static void b15_every_call_of_recovery_may_fail(void **state)
+TEST(b15_every_call_of_recovery_may_fail)
 {
-    (void)state;
     group = test_group_start(2, NULL);
     countdown_once(&subject);
     countdown_sticky(&subject);
     countdown_once(&lora);
     countdown_sticky(&lora);
     group = test_group_free(group);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b15_every_call_of_recovery_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -240,9 +240,8 @@ static const struct countdown_subject all_ranks = {
 
 /* ---- tests ---- */
 
-static void b15_a_region_that_could_not_be_renewed_is_renewed_later(void **state)
+TEST(b15_a_region_that_could_not_be_renewed_is_renewed_later)
 {
-    (void)state;
     countdown_once(&one_region);
     countdown_sticky(&one_region);
     countdown_interrupted(&one_region);
@@ -259,21 +258,18 @@ static void each_restart(enum cox_attach how)
     countdown_interrupted(&one_rank);
 }
 
-static void b15_p8_a_restart_is_undone_when_any_call_fails_named(void **state)
+TEST(b15_p8_a_restart_is_undone_when_any_call_fails_named)
 {
-    (void)state;
     each_restart(COX_ATTACH_NAMED);
 }
 
-static void b15_p8_a_restart_is_undone_when_any_call_fails_sealed(void **state)
+TEST(b15_p8_a_restart_is_undone_when_any_call_fails_sealed)
 {
-    (void)state;
     each_restart(COX_ATTACH_SEALED);
 }
 
-static void b15_p8_a_restart_of_legacy_workers_is_undone_when_any_call_fails(void **state)
+TEST(b15_p8_a_restart_of_legacy_workers_is_undone_when_any_call_fails)
 {
-    (void)state;
     attach = COX_ATTACH_NAMED;
     legacy = true;
     countdown_once(&all_ranks);
@@ -291,12 +287,6 @@ static void environment_shrink(void)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(b15_a_region_that_could_not_be_renewed_is_renewed_later),
-        TEST(b15_p8_a_restart_is_undone_when_any_call_fails_named),
-        TEST(b15_p8_a_restart_is_undone_when_any_call_fails_sealed),
-        TEST(b15_p8_a_restart_of_legacy_workers_is_undone_when_any_call_fails),
-    };
     environment_shrink();
-    return cmocka_run_group_tests_name("countdown_restart", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -280,43 +280,37 @@ static const struct countdown_subject group_start_without_socket = {
             how(&(subjects)[i]);                                                                   \
     } while (0)
 
-static void b4_b15_no_memory_without_a_name_stays_when_any_call_fails(void **state)
+TEST(b4_b15_no_memory_without_a_name_stays_when_any_call_fails)
 {
-    (void)state;
     EACH(regions, countdown_once);
     EACH(memories, countdown_once);
 }
 
-static void b19_memory_without_a_name_reports_the_first_of_many_failures(void **state)
+TEST(b19_memory_without_a_name_reports_the_first_of_many_failures)
 {
-    (void)state;
     EACH(regions, countdown_sticky);
     EACH(memories, countdown_sticky);
 }
 
-static void b47_memory_without_a_name_is_made_through_interruptions(void **state)
+TEST(b47_memory_without_a_name_is_made_through_interruptions)
 {
-    (void)state;
     EACH(regions, countdown_interrupted);
     EACH(memories, countdown_interrupted);
 }
 
-static void b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_fails(void **state)
+TEST(b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_fails)
 {
-    (void)state;
     countdown_once(&group_start);
 }
 
-static void b4_b15_nor_of_one_whose_processes_inherit_its_memory(void **state)
+TEST(b4_b15_nor_of_one_whose_processes_inherit_its_memory)
 {
-    (void)state;
     countdown_once(&group_start_without_socket);
     countdown_interrupted(&group_start_without_socket);
 }
 
-static void a_sealed_group_starts_through_interruptions(void **state)
+TEST(a_sealed_group_starts_through_interruptions)
 {
-    (void)state;
     countdown_interrupted(&group_start);
 }
 
@@ -332,15 +326,7 @@ static void environment_shrink(void)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(b4_b15_no_memory_without_a_name_stays_when_any_call_fails),
-        TEST(b19_memory_without_a_name_reports_the_first_of_many_failures),
-        TEST(b47_memory_without_a_name_is_made_through_interruptions),
-        TEST(b4_b15_nothing_is_left_of_a_sealed_group_when_any_call_of_its_start_fails),
-        TEST(b4_b15_nor_of_one_whose_processes_inherit_its_memory),
-        TEST(a_sealed_group_starts_through_interruptions),
-    };
     environment_shrink();
     geometry = geometry_make();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -152,9 +152,8 @@ static const struct countdown_subject caches = {
     .wordless = true,
 };
 
-static void m11_every_call_of_transfers_may_fail(void **state)
+TEST(m11_every_call_of_transfers_may_fail)
 {
-    (void)state;
     group = test_group_start(RANK_COUNT, NULL);
     countdown_once(&all_pulls);
     countdown_sticky(&all_pulls);
@@ -165,12 +164,4 @@ static void m11_every_call_of_transfers_may_fail(void **state)
     group = test_group_free(group);
     countdown_once(&caches);
     countdown_sticky(&caches);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m11_every_call_of_transfers_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -89,25 +89,14 @@ static const struct countdown_subject subjects[] = {
      .lenient = true},
 };
 
-static void once(void **state)
+PLAIN_TEST(once)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_once(&subjects[i]);
 }
 
-static void sticky(void **state)
+PLAIN_TEST(sticky)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         countdown_sticky(&subjects[i]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(once),
-        cmocka_unit_test(sticky),
-    };
-    return cmocka_run_group_tests_name("countdown_weights", tests, NULL, NULL);
 }

@@ -136,34 +136,26 @@ static const struct countdown_subject subjects[] = {
 };
 #define SUBJECT_COUNT (sizeof subjects / sizeof subjects[0])
 
-static void b4_b15_no_window_stays_when_any_call_fails(void **state)
+TEST(b4_b15_no_window_stays_when_any_call_fails)
 {
-    (void)state;
     for (size_t i = 0; i < SUBJECT_COUNT; i++)
         countdown_once(&subjects[i]);
 }
 
-static void b19_windows_report_the_first_of_many_failures(void **state)
+TEST(b19_windows_report_the_first_of_many_failures)
 {
-    (void)state;
     for (size_t i = 0; i < SUBJECT_COUNT; i++)
         countdown_sticky(&subjects[i]);
 }
 
-static void b47_windows_are_renewed_through_interruptions(void **state)
+TEST(b47_windows_are_renewed_through_interruptions)
 {
-    (void)state;
     for (size_t i = 0; i < SUBJECT_COUNT; i++)
         countdown_interrupted(&subjects[i]);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(b4_b15_no_window_stays_when_any_call_fails),
-        TEST(b19_windows_report_the_first_of_many_failures),
-        TEST(b47_windows_are_renewed_through_interruptions),
-    };
     geometry_make();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -109,10 +109,9 @@ static bool reply_in_time(uint64_t timeout_ms)
     return in_time;
 }
 
-static void p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at(void **state)
+TEST(p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at)
 {
     uint64_t timeout_ms = 1000;
-    (void)state;
     while (!reply_in_time(timeout_ms)) {
         timeout_ms *= 2;
         assert_true(timeout_ms < TEST_PATIENCE_MS);
@@ -121,9 +120,8 @@ static void p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at(void 
 
 /* The request was in a block that is too large to be kept (COX_LARGE_PAYLOAD_KEEP_SIZE), which is
  * given back behind the handler; that may take as long as it likes. */
-static void p8_m3_memory_is_given_back_when_the_handler_has_returned(void **state)
+TEST(p8_m3_memory_is_given_back_when_the_handler_has_returned)
 {
-    (void)state;
     const uint32_t before = arm("large_payload.dropped:hold:coordinator:1");
     struct test_group *g = test_group_start(2, NULL);
     const struct test_how how = {.gather = COX_GATHER_ALL};
@@ -171,12 +169,8 @@ static void count_strikes(void)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at),
-        TEST(p8_m3_memory_is_given_back_when_the_handler_has_returned),
-    };
     count_strikes();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }
 
 #else

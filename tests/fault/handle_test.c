@@ -99,13 +99,12 @@ static void export_and_put(void *context)
 }
 
 /* Whatever it had exported by then: it is gone, and nothing of it is left at the control socket. */
-static void l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exported(void **state)
+SOCKET_TEST(l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exported)
 {
     static const char *const points[] = {
         "handle.exported",          "handle.stored",        "handle.withdrawn", "handle.put",
         "control_socket.connected", "control_socket.asked", "socket.sent",
     };
-    (void)state;
     begin();
     int before = fd_count_at(control_socket);
     for (size_t p = 0; p < sizeof points / sizeof points[0]; p++) {
@@ -131,7 +130,7 @@ static void l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exporte
 }
 
 /* Which handles open and which do not, at each step of an exporter that is continued later. */
-static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
+SOCKET_TEST(l15_b2_an_exporter_that_stops_between_two_steps)
 {
     static const struct {
         const char *plan;
@@ -143,7 +142,6 @@ static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
         {"handle.withdrawn:stop:coordinator:1", 0, COX_DENIED},
         {"handle.put:stop:coordinator:1", COX_NOT_FOUND, COX_DENIED},
     };
-    (void)state;
     begin();
     int before = fd_count_at(control_socket);
     for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
@@ -200,7 +198,7 @@ static void import_once(void *context)
     cox_importer_free(importer);
 }
 
-static void l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything(void **state)
+SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything)
 {
     static const struct {
         const char *point;
@@ -212,7 +210,6 @@ static void l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything(vo
         {"control_socket.asked", false},
         {"socket.sent", false},
     };
-    (void)state;
     if (!filters_possible())
         skip();
     begin();
@@ -242,10 +239,9 @@ static void l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything(vo
 
 /* The exporter dies while the control socket is being asked, which then has nothing: it is named as
  * dead. */
-static void l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead(void **state)
+SOCKET_TEST(l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead)
 {
     int status;
-    (void)state;
     if (!filters_possible())
         skip();
     begin();
@@ -264,18 +260,6 @@ static void l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead(void **st
     child_join(pid);
     peer_end(&peer);
     await_fds(before);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        SOCKET_TEST(l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exported),
-        SOCKET_TEST(l15_b2_an_exporter_that_stops_between_two_steps),
-        SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_no_other_anything),
-        SOCKET_TEST(l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else

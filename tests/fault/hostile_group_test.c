@@ -463,9 +463,8 @@ static void replaced(struct test_group *group, const char *when)
             fail_msg("%s: the ranks cannot work together again", when);
 }
 
-static void p10_a_rank_can_write_only_its_own_words_values_and_hints(void **state)
+TEST(p10_a_rank_can_write_only_its_own_words_values_and_hints)
 {
-    (void)state;
     struct test_group *group = group_start();
     assert_true(call(group, WORK, 0, "before"));
     for (int i = 0; i < 2; i++) {
@@ -482,13 +481,12 @@ static void p10_a_rank_can_write_only_its_own_words_values_and_hints(void **stat
     test_group_free(group);
 }
 
-static void p10_b14_a_rank_that_spoils_its_own_words_is_named(void **state)
+TEST(p10_b14_a_rank_that_spoils_its_own_words_is_named)
 {
     static const char *const names[WORDS_COUNT] = {
         "zeroes", "ones",      "random",   "random identity", "random parts", "another's pid",
         "leaves", "says dead", "gives up", "jumps",           "wrong round",  "another generation",
     };
-    (void)state;
     struct test_group *group = group_start();
     for (uint32_t temper = 0; temper < WORDS_COUNT; temper++) {
         struct cox_error err = {0};
@@ -509,9 +507,8 @@ static void p10_b14_a_rank_that_spoils_its_own_words_is_named(void **state)
     test_group_free(group);
 }
 
-static void p10_b14_spoilt_hints_change_no_result(void **state)
+TEST(p10_b14_spoilt_hints_change_no_result)
 {
-    (void)state;
     struct test_group *group = group_start();
     for (uint32_t temper = HINTS_ZEROES; temper < TEMPER_COUNT; temper++) {
         struct cox_error err = {0};
@@ -534,10 +531,5 @@ int main(int argc, char **argv)
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length < 0)
         return 1;
-    const struct CMUnitTest tests[] = {
-        TEST(p10_a_rank_can_write_only_its_own_words_values_and_hints),
-        TEST(p10_b14_a_rank_that_spoils_its_own_words_is_named),
-        TEST(p10_b14_spoilt_hints_change_no_result),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

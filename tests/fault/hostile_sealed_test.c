@@ -380,7 +380,7 @@ static void shuffle(uint32_t *items, uint32_t count, uint64_t state)
 
 /* Every byte of its block and of the wake memory, and the first of its slots, in an order of its
  * own: all bits of it, and one. */
-static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
+TEST(p10_b14_a_rank_s_flipped_byte_harms_no_other)
 {
     enum {
         BLOCK = sizeof(struct cox_layout_rank),
@@ -394,7 +394,6 @@ static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
     uint32_t statuses[COX_STATUS_COUNT] = {0}, done = 0, restarts = 0;
     const struct cox_geometry geometry = own_geometry();
     const uint64_t own_size = cox_geometry_rank_memory_size(&geometry);
-    (void)state;
     for (uint32_t i = 0; i < COUNT; i++) {
         order[i] = i;
         uint32_t s = i - BLOCK - WAKE;
@@ -429,9 +428,8 @@ static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
 }
 
 /* All the time, while the others are asked with and without it. */
-static void p10_a_rank_that_never_stops_writing_harms_no_other(void **state)
+TEST(p10_a_rank_that_never_stops_writing_harms_no_other)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < HOLES + 2; seed++) {
         struct test_group *group = group_start();
         size_t with = 0, without = 0, whole_count = 0;
@@ -458,9 +456,8 @@ static void p10_a_rank_that_never_stops_writing_harms_no_other(void **state)
     }
 }
 
-static void p10_a_rank_cannot_report_in_the_name_of_another(void **state)
+TEST(p10_a_rank_cannot_report_in_the_name_of_another)
 {
-    (void)state;
     struct test_group *group = group_start();
     assert_int_equal(call(group, IMPOSTOR, 0, 0, false, TEST_PATIENCE_MS, NULL), 0);
     test_await_faults(group, 1);
@@ -474,12 +471,7 @@ int main(int argc, char **argv)
         return worker_main(argc, argv);
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
         return 1;
-    const struct CMUnitTest tests[] = {
-        TEST(p10_a_rank_cannot_report_in_the_name_of_another),
-        TEST(p10_b14_a_rank_s_flipped_byte_harms_no_other),
-        TEST(p10_a_rank_that_never_stops_writing_harms_no_other),
-    };
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run(NULL, NULL);
     const int late = punctual_check(&requests) + punctual_check(&stops);
     return failed ? failed : late;
 }

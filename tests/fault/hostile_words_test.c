@@ -26,9 +26,8 @@ static void goodbye_completed(void *context, const struct cox_completion *comple
 
 /* The workers are halted while the frame of a step is written over with a finalize of its length.
  */
-static void p10_a_frame_turned_into_a_goodbye_ends_no_process(void **state)
+TEST(p10_a_frame_turned_into_a_goodbye_ends_no_process)
 {
-    (void)state;
     char name[64], path[128];
     struct test_group *group = group_start(2, test_unique_name(name));
     struct cox_executor *executor = test_group_executor(group);
@@ -92,7 +91,7 @@ static void control_attach(struct cox_control *control, const char *name)
 
 /* Every byte, in an order of its own, as far as the time goes; all of its bits at once, so that it
  * is another one. */
-static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
+TEST(p10_b14_a_flipped_byte_gives_an_error_at_most)
 {
     enum { RANK_COUNT = 2 };
     static uint32_t
@@ -101,7 +100,6 @@ static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
     uint32_t statuses[COX_STATUS_COUNT] = {0}, done = 0, restarts = 0;
     uint64_t end_ns = cox_deadline_after_ms(FLIPS_MS);
     char name[64];
-    (void)state;
     for (uint32_t i = 0; i < count; i++)
         offsets[i] = i;
     shuffle(offsets, count, 4711);
@@ -145,10 +143,9 @@ static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
 
 /* Flipping any bit of the abort line ends no group, on no channel; only the coordinator's store
  * does. */
-static void p10_a_bit_of_the_abort_line_ends_no_process(void **state)
+TEST(p10_a_bit_of_the_abort_line_ends_no_process)
 {
     char name[64];
-    (void)state;
     test_unique_name(name);
     struct test_group *group = group_start(2, name);
     struct cox_control control = COX_CONTROL_NONE;
@@ -186,11 +183,10 @@ static void load_await(struct load *load, size_t count)
 
 /* Every word in which a side publishes its progress, changed by one bit or more, while ranks are
  * idle and while they owe a reply: its writer stores it again. */
-static void p10_overwritten_words_are_stored_again(void **state)
+TEST(p10_overwritten_words_are_stored_again)
 {
     static struct load load;
     char name[64];
-    (void)state;
     test_unique_name(name);
     struct test_group *group = group_start(2, name);
     struct cox_control control = COX_CONTROL_NONE;
@@ -232,11 +228,10 @@ static void p10_overwritten_words_are_stored_again(void **state)
 }
 
 /* A rank that replied sleeps; before its reply is read, `done` is reset. */
-static void p10_a_reply_that_was_reset_is_stored_again(void **state)
+TEST(p10_a_reply_that_was_reset_is_stored_again)
 {
     char name[64];
     static struct load load;
-    (void)state;
     test_unique_name(name);
     struct test_group *group = group_start(2, name);
     struct cox_control control = COX_CONTROL_NONE;
@@ -282,11 +277,10 @@ static uint64_t cpu_ns(pid_t pid)
 }
 
 /* This measures a span of time: it must not wait for a rank. */
-static void p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing(void **state)
+TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing)
 {
     enum { STRETCH_MS = 300 };
     char name[64];
-    (void)state;
     struct test_group *group = group_start(2, test_unique_name(name));
     expect_own(group);
     call_checked(group, CHECKED_OVERCOUNT, 1, 0, DEADLINE_MS, NULL);
@@ -318,15 +312,7 @@ int main(int argc, char **argv)
         return checked_worker_main(argc, argv);
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
         return 1;
-    const struct CMUnitTest tests[] = {
-        TEST(p10_a_frame_turned_into_a_goodbye_ends_no_process),
-        TEST(p10_b14_a_flipped_byte_gives_an_error_at_most),
-        TEST(p10_a_bit_of_the_abort_line_ends_no_process),
-        TEST(p10_overwritten_words_are_stored_again),
-        TEST(p10_a_reply_that_was_reset_is_stored_again),
-        TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing),
-    };
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run(NULL, NULL);
     const int late = punctual_check(&requests) + punctual_check(&stops);
     return failed ? failed : late;
 }

@@ -166,16 +166,14 @@ static uint32_t seed_ranks(uint64_t seed)
     return (seed + seed / 8) % 2 ? 2 : 4;
 }
 
-static void p10_a_process_that_overwrites_everything_harms_no_group(void **state)
+TEST(p10_a_process_that_overwrites_everything_harms_no_group)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 16; seed++)
         stranger_seed(seed_ranks(seed), seed);
 }
 
-static void p10_a_rank_that_writes_over_everything_harms_no_other(void **state)
+TEST(p10_a_rank_that_writes_over_everything_harms_no_other)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 16; seed++)
         rank_seed(seed_ranks(seed), seed);
 }
@@ -217,9 +215,8 @@ static void early_seed(uint32_t rank_count, uint64_t seed)
     next_group_works(rank_count, name);
 }
 
-static void p10_a_process_that_writes_while_ranks_attach_harms_no_group(void **state)
+TEST(p10_a_process_that_writes_while_ranks_attach_harms_no_group)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 16; seed++)
         early_seed(seed_ranks(seed), seed);
 }
@@ -253,9 +250,8 @@ static void semaphores_seed(uint32_t rank_count, unsigned kind)
     next_group_works(rank_count, name);
 }
 
-static void g2a_garbage_in_semaphores_ends_no_process(void **state)
+TEST(g2a_garbage_in_semaphores_ends_no_process)
 {
-    (void)state;
     for (unsigned kind = 0; kind < 10; kind++)
         semaphores_seed(kind % 4 < 2 ? 2 : 4, kind);
 }
@@ -364,13 +360,7 @@ int main(int argc, char **argv)
         return meddle_main(argv[2], strcmp(argv[1], "meddle_early") == 0);
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
         return 1;
-    const struct CMUnitTest tests[] = {
-        TEST(p10_a_process_that_overwrites_everything_harms_no_group),
-        TEST(p10_a_rank_that_writes_over_everything_harms_no_other),
-        TEST(p10_a_process_that_writes_while_ranks_attach_harms_no_group),
-        TEST(g2a_garbage_in_semaphores_ends_no_process),
-    };
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = test_run(NULL, NULL);
     const int late = punctual_check(&requests) + punctual_check(&starts) + punctual_check(&stops);
     return failed ? failed : late;
 }

@@ -307,9 +307,8 @@ static int scenario_learn(void)
     return good ? 0 : -1;
 }
 
-static void every_step_is_passed(void **state)
+TEST(every_step_is_passed)
 {
-    (void)state;
     assert_int_equal(matrix_points_check(&learned_counts), 0);
     for (size_t i = 0; i < matrix_learned.line_count; i++)
         if (matrix_learned.lines[i].status != 0 && matrix_learned.lines[i].status != COX_REJECTED &&
@@ -318,39 +317,33 @@ static void every_step_is_passed(void **state)
                      matrix_learned.lines[i].status);
 }
 
-static void p1_p2_b3_b46_a_rank_killed_at_any_step_is_named_and_the_others_go_on(void **state)
+TEST(p1_p2_b3_b46_a_rank_killed_at_any_step_is_named_and_the_others_go_on)
 {
-    (void)state;
     matrix_run(SIGKILL, true);
 }
 
-static void p3_p4_s4_b2_a_rank_stopped_at_any_step_is_late_and_comes_back(void **state)
+TEST(p3_p4_s4_b2_a_rank_stopped_at_any_step_is_late_and_comes_back)
 {
-    (void)state;
     matrix_run(SIGSTOP, true);
 }
 
-static void p2_p7_b4_b53_a_coordinator_killed_at_any_step_leaves_nothing(void **state)
+TEST(p2_p7_b4_b53_a_coordinator_killed_at_any_step_leaves_nothing)
 {
-    (void)state;
     matrix_run(SIGKILL, false);
 }
 
-static void b52_a_coordinator_stopped_at_any_step_goes_on(void **state)
+TEST(b52_a_coordinator_stopped_at_any_step_goes_on)
 {
-    (void)state;
     matrix_run(SIGSTOP, false);
 }
 
-static void p8_p1_a_rank_started_again_is_killed_at_any_step_and_comes_once_more(void **state)
+TEST(p8_p1_a_rank_started_again_is_killed_at_any_step_and_comes_once_more)
 {
-    (void)state;
     matrix_run_renewed(SIGKILL);
 }
 
-static void p8_b2_a_rank_started_again_is_stopped_at_any_step_and_comes_back(void **state)
+TEST(p8_b2_a_rank_started_again_is_stopped_at_any_step_and_comes_back)
 {
-    (void)state;
     matrix_run_renewed(SIGSTOP);
 }
 
@@ -381,22 +374,13 @@ static int one_case(char **words, bool renewed)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(every_step_is_passed),
-        TEST(p1_p2_b3_b46_a_rank_killed_at_any_step_is_named_and_the_others_go_on),
-        TEST(p3_p4_s4_b2_a_rank_stopped_at_any_step_is_late_and_comes_back),
-        TEST(p2_p7_b4_b53_a_coordinator_killed_at_any_step_leaves_nothing),
-        TEST(b52_a_coordinator_stopped_at_any_step_goes_on),
-        TEST(p8_p1_a_rank_started_again_is_killed_at_any_step_and_comes_once_more),
-        TEST(p8_b2_a_rank_started_again_is_stopped_at_any_step_and_comes_back),
-    };
     if (argc > 1 && strcmp(argv[1], "driver") == 0)
         return matrix_driver(argc, argv);
     if (argc == 5 || (argc == 6 && strcmp(argv[1], "renewed") == 0))
         return one_case(argv + argc - 4, argc == 6);
     if (argc == 2 && strcmp(argv[1], "all") == 0)
         density = EVERY;
-    return cmocka_run_group_tests_name("matrix", tests, setup_all, NULL);
+    return test_run(setup_all, NULL);
 }
 
 #else

@@ -312,9 +312,8 @@ static void kill_coordinator(const struct group_case *c)
 
 /* ---- tests ---- */
 
-static void p2_whatever_workers_do_they_end_with_the_coordinator(void **state)
+TEST(p2_whatever_workers_do_they_end_with_the_coordinator)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2)
         for (size_t s = 0; s < sizeof states / sizeof *states; s++) {
             const struct group_case c = {DIRECT, states[s], n, false, NULL};
@@ -322,9 +321,8 @@ static void p2_whatever_workers_do_they_end_with_the_coordinator(void **state)
         }
 }
 
-static void p2_so_do_workers_inside_a_wrapper(void **state)
+TEST(p2_so_do_workers_inside_a_wrapper)
 {
-    (void)state;
     for (int w = EXECS; w < RETURNS; w++) {
         if (!usable((enum wrapper)w)) {
             print_message("%s is not here\n", wrappers[w].command[0]);
@@ -340,18 +338,16 @@ static void p2_so_do_workers_inside_a_wrapper(void **state)
     }
 }
 
-static void p2_p7_before_they_attached(void **state)
+TEST(p2_p7_before_they_attached)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         const struct group_case c = {DIRECT, "idle", n, true, NULL};
         kill_coordinator(&c);
     }
 }
 
-static void p2_p7_stopped_at_any_point(void **state)
+TEST(p2_p7_stopped_at_any_point)
 {
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -382,9 +378,8 @@ static void expect_status(enum wrapper wrapper, const char *state, const char *e
     assert_string_equal(seen, expected);
 }
 
-static void p2_b40_run_ends_the_process_only_when_asked_to(void **state)
+TEST(p2_b40_run_ends_the_process_only_when_asked_to)
 {
-    (void)state;
     expect_status(NESTED, "idle", "70\n70\n");
     expect_status(NESTED, "blocked", "70\n70\n");
     expect_status(NESTED, "spinning", "70\n70\n");
@@ -427,9 +422,8 @@ static size_t count_threads(pid_t pid)
     return (size_t)count;
 }
 
-static void p2_the_end_of_a_wrappers_thread_ends_no_rank(void **state)
+TEST(p2_the_end_of_a_wrappers_thread_ends_no_rank)
 {
-    (void)state;
     struct test_pipe *pipe = test_pipe_new();
     const char *const command[] = {"/proc/self/exe", "threads", test_pipe_path(pipe), NULL};
     char program[4096] = "";
@@ -461,9 +455,8 @@ static void p2_the_end_of_a_wrappers_thread_ends_no_rank(void **state)
 
 /* Rank 0 never comes. The process that rank 1 has in its two wrappers was not adopted when the
  * start failed, and still ends, although the host lives on. */
-static void p2_a_process_that_attached_to_a_failed_start_ends(void **state)
+TEST(p2_a_process_that_attached_to_a_failed_start_ends)
 {
-    (void)state;
     const char *const command[] = {"sh", "-c",
                                    "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; sh -c '" WORKER
                                    " \"$@\"; true' sh \"$@\"; true",
@@ -509,9 +502,8 @@ static void await_attached(const char *name)
 
 /* The coordinator, which slept, sees at once that the worker has attached and belongs to no rank
  * any more. */
-static void p1_p2_the_death_of_a_wrapper_at_attach_is_reported(void **state)
+TEST(p1_p2_the_death_of_a_wrapper_at_attach_is_reported)
 {
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -579,17 +571,15 @@ static void die_unseen(void)
     test_group_free(g);
 }
 
-static void p2_a_death_is_reported_although_the_host_ignores_sigchld(void **state)
+TEST(p2_a_death_is_reported_although_the_host_ignores_sigchld)
 {
-    (void)state;
     signal(SIGCHLD, SIG_IGN);
     die_unseen();
     signal(SIGCHLD, SIG_DFL);
 }
 
-static void p2_a_death_is_reported_although_the_host_reaps(void **state)
+TEST(p2_a_death_is_reported_although_the_host_reaps)
 {
-    (void)state;
     pthread_t thread;
     reaping = true;
     assert_int_equal(pthread_create(&thread, NULL, reaper_main, NULL), 0);
@@ -618,17 +608,5 @@ int main(int argc, char **argv)
         return refused_main(argv[2]);
     if (argc == 3)
         return coordinator_main(argv[1], argv[2]);
-    const struct CMUnitTest tests[] = {
-        TEST(p2_whatever_workers_do_they_end_with_the_coordinator),
-        TEST(p2_so_do_workers_inside_a_wrapper),
-        TEST(p2_p7_before_they_attached),
-        TEST(p2_p7_stopped_at_any_point),
-        TEST(p2_b40_run_ends_the_process_only_when_asked_to),
-        TEST(p2_the_end_of_a_wrappers_thread_ends_no_rank),
-        TEST(p2_a_process_that_attached_to_a_failed_start_ends),
-        TEST(p1_p2_the_death_of_a_wrapper_at_attach_is_reported),
-        TEST(p2_a_death_is_reported_although_the_host_ignores_sigchld),
-        TEST(p2_a_death_is_reported_although_the_host_reaps),
-    };
-    return cmocka_run_group_tests_name("orphan", tests, become_reaper, NULL);
+    return test_run(become_reaper, NULL);
 }

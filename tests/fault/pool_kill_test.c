@@ -400,9 +400,8 @@ static void strike_everywhere(const struct run *kind)
     print_message("%" PRIu32 " deaths\n", count);
 }
 
-static void b37_b24_h20_killed_with_fixed_blocks(void **state)
+TEST(b37_b24_h20_killed_with_fixed_blocks)
 {
-    (void)state;
     /* As many rows as processes live: the victim takes that of the dead one. */
     const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
                                          .block_size = 1024,
@@ -411,9 +410,8 @@ static void b37_b24_h20_killed_with_fixed_blocks(void **state)
     strike_everywhere(&kind);
 }
 
-static void b37_b24_killed_with_fixed_blocks_on_demand(void **state)
+TEST(b37_b24_killed_with_fixed_blocks_on_demand)
 {
-    (void)state;
     const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
                                          .block_size = 4096,
                                          .block_count = 12,
@@ -423,9 +421,8 @@ static void b37_b24_killed_with_fixed_blocks_on_demand(void **state)
     strike_everywhere(&kind);
 }
 
-static void b37_b24_a30_killed_with_slabs(void **state)
+TEST(b37_b24_a30_killed_with_slabs)
 {
-    (void)state;
     const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
                                          .strategy = COX_POOL_SLAB,
                                          .block_size = 1024,
@@ -435,9 +432,8 @@ static void b37_b24_a30_killed_with_slabs(void **state)
     strike_everywhere(&kind);
 }
 
-static void b37_b24_a30_killed_with_slabs_on_demand(void **state)
+TEST(b37_b24_a30_killed_with_slabs_on_demand)
 {
-    (void)state;
     const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
                                          .strategy = COX_POOL_SLAB,
                                          .block_size = 1024,
@@ -449,9 +445,8 @@ static void b37_b24_a30_killed_with_slabs_on_demand(void **state)
     strike_everywhere(&kind);
 }
 
-static void p9_b37_a_reader_killed_while_the_owner_lives(void **state)
+TEST(p9_b37_a_reader_killed_while_the_owner_lives)
 {
-    (void)state;
     const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
                                          .block_size = 1024,
                                          .block_count = 12,
@@ -460,25 +455,11 @@ static void p9_b37_a_reader_killed_while_the_owner_lives(void **state)
     strike_everywhere(&kind);
 }
 
-static void b37_every_step_was_struck(void **state)
+TEST(b37_every_step_was_struck)
 {
-    (void)state;
     for (size_t i = 0; i < POINT_COUNT; i++)
         if (!struck[i])
             fail_msg("nobody was killed at %s", points[i]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b37_b24_h20_killed_with_fixed_blocks),
-        TEST(b37_b24_killed_with_fixed_blocks_on_demand),
-        TEST(b37_b24_a30_killed_with_slabs),
-        TEST(b37_b24_a30_killed_with_slabs_on_demand),
-        TEST(p9_b37_a_reader_killed_while_the_owner_lives),
-        TEST(b37_every_step_was_struck),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else

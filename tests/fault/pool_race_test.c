@@ -121,9 +121,8 @@ static void race_ends(struct race *race, struct forks *forks, struct cox_pool *p
 
 /* The closer sees the opener's count and would leave the block in use, but the opener has dropped
  * its count by then. */
-static void b24_b31_the_last_to_release_takes_the_last_check_over(void **state)
+TEST(b24_b31_the_last_to_release_takes_the_last_check_over)
 {
-    (void)state;
     struct cox_pool *pool;
     struct race *race = race_new(&pool);
     struct forks forks;
@@ -169,9 +168,8 @@ static void looker_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void b24_b31_a_reference_after_the_last_check_keeps_the_block(void **state)
+TEST(b24_b31_a_reference_after_the_last_check_keeps_the_block)
 {
-    (void)state;
     struct cox_pool *pool;
     struct race *race = race_new(&pool);
     struct forks forks;
@@ -213,9 +211,8 @@ static void wanting_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void a30_b31_no_block_of_a_slab_that_is_gone(void **state)
+TEST(a30_b31_no_block_of_a_slab_that_is_gone)
 {
-    (void)state;
     static const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
                                                     .strategy = COX_POOL_SLAB,
                                                     .block_size = 64,
@@ -281,9 +278,8 @@ static void await_sleep(const struct closer *closer)
 /* One thread has seen no count and is about to free; another one takes a reference, releases it,
  * and is about to check, when a third takes one. The first thread must not take the second's
  * CLOSING for its own. */
-static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
+TEST(b31_b24_threads_of_a_process_close_one_after_the_other)
 {
-    (void)state;
     static const struct cox_pool_options options = {
         .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = BLOCK_COUNT};
     struct cox_pool *pool = pool_made(&options), *other = pool_attached(pool);
@@ -319,17 +315,6 @@ static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
     cox_pool_free(other);
     pool_is_whole(pool);
     cox_pool_free(pool);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b24_b31_the_last_to_release_takes_the_last_check_over),
-        TEST(b24_b31_a_reference_after_the_last_check_keeps_the_block),
-        TEST(a30_b31_no_block_of_a_slab_that_is_gone),
-        TEST(b31_b24_threads_of_a_process_close_one_after_the_other),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else

@@ -5,9 +5,7 @@
  */
 #include <inttypes.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +13,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/unit/queue_fixture.h"
 #include "memory/queue/queue_internal.h"
+#include "tests/lib/test.h"
 
 /* Limit per call: the patience for the lock, that for a copy, and a slow machine. */
 #define CALL_MS 25000
@@ -158,6 +155,8 @@ static int teardown(void **state)
     return 0;
 }
 
+#define TEST(name) TEST_WITH(name, setup, teardown)
+
 static void with_each_byte(unsigned char bits)
 {
     struct world world = world_make();
@@ -172,22 +171,19 @@ static void with_each_byte(unsigned char bits)
     }
 }
 
-static void b14_b32_b38_any_byte_of_a_queue_may_be_flipped(void **state)
+TEST(b14_b32_b38_any_byte_of_a_queue_may_be_flipped)
 {
-    (void)state;
     with_each_byte(0xff);
 }
 
-static void b14_b32_b38_any_low_bit_of_a_queue_may_be_flipped(void **state)
+TEST(b14_b32_b38_any_low_bit_of_a_queue_may_be_flipped)
 {
-    (void)state;
     with_each_byte(0x01);
 }
 
 /* Plausible numbers in wrong places. */
-static void b14_any_word_of_a_queue_may_be_any_other(void **state)
+TEST(b14_any_word_of_a_queue_may_be_any_other)
 {
-    (void)state;
     struct world world = world_make();
     const size_t words = world.queue->region.size / 4;
     world_free(&world);
@@ -218,9 +214,8 @@ static _Noreturn void scribble(struct cox_queue *queue, unsigned seed)
     }
 }
 
-static void b14_b36_a_process_writes_all_the_time(void **state)
+TEST(b14_b36_a_process_writes_all_the_time)
 {
-    (void)state;
     const uint64_t end_ns = cox_deadline_after_ms(SCRIBBLE_MS);
     for (unsigned seed = 1; cox_now_ns() < end_ns; seed++) {
         struct world world = world_make();
@@ -233,17 +228,4 @@ static void b14_b36_a_process_writes_all_the_time(void **state)
         assert_int_equal(waitpid(pid, NULL, 0), pid);
         world_free(&world);
     }
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b14_b32_b38_any_byte_of_a_queue_may_be_flipped),
-        TEST(b14_b32_b38_any_low_bit_of_a_queue_may_be_flipped),
-        TEST(b14_any_word_of_a_queue_may_be_any_other),
-        TEST(b14_b36_a_process_writes_all_the_time),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,19 +12,17 @@
 #include "memory/queue/queue_internal.h"
 #include "memory/queue/queue_lock.h"
 #include "tests/unit/queue_fixture.h"
+#include "tests/lib/test.h"
 
 #include <inttypes.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #if COX_TESTING
 
@@ -366,9 +364,8 @@ static void strike_each(const char *const *points, size_t count, scenario_fn sce
 
 /* ---- tests ---- */
 
-static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state)
+PLAIN_TEST(b37_h20_a_process_dies_at_each_step_and_nothing_is_lost)
 {
-    (void)state;
     static const char *const points[] = {
         "queue.locked",          "queue.unlocked",
         "queue.domain_entered",  "queue.pool_entered",
@@ -395,16 +392,14 @@ static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state
     assert_true(strike("queue.domain_entered", reclaim, NULL) > 0);
 }
 
-static void h12_a_process_dies_while_it_makes_room(void **state)
+PLAIN_TEST(h12_a_process_dies_while_it_makes_room)
 {
-    (void)state;
     static const char *const points[] = {"queue.pool_cleared", "queue.domain_cleared"};
     STRIKE(points, reclaim, NULL);
 }
 
-static void h9_a_process_dies_that_leaves_a_copy_to_others(void **state)
+PLAIN_TEST(h9_a_process_dies_that_leaves_a_copy_to_others)
 {
-    (void)state;
     static const char *const points[] = {"queue.free_pending"};
     STRIKE(points, leave_a_copy_to_others, NULL);
     /* And without a death. */
@@ -418,9 +413,8 @@ static void leave_pending_free_before(void)
     assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "before"));
 }
 
-static void h9_a_process_dies_while_it_lets_go_what_was_left_to_it(void **state)
+PLAIN_TEST(h9_a_process_dies_while_it_lets_go_what_was_left_to_it)
 {
-    (void)state;
     static const char *const points[] = {"queue.drained"};
     STRIKE(points, do_everything, leave_pending_free_before);
 }
@@ -442,9 +436,8 @@ static void leave_before(void)
     assert_true(child_end(child_start(leave_endpoints, NULL), "before"));
 }
 
-static void b37_a_process_dies_while_it_takes_out_the_dead(void **state)
+PLAIN_TEST(b37_a_process_dies_while_it_takes_out_the_dead)
 {
-    (void)state;
     static const char *const points[] = {"queue.reaped", "queue.counted", "queue.copy_unpinned"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         strike(points[i], sweep_only, leave_before);
@@ -464,9 +457,8 @@ static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
 }
 
 /* A message whose copies were being unpinned is either complete for all, or skipped by all. */
-static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_queue(void **state)
+PLAIN_TEST(b37_h8_a_publisher_dies_while_it_makes_room_in_the_queue)
 {
-    (void)state;
     static const char *const points[] = {
         "queue.locked",    "queue.intended",    "queue.pinned",        "queue.row_ending",
         "pool.unpinned",   "pool.freed",        "queue.copy_unpinned", "queue.row_ended",
@@ -522,9 +514,8 @@ static void intent_before(void)
     assert_true(child_end(child_start(die_with_an_intent, NULL), "before"));
 }
 
-static void b37_a_process_dies_while_it_repairs_what_another_left(void **state)
+PLAIN_TEST(b37_a_process_dies_while_it_repairs_what_another_left)
 {
-    (void)state;
     static const char *const points[] = {"queue.repairing", "queue.repaired", "queue.counted",
                                          "queue.row_ended", "queue.locked"};
     STRIKE(points, sweep_only, lock_before);
@@ -544,9 +535,8 @@ static uint32_t strike_everywhere(scenario_fn scenario, void (*before)(void))
     return count;
 }
 
-static void b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost(void **state)
+PLAIN_TEST(b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost)
 {
-    (void)state;
     static const struct {
         scenario_fn scenario;
         void (*before)(void);
@@ -623,9 +613,8 @@ static bool ends_soon(pid_t pid)
 }
 
 /* No subscriber misses a message, though the process that was to wake it is dead. */
-static void b36_b52_no_subscriber_sleeps_through_the_message_of_a_dead_publisher(void **state)
+PLAIN_TEST(b36_b52_no_subscriber_sleeps_through_the_message_of_a_dead_publisher)
 {
-    (void)state;
     static const char *const points[] = {
         "queue.pinned",    "queue.announced",    "queue.waking",
         "queue.woken",     "queue.row_filled",   "queue.intent_cleared",
@@ -689,9 +678,8 @@ static void sleep_on_two(void)
 
 /* The waiter is stopped between its check and the futex call, while it announces its wait queue by
  * queue. It misses no message published meanwhile, announced or not. */
-static void h14_b36_a_message_between_the_check_and_the_sleep_is_seen(void **state)
+PLAIN_TEST(h14_b36_a_message_between_the_check_and_the_sleep_is_seen)
 {
-    (void)state;
     for (int armed = 1; armed <= 2; armed++)
         for (int to = 0; to < 2; to++) {
             char plan[64];
@@ -717,9 +705,8 @@ static void h14_b36_a_message_between_the_check_and_the_sleep_is_seen(void **sta
 
 /* A subscriber that is about to block sees the announced message, and waits for the lock of a dead
  * publisher. */
-static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
+PLAIN_TEST(b36_a_process_dies_that_waited_for_a_publisher)
 {
-    (void)state;
     for (int strikes = 0; strikes < 2; strikes++) {
         int status;
         setup_queue();
@@ -773,9 +760,8 @@ static void take_far(void)
 
 /* One process copies and is stopped, another one waits for the copy; when the first is dead, the
  * second makes it. */
-static void h6_b37_a_copier_dies_in_the_copy_and_a_waiter_makes_it(void **state)
+PLAIN_TEST(h6_b37_a_copier_dies_in_the_copy_and_a_waiter_makes_it)
 {
-    (void)state;
     static const char *const points[] = {"pool.claimed:stop", "queue.copied:stop"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         char byte;
@@ -809,9 +795,8 @@ static void h6_b37_a_copier_dies_in_the_copy_and_a_waiter_makes_it(void **state)
     }
 }
 
-static void b37_every_step_was_struck(void **state)
+PLAIN_TEST(b37_every_step_was_struck)
 {
-    (void)state;
     for (int i = 0; i < COX_FAULT_POINT_COUNT; i++) {
         const char *name = cox_fault_name((enum cox_fault_point)i);
         if (strncmp(name, "queue.", 6) == 0 && !struck[i])
@@ -821,9 +806,8 @@ static void b37_every_step_was_struck(void **state)
 
 #else
 
-static void skipped(void **state)
+PLAIN_TEST(skipped)
 {
-    (void)state;
     skip();
 }
 
@@ -832,26 +816,9 @@ static void skipped(void **state)
 int main(void)
 {
 #if COX_TESTING
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(b37_h20_a_process_dies_at_each_step_and_nothing_is_lost),
-        cmocka_unit_test(h12_a_process_dies_while_it_makes_room),
-        cmocka_unit_test(h9_a_process_dies_that_leaves_a_copy_to_others),
-        cmocka_unit_test(h9_a_process_dies_while_it_lets_go_what_was_left_to_it),
-        cmocka_unit_test(b37_h8_a_publisher_dies_while_it_makes_room_in_the_queue),
-        cmocka_unit_test(b37_a_process_dies_while_it_takes_out_the_dead),
-        cmocka_unit_test(b37_a_process_dies_while_it_repairs_what_another_left),
-        cmocka_unit_test(b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost),
-        cmocka_unit_test(b36_b52_no_subscriber_sleeps_through_the_message_of_a_dead_publisher),
-        cmocka_unit_test(h14_b36_a_message_between_the_check_and_the_sleep_is_seen),
-        cmocka_unit_test(b36_a_process_dies_that_waited_for_a_publisher),
-        cmocka_unit_test(h6_b37_a_copier_dies_in_the_copy_and_a_waiter_makes_it),
-        cmocka_unit_test(b37_every_step_was_struck),
-    };
     assert_int_equal(cox_domains_new(&domains), 0);
-#else
-    const struct CMUnitTest tests[] = {cmocka_unit_test(skipped)};
 #endif
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
 #if COX_TESTING
     cox_domains_free(domains);
 #endif

@@ -147,9 +147,8 @@ static void rank_main(const struct forks_self *self)
     atomic_fetch_add(&session->ended, 1);
 }
 
-static void p10_b14_b23_bits_flipped_under_a_group(void **state)
+TEST(p10_b14_b23_bits_flipped_under_a_group)
 {
-    (void)state;
     uint64_t good = 0, flips = 0;
     for (uint64_t seed = 1; seed <= 24; seed++) {
         struct session *session = forks_share(sizeof *session);
@@ -228,9 +227,8 @@ static void flips_main(const struct forks_self *self)
     atomic_store(&victim->released, 1);
 }
 
-static void p10_no_flipped_bit_is_an_arrival(void **state)
+TEST(p10_no_flipped_bit_is_an_arrival)
 {
-    (void)state;
     struct victim *victim = forks_share(sizeof *victim);
     struct forks forks;
     victim->memory_fd = memfd_create("group", MFD_CLOEXEC);
@@ -239,13 +237,4 @@ static void p10_no_flipped_bit_is_an_arrival(void **state)
     forks_add(&forks, 2, 3, flips_main, victim);
     forks_wait(&forks);
     close(victim->memory_fd);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p10_b14_b23_bits_flipped_under_a_group),
-        TEST(p10_no_flipped_bit_is_an_arrival),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -254,9 +254,8 @@ static void strike_all(const struct death *deaths, size_t count)
         }
 }
 
-static void b3_p1_k26_killed_while_it_joins(void **state)
+TEST(b3_p1_k26_killed_while_it_joins)
 {
-    (void)state;
     static const struct death deaths[] = {
         {"group.claimed", {1}, .by_fd = true},
         {"group.said", {1}, .by_fd = true},
@@ -268,9 +267,8 @@ static void b3_p1_k26_killed_while_it_joins(void **state)
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
 }
 
-static void b3_p1_b6_killed_in_an_operation(void **state)
+TEST(b3_p1_b6_killed_in_an_operation)
 {
-    (void)state;
     static const struct death deaths[] = {
         /* Every round of every operation, and two of the next epoch. */
         {"group.value", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12}, .by_sockets = false},
@@ -286,9 +284,8 @@ static void b3_p1_b6_killed_in_an_operation(void **state)
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
 }
 
-static void b3_p1_killed_with_fds_on_their_way(void **state)
+TEST(b3_p1_killed_with_fds_on_their_way)
 {
-    (void)state;
     static const struct death deaths[] = {
         {"group.bound", {1, 2}, .by_sockets = true},
         {"socket.sent", {1, 2, 3, 4}, .by_sockets = true},
@@ -302,9 +299,8 @@ static void b3_p1_killed_with_fds_on_their_way(void **state)
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
 }
 
-static void b3_p1_killed_where_there_are_no_pidfds(void **state)
+TEST(b3_p1_killed_where_there_are_no_pidfds)
 {
-    (void)state;
     static const struct death deaths[] = {
         {"group.claimed", {1}, .no_pidfds = true, .by_fd = true},
         {"group.said", {1}, .no_pidfds = true, .by_fd = true},
@@ -354,9 +350,8 @@ static void crowd_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b3_p1_killed_among_64_and_128(void **state)
+TEST(b3_p1_killed_among_64_and_128)
 {
-    (void)state;
     static const uint32_t worlds[] = {64, COX_RANK_COUNT_MAX};
     struct crowd crowds[] = {
         {"group.arrived", 1, false}, {"group.value", 1, false},   {"group.arrived", 3, false},
@@ -404,9 +399,8 @@ static void epochs_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b3_a_death_is_one_for_every_epoch(void **state)
+TEST(b3_a_death_is_one_for_every_epoch)
 {
-    (void)state;
     struct forks forks;
     struct epochs *epochs = forks_share(sizeof *epochs);
     forks_start(&forks, 3, epochs_main, epochs);
@@ -443,9 +437,8 @@ static void told_main(const struct forks_self *self)
         cox_group_leave(group);
 }
 
-static void b3_a_report_of_a_death_is_read_first(void **state)
+TEST(b3_a_report_of_a_death_is_read_first)
 {
-    (void)state;
     forks_run(4, told_main, forks_share(4096));
 }
 
@@ -466,9 +459,8 @@ static void chain_main(const struct forks_self *self)
     atomic_fetch_add(step, 1);
 }
 
-static void b3_a_rank_that_left_because_of_another_names_it(void **state)
+TEST(b3_a_rank_that_left_because_of_another_names_it)
 {
-    (void)state;
     forks_run(4, chain_main, forks_share(4096));
 }
 
@@ -505,9 +497,8 @@ static void getfd_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b3_a_death_that_an_fd_reports(void **state)
+TEST(b3_a_death_that_an_fd_reports)
 {
-    (void)state;
     forks_run(3, getfd_main, forks_share(4096));
 }
 
@@ -561,9 +552,8 @@ static void saying_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b3_b14_what_a_rank_reports_of_the_dead(void **state)
+TEST(b3_b14_what_a_rank_reports_of_the_dead)
 {
-    (void)state;
     static const char left[] = "rank 2 (", told[] = "rank 2 has seen a member die",
                       cause[] = "rank 1 (";
     const struct saying all[] = {
@@ -592,9 +582,8 @@ static void b3_b14_what_a_rank_reports_of_the_dead(void **state)
 }
 
 /* Rank 1 has joined and lives, rank 2 could not join: what a third one reports. */
-static void b3_k26_the_report_of_a_rank_that_could_not_join(void **state)
+TEST(b3_k26_the_report_of_a_rank_that_could_not_join)
 {
-    (void)state;
     const struct {
         uint32_t said_dead;
         const char *named;
@@ -631,9 +620,8 @@ static void b3_k26_the_report_of_a_rank_that_could_not_join(void **state)
 }
 
 /* Before it has claimed its rank, no process can know of it: the others name the missing rank. */
-static void b4_k3_killed_before_it_is_there(void **state)
+TEST(b4_k3_killed_before_it_is_there)
 {
-    (void)state;
     static const struct death deaths[] = {
         {"group.filled", {1}, .by_sockets = false},   {"group.linked", {1}, .by_sockets = false},
         {"group.unlinked", {1}, .by_sockets = false}, /* of a leftover */
@@ -663,25 +651,6 @@ static void b4_k3_killed_before_it_is_there(void **state)
         assert_int_equal(alone(forks.name), 0);
         assert_int_equal(own_names(), 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b3_p1_k26_killed_while_it_joins),
-        TEST(b3_p1_b6_killed_in_an_operation),
-        TEST(b3_p1_killed_with_fds_on_their_way),
-        TEST(b3_p1_killed_where_there_are_no_pidfds),
-        TEST(b3_p1_killed_among_64_and_128),
-        TEST(b3_a_death_is_one_for_every_epoch),
-        TEST(b3_a_report_of_a_death_is_read_first),
-        TEST(b3_a_rank_that_left_because_of_another_names_it),
-        TEST(b3_a_death_that_an_fd_reports),
-        TEST(b3_b14_what_a_rank_reports_of_the_dead),
-        TEST(b3_k26_the_report_of_a_rank_that_could_not_join),
-        TEST(b4_k3_killed_before_it_is_there),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else

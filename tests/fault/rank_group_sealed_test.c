@@ -115,9 +115,8 @@ static void strike(const char *plan)
     cox_close_fd(&fd);
 }
 
-static void b3_killed_between_two_generations_of_the_rank_group(void **state)
+TEST(b3_killed_between_two_generations_of_the_rank_group)
 {
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -132,8 +131,5 @@ int main(int argc, char **argv)
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length < 0)
         return 1;
-    const struct CMUnitTest tests[] = {
-        TEST(b3_killed_between_two_generations_of_the_rank_group),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -169,9 +169,8 @@ static void stop_all(const struct step *steps, size_t count)
     munmap(session, sizeof *session);
 }
 
-static void b2_b18_k26_stopped_in_an_operation(void **state)
+TEST(b2_b18_k26_stopped_in_an_operation)
 {
-    (void)state;
     static const struct step steps[] = {
         {"group.formed", {1}, false},
         {"group.value", {1, 2, 3, 4, 6, 8, 9}, false},
@@ -184,9 +183,8 @@ static void b2_b18_k26_stopped_in_an_operation(void **state)
     stop_all(steps, sizeof steps / sizeof steps[0]);
 }
 
-static void b2_b18_stopped_with_fds_on_their_way(void **state)
+TEST(b2_b18_stopped_with_fds_on_their_way)
 {
-    (void)state;
     static const struct step steps[] = {
         {"group.bound", {1, 2, 3}, true},       {"group.offered", {1, 3, 4, 6}, true},
         {"group.accepted", {1, 2, 3, 4}, true}, {"group.arrived", {6, 7, 10, 11, 14, 15}, true},
@@ -233,9 +231,8 @@ static void generation_main(const struct forks_self *self)
 
 /* Rank 0 has made the file and said nothing yet. Ranks of the next generation are none of its, and
  * keep it no longer than their deadline; its own other rank comes later. */
-static void b1_k3_a_generation_without_a_word_yet(void **state)
+TEST(b1_k3_a_generation_without_a_word_yet)
 {
-    (void)state;
     static struct generation generations[] = {{0, 1, TEST_PATIENCE_MS, true, 0},
                                               {0, 2, 100, false, COX_TIMEOUT},
                                               {1, 2, 100, false, COX_TIMEOUT},
@@ -252,16 +249,6 @@ static void b1_k3_a_generation_without_a_word_yet(void **state)
     kill(forks.pids[0], SIGCONT);
     forks_add(&forks, 3, 2, generation_main, generations);
     forks_wait(&forks);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b2_b18_k26_stopped_in_an_operation),
-        TEST(b2_b18_stopped_with_fds_on_their_way),
-        TEST(b1_k3_a_generation_without_a_word_yet),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else

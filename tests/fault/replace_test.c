@@ -112,17 +112,15 @@ static void replaced_at(size_t p)
     group_end(&hand, pids);
 }
 
-static void p1_p8_a_replacement_killed_on_its_way_in(void **state)
+TEST(p1_p8_a_replacement_killed_on_its_way_in)
 {
-    (void)state;
     test_needs_processes();
     for (size_t p = 0; p < POINT_COUNT; p++)
         replaced_at(p);
 }
 
-static void p3_p8_a_replacement_stopped_on_its_way_in_is_waited_for(void **state)
+TEST(p3_p8_a_replacement_stopped_on_its_way_in_is_waited_for)
 {
-    (void)state;
     test_needs_processes();
     for (size_t p = 0; p < POINT_COUNT; p++) {
         struct hand hand = {0};
@@ -174,9 +172,8 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
     test_group_free(group);
 }
 
-static void p1_p8_one_of_all_killed_on_its_way_in(void **state)
+TEST(p1_p8_one_of_all_killed_on_its_way_in)
 {
-    (void)state;
     test_needs_processes();
     for (size_t p = FIRST_INHERITED; p < POINT_COUNT; p++)
         for (uint32_t rank = 0; rank < 3; rank++)
@@ -289,9 +286,8 @@ static void each_passage(enum kind kind, const char *const *struck_points)
     }
 }
 
-static void p1_p8_a_coordinator_killed_while_it_starts_all_again(void **state)
+TEST(p1_p8_a_coordinator_killed_while_it_starts_all_again)
 {
-    (void)state;
     test_needs_processes();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     static const char *const named[] = {
@@ -303,9 +299,8 @@ static void p1_p8_a_coordinator_killed_while_it_starts_all_again(void **state)
     each_passage(OWN, test_attach() == COX_ATTACH_SEALED ? sealed : named);
 }
 
-static void p1_p8_a_coordinator_killed_while_it_starts_legacy_workers_again(void **state)
+TEST(p1_p8_a_coordinator_killed_while_it_starts_legacy_workers_again)
 {
-    (void)state;
     test_needs_processes();
     test_needs_names();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -315,9 +310,8 @@ static void p1_p8_a_coordinator_killed_while_it_starts_legacy_workers_again(void
     each_passage(LEGACY, struck);
 }
 
-static void p1_p8_a_coordinator_killed_while_it_waits_for_a_replacement(void **state)
+TEST(p1_p8_a_coordinator_killed_while_it_waits_for_a_replacement)
 {
-    (void)state;
     test_needs_processes();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     static const char *const struck[] = {"rank.left_out", "rank.reset", "rank.offered",
@@ -327,17 +321,9 @@ static void p1_p8_a_coordinator_killed_while_it_waits_for_a_replacement(void **s
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(p1_p8_a_replacement_killed_on_its_way_in),
-        TEST(p3_p8_a_replacement_stopped_on_its_way_in_is_waited_for),
-        TEST(p1_p8_one_of_all_killed_on_its_way_in),
-        TEST(p1_p8_a_coordinator_killed_while_it_starts_all_again),
-        TEST(p1_p8_a_coordinator_killed_while_it_starts_legacy_workers_again),
-        TEST(p1_p8_a_coordinator_killed_while_it_waits_for_a_replacement),
-    };
     if (argc == 3 && strcmp(argv[1], "driver") == 0)
         return driver_main(argv[2]);
-    return cmocka_run_group_tests_name("replace", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }
 
 #else

@@ -13,14 +13,9 @@
 #ifndef COX_TESTS_LIB_TESTING_H
 #define COX_TESTS_LIB_TESTING_H
 
+#include "tests/lib/test.h"
+
 #include <coxswain/executor.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 /* How long a test waits before it calls something lost; generous, sanitizers on a busy machine are
  * slow. */
@@ -32,7 +27,7 @@
  */
 int test_setup(void **state);
 int test_teardown(void **state);
-#define TEST(name) cmocka_unit_test_setup_teardown(name, test_setup, test_teardown)
+#define TEST(name) TEST_WITH(name, test_setup, test_teardown)
 
 /* ---- what a completion said, copied ---- */
 

@@ -2,20 +2,15 @@
  * counted, and it is its own worker, which replies with its count. */
 #include <errno.h>
 #include <semaphore.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include <coxswain/executor.h>
 #include "proto/executor.pb-c.h"
+#include "tests/lib/test.h"
 #include <coxswain/worker.h>
 
 #define RANK_COUNT 2
@@ -334,27 +329,23 @@ static void steps(enum cox_attach attach)
     cox_executor_free(group->executor);
 }
 
-static void opaque_requests_allocate_nothing(void **state)
+PLAIN_TEST(opaque_requests_allocate_nothing)
 {
-    (void)state;
     opaque_requests(COX_ATTACH_NAMED);
 }
 
-static void sealed_opaque_requests_allocate_nothing(void **state)
+PLAIN_TEST(sealed_opaque_requests_allocate_nothing)
 {
-    (void)state;
     opaque_requests(COX_ATTACH_SEALED);
 }
 
-static void steps_allocate_nothing(void **state)
+PLAIN_TEST(steps_allocate_nothing)
 {
-    (void)state;
     steps(COX_ATTACH_NAMED);
 }
 
-static void sealed_steps_allocate_nothing(void **state)
+PLAIN_TEST(sealed_steps_allocate_nothing)
 {
-    (void)state;
     steps(COX_ATTACH_SEALED);
 }
 
@@ -364,11 +355,5 @@ int main(int argc, char **argv)
         return worker_main(argc, argv);
     if (!COUNTING)
         return 77; /* a sanitizer's malloc cannot be counted this way */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opaque_requests_allocate_nothing),
-        cmocka_unit_test(sealed_opaque_requests_allocate_nothing),
-        cmocka_unit_test(steps_allocate_nothing),
-        cmocka_unit_test(sealed_steps_allocate_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

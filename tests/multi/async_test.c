@@ -95,6 +95,8 @@ static int teardown(void **state)
     return test_teardown(state);
 }
 
+#define ASYNC_TEST(name) TEST_WITH(name, test_setup, teardown)
+
 /* ---- prompts whose texts are known ---- */
 
 struct request {
@@ -220,9 +222,8 @@ static void run(uint32_t in_flight, uint32_t block_count, int code,
 
 static const uint32_t rank_counts[] = {1, 2, 4};
 
-static void texts_are_the_same_however_many_steps_are_in_flight(void **state)
+ASYNC_TEST(texts_are_the_same_however_many_steps_are_in_flight)
 {
-    (void)state;
     for (size_t n = 0; n < 3; n++) {
         group_start(rank_counts[n], 0, NULL);
         for (uint32_t in_flight = 1; in_flight <= 4; in_flight++) {
@@ -241,9 +242,8 @@ static void texts_are_the_same_however_many_steps_are_in_flight(void **state)
     }
 }
 
-static void p8_texts_are_the_same_when_ranks_die_and_prompts_are_cancelled(void **state)
+ASYNC_TEST(p8_texts_are_the_same_when_ranks_die_and_prompts_are_cancelled)
 {
-    (void)state;
     for (size_t n = 0; n < 3; n++) {
         group_start(rank_counts[n], 0, NULL);
         for (uint32_t i = 0; i < 6; i++) {
@@ -259,9 +259,8 @@ static void p8_texts_are_the_same_when_ranks_die_and_prompts_are_cancelled(void 
 }
 
 /* The first steps of each rank end only once the next one is there. */
-static void the_next_step_is_published_while_the_ranks_run_one(void **state)
+ASYNC_TEST(the_next_step_is_published_while_the_ranks_run_one)
 {
-    (void)state;
     struct cox_engine_loop_stats stats;
     kill_every = cancel_every = 0;
     for (size_t n = 0; n < 3; n++) {
@@ -315,9 +314,8 @@ static int run_slow(uint32_t rank_count, const char *slow, struct cox_error *err
     return r;
 }
 
-static void p8_a_step_that_is_late_comes_again_with_fewer_tokens(void **state)
+ASYNC_TEST(p8_a_step_that_is_late_comes_again_with_fewer_tokens)
 {
-    (void)state;
     kill_every = cancel_every = 0;
     for (size_t n = 0; n < 3; n++) {
         struct cox_error err = {0};
@@ -331,9 +329,8 @@ static void p8_a_step_that_is_late_comes_again_with_fewer_tokens(void **state)
     }
 }
 
-static void p8_what_is_late_for_ever_says_what_to_do(void **state)
+ASYNC_TEST(p8_what_is_late_for_ever_says_what_to_do)
 {
-    (void)state;
     static const uint32_t expected[] = {40, 20, 10, 5};
     struct cox_error err = {0};
     kill_every = cancel_every = 0;
@@ -345,9 +342,8 @@ static void p8_what_is_late_for_ever_says_what_to_do(void **state)
     assert_non_null(strstr(err.text, "--step-tokens"));
 }
 
-static void more_steps_than_the_channel_has_frames_are_refused(void **state)
+ASYNC_TEST(more_steps_than_the_channel_has_frames_are_refused)
 {
-    (void)state;
     struct cox_engine_loop_options options = {
         .block_count = 8, .block_size = 4, .position_count_max = 32, .steps_in_flight = 3};
     struct cox_engine_loop_stats stats;
@@ -360,19 +356,4 @@ static void more_steps_than_the_channel_has_frames_are_refused(void **state)
     group_start(1, 1, NULL); /* 0: what may be */
     requests_make(9);
     run(0, ASYNC_BLOCK_COUNT, 0, &stats);
-}
-
-#define CASE(name) cmocka_unit_test_setup_teardown(name, test_setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(texts_are_the_same_however_many_steps_are_in_flight),
-        CASE(p8_texts_are_the_same_when_ranks_die_and_prompts_are_cancelled),
-        CASE(the_next_step_is_published_while_the_ranks_run_one),
-        CASE(p8_a_step_that_is_late_comes_again_with_fewer_tokens),
-        CASE(p8_what_is_late_for_ever_says_what_to_do),
-        CASE(more_steps_than_the_channel_has_frames_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,9 +43,8 @@ static void *attacher_main(void *argument)
     return NULL;
 }
 
-static void m16_a_group_with_a_name_is_whole(void **state)
+TEST(m16_a_group_with_a_name_is_whole)
 {
-    (void)state;
     share(true);
     for (uint32_t round = 1; round <= 50; round++) {
         char name[64];
@@ -70,12 +69,4 @@ static void m16_a_group_with_a_name_is_whole(void **state)
         cox_control_close(&attacher.control);
     }
     share(false);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m16_a_group_with_a_name_is_whole),
-    };
-    return cmocka_run_group_tests_name("attach", tests, NULL, NULL);
 }

@@ -206,9 +206,8 @@ static void dead_unless_ordered(enum cox_attach attach)
     assert_int_equal(worker_end(pids[0]), 0);
 }
 
-static void p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order(void **state)
+TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order)
 {
-    (void)state;
     EACH_ATTACH(dead_unless_ordered);
 }
 
@@ -229,9 +228,8 @@ static void gone_again(enum cox_attach attach)
     assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
-static void b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_signalled(void **state)
+TEST(b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_signalled)
 {
-    (void)state;
     EACH_ATTACH(gone_again);
 }
 
@@ -256,9 +254,8 @@ static void left(enum cox_attach attach)
     assert_int_equal(test_helper_wait(&client), 0);
 }
 
-static void b20_a_process_that_has_left_is_not_signalled(void **state)
+TEST(b20_a_process_that_has_left_is_not_signalled)
 {
-    (void)state;
     EACH_ATTACH(left);
 }
 
@@ -313,19 +310,17 @@ static void left_and_replaced(enum cox_attach attach)
     assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
-static void p8_b20_a_process_that_has_left_is_released_and_replaced(void **state)
+TEST(p8_b20_a_process_that_has_left_is_released_and_replaced)
 {
-    (void)state;
     EACH_ATTACH(left_and_replaced);
 }
 
 /* Its pid may belong to another process by the time it is checked. */
-static void b25_a_process_that_claims_another_identity_is_no_rank(void **state)
+TEST(b25_a_process_that_claims_another_identity_is_no_rank)
 {
     struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
     struct cox_error err = {0};
-    (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
     struct test_helper client = test_helper_start("client", waiting.control_socket);
     assert_int_equal(client_do(&client, 's', text), COX_PEER_DEAD);
@@ -340,12 +335,11 @@ static void b25_a_process_that_claims_another_identity_is_no_rank(void **state)
     assert_int_equal(test_helper_wait(&client), 0);
 }
 
-static void b20_a_rank_that_is_never_started_is_named(void **state)
+TEST(b20_a_rank_that_is_never_started_is_named)
 {
     struct waiting waiting = {
         .result = -1,
         .options = {.size = sizeof(struct cox_executor_options), .times.start_timeout_ms = 100}};
-    (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
     pthread_join(waiting.thread, NULL);
     assert_int_equal(waiting.result, COX_TIMEOUT);
@@ -355,15 +349,7 @@ static void b20_a_rank_that_is_never_started_is_named(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order),
-        TEST(b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_signalled),
-        TEST(b20_a_process_that_has_left_is_not_signalled),
-        TEST(p8_b20_a_process_that_has_left_is_released_and_replaced),
-        TEST(b25_a_process_that_claims_another_identity_is_no_rank),
-        TEST(b20_a_rank_that_is_never_started_is_named),
-    };
     if (argc == 3 && strcmp(argv[1], "client") == 0)
         return client_main(argv[2]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -71,9 +71,8 @@ static void expect_text(const struct cox_completion *completion, const char *tex
 
 /* ---- in order, and lent until the next collection ---- */
 
-static void p4_completions_are_collected_in_order_and_stay_whole(void **state)
+TEST(p4_completions_are_collected_in_order_and_stay_whole)
 {
-    (void)state;
     static const uint32_t counts[] = {1, 2, 4, 8};
     for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
         struct test_group *g = start(counts[n]);
@@ -110,9 +109,8 @@ static void p4_completions_are_collected_in_order_and_stay_whole(void **state)
 
 /* ---- room ---- */
 
-static void p4_what_is_not_collected_takes_room(void **state)
+TEST(p4_what_is_not_collected_takes_room)
 {
-    (void)state;
     struct test_group *g = start(2);
     struct cox_completion completions[DEPTH];
     struct cox_error err = {0};
@@ -152,9 +150,8 @@ static void p4_what_is_not_collected_takes_room(void **state)
 
 /* ---- waits ---- */
 
-static void m4_deadlines_errors_and_deaths_are_collected(void **state)
+TEST(m4_deadlines_errors_and_deaths_are_collected)
 {
-    (void)state;
     struct test_group *g = start(4);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_completion completions[DEPTH];
@@ -192,9 +189,8 @@ static void m4_deadlines_errors_and_deaths_are_collected(void **state)
     test_group_free(g);
 }
 
-static void m13_a_dead_rank_is_replaced_without_a_collector(void **state)
+TEST(m13_a_dead_rank_is_replaced_without_a_collector)
 {
-    (void)state;
     test_needs_processes();
     struct test_group *g = start(2);
     struct cox_executor *executor = test_group_executor(g);
@@ -256,9 +252,8 @@ static void *submit_steadily(void *context)
     return NULL;
 }
 
-static void p4_calls_and_collections_gather_for_each_other(void **state)
+TEST(p4_calls_and_collections_gather_for_each_other)
 {
-    (void)state;
     struct callers callers = {.group = start(2)};
     struct cox_completion completions[DEPTH];
     pthread_t threads[CALLER_COUNT + 1];
@@ -297,9 +292,8 @@ static void *collect_until_closed(void *context)
     return NULL;
 }
 
-static void p4_a_stop_ends_the_collection_and_what_is_in_flight(void **state)
+TEST(p4_a_stop_ends_the_collection_and_what_is_in_flight)
 {
-    (void)state;
     for (int in_flight = 0; in_flight <= 2; in_flight++) {
         struct test_group *g = start(2);
         struct collector collector = {.group = g};
@@ -371,9 +365,8 @@ static void expect_late(const struct cox_completion *completion, uint64_t sequen
     assert_null(completion->payload);
 }
 
-static void s4_a_second_completion_reports_that_the_late_rank_is_free(void **state)
+TEST(s4_a_second_completion_reports_that_the_late_rank_is_free)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 4; n *= 2) {
         struct test_group *g = start(n);
         struct test_pipe *pipe = test_pipe_new();
@@ -401,9 +394,8 @@ static void s4_a_second_completion_reports_that_the_late_rank_is_free(void **sta
     }
 }
 
-static void s4_a_late_rank_that_dies_or_a_stop_ends_the_wait(void **state)
+TEST(s4_a_late_rank_that_dies_or_a_stop_ends_the_wait)
 {
-    (void)state;
     struct test_group *g = start(2);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_completion completion;
@@ -422,9 +414,8 @@ static void s4_a_late_rank_that_dies_or_a_stop_ends_the_wait(void **state)
     test_group_free(g);
 }
 
-static void p4_wrong_use_is_refused(void **state)
+TEST(p4_wrong_use_is_refused)
 {
-    (void)state;
     struct cox_completion completions[1];
     struct cox_error err = {0};
     uint32_t count;
@@ -453,20 +444,4 @@ static void p4_wrong_use_is_refused(void **state)
         COX_STATE);
     assert_non_null(strstr(err.text, "collect"));
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p4_completions_are_collected_in_order_and_stay_whole),
-        TEST(p4_what_is_not_collected_takes_room),
-        TEST(m4_deadlines_errors_and_deaths_are_collected),
-        TEST(m13_a_dead_rank_is_replaced_without_a_collector),
-        TEST(p4_calls_and_collections_gather_for_each_other),
-        TEST(p4_a_stop_ends_the_collection_and_what_is_in_flight),
-        TEST(s4_a_second_completion_reports_that_the_late_rank_is_free),
-        TEST(s4_a_late_rank_that_dies_or_a_stop_ends_the_wait),
-        TEST(p4_wrong_use_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,24 +62,21 @@ static void expect_death_reported(uint32_t rank_count, const char *words)
     rmdir(folder);
 }
 
-static void p1_the_death_that_made_the_others_fail_is_reported(void **state)
+TEST(p1_the_death_that_made_the_others_fail_is_reported)
 {
-    (void)state;
     expect_death_reported(3, "the peer closed the connection");
 }
 
-static void p3_a_death_is_reported_before_a_long_story(void **state)
+TEST(p3_a_death_is_reported_before_a_long_story)
 {
-    (void)state;
     char story[1000];
     memset(story, 'x', sizeof story - 1);
     story[sizeof story - 1] = '\0';
     expect_death_reported(3, story);
 }
 
-static void p3_many_late_ranks_are_reported_as_ranges(void **state)
+TEST(p3_many_late_ranks_are_reported_as_ranges)
 {
-    (void)state;
     struct test_group *g = test_group_start(8, NULL);
     for (uint32_t rank = 0; rank < 7; rank++)
         test_stop_process(cox_executor_pid(test_group_executor(g), rank));
@@ -99,9 +96,8 @@ static void p3_many_late_ranks_are_reported_as_ranges(void **state)
 }
 
 /* The others are inside the step, and wait for it. */
-static void p3_a_rank_that_cannot_go_on_is_named_first(void **state)
+TEST(p3_a_rank_that_cannot_go_on_is_named_first)
 {
-    (void)state;
     for (uint32_t n = 2; n <= 8; n *= 4) {
         struct test_group *g = test_group_start(n, NULL);
         struct test_pipe *pipe = test_pipe_new();
@@ -135,9 +131,8 @@ static void p3_a_rank_that_cannot_go_on_is_named_first(void **state)
     }
 }
 
-static void m4_rank0_is_the_lowest_asked_or_none(void **state)
+TEST(m4_rank0_is_the_lowest_asked_or_none)
 {
-    (void)state;
     struct test_group *g = test_group_start(3, NULL);
     struct test_completion c;
     const struct test_how how = {.gather = COX_GATHER_RANK0};
@@ -155,9 +150,8 @@ static void m4_rank0_is_the_lowest_asked_or_none(void **state)
     test_group_free(g);
 }
 
-static void m3_a_message_of_the_number_of_bytes_is_refused(void **state)
+TEST(m3_a_message_of_the_number_of_bytes_is_refused)
 {
-    (void)state;
     struct test_group *g = test_group_start(1, NULL);
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
@@ -204,9 +198,8 @@ static int submit_echo(struct cox_executor *executor)
     return cox_executor_submit_opaque(executor, "echo x", 6, &how, NULL, NULL);
 }
 
-static void b2_a_call_does_not_wait_for_a_handler(void **state)
+TEST(b2_a_call_does_not_wait_for_a_handler)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct held held;
     held_init(&held, test_group_executor(g));
@@ -237,9 +230,8 @@ static void call_the_other(void *context, const struct cox_completion *completio
 }
 
 /* Each handler waits for the other group's response thread, which is in the other handler. */
-static void b2_two_groups_that_call_each_other_come_out(void **state)
+TEST(b2_two_groups_that_call_each_other_come_out)
 {
-    (void)state;
     struct test_group *groups[2];
     struct held held[2];
     for (int i = 0; i < 2; i++) {
@@ -276,9 +268,8 @@ static void replace_the_other(void *context, const struct cox_completion *comple
     sem_post(&held->inside);
 }
 
-static void m5_b2_handlers_that_replace_each_other_are_refused(void **state)
+TEST(m5_b2_handlers_that_replace_each_other_are_refused)
 {
-    (void)state;
     struct test_group *g = test_group_start(1, NULL);
     struct held own, transfer;
     held_init(&own, test_group_executor(g));
@@ -305,20 +296,4 @@ static void m5_b2_handlers_that_replace_each_other_are_refused(void **state)
     assert_int_equal(atomic_load(&own.replaced), COX_DEADLOCK);
     sem_post(&transfer.go_on);
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p1_the_death_that_made_the_others_fail_is_reported),
-        TEST(p3_a_death_is_reported_before_a_long_story),
-        TEST(p3_many_late_ranks_are_reported_as_ranges),
-        TEST(p3_a_rank_that_cannot_go_on_is_named_first),
-        TEST(m4_rank0_is_the_lowest_asked_or_none),
-        TEST(m3_a_message_of_the_number_of_bytes_is_refused),
-        TEST(b2_a_call_does_not_wait_for_a_handler),
-        TEST(b2_two_groups_that_call_each_other_come_out),
-        TEST(m5_b2_handlers_that_replace_each_other_are_refused),
-    };
-    return cmocka_run_group_tests_name("completion", tests, NULL, NULL);
 }

@@ -102,9 +102,8 @@ static struct script hello_reply(const char *what, int expected, uint32_t fds_sa
     return script;
 }
 
-static void a11_k18_b17_an_odd_reply_is_corrupt_and_leaves_nothing(void **state)
+SOCKET_TEST(a11_k18_b17_an_odd_reply_is_corrupt_and_leaves_nothing)
 {
-    (void)state;
     listen_at_path(8);
     struct script s[24];
     size_t count = 0;
@@ -171,9 +170,8 @@ static void *odd_sockets(void *argument)
 
 /* Of a reply that is sent over a socket: whatever comes, it is a hello reply or an error, and
  * nothing stays. */
-static void p10_a11_any_bit_of_an_reply_may_be_another(void **state)
+SOCKET_TEST(p10_a11_any_bit_of_an_reply_may_be_another)
 {
-    (void)state;
     enum { BIT_COUNT = 8 * COX_HELLO_REPLY_SIZE, RANDOM_COUNT = 500 };
     struct script *scripts = calloc(BIT_COUNT + RANDOM_COUNT, sizeof *scripts);
     struct replies replies = {scripts, BIT_COUNT + RANDOM_COUNT};
@@ -261,9 +259,8 @@ static void short_of_fds(void *context)
 
 /* A timeout, a missing control socket, a dead one, another user's, one that sends garbage, one that
  * refuses for a reason of its own, and errors of the system: each has its own code and text. */
-static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
+SOCKET_TEST(a28_b18_each_way_to_fail_has_its_code_and_its_words)
 {
-    (void)state;
     struct kind kinds[16];
     size_t count = 0;
     struct cox_hello hello = worker_hello(), odd = hello;
@@ -295,9 +292,8 @@ static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
     client_run(short_of_fds, NULL);
 }
 
-static void a2_b18_a_socket_that_does_not_reply_is_a_timeout(void **state)
+SOCKET_TEST(a2_b18_a_socket_that_does_not_reply_is_a_timeout)
 {
-    (void)state;
     listen_at_path(8);
     struct script silence = {.what = "silence", .stays = true, .expected = COX_TIMEOUT};
     struct script half = hello_reply("half", COX_TIMEOUT, 4, 4);
@@ -314,9 +310,8 @@ static void a2_b18_a_socket_that_does_not_reply_is_a_timeout(void **state)
 }
 
 /* connect() itself waits there. */
-static void a2_b2_a_full_backlog_is_a_timeout(void **state)
+SOCKET_TEST(a2_b2_a_full_backlog_is_a_timeout)
 {
-    (void)state;
     int waiting[4], count = 0;
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
@@ -361,9 +356,8 @@ static void *make_room(void *argument)
     return NULL;
 }
 
-static void a2_a_place_in_the_backlog_is_waited_for(void **state)
+SOCKET_TEST(a2_a_place_in_the_backlog_is_waited_for)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     pthread_t thread;
@@ -386,9 +380,8 @@ static void serve(void *context)
         pause();
 }
 
-static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
+SOCKET_TEST(a24_b2_a_stopped_coordinator_is_a_timeout)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
@@ -418,9 +411,8 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     close(told[1]);
 }
 
-static void k19_paths_that_cannot_be(void **state)
+SOCKET_TEST(k19_paths_that_cannot_be)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     char *text = malloc(5000);
@@ -485,16 +477,14 @@ static void interrupted_connections(void *context)
     }
 }
 
-static void k17_b47_interruptions_change_nothing(void **state)
+SOCKET_TEST(k17_b47_interruptions_change_nothing)
 {
-    (void)state;
     socket_start(NULL);
     client_run(interrupted_connections, NULL);
 }
 
-static void a18_a_session_can_be_made_by_hand(void **state)
+SOCKET_TEST(a18_a_session_can_be_made_by_hand)
 {
-    (void)state;
     struct cox_control_connection session = {
         .fd = -1, .hello_reply = {.rank_count = 2}, .fd_count = 1};
     int before = fd_count();
@@ -502,22 +492,4 @@ static void a18_a_session_can_be_made_by_hand(void **state)
     cox_control_connection_close(&session);
     cox_control_connection_close(&session);
     assert_int_equal(fd_count(), before);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        SOCKET_TEST(a11_k18_b17_an_odd_reply_is_corrupt_and_leaves_nothing),
-        SOCKET_TEST(p10_a11_any_bit_of_an_reply_may_be_another),
-        SOCKET_TEST(a28_b18_each_way_to_fail_has_its_code_and_its_words),
-        SOCKET_TEST(a2_b18_a_socket_that_does_not_reply_is_a_timeout),
-        SOCKET_TEST(a2_b2_a_full_backlog_is_a_timeout),
-        SOCKET_TEST(a2_a_place_in_the_backlog_is_waited_for),
-        SOCKET_TEST(a24_b2_a_stopped_coordinator_is_a_timeout),
-        SOCKET_TEST(k19_paths_that_cannot_be),
-        SOCKET_TEST(k17_b47_interruptions_change_nothing),
-        SOCKET_TEST(a18_a_session_can_be_made_by_hand),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

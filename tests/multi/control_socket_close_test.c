@@ -81,8 +81,8 @@ static int traps_teardown(void **state)
     traps_release();
     return socket_teardown(state);
 }
-#define TRAP_TEST(function) cmocka_unit_test_setup_teardown(function, socket_setup, traps_teardown)
 
+#define TRAP_TEST(name) TEST_WITH(name, socket_setup, traps_teardown)
 /* ---- ways to leave them with the control socket ---- */
 
 static void send_all(int fd, const void *bytes, size_t size, int *fds, uint32_t count)
@@ -329,9 +329,8 @@ static void served(void)
     cox_control_connection_close(&session);
 }
 
-static void g1g_others_are_served_while_closes_hang(void **state)
+TRAP_TEST(g1g_others_are_served_while_closes_hang)
 {
-    (void)state;
     for (int kind = 0; kind < KIND_COUNT; kind++)
         for (size_t way = 0; way < WAY_COUNT; way++) {
             int before = fd_count();
@@ -353,9 +352,8 @@ static void g1g_others_are_served_while_closes_hang(void **state)
 }
 
 /* What does not linger any more is closed by the time that the control socket is. */
-static void g1g_what_lingers_is_closed_at_once(void **state)
+TRAP_TEST(g1g_what_lingers_is_closed_at_once)
 {
-    (void)state;
     const int outside = fd_count();
     for (size_t way = 0; way < WAY_COUNT; way++) {
         socket_start(NULL);
@@ -371,9 +369,8 @@ static void g1g_what_lingers_is_closed_at_once(void **state)
     }
 }
 
-static void g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end(void **state)
+TRAP_TEST(g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end)
 {
-    (void)state;
     int before = fd_count(), fds[8];
     socket_start(NULL);
     host_lock(); /* and with it the control socket, at its first line */
@@ -388,9 +385,8 @@ static void g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end(void **sta
 }
 
 /* More of them than the limit: then no client is accepted, until some of them end. */
-static void g1g_so_many_closes_hang_that_no_client_is_accepted(void **state)
+TRAP_TEST(g1g_so_many_closes_hang_that_no_client_is_accepted)
 {
-    (void)state;
     struct rlimit limit, before;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     limit = before;
@@ -410,16 +406,4 @@ static void g1g_so_many_closes_hang_that_no_client_is_accepted(void **state)
     socket_stop();
     await_fds(count);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TRAP_TEST(g1g_others_are_served_while_closes_hang),
-        TRAP_TEST(g1g_what_lingers_is_closed_at_once),
-        TRAP_TEST(g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end),
-        TRAP_TEST(g1g_so_many_closes_hang_that_no_client_is_accepted),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

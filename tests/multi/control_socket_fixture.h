@@ -14,8 +14,7 @@
 #include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"
 
-#define SOCKET_TEST(function)                                                                      \
-    cmocka_unit_test_setup_teardown(function, socket_setup, socket_teardown)
+#define SOCKET_TEST(name) TEST_WITH(name, socket_setup, socket_teardown)
 #define PATIENCE cox_deadline_after_ms(60000)
 #define NOBODY 65534
 

@@ -54,9 +54,8 @@ static void worker_connection(void *context)
     cox_control_connection_close(&session);
 }
 
-static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
+SOCKET_TEST(a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once)
 {
-    (void)state;
     const uint32_t counts[] = {0, 1, 4, 28, COX_HELLO_FD_COUNT_MAX};
     socket_start(NULL);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
@@ -76,9 +75,8 @@ static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
     }
 }
 
-static void b20_the_end_of_a_worker_is_the_end_of_its_connection(void **state)
+SOCKET_TEST(b20_the_end_of_a_worker_is_the_end_of_its_connection)
 {
-    (void)state;
     struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, -1, -1};
     int told[2], hold[2];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(hold, O_CLOEXEC), 0);
@@ -109,9 +107,8 @@ static void at_once(void *context)
     worker_connection(connection);
 }
 
-static void a1_64_workers_come_in_at_once(void **state)
+SOCKET_TEST(a1_64_workers_come_in_at_once)
 {
-    (void)state;
     struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, -1, -1};
     pid_t pids[64];
     int gate[2];
@@ -163,9 +160,8 @@ static void command_connection(void *context)
     cox_control_connection_close(&session);
 }
 
-static void a_command_has_a_stream_of_its_own(void **state)
+SOCKET_TEST(a_command_has_a_stream_of_its_own)
 {
-    (void)state;
     int expected = 0;
     socket_start(NULL);
     int before = fd_count();
@@ -177,9 +173,8 @@ static void a_command_has_a_stream_of_its_own(void **state)
     assert_int_equal(read_count(&host.gone), 0);
 }
 
-static void roles_without_a_hook_are_refused(void **state)
+SOCKET_TEST(roles_without_a_hook_are_refused)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test");
     const struct cox_control_socket_hooks none = {.context = NULL};
     struct cox_control_connection session;
@@ -209,9 +204,8 @@ static int refused(const struct cox_hello *hello, const char *text)
     return r;
 }
 
-static void a21_a10_a_veto_has_its_reason_and_its_code(void **state)
+SOCKET_TEST(a21_a10_a_veto_has_its_reason_and_its_code)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     socket_start(NULL);
     HOST(host.refuse = COX_TAKEN);
@@ -232,9 +226,8 @@ static void a21_a10_a_veto_has_its_reason_and_its_code(void **state)
     assert_int_equal(read_count(&host.workers), 0);
 }
 
-static void a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words(void **state)
+SOCKET_TEST(a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     socket_start(NULL);
     hello.version = 9;
@@ -255,9 +248,8 @@ static void a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words(void **sta
     assert_int_equal(read_count(&host.admitted), 0);
 }
 
-static void a12_a_worker_that_takes_too_few_fds_is_refused(void **state)
+SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     host.fd_count = 28;
     hello.fd_count_max = 27;
@@ -270,9 +262,8 @@ static void a12_a_worker_that_takes_too_few_fds_is_refused(void **state)
 }
 
 /* The hook's fds cannot be sent: none was sent, and the client gets the error. */
-static void b19_a_hello_reply_that_cannot_be_sent_is_a_refusal(void **state)
+SOCKET_TEST(b19_a_hello_reply_that_cannot_be_sent_is_a_refusal)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     int saved = host_fds[2];
     socket_start(NULL);
@@ -289,9 +280,8 @@ static void proper_connection(void)
     client_run(worker_connection, &connection);
 }
 
-static void a15_a17_a_slow_client_gets_the_reason(void **state)
+SOCKET_TEST(a15_a17_a_slow_client_gets_the_reason)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test");
     char text[256];
     uint8_t frame[COX_HELLO_SIZE];
@@ -326,9 +316,8 @@ static void a15_a17_a_slow_client_gets_the_reason(void **state)
 }
 
 /* Byte by byte is a frame all the same. */
-static void a17_a_frame_may_come_in_any_pieces(void **state)
+SOCKET_TEST(a17_a_frame_may_come_in_any_pieces)
 {
-    (void)state;
     uint8_t frame[COX_HELLO_SIZE];
     struct cox_hello hello = worker_hello();
     uint64_t seed = 7;
@@ -347,9 +336,8 @@ static void a17_a_frame_may_come_in_any_pieces(void **state)
     }
 }
 
-static void b21_200_slow_clients_delay_no_other(void **state)
+SOCKET_TEST(b21_200_slow_clients_delay_no_other)
 {
-    (void)state;
     int slow[200];
     for (int few = 0; few < 2; few++) {
         struct cox_control_socket_options options = host_options("test");
@@ -374,9 +362,8 @@ static void b21_200_slow_clients_delay_no_other(void **state)
     }
 }
 
-static void an_accepted_client_stays_when_all_places_are_taken(void **state)
+SOCKET_TEST(an_accepted_client_stays_when_all_places_are_taken)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test");
     struct cox_control_connection sessions[3];
     struct cox_hello hello = worker_hello();
@@ -418,9 +405,8 @@ static void flooding(void *context)
 }
 
 /* Connections as fast as they can be made, some with garbage, most closed at once. */
-static void b14_b21_a_flood_of_garbage_delays_no_client(void **state)
+SOCKET_TEST(b14_b21_a_flood_of_garbage_delays_no_client)
 {
-    (void)state;
     pid_t flood[2];
     socket_start(NULL);
     for (int i = 0; i < 2; i++)
@@ -448,12 +434,11 @@ static uint64_t log_told(void)
     return told;
 }
 
-static void g1h_a_storm_of_refusals_is_a_few_lines_and_their_number(void **state)
+SOCKET_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number)
 {
     enum { COUNT = 30000 };
     uint8_t frame[COX_HELLO_SIZE];
     char text[256];
-    (void)state;
     memset(frame, 0xff, sizeof frame);
     socket_start(NULL);
     for (int i = 0; i < COUNT; i++) {
@@ -482,9 +467,8 @@ static void hoarding(void *context)
 
 /* Connections as fast as they can be made, that say nothing and stay. A client that the scheduler
  * stops between its connect and its send is silent, too: it may be refused, and tries again. */
-static void b21_a_flood_of_silent_connections_delays_no_other(void **state)
+SOCKET_TEST(b21_a_flood_of_silent_connections_delays_no_other)
 {
-    (void)state;
     pid_t flood[4];
     int refused = 0;
     struct cox_control_socket_options options = host_options("test");
@@ -511,9 +495,8 @@ static void b21_a_flood_of_silent_connections_delays_no_other(void **state)
     }
 }
 
-static void b14_garbage_is_refused_in_words(void **state)
+SOCKET_TEST(b14_garbage_is_refused_in_words)
 {
-    (void)state;
     uint64_t seed = 4711;
     char text[256];
     socket_start(NULL);
@@ -534,9 +517,8 @@ static void b14_garbage_is_refused_in_words(void **state)
     assert_int_equal(read_count(&host.admitted), 0);
 }
 
-static void b15_fds_that_come_with_a_hello_are_closed(void **state)
+SOCKET_TEST(b15_fds_that_come_with_a_hello_are_closed)
 {
-    (void)state;
     uint8_t frame[COX_HELLO_SIZE];
     struct cox_hello hello = worker_hello();
     char text[256];
@@ -559,9 +541,8 @@ static void b15_fds_that_come_with_a_hello_are_closed(void **state)
     await_fds(before);
 }
 
-static void a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten(void **state)
+SOCKET_TEST(a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten)
 {
-    (void)state;
     uint8_t frame[COX_HELLO_SIZE] = {1};
     socket_start(NULL);
     int before = fd_count();
@@ -586,9 +567,8 @@ static void a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten(v
 }
 
 /* Half of a connection is none, for a worker. */
-static void a16_b20_a_worker_that_closes_one_direction_has_gone(void **state)
+SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone)
 {
-    (void)state;
     struct cox_control_connection session;
     struct cox_hello hello = worker_hello();
     uint8_t frame[COX_HELLO_SIZE];
@@ -608,9 +588,8 @@ static void a16_b20_a_worker_that_closes_one_direction_has_gone(void **state)
     close(fd);
 }
 
-static void b14_more_than_a_frame_is_refused(void **state)
+SOCKET_TEST(b14_more_than_a_frame_is_refused)
 {
-    (void)state;
     uint8_t bytes[COX_HELLO_SIZE * 3];
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
@@ -677,9 +656,8 @@ static void few_fds(void *context)
     socket_stop();
 }
 
-static void a_socket_without_fds_refuses_and_recovers(void **state)
+SOCKET_TEST(a_socket_without_fds_refuses_and_recovers)
 {
-    (void)state;
     client_run(few_fds, NULL);
 }
 
@@ -710,9 +688,8 @@ static void scarce_socket(void *context)
 }
 
 /* If fds run out before places do, silent clients are closed in favour of connecting ones, too. */
-static void b21_silent_clients_keep_no_fd_from_others(void **state)
+SOCKET_TEST(b21_silent_clients_keep_no_fd_from_others)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     int told[2], end[2], silent[50];
@@ -821,9 +798,8 @@ static void more_than_fds(void *context)
 }
 
 /* A client that sends its whole hello at once does not count as silent. */
-static void b21_a_connecting_client_keeps_its_fd_from_later_ones(void **state)
+SOCKET_TEST(b21_a_connecting_client_keeps_its_fd_from_later_ones)
 {
-    (void)state;
     client_run(more_than_fds, NULL);
 }
 
@@ -853,15 +829,13 @@ static void limit_lowered(void *context)
     socket_stop();
 }
 
-static void b29_a_socket_can_be_closed_though_its_limit_was_lowered(void **state)
+SOCKET_TEST(b29_a_socket_can_be_closed_though_its_limit_was_lowered)
 {
-    (void)state;
     child_run(limit_lowered, NULL);
 }
 
-static void b29_10000_connections_leave_nothing(void **state)
+SOCKET_TEST(b29_10000_connections_leave_nothing)
 {
-    (void)state;
     struct cox_hello hello = worker_hello(), command = {.role = COX_HELLO_FD_STORE};
     struct cox_control_connection session;
     struct cox_control_socket_options options = host_options("test");
@@ -894,9 +868,8 @@ static void b29_10000_connections_leave_nothing(void **state)
 
 /* ---- the end ---- */
 
-static void a22_a_socket_that_closes_tells_all_clients(void **state)
+SOCKET_TEST(a22_a_socket_that_closes_tells_all_clients)
 {
-    (void)state;
     struct cox_hello hello = worker_hello(), fd_store = {.role = COX_HELLO_FD_STORE};
     struct cox_control_connection sessions[2];
     char path[COX_SOCKET_PATH_SIZE];
@@ -942,44 +915,7 @@ static void without_standard_fds(void *context)
     socket_stop();
 }
 
-static void b15_the_numbers_of_standard_fds_are_never_used(void **state)
+SOCKET_TEST(b15_the_numbers_of_standard_fds_are_never_used)
 {
-    (void)state;
     client_run(without_standard_fds, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        SOCKET_TEST(a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once),
-        SOCKET_TEST(b20_the_end_of_a_worker_is_the_end_of_its_connection),
-        SOCKET_TEST(a1_64_workers_come_in_at_once),
-        SOCKET_TEST(a_command_has_a_stream_of_its_own),
-        SOCKET_TEST(roles_without_a_hook_are_refused),
-        SOCKET_TEST(a21_a10_a_veto_has_its_reason_and_its_code),
-        SOCKET_TEST(a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words),
-        SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused),
-        SOCKET_TEST(b19_a_hello_reply_that_cannot_be_sent_is_a_refusal),
-        SOCKET_TEST(a15_a17_a_slow_client_gets_the_reason),
-        SOCKET_TEST(a17_a_frame_may_come_in_any_pieces),
-        SOCKET_TEST(b21_200_slow_clients_delay_no_other),
-        SOCKET_TEST(an_accepted_client_stays_when_all_places_are_taken),
-        SOCKET_TEST(b14_b21_a_flood_of_garbage_delays_no_client),
-        SOCKET_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number),
-        SOCKET_TEST(b21_a_flood_of_silent_connections_delays_no_other),
-        SOCKET_TEST(b14_garbage_is_refused_in_words),
-        SOCKET_TEST(b15_fds_that_come_with_a_hello_are_closed),
-        SOCKET_TEST(a16_a_client_that_leaves_before_its_hello_is_complete_is_forgotten),
-        SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
-        SOCKET_TEST(b14_more_than_a_frame_is_refused),
-        SOCKET_TEST(a_socket_without_fds_refuses_and_recovers),
-        SOCKET_TEST(b21_silent_clients_keep_no_fd_from_others),
-        SOCKET_TEST(b21_a_connecting_client_keeps_its_fd_from_later_ones),
-        SOCKET_TEST(b29_a_socket_can_be_closed_though_its_limit_was_lowered),
-        SOCKET_TEST(b29_10000_connections_leave_nothing),
-        SOCKET_TEST(a22_a_socket_that_closes_tells_all_clients),
-        SOCKET_TEST(b15_the_numbers_of_standard_fds_are_never_used),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -74,9 +74,8 @@ static void block(struct test_group *g, uint32_t rank, const struct test_pipe *p
 
 /* ---- deaths ---- */
 
-static void p3_status_counts_deaths_and_restarts_and_keeps_the_last_words(void **state)
+TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words)
 {
-    (void)state;
     test_needs_processes();
     struct test_group *g = test_group_start(3, NULL);
     struct test_pipe *pipe = test_pipe_new();
@@ -126,9 +125,8 @@ static void p3_status_counts_deaths_and_restarts_and_keeps_the_last_words(void *
     test_group_free(g);
 }
 
-static void p3_status_counts_a_restart_that_fails_as_a_death(void **state)
+TEST(p3_status_counts_a_restart_that_fails_as_a_death)
 {
-    (void)state;
     test_needs_processes();
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -152,9 +150,8 @@ static void p3_status_counts_a_restart_that_fails_as_a_death(void **state)
 }
 
 /* Its lines are not those of the process that was to take its place and never came to be. */
-static void p3_status_keeps_the_last_words_when_no_process_can_be_started(void **state)
+TEST(p3_status_keeps_the_last_words_when_no_process_can_be_started)
 {
-    (void)state;
     test_needs_processes();
     char program[4096], folder[] = "/tmp/cox_counters_XXXXXX";
     assert_non_null(mkdtemp(folder));
@@ -178,9 +175,8 @@ static void p3_status_keeps_the_last_words_when_no_process_can_be_started(void *
     test_group_free(g);
 }
 
-static void m15_a_stop_is_no_death(void **state)
+TEST(m15_a_stop_is_no_death)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     test_expect_echo(g, "x");
     cox_executor_stop(test_group_executor(g));
@@ -195,9 +191,8 @@ static void m15_a_stop_is_no_death(void **state)
 
 /* ---- errors ---- */
 
-static void p3_status_keeps_the_last_error_of_each_rank(void **state)
+TEST(p3_status_keeps_the_last_error_of_each_rank)
 {
-    (void)state;
     struct test_group *g = test_group_start(3, NULL);
     struct test_completion c;
     uint64_t before_ns = cox_now_ns();
@@ -230,9 +225,8 @@ static void p3_status_keeps_the_last_error_of_each_rank(void **state)
 }
 
 /* Whichever came last, and one that has ended later than it complained has ended. */
-static void p3_status_reports_an_error_or_a_death_whichever_came_last(void **state)
+TEST(p3_status_reports_an_error_or_a_death_whichever_came_last)
 {
-    (void)state;
     test_needs_processes();
     struct test_group *g = test_group_start(2, NULL);
     assert_int_equal(test_call(g, NULL, "only 1 fail 7 first"), COX_REJECTED);
@@ -249,9 +243,8 @@ static void p3_status_reports_an_error_or_a_death_whichever_came_last(void **sta
     test_group_free(g);
 }
 
-static void p3_p10_an_reply_that_makes_no_sense_is_an_error(void **state)
+TEST(p3_p10_an_reply_that_makes_no_sense_is_an_error)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     assert_int_not_equal(test_call(g, NULL, "only 1 lie 99999999"), 0);
     look(g);
@@ -278,9 +271,8 @@ static uint64_t block_in_vain(struct test_group *g, const struct test_pipe *pipe
     return count;
 }
 
-static void p4_late_replies_are_counted(void **state)
+TEST(p4_late_replies_are_counted)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     uint64_t late = 0;
@@ -308,9 +300,8 @@ static void p4_late_replies_are_counted(void **state)
 }
 
 /* Requests count once, however many ranks read them; replies of all ranks. */
-static void p3_status_counts_the_bytes_that_were_moved(void **state)
+TEST(p3_status_counts_the_bytes_that_were_moved)
 {
-    (void)state;
     const struct cox_executor_options no_large_payloads = {
         .size = sizeof(struct cox_executor_options), .memory.refuse_large_payloads = true};
     struct test_group *g = test_group_start(4, &no_large_payloads);
@@ -372,9 +363,8 @@ static uint64_t most(uint64_t ns)
     return ns + ns / 16;
 }
 
-static void p3_the_phases_of_every_completed_request_are_counted(void **state)
+TEST(p3_the_phases_of_every_completed_request_are_counted)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     const struct cox_channel_stats *stats = look(g);
     for (int phase = 0; phase < COX_PHASE_COUNT; phase++) {
@@ -430,9 +420,8 @@ static void sem_await(sem_t *sem)
         fail_msg("nothing came");
 }
 
-static void p3_a_handler_that_waits_is_seen_in_its_phase(void **state)
+TEST(p3_a_handler_that_waits_is_seen_in_its_phase)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct slow slow = {.executor = test_group_executor(g), .counted_inside = 99};
     struct cox_error err = {0};
@@ -465,9 +454,8 @@ static void p3_a_handler_that_waits_is_seen_in_its_phase(void **state)
     sem_destroy(&slow.go_on);
 }
 
-static void p3_a_rank_that_waits_is_seen_in_its_phase(void **state)
+TEST(p3_a_rank_that_waits_is_seen_in_its_phase)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     block(g, 1, pipe);
@@ -515,9 +503,8 @@ static void *releaser_main(void *argument)
     return NULL;
 }
 
-static void p3_a_call_that_waits_for_room_waits_in_the_queue(void **state)
+TEST(p3_a_call_that_waits_for_room_waits_in_the_queue)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct test_completion c;
@@ -538,24 +525,4 @@ static void p3_a_call_that_waits_for_room_waits_in_the_queue(void **state)
     assert_int_equal(stats->phases[COX_PHASE_QUEUE].count, 2);
     assert_true(stats->phases[COX_PHASE_QUEUE].p99_ns >= least(queue_ns));
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words),
-        TEST(p3_status_counts_a_restart_that_fails_as_a_death),
-        TEST(p3_status_keeps_the_last_words_when_no_process_can_be_started),
-        TEST(m15_a_stop_is_no_death),
-        TEST(p3_status_keeps_the_last_error_of_each_rank),
-        TEST(p3_status_reports_an_error_or_a_death_whichever_came_last),
-        TEST(p3_p10_an_reply_that_makes_no_sense_is_an_error),
-        TEST(p4_late_replies_are_counted),
-        TEST(p3_status_counts_the_bytes_that_were_moved),
-        TEST(p3_the_phases_of_every_completed_request_are_counted),
-        TEST(p3_a_handler_that_waits_is_seen_in_its_phase),
-        TEST(p3_a_rank_that_waits_is_seen_in_its_phase),
-        TEST(p3_a_call_that_waits_for_room_waits_in_the_queue),
-    };
-    return cmocka_run_group_tests_name("counters", tests, NULL, NULL);
 }

@@ -1,9 +1,8 @@
 #include "crew.h"
+#include "tests/lib/test.h"
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +12,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define BROKEN 99
 

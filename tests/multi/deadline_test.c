@@ -305,9 +305,16 @@ static bool gathers_until(enum way way, uint64_t away_ms)
     return slept;
 }
 
-static void b2_a_gathering_caller_sleeps_until_the_deadline(void **state)
+static int setup(void **state)
 {
-    (void)state;
+    test_needs_processes();
+    return test_setup(state);
+}
+
+#define DEADLINE_TEST(name) TEST_WITH(name, setup, test_teardown)
+
+DEADLINE_TEST(b2_a_gathering_caller_sleeps_until_the_deadline)
+{
     for (int way = 0; way < WAY_COUNT; way++)
         for (uint64_t away_ms = AWAY_MS; !gathers_until((enum way)way, away_ms);)
             away_ms *= 2;
@@ -353,10 +360,9 @@ static bool waits_its_turn_until(enum way way, uint64_t away_ms)
     return slept;
 }
 
-static void b2_a_caller_that_waits_for_its_turn_sleeps_until_the_deadline(void **state)
+DEADLINE_TEST(b2_a_caller_that_waits_for_its_turn_sleeps_until_the_deadline)
 {
     static const enum way in_turn[] = {LINK_STATUS, LORA, RECOVER, INIT};
-    (void)state;
     for (size_t i = 0; i < sizeof in_turn / sizeof *in_turn; i++)
         for (uint64_t away_ms = AWAY_MS; !waits_its_turn_until(in_turn[i], away_ms);)
             away_ms *= 2;
@@ -377,27 +383,8 @@ static bool waits_for_room_until(uint64_t away_ms)
     return slept;
 }
 
-static void b2_a_caller_that_waits_for_room_sleeps_until_the_deadline(void **state)
+DEADLINE_TEST(b2_a_caller_that_waits_for_room_sleeps_until_the_deadline)
 {
-    (void)state;
     for (uint64_t away_ms = AWAY_MS; !waits_for_room_until(away_ms);)
         away_ms += 1;
-}
-
-static int setup(void **state)
-{
-    test_needs_processes();
-    return test_setup(state);
-}
-
-#define DEADLINE_TEST(name) cmocka_unit_test_setup_teardown(name, setup, test_teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        DEADLINE_TEST(b2_a_gathering_caller_sleeps_until_the_deadline),
-        DEADLINE_TEST(b2_a_caller_that_waits_for_its_turn_sleeps_until_the_deadline),
-        DEADLINE_TEST(b2_a_caller_that_waits_for_room_sleeps_until_the_deadline),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,9 +64,8 @@ static uint64_t prefill(struct test_group *g, struct chat *chats)
 
 /* One block of rank 2's table changes behind its back. The step that uses it is none, status names
  * the rank, and with base 0 the ranks are equal again. */
-static void s2_a_rank_with_a_bent_block_table_is_named(void **state)
+TEST(s2_a_rank_with_a_bent_block_table_is_named)
 {
-    (void)state;
     for (uint32_t which = 0; which < 2; which++) { /* of its two blocks */
         struct test_group *g = test_group_start(4, NULL);
         struct cox_executor *executor = test_group_executor(g);
@@ -98,9 +97,8 @@ static void s2_a_rank_with_a_bent_block_table_is_named(void **state)
 }
 
 /* While rank 2 is in its callback, its row gets another id, or another position. */
-static void s2_a_rank_with_a_bent_row_is_named(void **state)
+TEST(s2_a_rank_with_a_bent_row_is_named)
 {
-    (void)state;
     static const struct {
         size_t offset;
         const char *sides;
@@ -143,9 +141,8 @@ static void s2_a_rank_with_a_bent_row_is_named(void **state)
 }
 
 /* A worker of one's own that knows what must agree. */
-static void s2_a_worker_sets_digests_of_its_own(void **state)
+TEST(s2_a_worker_sets_digests_of_its_own)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct chat chats[CHAT_COUNT];
     chats_init(chats);
@@ -169,14 +166,4 @@ static void s2_a_worker_sets_digests_of_its_own(void **state)
     for (uint32_t r = 0; r < 2; r++)
         assert_contains(ranks[r].last_error, "positions: rank 0 has ");
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(s2_a_rank_with_a_bent_block_table_is_named),
-        TEST(s2_a_rank_with_a_bent_row_is_named),
-        TEST(s2_a_worker_sets_digests_of_its_own),
-    };
-    return cmocka_run_group_tests_name("digest", tests, NULL, NULL);
 }

@@ -44,8 +44,8 @@ static int teardown(void **state)
     domains = cox_domains_free(domains);
     return leak_teardown(state);
 }
-#define DOMAIN_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
 
+#define DOMAIN_TEST(name) TEST_WITH(name, setup, teardown)
 static struct cox_domain_memory *created(struct cox_domain_id id, uint64_t size, bool on_demand)
 {
     const struct cox_domain_functions *functions;
@@ -116,9 +116,8 @@ static void read_and_write(void *argument)
     cox_domains_free(own);
 }
 
-static void h19_h28_another_process_attaches_and_each_sees_the_others_bytes(void **state)
+DOMAIN_TEST(h19_h28_another_process_attaches_and_each_sees_the_others_bytes)
 {
-    (void)state;
     for (size_t i = 0; i < ID_COUNT; i++) {
         struct cox_domain_memory *memory = created(ids[i], SIZE, false);
         struct peer peer = {ids[i], memory->fd};
@@ -144,9 +143,8 @@ static void know_nothing_of_it(void *argument)
     cox_domains_free(own);
 }
 
-static void h27_a_process_that_does_not_know_a_domain_gets_an_error(void **state)
+DOMAIN_TEST(h27_a_process_that_does_not_know_a_domain_gets_an_error)
 {
-    (void)state;
     struct cox_domain_memory *memory = created(ids[2], SIZE, false);
     struct peer peer = {ids[2], memory->fd};
     child_run(know_nothing_of_it, &peer);
@@ -180,9 +178,8 @@ static void only_read(void *argument)
     close(reader);
 }
 
-static void h28_a_process_that_attaches_for_reading_writes_nothing(void **state)
+DOMAIN_TEST(h28_a_process_that_attaches_for_reading_writes_nothing)
 {
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct cox_domain_memory *memory = created(ids[i], SIZE, false);
         struct peer peer = {ids[i], memory->fd};
@@ -202,9 +199,8 @@ static void touch_what_is_for_reading(void *argument)
     *(volatile uint8_t *)memory->address = 1;
 }
 
-static void h28_a_view_for_reading_is_mapped_so(void **state)
+DOMAIN_TEST(h28_a_view_for_reading_is_mapped_so)
 {
-    (void)state;
     struct cox_domain_memory *memory = created(ids[0], SIZE, false);
     struct peer peer = {ids[0], memory->fd};
     int status = child_status(child_start(touch_what_is_for_reading, &peer));
@@ -242,9 +238,8 @@ static void refused(int fd, bool writable, int code, const char *word)
     close(fd);
 }
 
-static void h28_memory_that_could_change_its_size_or_is_none_is_refused(void **state)
+DOMAIN_TEST(h28_memory_that_could_change_its_size_or_is_none_is_refused)
 {
-    (void)state;
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     refused(memfd(SIZE, 0, 0), true, COX_DENIED, "seals");
@@ -294,9 +289,8 @@ static void attach_as_nobody(void *argument)
     CHECK(strstr(err.text, "of user"));
 }
 
-static void h28_memory_of_another_user_is_refused(void **state)
+DOMAIN_TEST(h28_memory_of_another_user_is_refused)
 {
-    (void)state;
     if (!test_can_switch_user())
         skip();
     for (size_t i = 0; i < 2; i++) {
@@ -316,9 +310,8 @@ static void punch(void *argument)
     CHECK(ftruncate(peer->fd, 0) < 0 && ftruncate(peer->fd, 2 * SIZE) < 0);
 }
 
-static void h28_holes_made_by_another_process_are_zeros_and_no_signal(void **state)
+DOMAIN_TEST(h28_holes_made_by_another_process_are_zeros_and_no_signal)
 {
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct cox_domain_memory *memory = created(ids[i], SIZE, false);
         struct peer peer = {ids[i], memory->fd};
@@ -355,9 +348,8 @@ static uint64_t pages(const struct cox_domain_memory *memory)
     return (uint64_t)st.st_blocks * 512 / PAGE;
 }
 
-static void h28_a_process_killed_between_leaves_memory_that_others_go_on_with(void **state)
+DOMAIN_TEST(h28_a_process_killed_between_leaves_memory_that_others_go_on_with)
 {
-    (void)state;
     static const struct {
         const char *plan;
         uint64_t pages;
@@ -383,21 +375,3 @@ static void h28_a_process_killed_between_leaves_memory_that_others_go_on_with(vo
 }
 
 #endif
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        DOMAIN_TEST(h19_h28_another_process_attaches_and_each_sees_the_others_bytes),
-        DOMAIN_TEST(h27_a_process_that_does_not_know_a_domain_gets_an_error),
-        DOMAIN_TEST(h28_a_process_that_attaches_for_reading_writes_nothing),
-        DOMAIN_TEST(h28_a_view_for_reading_is_mapped_so),
-        DOMAIN_TEST(h28_memory_that_could_change_its_size_or_is_none_is_refused),
-        DOMAIN_TEST(h28_memory_of_another_user_is_refused),
-        DOMAIN_TEST(h28_holes_made_by_another_process_are_zeros_and_no_signal),
-#if COX_TESTING
-        DOMAIN_TEST(h28_a_process_killed_between_leaves_memory_that_others_go_on_with),
-#endif
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

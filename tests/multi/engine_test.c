@@ -8,17 +8,14 @@
 #include "engine/rank/engine.h"
 #include "worker/loop/pause.h"
 #include "engine/rank/weights_subscriber.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
 #define PROMPT_LENGTH 6u
@@ -292,9 +289,8 @@ static void expect_generated(struct crew *crew, size_t times)
     }
 }
 
-static void s5_tokens_and_probabilities_same_bits_for_1_2_4_8_workers(void **state)
+PLAIN_TEST(s5_tokens_and_probabilities_same_bits_for_1_2_4_8_workers)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct plan plan = {PLAN, .grouped = true};
         struct crew crew;
@@ -306,9 +302,8 @@ static void s5_tokens_and_probabilities_same_bits_for_1_2_4_8_workers(void **sta
 }
 
 /* As with a legacy coordinator: any number of ranks, each for itself. */
-static void workers_without_a_group_compute_the_whole_model(void **state)
+PLAIN_TEST(workers_without_a_group_compute_the_whole_model)
 {
-    (void)state;
     for (uint32_t n = 2; n <= 3; n++) {
         struct plan plan = {PLAN};
         struct crew crew;
@@ -319,11 +314,10 @@ static void workers_without_a_group_compute_the_whole_model(void **state)
     }
 }
 
-static void ranks_that_do_not_divide_the_slices_are_refused_at_init(void **state)
+PLAIN_TEST(ranks_that_do_not_divide_the_slices_are_refused_at_init)
 {
     static const uint32_t counts[] = {3, 5, 6, 7, 16};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
         struct plan plan = {PLAN, .grouped = true, .rank_count = counts[i]};
         struct crew crew;
@@ -372,20 +366,18 @@ static int init_again(struct crew *crew, uint32_t rank, struct crew_rank *self, 
     return r;
 }
 
-static void a_second_init_uses_the_group_that_was_joined(void **state)
+PLAIN_TEST(a_second_init_uses_the_group_that_was_joined)
 {
     struct plan plan = {PLAN, .grouped = true};
     struct crew crew;
 
-    (void)state;
     run_all(&crew, 4, init_again, &plan);
     expect_generated(&crew, 2);
     crew_close(&crew);
 }
 
-static void an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine(void **state)
+PLAIN_TEST(an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine)
 {
-    (void)state;
     for (uint32_t bad = 0; bad < 4; bad++) {
         struct plan plan = {PLAN, .grouped = true};
         struct crew crew;
@@ -426,9 +418,8 @@ static int step_badly(struct crew *crew, uint32_t rank, struct crew_rank *self, 
     return r;
 }
 
-static void s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew(void **state)
+PLAIN_TEST(s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew)
 {
-    (void)state;
     for (uint32_t bad = 0; bad < 4; bad++) {
         struct plan plan = {PLAN, .grouped = true};
         struct crew crew;
@@ -473,9 +464,8 @@ static int init_given_up(struct crew *crew, uint32_t rank, struct crew_rank *sel
     return r;
 }
 
-static void s2_an_init_that_was_given_up_ends_while_ranks_wait_for_each_other(void **state)
+PLAIN_TEST(s2_an_init_that_was_given_up_ends_while_ranks_wait_for_each_other)
 {
-    (void)state;
     for (uint32_t variant = 0; variant < 2; variant++) {
         struct plan plan = {PLAN, .grouped = true};
         struct crew crew;
@@ -520,12 +510,11 @@ static int wait_and_be_stopped(struct crew *crew, uint32_t rank, struct crew_ran
     return r;
 }
 
-static void p1_a_rank_that_is_stopped_waits_no_longer(void **state)
+PLAIN_TEST(p1_a_rank_that_is_stopped_waits_no_longer)
 {
     struct plan plan = {PLAN, .grouped = true};
     struct crew crew;
 
-    (void)state;
     run_all(&crew, 2, wait_and_be_stopped, &plan);
     expect_ended(&crew, 0, COX_ABORTED);
     expect_ended(&crew, 1, 0);
@@ -546,7 +535,7 @@ static int generate_with_a_fault(struct crew *crew, uint32_t rank, struct crew_r
     return generate(crew, rank, self, context);
 }
 
-static void b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others(void **state)
+PLAIN_TEST(b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others)
 {
     static const char *const arms[] = {
         "exchange.made:kill:3:1",
@@ -555,7 +544,6 @@ static void b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others(void **sta
         "exchange.read:kill:3:33",
     };
 
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -636,9 +624,8 @@ static int recover(struct crew *crew, uint32_t rank, struct crew_rank *self, voi
     return r;
 }
 
-static void m12_reinit_makes_the_cache_anew_and_the_same_is_computed(void **state)
+PLAIN_TEST(m12_reinit_makes_the_cache_anew_and_the_same_is_computed)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 4; n *= 4) {
         struct plan plan = {PLAN, .grouped = true};
         struct crew crew;
@@ -689,32 +676,12 @@ static int init_after_others(struct crew *crew, uint32_t rank, struct crew_rank 
     return r;
 }
 
-static void m12_p8_an_init_does_not_depend_on_those_before(void **state)
+PLAIN_TEST(m12_p8_an_init_does_not_depend_on_those_before)
 {
     struct plan plan = {PLAN};
     struct crew crew;
 
-    (void)state;
     run_all(&crew, 1, init_after_others, &plan);
     expect_ended(&crew, 0, 0);
     crew_close(&crew);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(s5_tokens_and_probabilities_same_bits_for_1_2_4_8_workers),
-        cmocka_unit_test(workers_without_a_group_compute_the_whole_model),
-        cmocka_unit_test(s2_an_init_that_was_given_up_ends_while_ranks_wait_for_each_other),
-        cmocka_unit_test(ranks_that_do_not_divide_the_slices_are_refused_at_init),
-        cmocka_unit_test(a_second_init_uses_the_group_that_was_joined),
-        cmocka_unit_test(an_init_that_fails_on_one_rank_fails_on_all_and_the_next_is_fine),
-        cmocka_unit_test(s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew),
-        cmocka_unit_test(m12_reinit_makes_the_cache_anew_and_the_same_is_computed),
-        cmocka_unit_test(m12_p8_an_init_does_not_depend_on_those_before),
-        cmocka_unit_test(p1_a_rank_that_is_stopped_waits_no_longer),
-        cmocka_unit_test(b3_a_rank_killed_in_init_or_a_step_is_named_by_the_others),
-    };
-
-    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }

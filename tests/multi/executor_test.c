@@ -36,9 +36,8 @@ static uint64_t digest(const uint8_t *bytes, size_t size)
 
 /* ---- broadcast ---- */
 
-static void m2_one_request_reaches_every_rank_whole(void **state)
+TEST(m2_one_request_reaches_every_rank_whole)
 {
-    (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
         struct test_group *g = test_group_start(n, NULL);
@@ -71,9 +70,8 @@ static void m2_one_request_reaches_every_rank_whole(void **state)
     }
 }
 
-static void m2_ranks_that_are_not_asked_do_nothing(void **state)
+TEST(m2_ranks_that_are_not_asked_do_nothing)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     for (uint64_t ranks = 1; ranks < 16; ranks++) {
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = ranks};
@@ -107,9 +105,8 @@ static void m2_ranks_that_are_not_asked_do_nothing(void **state)
 
 /* ---- bounds ---- */
 
-static void m3_oversize_request_is_refused_with_both_sizes(void **state)
+TEST(m3_oversize_request_is_refused_with_both_sizes)
 {
-    (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
         const struct cox_executor_options no_large_payloads = {
@@ -157,9 +154,8 @@ static void m3_oversize_request_is_refused_with_both_sizes(void **state)
     }
 }
 
-static void m3_oversize_reply_is_an_error_of_that_rank(void **state)
+TEST(m3_oversize_reply_is_an_error_of_that_rank)
 {
-    (void)state;
     const struct cox_executor_options small = {
         .size = sizeof(struct cox_executor_options),
         .depth = 2,
@@ -192,9 +188,8 @@ static void m3_oversize_reply_is_an_error_of_that_rank(void **state)
     test_group_free(g);
 }
 
-static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
+TEST(m3_a_reply_that_makes_no_sense_is_corrupt)
 {
-    (void)state;
     char name[64];
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .memory.keep_names = true,
@@ -227,9 +222,8 @@ static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
 
 /* ---- gather policies ---- */
 
-static void m4_which_ranks_send_the_payload(void **state)
+TEST(m4_which_ranks_send_the_payload)
 {
-    (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
         struct test_group *g = test_group_start(n, NULL);
@@ -267,9 +261,8 @@ static void m4_which_ranks_send_the_payload(void **state)
     }
 }
 
-static void m4_an_error_of_any_rank_is_the_end_under_every_policy(void **state)
+TEST(m4_an_error_of_any_rank_is_the_end_under_every_policy)
 {
-    (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
         struct test_group *g = test_group_start(n, NULL);
@@ -304,9 +297,8 @@ static void m4_an_error_of_any_rank_is_the_end_under_every_policy(void **state)
 }
 
 /* Without waiting for the ranks that are still busy. */
-static void m4_p1_an_error_or_a_death_does_not_wait_for_the_others(void **state)
+TEST(m4_p1_an_error_or_a_death_does_not_wait_for_the_others)
 {
-    (void)state;
     static const char *const ends[] = {"fail 9 ouch", "exit 3", "kill 9"};
     for (size_t e = 0; e < 3; e++)
         for (uint32_t n = 2; n <= 8; n *= 2) {
@@ -346,9 +338,8 @@ static void m4_p1_an_error_or_a_death_does_not_wait_for_the_others(void **state)
 /* ---- completions ---- */
 
 /* Each way to end, several at a time: a completion per request, in order, and no other. */
-static void m5_every_request_completes_once(void **state)
+TEST(m5_every_request_completes_once)
 {
-    (void)state;
     static const struct {
         const char *first;
         int status;
@@ -404,9 +395,8 @@ static void m5_every_request_completes_once(void **state)
     }
 }
 
-static void m5_stop_completes_what_is_outstanding(void **state)
+TEST(m5_stop_completes_what_is_outstanding)
 {
-    (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -430,9 +420,8 @@ static void m5_stop_completes_what_is_outstanding(void **state)
 }
 
 /* A deadline holds also behind a request with a later one. */
-static void m5_a_deadline_does_not_wait_for_the_request_before(void **state)
+TEST(m5_a_deadline_does_not_wait_for_the_request_before)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how slow = {.gather = COX_GATHER_ALL, .timeout_ms = 5000};
@@ -472,9 +461,8 @@ static void handler_inside(void *context, const struct cox_completion *completio
     inside->calls++; /* last: the test looks at the rest once it sees this */
 }
 
-static void m5_inside_a_handler_call_is_refused_and_submit_works(void **state)
+TEST(m5_inside_a_handler_call_is_refused_and_submit_works)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct inside inside = {.executor = test_group_executor(g)};
     inside.left = 100;
@@ -492,9 +480,8 @@ static void m5_inside_a_handler_call_is_refused_and_submit_works(void **state)
 }
 
 /* A deadline that was forgotten: the same words from each function that needs one. */
-static void m5_a_deadline_of_0_is_refused(void **state)
+TEST(m5_a_deadline_of_0_is_refused)
 {
-    (void)state;
     struct test_group *g = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(g);
     const struct cox_submit_options options = {.size = sizeof options};
@@ -559,9 +546,8 @@ static void m5_a_deadline_of_0_is_refused(void **state)
     test_group_free(g);
 }
 
-static void m5_a_handler_is_set_once_on_channels_that_have_one(void **state)
+TEST(m5_a_handler_is_set_once_on_channels_that_have_one)
 {
-    (void)state;
     struct test_group *g = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(g);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
@@ -610,9 +596,8 @@ static int counted(const struct counter *counters, size_t count)
     return calls;
 }
 
-static void m5_the_handler_is_replaced_while_requests_run(void **state)
+TEST(m5_the_handler_is_replaced_while_requests_run)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     static struct counter counters[200];
@@ -659,9 +644,8 @@ static void handler_slow(void *context, const struct cox_completion *completion)
     slow->left = true;
 }
 
-static void m5_set_handler_waits_for_the_handler_that_runs(void **state)
+TEST(m5_set_handler_waits_for_the_handler_that_runs)
 {
-    (void)state;
     struct test_group *g = test_group_start(1, NULL);
     struct slow_handler slow = {false};
     const struct test_how how = {.gather = COX_GATHER_ALL};
@@ -681,9 +665,8 @@ static void m5_set_handler_waits_for_the_handler_that_runs(void **state)
     test_group_free(g);
 }
 
-static void m5_full_at_depth_then_room_again(void **state)
+TEST(m5_full_at_depth_then_room_again)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 8; depth++) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth};
@@ -747,9 +730,8 @@ static void *caller_main(void *argument)
 
 /* Many threads call, and each gets its own reply, until the group is stopped under them; then each
  * gets an end. */
-static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
+TEST(m5_callers_on_many_threads_and_a_stop_among_them)
 {
-    (void)state;
     for (int round = 0; round < 10; round++) {
         struct test_group *g = test_group_start(2, NULL);
         pthread_t threads[6];
@@ -774,11 +756,10 @@ static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
 
 /* A waiter that spins before it blocks, or never does, notices every reply, and the death among
  * them. */
-static void m5_p1_rounds_with_and_without_a_spin_before_sleep(void **state)
+TEST(m5_p1_rounds_with_and_without_a_spin_before_sleep)
 {
     enum { ROUND_COUNT = 3000, FLIGHT = 4 };
     static const enum cox_spin spins[] = {COX_SPIN_MAX, COX_SPIN_OFF};
-    (void)state;
     test_needs_processes();
     for (size_t i = 0; i < sizeof spins / sizeof spins[0]; i++) {
         const struct cox_executor_options options = {
@@ -804,30 +785,4 @@ static void m5_p1_rounds_with_and_without_a_spin_before_sleep(void **state)
         assert_contains(test_error_text(g), "signal 9");
         test_group_free(g);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m2_one_request_reaches_every_rank_whole),
-        TEST(m2_ranks_that_are_not_asked_do_nothing),
-        TEST(m3_oversize_request_is_refused_with_both_sizes),
-        TEST(m3_oversize_reply_is_an_error_of_that_rank),
-        TEST(m3_a_reply_that_makes_no_sense_is_corrupt),
-        TEST(m4_which_ranks_send_the_payload),
-        TEST(m4_an_error_of_any_rank_is_the_end_under_every_policy),
-        TEST(m4_p1_an_error_or_a_death_does_not_wait_for_the_others),
-        TEST(m5_every_request_completes_once),
-        TEST(m5_stop_completes_what_is_outstanding),
-        TEST(m5_a_deadline_does_not_wait_for_the_request_before),
-        TEST(m5_inside_a_handler_call_is_refused_and_submit_works),
-        TEST(m5_a_deadline_of_0_is_refused),
-        TEST(m5_a_handler_is_set_once_on_channels_that_have_one),
-        TEST(m5_the_handler_is_replaced_while_requests_run),
-        TEST(m5_set_handler_waits_for_the_handler_that_runs),
-        TEST(m5_full_at_depth_then_room_again),
-        TEST(m5_callers_on_many_threads_and_a_stop_among_them),
-        TEST(m5_p1_rounds_with_and_without_a_spin_before_sleep),
-    };
-    return cmocka_run_group_tests_name("executor", tests, NULL, NULL);
 }

@@ -206,9 +206,8 @@ static void any_order(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-static void a14_workers_started_by_hand_log_on_in_any_order(void **state)
+TEST(a14_workers_started_by_hand_log_on_in_any_order)
 {
-    (void)state;
     EACH_ATTACH(any_order);
 }
 
@@ -235,9 +234,8 @@ static void notify(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-static void p4_workers_started_by_hand_notify_a_host_that_polls(void **state)
+TEST(p4_workers_started_by_hand_notify_a_host_that_polls)
 {
-    (void)state;
     EACH_ATTACH(notify);
 }
 
@@ -277,9 +275,8 @@ static void refusals(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-static void a4_a5_one_too_many_or_another_world_gets_the_reason(void **state)
+TEST(a4_a5_one_too_many_or_another_world_gets_the_reason)
 {
-    (void)state;
     EACH_ATTACH(refusals);
 }
 
@@ -420,9 +417,8 @@ static void any_hello(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-static void p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other(void **state)
+TEST(p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other)
 {
-    (void)state;
     EACH_ATTACH(any_hello);
 }
 
@@ -445,9 +441,8 @@ static void death_while_waiting(enum cox_attach attach)
     worker_end(&survivor, NULL);
 }
 
-static void a24_a_worker_that_dies_while_the_group_waits_is_named(void **state)
+TEST(a24_a_worker_that_dies_while_the_group_waits_is_named)
 {
-    (void)state;
     EACH_ATTACH(death_while_waiting);
 }
 
@@ -473,9 +468,8 @@ static void death_later(enum cox_attach attach)
     assert_int_equal(worker_end(&hands[1], NULL), 128 + SIGKILL);
 }
 
-static void a24_a_worker_that_dies_later_is_named(void **state)
+TEST(a24_a_worker_that_dies_later_is_named)
 {
-    (void)state;
     EACH_ATTACH(death_later);
 }
 
@@ -562,10 +556,9 @@ static int connect_main(const char *control_socket)
         pause();
 }
 
-static void b20_a_process_that_closes_its_connection_and_lives_on_is_killed(void **state)
+TEST(b20_a_process_that_closes_its_connection_and_lives_on_is_killed)
 {
     struct waiting waiting;
-    (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
     struct test_helper client = test_helper_start("connection", waiting.control_socket);
     expect_complete(&waiting);
@@ -577,9 +570,8 @@ static void b20_a_process_that_closes_its_connection_and_lives_on_is_killed(void
     test_group_free(waiting.group);
 }
 
-static void a24_stop_ends_the_workers_and_no_other_process(void **state)
+TEST(a24_stop_ends_the_workers_and_no_other_process)
 {
-    (void)state;
     EACH_ATTACH(stop_spares);
 }
 
@@ -697,12 +689,11 @@ static void expect_own_memory(struct test_group *group)
     assert_string_equal(map_find(own, count, "/memfd:cox_request")->permissions, "rw-s");
 }
 
-static void p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s(void **state)
+TEST(p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s)
 {
     struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                            .memory.attach = COX_ATTACH_SEALED};
     struct cox_error err = {0};
-    (void)state;
     struct test_group *group = test_group_start(N, &options);
     struct cox_executor *executor = test_group_executor(group);
     test_expect_echo(group, "x");
@@ -719,11 +710,10 @@ static void p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s(void 
 
 /* From before the start until after the stop no name of the group comes up in /dev/shm, for however
  * short a time; and a restart makes none. */
-static void p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time(void **state)
+TEST(p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time)
 {
     char name[64];
     _Alignas(struct inotify_event) char events[65536];
-    (void)state;
     for (int named = 0; named < 2; named++) {
         struct cox_executor_options options = {
             .size = sizeof(struct cox_executor_options),
@@ -767,21 +757,9 @@ static void p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(a14_workers_started_by_hand_log_on_in_any_order),
-        TEST(p4_workers_started_by_hand_notify_a_host_that_polls),
-        TEST(a4_a5_one_too_many_or_another_world_gets_the_reason),
-        TEST(p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other),
-        TEST(a24_a_worker_that_dies_while_the_group_waits_is_named),
-        TEST(a24_a_worker_that_dies_later_is_named),
-        TEST(a24_stop_ends_the_workers_and_no_other_process),
-        TEST(b20_a_process_that_closes_its_connection_and_lives_on_is_killed),
-        TEST(p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s),
-        TEST(p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time),
-    };
     if (argc == 3 && strcmp(argv[1], "odd") == 0)
         return odd_main(argv[2]);
     if (argc == 3 && strcmp(argv[1], "connection") == 0)
         return connect_main(argv[2]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

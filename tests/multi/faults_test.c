@@ -49,9 +49,8 @@ static void expect_heard(struct test_group *g, uint32_t dead, size_t heard_befor
         }
 }
 
-static void p8_a_rank_killed_while_it_holds_the_slot_silences_no_other(void **state)
+TEST(p8_a_rank_killed_while_it_holds_the_slot_silences_no_other)
 {
-    (void)state;
     for (uint32_t dead = 0; dead < 4; dead++) {
         struct test_group *g = group_of("report.claimed", "kill", dead);
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << dead};
@@ -73,9 +72,8 @@ static void await_stopped(pid_t pid)
 }
 
 /* The others ask for the slot while it is in the hand that will not give it back. */
-static void p8_a_rank_that_waits_for_the_slot_gets_it(void **state)
+TEST(p8_a_rank_that_waits_for_the_slot_gets_it)
 {
-    (void)state;
     struct test_group *g = group_of("report.claimed", "stop", 1);
     pid_t pid = cox_executor_pid(test_group_executor(g), 1);
     const struct test_how holder = {.gather = COX_GATHER_ALL, .ranks = 2};
@@ -131,9 +129,8 @@ static void await_waiting(struct test_group *g, uint32_t rank)
 
 /* Rank 2 dies while it waits for the slot, which rank 1 holds: the report of rank 1, and those of
  * waiting ranks, are not overwritten. */
-static void p8_a_rank_that_dies_waiting_for_the_slot_leaves_one_token(void **state)
+TEST(p8_a_rank_that_dies_waiting_for_the_slot_leaves_one_token)
 {
-    (void)state;
     struct test_group *g = group_of("report.claimed", "stop", 1);
     pid_t pid = cox_executor_pid(test_group_executor(g), 1);
     const struct test_how holder = {.gather = COX_GATHER_ALL, .ranks = 2};
@@ -158,9 +155,8 @@ static void p8_a_rank_that_dies_waiting_for_the_slot_leaves_one_token(void **sta
 }
 
 /* It has written its report and dies before it can say so. */
-static void p8_the_last_words_of_a_rank_are_heard(void **state)
+TEST(p8_the_last_words_of_a_rank_are_heard)
 {
-    (void)state;
     for (uint32_t dead = 0; dead < 4; dead++) {
         struct test_group *g = group_of("report.written", "kill", dead);
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << dead};
@@ -173,17 +169,6 @@ static void p8_the_last_words_of_a_rank_are_heard(void **state)
         expect_one_token(g);
         test_group_free(g);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p8_a_rank_killed_while_it_holds_the_slot_silences_no_other),
-        TEST(p8_a_rank_that_waits_for_the_slot_gets_it),
-        TEST(p8_a_rank_that_dies_waiting_for_the_slot_leaves_one_token),
-        TEST(p8_the_last_words_of_a_rank_are_heard),
-    };
-    return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
 }
 
 #else

@@ -67,9 +67,8 @@ static void fd_owner(void *context)
         pause();
 }
 
-static void l12_what_one_process_leaves_another_one_fetches(void **state)
+SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches)
 {
-    (void)state;
     int told[2], go[2], fd = -1;
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
     struct exchange exchange = {told[1], go[0]};
@@ -110,9 +109,8 @@ static void l12_what_one_process_leaves_another_one_fetches(void **state)
     }
 }
 
-static void no_more_is_kept_than_the_limit(void **state)
+SOCKET_TEST(no_more_is_kept_than_the_limit)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test");
     options.fd_entry_max = 4;
     socket_start(&options);
@@ -139,9 +137,8 @@ static void no_more_is_kept_than_the_limit(void **state)
 }
 
 /* The other side of the socket is the test. */
-static void b14_replies_that_make_no_sense_are_corrupt(void **state)
+SOCKET_TEST(b14_replies_that_make_no_sense_are_corrupt)
 {
-    (void)state;
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
     for (int what = 0; what < 4; what++) {
         int ends[2], fd = -1;
@@ -185,9 +182,8 @@ static void *replies(void *argument)
     return NULL;
 }
 
-static void b14_an_reply_with_the_wrong_fds_is_corrupt(void **state)
+SOCKET_TEST(b14_an_reply_with_the_wrong_fds_is_corrupt)
 {
-    (void)state;
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
     for (int fetch = 0; fetch < 2; fetch++)
         for (int sent = 0; sent < 2; sent++) {
@@ -209,9 +205,8 @@ static void b14_an_reply_with_the_wrong_fds_is_corrupt(void **state)
 }
 
 /* Requests in pieces, requests without end, requests whose replies are never read. */
-static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
+SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone)
 {
-    (void)state;
     uint64_t seed = 99;
     socket_start(NULL);
     struct cox_fd_store good = fd_store_open();
@@ -260,9 +255,8 @@ static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
     cox_fd_store_close(&good);
 }
 
-static void b29_10000_fetches_leave_nothing(void **state)
+SOCKET_TEST(b29_10000_fetches_leave_nothing)
 {
-    (void)state;
     socket_start(NULL);
     struct cox_fd_store fd_store = fd_store_open();
     int before = fd_count(), fd;
@@ -305,9 +299,8 @@ static void leave_and_die(void *context)
 }
 
 /* Its memory, too, would stay until the coordinator ends. */
-static void l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_is_open(void **state)
+SOCKET_TEST(l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_is_open)
 {
-    (void)state;
     int told[2], go[2];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
     socket_start(NULL);
@@ -327,9 +320,8 @@ static void l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_i
 }
 
 /* A hundred unsolicited replies are there: a client without time left receives one. */
-static void b14_b21_replies_without_end_are_a_timeout(void **state)
+SOCKET_TEST(b14_b21_replies_without_end_are_a_timeout)
 {
-    (void)state;
     int ends[2], fd = -1;
     uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
     assert_int_equal(cox_socket_pair(ends), 0);
@@ -346,9 +338,8 @@ static void b14_b21_replies_without_end_are_a_timeout(void **state)
 }
 
 /* However many processes leave fds: workers, stop and status find a place. */
-static void b21_fd_owners_leave_room_for_commands(void **state)
+SOCKET_TEST(b21_fd_owners_leave_room_for_commands)
 {
-    (void)state;
     struct cox_fd_store fd_stores[16];
     struct cox_control_socket_options options = host_options("room");
     struct cox_control_connection session;
@@ -384,9 +375,8 @@ static void b21_fd_owners_leave_room_for_commands(void **state)
         cox_fd_store_close(&fd_stores[i]);
 }
 
-static void a_socket_that_closes_ends_its_fd_store(void **state)
+SOCKET_TEST(a_socket_that_closes_ends_its_fd_store)
 {
-    (void)state;
     socket_start(NULL);
     struct cox_fd_store fd_store = fd_store_open();
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
@@ -397,22 +387,4 @@ static void a_socket_that_closes_ends_its_fd_store(void **state)
     assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, &err), COX_CLOSED);
     assert_int_equal(err.code, COX_CLOSED);
     cox_fd_store_close(&fd_store);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        SOCKET_TEST(b21_fd_owners_leave_room_for_commands),
-        SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches),
-        SOCKET_TEST(no_more_is_kept_than_the_limit),
-        SOCKET_TEST(l8_b29_entries_of_a_dead_process_are_removed_though_its_connection_is_open),
-        SOCKET_TEST(b14_b21_replies_without_end_are_a_timeout),
-        SOCKET_TEST(b14_replies_that_make_no_sense_are_corrupt),
-        SOCKET_TEST(b14_an_reply_with_the_wrong_fds_is_corrupt),
-        SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone),
-        SOCKET_TEST(b29_10000_fetches_leave_nothing),
-        SOCKET_TEST(a_socket_that_closes_ends_its_fd_store),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -105,9 +105,8 @@ static void expect_links(struct test_group *g, uint32_t count)
         fail_msg("not every rank says '%s'", expected);
 }
 
-static void m7_links_in_a_row(void **state)
+TEST(m7_links_in_a_row)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 4; depth += 3) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth};
@@ -141,9 +140,8 @@ static void visit_and_link(void *context, const struct cox_completion *completio
 }
 
 /* The request whose replies are looked at has ended, so its frame is taken again meanwhile. */
-static void m7_links_from_inside_a_handler(void **state)
+TEST(m7_links_from_inside_a_handler)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth};
@@ -176,9 +174,8 @@ static void m7_links_from_inside_a_handler(void **state)
 }
 
 /* Ranks read a number that another process overwrote, and see requests that do not exist yet. */
-static void p10_a_number_turned_up_replies_nothing(void **state)
+TEST(p10_a_number_turned_up_replies_nothing)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_layout_channel_state *shared =
@@ -222,9 +219,8 @@ static bool process_sleeps(pid_t pid)
 }
 
 /* A waiter that spins before it blocks compares with another number than the present one. */
-static void p10_a_rank_sleeps_on_a_number_turned_up(void **state)
+TEST(p10_a_rank_sleeps_on_a_number_turned_up)
 {
-    (void)state;
     test_needs_processes();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .spin = COX_SPIN_MAX};
@@ -251,10 +247,9 @@ static void p10_a_rank_sleeps_on_a_number_turned_up(void **state)
 /* ---- beside a stuck request ---- */
 
 /* Rank 2 has replied when rank 0's reply ends it all; rank 1 never does. */
-static void m4_replies_before_a_failure_are_reported(void **state)
+TEST(m4_replies_before_a_failure_are_reported)
 {
     enum { ROUND_COUNT = 20 };
-    (void)state;
     test_needs_processes();
     char name[64];
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -290,9 +285,8 @@ static void m4_replies_before_a_failure_are_reported(void **state)
     test_group_free(g);
 }
 
-static void p1_an_end_behind_a_stuck_request_is_reported_at_once(void **state)
+TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how stuck = {
@@ -331,9 +325,8 @@ static void p1_an_end_behind_a_stuck_request_is_reported_at_once(void **state)
 }
 
 /* It ended before the stuck one in front of it; its reply is owed all the same. */
-static void p3_a_request_that_ended_out_of_order_is_late(void **state)
+TEST(p3_a_request_that_ended_out_of_order_is_late)
 {
-    (void)state;
     struct test_group *g = test_group_start(3, NULL);
     struct test_pipe *stuck_pipe = test_pipe_new(), *late_pipe = test_pipe_new();
     const struct test_how stuck = {
@@ -394,9 +387,8 @@ static void await_clock(uint64_t time_ns)
 }
 
 /* All had replied in time; only the thread that checks was delayed, past the deadline. */
-static void p3_an_reply_of_every_rank_is_no_timeout(void **state)
+TEST(p3_an_reply_of_every_rank_is_no_timeout)
 {
-    (void)state;
     char name[64];
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .memory.keep_names = true,
@@ -480,9 +472,8 @@ static void *replace_main(void *argument)
     return NULL;
 }
 
-static void m5_set_handler_returns_although_the_new_handler_runs_on(void **state)
+TEST(m5_set_handler_returns_although_the_new_handler_runs_on)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     struct swap swap = {.group = g};
@@ -522,9 +513,8 @@ static void m5_set_handler_returns_although_the_new_handler_runs_on(void **state
         sem_destroy(sems[i]);
 }
 
-static void m5_replace_with_nothing_is_refused(void **state)
+TEST(m5_replace_with_nothing_is_refused)
 {
-    (void)state;
     struct test_group *g = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, NULL, NULL),
@@ -542,9 +532,8 @@ static void m5_replace_with_nothing_is_refused(void **state)
 
 /* ---- deadlines ---- */
 
-static void p3_a_deadline_that_has_passed_publishes_nothing(void **state)
+TEST(p3_a_deadline_that_has_passed_publishes_nothing)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
@@ -638,9 +627,8 @@ static bool thief_woken(struct thief *thief, uint64_t before)
 
 #define ROUND_COUNT 100
 
-static void p2_a_lost_wake_up_is_sent_again(void **state)
+TEST(p2_a_lost_wake_up_is_sent_again)
 {
-    (void)state;
     char name[64];
     struct thief thief;
     thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
@@ -660,9 +648,8 @@ static void p2_a_lost_wake_up_is_sent_again(void **state)
     thief_deinit(&thief);
 }
 
-static void p2_also_when_the_request_has_ended(void **state)
+TEST(p2_also_when_the_request_has_ended)
 {
-    (void)state;
     char name[64];
     struct thief thief;
     thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
@@ -682,9 +669,8 @@ static void p2_also_when_the_request_has_ended(void **state)
     thief_deinit(&thief);
 }
 
-static void p2_also_when_no_call_waits_for_a_reply(void **state)
+TEST(p2_also_when_no_call_waits_for_a_reply)
 {
-    (void)state;
     char name[64];
     struct thief thief;
     thief_init(&thief, test_unique_name(name), COX_CHANNEL_LINK, 1);
@@ -741,9 +727,8 @@ static int submit_after_rings(struct test_group *g, const struct test_how *how)
 
 /* Found by the model (tests/model): the first to check in a slice sent the rewake, and no other
  * did. */
-static void p2_also_beside_a_stuck_request(void **state)
+TEST(p2_also_beside_a_stuck_request)
 {
-    (void)state;
     char name[64];
     struct thief thief;
     thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 4);
@@ -771,26 +756,4 @@ static void p2_also_beside_a_stuck_request(void **state)
     }
     assert_true(woken);
     thief_deinit(&thief);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m7_links_in_a_row),
-        TEST(m7_links_from_inside_a_handler),
-        TEST(p10_a_number_turned_up_replies_nothing),
-        TEST(p10_a_rank_sleeps_on_a_number_turned_up),
-        TEST(m4_replies_before_a_failure_are_reported),
-        TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once),
-        TEST(p3_a_request_that_ended_out_of_order_is_late),
-        TEST(p3_an_reply_of_every_rank_is_no_timeout),
-        TEST(m5_set_handler_returns_although_the_new_handler_runs_on),
-        TEST(m5_replace_with_nothing_is_refused),
-        TEST(p3_a_deadline_that_has_passed_publishes_nothing),
-        TEST(p2_a_lost_wake_up_is_sent_again),
-        TEST(p2_also_when_the_request_has_ended),
-        TEST(p2_also_when_no_call_waits_for_a_reply),
-        TEST(p2_also_beside_a_stuck_request),
-    };
-    return cmocka_run_group_tests_name("flight", tests, NULL, NULL);
 }

@@ -202,9 +202,8 @@ static siginfo_t finish(struct fixture *f, char *text, size_t text_size)
     return info;
 }
 
-static void p2_a_forked_worker_is_a_child_of_the_coordinator(void **state)
+TEST(p2_a_forked_worker_is_a_child_of_the_coordinator)
 {
-    (void)state;
     struct fixture f;
     char text[4096], expected[128];
     fixture_init(&f, NONE, "echo $PPID $COXSWAIN_RANK $COXSWAIN_INCARNATION; echo bad >&2; exit 7");
@@ -220,9 +219,8 @@ static void p2_a_forked_worker_is_a_child_of_the_coordinator(void **state)
     fixture_deinit(&f);
 }
 
-static void p2_how_a_forked_worker_was_killed_is_known(void **state)
+TEST(p2_how_a_forked_worker_was_killed_is_known)
 {
-    (void)state;
     struct fixture f;
     char text[4096];
     fixture_init(&f, NONE, "kill -9 $$");
@@ -246,9 +244,8 @@ static void p2_how_a_forked_worker_was_killed_is_known(void **state)
     fixture_deinit(&f);
 }
 
-static void b15_a_forked_worker_has_the_fds_that_it_inherits(void **state)
+TEST(b15_a_forked_worker_has_the_fds_that_it_inherits)
 {
-    (void)state;
     struct fixture f;
     char text[4096];
     int fds[2];
@@ -267,9 +264,8 @@ static void b15_a_forked_worker_has_the_fds_that_it_inherits(void **state)
 }
 
 /* Whatever happens to the server, one worker runs, and nothing else is left (teardown looks). */
-static void p2_where_the_server_fails_the_program_is_executed(void **state)
+TEST(p2_where_the_server_fails_the_program_is_executed)
 {
-    (void)state;
     static const struct {
         enum failure failure;
         const char *reason; /* NULL: it costs nothing */
@@ -297,9 +293,8 @@ static void p2_where_the_server_fails_the_program_is_executed(void **state)
     }
 }
 
-static void p2_a_server_that_was_killed_costs_the_fast_path(void **state)
+TEST(p2_a_server_that_was_killed_costs_the_fast_path)
 {
-    (void)state;
     struct fixture f;
     char text[4096];
     fixture_init(&f, NONE, "echo here");
@@ -314,9 +309,8 @@ static void p2_a_server_that_was_killed_costs_the_fast_path(void **state)
 }
 
 /* Once, for its patience: its socket is shut down then. */
-static void b2_a_server_that_is_stopped_is_given_up(void **state)
+TEST(b2_a_server_that_is_stopped_is_given_up)
 {
-    (void)state;
     struct fixture f;
     char text[4096];
     fixture_init(&f, NONE, "echo here");
@@ -333,9 +327,8 @@ static void b2_a_server_that_is_stopped_is_given_up(void **state)
     fixture_deinit(&f);
 }
 
-static void p2_a_host_that_is_a_subreaper_stays_one(void **state)
+TEST(p2_a_host_that_is_a_subreaper_stays_one)
 {
-    (void)state;
     struct fixture f;
     char text[4096];
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
@@ -352,9 +345,8 @@ static void p2_a_host_that_is_a_subreaper_stays_one(void **state)
 
 #if COX_TESTING
 /* The pipe's write end is inherited by all processes of the coordinator, so its end is theirs. */
-static void p2_nothing_outlives_a_coordinator_that_is_killed(void **state)
+TEST(p2_nothing_outlives_a_coordinator_that_is_killed)
 {
-    (void)state;
     static const struct {
         const char *plan;
         enum failure failure;
@@ -388,20 +380,3 @@ static void p2_nothing_outlives_a_coordinator_that_is_killed(void **state)
     }
 }
 #endif
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p2_a_forked_worker_is_a_child_of_the_coordinator),
-        TEST(p2_how_a_forked_worker_was_killed_is_known),
-        TEST(b15_a_forked_worker_has_the_fds_that_it_inherits),
-        TEST(p2_where_the_server_fails_the_program_is_executed),
-        TEST(p2_a_server_that_was_killed_costs_the_fast_path),
-        TEST(b2_a_server_that_is_stopped_is_given_up),
-        TEST(p2_a_host_that_is_a_subreaper_stays_one),
-#if COX_TESTING
-        TEST(p2_nothing_outlives_a_coordinator_that_is_killed),
-#endif
-    };
-    return cmocka_run_group_tests_name("fork_server", tests, NULL, NULL);
-}

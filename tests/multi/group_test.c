@@ -43,9 +43,8 @@ static void expect_refused(const struct cox_executor_options *options, int code,
 
 /* ---- names ---- */
 
-static void m16_names_are_checked(void **state)
+TEST(m16_names_are_checked)
 {
-    (void)state;
     char longest[COX_NAME_SIZE_MAX + 2];
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = '\0';
@@ -68,9 +67,8 @@ static void m16_names_are_checked(void **state)
     test_group_free(g);
 }
 
-static void m16_a_live_name_is_taken(void **state)
+TEST(m16_a_live_name_is_taken)
 {
-    (void)state;
     char name[64], pid[32];
     struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                            .rank_count = 2,
@@ -103,9 +101,8 @@ static int helper_leaves_names(const char *name)
     return 1;
 }
 
-static void m16_p7_what_a_dead_group_left_is_no_obstacle(void **state)
+TEST(m16_p7_what_a_dead_group_left_is_no_obstacle)
 {
-    (void)state;
     char name[64];
     struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                            .rank_count = 4,
@@ -144,9 +141,8 @@ static void keep_warning(void *context, int level, const char *text)
 }
 
 /* It works on, its end is no failure, and the log names possible culprits. */
-static void p7_b49_a_group_works_on_without_its_names(void **state)
+TEST(p7_b49_a_group_works_on_without_its_names)
 {
-    (void)state;
     char name[64], warning[512] = "";
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
@@ -171,9 +167,8 @@ static void p7_b49_a_group_works_on_without_its_names(void **state)
 }
 
 /* The names that a group lost may be another's when it ends. */
-static void b49_b54_the_next_group_under_the_name_is_left_alone(void **state)
+TEST(b49_b54_the_next_group_under_the_name_is_left_alone)
 {
-    (void)state;
     char name[64];
     /* With a control socket, the name would be taken by that. */
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -249,9 +244,8 @@ static void place(enum stranger stranger, const char *path, const char *elsewher
 
 /* Whatever it is that already has one of the names, and whichever name it has: refused, and left as
  * it was. */
-static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
+TEST(m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone)
 {
-    (void)state;
     test_needs_names();
     static const char *const suffixes[] = {"_control", "_execute_request",
                                            "_execute_error_response",
@@ -291,9 +285,8 @@ static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
 
 /* A worker checks what it attaches to: here a process changes the names between coordinator and
  * worker. */
-static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
+TEST(m16_b44_a_worker_refuses_what_is_not_the_group)
 {
-    (void)state;
     test_needs_names();
     static const char *const changes[] = {
         "chmod 0644 /dev/shm/${P}_execute_request",
@@ -334,9 +327,8 @@ static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
     }
 }
 
-static void m16_b45_mode_is_0600_under_any_umask(void **state)
+TEST(m16_b45_mode_is_0600_under_any_umask)
 {
-    (void)state;
     test_needs_names();
     static const mode_t masks[] = {0777, 0, 0277, 022};
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
@@ -372,9 +364,8 @@ static void m16_b45_mode_is_0600_under_any_umask(void **state)
     }
 }
 
-static void m16_names_are_gone_once_all_are_attached(void **state)
+TEST(m16_names_are_gone_once_all_are_attached)
 {
-    (void)state;
     test_needs_names();
     char name[64];
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -387,9 +378,8 @@ static void m16_names_are_gone_once_all_are_attached(void **state)
 
 /* ---- memory ---- */
 
-static void p6_printed_sizes_are_the_sizes_used(void **state)
+TEST(p6_printed_sizes_are_the_sizes_used)
 {
-    (void)state;
     test_needs_names();
     for (uint32_t n = 1; n <= 8; n *= 2)
         for (uint32_t depth = 0; depth <= 8; depth += 4) {
@@ -468,9 +458,8 @@ static int helper_small_shm(void)
     return test_count_names("") ? 6 : 0;
 }
 
-static void p6_b51_a_small_dev_shm_is_reported_with_numbers(void **state)
+TEST(p6_b51_a_small_dev_shm_is_reported_with_numbers)
 {
-    (void)state;
     test_needs_names();
     int status = test_helper_run("small_shm");
     if (status == 77)
@@ -518,9 +507,8 @@ static int helper_leftovers(void)
     return test_count_names("") ? 6 : 0;
 }
 
-static void p7_b53_leftovers_give_their_space_to_the_next_start(void **state)
+TEST(p7_b53_leftovers_give_their_space_to_the_next_start)
 {
-    (void)state;
     test_needs_names();
     int status = test_helper_run("leftovers");
     if (status == 77)
@@ -563,9 +551,8 @@ static int helper_first_process(void)
     _exit(ended ? WEXITSTATUS(status) : 5);
 }
 
-static void m16_the_coordinator_may_be_the_first_process_of_a_container(void **state)
+TEST(m16_the_coordinator_may_be_the_first_process_of_a_container)
 {
-    (void)state;
     test_needs_processes();
     int status = test_helper_run("first_process");
     if (status == 77)
@@ -573,9 +560,8 @@ static void m16_the_coordinator_may_be_the_first_process_of_a_container(void **s
     assert_int_equal(status, 0);
 }
 
-static void m16_geometry_that_cannot_be_is_refused(void **state)
+TEST(m16_geometry_that_cannot_be_is_refused)
 {
-    (void)state;
     struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                            .rank_count = 0};
     expect_refused(&options, COX_INVALID, "0 ranks");
@@ -598,9 +584,8 @@ static void m16_geometry_that_cannot_be_is_refused(void **state)
 
 /* ---- workers that do not come ---- */
 
-static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
+TEST(p2_a_worker_that_does_not_attach_ends_the_start)
 {
-    (void)state;
     static const struct {
         const char *command[4];
         int code;
@@ -641,9 +626,8 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
 }
 
 /* One of many does not come: it is the one that is named. */
-static void p2_the_rank_that_did_not_attach_is_named(void **state)
+TEST(p2_the_rank_that_did_not_attach_is_named)
 {
-    (void)state;
     for (int bad = 0; bad < 4; bad++) {
         char script[512], named[32];
         snprintf(
@@ -664,9 +648,8 @@ static void p2_the_rank_that_did_not_attach_is_named(void **state)
 
 /* ---- several groups ---- */
 
-static void m17_several_groups_in_one_process(void **state)
+TEST(m17_several_groups_in_one_process)
 {
-    (void)state;
     struct test_group *groups[4];
     for (uint32_t i = 0; i < 4; i++)
         groups[i] = test_group_start(1 + i, NULL);
@@ -708,9 +691,8 @@ static int helper_group(const char *name)
     return 0;
 }
 
-static void m17_b1_groups_in_two_processes(void **state)
+TEST(m17_b1_groups_in_two_processes)
 {
-    (void)state;
     char names[2][64], ready;
     struct test_helper helpers[2];
     for (int i = 0; i < 2; i++)
@@ -761,9 +743,8 @@ static long group_switches(struct test_group *g, uint32_t n)
     return sum;
 }
 
-static void p5_idle_costs_no_wakeup(void **state)
+TEST(p5_idle_costs_no_wakeup)
 {
-    (void)state;
 #ifdef COX_TSAN
     skip(); /* it has a thread of its own, which wakes up */
 #endif
@@ -788,9 +769,8 @@ static void p5_idle_costs_no_wakeup(void **state)
 
 /* ---- the end ---- */
 
-static void m15_workers_that_listen_leave_by_themselves(void **state)
+TEST(m15_workers_that_listen_leave_by_themselves)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .times.finalize_ms = TEST_PATIENCE_MS};
@@ -803,9 +783,8 @@ static void m15_workers_that_listen_leave_by_themselves(void **state)
     }
 }
 
-static void m15_the_end_is_bounded_whatever_workers_do(void **state)
+TEST(m15_the_end_is_bounded_whatever_workers_do)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .times.finalize_ms = 200,
                                                  .times.term_ms = 200};
@@ -830,9 +809,8 @@ static void m15_the_end_is_bounded_whatever_workers_do(void **state)
 }
 
 /* At every depth, also when every frame of every channel is taken. */
-static void m15_a_full_channel_does_not_stop_the_end(void **state)
+TEST(m15_a_full_channel_does_not_stop_the_end)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth,
@@ -859,29 +837,5 @@ int main(int argc, char **argv)
                : strcmp(argv[1], "leaves_names") == 0  ? helper_leaves_names(argv[2])
                : strcmp(argv[1], "group") == 0         ? helper_group(argv[2])
                                                        : 2;
-    const struct CMUnitTest tests[] = {
-        TEST(m16_names_are_checked),
-        TEST(m16_a_live_name_is_taken),
-        TEST(m16_p7_what_a_dead_group_left_is_no_obstacle),
-        TEST(p7_b49_a_group_works_on_without_its_names),
-        TEST(b49_b54_the_next_group_under_the_name_is_left_alone),
-        TEST(m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone),
-        TEST(m16_b44_a_worker_refuses_what_is_not_the_group),
-        TEST(m16_b45_mode_is_0600_under_any_umask),
-        TEST(m16_names_are_gone_once_all_are_attached),
-        TEST(p6_printed_sizes_are_the_sizes_used),
-        TEST(p6_b51_a_small_dev_shm_is_reported_with_numbers),
-        TEST(p7_b53_leftovers_give_their_space_to_the_next_start),
-        TEST(m16_the_coordinator_may_be_the_first_process_of_a_container),
-        TEST(m16_geometry_that_cannot_be_is_refused),
-        TEST(p2_a_worker_that_does_not_attach_ends_the_start),
-        TEST(p2_the_rank_that_did_not_attach_is_named),
-        TEST(m17_several_groups_in_one_process),
-        TEST(m17_b1_groups_in_two_processes),
-        TEST(p5_idle_costs_no_wakeup),
-        TEST(m15_workers_that_listen_leave_by_themselves),
-        TEST(m15_the_end_is_bounded_whatever_workers_do),
-        TEST(m15_a_full_channel_does_not_stop_the_end),
-    };
-    return cmocka_run_group_tests_name("group", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

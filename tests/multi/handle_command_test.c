@@ -33,6 +33,8 @@ static int teardown(void **state)
     return leak_teardown(state);
 }
 
+#define HANDLE_TEST(name) TEST_WITH(name, setup, teardown)
+
 static void save(const void *bytes, size_t size)
 {
     FILE *to = fopen(file, "we");
@@ -77,10 +79,9 @@ static void expect_status(int got, int expected)
         fail_msg("status %d, expected %d:\n%s", got, expected, output);
 }
 
-static void l2_l5_it_prints_what_is_in_a_handle_and_opens_it(void **state)
+HANDLE_TEST(l2_l5_it_prints_what_is_in_a_handle_and_opens_it)
 {
     struct cox_handle_info info;
-    (void)state;
     if (!test_can_take_fds())
         skip();
     struct peer peer = peer_start(NULL);
@@ -120,9 +121,8 @@ static void l2_l5_it_prints_what_is_in_a_handle_and_opens_it(void **state)
     peer_end(&peer);
 }
 
-static void l8_l9_l10_l7_what_does_not_open_is_named(void **state)
+HANDLE_TEST(l8_l9_l10_l7_what_does_not_open_is_named)
 {
-    (void)state;
     if (!test_can_take_fds())
         skip();
     struct peer peer = peer_start(NULL);
@@ -148,11 +148,10 @@ static void l8_l9_l10_l7_what_does_not_open_is_named(void **state)
     says("is gone\n");
 }
 
-static void l12_it_asks_the_socket_where_it_must(void **state)
+HANDLE_TEST(l12_it_asks_the_socket_where_it_must)
 {
     char path[COX_SOCKET_PATH_SIZE], runtime[80];
     struct cox_control_socket *control_socket = NULL;
-    (void)state;
     if (!filters_possible())
         skip();
     snprintf(runtime, sizeof runtime, "%s/coxswain", runtime_dir);
@@ -180,10 +179,9 @@ static void l12_it_asks_the_socket_where_it_must(void **state)
     assert_int_equal(rmdir(runtime), 0);
 }
 
-static void l19_files_that_hold_no_handle_are_refused(void **state)
+HANDLE_TEST(l19_files_that_hold_no_handle_are_refused)
 {
     char text[2048];
-    (void)state;
     memset(text, 'f', sizeof text);
     const struct {
         size_t size;
@@ -231,18 +229,4 @@ static void l19_files_that_hold_no_handle_are_refused(void **state)
     expect_status(run(COXSWAIN "--help"), COX_EXIT_OK);
     says("Usage: coxswain handle");
     says("Exit status");
-}
-
-#define HANDLE_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        HANDLE_TEST(l2_l5_it_prints_what_is_in_a_handle_and_opens_it),
-        HANDLE_TEST(l8_l9_l10_l7_what_does_not_open_is_named),
-        HANDLE_TEST(l12_it_asks_the_socket_where_it_must),
-        HANDLE_TEST(l19_files_that_hold_no_handle_are_refused),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,6 +55,8 @@ static int teardown(void **state)
     return leak_teardown(state);
 }
 
+#define HANDLE_TEST(name) TEST_WITH(name, setup, teardown)
+
 /* In children. */
 static void expect_refused(const struct cox_handle *handle, int code, const char *word)
 {
@@ -120,9 +122,8 @@ static void open_by_socket(void *context)
     CHECK(fd_count() == fds);
 }
 
-static void l11_l12_b27_denied_or_missing_later_the_socket_has_it(void **state)
+HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_socket_has_it)
 {
-    (void)state;
     if (!test_can_take_fds())
         skip();
     if (!filters_possible())
@@ -165,9 +166,8 @@ static void not_dumpable_scene(void *context)
     socket_stop();
 }
 
-static void l12_an_exporter_that_is_not_dumpable_is_reached_by_the_socket(void **state)
+HANDLE_TEST(l12_an_exporter_that_is_not_dumpable_is_reached_by_the_socket)
 {
-    (void)state;
     if (!test_can_take_fds())
         skip();
     if (!test_can_switch_user())
@@ -220,9 +220,8 @@ static void hidden_scene(void *context)
 }
 
 /* One that is not dumpable has nothing in such a /proc. */
-static void l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_socket(void **state)
+HANDLE_TEST(l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_socket)
 {
-    (void)state;
     if (!test_can_switch_user())
         skip();
     int status = child_status(child_start(hidden_scene, NULL));
@@ -237,9 +236,8 @@ static void open_as_nobody(void *context)
     expect_refused(context, COX_DENIED, "");
 }
 
-static void l6_l12_the_socket_helps_no_other_user(void **state)
+HANDLE_TEST(l6_l12_the_socket_helps_no_other_user)
 {
-    (void)state;
     if (!test_can_switch_user())
         skip();
     socket_start(0);
@@ -272,11 +270,10 @@ static void open_around_a_death(void *context)
     expect_refused(&scene->kept, COX_PEER_DEAD, "is gone");
 }
 
-static void l8_l15_the_socket_forgets_entries_that_were_put_and_dead_owners(void **state)
+HANDLE_TEST(l8_l15_the_socket_forgets_entries_that_were_put_and_dead_owners)
 {
     struct scene scene;
     int go[2], ready[2];
-    (void)state;
     if (!filters_possible())
         skip();
     socket_start(0);
@@ -307,10 +304,9 @@ static void open_without_its_socket(void *context)
     expect_refused(context, COX_DENIED, "does not help");
 }
 
-static void l12_a_socket_that_is_gone_leaves_the_other_way(void **state)
+HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_way)
 {
     char gone[COX_SOCKET_PATH_SIZE];
-    (void)state;
     if (!test_can_take_fds())
         skip();
     if (!filters_possible())
@@ -340,9 +336,8 @@ static void l12_a_socket_that_is_gone_leaves_the_other_way(void **state)
     peer_end(&peer);
 }
 
-static void l12_a_full_fd_store_refuses_an_export_whole(void **state)
+HANDLE_TEST(l12_a_full_fd_store_refuses_an_export_whole)
 {
-    (void)state;
     socket_start(2);
     struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle one = peer_export(&peer, PEER_EXPORT, 10);
@@ -358,9 +353,8 @@ static void l12_a_full_fd_store_refuses_an_export_whole(void **state)
     peer_end(&peer);
 }
 
-static void l15_b29_nothing_is_left_at_the_socket(void **state)
+HANDLE_TEST(l15_b29_nothing_is_left_at_the_socket)
 {
-    (void)state;
     socket_start(0);
     struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     peer_export(&peer, PEER_EXPORT, 14);
@@ -377,10 +371,9 @@ static void l15_b29_nothing_is_left_at_the_socket(void **state)
 
 /* ---- beside it ---- */
 
-static void l13_query_returns_whether_the_socket_replies(void **state)
+HANDLE_TEST(l13_query_returns_whether_the_socket_replies)
 {
     struct cox_handle_probe ways;
-    (void)state;
     socket_start(0);
     int fds = fd_count();
     assert_int_equal(cox_handle_query(path, PATIENCE, &ways), 0);
@@ -392,13 +385,12 @@ static void l13_query_returns_whether_the_socket_replies(void **state)
 }
 
 /* What passes fds in messages passes bytes as well; neither is taken for the other. */
-static void l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side(void **state)
+HANDLE_TEST(l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side)
 {
     int pair[2], came = -1, opened = -1, fd = object_new(PEER_OBJECT_SIZE, 15);
     uint32_t count = 0;
     struct cox_handle handle, bytes = {{0}};
     struct cox_exporter *exporter;
-    (void)state;
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &handle, NULL), 0);
     assert_int_equal(cox_socket_pair(pair), 0);
@@ -419,24 +411,4 @@ static void l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side(void **
     int all[] = {pair[0], pair[1], came, opened, fd};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         close(all[i]);
-}
-
-#define HANDLE_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_socket_has_it),
-        HANDLE_TEST(l12_an_exporter_that_is_not_dumpable_is_reached_by_the_socket),
-        HANDLE_TEST(l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_socket),
-        HANDLE_TEST(l6_l12_the_socket_helps_no_other_user),
-        HANDLE_TEST(l8_l15_the_socket_forgets_entries_that_were_put_and_dead_owners),
-        HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_way),
-        HANDLE_TEST(l12_a_full_fd_store_refuses_an_export_whole),
-        HANDLE_TEST(l15_b29_nothing_is_left_at_the_socket),
-        HANDLE_TEST(l13_query_returns_whether_the_socket_replies),
-        HANDLE_TEST(l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

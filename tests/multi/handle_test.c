@@ -62,9 +62,8 @@ static void expect_refused(const struct cox_handle *handle, int code, const char
 
 /* ---- permission to open ---- */
 
-static void l3_another_process_opens_it(void **state)
+LEAK_TEST(l3_another_process_opens_it)
 {
-    (void)state;
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 1);
     int fd = -1;
@@ -76,9 +75,8 @@ static void l3_another_process_opens_it(void **state)
     peer_end(&peer);
 }
 
-static void l5_siblings_and_strangers_open_it(void **state)
+LEAK_TEST(l5_siblings_and_strangers_open_it)
 {
-    (void)state;
     for (int as_nobody = 0; as_nobody <= test_can_switch_user(); as_nobody++) {
         const struct peer_options child = {.uid = as_nobody ? NOBODY : 0};
         const struct peer_options stranger = {.uid = child.uid, .unrelated = true};
@@ -109,9 +107,8 @@ static void open_as_nobody(void *context)
     cox_importer_free(importer);
 }
 
-static void l6_another_user_is_denied(void **state)
+LEAK_TEST(l6_another_user_is_denied)
 {
-    (void)state;
     if (!test_can_switch_user())
         skip();
     struct peer peer = peer_start(NULL);
@@ -127,9 +124,8 @@ static void open_not_dumpable(void *context)
     expect_refused(context, COX_DENIED, "not dumpable");
 }
 
-static void l12_an_exporter_that_is_not_dumpable_is_closed_to_others(void **state)
+LEAK_TEST(l12_an_exporter_that_is_not_dumpable_is_closed_to_others)
 {
-    (void)state;
     if (!test_can_switch_user())
         skip();
     struct peer peer = peer_start(&(struct peer_options){.uid = NOBODY});
@@ -151,11 +147,10 @@ static void open_hidden(void *context)
 }
 
 /* There is nothing of it in /proc: that does not make it dead. */
-static void l6_l8_another_user_is_denied_where_proc_hides_it_too(void **state)
+LEAK_TEST(l6_l8_another_user_is_denied_where_proc_hides_it_too)
 {
     struct peer peers[3];
     struct cox_handle handles[3];
-    (void)state;
     if (!test_can_switch_user())
         skip();
     for (unsigned i = 0; i < 3; i++) {
@@ -227,10 +222,9 @@ static void namespace_parent(void *context)
     _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 98);
 }
 
-static void l7_another_pid_namespace_is_unreachable(void **state)
+LEAK_TEST(l7_another_pid_namespace_is_unreachable)
 {
     int gate[2], ready[2];
-    (void)state;
     struct elsewhere *elsewhere =
         mmap(NULL, sizeof *elsewhere, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(elsewhere != MAP_FAILED);
@@ -278,9 +272,8 @@ static void inside_time_namespace(void *context)
 }
 
 /* There its start time is another one, so that it would be taken for dead. */
-static void l7_another_time_namespace_is_unreachable(void **state)
+LEAK_TEST(l7_another_time_namespace_is_unreachable)
 {
-    (void)state;
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 4);
     int status = child_status(child_start(inside_time_namespace, &handle));
@@ -292,9 +285,8 @@ static void l7_another_time_namespace_is_unreachable(void **state)
 
 /* ---- when ---- */
 
-static void l8_a_dead_exporter_is_named(void **state)
+LEAK_TEST(l8_a_dead_exporter_is_named)
 {
-    (void)state;
     for (int unrelated = 0; unrelated < 2; unrelated++) {
         struct peer peer = peer_start(&(struct peer_options){.unrelated = unrelated});
         struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 5);
@@ -306,9 +298,8 @@ static void l8_a_dead_exporter_is_named(void **state)
     }
 }
 
-static void l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter(void **state)
+LEAK_TEST(l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter)
 {
-    (void)state;
     struct peer dead = peer_start(NULL), alive = peer_start(NULL);
     struct cox_handle handle = peer_export(&dead, PEER_EXPORT, 6), forged = handle;
     struct cox_handle other = peer_export(&alive, PEER_EXPORT, 7);
@@ -350,12 +341,11 @@ static bool pid_demand(pid_t pid)
 
 /* The exporter ends, and another one has its pid: what the dead one exported is not asked of it,
  * under no number. */
-static void l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter(void **state)
+LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter)
 {
     struct cox_importer *importer;
     const struct cox_import *held, *import;
     struct peer next = {.socket = -1};
-    (void)state;
     struct peer peer = peer_start(NULL);
     const pid_t pid = peer.pid;
     const uint64_t start = start_of(&peer);
@@ -400,9 +390,8 @@ static void l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter(void **
         skip();
 }
 
-static void l10_b25_the_fd_is_another_object_by_now(void **state)
+LEAK_TEST(l10_b25_the_fd_is_another_object_by_now)
 {
-    (void)state;
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 8), forged = handle;
     struct cox_handle socket = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
@@ -418,11 +407,10 @@ static void l10_b25_the_fd_is_another_object_by_now(void **state)
     peer_end(&peer);
 }
 
-static void l16_what_is_open_stays_valid_after_put_and_death(void **state)
+LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death)
 {
     struct cox_importer *importer;
     const struct cox_import *put, *dead, *again = NULL;
-    (void)state;
     struct peer peer = peer_start(NULL);
     struct cox_handle one = peer_export(&peer, PEER_EXPORT, 10);
     struct cox_handle two = peer_export(&peer, PEER_EXPORT_AT, 11);
@@ -446,12 +434,11 @@ static void l16_what_is_open_stays_valid_after_put_and_death(void **state)
 
 /* ---- the importer's cache ---- */
 
-static void l17_a_dead_exporter_is_dead_in_the_cache_too(void **state)
+LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too)
 {
     struct cox_importer *importer;
     const struct cox_import *import, *again = NULL;
     struct cox_error err = {0};
-    (void)state;
     struct peer peer = peer_start(NULL), other = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 12);
     struct cox_handle fresh = peer_export(&peer, PEER_EXPORT, 13);
@@ -479,11 +466,10 @@ static void l17_a_dead_exporter_is_dead_in_the_cache_too(void **state)
     peer_end(&other);
 }
 
-static void l17_b29_a_handle_that_was_put_is_not_found(void **state)
+LEAK_TEST(l17_b29_a_handle_that_was_put_is_not_found)
 {
     struct cox_importer *importer;
     const struct cox_import *import;
-    (void)state;
     struct peer peer = peer_start(NULL);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
     for (unsigned seed = 0; seed < 20; seed++) {
@@ -501,13 +487,12 @@ static void l17_b29_a_handle_that_was_put_is_not_found(void **state)
     peer_end(&peer);
 }
 
-static void l17_only_so_many_exporters_are_kept(void **state)
+LEAK_TEST(l17_only_so_many_exporters_are_kept)
 {
     struct cox_importer *importer;
     const struct cox_import *held, *import;
     struct peer peers[5];
     struct cox_handle handles[5];
-    (void)state;
     const struct cox_importer_options options = {.size = sizeof(struct cox_importer_options),
                                                  .cache_max = 2};
     assert_int_equal(cox_importer_new(&options, &importer, NULL), 0);
@@ -559,11 +544,10 @@ static void open_the_last_two(void *context)
     cox_importer_free(importer);
 }
 
-static void l17_the_exporters_used_last_are_kept(void **state)
+LEAK_TEST(l17_the_exporters_used_last_are_kept)
 {
     struct peer peers[4];
     struct cox_handle handles[4];
-    (void)state;
     if (!filters_possible())
         skip();
     for (unsigned i = 0; i < 4; i++) {
@@ -594,9 +578,8 @@ static void open_with_kept_pidfd(void *context)
     cox_importer_free(importer);
 }
 
-static void l17_opening_again_is_three_calls(void **state)
+LEAK_TEST(l17_opening_again_is_three_calls)
 {
-    (void)state;
     if (!filters_possible())
         skip();
     struct pidfd_less test = {.peer = peer_start(NULL)};
@@ -644,9 +627,8 @@ static void open_denied(void *context)
     cox_importer_free(importer);
 }
 
-static void l11_b27_without_the_calls_and_without_a_socket_it_says_so(void **state)
+LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so)
 {
-    (void)state;
     if (!filters_possible())
         skip();
     struct peer peer = peer_start(NULL);
@@ -679,9 +661,8 @@ static void dead_without_pidfds(void *context)
     cox_importer_free(importer);
 }
 
-static void l8_l11_without_pidfds_a_dead_exporter_is_named_too(void **state)
+LEAK_TEST(l8_l11_without_pidfds_a_dead_exporter_is_named_too)
 {
-    (void)state;
     if (!filters_possible())
         skip();
     struct pidfd_less test = {.peer = peer_start(NULL)};
@@ -737,16 +718,14 @@ static void import_many(void *context)
     peer_end(&peer);
 }
 
-static void l15_b29_no_fd_more_after_100000_pairs_in_two_processes(void **state)
+LEAK_TEST(l15_b29_no_fd_more_after_100000_pairs_in_two_processes)
 {
-    (void)state;
     struct many many = {.uid = test_can_switch_user() ? NOBODY : 0, .fd_limit = 1024};
     child_run(import_many, &many);
 }
 
-static void l3_l18_a_socket_opens_elsewhere_too(void **state)
+LEAK_TEST(l3_l18_a_socket_opens_elsewhere_too)
 {
-    (void)state;
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
     int fd = -1;
@@ -773,12 +752,11 @@ static void import_in_child(void *context)
     cox_importer_free(importer);
 }
 
-static void l5_the_importer_of_a_parent_works_in_its_child(void **state)
+LEAK_TEST(l5_the_importer_of_a_parent_works_in_its_child)
 {
     struct cox_importer *importer;
     struct cox_exporter *exporter;
     const struct cox_import *import;
-    (void)state;
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 20), own;
     int fd = object_new(PEER_OBJECT_SIZE, 21);
@@ -797,32 +775,8 @@ static void l5_the_importer_of_a_parent_works_in_its_child(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(l3_another_process_opens_it),
-        LEAK_TEST(l3_l18_a_socket_opens_elsewhere_too),
-        LEAK_TEST(l5_siblings_and_strangers_open_it),
-        LEAK_TEST(l5_the_importer_of_a_parent_works_in_its_child),
-        LEAK_TEST(l6_another_user_is_denied),
-        LEAK_TEST(l6_l8_another_user_is_denied_where_proc_hides_it_too),
-        LEAK_TEST(l12_an_exporter_that_is_not_dumpable_is_closed_to_others),
-        LEAK_TEST(l7_another_pid_namespace_is_unreachable),
-        LEAK_TEST(l7_another_time_namespace_is_unreachable),
-        LEAK_TEST(l8_a_dead_exporter_is_named),
-        LEAK_TEST(l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter),
-        LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter),
-        LEAK_TEST(l10_b25_the_fd_is_another_object_by_now),
-        LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death),
-        LEAK_TEST(l17_a_dead_exporter_is_dead_in_the_cache_too),
-        LEAK_TEST(l17_b29_a_handle_that_was_put_is_not_found),
-        LEAK_TEST(l17_only_so_many_exporters_are_kept),
-        LEAK_TEST(l17_the_exporters_used_last_are_kept),
-        LEAK_TEST(l17_opening_again_is_three_calls),
-        LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so),
-        LEAK_TEST(l8_l11_without_pidfds_a_dead_exporter_is_named_too),
-        LEAK_TEST(l15_b29_no_fd_more_after_100000_pairs_in_two_processes),
-    };
-    fixture_begin();
+    test_begin();
     if (!test_can_take_fds()) /* handle_socket_test is about handles then */
         return 77;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

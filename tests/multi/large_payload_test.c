@@ -338,9 +338,8 @@ static void expect_init(struct test_group *g, uint32_t n, size_t blob_size, size
 
 /* ---- whole, up to a gigabyte ---- */
 
-static void m3_requests_around_a_frame_and_far_beyond_reach_every_rank(void **state)
+TEST(m3_requests_around_a_frame_and_far_beyond_reach_every_rank)
 {
-    (void)state;
     FOR_EACH_N(n)
     {
         struct test_group *g = small_group(n);
@@ -363,9 +362,8 @@ static void m3_requests_around_a_frame_and_far_beyond_reach_every_rank(void **st
     }
 }
 
-static void m3_replies_around_a_slot_and_far_beyond_come_whole(void **state)
+TEST(m3_replies_around_a_slot_and_far_beyond_come_whole)
 {
-    (void)state;
     FOR_EACH_N(n)
     {
         struct test_group *g = small_group(n);
@@ -388,9 +386,8 @@ static void m3_replies_around_a_slot_and_far_beyond_come_whole(void **state)
     }
 }
 
-static void m3_messages_travel_in_blocks_as_well(void **state)
+TEST(m3_messages_travel_in_blocks_as_well)
 {
-    (void)state;
     FOR_EACH_N(n)
     {
         struct test_group *g = small_group(n);
@@ -423,9 +420,8 @@ static bool has_memory(uint64_t bytes)
     return available_kib * 1024 > bytes;
 }
 
-static void m3_a_gigabyte_and_more_each_way(void **state)
+TEST(m3_a_gigabyte_and_more_each_way)
 {
-    (void)state;
     const size_t size = 1024 * MIB + 4097;
     if (!has_memory(6 * 1024 * MIB)) {
         print_message("skipped: this machine has less than 6 GiB of memory available\n");
@@ -450,9 +446,8 @@ static void m3_a_gigabyte_and_more_each_way(void **state)
 
 /* ---- no copy for readers ---- */
 
-static void m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place(void **state)
+TEST(m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place)
 {
-    (void)state;
     FOR_EACH_N(n)
     {
         struct test_group *g = small_group(n);
@@ -475,9 +470,8 @@ static void m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place(void **
 }
 
 /* The next request in the frame finds the block, mapped already, as long as it fits. */
-static void m3_blocks_of_moderate_size_are_kept_for_the_next(void **state)
+TEST(m3_blocks_of_moderate_size_are_kept_for_the_next)
 {
-    (void)state;
     struct cox_executor_options options = small_options(2);
     options.depth = 1;
     struct test_group *g = test_group_start(2, &options);
@@ -522,9 +516,8 @@ static size_t submit_until_full(struct test_group *g, const struct bytes *bytes)
     return count;
 }
 
-static void p11_both_directions_full_at_once_get_through(void **state)
+TEST(p11_both_directions_full_at_once_get_through)
 {
-    (void)state;
     FOR_EACH_N(n)
     {
         struct test_group *g = small_group(n);
@@ -559,9 +552,8 @@ static void assert_contains(const char *text, const char *part)
         fail_msg("'%s' is not in: %s", part, text);
 }
 
-static void m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes(void **state)
+TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes)
 {
-    (void)state;
     struct cox_executor_options options = small_options(2);
     options.memory.large_payload_size_max = 100000;
     options.memory.reply_size_max = 200000;
@@ -585,9 +577,8 @@ static void m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes(void
     test_group_free(g);
 }
 
-static void m3_without_large_payloads_it_is_refused_as_ever(void **state)
+TEST(m3_without_large_payloads_it_is_refused_as_ever)
 {
-    (void)state;
     struct cox_executor_options options = small_options(2);
     options.memory.refuse_large_payloads = true;
     struct test_group *g = test_group_start(2, &options);
@@ -603,9 +594,8 @@ static void m3_without_large_payloads_it_is_refused_as_ever(void **state)
     test_group_free(g);
 }
 
-static void m3_no_memory_for_a_large_payload_is_reported_and_the_group_continues(void **state)
+TEST(m3_no_memory_for_a_large_payload_is_reported_and_the_group_continues)
 {
-    (void)state;
     test_needs_processes();
     struct test_group *g = small_group(2);
     struct rlimit usual, low;
@@ -629,9 +619,8 @@ static void m3_no_memory_for_a_large_payload_is_reported_and_the_group_continues
     test_group_free(g);
 }
 
-static void m3_an_reply_may_grow_shrink_and_stay_small(void **state)
+TEST(m3_an_reply_may_grow_shrink_and_stay_small)
 {
-    (void)state;
     struct test_group *g = small_group(2);
     static const struct {
         const char *line;
@@ -664,9 +653,8 @@ static void m3_an_reply_may_grow_shrink_and_stay_small(void **state)
 
 /* ---- freed once, whatever happens ---- */
 
-static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state)
+TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it)
 {
-    (void)state;
     struct test_group *g = small_group(2);
     struct test_pipe *pipe = test_pipe_new();
     struct look look;
@@ -693,9 +681,8 @@ static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state
     test_group_free(g);
 }
 
-static void m3_a_late_reply_in_a_block_is_dropped_and_freed(void **state)
+TEST(m3_a_late_reply_in_a_block_is_dropped_and_freed)
 {
-    (void)state;
     struct test_group *g = small_group(2);
     struct test_pipe *pipe = test_pipe_new();
     struct look look;
@@ -727,9 +714,8 @@ static void expect_death(struct test_group *g, size_t size, const char *line)
     expect_nothing_held(g, 0);
 }
 
-static void m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing(void **state)
+TEST(m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing)
 {
-    (void)state;
     test_needs_processes();
     struct test_group *g = small_group(3);
     expect_death(g, 8 * MIB, "only 1 die");
@@ -741,9 +727,8 @@ static void m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing(void *
 }
 
 #if COX_TESTING
-static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
+TEST(m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing)
 {
-    (void)state;
     test_needs_processes();
     static const char *const points[] = {
         "rank.taken:kill:1",     "large_payload.opened:kill:1",   "execute:kill:1",
@@ -785,9 +770,8 @@ static void needs_pidfd_getfd(void)
 
 /* ---- liars ---- */
 
-static void m3_a_forged_reference_is_corrupt_for_that_rank_alone(void **state)
+TEST(m3_a_forged_reference_is_corrupt_for_that_rank_alone)
 {
-    (void)state;
     test_needs_processes();
     needs_pidfd_getfd();
     struct cox_executor_options options = small_options(3);
@@ -833,9 +817,8 @@ static void m3_a_forged_reference_is_corrupt_for_that_rank_alone(void **state)
 
 /* Neither can be taken from process to process, nor is there a control socket: told, not hung on.
  */
-static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
+TEST(m3_a_block_that_cannot_be_opened_is_a_clear_error)
 {
-    (void)state;
     test_needs_processes();
     needs_pidfd_getfd();
     static const char *const command[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM",
@@ -863,32 +846,4 @@ static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
     expect_replies(g, 2, 20000); /* the coordinator may take what it likes */
     expect_nothing_held(g, 0);
     test_group_free(g);
-}
-
-int main(int argc, char **argv)
-{
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-    const struct CMUnitTest tests[] = {
-        TEST(m3_requests_around_a_frame_and_far_beyond_reach_every_rank),
-        TEST(m3_replies_around_a_slot_and_far_beyond_come_whole),
-        TEST(m3_messages_travel_in_blocks_as_well),
-        TEST(m3_a_gigabyte_and_more_each_way),
-        TEST(m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place),
-        TEST(m3_blocks_of_moderate_size_are_kept_for_the_next),
-        TEST(p11_both_directions_full_at_once_get_through),
-        TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes),
-        TEST(m3_without_large_payloads_it_is_refused_as_ever),
-        TEST(m3_no_memory_for_a_large_payload_is_reported_and_the_group_continues),
-        TEST(m3_an_reply_may_grow_shrink_and_stay_small),
-        TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it),
-        TEST(m3_a_late_reply_in_a_block_is_dropped_and_freed),
-        TEST(m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing),
-#if COX_TESTING
-        TEST(m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing),
-#endif
-        TEST(m3_a_forged_reference_is_corrupt_for_that_rank_alone),
-        TEST(m3_a_block_that_cannot_be_opened_is_a_clear_error),
-    };
-    return cmocka_run_group_tests_name("large_payload", tests, NULL, NULL);
 }

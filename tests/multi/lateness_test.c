@@ -46,9 +46,8 @@ static void call_in_vain(struct test_group *g, struct test_completion *ret_compl
 
 /* Every second request ends at its deadline while one rank holds it; the replies that come later
  * are replies to nothing. Each reply names its request, so that a swapped one is seen. */
-static void p4_a_late_reply_is_never_taken_for_another(void **state)
+TEST(p4_a_late_reply_is_never_taken_for_another)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     int late_count = 0;
@@ -85,9 +84,8 @@ static void p4_a_late_reply_is_never_taken_for_another(void **state)
 }
 
 /* The same with several requests in flight when the deadline comes. */
-static void p4_b50_late_replies_of_a_full_pipeline_are_dropped(void **state)
+TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     size_t n = 0, late_count = 0;
@@ -119,9 +117,8 @@ static void p4_b50_late_replies_of_a_full_pipeline_are_dropped(void **state)
     test_group_free(g);
 }
 
-static void p3_a_timeout_names_the_silent_rank_and_its_state(void **state)
+TEST(p3_a_timeout_names_the_silent_rank_and_its_state)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     struct test_pipe *pipe = test_pipe_new();
     /* Rank 3 does not even take it: it is stopped. Rank 1 took it and hangs. The others reply. */
@@ -156,9 +153,8 @@ static void p3_a_timeout_names_the_silent_rank_and_its_state(void **state)
     test_group_free(g);
 }
 
-static void s4_a_late_rank_blocks_its_channel_only(void **state)
+TEST(s4_a_late_rank_blocks_its_channel_only)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         struct test_pipe *pipe = test_pipe_new();
@@ -215,9 +211,8 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
 }
 
 /* The handler gets the second completion as well, in a group with a response thread. */
-static void s4_the_handler_gets_that_the_late_rank_is_free(void **state)
+TEST(s4_the_handler_gets_that_the_late_rank_is_free)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     int context;
@@ -246,9 +241,8 @@ static void s4_the_handler_gets_that_the_late_rank_is_free(void **state)
 }
 
 /* A dead rank owes nothing: the living go on. */
-static void s4_a_late_rank_that_dies_is_late_no_more(void **state)
+TEST(s4_a_late_rank_that_dies_is_late_no_more)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
@@ -264,9 +258,8 @@ static void s4_a_late_rank_that_dies_is_late_no_more(void **state)
 }
 
 /* Rank 1 reads its frame in place, for as long as it blocks; rank 0 replies at once. */
-static void s3_a_frame_is_not_written_while_a_rank_reads_it(void **state)
+TEST(s3_a_frame_is_not_written_while_a_rank_reads_it)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .depth = 2};
     struct test_group *g = test_group_start(2, &options);
@@ -311,9 +304,8 @@ static void s3_a_frame_is_not_written_while_a_rank_reads_it(void **state)
 
 /* After a timeout, too: the request has ended, its frame is still read. LATE comes first then, so
  * the claim on the frame is looked at through what the rank says of its bytes. */
-static void s3_nor_after_the_request_has_ended(void **state)
+TEST(s3_nor_after_the_request_has_ended)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 2; depth++) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth};
@@ -337,9 +329,8 @@ static void s3_nor_after_the_request_has_ended(void **state)
 
 /* Requests without reply are over at once, but their frames are kept until every rank has read
  * them. */
-static void s3_a_frame_without_reply_is_kept_until_read(void **state)
+TEST(s3_a_frame_without_reply_is_kept_until_read)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth};
@@ -384,9 +375,8 @@ static void s3_a_frame_without_reply_is_kept_until_read(void **state)
 }
 
 /* Rank 1 sleeps through many rounds of the frames, and then finds its own request among them. */
-static void s3_a_rank_that_was_not_asked_skips_frames(void **state)
+TEST(s3_a_rank_that_was_not_asked_skips_frames)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 8; depth *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth};
@@ -404,9 +394,8 @@ static void s3_a_rank_that_was_not_asked_skips_frames(void **state)
 }
 
 /* A stopped rank that is not asked delays no other. */
-static void s3_a_rank_that_was_not_asked_may_sleep(void **state)
+TEST(s3_a_rank_that_was_not_asked_may_sleep)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     pid_t pid = cox_executor_pid(test_group_executor(g), 1);
     test_stop_process(pid);
@@ -420,9 +409,8 @@ static void s3_a_rank_that_was_not_asked_may_sleep(void **state)
 
 /* Requests and replies as large as they may be, as many as fit, in both directions, and faults on
  * top. */
-static void p11_both_directions_full_at_once(void **state)
+TEST(p11_both_directions_full_at_once)
 {
-    (void)state;
     const struct cox_executor_options options = {
         .size = sizeof(struct cox_executor_options),
         .memory.request_size = {[COX_CHANNEL_EXECUTE] = 4 << 16},
@@ -455,23 +443,4 @@ static void p11_both_directions_full_at_once(void **state)
     test_await_faults(g, 50 * 4 * 5);
     free(text);
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p4_a_late_reply_is_never_taken_for_another),
-        TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped),
-        TEST(p3_a_timeout_names_the_silent_rank_and_its_state),
-        TEST(s4_a_late_rank_blocks_its_channel_only),
-        TEST(s4_the_handler_gets_that_the_late_rank_is_free),
-        TEST(s4_a_late_rank_that_dies_is_late_no_more),
-        TEST(s3_a_frame_is_not_written_while_a_rank_reads_it),
-        TEST(s3_nor_after_the_request_has_ended),
-        TEST(s3_a_frame_without_reply_is_kept_until_read),
-        TEST(s3_a_rank_that_was_not_asked_skips_frames),
-        TEST(s3_a_rank_that_was_not_asked_may_sleep),
-        TEST(p11_both_directions_full_at_once),
-    };
-    return cmocka_run_group_tests_name("lateness", tests, NULL, NULL);
 }

@@ -20,9 +20,8 @@ static void restart_all(struct test_group *group)
 static const char *const *const commands[] = {all_legacy, odd_native, all_native};
 #define COMMAND_COUNT (sizeof commands / sizeof commands[0])
 
-static void p8_a_group_of_legacy_workers_starts_again(void **state)
+TEST(p8_a_group_of_legacy_workers_starts_again)
 {
-    (void)state;
     for (size_t c = 0; c < COMMAND_COUNT; c++) {
         for (uint32_t rank_count = 1; rank_count <= RANK_COUNT_MAX;
              rank_count *= rank_count == 1 ? 4 : 2) {
@@ -42,9 +41,8 @@ static void keep_status(void *context, const struct cox_completion *completion)
 
 /* In flight, replied late, never replied, stopped, dead; and tokens that no process has any more.
  */
-static void p8_a24_whatever_its_workers_were_in(void **state)
+TEST(p8_a24_whatever_its_workers_were_in)
 {
-    (void)state;
     for (size_t c = 0; c < COMMAND_COUNT; c++) {
         struct test_group *group = group_start(3, commands[c]);
         struct cox_executor *executor = test_group_executor(group);
@@ -81,9 +79,8 @@ static void p8_a24_whatever_its_workers_were_in(void **state)
 }
 
 /* A worker that ends in order removes the names of the regions that it had opened. */
-static void p8_the_names_are_made_again(void **state)
+TEST(p8_the_names_are_made_again)
 {
-    (void)state;
     static const char *const regions[] = {
         "execute_request",         "execute_response",         "transfer_request",
         "transfer_response",       "shared_sync_link_request", "shared_sync_link_response",
@@ -115,9 +112,8 @@ static void p8_the_names_are_made_again(void **state)
 
 /* The token of the error channel died with a rank; its report is delivered, and the next rank can
  * report. */
-static void p8_m9_the_error_channel_is_free_again(void **state)
+TEST(p8_m9_the_error_channel_is_free_again)
 {
-    (void)state;
     for (size_t c = 0; c < COMMAND_COUNT - 1; c++) {
         struct test_group *group = group_start_with(2, commands[c], "COX_LEGACY_FAULT",
                                                     c == 0 ? "1:device lost" : "0:device lost");
@@ -137,9 +133,8 @@ static void p8_m9_the_error_channel_is_free_again(void **state)
     }
 }
 
-static void p8_one_legacy_rank_alone_cannot_be_started(void **state)
+TEST(p8_one_legacy_rank_alone_cannot_be_started)
 {
-    (void)state;
     struct test_group *group = group_start(2, all_native);
     struct cox_error err = {0};
     group_init(group);
@@ -149,9 +144,8 @@ static void p8_one_legacy_rank_alone_cannot_be_started(void **state)
     group_end(group);
 }
 
-static void p8_p7_nothing_grows_in_legacy_groups(void **state)
+TEST(p8_p7_nothing_grows_in_legacy_groups)
 {
-    (void)state;
     struct cox_executor_options options = small_options(2, all_native);
     char name[64];
     options.name = test_unique_name(name);
@@ -166,17 +160,4 @@ static void p8_p7_nothing_grows_in_legacy_groups(void **state)
     }
     assert_true(test_count_fds() <= fds);
     group_live(group);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p8_a_group_of_legacy_workers_starts_again),
-        TEST(p8_a24_whatever_its_workers_were_in),
-        TEST(p8_the_names_are_made_again),
-        TEST(p8_m9_the_error_channel_is_free_again),
-        TEST(p8_one_legacy_rank_alone_cannot_be_started),
-        TEST(p8_p7_nothing_grows_in_legacy_groups),
-    };
-    return cmocka_run_group_tests_name("legacy_restart", tests, NULL, NULL);
 }

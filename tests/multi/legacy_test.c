@@ -14,16 +14,14 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-static void m7_legacy_ranks_serve_every_operation(void **state)
+TEST(m7_legacy_ranks_serve_every_operation)
 {
-    (void)state;
     for (uint32_t rank_count = 1; rank_count <= RANK_COUNT_MAX; rank_count *= 2)
         group_live(group_start(rank_count, all_legacy));
 }
 
-static void m7_mixed_ranks_serve_every_operation(void **state)
+TEST(m7_mixed_ranks_serve_every_operation)
 {
-    (void)state;
     for (uint32_t rank_count = 1; rank_count <= RANK_COUNT_MAX; rank_count *= 2) {
         group_live(group_start(rank_count, even_native));
         group_live(group_start(rank_count, odd_native));
@@ -31,9 +29,8 @@ static void m7_mixed_ranks_serve_every_operation(void **state)
     group_live(group_start(2, all_native));
 }
 
-static void m7_the_sizes_of_the_contract(void **state)
+TEST(m7_the_sizes_of_the_contract)
 {
-    (void)state;
     struct statvfs space;
     assert_int_equal(statvfs("/dev/shm", &space), 0);
     if ((uint64_t)space.f_bavail * space.f_frsize < 1024 * MIB)
@@ -77,9 +74,8 @@ static void *stepper_main(void *context)
 
 /* Three threads share the one frame of the execute channel while the other channels are used too.
  */
-static void m1_channels_run_beside_each_other(void **state)
+TEST(m1_channels_run_beside_each_other)
 {
-    (void)state;
     static const char *const *const commands[] = {all_legacy, odd_native};
     for (size_t c = 0; c < 2; c++) {
         struct test_group *group = group_start(2, commands[c]);
@@ -158,9 +154,8 @@ static int step_submit(struct test_group *group, const struct row *row, uint64_t
     return cox_executor_submit(test_group_executor(group), &step.request, &options, NULL, err);
 }
 
-static void m1_pause_passes_a_stuck_inference(void **state)
+TEST(m1_pause_passes_a_stuck_inference)
 {
-    (void)state;
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_DELAY_MS", "1500");
     struct cox_executor *executor = test_group_executor(group);
     group_init(group);
@@ -182,9 +177,8 @@ static void m1_pause_passes_a_stuck_inference(void **state)
 
 /* ---- faults ---- */
 
-static void m9_fault_is_reported_beside_the_reply(void **state)
+TEST(m9_fault_is_reported_beside_the_reply)
 {
-    (void)state;
     static const char *const *const commands[] = {all_legacy, odd_native, even_native};
     for (size_t c = 0; c < 3; c++) {
         struct test_group *group =
@@ -206,9 +200,8 @@ static void m9_fault_is_reported_beside_the_reply(void **state)
     }
 }
 
-static void m9_failure_of_a_rank_without_payload_is_reported_as_fault(void **state)
+TEST(m9_failure_of_a_rank_without_payload_is_reported_as_fault)
 {
-    (void)state;
     struct test_group *group =
         group_start_with(2, odd_native, "COX_NATIVE_FAIL", "1:out of coffee");
     group_init(group);
@@ -219,9 +212,8 @@ static void m9_failure_of_a_rank_without_payload_is_reported_as_fault(void **sta
 }
 
 /* It must not be replied to: the token of that reply would be taken for the next one's. */
-static void m9_refused_request_without_reply_is_reported_as_fault(void **state)
+TEST(m9_refused_request_without_reply_is_reported_as_fault)
 {
-    (void)state;
     static const char *const *const commands[] = {even_native, odd_native};
     for (size_t c = 0; c < 2; c++) {
         struct test_group *group =
@@ -243,9 +235,8 @@ static void m9_refused_request_without_reply_is_reported_as_fault(void **state)
     }
 }
 
-static void p1_failure_of_the_rank_with_the_payload(void **state)
+TEST(p1_failure_of_the_rank_with_the_payload)
 {
-    (void)state;
     struct test_group *group =
         group_start_with(2, even_native, "COX_NATIVE_FAIL", "0:out of coffee");
     group_init(group);
@@ -260,9 +251,8 @@ static void p1_failure_of_the_rank_with_the_payload(void **state)
 }
 
 /* As theirs do: status 0, no outputs, and words. */
-static void p1_failure_with_status_0_of_a_legacy_rank(void **state)
+TEST(p1_failure_with_status_0_of_a_legacy_rank)
 {
-    (void)state;
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_FAIL", "0:no device");
     group_init(group);
     struct reply reply;
@@ -288,9 +278,8 @@ static int init_of(struct test_group *group, struct cox_init_summary *ret_summar
 
 /* Before March 2026 the device blocks are in the map, since then in the KV cache's description;
  * and ranks of both in one group. */
-static void m3_init_replies_of_every_release_are_taken(void **state)
+TEST(m3_init_replies_of_every_release_are_taken)
 {
-    (void)state;
     static const char *const forms[] = {"old", "new", "mixed"};
     for (size_t i = 0; i < 3; i++) {
         struct test_group *group = group_start_with(3, all_legacy, "COX_LEGACY_INIT", forms[i]);
@@ -311,9 +300,8 @@ static void m3_init_replies_of_every_release_are_taken(void **state)
     }
 }
 
-static void m3_an_init_reply_without_blocks_is_reported(void **state)
+TEST(m3_an_init_reply_without_blocks_is_reported)
 {
-    (void)state;
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_INIT", "neither");
     struct cox_init_summary summary;
     struct cox_error err;
@@ -327,9 +315,8 @@ static void m3_an_init_reply_without_blocks_is_reported(void **state)
 /* ---- strings ---- */
 
 /* Bytes that are no UTF-8 kill a Python worker: none is sent. */
-static void m3_strings_that_are_no_utf8_are_refused(void **state)
+TEST(m3_strings_that_are_no_utf8_are_refused)
 {
-    (void)state;
     struct test_group *group = group_start(2, all_legacy);
     struct cox_executor *executor = test_group_executor(group);
     group_init(group);
@@ -408,9 +395,8 @@ static void ignore(void *context, const struct cox_completion *completion)
 }
 
 /* Whichever process posted it: no rank owed a reply then. */
-static void p4_b50_a_stray_token_is_no_reply(void **state)
+TEST(p4_b50_a_stray_token_is_no_reply)
 {
-    (void)state;
     static const char *const *const commands[] = {all_native, all_legacy};
     for (size_t c = 0; c < 2; c++) {
         struct test_group *group = group_start(2, commands[c]);
@@ -424,9 +410,8 @@ static void p4_b50_a_stray_token_is_no_reply(void **state)
     }
 }
 
-static void p4_late_reply_is_never_the_next_one(void **state)
+TEST(p4_late_reply_is_never_the_next_one)
 {
-    (void)state;
     static const char *const *const commands[] = {all_legacy, even_native, odd_native};
     for (size_t c = 0; c < 3; c++) {
         struct test_group *group = group_start(3, commands[c]);
@@ -453,9 +438,8 @@ static void p4_late_reply_is_never_the_next_one(void **state)
     }
 }
 
-static void p4_late_recovery_result_is_never_the_next_one(void **state)
+TEST(p4_late_recovery_result_is_never_the_next_one)
 {
-    (void)state;
     struct test_group *group = group_start(2, odd_native);
     struct cox_executor *executor = test_group_executor(group);
     group_init(group);
@@ -477,9 +461,8 @@ static void p4_late_recovery_result_is_never_the_next_one(void **state)
     group_end(group);
 }
 
-static void p4_slow_rank(void **state)
+TEST(p4_slow_rank)
 {
-    (void)state;
     struct test_group *group = group_start_with(2, slow_legacy, "COX_LEGACY_DELAY_MS", "1000");
     struct cox_executor *executor = test_group_executor(group);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, ignore, NULL), 0);
@@ -494,9 +477,8 @@ static void p4_slow_rank(void **state)
 
 /* ---- death ---- */
 
-static void p2_killed_rank_is_named(void **state)
+TEST(p2_killed_rank_is_named)
 {
-    (void)state;
     static const char *const *const commands[] = {all_legacy, odd_native};
     for (size_t c = 0; c < 2; c++) {
         for (uint32_t victim = 0; victim < 2; victim++) {
@@ -539,9 +521,8 @@ static void p2_killed_rank_is_named(void **state)
     }
 }
 
-static void p2_rank_that_ends_before_its_first_request(void **state)
+TEST(p2_rank_that_ends_before_its_first_request)
 {
-    (void)state;
     static const char *const command[] = {
         "/bin/sh", "-c",
         "[ $COXSWAIN_RANK = 1 ] && echo no accelerator && exit 7; exec " LEGACY_WORKER " \"$@\"",
@@ -559,9 +540,8 @@ static void p2_rank_that_ends_before_its_first_request(void **state)
 
 /* A request without a reply, with an impossible length: a reply to it would be taken for that of
  * the next request, and so on for ever. */
-static void p4_p10_a_spoilt_request_without_reply_is_not_replied(void **state)
+TEST(p4_p10_a_spoilt_request_without_reply_is_not_replied)
 {
-    (void)state;
     struct cox_executor_options options = small_options(2, all_native);
     char name[64], path[192];
     options.name = test_unique_name(name);
@@ -589,9 +569,8 @@ static void p4_p10_a_spoilt_request_without_reply_is_not_replied(void **state)
 
 /* ---- the end ---- */
 
-static void m15_goodbye_right_behind_a_request_without_reply(void **state)
+TEST(m15_goodbye_right_behind_a_request_without_reply)
 {
-    (void)state;
     for (int i = 0; i < 5; i++) {
         struct test_group *group = group_start(2, all_legacy);
         group_init(group);
@@ -604,9 +583,8 @@ static void m15_goodbye_right_behind_a_request_without_reply(void **state)
     }
 }
 
-static void m15_end_is_bounded_whatever_a_rank_does(void **state)
+TEST(m15_end_is_bounded_whatever_a_rank_does)
 {
-    (void)state;
     struct cox_executor_options options = small_options(2, all_legacy);
     options.times.finalize_ms = 500;
     options.times.term_ms = 500;
@@ -630,9 +608,8 @@ static void m15_end_is_bounded_whatever_a_rank_does(void **state)
     test_completion_deinit(&inbox.reply.completion);
 }
 
-static void p7_names_that_the_workers_removed_are_no_error(void **state)
+TEST(p7_names_that_the_workers_removed_are_no_error)
 {
-    (void)state;
     struct cox_executor_options options = small_options(2, all_legacy);
     char name[64], regions[160];
     options.name = test_unique_name(name);
@@ -654,9 +631,8 @@ static void p7_names_that_the_workers_removed_are_no_error(void **state)
 /* ---- refusals ---- */
 
 /* They know of no group and of nothing said again: the init comes to them as it did. */
-static void m3_p8_an_init_is_sent_again_to_legacy_workers(void **state)
+TEST(m3_p8_an_init_is_sent_again_to_legacy_workers)
 {
-    (void)state;
     static const char *const *const commands[] = {all_legacy, odd_native};
     for (size_t c = 0; c < 2; c++) {
         struct test_group *group = group_start(2, commands[c]);
@@ -675,9 +651,8 @@ static void m3_p8_an_init_is_sent_again_to_legacy_workers(void **state)
     }
 }
 
-static void m3_what_legacy_workers_cannot_do_is_refused(void **state)
+TEST(m3_what_legacy_workers_cannot_do_is_refused)
 {
-    (void)state;
     struct cox_executor_options options = small_options(2, all_legacy);
     struct test_group *group = NULL;
     struct cox_error err = {0};
@@ -711,36 +686,4 @@ static void m3_what_legacy_workers_cannot_do_is_refused(void **state)
     /* Nothing of that has disturbed the group. */
     group_init(group);
     group_end(group);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m7_legacy_ranks_serve_every_operation),
-        TEST(m7_mixed_ranks_serve_every_operation),
-        TEST(m7_the_sizes_of_the_contract),
-        TEST(m1_channels_run_beside_each_other),
-        TEST(m1_pause_passes_a_stuck_inference),
-        TEST(m9_fault_is_reported_beside_the_reply),
-        TEST(m9_failure_of_a_rank_without_payload_is_reported_as_fault),
-        TEST(m9_refused_request_without_reply_is_reported_as_fault),
-        TEST(p1_failure_of_the_rank_with_the_payload),
-        TEST(p1_failure_with_status_0_of_a_legacy_rank),
-        TEST(m3_init_replies_of_every_release_are_taken),
-        TEST(m3_an_init_reply_without_blocks_is_reported),
-        TEST(m3_strings_that_are_no_utf8_are_refused),
-        TEST(p4_late_reply_is_never_the_next_one),
-        TEST(p4_b50_a_stray_token_is_no_reply),
-        TEST(p4_late_recovery_result_is_never_the_next_one),
-        TEST(p4_slow_rank),
-        TEST(p2_killed_rank_is_named),
-        TEST(p2_rank_that_ends_before_its_first_request),
-        TEST(p4_p10_a_spoilt_request_without_reply_is_not_replied),
-        TEST(m15_goodbye_right_behind_a_request_without_reply),
-        TEST(m15_end_is_bounded_whatever_a_rank_does),
-        TEST(p7_names_that_the_workers_removed_are_no_error),
-        TEST(m3_p8_an_init_is_sent_again_to_legacy_workers),
-        TEST(m3_what_legacy_workers_cannot_do_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -360,9 +360,8 @@ static void expect_alone(const struct stream *stream)
 
 /* ---- every rank's status ---- */
 
-static void m13_the_7_statuses_come_from_every_rank(void **state)
+TEST(m13_the_7_statuses_come_from_every_rank)
 {
-    (void)state;
     char long_name[130];
     memset(long_name, 'x', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = '\0';
@@ -391,9 +390,8 @@ static void m13_the_7_statuses_come_from_every_rank(void **state)
     }
 }
 
-static void m13_a_load_before_init_is_an_error(void **state)
+TEST(m13_a_load_before_init_is_an_error)
 {
-    (void)state;
     static char line[5000];
     static const char *command[] = {line, "worker", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -409,9 +407,8 @@ static void m13_a_load_before_init_is_an_error(void **state)
 }
 
 /* They belong to the model; what is said again changes nothing. */
-static void m13_another_init_begins_without_adapters(void **state)
+TEST(m13_another_init_begins_without_adapters)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct cox_init_summary summary;
     struct cox_error err = {0};
@@ -431,9 +428,8 @@ static void m13_another_init_begins_without_adapters(void **state)
 
 /* ---- steps ---- */
 
-static void m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone(void **state)
+TEST(m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone)
 {
-    (void)state;
     /* Otherwise nothing is said. */
     assert_memory_not_equal(alone(NULL)->logprobs, alone("a")->logprobs, sizeof(float));
     assert_memory_not_equal(alone("b")->logprobs, alone("a")->logprobs, sizeof(float));
@@ -454,9 +450,8 @@ static void m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone(void
     }
 }
 
-static void m13_a_step_with_an_unknown_adapter_is_refused_and_no_harm(void **state)
+TEST(m13_a_step_with_an_unknown_adapter_is_refused_and_no_harm)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct stream good = stream_of(0, "a"), bad = stream_of(1, "missing");
     struct stream *both[] = {&good, &bad};
@@ -492,9 +487,8 @@ static void *unload_main(void *context)
     return NULL;
 }
 
-static void m13_unload_waits_until_no_sequence_has_the_adapter(void **state)
+TEST(m13_unload_waits_until_no_sequence_has_the_adapter)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct stream old = stream_of(0, "a"), other = stream_of(1, "a"), plain = stream_of(2, NULL);
     struct stream *streams[] = {&old, &plain, &other};
@@ -576,9 +570,8 @@ static void *loading_main(void *context)
     return NULL;
 }
 
-static void m13_adapters_come_and_go_while_steps_run(void **state)
+TEST(m13_adapters_come_and_go_while_steps_run)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct loading loading = {.group = g};
     struct cox_error err;
@@ -635,9 +628,8 @@ static int lora_load(struct cox_lora *lora, const char *name, const char *path,
     return cox_lora_load(lora, name, path, patience(), results, err);
 }
 
-static void m13_what_one_rank_refuses_no_rank_keeps(void **state)
+TEST(m13_what_one_rank_refuses_no_rank_keeps)
 {
-    (void)state;
     struct cox_lora_result results[RANK_COUNT_MAX];
     struct cox_error err;
     char link[80];
@@ -665,9 +657,8 @@ static void m13_what_one_rank_refuses_no_rank_keeps(void **state)
 }
 
 /* A rank owes the reply to something else: an order finds no room until its deadline. */
-static void m13_an_order_that_reached_no_rank_changes_nothing(void **state)
+TEST(m13_an_order_that_reached_no_rank_changes_nothing)
 {
-    (void)state;
     test_needs_processes();
     struct test_group *g = group_start(2);
     struct cox_lora *lora = lora_of(g);
@@ -705,9 +696,8 @@ static void *give_main(void *context)
     return NULL;
 }
 
-static void m13_an_adapter_that_prompts_use_stays(void **state)
+TEST(m13_an_adapter_that_prompts_use_stays)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct cox_lora *lora = lora_of(g);
     struct cox_lora_result results[RANK_COUNT_MAX];
@@ -752,9 +742,8 @@ static void lora_replay(struct cox_lora *lora)
         fail_msg("%s", err.text);
 }
 
-static void m13_p8_a_replaced_rank_gets_the_adapters_again(void **state)
+TEST(m13_p8_a_replaced_rank_gets_the_adapters_again)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct cox_lora *lora = lora_of(g);
     struct cox_lora_result results[RANK_COUNT_MAX];
@@ -806,9 +795,8 @@ static void *dying_main(void *context)
 }
 
 /* An order may come between the init of a new rank, which has no adapter yet, and the replay. */
-static void m13_p8_a_name_in_use_has_the_same_files_on_every_rank(void **state)
+TEST(m13_p8_a_name_in_use_has_the_same_files_on_every_rank)
 {
-    (void)state;
     alone("a");
     for (uint32_t n = 1; n <= 2; n++) {
         struct test_group *g = group_start(n);
@@ -832,9 +820,8 @@ static void m13_p8_a_name_in_use_has_the_same_files_on_every_rank(void **state)
 }
 
 /* What is settled first has taken all of the order's time: the order itself was not begun. */
-static void m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun(void **state)
+TEST(m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun)
 {
-    (void)state;
     test_needs_processes();
     struct test_group *g = group_start(2);
     struct cox_lora *lora = lora_of(g);
@@ -897,9 +884,8 @@ static void await_state(struct cox_lora *lora, const char *state)
 
 /* The prompt ends when the group is recovered, the recovery replays, and the unload waits for the
  * prompt. */
-static void m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass(void **state)
+TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct waiting_unload unloading = {.lora = lora_of(g)};
     struct cox_lora_result results[RANK_COUNT_MAX];
@@ -925,9 +911,8 @@ static void m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass(void 
     test_group_free(g);
 }
 
-static void m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used(void **state)
+TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct cox_lora *lora = lora_of(g);
     struct cox_lora_result results[RANK_COUNT_MAX];
@@ -967,9 +952,8 @@ static void adapter_rewrite(const char *name, const char *other)
 }
 
 /* Under the same name: what other ranks compute with is nowhere any more. */
-static void m13_p8_files_that_were_changed_are_not_loaded_again(void **state)
+TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct cox_lora *lora = lora_of(g);
     struct cox_lora_result results[RANK_COUNT_MAX];
@@ -1009,9 +993,8 @@ static void m13_p8_files_that_were_changed_are_not_loaded_again(void **state)
 
 /* Each rank finds other files where the path leads it: as when they are changed in the middle of a
  * load. */
-static void m13_ranks_that_read_other_files_keep_none(void **state)
+TEST(m13_ranks_that_read_other_files_keep_none)
 {
-    (void)state;
     struct test_group *g = group_start(2);
     struct cox_lora *lora = lora_of(g);
     struct cox_lora_result results[RANK_COUNT_MAX];
@@ -1033,9 +1016,8 @@ static void m13_ranks_that_read_other_files_keep_none(void **state)
 
 /* In a load, read or published, and in an unload. What there was before is there again, what was
  * not is not. */
-static void m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree(void **state)
+TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree)
 {
-    (void)state;
     static const struct {
         const char *plan;
         bool unloads;
@@ -1083,30 +1065,10 @@ static void m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree(void
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(m13_the_7_statuses_come_from_every_rank),
-        TEST(m13_a_load_before_init_is_an_error),
-        TEST(m13_another_init_begins_without_adapters),
-        TEST(m13_s5_sequences_of_any_adapters_in_one_batch_are_each_as_alone),
-        TEST(m13_a_step_with_an_unknown_adapter_is_refused_and_no_harm),
-        TEST(m13_unload_waits_until_no_sequence_has_the_adapter),
-        TEST(m13_adapters_come_and_go_while_steps_run),
-        TEST(m13_what_one_rank_refuses_no_rank_keeps),
-        TEST(m13_an_order_that_reached_no_rank_changes_nothing),
-        TEST(m13_an_adapter_that_prompts_use_stays),
-        TEST(m13_p8_a_replaced_rank_gets_the_adapters_again),
-        TEST(m13_p8_a_name_in_use_has_the_same_files_on_every_rank),
-        TEST(m13_p8_an_order_behind_one_that_cannot_be_settled_is_not_begun),
-        TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass),
-        TEST(m13_p8_files_that_were_changed_are_not_loaded_again),
-        TEST(m13_ranks_that_read_other_files_keep_none),
-        TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used),
-        TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree),
-    };
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc, argv);
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length < 0)
         return 1;
-    return cmocka_run_group_tests_name("lora", tests, files_create, files_remove);
+    return test_run(files_create, files_remove);
 }

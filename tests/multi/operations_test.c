@@ -49,9 +49,8 @@ static void expect_told(struct test_group *g, uint32_t rank, const char *what, c
 
 /* ---- init ---- */
 
-static void m6_init_takes_the_smallest_of_all_ranks(void **state)
+TEST(m6_init_takes_the_smallest_of_all_ranks)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         const struct cox_config_entry config[] = {{"npu", "2000"},
@@ -89,9 +88,8 @@ static void m6_init_takes_the_smallest_of_all_ranks(void **state)
     }
 }
 
-static void m6_init_that_cannot_be_merged_is_refused(void **state)
+TEST(m6_init_that_cannot_be_merged_is_refused)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     static const struct {
         const char *key, *value;
@@ -245,9 +243,8 @@ static void see(void *context, const struct cox_completion *completion)
             seen->codes = completion->ranks[rank].code;
 }
 
-static void m7_every_type_is_called_as_it_is_meant(void **state)
+TEST(m7_every_type_is_called_as_it_is_meant)
 {
-    (void)state;
     if (TYPE_COUNT - UNKNOWN_COUNT != coxswain__execute_type__descriptor.n_values)
         fail_msg("`types` has %zu types, ExecuteType %u: add a row for each new operation",
                  TYPE_COUNT - UNKNOWN_COUNT, coxswain__execute_type__descriptor.n_values);
@@ -278,9 +275,8 @@ static void m7_every_type_is_called_as_it_is_meant(void **state)
     test_group_free(g);
 }
 
-static void m7_every_type_is_submitted_as_it_is_meant(void **state)
+TEST(m7_every_type_is_submitted_as_it_is_meant)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
@@ -324,9 +320,8 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
     test_group_free(g);
 }
 
-static void m7_a_worker_without_callbacks_replies_unsupported(void **state)
+TEST(m7_a_worker_without_callbacks_replies_unsupported)
 {
-    (void)state;
     const char *const command[] = {test_worker_program(), "mute", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = command};
@@ -375,9 +370,8 @@ static void m7_a_worker_without_callbacks_replies_unsupported(void **state)
 }
 
 /* Not only where a legacy worker would die of it. */
-static void m7_strings_that_are_no_utf8_are_refused_in_any_group(void **state)
+TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT, *hosts[] = {&host};
     Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
@@ -402,9 +396,8 @@ static void m7_strings_that_are_no_utf8_are_refused_in_any_group(void **state)
 
 /* ---- faults ---- */
 
-static void m9_a_fault_of_any_rank_arrives_with_its_rank(void **state)
+TEST(m9_a_fault_of_any_rank_arrives_with_its_rank)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         /* Alone, and inside a request that still replies. */
@@ -433,9 +426,8 @@ static void m9_a_fault_of_any_rank_arrives_with_its_rank(void **state)
     }
 }
 
-static void m9_a_long_fault_is_cut(void **state)
+TEST(m9_a_long_fault_is_cut)
 {
-    (void)state;
     struct test_group *g = test_group_start(1, NULL);
     assert_int_equal(test_call(g, NULL, "fault %05000d", 7), 0);
     test_await_faults(g, 1);
@@ -455,9 +447,8 @@ static bool has_text(char **texts, size_t count, const char *text)
     return false;
 }
 
-static void m10_link_status_merges_the_lists_of_every_rank(void **state)
+TEST(m10_link_status_merges_the_lists_of_every_rank)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         struct cox_executor *executor = test_group_executor(g);
@@ -539,9 +530,8 @@ static void pull_fill(struct pull *pull, const char *const *ids, size_t count)
     }
 }
 
-static void m11_pull_has_a_result_per_request(void **state)
+TEST(m11_pull_has_a_result_per_request)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         char bad_last[16], mute_last[16];
@@ -576,9 +566,8 @@ static void m11_pull_has_a_result_per_request(void **state)
     }
 }
 
-static void m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent(void **state)
+TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent)
 {
-    (void)state;
     static const struct {
         const char *ids[3], *text;
     } cases[] = {{{"a", "b", "a"}, "pull 2 has the request id 'a', which one before it has"},
@@ -612,9 +601,8 @@ static int recover(struct test_group *g, enum cox_recover_command command,
     return cox_executor_recover(test_group_executor(g), command, patience(), results, err);
 }
 
-static void m12_the_state_gate(void **state)
+TEST(m12_the_state_gate)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     struct cox_recover_result results[4];
     struct cox_error err;
@@ -660,9 +648,8 @@ static void m12_the_state_gate(void **state)
     test_group_free(g);
 }
 
-static void m12_every_command_reaches_every_rank_in_order(void **state)
+TEST(m12_every_command_reaches_every_rank_in_order)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         struct cox_recover_result results[8];
@@ -679,9 +666,8 @@ static void m12_every_command_reaches_every_rank_in_order(void **state)
     }
 }
 
-static void m12_a_rank_that_fails_or_is_silent_is_a_failure(void **state)
+TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_recover_result results[4];
@@ -715,9 +701,8 @@ static void m12_a_rank_that_fails_or_is_silent_is_a_failure(void **state)
     test_group_free(g);
 }
 
-static void m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **state)
+TEST(m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_recover_result results[4];
@@ -756,9 +741,8 @@ static void *pause_main(void *argument)
 }
 
 /* A caller's deadline holds, whatever other threads call; and the state can be read meanwhile. */
-static void b2_a_call_behind_another_ends_at_its_deadline(void **state)
+TEST(b2_a_call_behind_another_ends_at_its_deadline)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     struct test_pipe *pipe = test_pipe_new();
@@ -792,9 +776,8 @@ static void b2_a_call_behind_another_ends_at_its_deadline(void **state)
 
 /* ---- passing each other ---- */
 
-static void m1_recovery_and_faults_pass_a_blocked_execute_and_pull(void **state)
+TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         struct cox_executor *executor = test_group_executor(g);
@@ -835,9 +818,8 @@ static void m1_recovery_and_faults_pass_a_blocked_execute_and_pull(void **state)
 
 /* ---- LoRA ---- */
 
-static void m13_every_rank_status_is_seen(void **state)
+TEST(m13_every_rank_status_is_seen)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         static const char *const names[] = {
@@ -882,9 +864,8 @@ static void m13_every_rank_status_is_seen(void **state)
 }
 
 /* No status of a rank is left for success. */
-static void m13_without_an_reply_there_is_no_status(void **state)
+TEST(m13_without_an_reply_there_is_no_status)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     enum { FAILED, TOO_LATE, DEAD, CASE_COUNT };
     static const int codes[] = {COX_REJECTED, COX_TIMEOUT, COX_PEER_DEAD};
@@ -906,30 +887,4 @@ static void m13_without_an_reply_there_is_no_status(void **state)
         assert_int_equal(statuses[4], 77);
     }
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m6_init_takes_the_smallest_of_all_ranks),
-        TEST(m6_init_that_cannot_be_merged_is_refused),
-        TEST(m7_every_type_is_called_as_it_is_meant),
-        TEST(m7_every_type_is_submitted_as_it_is_meant),
-        TEST(m7_a_worker_without_callbacks_replies_unsupported),
-        TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group),
-        TEST(m9_a_fault_of_any_rank_arrives_with_its_rank),
-        TEST(m9_a_long_fault_is_cut),
-        TEST(m10_link_status_merges_the_lists_of_every_rank),
-        TEST(m11_pull_has_a_result_per_request),
-        TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent),
-        TEST(m12_the_state_gate),
-        TEST(m12_every_command_reaches_every_rank_in_order),
-        TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure),
-        TEST(m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start),
-        TEST(b2_a_call_behind_another_ends_at_its_deadline),
-        TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull),
-        TEST(m13_every_rank_status_is_seen),
-        TEST(m13_without_an_reply_there_is_no_status),
-    };
-    return cmocka_run_group_tests_name("operations", tests, NULL, NULL);
 }

@@ -373,9 +373,8 @@ static void step_hang(const char *mode, const char *trick, const char *line, uin
     test_group_free(g);
 }
 
-static void m12_an_endless_loop_in_one_rank_is_left(void **state)
+TEST(m12_an_endless_loop_in_one_rank_is_left)
 {
-    (void)state;
     needs_jumps();
     step_hang("leaves", "spin", "spin", 0, COX_ABORTED, "was left after");
 }
@@ -410,9 +409,8 @@ static void await_pausing(struct test_group *g, uint32_t rank)
 /* All stages of a pause are over by the clock before the process runs again: each still has its
  * time. On one processor, where the thread to be left does not run beside the thread that checks
  * it. */
-static void m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same(void **state)
+TEST(m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same)
 {
-    (void)state;
     cpu_set_t before, one;
     size_t cpu = 0;
     needs_jumps();
@@ -450,22 +448,19 @@ static void m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same(void
     test_group_free(g);
 }
 
-static void m12_a_blocked_read_in_one_rank_is_interrupted(void **state)
+TEST(m12_a_blocked_read_in_one_rank_is_interrupted)
 {
-    (void)state;
     step_hang("pauses", "read", "reads", 2000, -EINTR, "the read ended");
 }
 
-static void m12_a_step_that_asks_comes_out(void **state)
+TEST(m12_a_step_that_asks_comes_out)
 {
-    (void)state;
     step_hang("pauses", "yield", "yields", TEST_PATIENCE_MS, COX_ABORTED, "left a step");
 }
 
 /* Opaque requests and pulls, at the same time. */
-static void m12_both_channels_are_left(void **state)
+TEST(m12_both_channels_are_left)
 {
-    (void)state;
     needs_jumps();
     struct test_group *g = group_of(RANK_COUNT, "leaves");
     const struct test_how how = {.gather = COX_GATHER_ALL};
@@ -488,9 +483,8 @@ static void m12_both_channels_are_left(void **state)
     test_group_free(g);
 }
 
-static void m12_a_rank_that_stays_stuck_reports_it(void **state)
+TEST(m12_a_rank_that_stays_stuck_reports_it)
 {
-    (void)state;
     struct test_group *g = group_of(RANK_COUNT, "pauses");
     const struct test_how how = {.gather = COX_GATHER_ALL};
     struct cox_recover_result results[RANK_COUNT];
@@ -521,9 +515,8 @@ static void m12_a_rank_that_stays_stuck_reports_it(void **state)
 
 /* ---- nothing is begun ---- */
 
-static void m12_what_comes_while_paused_is_refused_in_order(void **state)
+TEST(m12_what_comes_while_paused_is_refused_in_order)
 {
-    (void)state;
     struct test_group *g = group_of(2, "pauses");
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 1};
     struct chat chat;
@@ -566,9 +559,8 @@ static void m12_what_comes_while_paused_is_refused_in_order(void **state)
     test_group_free(g);
 }
 
-static void m12_a_rank_forgets_its_sequences_in_a_reinit_alone(void **state)
+TEST(m12_a_rank_forgets_its_sequences_in_a_reinit_alone)
 {
-    (void)state;
     struct test_group *g = group_of(RANK_COUNT, "pauses");
     struct chat chat;
     struct test_completion c;
@@ -613,9 +605,8 @@ static void *init_main(void *argument)
     return NULL;
 }
 
-static void m12_an_init_that_asks_comes_out(void **state)
+TEST(m12_an_init_that_asks_comes_out)
 {
-    (void)state;
     struct test_group *g = group_of(2, "pauses");
     struct init_thread init = {.group = g, .key = "yield"};
     pthread_t thread;
@@ -637,9 +628,8 @@ static void m12_an_init_that_asks_comes_out(void **state)
     test_group_free(g);
 }
 
-static void m12_an_init_is_never_left(void **state)
+TEST(m12_an_init_is_never_left)
 {
-    (void)state;
     struct test_group *g = group_of(2, "leaves");
     struct init_thread init = {.group = g, .key = "spin"};
     pthread_t thread;
@@ -659,9 +649,8 @@ static void m12_an_init_is_never_left(void **state)
 /* ---- again and again ---- */
 
 /* A callback that ends just when it is left: either way there is one reply, and it is right. */
-static void m12_a_callback_that_ends_as_it_is_left(void **state)
+TEST(m12_a_callback_that_ends_as_it_is_left)
 {
-    (void)state;
     needs_jumps();
     struct test_group *g = group_of(2, "leaves");
     const struct test_how how = {.gather = COX_GATHER_ALL};
@@ -768,9 +757,8 @@ static void pause_at_random(struct test_group *g, const struct chat *chat, int c
     assert_true(ended.replied > 0);
 }
 
-static void m12_pauses_at_random_against_running_steps(void **state)
+TEST(m12_pauses_at_random_against_running_steps)
 {
-    (void)state;
     struct test_group *g = group_of(RANK_COUNT, "pauses");
     struct chat chat;
     chat_begin(&chat);
@@ -812,9 +800,8 @@ static void model_reference(int32_t reference[GENERATED])
     test_group_free(g);
 }
 
-static void m12_the_model_goes_on_with_the_same_tokens_after_pauses(void **state)
+TEST(m12_the_model_goes_on_with_the_same_tokens_after_pauses)
 {
-    (void)state;
     int32_t reference[GENERATED];
     struct chat chat;
     model_reference(reference);
@@ -895,9 +882,8 @@ static void model_hang(const int32_t *reference, const char *plan)
     test_group_free(g);
 }
 
-static void m12_a_rank_that_hangs_in_the_model_goes_on_with_the_same_tokens(void **state)
+TEST(m12_a_rank_that_hangs_in_the_model_goes_on_with_the_same_tokens)
 {
-    (void)state;
     static const char *const plans[] = {
         "exchange.written:spin:2:1",
         "exchange.written:read:2:30",
@@ -911,26 +897,3 @@ static void m12_a_rank_that_hangs_in_the_model_goes_on_with_the_same_tokens(void
         model_hang(reference, plans[i]);
 }
 #endif
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m12_an_endless_loop_in_one_rank_is_left),
-        TEST(m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same),
-        TEST(m12_a_blocked_read_in_one_rank_is_interrupted),
-        TEST(m12_a_step_that_asks_comes_out),
-        TEST(m12_both_channels_are_left),
-        TEST(m12_a_rank_that_stays_stuck_reports_it),
-        TEST(m12_what_comes_while_paused_is_refused_in_order),
-        TEST(m12_a_rank_forgets_its_sequences_in_a_reinit_alone),
-        TEST(m12_an_init_that_asks_comes_out),
-        TEST(m12_an_init_is_never_left),
-        TEST(m12_a_callback_that_ends_as_it_is_left),
-        TEST(m12_pauses_at_random_against_running_steps),
-        TEST(m12_the_model_goes_on_with_the_same_tokens_after_pauses),
-#if COX_TESTING
-        TEST(m12_a_rank_that_hangs_in_the_model_goes_on_with_the_same_tokens),
-#endif
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

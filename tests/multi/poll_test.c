@@ -110,9 +110,8 @@ static uint64_t notified(struct test_group *g, uint32_t rank)
 
 /* ---- requests ---- */
 
-static void p4_an_event_loop_gets_every_completion(void **state)
+TEST(p4_an_event_loop_gets_every_completion)
 {
-    (void)state;
     static const uint32_t counts[] = {1, 2, 4, 8};
     for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
         struct test_group *g = start(counts[n]);
@@ -143,9 +142,8 @@ static void p4_an_event_loop_gets_every_completion(void **state)
     }
 }
 
-static void p4_replies_before_the_first_call_are_collected(void **state)
+TEST(p4_replies_before_the_first_call_are_collected)
 {
-    (void)state;
     struct test_group *g = start(2);
     struct cox_completion completions[DEPTH];
     uint32_t count;
@@ -168,9 +166,8 @@ static void p4_replies_before_the_first_call_are_collected(void **state)
     test_group_free(g);
 }
 
-static void p4_what_is_not_collected_keeps_the_fd_readable(void **state)
+TEST(p4_what_is_not_collected_keeps_the_fd_readable)
 {
-    (void)state;
     struct test_group *g = start(2);
     const int fd = executor_fd(g);
     struct cox_completion completions[DEPTH];
@@ -192,9 +189,8 @@ static void p4_what_is_not_collected_keeps_the_fd_readable(void **state)
 
 /* ---- what else ends a request ---- */
 
-static void m4_deadlines_and_deaths_make_the_fd_readable(void **state)
+TEST(m4_deadlines_and_deaths_make_the_fd_readable)
 {
-    (void)state;
     struct test_group *g = start(4);
     const int fd = executor_fd(g);
     struct cox_completion completions[DEPTH];
@@ -220,9 +216,8 @@ static void m4_deadlines_and_deaths_make_the_fd_readable(void **state)
     test_group_free(g);
 }
 
-static void m4_a_deadline_before_that_of_an_earlier_request_is_kept(void **state)
+TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept)
 {
-    (void)state;
     struct test_group *g = start(2);
     const int fd = executor_fd(g);
     struct cox_completion completions[DEPTH];
@@ -243,9 +238,8 @@ static void m4_a_deadline_before_that_of_an_earlier_request_is_kept(void **state
     test_group_free(g);
 }
 
-static void m13_a_replaced_rank_notifies_as_the_one_before(void **state)
+TEST(m13_a_replaced_rank_notifies_as_the_one_before)
 {
-    (void)state;
     struct test_group *g = start(2);
     const int fd = executor_fd(g);
     struct cox_executor *executor = test_group_executor(g);
@@ -272,9 +266,8 @@ static void m13_a_replaced_rank_notifies_as_the_one_before(void **state)
 
 /* ---- nothing to do ---- */
 
-static void s4_a_second_completion_makes_the_fd_readable(void **state)
+TEST(s4_a_second_completion_makes_the_fd_readable)
 {
-    (void)state;
     struct test_group *g = start(2);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_completion completions[DEPTH];
@@ -301,9 +294,8 @@ static void s4_a_second_completion_makes_the_fd_readable(void **state)
     test_group_free(g);
 }
 
-static void p6_an_idle_group_is_silent(void **state)
+TEST(p6_an_idle_group_is_silent)
 {
-    (void)state;
     struct test_group *g = start(2);
     const int fd = executor_fd(g);
     struct cox_completion completions[DEPTH];
@@ -324,9 +316,8 @@ static void p6_an_idle_group_is_silent(void **state)
     test_group_free(g);
 }
 
-static void p4_it_works_in_an_epoll_of_the_host(void **state)
+TEST(p4_it_works_in_an_epoll_of_the_host)
 {
-    (void)state;
     struct test_group *g = start(2);
     const int fd = executor_fd(g), loop = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
@@ -368,9 +359,8 @@ static void *call(void *context)
 }
 
 /* The thread of a call gathers, also what the event loop has submitted. */
-static void p4_calls_of_other_threads_take_nothing_from_the_loop(void **state)
+TEST(p4_calls_of_other_threads_take_nothing_from_the_loop)
 {
-    (void)state;
     struct caller caller = {.group = start(2)};
     const int fd = executor_fd(caller.group);
     struct cox_completion completions[DEPTH];
@@ -400,9 +390,8 @@ static void *stop(void *context)
     return NULL;
 }
 
-static void p4_a_stop_is_reported(void **state)
+TEST(p4_a_stop_is_reported)
 {
-    (void)state;
     struct test_group *g = start(2);
     const int fd = executor_fd(g);
     struct pollfd polled = {.fd = fd, .events = POLLIN};
@@ -428,9 +417,8 @@ static void p4_a_stop_is_reported(void **state)
 
 /* ---- refusals ---- */
 
-static void p4_wrong_use_is_refused(void **state)
+TEST(p4_wrong_use_is_refused)
 {
-    (void)state;
     struct cox_error err = {0};
     int fd = -1, again = -1;
     struct test_group *g = start(1);
@@ -447,23 +435,4 @@ static void p4_wrong_use_is_refused(void **state)
     assert_int_equal(cox_executor_fd(test_group_executor(g), EXECUTE, &fd, &err), COX_STATE);
     assert_non_null(strstr(err.text, "collect"));
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p4_an_event_loop_gets_every_completion),
-        TEST(p4_replies_before_the_first_call_are_collected),
-        TEST(p4_what_is_not_collected_keeps_the_fd_readable),
-        TEST(m4_deadlines_and_deaths_make_the_fd_readable),
-        TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept),
-        TEST(m13_a_replaced_rank_notifies_as_the_one_before),
-        TEST(s4_a_second_completion_makes_the_fd_readable),
-        TEST(p6_an_idle_group_is_silent),
-        TEST(p4_it_works_in_an_epoll_of_the_host),
-        TEST(p4_calls_of_other_threads_take_nothing_from_the_loop),
-        TEST(p4_a_stop_is_reported),
-        TEST(p4_wrong_use_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

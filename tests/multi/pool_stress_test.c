@@ -256,9 +256,8 @@ static void stress_ends(struct stress *stress, struct cox_pool *pool)
     cox_pool_free(pool);
 }
 
-static void b31_b24_a30_h28_many_at_once(void **state)
+TEST(b31_b24_a30_h28_many_at_once)
 {
-    (void)state;
     static const uint32_t counts[] = {2, 4, 8};
     for (size_t kind = 0; kind < KIND_COUNT; kind++)
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
@@ -270,9 +269,8 @@ static void b31_b24_a30_h28_many_at_once(void **state)
 }
 
 /* Each is killed after a few more steps of its own. */
-static void b37_b24_many_at_once_and_killed(void **state)
+TEST(b37_b24_many_at_once_and_killed)
 {
-    (void)state;
     test_needs_processes();
     uint64_t random = 12345;
     for (size_t kind = 0; kind < KIND_COUNT; kind++) {
@@ -299,13 +297,4 @@ static void b37_b24_many_at_once_and_killed(void **state)
             assert_int_equal(forks_end(&forks, ranks[rank]), 128 + SIGKILL);
         stress_ends(stress, pool);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b31_b24_a30_h28_many_at_once),
-        TEST(b37_b24_many_at_once_and_killed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

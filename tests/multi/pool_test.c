@@ -83,9 +83,8 @@ static void by_handle_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void h19_h22_h23_attached_by_handle_and_freed_by_others(void **state)
+TEST(h19_h22_h23_attached_by_handle_and_freed_by_others)
 {
-    (void)state;
     if (!test_can_take_fds())
         skip();
     struct shared *shared = forks_share(sizeof *shared);
@@ -146,9 +145,8 @@ static bool is_gone(int notify_fd)
     return poll(&p, 1, 0) > 0;
 }
 
-static void h20_the_last_one_out_destroys_also_when_killed(void **state)
+TEST(h20_the_last_one_out_destroys_also_when_killed)
 {
-    (void)state;
     test_needs_processes();
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool *pool = pool_made(&fixed);
@@ -199,9 +197,8 @@ static void victim_main(const struct forks_self *self)
         pause();
 }
 
-static void b37_b24_the_dead_give_back_when_nothing_is_free(void **state)
+TEST(b37_b24_the_dead_give_back_when_nothing_is_free)
 {
-    (void)state;
     test_needs_processes();
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool *pool = pool_made(&fixed);
@@ -236,9 +233,8 @@ static void b37_b24_the_dead_give_back_when_nothing_is_free(void **state)
     cox_pool_free(pool);
 }
 
-static void h20_b37_the_rows_of_the_dead_are_taken(void **state)
+TEST(h20_b37_the_rows_of_the_dead_are_taken)
 {
-    (void)state;
     test_needs_processes();
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool_options options = fixed;
@@ -265,9 +261,8 @@ static void h20_b37_the_rows_of_the_dead_are_taken(void **state)
 }
 
 /* A pid alone is not an identity: it may have been reused. */
-static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
+TEST(b25_a_row_whose_pid_is_another_process_is_swept)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref = pool_allocated(other, 1);
     int fds[2];
@@ -305,9 +300,8 @@ static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
 
 /* The owner of queues_lock is alive when a queue's last process is found dead: the next sweep
  * clears the pins. */
-static void b33_b37_a_lock_that_is_taken_delays_a_sweep(void **state)
+TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref = pool_allocated(other, 1);
     int fds[2];
@@ -360,9 +354,8 @@ static void reader_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void p9_a_process_that_waits_for_unpinned_is_woken(void **state)
+TEST(p9_a_process_that_waits_for_unpinned_is_woken)
 {
-    (void)state;
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool *pool = pool_made(&fixed);
     struct forks forks;
@@ -406,9 +399,8 @@ static bool kill_reader(void *context)
     return false;
 }
 
-static void p9_b37_a_killed_reader_delays_no_other(void **state)
+TEST(p9_b37_a_killed_reader_delays_no_other)
 {
-    (void)state;
     test_needs_processes();
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool *pool = pool_made(&fixed);
@@ -446,9 +438,8 @@ static void doomed_owner_main(const struct forks_self *self)
         pause();
 }
 
-static void p9_b37_an_owner_that_is_killed_takes_no_reader_along(void **state)
+TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along)
 {
-    (void)state;
     test_needs_processes();
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool *pool = pool_made(&fixed);
@@ -496,9 +487,8 @@ static void client_main(const struct forks_self *self)
     }
 }
 
-static void b24_b31_rows_have_one_owner_at_a_time(void **state)
+TEST(b24_b31_rows_have_one_owner_at_a_time)
 {
-    (void)state;
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool_options options = fixed;
     options.owner_count_max = 4;
@@ -508,21 +498,4 @@ static void b24_b31_rows_have_one_owner_at_a_time(void **state)
     pool_is_whole(pool);
     assert_int_equal(pool_stats(pool).owner_count, 1);
     cox_pool_free(pool);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(h19_h22_h23_attached_by_handle_and_freed_by_others),
-        TEST(h20_the_last_one_out_destroys_also_when_killed),
-        TEST(b37_b24_the_dead_give_back_when_nothing_is_free),
-        TEST(h20_b37_the_rows_of_the_dead_are_taken),
-        TEST(b25_a_row_whose_pid_is_another_process_is_swept),
-        TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep),
-        TEST(p9_a_process_that_waits_for_unpinned_is_woken),
-        TEST(p9_b37_a_killed_reader_delays_no_other),
-        TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along),
-        TEST(b24_b31_rows_have_one_owner_at_a_time),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -211,9 +211,8 @@ static pid_t owner_start(void)
     return owner;
 }
 
-static void p9_what_is_pulled_while_the_owner_renews_is_whole_or_stale(void **state)
+TEST(p9_what_is_pulled_while_the_owner_renews_is_whole_or_stale)
 {
-    (void)state;
     const pid_t owner = owner_start();
     pid_t readers[3];
     for (int i = 0; i < 3; i++)
@@ -226,9 +225,8 @@ static void p9_what_is_pulled_while_the_owner_renews_is_whole_or_stale(void **st
 }
 
 /* Wherever they are: the owner continues, and nothing of theirs is left. */
-static void p9_readers_killed_anywhere_delay_no_other(void **state)
+TEST(p9_readers_killed_anywhere_delay_no_other)
 {
-    (void)state;
     const pid_t owner = owner_start();
     for (int i = 0; i < 60; i++) {
         pid_t reader = start(reader_main);
@@ -241,13 +239,4 @@ static void p9_readers_killed_anywhere_delay_no_other(void **state)
             sched_yield();
     }
     board_close(owner);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p9_what_is_pulled_while_the_owner_renews_is_whole_or_stale),
-        TEST(p9_readers_killed_anywhere_delay_no_other),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

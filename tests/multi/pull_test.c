@@ -102,9 +102,8 @@ static void expect_decodes(struct pair *pair, const struct kv_sequence *referenc
     expect_same_bits(&t, reference);
 }
 
-static void m11_pulled_blocks_decode_to_the_same_bits(void **state)
+TEST(m11_pulled_blocks_decode_to_the_same_bits)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 4; n *= 2) {
         struct kv_sequence reference;
         struct pair pair;
@@ -117,9 +116,8 @@ static void m11_pulled_blocks_decode_to_the_same_bits(void **state)
 }
 
 /* Without our fields of a request: the blocks are pulled unchecked, except those without a user. */
-static void m11_a_pull_without_sequences_takes_the_blocks_as_they_are(void **state)
+TEST(m11_a_pull_without_sequences_takes_the_blocks_as_they_are)
 {
-    (void)state;
     struct kv_sequence reference;
     struct pair pair;
     struct kv_pull pull = pull_of("r1");
@@ -134,9 +132,8 @@ static void m11_a_pull_without_sequences_takes_the_blocks_as_they_are(void **sta
     pair_stop(&pair);
 }
 
-static void m11_partial_success_is_kept(void **state)
+TEST(m11_partial_success_is_kept)
 {
-    (void)state;
     struct kv_sequence reference;
     struct kv_replies replies;
     struct pair pair;
@@ -163,9 +160,8 @@ static void m11_partial_success_is_kept(void **state)
     pair_stop(&pair);
 }
 
-static void m11_tables_of_several_managers_are_all_copied(void **state)
+TEST(m11_tables_of_several_managers_are_all_copied)
 {
-    (void)state;
     struct kv_sequence reference;
     struct kv_replies replies;
     struct pair pair;
@@ -188,9 +184,8 @@ static void m11_tables_of_several_managers_are_all_copied(void **state)
 
 /* ---- what is refused ---- */
 
-static void p9_pulls_that_name_what_is_not_there_are_refused(void **state)
+TEST(p9_pulls_that_name_what_is_not_there_are_refused)
 {
-    (void)state;
     struct pair pair;
     struct kv_pull pull;
     pair_start(&pair, 2);
@@ -228,9 +223,8 @@ static void p9_pulls_that_name_what_is_not_there_are_refused(void **state)
     pair_stop(&pair);
 }
 
-static void p9_blocks_of_another_sequence_are_stale(void **state)
+TEST(p9_blocks_of_another_sequence_are_stale)
 {
-    (void)state;
     static const int32_t reused[] = {2, 6, -1};
     struct kv_sequence other;
     struct kv_pull pull;
@@ -257,9 +251,8 @@ static void p9_blocks_of_another_sequence_are_stale(void **state)
     pair_stop(&pair);
 }
 
-static void p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale(void **state)
+TEST(p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale)
 {
-    (void)state;
     const int64_t id = 7;
     const struct kv_pull pull = pull_of("r2");
     struct cox_error err = {0};
@@ -275,9 +268,8 @@ static void p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale(void **state)
     pair_stop(&pair);
 }
 
-static void p9_blocks_of_a_sequence_that_has_finished_are_stale(void **state)
+TEST(p9_blocks_of_a_sequence_that_has_finished_are_stale)
 {
-    (void)state;
     static const int32_t elsewhere[] = {10, 11, -1};
     const struct kv_pull pull = pull_of("r2");
     struct kv_sequence other;
@@ -292,9 +284,8 @@ static void p9_blocks_of_a_sequence_that_has_finished_are_stale(void **state)
 }
 
 /* A sequence that is computed anew has nothing of what it had before. */
-static void p9_blocks_of_a_sequence_that_began_anew_are_stale(void **state)
+TEST(p9_blocks_of_a_sequence_that_began_anew_are_stale)
 {
-    (void)state;
     static const int32_t elsewhere[] = {10, 11, -1};
     struct kv_pull pull = pull_of("r2");
     struct pair pair;
@@ -311,9 +302,8 @@ static void p9_blocks_of_a_sequence_that_began_anew_are_stale(void **state)
 
 /* An init, also one that is said again, forgets all; a reinit as well. What others know of the pool
  * holds. */
-static void p9_after_init_and_reinit_all_is_stale_and_the_link_holds(void **state)
+TEST(p9_after_init_and_reinit_all_is_stale_and_the_link_holds)
 {
-    (void)state;
     struct cox_recover_result results[2];
     struct pair pair;
     const struct kv_pull pull = pull_of("r2");
@@ -341,9 +331,8 @@ static void p9_after_init_and_reinit_all_is_stale_and_the_link_holds(void **stat
 
 /* ---- deadline, lease, cancel, and what else ends a pull ---- */
 
-static void p9_a_deadline_or_lease_that_is_over_refuses(void **state)
+TEST(p9_a_deadline_or_lease_that_is_over_refuses)
 {
-    (void)state;
     struct pair pair;
     struct kv_pull pull;
     pair_start(&pair, 2);
@@ -431,9 +420,8 @@ static void give_blocks(struct pair *pair)
     expect_pulled(pair, "first");
 }
 
-static void p9_a_pull_ends_at_its_deadline_while_it_waits(void **state)
+TEST(p9_a_pull_ends_at_its_deadline_while_it_waits)
 {
-    (void)state;
     struct waiting w;
     struct pair pair;
     struct kv_pull pull = pull_of("r2");
@@ -450,9 +438,8 @@ static void p9_a_pull_ends_at_its_deadline_while_it_waits(void **state)
     pair_stop(&pair);
 }
 
-static void p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes(void **state)
+TEST(p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes)
 {
-    (void)state;
     struct waiting w;
     struct pair pair;
     pair_start(&pair, 2);
@@ -473,9 +460,8 @@ static void p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes(void **sta
     pair_stop(&pair);
 }
 
-static void p9_unlinking_and_linking_anew_end_a_pull_that_waits(void **state)
+TEST(p9_unlinking_and_linking_anew_end_a_pull_that_waits)
 {
-    (void)state;
     struct waiting w;
     struct pair pair;
     pair_start(&pair, 2);
@@ -512,9 +498,8 @@ static void recover(struct pair *pair, enum cox_recover_command command)
 }
 
 /* A clear does not end before the pull does: the first one, while the pull is held, says so. */
-static void p9_clear_ends_a_pull_and_so_does_pause(void **state)
+TEST(p9_clear_ends_a_pull_and_so_does_pause)
 {
-    (void)state;
     struct waiting w;
     struct pair pair;
     struct cox_error err = {0};
@@ -537,9 +522,8 @@ static void p9_clear_ends_a_pull_and_so_does_pause(void **state)
 }
 
 /* The coordinator gives the transfer up: the rank is free for the next one once it is let. */
-static void p9_a_pull_without_a_waiter_ends(void **state)
+TEST(p9_a_pull_without_a_waiter_ends)
 {
-    (void)state;
     struct waiting w;
     struct pair pair;
     pair_start(&pair, 2);
@@ -556,9 +540,8 @@ static void p9_a_pull_without_a_waiter_ends(void **state)
 #endif
 
 /* The blocks that a failed pull has written have no user. */
-static void p9_the_destination_of_a_failed_pull_has_no_user(void **state)
+TEST(p9_the_destination_of_a_failed_pull_has_no_user)
 {
-    (void)state;
     struct pair pair;
     struct kv_pull pull = pull_of("r2");
     pair_start(&pair, 2);
@@ -577,13 +560,12 @@ static void p9_the_destination_of_a_failed_pull_has_no_user(void **state)
 
 /* Each rank of group B attacks the KV cache of each rank of group A, which B is linked to. Every
  * way is closed, and the texts of both groups are those of a group alone. */
-static void g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks(void **state)
+TEST(g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks)
 {
     static const int32_t blocks[] = {2, 4, 10, 11, -1};
     struct kv_sequence reference;
     struct pair pair;
     char could[256] = "";
-    (void)state;
     reference_of(&reference, 2);
     kv_start(&pair.a, &(struct kv_options){.rank_count = 2});
     kv_start(&pair.b, &(struct kv_options){.rank_count = 2});
@@ -608,9 +590,8 @@ static void g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks(void **state)
 
 /* ---- links ---- */
 
-static void m10_groups_of_another_shape_are_refused_with_what_differs(void **state)
+TEST(m10_groups_of_another_shape_are_refused_with_what_differs)
 {
-    (void)state;
     struct pair pair;
     struct kv_group c;
     pair_start(&pair, 2);
@@ -660,9 +641,8 @@ static void m10_groups_of_another_shape_are_refused_with_what_differs(void **sta
     pair_stop(&pair);
 }
 
-static void m10_a_group_that_is_gone_fails_on_every_rank(void **state)
+TEST(m10_a_group_that_is_gone_fails_on_every_rank)
 {
-    (void)state;
     struct pair pair;
     const struct kv_pull pull = pull_of("r2");
     pair_start(&pair, 2);
@@ -678,9 +658,8 @@ static void m10_a_group_that_is_gone_fails_on_every_rank(void **state)
     pair_stop(&pair);
 }
 
-static void m10_a_group_that_was_restarted_is_linked_anew(void **state)
+TEST(m10_a_group_that_was_restarted_is_linked_anew)
 {
-    (void)state;
     struct pair pair;
     struct kv_pull pull = pull_of("r1");
     struct kv_sequence reference;
@@ -698,9 +677,8 @@ static void m10_a_group_that_was_restarted_is_linked_anew(void **state)
     pair_stop(&pair);
 }
 
-static void m10_the_roles_of_a_live_group_are_switched(void **state)
+TEST(m10_the_roles_of_a_live_group_are_switched)
 {
-    (void)state;
     struct pair pair;
     struct kv_sequence reference;
     const struct kv_pull pull = pull_of("r1");
@@ -728,9 +706,8 @@ static void m10_the_roles_of_a_live_group_are_switched(void **state)
 }
 
 /* Then the blocks are had at the control socket of their group. */
-static void m10_a_rank_that_may_not_take_fds_fetches_them_at_the_socket(void **state)
+TEST(m10_a_rank_that_may_not_take_fds_fetches_them_at_the_socket)
 {
-    (void)state;
     struct kv_sequence reference;
     struct pair pair;
     reference_of(&reference, 2);
@@ -763,9 +740,8 @@ static uint32_t mapping_count(pid_t pid)
     return count;
 }
 
-static void m10_unlinking_lets_go_of_the_memory(void **state)
+TEST(m10_unlinking_lets_go_of_the_memory)
 {
-    (void)state;
     struct pair pair;
     pair_start(&pair, 2);
     const pid_t reader = cox_executor_pid(test_group_executor(pair.b.group), 0);
@@ -823,9 +799,8 @@ static void kill_reader(const char *point, uint32_t nth, uint32_t rank)
     pair_stop(&pair);
 }
 
-static void p9_m11_a_reader_killed_at_any_point_leaves_nothing(void **state)
+TEST(p9_m11_a_reader_killed_at_any_point_leaves_nothing)
 {
-    (void)state;
     static const struct {
         const char *point;
         /* that it is passed in the pull of two blocks */
@@ -851,9 +826,8 @@ static void await_stopped(struct kv_group *g, uint32_t rank)
 }
 
 /* The rank that links has the memory by then, and gets no notice that the process is gone. */
-static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
+TEST(m10_an_owner_killed_while_it_is_linked_fails_the_link)
 {
-    (void)state;
     struct pair pair;
     struct kv_pull pull = pull_of("r1");
     struct kv_replies replies;
@@ -877,10 +851,9 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
 /* A reader that is stopped in the middle of a copy delays no other: the other group writes the
  * block at once, and what the reader has copied, before or after, is stale. The rank beside it has
  * its blocks. */
-static void g1d_a_reader_stopped_in_a_copy_delays_no_other_and_gets_nothing(void **state)
+TEST(g1d_a_reader_stopped_in_a_copy_delays_no_other_and_gets_nothing)
 {
     static const char *const points[] = {"kv.looked", "kv.copied"};
-    (void)state;
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         struct waiting w;
         struct pair pair;
@@ -910,9 +883,8 @@ static void g1d_a_reader_stopped_in_a_copy_delays_no_other_and_gets_nothing(void
     }
 }
 
-static void p9_an_owner_killed_in_the_copy_ends_the_pull_once(void **state)
+TEST(p9_an_owner_killed_in_the_copy_ends_the_pull_once)
 {
-    (void)state;
     static const char *const points[] = {"kv.taken", "kv.looked", "kv.copied", "pull.copied"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
         struct waiting w;
@@ -939,9 +911,8 @@ static void p9_an_owner_killed_in_the_copy_ends_the_pull_once(void **state)
     }
 }
 
-static void p9_an_owner_killed_in_its_step_fails_its_pulls_alone(void **state)
+TEST(p9_an_owner_killed_in_its_step_fails_its_pulls_alone)
 {
-    (void)state;
     static const char *const points[] = {"kv.taken", "kv.given"};
     const struct kv_pull pull = pull_of("r1");
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++) {
@@ -965,10 +936,9 @@ static void p9_an_owner_killed_in_its_step_fails_its_pulls_alone(void **state)
     }
 }
 
-static void p9_an_owner_killed_as_it_exports_fails_its_init(void **state)
+TEST(p9_an_owner_killed_as_it_exports_fails_its_init)
 {
     static const char *const plans[] = {"kv.made:kill:1", "cache.exported:kill:1"};
-    (void)state;
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         struct kv_group g;
         struct cox_error err = {0};
@@ -982,40 +952,6 @@ static void p9_an_owner_killed_as_it_exports_fails_its_init(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(m11_pulled_blocks_decode_to_the_same_bits),
-        TEST(m11_a_pull_without_sequences_takes_the_blocks_as_they_are),
-        TEST(m11_partial_success_is_kept),
-        TEST(m11_tables_of_several_managers_are_all_copied),
-        TEST(p9_pulls_that_name_what_is_not_there_are_refused),
-        TEST(p9_blocks_of_another_sequence_are_stale),
-        TEST(p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale),
-        TEST(p9_blocks_of_a_sequence_that_has_finished_are_stale),
-        TEST(p9_blocks_of_a_sequence_that_began_anew_are_stale),
-        TEST(p9_after_init_and_reinit_all_is_stale_and_the_link_holds),
-        TEST(p9_a_deadline_or_lease_that_is_over_refuses),
-        TEST(p9_the_destination_of_a_failed_pull_has_no_user),
-        TEST(g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks),
-        TEST(m10_groups_of_another_shape_are_refused_with_what_differs),
-        TEST(m10_a_group_that_is_gone_fails_on_every_rank),
-        TEST(m10_a_group_that_was_restarted_is_linked_anew),
-        TEST(m10_the_roles_of_a_live_group_are_switched),
-        TEST(m10_a_rank_that_may_not_take_fds_fetches_them_at_the_socket),
-        TEST(m10_unlinking_lets_go_of_the_memory),
-#if COX_TESTING
-        TEST(p9_a_pull_ends_at_its_deadline_while_it_waits),
-        TEST(p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes),
-        TEST(p9_unlinking_and_linking_anew_end_a_pull_that_waits),
-        TEST(p9_clear_ends_a_pull_and_so_does_pause),
-        TEST(p9_a_pull_without_a_waiter_ends),
-        TEST(p9_m11_a_reader_killed_at_any_point_leaves_nothing),
-        TEST(m10_an_owner_killed_while_it_is_linked_fails_the_link),
-        TEST(g1d_a_reader_stopped_in_a_copy_delays_no_other_and_gets_nothing),
-        TEST(p9_an_owner_killed_in_the_copy_ends_the_pull_once),
-        TEST(p9_an_owner_killed_in_its_step_fails_its_pulls_alone),
-        TEST(p9_an_owner_killed_as_it_exports_fails_its_init),
-#endif
-    };
     static char path[4096];
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return kv_worker_main(argc - 1, argv + 1);
@@ -1024,5 +960,5 @@ int main(int argc, char **argv)
         return 1;
     path[length] = '\0';
     kv_program(path);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -287,9 +287,8 @@ static void unmake(struct made *made)
     cox_domains_free(made->domains);
 }
 
-static void h6_h14_b36_a_waiter_on_several_queues_sleeps_through_nothing(void **state)
+TEST(h6_h14_b36_a_waiter_on_several_queues_sleeps_through_nothing)
 {
-    (void)state;
     struct made made = make();
     forks_run(1 + SUBSCRIBERS, one_by_one_main, made.shared);
     assert_int_equal(atomic_load(&made.shared->skipped), 0);
@@ -386,9 +385,8 @@ static void await_progress(struct shared *shared, uint32_t rank, uint64_t steps)
     }
 }
 
-static void b37_h8_h9_h20_many_at_once_and_killed(void **state)
+TEST(b37_h8_h9_h20_many_at_once_and_killed)
 {
-    (void)state;
     test_needs_processes();
     struct made made = make();
     struct forks forks;
@@ -419,13 +417,4 @@ static void b37_h8_h9_h20_many_at_once_and_killed(void **state)
     for (uint32_t rank = PUBLISHERS; rank < PUBLISHERS + SUBSCRIBERS; rank++)
         assert_int_equal(forks_end(&forks, places[rank]), 0);
     unmake(&made);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(h6_h14_b36_a_waiter_on_several_queues_sleeps_through_nothing),
-        TEST(b37_h8_h9_h20_many_at_once_and_killed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

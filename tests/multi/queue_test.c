@@ -167,9 +167,8 @@ static void stress_main(const struct forks_self *self)
     cox_domains_free(domains);
 }
 
-static void h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped(void **state)
+TEST(h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped)
 {
-    (void)state;
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_domains *domains;
     struct cox_queue *queue;
@@ -254,9 +253,8 @@ static void heir_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void h3_h17_h20_messages_outlive_their_publisher_and_their_maker(void **state)
+TEST(h3_h17_h20_messages_outlive_their_publisher_and_their_maker)
 {
-    (void)state;
     test_needs_processes();
     struct heir *heir = forks_share(sizeof *heir);
     struct cox_pool *pool = fixture_pool(NULL, COX_DOMAIN_HOST, 4);
@@ -271,13 +269,4 @@ static void h3_h17_h20_messages_outlive_their_publisher_and_their_maker(void **s
     assert_int_equal(forks_end(&forks, 0), 0);
     atomic_store(&heir->step, 3);
     forks_wait(&forks);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped),
-        TEST(h3_h17_h20_messages_outlive_their_publisher_and_their_maker),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

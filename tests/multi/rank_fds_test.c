@@ -119,17 +119,15 @@ static void gather_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k10_k11_k15_k16_an_fd_of_each(void **state)
+TEST(k10_k11_k15_k16_an_fd_of_each)
 {
-    (void)state;
     static const uint32_t worlds[] = {1, 2, 4, 8, 64};
     for (size_t i = 0; i < 5; i++)
         forks_run(worlds[i], gather_main, (void *)(uintptr_t)&by_handles);
 }
 
-static void k10_b27_an_fd_of_each_by_sockets(void **state)
+TEST(k10_b27_an_fd_of_each_by_sockets)
 {
-    (void)state;
     static const uint32_t worlds[] = {1, 2, 4, 8, 32};
     for (size_t i = 0; i < 5; i++)
         forks_run(worlds[i], gather_main, (void *)(uintptr_t)&by_sockets);
@@ -137,18 +135,16 @@ static void k10_b27_an_fd_of_each_by_sockets(void **state)
     forks_run(4, gather_main, (void *)(uintptr_t)&denied_to_one);
 }
 
-static void k10_b27_an_fd_of_each_where_there_are_no_pidfds(void **state)
+TEST(k10_b27_an_fd_of_each_where_there_are_no_pidfds)
 {
-    (void)state;
     forks_run(1, gather_main, (void *)(uintptr_t)&by_start_time);
     forks_run(3, gather_main, (void *)(uintptr_t)&by_start_time);
     forks_run(8, gather_main, (void *)(uintptr_t)&by_seccomp);
     forks_run(4, gather_main, (void *)(uintptr_t)&without_to_one);
 }
 
-static void k10_k25_b11_largest_world_and_usual_limits(void **state)
+TEST(k10_k25_b11_largest_world_and_usual_limits)
 {
-    (void)state;
     static const struct way plain = {.file_limit = 1024},
                             plain_sockets = {EPERM, UINT32_MAX, .file_limit = 1024};
     forks_run(COX_RANK_COUNT_MAX, gather_main, (void *)(uintptr_t)&plain);
@@ -180,9 +176,8 @@ static void broadcast_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k13_from_any_source(void **state)
+TEST(k13_from_any_source)
 {
-    (void)state;
     static const uint32_t worlds[] = {1, 2, 5};
     for (size_t i = 0; i < 3; i++) {
         forks_run(worlds[i], broadcast_main, (void *)(uintptr_t)&by_handles);
@@ -215,9 +210,8 @@ static void subgroup_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k6_k10_in_subgroups(void **state)
+TEST(k6_k10_in_subgroups)
 {
-    (void)state;
     forks_run(8, subgroup_main, (void *)(uintptr_t)&by_handles);
     forks_run(8, subgroup_main, (void *)(uintptr_t)&by_sockets);
 }
@@ -257,9 +251,8 @@ static void refused_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k12_k14_b8_refused_before_it_blocks(void **state)
+TEST(k12_k14_b8_refused_before_it_blocks)
 {
-    (void)state;
     forks_run(3, refused_main, NULL);
 }
 
@@ -308,9 +301,8 @@ static void full_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b8_b15_only_the_rank_without_room_gets_the_error(void **state)
+TEST(b8_b15_only_the_rank_without_room_gets_the_error)
 {
-    (void)state;
     if (!test_can_take_fds())
         skip();
     for (uint32_t room = 0; room < 3; room++)
@@ -364,9 +356,8 @@ static void no_socket_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b8_b15_b18_a_rank_without_a_socket_delays_no_other(void **state)
+TEST(b8_b15_b18_a_rank_without_a_socket_delays_no_other)
 {
-    (void)state;
     struct room rooms[] = {{&by_sockets, 0, false},    {&by_sockets, 1, false},
                            {&by_sockets, 0, true},     {&by_sockets, 1, true},
                            {&denied_to_one, 1, false}, {&by_seccomp, 1, false}};
@@ -403,9 +394,8 @@ static void no_handles_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k10_b8_a_proc_that_shows_processes_only_costs_only_fds(void **state)
+TEST(k10_b8_a_proc_that_shows_processes_only_costs_only_fds)
 {
-    (void)state;
     test_needs_processes();
     _Atomic bool *possible = forks_share(sizeof *possible);
     atomic_store(possible, false);
@@ -493,9 +483,8 @@ static void hunted_main(const struct forks_self *self)
     atomic_fetch_add(&hunt->done, 1);
 }
 
-static void b28_b9_b7_strangers_are_refused(void **state)
+TEST(b28_b9_b7_strangers_are_refused)
 {
-    (void)state;
     struct forks forks;
     struct hunt *hunt = forks_share(sizeof *hunt);
     forks_start(&forks, 3, hunted_main, hunt);
@@ -654,9 +643,8 @@ static void odd_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k15_b7_b14_an_odd_member_gives_nothing_but_its_own(void **state)
+TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own)
 {
-    (void)state;
     forks_run(3, odd_main, NULL);
 }
 
@@ -724,9 +712,8 @@ static void flooded_main(const struct forks_self *self)
 
 /* Every rank sends before it has looked at its own queue, and none finds a place in the next one's.
  */
-static void b28_queues_full_of_strangers(void **state)
+TEST(b28_queues_full_of_strangers)
 {
-    (void)state;
     struct forks forks;
     struct flood *flood = forks_share(sizeof *flood);
     forks_start(&forks, 3, flooded_main, flood);
@@ -786,32 +773,8 @@ static void devices_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k27_the_memory_of_devices(void **state)
+TEST(k27_the_memory_of_devices)
 {
-    (void)state;
     forks_run(8, devices_main, (void *)(uintptr_t)&by_handles);
     forks_run(8, devices_main, (void *)(uintptr_t)&by_sockets);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(k10_k11_k15_k16_an_fd_of_each),
-        TEST(k10_b27_an_fd_of_each_by_sockets),
-        TEST(k10_b27_an_fd_of_each_where_there_are_no_pidfds),
-        TEST(k10_k25_b11_largest_world_and_usual_limits),
-        TEST(k13_from_any_source),
-        TEST(k6_k10_in_subgroups),
-        TEST(k12_k14_b8_refused_before_it_blocks),
-        TEST(b8_b15_only_the_rank_without_room_gets_the_error),
-        TEST(b8_b15_b18_a_rank_without_a_socket_delays_no_other),
-        TEST(k10_b8_a_proc_that_shows_processes_only_costs_only_fds),
-        TEST(b28_b9_b7_strangers_are_refused),
-        TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own),
-#if COX_TESTING
-        TEST(b28_queues_full_of_strangers),
-#endif
-        TEST(k27_the_memory_of_devices),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -267,23 +267,20 @@ static void ends_run(bool by_sockets, bool in_subgroup)
     }
 }
 
-static void b2_b3_b8_k26_every_operation_ends(void **state)
+TEST(b2_b3_b8_k26_every_operation_ends)
 {
-    (void)state;
     test_needs_processes();
     ends_run(false, false);
 }
 
-static void b2_b3_b8_k26_every_operation_ends_by_sockets(void **state)
+TEST(b2_b3_b8_k26_every_operation_ends_by_sockets)
 {
-    (void)state;
     test_needs_processes();
     ends_run(true, false);
 }
 
-static void b2_b3_b8_k6_every_operation_of_a_subgroup_ends(void **state)
+TEST(b2_b3_b8_k6_every_operation_of_a_subgroup_ends)
 {
-    (void)state;
     test_needs_processes();
     ends_run(false, true);
     ends_run(true, true);
@@ -336,9 +333,8 @@ static void storm_main(const struct forks_self *self)
     }
 }
 
-static void k17_b47_signals_and_wakes_for_no_reason_end_no_operation(void **state)
+TEST(k17_b47_signals_and_wakes_for_no_reason_end_no_operation)
 {
-    (void)state;
     test_needs_processes();
     for (int i = 0; i < 4; i++) {
         struct forks forks;
@@ -371,9 +367,8 @@ static void no_polling_main(const struct forks_self *self)
     rank_deinit(&rank);
 }
 
-static void b5_no_rank_polls(void **state)
+TEST(b5_no_rank_polls)
 {
-    (void)state;
     test_needs_processes();
     for (int i = 0; i < 2; i++) {
         struct session *session = forks_share(sizeof *session);
@@ -382,16 +377,4 @@ static void b5_no_rank_polls(void **state)
         close(session->memory_fd);
         munmap(session, sizeof *session);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(b2_b3_b8_k26_every_operation_ends),
-        TEST(b2_b3_b8_k26_every_operation_ends_by_sockets),
-        TEST(b2_b3_b8_k6_every_operation_of_a_subgroup_ends),
-        TEST(k17_b47_signals_and_wakes_for_no_reason_end_no_operation),
-        TEST(b5_no_rank_polls),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,9 +55,8 @@ static void path_of(char path[128], const char *name)
 
 /* ---- arguments ---- */
 
-static void k1_k19_k26_arguments_are_checked(void **state)
+TEST(k1_k19_k26_arguments_are_checked)
 {
-    (void)state;
     char name[64], longer[COX_GROUP_NAME_MAX + 2];
     memset(longer, 'x', sizeof longer);
     longer[sizeof longer - 1] = '\0';
@@ -111,9 +110,8 @@ static int join_alone(const char *name, struct cox_error *err)
     return r;
 }
 
-static void b9_b10_b44_what_is_in_the_way_is_left_alone(void **state)
+TEST(b9_b10_b44_what_is_in_the_way_is_left_alone)
 {
-    (void)state;
     char name[64], path[128];
     struct stat st;
     path_of(path, test_unique_name(name));
@@ -152,9 +150,8 @@ static void b9_b10_b44_what_is_in_the_way_is_left_alone(void **state)
     assert_int_equal(own_names(), 0);
 }
 
-static void b45_mode_is_0600_under_any_umask(void **state)
+TEST(b45_mode_is_0600_under_any_umask)
 {
-    (void)state;
     char name[64], path[128];
     struct stat st = {0};
     struct cox_group *group = NULL;
@@ -192,9 +189,8 @@ static void wait_main(const struct forks_self *self)
     FORK_CHECK(false, "the third never comes");
 }
 
-static void k2_b4_a_name_of_the_dead_is_no_obstacle(void **state)
+TEST(k2_b4_a_name_of_the_dead_is_no_obstacle)
 {
-    (void)state;
     char path[128];
     struct stat st;
     for (int i = 0; i < 10; i++) {
@@ -245,9 +241,8 @@ static void told_main(const struct forks_self *self)
     FORK_CHECK(strstr(err.text, who) && strstr(err.text, own), "%s", err.text);
 }
 
-static void b13_k1_ranks_with_different_options(void **state)
+TEST(b13_k1_ranks_with_different_options)
 {
-    (void)state;
     static struct told pairs[][2] = {
         {{0, 2, 0, 0}, {1, 3, 0, 0}},
         {{0, 3, 0, 0}, {1, 2, 0, 0}},
@@ -260,9 +255,8 @@ static void b13_k1_ranks_with_different_options(void **state)
 }
 
 /* Rank 0 of 2 waits; a process with a larger world is no rank of it, and writes nowhere. */
-static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
+TEST(b13_b23_a_rank_that_is_none_writes_nowhere)
 {
-    (void)state;
     char name[64], path[128];
     struct stat st;
     struct cox_group *group = NULL;
@@ -305,9 +299,8 @@ static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
 
 /* A process that opens a file with a wrong bit gets an error by its deadline, and leaves the file
  * as it was. */
-static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
+TEST(p10_b14_b23_any_bit_of_what_a_file_is_for)
 {
-    (void)state;
     char name[64], path[128];
     struct stat st;
     struct cox_group *group = NULL;
@@ -364,9 +357,8 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
 
 /* A deadline that has passed: a single rank, or the last to come, joins; one that has to wait fails
  * at once. */
-static void k3_b2_a_deadline_that_has_passed(void **state)
+TEST(k3_b2_a_deadline_that_has_passed)
 {
-    (void)state;
     char name[64];
     struct cox_group *group = NULL;
     struct cox_error err = {0};
@@ -419,9 +411,8 @@ static void partner_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k26_a_rank_is_one_process(void **state)
+TEST(k26_a_rank_is_one_process)
 {
-    (void)state;
     struct forks forks;
     _Atomic uint32_t *refused = forks_share(4096);
     forks_start(&forks, 2, twice_main, refused);
@@ -455,9 +446,8 @@ static void life_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k3_b1_generations_do_not_mix(void **state)
+TEST(k3_b1_generations_do_not_mix)
 {
-    (void)state;
     static uint32_t sizes[][2] = {{0, 0}, {4096, 8192}, {8192, 4096}};
     for (int i = 0; i < 6; i++) {
         forks_run(3, life_main, sizes[i % 3]);
@@ -490,9 +480,8 @@ static void jobs_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b1_k23_two_jobs_of_one_name_at_once(void **state)
+TEST(b1_k23_two_jobs_of_one_name_at_once)
 {
-    (void)state;
     for (int i = 0; i < 20; i++) {
         forks_run(8, jobs_main, NULL);
         assert_int_equal(own_names(), 0);
@@ -527,9 +516,8 @@ static void there_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec(void **state)
+TEST(k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec)
 {
-    (void)state;
     test_needs_processes();
     forks_run(5, there_main, NULL);
 }
@@ -551,9 +539,8 @@ static void removed_main(const struct forks_self *self)
 }
 
 /* Another process is about to remove it, and then does not: this test. */
-static void k4_a_joined_rank_waits_for_the_one_that_removes_the_name(void **state)
+TEST(k4_a_joined_rank_waits_for_the_one_that_removes_the_name)
 {
-    (void)state;
     test_needs_processes();
 #if !COX_TESTING /* no fault points */
     skip();
@@ -618,17 +605,15 @@ static void again_main(const struct forks_self *self)
 #endif
 }
 
-static void k4_k21_b15_b53_ten_thousand_joins_leave_nothing(void **state)
+TEST(k4_k21_b15_b53_ten_thousand_joins_leave_nothing)
 {
-    (void)state;
     size_t count = 10000;
     forks_run(2, again_main, &count);
     assert_int_equal(own_names(), 0);
 }
 
-static void k3_k4_joins_of_more_ranks_again_and_again(void **state)
+TEST(k3_k4_joins_of_more_ranks_again_and_again)
 {
-    (void)state;
     size_t count = 300;
     forks_run(5, again_main, &count);
     assert_int_equal(own_names(), 0);
@@ -665,9 +650,8 @@ static void memory_main(const struct forks_self *self)
     FORK_CHECK(r == COX_PEER_DEAD && !group, "%d %s", r, err.text);
 }
 
-static void b16_k28_memory_by_fd(void **state)
+TEST(b16_k28_memory_by_fd)
 {
-    (void)state;
     uint64_t size = cox_group_memory_size(4, 0);
     int fd = memfd_create("group", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(fd, (off_t)size), 0);
@@ -716,9 +700,8 @@ static int join_at(int fd, uint64_t offset, struct cox_error *err)
 }
 
 /* A group has its part of an object and nothing beyond it, at the object's very end, too. */
-static void b16_k28_memory_is_a_part_of_an_object(void **state)
+TEST(b16_k28_memory_is_a_part_of_an_object)
 {
-    (void)state;
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), size = cox_group_memory_size(4, 0),
                    part = (size + page - 1) / page * page;
     struct memory memory = {.fd = memfd_create("parts", MFD_CLOEXEC)};
@@ -750,9 +733,8 @@ static void b16_k28_memory_is_a_part_of_an_object(void **state)
     close(memory.fd);
 }
 
-static void b51_k26_no_space_is_reported_with_numbers(void **state)
+TEST(b51_k26_no_space_is_reported_with_numbers)
 {
-    (void)state;
     struct rlimit old, small;
     struct cox_group *group = NULL;
     struct cox_error err = {0};
@@ -793,17 +775,15 @@ static void plain_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k25_any_user_with_the_usual_limits(void **state)
+TEST(k25_any_user_with_the_usual_limits)
 {
-    (void)state;
     forks_run(COX_RANK_COUNT_MAX, plain_main, NULL);
 }
 
 /* ---- alone ---- */
 
-static void k28_memory_and_sockets_alone(void **state)
+TEST(k28_memory_and_sockets_alone)
 {
-    (void)state;
     char name[64], object[80];
     struct cox_region region = {0}, again = {0};
     snprintf(object, sizeof object, "/%s", test_unique_name(name));
@@ -828,31 +808,4 @@ static void k28_memory_and_sockets_alone(void **state)
     close(sent);
     close(fds[0]);
     close(fds[1]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(k1_k19_k26_arguments_are_checked),
-        TEST(b9_b10_b44_what_is_in_the_way_is_left_alone),
-        TEST(b45_mode_is_0600_under_any_umask),
-        TEST(k2_b4_a_name_of_the_dead_is_no_obstacle),
-        TEST(b13_k1_ranks_with_different_options),
-        TEST(b13_b23_a_rank_that_is_none_writes_nowhere),
-        TEST(p10_b14_b23_any_bit_of_what_a_file_is_for),
-        TEST(k3_b2_a_deadline_that_has_passed),
-        TEST(k26_a_rank_is_one_process),
-        TEST(k3_b1_generations_do_not_mix),
-        TEST(b1_k23_two_jobs_of_one_name_at_once),
-        TEST(k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec),
-        TEST(k4_a_joined_rank_waits_for_the_one_that_removes_the_name),
-        TEST(k4_k21_b15_b53_ten_thousand_joins_leave_nothing),
-        TEST(k3_k4_joins_of_more_ranks_again_and_again),
-        TEST(b16_k28_memory_by_fd),
-        TEST(b16_k28_memory_is_a_part_of_an_object),
-        TEST(b51_k26_no_space_is_reported_with_numbers),
-        TEST(k25_any_user_with_the_usual_limits),
-        TEST(k28_memory_and_sockets_alone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -68,17 +68,15 @@ static void barriers_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k5_k7_k24_b41_barriers_order_memory_in_worlds_of_any_size(void **state)
+TEST(k5_k7_k24_b41_barriers_order_memory_in_worlds_of_any_size)
 {
-    (void)state;
     for (size_t i = 0; i < WORLD_COUNT; i++)
         forks_run(worlds[i], barriers_main, forks_share(sizeof(struct counters)));
     assert_int_equal(own_names(), 0);
 }
 
-static void k25_the_largest_world(void **state)
+TEST(k25_the_largest_world)
 {
-    (void)state;
     forks_run(COX_RANK_COUNT_MAX, barriers_main, forks_share(sizeof(struct counters)));
 }
 
@@ -107,9 +105,8 @@ static void no_deadline_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k7_a_deadline_of_0_is_refused(void **state)
+TEST(k7_a_deadline_of_0_is_refused)
 {
-    (void)state;
     forks_run(2, no_deadline_main, NULL);
 }
 
@@ -148,17 +145,15 @@ static void gathers_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k8_values_of_all_in_order(void **state)
+TEST(k8_values_of_all_in_order)
 {
-    (void)state;
     for (size_t i = 0; i < WORLD_COUNT; i++)
         forks_run(worlds[i], gathers_main, NULL);
 }
 
 /* channel/shm/geometry.c reserves it without knowing the layout. */
-static void k25_the_memory_that_an_executor_reserves_is_enough(void **state)
+TEST(k25_the_memory_that_an_executor_reserves_is_enough)
 {
-    (void)state;
     static const struct cox_geometry_choice defaults;
     for (uint32_t count = 1; count <= COX_RANK_COUNT_MAX; count++) {
         struct cox_geometry geometry;
@@ -176,9 +171,8 @@ static void large_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k8_large_values(void **state)
+TEST(k8_large_values)
 {
-    (void)state;
     forks_run(4, large_main, NULL);
     assert_true(cox_group_memory_size(128, COX_GROUP_VALUE_SIZE_MAX) > UINT64_C(256) << 30);
     assert_true(cox_group_memory_size(8, 0) < 1 << 20);
@@ -199,9 +193,8 @@ static void in_place_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k8_in_place(void **state)
+TEST(k8_in_place)
 {
-    (void)state;
     forks_run(4, in_place_main, NULL);
 }
 
@@ -225,9 +218,8 @@ static void sizes_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k9_sizes_that_cannot_be_are_refused_on_all(void **state)
+TEST(k9_sizes_that_cannot_be_are_refused_on_all)
 {
-    (void)state;
     forks_run(4, sizes_main, NULL);
 }
 
@@ -249,9 +241,8 @@ static void mismatch_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b13_another_operation_is_reported(void **state)
+TEST(b13_another_operation_is_reported)
 {
-    (void)state;
     forks_run(4, mismatch_main, NULL);
 }
 
@@ -285,9 +276,8 @@ static void late_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void b2_b18_a_timeout_names_the_missing_rank_and_align_helps(void **state)
+TEST(b2_b18_a_timeout_names_the_missing_rank_and_align_helps)
 {
-    (void)state;
     forks_run(4, late_main, forks_share(4096));
 }
 
@@ -320,9 +310,8 @@ static void aborts_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k26_an_abort_ends_it_on_all(void **state)
+TEST(k26_an_abort_ends_it_on_all)
 {
-    (void)state;
     forks_run(4, aborts_main, forks_share(4096));
 }
 
@@ -362,16 +351,14 @@ static void asks_main(const struct forks_self *self)
     cox_group_leave(joined);
 }
 
-static void b2_a_callers_callback_ends_a_join(void **state)
+TEST(b2_a_callers_callback_ends_a_join)
 {
-    (void)state;
     forks_run(1, asks_main, NULL);
     assert_int_equal(own_names(), 0);
 }
 
-static void b3_a_leaving_rank_is_reported(void **state)
+TEST(b3_a_leaving_rank_is_reported)
 {
-    (void)state;
     forks_run(2, asks_main, NULL);
 }
 
@@ -398,9 +385,8 @@ static void ahead_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k7_epochs_do_not_mix(void **state)
+TEST(k7_epochs_do_not_mix)
 {
-    (void)state;
     forks_run(2, ahead_main, forks_share(4096));
 }
 
@@ -418,9 +404,8 @@ static void round_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k7_more_operations_than_an_index_has_bits(void **state)
+TEST(k7_more_operations_than_an_index_has_bits)
 {
-    (void)state;
     test_needs_processes(); /* one rank: nothing to see for ThreadSanitizer */
     forks_run(1, round_main, forks_share(4096));
 }
@@ -451,9 +436,8 @@ static void index_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k7_an_index_goes_round_among_many(void **state)
+TEST(k7_an_index_goes_round_among_many)
 {
-    (void)state;
     static const uint32_t counts[] = {2, 3, 8};
     for (size_t i = 0; i < 3; i++)
         forks_run(counts[i], index_main, forks_share(4096));
@@ -499,9 +483,8 @@ static void far_epochs_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k7_epochs_up_to_the_last(void **state)
+TEST(k7_epochs_up_to_the_last)
 {
-    (void)state;
     forks_run(4, far_epochs_main, forks_share(4096));
 }
 
@@ -558,9 +541,8 @@ static void grid_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k6_b6_subgroups_beside_the_group(void **state)
+TEST(k6_b6_subgroups_beside_the_group)
 {
-    (void)state;
     forks_run(8, grid_main, NULL);
 }
 
@@ -587,9 +569,8 @@ static void aside_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k6_b6_a_barrier_under_way_is_not_touched(void **state)
+TEST(k6_b6_a_barrier_under_way_is_not_touched)
 {
-    (void)state;
     forks_run(8, aside_main, forks_share(4096));
 }
 
@@ -631,9 +612,8 @@ static void refusals_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k6_k26_subgroups_that_cannot_be(void **state)
+TEST(k6_k26_subgroups_that_cannot_be)
 {
-    (void)state;
     forks_run(2, refusals_main, NULL);
 }
 
@@ -670,9 +650,8 @@ static void worlds_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k6_k25_worlds_of_odd_sizes_and_subgroups_of_them(void **state)
+TEST(k6_k25_worlds_of_odd_sizes_and_subgroups_of_them)
 {
-    (void)state;
     static const uint32_t counts[] = {1, 3, 5, 7, 31, 63, 64, 65, 100, 127, 128};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
         forks_run(counts[i], worlds_main, NULL);
@@ -716,9 +695,8 @@ static void threads_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k6_b6_a_thread_in_each_of_overlapping_subgroups(void **state)
+TEST(k6_b6_a_thread_in_each_of_overlapping_subgroups)
 {
-    (void)state;
     forks_run(4, threads_main, NULL);
 }
 
@@ -770,9 +748,8 @@ static void random_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void k7_b2_aborts_timeouts_and_aligns_at_random(void **state)
+TEST(k7_b2_aborts_timeouts_and_aligns_at_random)
 {
-    (void)state;
     /* A rank that copies a value while its owner continues in another epoch discards it: a race, on
      * purpose. */
     test_needs_processes();
@@ -783,9 +760,8 @@ static void k7_b2_aborts_timeouts_and_aligns_at_random(void **state)
 
 /* ---- several ---- */
 
-static void b1_k23_several_groups_at_once(void **state)
+TEST(b1_k23_several_groups_at_once)
 {
-    (void)state;
     struct forks jobs[3];
     for (int i = 0; i < 3; i++)
         forks_start(&jobs[i], 4, gathers_main, NULL);
@@ -810,9 +786,8 @@ static void two_main(const struct forks_self *self)
     cox_group_leave(b);
 }
 
-static void k22_two_groups_in_one_process(void **state)
+TEST(k22_two_groups_in_one_process)
 {
-    (void)state;
     forks_run(4, two_main, NULL);
 }
 
@@ -833,42 +808,8 @@ static void child_main(const struct forks_self *self)
     FORK_CHECK(cox_group_leave(group) == NULL, "left");
 }
 
-static void k20_k21_the_child_of_a_fork_does_not_leave_the_group(void **state)
+TEST(k20_k21_the_child_of_a_fork_does_not_leave_the_group)
 {
-    (void)state;
     test_needs_processes();
     forks_run(3, child_main, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(k5_k7_k24_b41_barriers_order_memory_in_worlds_of_any_size),
-        TEST(k25_the_largest_world),
-        TEST(k7_a_deadline_of_0_is_refused),
-        TEST(k8_values_of_all_in_order),
-        TEST(k8_large_values),
-        TEST(k25_the_memory_that_an_executor_reserves_is_enough),
-        TEST(k8_in_place),
-        TEST(k9_sizes_that_cannot_be_are_refused_on_all),
-        TEST(b13_another_operation_is_reported),
-        TEST(b2_b18_a_timeout_names_the_missing_rank_and_align_helps),
-        TEST(k26_an_abort_ends_it_on_all),
-        TEST(b2_a_callers_callback_ends_a_join),
-        TEST(b3_a_leaving_rank_is_reported),
-        TEST(k7_epochs_do_not_mix),
-        TEST(k7_more_operations_than_an_index_has_bits),
-        TEST(k7_an_index_goes_round_among_many),
-        TEST(k7_epochs_up_to_the_last),
-        TEST(k6_b6_subgroups_beside_the_group),
-        TEST(k6_b6_a_barrier_under_way_is_not_touched),
-        TEST(k6_k26_subgroups_that_cannot_be),
-        TEST(k6_k25_worlds_of_odd_sizes_and_subgroups_of_them),
-        TEST(k6_b6_a_thread_in_each_of_overlapping_subgroups),
-        TEST(k7_b2_aborts_timeouts_and_aligns_at_random),
-        TEST(b1_k23_several_groups_at_once),
-        TEST(k22_two_groups_in_one_process),
-        TEST(k20_k21_the_child_of_a_fork_does_not_leave_the_group),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

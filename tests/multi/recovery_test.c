@@ -144,6 +144,8 @@ static int teardown(void **state)
     return test_teardown(state);
 }
 
+#define RECOVERY_TEST(name) TEST_WITH(name, test_setup, teardown)
+
 /* The rank's process is dead; the hook may still be to come. */
 static void kill_rank(uint32_t rank)
 {
@@ -283,9 +285,8 @@ static int task_join(struct task *task)
 
 /* ---- policies ---- */
 
-static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
+RECOVERY_TEST(p8_a_dead_rank_is_replaced_and_initialized)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                      .policy.restart_max = 100};
@@ -307,9 +308,8 @@ static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
 }
 
 /* A recovery before the first question is reported once. */
-static void p8_a_recovery_meanwhile_is_reported_once(void **state)
+RECOVERY_TEST(p8_a_recovery_meanwhile_is_reported_once)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recovery_status status;
     group_start(2, NULL, no_config, &options);
@@ -324,9 +324,8 @@ static void p8_a_recovery_meanwhile_is_reported_once(void **state)
 }
 
 /* A step has ended of a death whose hook is not called yet. */
-static void p8_a_death_that_is_not_told_yet_is_waited_for(void **state)
+RECOVERY_TEST(p8_a_death_that_is_not_told_yet_is_waited_for)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     group_start(2, NULL, no_config, &options);
@@ -354,9 +353,8 @@ static int echo_in(uint64_t epoch)
 }
 
 /* A planner of steps may not notice meanwhile: no step of its own was in flight. */
-static void p8_what_builds_on_ranks_that_are_no_more_is_refused(void **state)
+RECOVERY_TEST(p8_what_builds_on_ranks_that_are_no_more_is_refused)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     const struct cox_recovery_options by_order = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct cox_error err;
@@ -378,9 +376,8 @@ static void p8_what_builds_on_ranks_that_are_no_more_is_refused(void **state)
     assert_int_equal(echo_in(epoch), COX_STALE);
 }
 
-static void p8_two_ranks_at_once(void **state)
+RECOVERY_TEST(p8_two_ranks_at_once)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     group_start(4, NULL, no_config, &options);
     pid_t others[] = {cox_executor_pid(group.executor, 0), cox_executor_pid(group.executor, 2)};
@@ -397,9 +394,8 @@ static void p8_two_ranks_at_once(void **state)
     assert_int_equal(cox_executor_pid(group.executor, 2), others[1]);
 }
 
-static void p8_a_new_one_that_dies_half_way_is_replaced_again(void **state)
+RECOVERY_TEST(p8_a_new_one_that_dies_half_way_is_replaced_again)
 {
-    (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .policy.backoff_min_ms = 1,
@@ -413,9 +409,8 @@ static void p8_a_new_one_that_dies_half_way_is_replaced_again(void **state)
 }
 
 /* The first death, and every new one: the limit counts all of them. */
-static void p8_more_deaths_than_the_limit_are_a_crash_loop(void **state)
+RECOVERY_TEST(p8_more_deaths_than_the_limit_are_a_crash_loop)
 {
-    (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", "5", NULL};
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .policy.restart_max = 3,
@@ -445,9 +440,8 @@ static void p8_more_deaths_than_the_limit_are_a_crash_loop(void **state)
 }
 
 /* As many deaths, but each of them alone in its window. */
-static void p8_deaths_far_apart_are_no_crash_loop(void **state)
+RECOVERY_TEST(p8_deaths_far_apart_are_no_crash_loop)
 {
-    (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", "5", NULL};
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .policy.restart_max = 1,
@@ -471,9 +465,8 @@ static uint32_t pause_of(const char *doing)
 
 /* The first try comes at once; then the pause doubles up to its end. An order does not wait for it.
  */
-static void p8_the_pause_between_tries_doubles(void **state)
+RECOVERY_TEST(p8_the_pause_between_tries_doubles)
 {
-    (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", NULL};
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .policy.window_ms = 3600000,
@@ -503,9 +496,8 @@ static void p8_the_pause_between_tries_doubles(void **state)
     assert_in_range(pause_of(status.doing), 2100000, 3000000);
 }
 
-static void p8_without_a_policy_a_death_is_the_end(void **state)
+RECOVERY_TEST(p8_without_a_policy_a_death_is_the_end)
 {
-    (void)state;
     const struct cox_recovery_options options = {0};
     struct cox_error err = {0};
     group_start(2, NULL, no_config, &options);
@@ -523,9 +515,8 @@ static void p8_without_a_policy_a_death_is_the_end(void **state)
     assert_int_equal(group.failed_count, 1);
 }
 
-static void p8_a_group_waits_for_the_order(void **state)
+RECOVERY_TEST(p8_a_group_waits_for_the_order)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     struct cox_recovery_status status;
@@ -549,9 +540,8 @@ static void p8_a_group_waits_for_the_order(void **state)
     assert_int_equal(group.failed_count, 0);
 }
 
-static void p8_a_wait_for_the_order_ends_at_its_deadline(void **state)
+RECOVERY_TEST(p8_a_wait_for_the_order_ends_at_its_deadline)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct cox_recovery_status status;
     struct cox_error err = {0};
@@ -583,9 +573,8 @@ static enum cox_rank_liveness liveness(uint32_t rank)
     return ranks[rank].liveness;
 }
 
-static void p8_a_server_of_ones_own_replaces_a_rank_by_order(void **state)
+RECOVERY_TEST(p8_a_server_of_ones_own_replaces_a_rank_by_order)
 {
-    (void)state;
     const char *const command[] = {test_worker_program(), NULL};
     const struct cox_executor_options executor_options = {
         .size = sizeof(struct cox_executor_options),
@@ -627,9 +616,8 @@ static void p8_a_server_of_ones_own_replaces_a_rank_by_order(void **state)
     expect_echo();
 }
 
-static void p8_all_are_started_again(void **state)
+RECOVERY_TEST(p8_all_are_started_again)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART_ALL};
     struct cox_recovery_status status;
     group_start(3, NULL, no_config, &options);
@@ -645,9 +633,8 @@ static void p8_all_are_started_again(void **state)
 
 /* ---- orders ---- */
 
-static void p8_a_living_rank_is_killed_only_by_order(void **state)
+RECOVERY_TEST(p8_a_living_rank_is_killed_only_by_order)
 {
-    (void)state;
     for (int policy = COX_ON_DEATH_FAIL; policy < COX_ON_DEATH_COUNT; policy++) {
         const struct cox_recovery_options options = {.policy.on_death = (enum cox_on_death)policy};
         struct cox_recovery_status status;
@@ -679,9 +666,8 @@ static int command(enum cox_recover_command which, struct cox_recover_result *re
     return cox_recovery_command(group.recovery, which, patience(), results, err);
 }
 
-static void a26_commands_are_idempotent_and_a_paused_group_sleeps(void **state)
+RECOVERY_TEST(a26_commands_are_idempotent_and_a_paused_group_sleeps)
 {
-    (void)state;
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
@@ -706,9 +692,8 @@ static void a26_commands_are_idempotent_and_a_paused_group_sleeps(void **state)
     expect_echo();
 }
 
-static void a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **state)
+RECOVERY_TEST(a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start)
 {
-    (void)state;
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
@@ -735,9 +720,8 @@ static void a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **s
     assert_string_equal(results[0].text, "already");
 }
 
-static void p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused(void **state)
+RECOVERY_TEST(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused)
 {
-    (void)state;
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
@@ -775,9 +759,8 @@ static struct test_pipe *start_blocked(const struct cox_recovery_options *option
     return pipe;
 }
 
-static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **state)
+RECOVERY_TEST(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct test_pipe *pipe = start_blocked(&options);
     struct cox_recover_result results[2];
@@ -804,9 +787,8 @@ static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **
 
 /* Nothing is released before the rank has been replaced: a kill that waited for its turn would
  * never come. */
-static void m12_p8_an_order_to_kill_does_not_wait_for_its_turn(void **state)
+RECOVERY_TEST(m12_p8_an_order_to_kill_does_not_wait_for_its_turn)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 1000 * (uint64_t)TEST_PATIENCE_MS};
     struct test_pipe *pipe = start_blocked(&options);
@@ -825,9 +807,8 @@ static void m12_p8_an_order_to_kill_does_not_wait_for_its_turn(void **state)
     expect_echo();
 }
 
-static void p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too(void **state)
+RECOVERY_TEST(p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct test_pipe *pipe = start_blocked(&options);
     kill_rank(0);
@@ -839,9 +820,8 @@ static void p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too(void **st
 }
 
 /* It hangs, and is tried again: nothing waits for ever. */
-static void p8_an_init_that_hangs_is_given_up_and_counts(void **state)
+RECOVERY_TEST(p8_an_init_that_hangs_is_given_up_and_counts)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 300,
                                                  .policy.restart_max = 2,
@@ -854,9 +834,8 @@ static void p8_an_init_that_hangs_is_given_up_and_counts(void **state)
 }
 
 /* It lives and does not reply: its death would never be reported. */
-static void p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced(void **state)
+RECOVERY_TEST(p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 2000,
                                                  .policy.restart_max = 1000,
@@ -877,9 +856,8 @@ static void p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced(void **state
 }
 
 /* Each of them lasts longer than the window, in which there is never more than one. */
-static void p8_inits_that_hang_one_after_the_other_are_no_hope(void **state)
+RECOVERY_TEST(p8_inits_that_hang_one_after_the_other_are_no_hope)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 300,
                                                  .policy.window_ms = 1,
@@ -907,18 +885,16 @@ static struct test_pipe *start_half_replaced(const struct cox_recovery_options *
     return pipe;
 }
 
-static void p8_without_a_policy_an_order_that_fails_half_way_is_the_end(void **state)
+RECOVERY_TEST(p8_without_a_policy_an_order_that_fails_half_way_is_the_end)
 {
-    (void)state;
     const struct cox_recovery_options options = {0};
     start_half_replaced(&options);
     assert_int_equal(await_recovery(0), COX_PEER_DEAD); /* and no thread sleeps for ever */
     await_failed();
 }
 
-static void p8_an_order_that_fails_half_way_can_be_given_again(void **state)
+RECOVERY_TEST(p8_an_order_that_fails_half_way_can_be_given_again)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct test_pipe *pipe = start_half_replaced(&options);
     struct cox_recovery_status status;
@@ -943,9 +919,8 @@ static void p8_an_order_that_fails_half_way_can_be_given_again(void **state)
 
 /* One order waits for a rank which the next one kills: that is no death that the policy knows an
  * reply to. */
-static void p8_a_rank_killed_before_its_orders_turn_is_not_the_end(void **state)
+RECOVERY_TEST(p8_a_rank_killed_before_its_orders_turn_is_not_the_end)
 {
-    (void)state;
     const struct cox_recovery_options options = {0};
     struct test_pipe *pipe = test_pipe_new();
     const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
@@ -969,9 +944,8 @@ static void p8_a_rank_killed_before_its_orders_turn_is_not_the_end(void **state)
 
 /* A restart that kills ends the init that the others wait for: a command would then get its turn
  * before the stop, and rightly report the death. */
-static void b16_stop_ends_all_waits(void **state)
+RECOVERY_TEST(b16_stop_ends_all_waits)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     for (int spares = 0; spares < 2; spares++) {
         start_blocked(&options);
@@ -994,9 +968,8 @@ static void b16_stop_ends_all_waits(void **state)
     }
 }
 
-static void b16_stop_ends_a_pause_and_cancel_ends_an_await(void **state)
+RECOVERY_TEST(b16_stop_ends_a_pause_and_cancel_ends_an_await)
 {
-    (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", NULL};
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .policy.backoff_min_ms = 3600000,
@@ -1014,9 +987,8 @@ static void b16_stop_ends_a_pause_and_cancel_ends_an_await(void **state)
     cox_recovery_stop(group.recovery);
 }
 
-static void p8_a_group_without_an_init_is_well_without_one(void **state)
+RECOVERY_TEST(p8_a_group_without_an_init_is_well_without_one)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     group_start(2, NULL, NULL, &options);
     kill_rank(1);
@@ -1025,9 +997,8 @@ static void p8_a_group_without_an_init_is_well_without_one(void **state)
     assert_contains(group.log[0], "replaced by process");
 }
 
-static void p8_a_program_that_is_gone_is_not_tried_for_ever(void **state)
+RECOVERY_TEST(p8_a_program_that_is_gone_is_not_tried_for_ever)
 {
-    (void)state;
     char path[] = "/tmp/cox_recovery_XXXXXX", link[64];
     assert_non_null(mkdtemp(path));
     snprintf(link, sizeof link, "%s/worker", path);
@@ -1078,9 +1049,8 @@ static void await_doing_part(const char *part)
 }
 
 /* More tries than deaths are allowed, and none of them is one. */
-static void g2b_a_replacement_waits_for_space(void **state)
+RECOVERY_TEST(g2b_a_replacement_waits_for_space)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .policy.restart_max = 1,
                                                  .policy.backoff_min_ms = 1,
@@ -1108,9 +1078,8 @@ static void g2b_a_replacement_waits_for_space(void **state)
     assert_int_equal(status.recent_deaths, 1);
 }
 
-static void g2b_space_that_never_comes_is_an_error_that_says_so(void **state)
+RECOVERY_TEST(g2b_space_that_never_comes_is_an_error_that_says_so)
 {
-    (void)state;
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .policy.window_ms = 200,
                                                  .policy.backoff_min_ms = 1,
@@ -1126,46 +1095,4 @@ static void g2b_space_that_never_comes_is_an_error_that_says_so(void **state)
     assert_contains(group.failure.text, "what it needs was not there for 0.");
     assert_contains(group.failure.text, "No space left on device");
     assert_contains(group.failure.text, "needed in /dev/shm, 0 are free");
-}
-
-#define CASE(name) cmocka_unit_test_setup_teardown(name, test_setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(p8_a_dead_rank_is_replaced_and_initialized),
-        CASE(p8_a_recovery_meanwhile_is_reported_once),
-        CASE(p8_a_death_that_is_not_told_yet_is_waited_for),
-        CASE(p8_what_builds_on_ranks_that_are_no_more_is_refused),
-        CASE(p8_two_ranks_at_once),
-        CASE(p8_a_new_one_that_dies_half_way_is_replaced_again),
-        CASE(p8_more_deaths_than_the_limit_are_a_crash_loop),
-        CASE(p8_deaths_far_apart_are_no_crash_loop),
-        CASE(p8_the_pause_between_tries_doubles),
-        CASE(p8_without_a_policy_a_death_is_the_end),
-        CASE(p8_a_group_waits_for_the_order),
-        CASE(p8_a_wait_for_the_order_ends_at_its_deadline),
-        CASE(p8_a_server_of_ones_own_replaces_a_rank_by_order),
-        CASE(p8_all_are_started_again),
-        CASE(p8_a_living_rank_is_killed_only_by_order),
-        CASE(a26_commands_are_idempotent_and_a_paused_group_sleeps),
-        CASE(a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start),
-        CASE(p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused),
-        CASE(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline),
-        CASE(m12_p8_an_order_to_kill_does_not_wait_for_its_turn),
-        CASE(p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too),
-        CASE(p8_an_init_that_hangs_is_given_up_and_counts),
-        CASE(p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced),
-        CASE(p8_inits_that_hang_one_after_the_other_are_no_hope),
-        CASE(p8_without_a_policy_an_order_that_fails_half_way_is_the_end),
-        CASE(p8_an_order_that_fails_half_way_can_be_given_again),
-        CASE(p8_a_rank_killed_before_its_orders_turn_is_not_the_end),
-        CASE(b16_stop_ends_all_waits),
-        CASE(b16_stop_ends_a_pause_and_cancel_ends_an_await),
-        CASE(p8_a_group_without_an_init_is_well_without_one),
-        CASE(p8_a_program_that_is_gone_is_not_tried_for_ever),
-        CASE(g2b_a_replacement_waits_for_space),
-        CASE(g2b_space_that_never_comes_is_an_error_that_says_so),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -143,9 +143,8 @@ static void one_by_hand(enum cox_attach attach)
     group_end(&hand, N, pids);
 }
 
-static void p8_a23_one_that_is_started_by_hand_replaces_a_dead_one(void **state)
+TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one)
 {
-    (void)state;
     EACH_ATTACH(one_by_hand);
 }
 
@@ -174,9 +173,8 @@ static void two_by_hand(enum cox_attach attach)
     group_end(&hand, N, pids);
 }
 
-static void p8_two_that_are_started_by_hand_at_once(void **state)
+TEST(p8_two_that_are_started_by_hand_at_once)
 {
-    (void)state;
     EACH_ATTACH(two_by_hand);
 }
 
@@ -207,9 +205,8 @@ static void drained(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-static void a23_what_the_old_one_owed_has_ended_before_the_new_one_comes(void **state)
+TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes)
 {
-    (void)state;
     EACH_ATTACH(drained);
 }
 
@@ -239,9 +236,8 @@ static void nobody_comes(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-static void p8_b2_no_process_comes_until_the_deadline_and_one_later(void **state)
+TEST(p8_b2_no_process_comes_until_the_deadline_and_one_later)
 {
-    (void)state;
     EACH_ATTACH(nobody_comes);
 }
 
@@ -258,9 +254,8 @@ static void stopped_while_waiting(enum cox_attach attach)
     group_end(&hand, 1, pids);
 }
 
-static void m15_a_stop_ends_the_wait_for_a_replacement(void **state)
+TEST(m15_a_stop_ends_the_wait_for_a_replacement)
 {
-    (void)state;
     EACH_ATTACH(stopped_while_waiting);
 }
 
@@ -336,9 +331,8 @@ static void half_way(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-static void p8_one_that_does_not_come_all_the_way(void **state)
+TEST(p8_one_that_does_not_come_all_the_way)
 {
-    (void)state;
     EACH_ATTACH(half_way);
 }
 
@@ -367,9 +361,8 @@ static void nothing_grows(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-static void p8_p7_nothing_grows_by_replacements(void **state)
+TEST(p8_p7_nothing_grows_by_replacements)
 {
-    (void)state;
     EACH_ATTACH(nothing_grows);
 }
 
@@ -427,9 +420,8 @@ static void tell(const struct test_helper *helper)
     assert_int_equal(write(helper->in, "", 1), 1);
 }
 
-static void a24_p8_a_late_old_process_has_no_effect(void **state)
+TEST(a24_p8_a_late_old_process_has_no_effect)
 {
-    (void)state;
     struct hand hand = {0};
     struct order order;
     char text[64] = "";
@@ -483,9 +475,8 @@ static void killed_by_order(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-static void p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed(void **state)
+TEST(p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed)
 {
-    (void)state;
     EACH_ATTACH(killed_by_order);
 }
 
@@ -522,9 +513,8 @@ static void all_by_hand(enum cox_attach attach)
     group_end(&hand, N, pids);
 }
 
-static void p8_a23_all_that_were_started_by_hand(void **state)
+TEST(p8_a23_all_that_were_started_by_hand)
 {
-    (void)state;
     EACH_ATTACH(all_by_hand);
 }
 
@@ -560,30 +550,16 @@ static void all_but_one(enum cox_attach attach)
     group_end(&hand, N, pids);
 }
 
-static void p8_all_that_were_started_by_hand_and_one_dies(void **state)
+TEST(p8_all_that_were_started_by_hand_and_one_dies)
 {
-    (void)state;
     EACH_ATTACH(all_but_one);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one),
-        TEST(p8_two_that_are_started_by_hand_at_once),
-        TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes),
-        TEST(p8_b2_no_process_comes_until_the_deadline_and_one_later),
-        TEST(m15_a_stop_ends_the_wait_for_a_replacement),
-        TEST(p8_one_that_does_not_come_all_the_way),
-        TEST(p8_p7_nothing_grows_by_replacements),
-        TEST(a24_p8_a_late_old_process_has_no_effect),
-        TEST(p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed),
-        TEST(p8_a23_all_that_were_started_by_hand),
-        TEST(p8_all_that_were_started_by_hand_and_one_dies),
-    };
     if (argc == 3 && (strcmp(argv[1], "stays") == 0 || strcmp(argv[1], "goes") == 0))
         return connect_main(argv[2], argv[1][0] == 'g');
     if (argc == 3 && strcmp(argv[1], "late") == 0)
         return late_main(argv[2]);
-    return cmocka_run_group_tests_name("replace_by_hand", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

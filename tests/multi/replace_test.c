@@ -429,9 +429,8 @@ static void check_replacement(uint32_t rank_count, uint64_t ranks, uint32_t afte
     lives_end(&lives);
 }
 
-static void p8_one_of_1_2_4_8_ranks_is_replaced_and_the_bits_are_the_same(void **state)
+TEST(p8_one_of_1_2_4_8_ranks_is_replaced_and_the_bits_are_the_same)
 {
-    (void)state;
     check_replacement(1, 1, 3);
     check_replacement(2, 1, 5);
     check_replacement(2, 2, 1);
@@ -440,17 +439,15 @@ static void p8_one_of_1_2_4_8_ranks_is_replaced_and_the_bits_are_the_same(void *
     check_replacement(8, 1 << 5, 4);
 }
 
-static void p8_two_ranks_at_once_are_replaced(void **state)
+TEST(p8_two_ranks_at_once_are_replaced)
 {
-    (void)state;
     check_replacement(4, 1 << 1 | 1 << 2, 4);
     check_replacement(8, 1 << 0 | 1 << 7, 2);
 }
 
 /* The other tests are meaningful only if the model is really out of reach. */
-static void p8_an_init_that_is_no_replay_loads_the_model(void **state)
+TEST(p8_an_init_that_is_no_replay_loads_the_model)
 {
-    (void)state;
     struct lives lives;
     struct cox_init_summary summary;
     struct cox_error err = {0};
@@ -477,9 +474,8 @@ static void p8_an_init_that_is_no_replay_loads_the_model(void **state)
 
 /* At each of these the new process ends; the others get its death, keep what they have, and the
  * next attempt succeeds. */
-static void p8_a_new_rank_that_dies_half_way_is_replaced_again(void **state)
+TEST(p8_a_new_rank_that_dies_half_way_is_replaced_again)
 {
-    (void)state;
     static const char *const plans[] = {
         "group.claimed:kill:1:1",    "group.said:kill:1:1",    "group.said:kill:1:2",
         "group.aligned:kill:1:1",    "exchange.made:kill:1:1", "group.value:kill:1:1",
@@ -555,9 +551,8 @@ static void await_scribbles(struct lives *lives, uint64_t bytes)
     assert_true(sealed ? *last != before : group_bytes() > bytes);
 }
 
-static void p8_k28_late_writes_of_a_former_incarnation_have_no_effect(void **state)
+TEST(p8_k28_late_writes_of_a_former_incarnation_have_no_effect)
 {
-    (void)state;
     struct lives lives;
     struct stream stream;
     struct test_completion c;
@@ -616,9 +611,8 @@ static size_t count_fds(pid_t pid)
 }
 
 /* More often than there are windows. */
-static void p8_p7_forty_replacements_in_a_row(void **state)
+TEST(p8_p7_forty_replacements_in_a_row)
 {
-    (void)state;
     struct lives lives;
     struct stream stream;
     undisturbed();
@@ -652,18 +646,10 @@ static void p8_p7_forty_replacements_in_a_row(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(p8_one_of_1_2_4_8_ranks_is_replaced_and_the_bits_are_the_same),
-        TEST(p8_two_ranks_at_once_are_replaced),
-        TEST(p8_an_init_that_is_no_replay_loads_the_model),
-        TEST(p8_a_new_rank_that_dies_half_way_is_replaced_again),
-        TEST(p8_k28_late_writes_of_a_former_incarnation_have_no_effect),
-        TEST(p8_p7_forty_replacements_in_a_row),
-    };
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
         return worker_main(argc, argv);
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length < 0)
         return 1;
-    return cmocka_run_group_tests_name("replace", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

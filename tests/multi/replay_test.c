@@ -180,9 +180,8 @@ static uint64_t window_of(uint32_t rank_count)
 
 /* Another generation and another window each time, of which only the last takes memory; windows are
  * used in turn. A sealed group has no windows: a rank has the same memory in every generation. */
-static void k25_every_init_has_memory_of_its_own(void **state)
+TEST(k25_every_init_has_memory_of_its_own)
 {
-    (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     const uint64_t window = window_of(RANK_COUNT);
     struct cox_error err;
@@ -214,9 +213,8 @@ static void k25_every_init_has_memory_of_its_own(void **state)
 
 /* An init that fails is a generation as well; its window and the one before stay until one
  * succeeds. */
-static void k25_a_failed_init_takes_a_generation(void **state)
+TEST(k25_a_failed_init_takes_a_generation)
 {
-    (void)state;
     static const struct cox_config_entry failing[] = {{"tell", ""}, {"fail", "1"}};
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
@@ -234,9 +232,8 @@ static void k25_a_failed_init_takes_a_generation(void **state)
 
 /* Several of those would take one window after the other, at last the one in which the ranks are.
  */
-static void k25_an_init_that_reaches_no_rank_takes_no_generation(void **state)
+TEST(k25_an_init_that_reaches_no_rank_takes_no_generation)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .depth = 4};
     struct test_group *g = test_group_start(RANK_COUNT, &options);
@@ -313,9 +310,8 @@ static int helper_full_shm(void)
     return 0;
 }
 
-static void b51_k26_an_init_without_memory_for_the_rank_group_says_so(void **state)
+TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so)
 {
-    (void)state;
     test_needs_names();
     int status = test_helper_run("full_shm");
     if (status == 77)
@@ -325,9 +321,8 @@ static void b51_k26_an_init_without_memory_for_the_rank_group_says_so(void **sta
 
 /* ---- the same once more ---- */
 
-static void p8_without_an_init_there_is_no_replay(void **state)
+TEST(p8_without_an_init_there_is_no_replay)
 {
-    (void)state;
     static const struct cox_config_entry failing[] = {{"fail", "0"}};
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
@@ -344,9 +339,8 @@ static void p8_without_an_init_there_is_no_replay(void **state)
     test_group_free(g);
 }
 
-static void p8_a_replaced_rank_gets_the_same_init(void **state)
+TEST(p8_a_replaced_rank_gets_the_same_init)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         struct cox_error err;
@@ -366,9 +360,8 @@ static void p8_a_replaced_rank_gets_the_same_init(void **state)
     }
 }
 
-static void p8_another_reply_than_before_is_reported(void **state)
+TEST(p8_another_reply_than_before_is_reported)
 {
-    (void)state;
     static const struct cox_config_entry odd[] = {{"odd_again", "0"}};
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
@@ -403,9 +396,8 @@ static void *init_main(void *argument)
     return NULL;
 }
 
-static void b2_one_init_at_a_time(void **state)
+TEST(b2_one_init_at_a_time)
 {
-    (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread others[2] = {{.group = g, .path = test_pipe_path(pipe)}, {.group = g}};
@@ -431,9 +423,8 @@ static void b2_one_init_at_a_time(void **state)
     test_group_free(g);
 }
 
-static void m15_a_stop_ends_inits_that_wait(void **state)
+TEST(m15_a_stop_ends_inits_that_wait)
 {
-    (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread others[2] = {{.group = g, .path = test_pipe_path(pipe)}, {.group = g}};
@@ -452,9 +443,8 @@ static void m15_a_stop_ends_inits_that_wait(void **state)
 }
 
 /* The first rank to leave the rank group would end the step for the others. */
-static void k28_an_init_waits_for_the_steps_before_it(void **state)
+TEST(k28_an_init_waits_for_the_steps_before_it)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .depth = 4};
     struct test_group *g = test_group_start(RANK_COUNT, &options);
@@ -484,9 +474,8 @@ static void k28_an_init_waits_for_the_steps_before_it(void **state)
 /* ---- the engine's state ---- */
 
 /* Init, start and what is said again meet a group in each state; a death meets it, too. */
-static void m12_a_replay_leaves_a_paused_group_paused(void **state)
+TEST(m12_a_replay_leaves_a_paused_group_paused)
 {
-    (void)state;
     static const struct {
         enum cox_recover_command commands[2];
         int count;
@@ -520,9 +509,8 @@ static void m12_a_replay_leaves_a_paused_group_paused(void **state)
 }
 
 /* The ranks have let go of what they had: nothing but an init makes them able to run steps. */
-static void m12_an_init_that_failed_leaves_no_group_normal(void **state)
+TEST(m12_an_init_that_failed_leaves_no_group_normal)
 {
-    (void)state;
     static const struct cox_config_entry failing[] = {{"fail", "1"}};
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
@@ -549,9 +537,8 @@ static void m12_an_init_that_failed_leaves_no_group_normal(void **state)
 }
 
 /* The new process knows of no init. */
-static void m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced(void **state)
+TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced)
 {
-    (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
@@ -566,9 +553,8 @@ static void m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced(void
 }
 
 /* One rank does not pause, and is replaced; the others are paused until a start. */
-static void m12_a_pause_that_failed_outlives_a_replay_until_a_start(void **state)
+TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start)
 {
-    (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
@@ -587,9 +573,8 @@ static void m12_a_pause_that_failed_outlives_a_replay_until_a_start(void **state
     test_group_free(g);
 }
 
-static void m12_a_group_with_a_death_can_be_paused(void **state)
+TEST(m12_a_group_with_a_death_can_be_paused)
 {
-    (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
@@ -636,9 +621,8 @@ static void *recover_main(void *argument)
     return NULL;
 }
 
-static void m12_steps_are_refused_while_the_engine_is_paused(void **state)
+TEST(m12_steps_are_refused_while_the_engine_is_paused)
 {
-    (void)state;
     static const struct {
         enum cox_recover_command command;
         const char *name;
@@ -711,9 +695,8 @@ static uint64_t steps_served(struct test_group *g)
     return stats.submitted;
 }
 
-static void m12_no_step_slips_in_behind_a_pause(void **state)
+TEST(m12_no_step_slips_in_behind_a_pause)
 {
-    (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
@@ -736,26 +719,7 @@ static void m12_no_step_slips_in_behind_a_pause(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(k25_every_init_has_memory_of_its_own),
-        TEST(k25_a_failed_init_takes_a_generation),
-        TEST(k25_an_init_that_reaches_no_rank_takes_no_generation),
-        TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so),
-        TEST(p8_without_an_init_there_is_no_replay),
-        TEST(p8_a_replaced_rank_gets_the_same_init),
-        TEST(p8_another_reply_than_before_is_reported),
-        TEST(b2_one_init_at_a_time),
-        TEST(m15_a_stop_ends_inits_that_wait),
-        TEST(k28_an_init_waits_for_the_steps_before_it),
-        TEST(m12_a_replay_leaves_a_paused_group_paused),
-        TEST(m12_an_init_that_failed_leaves_no_group_normal),
-        TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced),
-        TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start),
-        TEST(m12_a_group_with_a_death_can_be_paused),
-        TEST(m12_steps_are_refused_while_the_engine_is_paused),
-        TEST(m12_no_step_slips_in_behind_a_pause),
-    };
     if (argc == 2 && strcmp(argv[1], "full_shm") == 0)
         return helper_full_shm();
-    return cmocka_run_group_tests_name("replay", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -67,9 +67,8 @@ static uint64_t echo_sequence(struct test_group *g)
     return sequence;
 }
 
-static void p8_all_ranks_are_replaced(void **state)
+TEST(p8_all_ranks_are_replaced)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= n == 1 ? 4 : 2) {
         struct test_group *g = test_group_start(n, NULL);
         pid_t pids[8];
@@ -90,9 +89,8 @@ static void p8_all_ranks_are_replaced(void **state)
     }
 }
 
-static void a24_what_is_in_flight_ends_by_a_death(void **state)
+TEST(a24_what_is_in_flight_ends_by_a_death)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= n == 1 ? 4 : 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = 4};
@@ -116,9 +114,8 @@ static void a24_what_is_in_flight_ends_by_a_death(void **state)
     }
 }
 
-static void p3_p8_with_a_stopped_and_a_dead_one(void **state)
+TEST(p3_p8_with_a_stopped_and_a_dead_one)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     pid_t stopped = pid_of(g, 2);
     test_stop_process(stopped);
@@ -138,9 +135,8 @@ static void assert_ended(pid_t pid)
     cox_peer_close(&peer);
 }
 
-static void p3_p8_a_stopped_rank_is_killed(void **state)
+TEST(p3_p8_a_stopped_rank_is_killed)
 {
-    (void)state;
     char line[300];
     snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
     const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
@@ -175,9 +171,8 @@ static void p3_p8_a_stopped_rank_is_killed(void **state)
 }
 
 /* New processes that die on their way: the group is dead and can be tried again. */
-static void p8_some_die_half_way_and_all_are_tried_again(void **state)
+TEST(p8_some_die_half_way_and_all_are_tried_again)
 {
-    (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = fragile};
@@ -195,9 +190,8 @@ static void p8_some_die_half_way_and_all_are_tried_again(void **state)
     test_group_free(g);
 }
 
-static void p8_b2_those_that_never_attach(void **state)
+TEST(p8_b2_those_that_never_attach)
 {
-    (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = slow};
@@ -235,9 +229,8 @@ static void *restarter_main(void *argument)
     return NULL;
 }
 
-static void m15_a_stop_ends_it(void **state)
+TEST(m15_a_stop_ends_it)
 {
-    (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = slow};
@@ -286,9 +279,8 @@ static void *caller_main(void *argument)
 }
 
 /* A concurrent call gets a reply or a death, at once and nothing else. */
-static void a24_p7_nothing_grows_under_load(void **state)
+TEST(a24_p7_nothing_grows_under_load)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     struct caller callers[2] = {{.executor = test_group_executor(g)},
                                 {.executor = test_group_executor(g)}};
@@ -345,9 +337,8 @@ static void drain_handler(void *context, const struct cox_completion *completion
     } while (cox_now_ns() < until_ns);
 }
 
-static void a23_the_old_one_is_drained_before_the_new_one_is_started(void **state)
+TEST(a23_the_old_one_is_drained_before_the_new_one_is_started)
 {
-    (void)state;
     for (int all = 0; all < 2; all++) {
         struct test_group *g = test_group_start(2, NULL);
         struct drain drain = {.executor = test_group_executor(g)};
@@ -391,9 +382,8 @@ static void log_keep(void *context, int level, const char *text)
     pthread_mutex_unlock(&log->lock);
 }
 
-static void a23_the_log_names_old_and_new_process(void **state)
+TEST(a23_the_log_names_old_and_new_process)
 {
-    (void)state;
     struct log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .hooks.log = {log_keep, &log}};
@@ -423,21 +413,4 @@ static void a23_the_log_names_old_and_new_process(void **state)
              pids[0][0], pids[2][0]);
     assert_contains(log.text, line);
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p8_all_ranks_are_replaced),
-        TEST(a24_what_is_in_flight_ends_by_a_death),
-        TEST(p3_p8_with_a_stopped_and_a_dead_one),
-        TEST(p3_p8_a_stopped_rank_is_killed),
-        TEST(p8_some_die_half_way_and_all_are_tried_again),
-        TEST(p8_b2_those_that_never_attach),
-        TEST(m15_a_stop_ends_it),
-        TEST(a24_p7_nothing_grows_under_load),
-        TEST(a23_the_old_one_is_drained_before_the_new_one_is_started),
-        TEST(a23_the_log_names_old_and_new_process),
-    };
-    return cmocka_run_group_tests_name("restart_all", tests, NULL, NULL);
 }

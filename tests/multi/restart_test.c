@@ -60,9 +60,8 @@ static unsigned served(struct test_group *g, uint32_t rank)
     return count;
 }
 
-static void p8_a_dead_rank_is_replaced_while_the_others_live(void **state)
+TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         pid_t pids[8];
@@ -84,9 +83,8 @@ static void p8_a_dead_rank_is_replaced_while_the_others_live(void **state)
     }
 }
 
-static void p8_a_restart_of_a_live_rank_does_nothing(void **state)
+TEST(p8_a_restart_of_a_live_rank_does_nothing)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     pid_t pid = pid_of(g, 1);
     restart(g, 1);
@@ -101,9 +99,8 @@ static void p8_a_restart_of_a_live_rank_does_nothing(void **state)
 }
 
 /* A rank that is blocked, and its request, go through another one's restart undisturbed. */
-static void p8_what_the_others_do_goes_on(void **state)
+TEST(p8_what_the_others_do_goes_on)
 {
-    (void)state;
     struct test_group *g = test_group_start(3, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 1};
@@ -124,9 +121,8 @@ static void p8_what_the_others_do_goes_on(void **state)
 }
 
 /* It owed a reply, and had a frame; its next incarnation owes nothing. */
-static void p8_p4_the_next_incarnation_owes_nothing(void **state)
+TEST(p8_p4_the_next_incarnation_owes_nothing)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth};
@@ -145,9 +141,8 @@ static void p8_p4_the_next_incarnation_owes_nothing(void **state)
     }
 }
 
-static void p8_every_channel_works_again(void **state)
+TEST(p8_every_channel_works_again)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     kill_rank(g, 1);
     restart(g, 1);
@@ -168,9 +163,8 @@ static void p8_every_channel_works_again(void **state)
 
 /* The new process does not make it: killed before it attached, or it never does. The group is as
  * before, and the next try can succeed. */
-static void p8_a_restart_that_dies_half_way_is_done_again(void **state)
+TEST(p8_a_restart_that_dies_half_way_is_done_again)
 {
-    (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = fragile};
@@ -191,9 +185,8 @@ static void p8_a_restart_that_dies_half_way_is_done_again(void **state)
     test_group_free(g);
 }
 
-static void p8_b2_a_restart_that_never_attaches_ends_at_its_deadline(void **state)
+TEST(p8_b2_a_restart_that_never_attaches_ends_at_its_deadline)
 {
-    (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = slow};
@@ -225,9 +218,8 @@ static void *restarter_main(void *argument)
     return NULL;
 }
 
-static void p8_two_ranks_at_once(void **state)
+TEST(p8_two_ranks_at_once)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     for (int k = 0; k < 5; k++) {
         struct restarter restarters[2];
@@ -248,9 +240,8 @@ static void p8_two_ranks_at_once(void **state)
     test_group_free(g);
 }
 
-static void m15_a_stop_ends_a_restart(void **state)
+TEST(m15_a_stop_ends_a_restart)
 {
-    (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = slow};
@@ -267,9 +258,8 @@ static void m15_a_stop_ends_a_restart(void **state)
     test_group_free(g);
 }
 
-static void p8_through_a_wrapper(void **state)
+TEST(p8_through_a_wrapper)
 {
-    (void)state;
     char line[300];
     snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
     const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
@@ -284,9 +274,8 @@ static void p8_through_a_wrapper(void **state)
     test_group_free(g);
 }
 
-static void p8_what_cannot_be_restarted_is_refused(void **state)
+TEST(p8_what_cannot_be_restarted_is_refused)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_error err = {0};
     assert_int_equal(cox_executor_restart(test_group_executor(g), 2, patience(), &err),
@@ -296,9 +285,8 @@ static void p8_what_cannot_be_restarted_is_refused(void **state)
 }
 
 /* Names go at once, fds do not grow, whatever is restarted how often. */
-static void p8_p7_nothing_grows(void **state)
+TEST(p8_p7_nothing_grows)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .name = NULL};
     struct test_group *g = test_group_start(2, &options);
@@ -315,23 +303,4 @@ static void p8_p7_nothing_grows(void **state)
     assert_int_equal(test_count_fds(), fds);
     test_expect_echo(g, "x");
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p8_a_dead_rank_is_replaced_while_the_others_live),
-        TEST(p8_a_restart_of_a_live_rank_does_nothing),
-        TEST(p8_what_the_others_do_goes_on),
-        TEST(p8_p4_the_next_incarnation_owes_nothing),
-        TEST(p8_every_channel_works_again),
-        TEST(p8_a_restart_that_dies_half_way_is_done_again),
-        TEST(p8_b2_a_restart_that_never_attaches_ends_at_its_deadline),
-        TEST(p8_two_ranks_at_once),
-        TEST(m15_a_stop_ends_a_restart),
-        TEST(p8_through_a_wrapper),
-        TEST(p8_what_cannot_be_restarted_is_refused),
-        TEST(p8_p7_nothing_grows),
-    };
-    return cmocka_run_group_tests_name("restart", tests, NULL, NULL);
 }

@@ -36,9 +36,8 @@ static void refused(const struct cox_control_socket_options *options, int code, 
 
 /* ---- the folder ---- */
 
-static void b9_a_runtime_directory_that_lets_others_in_is_refused(void **state)
+SOCKET_TEST(b9_a_runtime_directory_that_lets_others_in_is_refused)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test");
     struct cox_error err;
     char link[80];
@@ -105,9 +104,8 @@ static void as_nobody(void *context)
     with_umask(context);
 }
 
-static void b45_an_odd_umask_takes_nothing_away(void **state)
+SOCKET_TEST(b45_an_odd_umask_takes_nothing_away)
 {
-    (void)state;
     mode_t masks[] = {0, 022, 0777, 0200, 0700};
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
         client_run(with_umask, &masks[i]);
@@ -145,9 +143,8 @@ static void in_a_runtime_dir_of_its_own(void *context)
     CHECK(cox_control_socket_sweep(NULL, &swept, NULL) == 0 && swept == 0);
 }
 
-static void the_default_runtime_directory_is_the_same_for_both_sides(void **state)
+SOCKET_TEST(the_default_runtime_directory_is_the_same_for_both_sides)
 {
-    (void)state;
     assert_int_equal(mkdir(runtime_dir, 0700), 0);
     client_run(in_a_runtime_dir_of_its_own, runtime_dir);
     client_run(in_a_runtime_dir_of_its_own, NULL);
@@ -155,9 +152,8 @@ static void the_default_runtime_directory_is_the_same_for_both_sides(void **stat
     client_run(in_a_runtime_dir_of_its_own, "not/absolute");
 }
 
-static void a22_k19_long_paths_and_names_work(void **state)
+SOCKET_TEST(a22_k19_long_paths_and_names_work)
 {
-    (void)state;
     char path[COX_SOCKET_PATH_SIZE], name[130] = "", found[COX_SOCKET_PATH_SIZE];
     struct cox_control_socket_options options = host_options(name);
     struct cox_hello hello = worker_hello();
@@ -244,9 +240,8 @@ static void server_kill(pid_t pid)
     assert_true(WIFSIGNALED(child_status(pid)));
 }
 
-static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
+SOCKET_TEST(a22_b4_a_dead_groups_socket_is_no_obstacle)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test");
     struct cox_control_connection session;
     struct cox_hello hello = worker_hello();
@@ -284,9 +279,8 @@ static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
                      COX_NOT_FOUND);
 }
 
-static void b9_a_live_name_is_taken(void **state)
+SOCKET_TEST(b9_a_live_name_is_taken)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test"), other = host_options("other");
     struct cox_error err;
     char text[64];
@@ -301,9 +295,8 @@ static void b9_a_live_name_is_taken(void **state)
     assert_int_equal(try_open(&options, &err), 0);
 }
 
-static void something_else_at_the_name_is_left_alone(void **state)
+SOCKET_TEST(something_else_at_the_name_is_left_alone)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test");
     struct cox_error err;
     char path[100];
@@ -338,9 +331,8 @@ static void something_else_at_the_name_is_left_alone(void **state)
 }
 
 /* As a start leaves it that was killed between two steps, when a child of a fork has its socket. */
-static void b4_a_new_file_that_another_process_still_has_is_no_obstacle(void **state)
+SOCKET_TEST(b4_a_new_file_that_another_process_still_has_is_no_obstacle)
 {
-    (void)state;
     struct cox_control_socket_options options = host_options("test");
     struct cox_error err;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -355,9 +347,8 @@ static void b4_a_new_file_that_another_process_still_has_is_no_obstacle(void **s
     close(fd);
 }
 
-static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
+SOCKET_TEST(b10_only_its_own_socket_is_removed_at_the_end)
 {
-    (void)state;
     struct cox_control_socket *first, *second;
     struct cox_control_socket_options options = host_options("test");
     struct cox_hello hello = worker_hello();
@@ -394,9 +385,8 @@ static void racer(void *context)
 }
 
 /* In a folder that is not there yet, or that a dead control socket has left its socket in. */
-static void b4_b54_of_eight_starts_at_once_one_wins(void **state)
+SOCKET_TEST(b4_b54_of_eight_starts_at_once_one_wins)
 {
-    (void)state;
     for (int round = 0; round < 12; round++) {
         int go[2], result[2], end[2], won = 0;
         pid_t pids[8];
@@ -456,9 +446,8 @@ static void nobody_visits(void *context)
     CHECK(strstr(err.text, text));
 }
 
-static void b9_b28_another_user_does_not_come_in(void **state)
+SOCKET_TEST(b9_b28_another_user_does_not_come_in)
 {
-    (void)state;
     if (!test_can_switch_user())
         skip();
     socket_start(NULL);
@@ -490,9 +479,8 @@ static pid_t nobody_start(void)
 }
 
 /* Whatever its name and the file's owner: the listening process counts. */
-static void b9_a_squatted_socket_is_not_entered(void **state)
+SOCKET_TEST(b9_a_squatted_socket_is_not_entered)
 {
-    (void)state;
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
@@ -536,9 +524,8 @@ static void root_visits_as_root(void *context)
     cox_control_connection_close(&session);
 }
 
-static void root_and_its_own_user_come_in(void **state)
+SOCKET_TEST(root_and_its_own_user_come_in)
 {
-    (void)state;
     if (!test_can_switch_user())
         skip();
     assert_int_equal(mkdir(runtime_dir, 0700), 0);
@@ -550,22 +537,7 @@ static void root_and_its_own_user_come_in(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        SOCKET_TEST(b9_a_runtime_directory_that_lets_others_in_is_refused),
-        SOCKET_TEST(b45_an_odd_umask_takes_nothing_away),
-        SOCKET_TEST(the_default_runtime_directory_is_the_same_for_both_sides),
-        SOCKET_TEST(a22_k19_long_paths_and_names_work),
-        SOCKET_TEST(a22_b4_a_dead_groups_socket_is_no_obstacle),
-        SOCKET_TEST(b9_a_live_name_is_taken),
-        SOCKET_TEST(something_else_at_the_name_is_left_alone),
-        SOCKET_TEST(b4_a_new_file_that_another_process_still_has_is_no_obstacle),
-        SOCKET_TEST(b10_only_its_own_socket_is_removed_at_the_end),
-        SOCKET_TEST(b4_b54_of_eight_starts_at_once_one_wins),
-        SOCKET_TEST(b9_b28_another_user_does_not_come_in),
-        SOCKET_TEST(b9_a_squatted_socket_is_not_entered),
-        SOCKET_TEST(root_and_its_own_user_come_in),
-    };
-    fixture_begin();
+    test_begin();
     unsetenv("XDG_RUNTIME_DIR");
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

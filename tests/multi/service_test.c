@@ -74,9 +74,8 @@ static void sem_await(sem_t *sem)
         fail_msg("nothing came");
 }
 
-static void p3_status_replies_while_a_handler_is_stuck(void **state)
+TEST(p3_status_replies_while_a_handler_is_stuck)
 {
-    (void)state;
     struct test_group *group = test_group_start(2, NULL);
     struct stuck stuck = {.executor = test_group_executor(group)};
     struct cox_executor_status status;
@@ -113,9 +112,8 @@ static void p3_status_replies_while_a_handler_is_stuck(void **state)
     sem_destroy(&stuck.go_on);
 }
 
-static void p3_status_reports_what_a_rank_does_and_which_is_late(void **state)
+TEST(p3_status_reports_what_a_rank_does_and_which_is_late)
 {
-    (void)state;
     struct test_group *group = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_executor *executor = test_group_executor(group);
@@ -142,9 +140,8 @@ static void p3_status_reports_what_a_rank_does_and_which_is_late(void **state)
     test_group_free(group);
 }
 
-static void p3_status_reports_how_a_rank_died_and_its_last_lines(void **state)
+TEST(p3_status_reports_how_a_rank_died_and_its_last_lines)
 {
-    (void)state;
     test_needs_processes();
     struct test_group *group = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(group);
@@ -166,9 +163,8 @@ static void p3_status_reports_how_a_rank_died_and_its_last_lines(void **state)
     test_group_free(group);
 }
 
-static void p10_status_believes_nothing_that_a_rank_writes(void **state)
+TEST(p10_status_believes_nothing_that_a_rank_writes)
 {
-    (void)state;
     struct test_group *group = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(group);
     struct cox_layout_rank_line *line = cox_state_line(&executor->control, 0, COX_CHANNEL_LINK);
@@ -282,9 +278,8 @@ static int ask(struct cox_client *client, int request_case, CoxswainControl__Con
 #define ASK_CANCEL COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL
 #define ASK_COMPLETE COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE
 
-static void a_service_without_its_group_and_without_prompts_says_why(void **state)
+TEST(a_service_without_its_group_and_without_prompts_says_why)
 {
-    (void)state;
     struct test_group *group = test_group_start(2, NULL);
     struct cox_control_server *service = service_new();
     struct cox_error err = {0};
@@ -316,9 +311,8 @@ static void a_service_without_its_group_and_without_prompts_says_why(void **stat
     test_group_free(group);
 }
 
-static void p3_status_replies_where_no_thread_can_be_started(void **state)
+TEST(p3_status_replies_where_no_thread_can_be_started)
 {
-    (void)state;
     struct test_group *group = test_group_start(2, NULL);
     struct cox_control_server *service = service_new();
     struct cox_error err = {0};
@@ -405,9 +399,8 @@ static void assert_columns(const char *text)
     }
 }
 
-static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
+TEST(p3_the_status_command_shows_what_became_of_a_rank)
 {
-    (void)state;
     test_needs_processes();
     serving_one = service_new();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -459,9 +452,8 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     test_group_free(g);
 }
 
-static void stop_is_passed_on_and_its_connection_lasts_until_the_end(void **state)
+TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end)
 {
-    (void)state;
     struct cox_control_server *service = service_new();
     struct cox_error err;
     CoxswainControl__ControlReply *reply;
@@ -490,9 +482,8 @@ static void await_fds(size_t count)
     assert_int_equal(test_count_fds(), count);
 }
 
-static void b15_connections_leave_no_fd_and_no_thread(void **state)
+TEST(b15_connections_leave_no_fd_and_no_thread)
 {
-    (void)state;
     struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
     group_attach(service, group, "");
@@ -519,9 +510,8 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
 }
 
 /* A connection without a request is closed for one with a request, however many there are. */
-static void b21_a_client_without_requests_has_no_place_when_there_are_many(void **state)
+TEST(b21_a_client_without_requests_has_no_place_when_there_are_many)
 {
-    (void)state;
     enum { COUNT = 3 * COX_CONTROL_CONNECTION_MAX };
     struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
@@ -567,9 +557,8 @@ static void b21_a_client_without_requests_has_no_place_when_there_are_many(void 
     test_group_free(group);
 }
 
-static void full_of_clients_that_sent_a_stop(void **state)
+TEST(full_of_clients_that_sent_a_stop)
 {
-    (void)state;
     struct cox_control_server *service = service_new();
     struct cox_client clients[COX_CONTROL_CONNECTION_MAX];
     struct cox_error err = {0};
@@ -639,9 +628,8 @@ static int take_patiently(struct cox_control_server *service, int fd, struct cox
 }
 
 /* Clients that send such, one after the other, do not take all fds of the coordinator. */
-static void g1g_so_many_closes_hang_that_no_client_is_served(void **state)
+TEST(g1g_so_many_closes_hang_that_no_client_is_served)
 {
-    (void)state;
     enum { MOST = COX_CLOSER_WAITING_MAX + COX_CONTROL_CONNECTION_MAX };
     static int ends[MOST + 1];
     struct rlimit limit, before;
@@ -704,9 +692,8 @@ static pid_t modest_start(const char *control_socket, int told, int go)
     _exit(r != 0);
 }
 
-static void b21_a_process_with_one_connection_keeps_it_when_another_hoards(void **state)
+TEST(b21_a_process_with_one_connection_keeps_it_when_another_hoards)
 {
-    (void)state;
     test_needs_processes();
     serving_one = service_new();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -768,9 +755,8 @@ static uint64_t random_next(uint64_t *random)
     return *random >> 33;
 }
 
-static void p10_any_bytes_end_in_an_error_and_harm_no_other_client(void **state)
+TEST(p10_any_bytes_end_in_an_error_and_harm_no_other_client)
 {
-    (void)state;
     struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
     uint64_t random = 4711;
@@ -804,9 +790,8 @@ static void p10_any_bytes_end_in_an_error_and_harm_no_other_client(void **state)
     test_group_free(group);
 }
 
-static void b14_a_client_believes_no_group_either(void **state)
+TEST(b14_a_client_believes_no_group_either)
 {
-    (void)state;
     static const struct {
         const char *bytes;
         size_t size;
@@ -836,9 +821,8 @@ static void b14_a_client_believes_no_group_either(void **state)
     }
 }
 
-static void text_of_another_process_is_made_fit_for_a_terminal(void **state)
+TEST(text_of_another_process_is_made_fit_for_a_terminal)
 {
-    (void)state;
     static const char *const pairs[][2] = {
         {"plain\ttext\nhere", "plain\ttext\nhere"},
         {"\x1b[31mred\x07", "?[31mred?"},
@@ -854,27 +838,4 @@ static void text_of_another_process_is_made_fit_for_a_terminal(void **state)
         cox_client_clean_text(text);
         assert_string_equal(text, pairs[i][1]);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p3_status_replies_while_a_handler_is_stuck),
-        TEST(p3_status_reports_what_a_rank_does_and_which_is_late),
-        TEST(p3_status_reports_how_a_rank_died_and_its_last_lines),
-        TEST(p10_status_believes_nothing_that_a_rank_writes),
-        TEST(a_service_without_its_group_and_without_prompts_says_why),
-        TEST(p3_status_replies_where_no_thread_can_be_started),
-        TEST(p3_the_status_command_shows_what_became_of_a_rank),
-        TEST(stop_is_passed_on_and_its_connection_lasts_until_the_end),
-        TEST(b15_connections_leave_no_fd_and_no_thread),
-        TEST(b21_a_client_without_requests_has_no_place_when_there_are_many),
-        TEST(full_of_clients_that_sent_a_stop),
-        TEST(g1g_so_many_closes_hang_that_no_client_is_served),
-        TEST(b21_a_process_with_one_connection_keeps_it_when_another_hoards),
-        TEST(p10_any_bytes_end_in_an_error_and_harm_no_other_client),
-        TEST(b14_a_client_believes_no_group_either),
-        TEST(text_of_another_process_is_made_fit_for_a_terminal),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

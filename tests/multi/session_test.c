@@ -176,9 +176,8 @@ static struct test_group *start(uint32_t rank_count, uint32_t depth)
     return test_group_start(rank_count, &options);
 }
 
-static void a13_fds_are_closed_once_their_memory_is_mapped(void **state)
+TEST(a13_fds_are_closed_once_their_memory_is_mapped)
 {
-    (void)state;
     struct test_group *g = start(4, 0);
     struct test_completion c;
     assert_int_equal(test_call(g, &c, "m"), 0);
@@ -189,9 +188,8 @@ static void a13_fds_are_closed_once_their_memory_is_mapped(void **state)
 }
 
 /* Nor does the coordinator keep what other processes of the user could open through /proc. */
-static void b16_no_other_process_keeps_an_fd_of_a_ranks_memory(void **state)
+TEST(b16_no_other_process_keeps_an_fd_of_a_ranks_memory)
 {
-    (void)state;
     struct test_group *g = start(4, 0);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_error err = {0};
@@ -207,9 +205,8 @@ static void b16_no_other_process_keeps_an_fd_of_a_ranks_memory(void **state)
     test_group_free(g);
 }
 
-static void a10_m2_a_group_of_64(void **state)
+TEST(a10_m2_a_group_of_64)
 {
-    (void)state;
     struct test_group *g = test_group_start(64, NULL);
     for (int i = 0; i < 20; i++)
         test_expect_echo(g, i % 2 ? "one for all" : "and all");
@@ -226,9 +223,8 @@ static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t r
 }
 
 /* All processes can read the progress of a rank, without its help. */
-static void a25_progress_is_reported_while_a_request_runs(void **state)
+TEST(a25_progress_is_reported_while_a_request_runs)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how how = {.gather = COX_GATHER_ALL};
@@ -246,9 +242,8 @@ static void a25_progress_is_reported_while_a_request_runs(void **state)
 }
 
 /* Done, invalid, or past its deadline: each of these exactly once, whatever the others come to. */
-static void a26_every_request_completes_once_with_its_status(void **state)
+TEST(a26_every_request_completes_once_with_its_status)
 {
-    (void)state;
     struct test_group *g = start(2, 4);
     const struct test_how how = {.gather = COX_GATHER_ALL},
                           soon = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
@@ -274,9 +269,8 @@ static void a26_every_request_completes_once_with_its_status(void **state)
 
 /* The frames take as many requests as the channel is deep; then FULL at once, and room again when
  * one has ended. */
-static void a29_a_full_channel_returns_full_and_nothing_is_lost(void **state)
+TEST(a29_a_full_channel_returns_full_and_nothing_is_lost)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 8; depth *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = depth};
@@ -300,9 +294,8 @@ static void a29_a_full_channel_returns_full_and_nothing_is_lost(void **state)
 
 /* Slots are used again and again, and those of a dead owner become free with its next incarnation.
  */
-static void a30_slots_come_back_also_from_the_dead(void **state)
+TEST(a30_slots_come_back_also_from_the_dead)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     for (int life = 0; life < 3; life++) {
@@ -338,9 +331,8 @@ static void bandwidth_print(const struct test_completion *summed, uint32_t n)
                   REGION_SIZE >> 20, total / n, least);
 }
 
-static void l22_handles_of_all_ranks_go_through_the_channel(void **state)
+TEST(l22_handles_of_all_ranks_go_through_the_channel)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = start(n, 0);
         struct test_completion exported, summed;
@@ -378,15 +370,5 @@ int main(int argc, char **argv)
         return worker_main(argc, argv);
     if (readlink("/proc/self/exe", program, sizeof program - 1) < 0)
         return 1;
-    const struct CMUnitTest tests[] = {
-        TEST(a13_fds_are_closed_once_their_memory_is_mapped),
-        TEST(b16_no_other_process_keeps_an_fd_of_a_ranks_memory),
-        TEST(a10_m2_a_group_of_64),
-        TEST(a25_progress_is_reported_while_a_request_runs),
-        TEST(a26_every_request_completes_once_with_its_status),
-        TEST(a29_a_full_channel_returns_full_and_nothing_is_lost),
-        TEST(a30_slots_come_back_also_from_the_dead),
-        TEST(l22_handles_of_all_ranks_go_through_the_channel),
-    };
-    return cmocka_run_group_tests_name("session", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

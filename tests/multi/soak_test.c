@@ -133,9 +133,8 @@ static void soak_calls(struct test_group *g, long count)
     }
 }
 
-static void m5_b29_nothing_grows_in_a_long_run(void **state)
+TEST(m5_b29_nothing_grows_in_a_long_run)
 {
-    (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct soak soak = {.executor = test_group_executor(g), .lock = PTHREAD_MUTEX_INITIALIZER};
     cox_condition_init(&soak.done);
@@ -179,8 +178,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         request_count = atol(argv[1]);
-    const struct CMUnitTest tests[] = {
-        TEST(m5_b29_nothing_grows_in_a_long_run),
-    };
-    return cmocka_run_group_tests_name("soak", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

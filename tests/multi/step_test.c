@@ -48,9 +48,8 @@ static void expect_batch(struct test_group *g, uint32_t rank, const char *expect
 
 /* ---- what the callback sees ---- */
 
-static void m8_rows_tables_moves_and_types_reach_every_rank(void **state)
+TEST(m8_rows_tables_moves_and_types_reach_every_rank)
 {
-    (void)state;
     static const int32_t in[] = {1, 2, 3, 4}, out[] = {5, 6}, copy[] = {7, 8, 9, 10, 11, 12};
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
@@ -128,9 +127,8 @@ static void m8_rows_tables_moves_and_types_reach_every_rank(void **state)
     }
 }
 
-static void s5_tokens_are_the_same_for_every_world_size(void **state)
+TEST(s5_tokens_are_the_same_for_every_world_size)
 {
-    (void)state;
     struct chat reference[CHAT_COUNT], chats[CHAT_COUNT];
     chats_reference(reference);
     for (uint32_t n = 1; n <= 8; n *= 2) {
@@ -146,9 +144,8 @@ static void s5_tokens_are_the_same_for_every_world_size(void **state)
 
 /* ---- a base that is not there ---- */
 
-static void s1_a_delta_on_a_wrong_base_is_stale_and_without_effect(void **state)
+TEST(s1_a_delta_on_a_wrong_base_is_stale_and_without_effect)
 {
-    (void)state;
     struct chat reference[CHAT_COUNT];
     chats_reference(reference);
     for (uint32_t n = 1; n <= 8; n *= 2) {
@@ -191,9 +188,8 @@ static void s1_a_delta_on_a_wrong_base_is_stale_and_without_effect(void **state)
 
 /* Any rank, any step, any way: afterwards everything is announced again, and the tokens are those
  * of a quiet run. */
-static void s2_a_step_that_failed_on_one_rank_took_effect_on_none(void **state)
+TEST(s2_a_step_that_failed_on_one_rank_took_effect_on_none)
 {
-    (void)state;
     struct chat reference[CHAT_COUNT], chats[CHAT_COUNT];
     static const struct {
         const char *trick;
@@ -238,9 +234,8 @@ static void s2_a_step_that_failed_on_one_rank_took_effect_on_none(void **state)
 }
 
 /* A rank's table stays where it was: the same delta, on the same base, is as good as before. */
-static void s2_a_failed_step_leaves_the_table_of_the_rank(void **state)
+TEST(s2_a_failed_step_leaves_the_table_of_the_rank)
 {
-    (void)state;
     struct chat reference[CHAT_COUNT], chats[CHAT_COUNT];
     chats_reference(reference);
     struct test_group *g = test_group_start(1, NULL);
@@ -258,9 +253,8 @@ static void s2_a_failed_step_leaves_the_table_of_the_rank(void **state)
     test_group_free(g);
 }
 
-static void s2_divergence_names_the_ranks_that_disagree(void **state)
+TEST(s2_divergence_names_the_ranks_that_disagree)
 {
-    (void)state;
     struct test_group *g = test_group_start(4, NULL);
     struct chat chats[CHAT_COUNT];
     struct step s;
@@ -278,9 +272,8 @@ static void s2_divergence_names_the_ranks_that_disagree(void **state)
 
 /* Rank 1 fails step A while rank 0 is still inside it and step B is published already. Then A and B
  * are void: rank 0 notices inside A, and never runs B. */
-static void s2_what_was_published_behind_a_failed_step_is_void(void **state)
+TEST(s2_what_was_published_behind_a_failed_step_is_void)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *first = test_pipe_new(), *second = test_pipe_new();
     struct chat chats[CHAT_COUNT];
@@ -324,18 +317,4 @@ static void s2_what_was_published_behind_a_failed_step_is_void(void **state)
         assert_memory_equal(chats[i].tokens, reference[i].tokens,
                             chats[i].count * sizeof chats[i].tokens[0]);
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m8_rows_tables_moves_and_types_reach_every_rank),
-        TEST(s5_tokens_are_the_same_for_every_world_size),
-        TEST(s1_a_delta_on_a_wrong_base_is_stale_and_without_effect),
-        TEST(s2_a_step_that_failed_on_one_rank_took_effect_on_none),
-        TEST(s2_a_failed_step_leaves_the_table_of_the_rank),
-        TEST(s2_divergence_names_the_ranks_that_disagree),
-        TEST(s2_what_was_published_behind_a_failed_step_is_void),
-    };
-    return cmocka_run_group_tests_name("step", tests, NULL, NULL);
 }

@@ -147,9 +147,8 @@ static off_t core_size(const struct held_core *core)
 
 /* The death is known, and the rank replaced, while the kernel writes the core; its end is no second
  * death. */
-static void p2_a_rank_that_dumps_core_is_dead(void **state)
+TEST(p2_a_rank_that_dumps_core_is_dead)
 {
-    (void)state;
     struct held_core core;
     struct group g;
     core_hold(&core);
@@ -175,9 +174,8 @@ static void p2_a_rank_that_dumps_core_is_dead(void **state)
 }
 
 /* Without a replacement, the rank's text says in the end how it ended. */
-static void p2_a_rank_that_has_dumped_core_says_so(void **state)
+TEST(p2_a_rank_that_has_dumped_core_says_so)
 {
-    (void)state;
     struct held_core core;
     struct group g;
     core_hold(&core);
@@ -197,9 +195,8 @@ static void p2_a_rank_that_has_dumped_core_says_so(void **state)
 }
 
 /* What the wrapper does meanwhile is of no interest, and it ends with the process. */
-static void p2_a_wrapped_rank_that_dumps_core_is_dead(void **state)
+TEST(p2_a_wrapped_rank_that_dumps_core_is_dead)
 {
-    (void)state;
     struct held_core core;
     struct group g;
     core_hold(&core);
@@ -222,9 +219,8 @@ static void p2_a_wrapped_rank_that_dumps_core_is_dead(void **state)
 
 /* A process that another one has started, here this one, is reaped by that. Its core is not waited
  * for, and not cut off. */
-static void p2_a_registered_rank_that_dumps_core_is_dead(void **state)
+TEST(p2_a_registered_rank_that_dumps_core_is_dead)
 {
-    (void)state;
     struct held_core core;
     struct group g;
     core_hold(&core);
@@ -274,9 +270,8 @@ static void p2_a_registered_rank_that_dumps_core_is_dead(void **state)
 }
 
 /* The group that ends waits for the core, and its log says so. */
-static void m15_end_waits_for_a_core(void **state)
+TEST(m15_end_waits_for_a_core)
 {
-    (void)state;
     struct held_core core;
     struct group g;
     core_hold(&core);
@@ -294,9 +289,8 @@ static void m15_end_waits_for_a_core(void **state)
 }
 
 /* But not for one that does not grow. */
-static void m15_end_cuts_a_core_that_hangs(void **state)
+TEST(m15_end_cuts_a_core_that_hangs)
 {
-    (void)state;
     struct held_core core;
     struct group g;
     core_hold(&core);
@@ -306,17 +300,4 @@ static void m15_end_cuts_a_core_that_hangs(void **state)
     assert_non_null(strstr(core.log, "has ended, its core is cut off"));
     assert_int_equal(core_size(&core), 0);
     core_free(&core);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(p2_a_rank_that_dumps_core_is_dead),
-        TEST(p2_a_rank_that_has_dumped_core_says_so),
-        TEST(p2_a_wrapped_rank_that_dumps_core_is_dead),
-        TEST(p2_a_registered_rank_that_dumps_core_is_dead),
-        TEST(m15_end_waits_for_a_core),
-        TEST(m15_end_cuts_a_core_that_hangs),
-    };
-    return cmocka_run_group_tests_name("supervise_core", tests, NULL, NULL);
 }

@@ -20,9 +20,8 @@ static bool pidfd_is_dead(int pidfd, int timeout_ms)
     return poll(&p, 1, timeout_ms) == 1;
 }
 
-static void m14_how_a_worker_ended(void **state)
+TEST(m14_how_a_worker_ended)
 {
-    (void)state;
     struct group g;
     group_start(
         &g, 4,
@@ -56,9 +55,8 @@ static void m14_how_a_worker_ended(void **state)
     group_free(&g);
 }
 
-static void m14_a_grandchild_with_the_pipe_hides_no_death(void **state)
+TEST(m14_a_grandchild_with_the_pipe_hides_no_death)
 {
-    (void)state;
     struct group g;
     /* One writes for ever and one nothing, so neither the end of the file nor an empty pipe can be
      * waited for. Both have left the worker's group before it ends. */
@@ -78,9 +76,8 @@ static void m14_a_grandchild_with_the_pipe_hides_no_death(void **state)
 }
 
 /* Whatever its end was: by its own will, by a signal from outside, by stop. */
-static void m15_what_a_worker_leaves_behind_ends_with_it(void **state)
+TEST(m15_what_a_worker_leaves_behind_ends_with_it)
 {
-    (void)state;
     struct group g;
     int pidfds[3];
     group_start(
@@ -201,9 +198,8 @@ static void wrapped_free(struct wrapped *wrapped)
 }
 
 /* Its memory may be given to the next incarnation of the rank. */
-static void p8_a_rank_is_dead_when_no_process_serves_it(void **state)
+TEST(p8_a_rank_is_dead_when_no_process_serves_it)
 {
-    (void)state;
     for (int k = 0; k < 20; k++) {
         struct wrapped w;
         wrapped_start(&w, "sh -c 'echo pid $$; exec sleep 1000'; true");
@@ -216,9 +212,8 @@ static void p8_a_rank_is_dead_when_no_process_serves_it(void **state)
     }
 }
 
-static void m15_a_wrapped_worker_has_its_grace(void **state)
+TEST(m15_a_wrapped_worker_has_its_grace)
 {
-    (void)state;
     struct wrapped w;
     wrapped_start(
         &w,
@@ -231,9 +226,8 @@ static void m15_a_wrapped_worker_has_its_grace(void **state)
 }
 
 /* Both die while the supervisor looks elsewhere. */
-static void p2_a_wrapper_reports_how_its_worker_ended(void **state)
+TEST(p2_a_wrapper_reports_how_its_worker_ended)
 {
-    (void)state;
     struct wrapped w;
     wrapped_start(
         &w, "sh -c 'trap \"echo line\" USR1; echo pid $$; while :; do sleep 0.01; done'; exit $?");
@@ -250,9 +244,8 @@ static void p2_a_wrapper_reports_how_its_worker_ended(void **state)
 }
 
 /* However much it wrote, and however long the host takes to read it. */
-static void p2_a_death_is_seen_before_the_last_lines_are_reported(void **state)
+TEST(p2_a_death_is_seen_before_the_last_lines_are_reported)
 {
-    (void)state;
     struct wrapped w;
     wrapped_start(
         &w,
@@ -295,9 +288,8 @@ static pid_t trace(pid_t pid, int *ret_end_fd)
     return byte ? tracer : 0;
 }
 
-static void p2_a_debugger_delays_no_other_rank(void **state)
+TEST(p2_a_debugger_delays_no_other_rank)
 {
-    (void)state;
     struct group g;
     group_start(&g, 2, "echo ready; exec sleep 1000");
     group_await_line(&g, 0, false, "ready");
@@ -348,9 +340,8 @@ static int helper_orphan(void)
         pause();
 }
 
-static void p2_workers_die_with_the_coordinator(void **state)
+TEST(p2_workers_die_with_the_coordinator)
 {
-    (void)state;
     int fd, pidfds[4];
     pid_t helper = helper_start("orphan", &fd), pids[4];
     assert_int_equal(read(fd, pids, sizeof pids), sizeof pids);
@@ -368,9 +359,8 @@ static void p2_workers_die_with_the_coordinator(void **state)
     close(fd);
 }
 
-static void m15_end_is_bounded_whatever_workers_do(void **state)
+TEST(m15_end_is_bounded_whatever_workers_do)
 {
-    (void)state;
     struct group g;
     /* 0 leaves by itself, 1 at SIGTERM, 2 ignores it, 3 is stopped and would end at SIGTERM, 4 is
      * stopped and ignores it, 5 leaves at SIGTERM with a status of its own. */
@@ -395,9 +385,8 @@ static void m15_end_is_bounded_whatever_workers_do(void **state)
     group_free(&g);
 }
 
-static void m15_end_waits_for_workers_that_leave(void **state)
+TEST(m15_end_waits_for_workers_that_leave)
 {
-    (void)state;
     struct group g;
     group_start(&g, 4, "sleep 0.2");
     assert_int_equal(cox_supervisor_end(g.supervisor, PATIENCE_MS, PATIENCE_MS), 0);
@@ -405,9 +394,8 @@ static void m15_end_waits_for_workers_that_leave(void **state)
     group_free(&g);
 }
 
-static void m15_free_ends_all_processes(void **state)
+TEST(m15_free_ends_all_processes)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct group g;
         group_start(&g, n, "trap '' TERM; echo ready; exec sleep 1000");
@@ -423,19 +411,5 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "orphan") == 0)
         return helper_orphan();
-    const struct CMUnitTest tests[] = {
-        TEST(m14_how_a_worker_ended),
-        TEST(m14_a_grandchild_with_the_pipe_hides_no_death),
-        TEST(m15_what_a_worker_leaves_behind_ends_with_it),
-        TEST(p8_a_rank_is_dead_when_no_process_serves_it),
-        TEST(m15_a_wrapped_worker_has_its_grace),
-        TEST(p2_a_wrapper_reports_how_its_worker_ended),
-        TEST(p2_a_death_is_seen_before_the_last_lines_are_reported),
-        TEST(p2_a_debugger_delays_no_other_rank),
-        TEST(p2_workers_die_with_the_coordinator),
-        TEST(m15_end_is_bounded_whatever_workers_do),
-        TEST(m15_end_waits_for_workers_that_leave),
-        TEST(m15_free_ends_all_processes),
-    };
-    return cmocka_run_group_tests_name("supervise_death", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

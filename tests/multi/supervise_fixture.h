@@ -5,11 +5,9 @@
 #define COX_TESTS_SUPERVISE_FIXTURE_H
 
 #include "coordinator/process/supervise.h"
+#include "tests/lib/test.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 #define PATIENCE_MS 30000
 
@@ -84,6 +82,6 @@ pid_t helper_start(const char *mode, int *ret_read_fd);
 
 int helper_wait(pid_t pid);
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) TEST_WITH(name, setup, teardown)
 
 #endif

@@ -11,9 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-static void m14_lines_carry_rank_and_stream(void **state)
+TEST(m14_lines_carry_rank_and_stream)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct group g;
         group_start(&g, n, "echo out $R; echo; echo err $R >&2; printf 'cut %s' $R");
@@ -36,9 +35,8 @@ static void m14_lines_carry_rank_and_stream(void **state)
     }
 }
 
-static void m14_long_and_binary_lines(void **state)
+TEST(m14_long_and_binary_lines)
 {
-    (void)state;
     struct group g;
     group_start(
         &g, 1,
@@ -63,9 +61,8 @@ static void collect_text(void *context, const char *text, size_t size)
     *to = stpcpy(stpcpy(*to, text), "|");
 }
 
-static void m14_lines_do_not_depend_on_how_they_arrive(void **state)
+TEST(m14_lines_do_not_depend_on_how_they_arrive)
 {
-    (void)state;
     enum { SIZE = 20000 };
     static char bytes[SIZE], whole[2 * SIZE], parts[2 * SIZE];
     static struct cox_output output;
@@ -84,9 +81,8 @@ static void m14_lines_do_not_depend_on_how_they_arrive(void **state)
     }
 }
 
-static void m14_last_lines(void **state)
+TEST(m14_last_lines)
 {
-    (void)state;
     struct group g;
     group_start(
         &g, 2,
@@ -122,9 +118,8 @@ static void m14_last_lines(void **state)
     assert_int_equal(cox_last_lines_join(&lines, text, 0), 0);
 }
 
-static void m14_a_flood_starves_no_client(void **state)
+TEST(m14_a_flood_starves_no_client)
 {
-    (void)state;
     struct group g;
     group_start(
         &g, 4,
@@ -160,9 +155,8 @@ static void refill_pipe(void *context, const char *text, size_t size)
             ;
 }
 
-static void m14_reading_is_bounded(void **state)
+TEST(m14_reading_is_bounded)
 {
-    (void)state;
     int fds[2];
     assert_int_equal(pipe2(fds, O_CLOEXEC | O_NONBLOCK), 0);
     static struct cox_output output;
@@ -215,9 +209,8 @@ static void await_stop(struct cox_supervisor *supervisor, uint32_t rank)
                      0);
 }
 
-static void m14_ranks_take_turns(void **state)
+TEST(m14_ranks_take_turns)
 {
-    (void)state;
     struct gate gate = {.open = false};
     group_init(&gate.group);
     uint64_t deadline_ns = group_deadline();
@@ -286,9 +279,8 @@ static uint64_t process_cpu_ns(void)
     return (uint64_t)ts.tv_sec * COX_NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
 }
 
-static void p5_idle_costs_no_wakeup(void **state)
+TEST(p5_idle_costs_no_wakeup)
 {
-    (void)state;
     struct group g;
     /* One is dead, one has closed its output, one is merely silent. */
     group_start(
@@ -311,19 +303,4 @@ static void p5_idle_costs_no_wakeup(void **state)
     }
     assert_true(idle);
     group_free(&g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m14_lines_carry_rank_and_stream),
-        TEST(m14_long_and_binary_lines),
-        TEST(m14_lines_do_not_depend_on_how_they_arrive),
-        TEST(m14_last_lines),
-        TEST(m14_a_flood_starves_no_client),
-        TEST(m14_reading_is_bounded),
-        TEST(m14_ranks_take_turns),
-        TEST(p5_idle_costs_no_wakeup),
-    };
-    return cmocka_run_group_tests_name("supervise_output", tests, NULL, NULL);
 }

@@ -16,9 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void m14_every_rank_gets_environment_and_flags(void **state)
+TEST(m14_every_rank_gets_environment_and_flags)
 {
-    (void)state;
     setenv("COXSWAIN_RANK", "77", 1); /* of the host; must not be there twice */
     setenv("SUPERVISE_TEST", "kept", 1);
     for (uint32_t n = 1; n <= 8; n *= 2) {
@@ -101,9 +100,8 @@ static void write_script(const char *folder, const char *name, const char *text)
     free(path);
 }
 
-static void m14_environment_and_working_directory(void **state)
+TEST(m14_environment_and_working_directory)
 {
-    (void)state;
     char folder[] = "/tmp/supervise-XXXXXX", *deeper, *missing, *file;
     assert_non_null(mkdtemp(folder));
     assert_true(asprintf(&deeper, "%s/bin", folder) > 0);
@@ -230,9 +228,8 @@ static void write_file(const char *path, mode_t mode, const char *text)
     close(fd);
 }
 
-static void m14_b40_exec_failure_is_reported(void **state)
+TEST(m14_b40_exec_failure_is_reported)
 {
-    (void)state;
     test_pid = getpid();
     exit_handlers_in_children =
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -263,9 +260,8 @@ static void m14_b40_exec_failure_is_reported(void **state)
     assert_int_equal(*exit_handlers_in_children, 0);
 }
 
-static void m14_exec_failure_of_a_later_rank_ends_the_earlier(void **state)
+TEST(m14_exec_failure_of_a_later_rank_ends_the_earlier)
 {
-    (void)state;
     char folder[] = "/tmp/supervise_XXXXXX", file[64];
     assert_non_null(mkdtemp(folder));
     snprintf(file, sizeof file, "%s/program", folder);
@@ -284,9 +280,8 @@ static void m14_exec_failure_of_a_later_rank_ends_the_earlier(void **state)
     rmdir(folder);
 }
 
-static void m14_arguments_are_checked(void **state)
+TEST(m14_arguments_are_checked)
 {
-    (void)state;
     struct group g;
     struct cox_error err = {0};
     const char *const command[] = {"/bin/true", NULL};
@@ -318,9 +313,8 @@ static bool has_standard_fds(struct group *g, uint32_t rank)
 #if COX_TESTING
 /* The new process is stopped before it has executed anything: the thread that starts it sleeps
  * until it has. */
-static void b2_a_process_stopped_before_exec_is_given_up(void **state)
+TEST(b2_a_process_stopped_before_exec_is_given_up)
 {
-    (void)state;
     for (uint32_t rank = 0; rank < 3; rank++) {
         const char *const command[] = {"/bin/sleep", "1000", NULL};
         struct cox_rank ranks[3];
@@ -364,9 +358,8 @@ static void *start_main(void *start)
 
 /* A copy of the host's page tables takes 50 ms for each GB. A value that this process writes while
  * the new one is stopped before exec is there in both. */
-static void m14_a_new_process_copies_no_memory(void **state)
+TEST(m14_a_new_process_copies_no_memory)
 {
-    (void)state;
 #ifdef COX_TSAN
     skip(); /* ThreadSanitizer needs a copy */
 #endif
@@ -403,9 +396,8 @@ static void m14_a_new_process_copies_no_memory(void **state)
 }
 #endif
 
-static void b15_a_worker_has_only_its_standard_fds(void **state)
+TEST(b15_a_worker_has_only_its_standard_fds)
 {
-    (void)state;
     int inheritable = open("/dev/null", O_RDWR); /* no O_CLOEXEC: the host's slip */
     assert_true(inheritable > 2);
     struct group g;
@@ -417,9 +409,8 @@ static void b15_a_worker_has_only_its_standard_fds(void **state)
     close(inheritable);
 }
 
-static void m14_a_worker_starts_with_default_signals(void **state)
+TEST(m14_a_worker_starts_with_default_signals)
 {
-    (void)state;
     sigset_t blocked, saved;
     sigfillset(&blocked);
     pthread_sigmask(SIG_SETMASK, &blocked, &saved);
@@ -441,9 +432,8 @@ static void m14_a_worker_starts_with_default_signals(void **state)
     assert_int_equal(sigismember(&now, SIGUSR2), 1); /* start gave the caller's mask back */
 }
 
-static void b15_fd_shortage_undoes_everything(void **state)
+TEST(b15_fd_shortage_undoes_everything)
 {
-    (void)state;
     struct rlimit saved;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &saved), 0);
     const char *const command[] = {"/bin/sleep", "1000", NULL};
@@ -486,9 +476,8 @@ static int helper_closed(unsigned closed)
     return good ? 0 : 1;
 }
 
-static void m14_host_without_standard_fds(void **state)
+TEST(m14_host_without_standard_fds)
 {
-    (void)state;
     for (int closed = 1; closed < 8; closed++) {
         int fd;
         char mode[2] = {(char)('0' + closed), '\0'};
@@ -524,9 +513,8 @@ static int helper_few(void)
     return 5;
 }
 
-static void m14_process_shortage_undoes_everything(void **state)
+TEST(m14_process_shortage_undoes_everything)
 {
-    (void)state;
     int fd;
     int status = helper_wait(helper_start("few", &fd));
     close(fd);
@@ -535,9 +523,8 @@ static void m14_process_shortage_undoes_everything(void **state)
     assert_int_equal(status, 0);
 }
 
-static void m14_host_that_ignores_sigchld(void **state)
+TEST(m14_host_that_ignores_sigchld)
 {
-    (void)state;
     signal(SIGCHLD, SIG_IGN);
     struct group g;
     group_start(&g, 4, "echo line; exit 3");
@@ -556,9 +543,8 @@ static void m14_host_that_ignores_sigchld(void **state)
     signal(SIGCHLD, SIG_DFL);
 }
 
-static void m17_two_supervisors_at_once(void **state)
+TEST(m17_two_supervisors_at_once)
 {
-    (void)state;
     struct group a, b;
     group_start(&a, 2, "echo a; exec sleep 1000");
     group_start(&b, 2, "echo b; exec sleep 1000");
@@ -576,23 +562,5 @@ int main(int argc, char **argv)
 {
     if (argc == 2)
         return strcmp(argv[1], "few") == 0 ? helper_few() : helper_closed((unsigned)atoi(argv[1]));
-    const struct CMUnitTest tests[] = {
-        TEST(m14_every_rank_gets_environment_and_flags),
-        TEST(m14_environment_and_working_directory),
-        TEST(m14_b40_exec_failure_is_reported),
-        TEST(m14_exec_failure_of_a_later_rank_ends_the_earlier),
-        TEST(m14_arguments_are_checked),
-#if COX_TESTING
-        TEST(b2_a_process_stopped_before_exec_is_given_up),
-        TEST(m14_a_new_process_copies_no_memory),
-#endif
-        TEST(b15_a_worker_has_only_its_standard_fds),
-        TEST(m14_a_worker_starts_with_default_signals),
-        TEST(b15_fd_shortage_undoes_everything),
-        TEST(m14_host_without_standard_fds),
-        TEST(m14_process_shortage_undoes_everything),
-        TEST(m14_host_that_ignores_sigchld),
-        TEST(m17_two_supervisors_at_once),
-    };
-    return cmocka_run_group_tests_name("supervise_start", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

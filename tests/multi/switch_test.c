@@ -184,6 +184,8 @@ static int teardown(void **state)
     return test_teardown(state);
 }
 
+#define SWITCH_TEST(name) TEST_WITH(name, setup, teardown)
+
 /* ---- texts ---- */
 
 struct texts {
@@ -323,9 +325,8 @@ static uint32_t deaths_of(uint32_t rank)
 
 /* ---- tests ---- */
 
-static void weights_no_step_is_of_two_versions(void **state)
+SWITCH_TEST(weights_no_step_is_of_two_versions)
 {
-    (void)state;
     const struct texts start = prompts();
     const struct texts former = alone(folders[0], &start, NEVER);
     const struct texts latter = alone(folders[1], &start, NEVER);
@@ -354,9 +355,8 @@ static void weights_no_step_is_of_two_versions(void **state)
 
 /* The step of the switch is void, and what was computed is computed again: all of it with the other
  * weights. */
-static void weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions(void **state)
+SWITCH_TEST(weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions)
 {
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -431,9 +431,8 @@ static struct held held_in_the_end(pid_t pid, const struct held *before)
     return held;
 }
 
-static void g1c_switches_leave_nothing_behind(void **state)
+SWITCH_TEST(g1c_switches_leave_nothing_behind)
 {
-    (void)state;
     struct cox_executor_status status;
     struct cox_rank_status ranks[COX_RANK_COUNT_MAX];
     struct held before[3];
@@ -509,13 +508,12 @@ static void expect_empty(const char *path)
 
 /* One attack writes to the weights (g1c). The other one writes to shared words of a pool or a
  * queue, of which there are none (g1a, g1b). Then the rank is replaced (g1e). */
-static void g1a_g1b_g1c_g1e_weights_are_right_whatever_a_hostile_rank_does(void **state)
+SWITCH_TEST(g1a_g1b_g1c_g1e_weights_are_right_whatever_a_hostile_rank_does)
 {
     static const struct {
         const char *attack;
         void (*expect)(const char *path);
     } rows[] = {{"memory", expect_refused}, {"words", expect_empty}};
-    (void)state;
     const struct texts start = prompts();
     const struct texts former = alone(folders[0], &start, NEVER);
     const struct texts latter = alone(folders[1], &start, NEVER);
@@ -553,13 +551,6 @@ static void g1a_g1b_g1c_g1e_weights_are_right_whatever_a_hostile_rank_does(void 
 
 int main(int argc, char **argv)
 {
-#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-    const struct CMUnitTest tests[] = {
-        CASE(weights_no_step_is_of_two_versions),
-        CASE(weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions),
-        CASE(g1c_switches_leave_nothing_behind),
-        CASE(g1a_g1b_g1c_g1e_weights_are_right_whatever_a_hostile_rank_does),
-    };
     if (argc > 1 && strcmp(argv[1], "worker") != 0)
         cmocka_set_test_filter(argv[1]);
     if (argc > 1 && strcmp(argv[1], "worker") == 0)
@@ -567,5 +558,5 @@ int main(int argc, char **argv)
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     if (length < 0)
         return 1;
-    return cmocka_run_group_tests_name("switch", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

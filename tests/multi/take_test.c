@@ -48,9 +48,8 @@ static void submit(struct test_group *g, const char *text)
 
 /* ---- replies ---- */
 
-static void requests_are_taken_and_replied_to(void **state)
+TEST(requests_are_taken_and_replied_to)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
         struct test_group *g = takers(rank_counts[i], 0);
         for (int round = 0; round < 50; round++)
@@ -59,11 +58,10 @@ static void requests_are_taken_and_replied_to(void **state)
     }
 }
 
-static void an_error_names_process_and_cause(void **state)
+TEST(an_error_names_process_and_cause)
 {
     struct test_group *g = takers(2, 0);
     struct test_completion c = {0};
-    (void)state;
     assert_int_equal(test_call(g, &c, "only 1 fail %d it does not like this", COX_BUSY),
                      COX_REJECTED);
     assert_int_equal(c.ranks[1].code, COX_BUSY);
@@ -73,13 +71,12 @@ static void an_error_names_process_and_cause(void **state)
     test_group_free(g);
 }
 
-static void a_long_reply_goes_out_of_line(void **state)
+TEST(a_long_reply_goes_out_of_line)
 {
     test_needs_processes(); /* whose the block is, is checked */
     struct test_group *g = takers(2, 0);
     struct test_completion c = {0};
     const size_t size = 1u << 20; /* a slot has 64 KiB */
-    (void)state;
     for (int round = 0; round < 3; round++) {
         assert_int_equal(test_call(g, &c, "size %zu", size), 0);
         for (uint32_t rank = 0; rank < 2; rank++) {
@@ -116,10 +113,9 @@ static void release(uint32_t rank_count, uint32_t depth, const char *order)
     test_group_free(g);
 }
 
-static void replies_come_in_any_order(void **state)
+TEST(replies_come_in_any_order)
 {
     static const uint32_t depths[] = {1, 3, 8, COX_DEPTH_MAX};
-    (void)state;
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
         release(rank_counts[i], depths[i], "reverse");
         release(rank_counts[i], depths[i], "first");
@@ -127,9 +123,8 @@ static void replies_come_in_any_order(void **state)
     }
 }
 
-static void a_reply_comes_from_another_thread_after_later_requests(void **state)
+TEST(a_reply_comes_from_another_thread_after_later_requests)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
         struct test_group *g = takers(rank_counts[i], 4);
         submit(g, "keep a");
@@ -143,11 +138,10 @@ static void a_reply_comes_from_another_thread_after_later_requests(void **state)
 }
 
 /* A rank that is not asked passes a frame while it still owes replies to those in front of it. */
-static void requests_to_others_pass_what_is_kept(void **state)
+TEST(requests_to_others_pass_what_is_kept)
 {
     struct test_group *g = takers(4, 4);
     const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 6};
-    (void)state;
     submit(g, "keep a");
     assert_int_equal(test_submit(g, &others, "keep b"), 0);
     assert_int_equal(test_submit(g, &others, "keep c"), 0);
@@ -170,9 +164,8 @@ static void requests_to_others_pass_what_is_kept(void **state)
 
 /* ---- waits, and what is refused ---- */
 
-static void what_ends_a_wait_and_what_is_refused(void **state)
+TEST(what_ends_a_wait_and_what_is_refused)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
         struct test_group *g = takers(rank_counts[i], 0);
         submit(g, "check");
@@ -182,10 +175,9 @@ static void what_ends_a_wait_and_what_is_refused(void **state)
 }
 
 /* Callers of next are woken; the library's own threads have none. */
-static void a_wake_does_not_end_a_channel_that_is_not_taken(void **state)
+TEST(a_wake_does_not_end_a_channel_that_is_not_taken)
 {
     struct test_group *g = takers(2, 0);
-    (void)state;
     submit(g, "wake");
     expect_reply(g, 0, "ok");
     for (int round = 0; round < 2; round++) {
@@ -199,11 +191,10 @@ static void a_wake_does_not_end_a_channel_that_is_not_taken(void **state)
     test_group_free(g);
 }
 
-static void a_second_reply_is_refused_in_words(void **state)
+TEST(a_second_reply_is_refused_in_words)
 {
     struct test_group *g = takers(1, 0);
     char text[64];
-    (void)state;
     submit(g, "twice x");
     expect_reply(g, 0, "x");
     submit(g, "told");
@@ -212,12 +203,11 @@ static void a_second_reply_is_refused_in_words(void **state)
     test_group_free(g);
 }
 
-static void a_request_that_was_given_up_is_cancelled(void **state)
+TEST(a_request_that_was_given_up_is_cancelled)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
     struct test_group *g = takers(2, 0);
     struct test_completion c = {0};
-    (void)state;
     assert_int_equal(test_call_how(g, &c, &brief, "cancelled"), COX_TIMEOUT);
     test_completion_deinit(&c);
     test_await_lines(g, -1, "alive", 2);
@@ -229,11 +219,10 @@ static void a_request_that_was_given_up_is_cancelled(void **state)
 }
 
 /* The first one's deadline is far, and its reply keeps that of the second from being published. */
-static void a_request_is_cancelled_before_earlier_ones_end(void **state)
+TEST(a_request_is_cancelled_before_earlier_ones_end)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
     struct test_group *g = takers(2, 4);
-    (void)state;
     submit(g, "keep a");
     assert_int_equal(test_submit(g, &brief, "cancelled"), 0);
     test_await_lines(g, -1, "alive", 2);
@@ -245,12 +234,11 @@ static void a_request_is_cancelled_before_earlier_ones_end(void **state)
 }
 
 /* The frame of one that was cancelled is used again. */
-static void a_request_in_the_frame_of_a_cancelled_one_is_alive(void **state)
+TEST(a_request_in_the_frame_of_a_cancelled_one_is_alive)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200},
                           all = {.gather = COX_GATHER_ALL};
     struct test_group *g = takers(2, 1);
-    (void)state;
     for (size_t round = 1; round <= 2; round++) {
         assert_int_equal(test_submit_persist(g, &brief, "cancelled"), 0);
         test_await_lines(g, -1, "alive", 2 * round);
@@ -263,10 +251,9 @@ static void a_request_in_the_frame_of_a_cancelled_one_is_alive(void **state)
 
 /* ---- ends ---- */
 
-static void the_end_of_the_group_ends_next(void **state)
+TEST(the_end_of_the_group_ends_next)
 {
     struct test_group *g = takers(2, 0);
-    (void)state;
     test_expect_echo(g, "x");
     submit(g, "keep x"); /* in flight at the end, and never replied to */
     cox_executor_stop(test_group_executor(g));
@@ -278,12 +265,11 @@ static void the_end_of_the_group_ends_next(void **state)
     test_group_free(g);
 }
 
-static void a_worker_that_stops_leaves_what_it_was_lent(void **state)
+TEST(a_worker_that_stops_leaves_what_it_was_lent)
 {
     const struct test_how one = {.gather = COX_GATHER_ALL, .ranks = 2};
     struct test_group *g = takers(2, 4);
     char text[64];
-    (void)state;
     submit(g, "keep a");
     assert_int_equal(test_submit(g, &one, "leave"), 0);
     snprintf(text, sizeof text, "next: %d the worker was stopped", COX_CLOSED);
@@ -295,10 +281,9 @@ static void a_worker_that_stops_leaves_what_it_was_lent(void **state)
     test_group_free(g);
 }
 
-static void a_death_ends_what_was_lent(void **state)
+TEST(a_death_ends_what_was_lent)
 {
     test_needs_processes();
-    (void)state;
     for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
         const uint32_t last = rank_counts[i] - 1;
         struct test_group *g = takers(rank_counts[i], 4);
@@ -315,26 +300,4 @@ static void a_death_ends_what_was_lent(void **state)
         }
         test_group_free(g);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(requests_are_taken_and_replied_to),
-        TEST(an_error_names_process_and_cause),
-        TEST(a_long_reply_goes_out_of_line),
-        TEST(replies_come_in_any_order),
-        TEST(a_reply_comes_from_another_thread_after_later_requests),
-        TEST(requests_to_others_pass_what_is_kept),
-        TEST(what_ends_a_wait_and_what_is_refused),
-        TEST(a_wake_does_not_end_a_channel_that_is_not_taken),
-        TEST(a_second_reply_is_refused_in_words),
-        TEST(a_request_that_was_given_up_is_cancelled),
-        TEST(a_request_is_cancelled_before_earlier_ones_end),
-        TEST(a_request_in_the_frame_of_a_cancelled_one_is_alive),
-        TEST(the_end_of_the_group_ends_next),
-        TEST(a_worker_that_stops_leaves_what_it_was_lent),
-        TEST(a_death_ends_what_was_lent),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

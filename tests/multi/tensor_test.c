@@ -10,14 +10,13 @@
 #include "engine/compute/model.h"
 
 #include "channel/base/fault.h"
+#include "tests/lib/test.h"
 
 #include <fcntl.h>
 #include <malloc.h>
 #include <inttypes.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +24,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
@@ -386,11 +383,10 @@ static void check_model(char *directory)
     free(reference);
 }
 
-static void s5_logits_same_bits_for_any_number_of_processes(void **state)
+PLAIN_TEST(s5_logits_same_bits_for_any_number_of_processes)
 {
     char shipped[] = SHIPPED;
 
-    (void)state;
     check_model(shipped);
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         char directory[FIXTURE_PATH_SIZE];
@@ -458,7 +454,7 @@ static int load_and_measure(struct crew *crew, uint32_t rank, struct crew_rank *
     return before ? 0 : COX_UNSUPPORTED;
 }
 
-static void s5_each_of_n_processes_has_one_nth_of_the_weights(void **state)
+PLAIN_TEST(s5_each_of_n_processes_has_one_nth_of_the_weights)
 {
     /* 27 MiB, of which almost nothing is norms. */
     static const struct cox_model_config config = {.hidden_size = 512,
@@ -472,7 +468,6 @@ static void s5_each_of_n_processes_has_one_nth_of_the_weights(void **state)
     char directory[FIXTURE_PATH_SIZE];
     float whole = 0;
 
-    (void)state;
     fixture_directory_create(directory);
     fixture_write_model(directory, &config, 5, 1);
     for (uint32_t n = 1; n <= 8; n *= 2) {
@@ -586,22 +581,19 @@ static void check_around_a_failure(struct plan *plan)
 }
 
 /* The shipped model has 4 layers: the embedding, 2 exchanges a layer, the output. */
-static void s2_a_rank_that_fails_at_any_exchange_ends_the_step_for_all(void **state)
+PLAIN_TEST(s2_a_rank_that_fails_at_any_exchange_ends_the_step_for_all)
 {
-    (void)state;
     for (uint32_t at = 1; at <= 10; at++)
         check_around_a_failure(&(struct plan){.fails_at = at});
 }
 
-static void s2_a_step_that_was_given_up_ends_while_ranks_wait_for_each_other(void **state)
+PLAIN_TEST(s2_a_step_that_was_given_up_ends_while_ranks_wait_for_each_other)
 {
-    (void)state;
     check_around_a_failure(&(struct plan){.wait = true});
 }
 
-static void p3_a_rank_that_does_not_come_is_named_at_the_deadline(void **state)
+PLAIN_TEST(p3_a_rank_that_does_not_come_is_named_at_the_deadline)
 {
-    (void)state;
     check_around_a_failure(&(struct plan){.wait = true, .timeout_ms = 300});
 }
 
@@ -638,7 +630,7 @@ static int run_until_a_death(struct crew *crew, uint32_t rank, struct crew_rank 
     return r;
 }
 
-static void b3_a_rank_killed_at_any_step_of_an_exchange_is_named_by_the_others(void **state)
+PLAIN_TEST(b3_a_rank_killed_at_any_step_of_an_exchange_is_named_by_the_others)
 {
     static const char *const arms[] = {
         "exchange.made:kill:3:1",     "exchange.written:kill:3:1", "exchange.written:kill:3:4",
@@ -646,7 +638,6 @@ static void b3_a_rank_killed_at_any_step_of_an_exchange_is_named_by_the_others(v
         "exchange.read:kill:3:10",    "exchange.read:kill:3:21",
     };
 
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -687,11 +678,10 @@ static int run_with_another_length(struct crew *crew, uint32_t rank, struct crew
     return r;
 }
 
-static void b13_ranks_that_loaded_different_models_get_an_error(void **state)
+PLAIN_TEST(b13_ranks_that_loaded_different_models_get_an_error)
 {
     struct crew crew;
 
-    (void)state;
     crew_open(&crew, 4);
     for (uint32_t rank = 0; rank < 4; rank++)
         crew_start(&crew, rank, run_with_another_length, NULL);
@@ -767,7 +757,7 @@ static int run_with_a_gift(struct crew *crew, uint32_t rank, struct crew_rank *s
     return 0;
 }
 
-static void b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read(void **state)
+PLAIN_TEST(b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read)
 {
     static const struct {
         int result;
@@ -781,7 +771,6 @@ static void b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read(void 
         [GIFT_OPEN] = {0, ""},
     };
 
-    (void)state;
     for (enum gift gift = 0; gift < GIFT_COUNT; gift++) {
         struct crew crew;
 
@@ -854,12 +843,11 @@ static void expect_blamed(struct spoil *spoil, const char *what)
 
 /* In a sum of any layer, and in the logits. Whichever rank adds it up, and whatever it would
  * compute with it, names the rank that gave it. */
-static void p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it(void **state)
+PLAIN_TEST(p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it)
 {
     char shipped[] = SHIPPED;
     const float numbers[] = {NAN, INFINITY, -INFINITY, 3e38f};
 
-    (void)state;
     for (uint32_t i = 0; i < 4; i++)
         for (uint32_t at = 2; at <= 10; at += 4) {
             struct spoil spoil = {shipped, i, at, numbers[i]};
@@ -933,11 +921,10 @@ static void run_sight(struct crew *crew, struct sight *sight)
 
 /* A rank that has not seen the number itself learns of one that ended because of it, or of one that
  * followed that one, or of both, each of which names the other; and names the rank that gave it. */
-static void p10_b14_a_rank_that_ends_a_step_because_of_a_number_names_its_rank(void **state)
+PLAIN_TEST(p10_b14_a_rank_that_ends_a_step_because_of_a_number_names_its_rank)
 {
     const float numbers[] = {NAN, 3e38f};
 
-    (void)state;
     for (uint32_t i = 0; i < 2; i++) {
         struct sight sight = {1, 2, numbers[i]};
         struct crew crew;
@@ -953,12 +940,11 @@ static void p10_b14_a_rank_that_ends_a_step_because_of_a_number_names_its_rank(v
 
 /* Numbers that another rank has corrected since they were added up: the largest of those that are
  * left is no rank's fault. */
-static void p10_b14_numbers_that_explain_nothing_name_no_rank(void **state)
+PLAIN_TEST(p10_b14_numbers_that_explain_nothing_name_no_rank)
 {
     struct sight sight = {1, 2, 7};
     struct crew crew;
 
-    (void)state;
     run_sight(&crew, &sight);
     if (strstr(crew.ranks[1].err.text, "rank ") ||
         !strstr(crew.ranks[1].err.text, "none of its inputs"))
@@ -967,34 +953,13 @@ static void p10_b14_numbers_that_explain_nothing_name_no_rank(void **state)
 }
 
 /* Of a model so large that not all tokens are the first rank's. */
-static void p10_b14_a_row_of_a_token_that_is_not_finite_names_the_rank_that_gave_it(void **state)
+PLAIN_TEST(p10_b14_a_row_of_a_token_that_is_not_finite_names_the_rank_that_gave_it)
 {
     char directory[FIXTURE_PATH_SIZE];
     struct spoil spoil = {directory, 1, 1, INFINITY}; /* whose the token of the second step is */
 
-    (void)state;
     fixture_directory_create(directory);
     fixture_write_model(directory, &configs[5], 5, 1);
     expect_blamed(&spoil, NOT_FINITE);
     fixture_directory_remove(directory);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(s5_logits_same_bits_for_any_number_of_processes),
-        cmocka_unit_test(s5_each_of_n_processes_has_one_nth_of_the_weights),
-        cmocka_unit_test(s2_a_rank_that_fails_at_any_exchange_ends_the_step_for_all),
-        cmocka_unit_test(s2_a_step_that_was_given_up_ends_while_ranks_wait_for_each_other),
-        cmocka_unit_test(p3_a_rank_that_does_not_come_is_named_at_the_deadline),
-        cmocka_unit_test(b3_a_rank_killed_at_any_step_of_an_exchange_is_named_by_the_others),
-        cmocka_unit_test(b13_ranks_that_loaded_different_models_get_an_error),
-        cmocka_unit_test(b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read),
-        cmocka_unit_test(p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it),
-        cmocka_unit_test(p10_b14_a_rank_that_ends_a_step_because_of_a_number_names_its_rank),
-        cmocka_unit_test(p10_b14_numbers_that_explain_nothing_name_no_rank),
-        cmocka_unit_test(p10_b14_a_row_of_a_token_that_is_not_finite_names_the_rank_that_gave_it),
-    };
-
-    return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
 }

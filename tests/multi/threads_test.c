@@ -124,9 +124,8 @@ static void ignore(void *context, const struct cox_completion *completion)
     (void)completion;
 }
 
-static void m9_a_stop_among_callers_closes_them_all(void **state)
+TEST(m9_a_stop_among_callers_closes_them_all)
 {
-    (void)state;
     for (int round = 0; round < 10; round++) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .depth = 1 + (uint32_t)round % 4};
@@ -160,9 +159,8 @@ static void m9_a_stop_among_callers_closes_them_all(void **state)
 /* Each of them waits for something else: the reply of a rank that sleeps, room behind it, the
  * gathering thread, the command before. If the executor is freed meanwhile, it lets them return
  * first. */
-static void m9_a_free_lets_callers_out_first(void **state)
+TEST(m9_a_free_lets_callers_out_first)
 {
-    (void)state;
     const size_t count = ASK_COUNT - 1;
     for (uint32_t depth = 1; depth <= 4; depth += 3) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -239,9 +237,8 @@ static void *stay_main(void *argument)
     return NULL;
 }
 
-static void m9_a_free_waits_for_a_handler(void **state)
+TEST(m9_a_free_waits_for_a_handler)
 {
-    (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct stay stay = {.executor = test_group_executor(g), .result = -1};
     sem_init(&stay.inside, 0, 0);
@@ -338,9 +335,8 @@ static void expect_deaf(pid_t pid, const pid_t *before, size_t before_count, siz
     assert_true(seen >= count_min);
 }
 
-static void m5_threads_of_the_library_take_no_signals(void **state)
+TEST(m5_threads_of_the_library_take_no_signals)
 {
-    (void)state;
 #ifdef COX_TSAN
     skip(); /* its runtime has threads and masks of its own */
 #endif
@@ -360,15 +356,4 @@ static void m5_threads_of_the_library_take_no_signals(void **state)
     for (uint32_t rank = 0; rank < 2; rank++)
         expect_deaf(cox_executor_pid(test_group_executor(g), rank), NULL, 0, COX_TWO_WAY_COUNT, 2);
     test_group_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m9_a_stop_among_callers_closes_them_all),
-        TEST(m9_a_free_lets_callers_out_first),
-        TEST(m9_a_free_waits_for_a_handler),
-        TEST(m5_threads_of_the_library_take_no_signals),
-    };
-    return cmocka_run_group_tests_name("threads", tests, NULL, NULL);
 }

@@ -222,9 +222,8 @@ static int run_second(struct test_group *g, char *output, size_t output_size)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static void a_second_process_of_a_rank_is_refused(void **state)
+TEST(a_second_process_of_a_rank_is_refused)
 {
-    (void)state;
     char name[64], output[1024], holder[128];
     for (int legacy = 0; legacy < 2; legacy++) {
         struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -250,9 +249,8 @@ static void a_second_process_of_a_rank_is_refused(void **state)
 }
 
 /* Those whose process stays attached for ever are refused as well, whichever is first. */
-static void of_many_at_once_one_is_the_rank(void **state)
+TEST(of_many_at_once_one_is_the_rank)
 {
-    (void)state;
     char name[64], line[4400];
     /* Each rank is a shell that starts four workers of the rank; one may stay. */
     snprintf(line, sizeof line, "for i in 1 2 3 4; do %s worker \"$@\" & done; wait", program);
@@ -273,9 +271,8 @@ static void of_many_at_once_one_is_the_rank(void **state)
     test_group_free(g);
 }
 
-static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
+TEST(p10_a_worker_refuses_a_line_that_cannot_be)
 {
-    (void)state;
     test_needs_names();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command =
@@ -291,9 +288,8 @@ static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
 /* ---- leaving ---- */
 
 /* Rank 0 leaves by its own will, with a request behind it, and its process stays. */
-static void p2_a_rank_that_left_is_reported_though_its_process_lives(void **state)
+TEST(p2_a_rank_that_left_is_reported_though_its_process_lives)
 {
-    (void)state;
     static const char *const modes[] = {"worker_that_never_frees", "worker_that_stays",
                                         "worker_that_only_attaches"};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
@@ -333,9 +329,8 @@ static void p2_a_rank_that_left_is_reported_though_its_process_lives(void **stat
 }
 
 /* The process that leaves and ends is dead, and how it ended is reported. */
-static void p2_a_rank_that_left_and_ended_is_dead(void **state)
+TEST(p2_a_rank_that_left_and_ended_is_dead)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
@@ -376,9 +371,8 @@ static void hear_freed(void *context, uint32_t rank, bool is_stderr, const char 
 }
 
 /* Eight threads are inside a report, for which there is no room, when the worker is freed. */
-static void m9_free_lets_reports_out_first(void **state)
+TEST(m9_free_lets_reports_out_first)
 {
-    (void)state;
     for (int round = 0; round < 5; round++) {
         struct held held;
         sem_init(&held.heard, 0, 0);
@@ -414,9 +408,8 @@ static void m9_free_lets_reports_out_first(void **state)
     }
 }
 
-static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
+TEST(a_report_after_its_deadline_takes_a_slot_that_is_free)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
@@ -429,9 +422,8 @@ static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
     test_group_free(g);
 }
 
-static void a_report_is_cut_between_characters(void **state)
+TEST(a_report_is_cut_between_characters)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
@@ -443,9 +435,8 @@ static void a_report_is_cut_between_characters(void **state)
     test_group_free(g);
 }
 
-static void a_channel_thread_that_fails_is_what_run_returns(void **state)
+TEST(a_channel_thread_that_fails_is_what_run_returns)
 {
-    (void)state;
     test_needs_names();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command =
@@ -461,9 +452,8 @@ static void a_channel_thread_that_fails_is_what_run_returns(void **state)
     test_group_free(g);
 }
 
-static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
+TEST(m5_a_callback_has_the_fault_handlers_of_its_host)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
@@ -477,9 +467,8 @@ static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
 }
 
 /* Once a rank has its memory, the coordinator has no other mapping of it than one for reading. */
-static void b16_p10_a_coordinator_cannot_write_a_ranks_words(void **state)
+TEST(b16_p10_a_coordinator_cannot_write_a_ranks_words)
 {
-    (void)state;
     if (test_attach() != COX_ATTACH_SEALED)
         skip();
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -501,9 +490,8 @@ static void b16_p10_a_coordinator_cannot_write_a_ranks_words(void **state)
     test_group_free(g);
 }
 
-static void impossible_limits_are_reported(void **state)
+TEST(impossible_limits_are_reported)
 {
-    (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command =
                                                      command_of("worker_with_wild_limits"),
@@ -523,9 +511,8 @@ static void keep_status(void *context, const struct cox_completion *completion)
 }
 
 /* The rank is halted between the look at the frame's record and the copy of its bytes. */
-static void p10_a_frame_that_is_written_again_is_not_served(void **state)
+TEST(p10_a_frame_that_is_written_again_is_not_served)
 {
-    (void)state;
     char name[64];
     setenv("COXSWAIN_FAULT", "rank.taken:stop:0:1", 1);
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -609,9 +596,8 @@ static int coordinator_main(const char *argument)
         pause();
 }
 
-static void p1_an_orphan_ends_before_and_after_it_serves(void **state)
+TEST(p1_an_orphan_ends_before_and_after_it_serves)
 {
-    (void)state;
     static const char *const modes[] = {"worker_that_never_runs", "worker_that_finalizes_for_ever",
                                         "worker_that_never_frees"};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
@@ -648,23 +634,5 @@ int main(int argc, char **argv)
         return 1;
     if (argc > 2 && strcmp(argv[1], "coordinator") == 0)
         return coordinator_main(argv[2]);
-    const struct CMUnitTest tests[] = {
-        TEST(a_second_process_of_a_rank_is_refused),
-        TEST(of_many_at_once_one_is_the_rank),
-        TEST(p10_a_worker_refuses_a_line_that_cannot_be),
-        TEST(p2_a_rank_that_left_is_reported_though_its_process_lives),
-        TEST(p2_a_rank_that_left_and_ended_is_dead),
-        TEST(m9_free_lets_reports_out_first),
-        TEST(a_report_after_its_deadline_takes_a_slot_that_is_free),
-#if COX_TESTING
-        TEST(p10_a_frame_that_is_written_again_is_not_served),
-#endif
-        TEST(b16_p10_a_coordinator_cannot_write_a_ranks_words),
-        TEST(impossible_limits_are_reported),
-        TEST(a_report_is_cut_between_characters),
-        TEST(a_channel_thread_that_fails_is_what_run_returns),
-        TEST(m5_a_callback_has_the_fault_handlers_of_its_host),
-        TEST(p1_an_orphan_ends_before_and_after_it_serves),
-    };
-    return cmocka_run_group_tests_name("worker", tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

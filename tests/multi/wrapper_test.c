@@ -54,9 +54,8 @@ static bool peer_ends(const struct cox_peer *peer)
     return poll(&fd, 1, TEST_PATIENCE_MS) == 1;
 }
 
-static void m1_a_wrapped_worker_serves(void **state)
+TEST(m1_a_wrapped_worker_serves)
 {
-    (void)state;
     for (uint32_t n = 1; n <= 4; n *= 2) {
         struct test_group *g = group_of(stays, n);
         struct cox_peer peers[4];
@@ -74,9 +73,8 @@ static void m1_a_wrapped_worker_serves(void **state)
     }
 }
 
-static void p1_the_death_of_the_real_worker_is_reported_at_once(void **state)
+TEST(p1_the_death_of_the_real_worker_is_reported_at_once)
 {
-    (void)state;
     for (int busy = 0; busy < 2; busy++) {
         struct test_group *g = group_of(stays, 2);
         struct test_pipe *pipe = test_pipe_new();
@@ -111,9 +109,8 @@ static void p1_the_death_of_the_real_worker_is_reported_at_once(void **state)
     }
 }
 
-static void p1_the_death_of_a_wrapper_is_the_end_of_its_worker(void **state)
+TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker)
 {
-    (void)state;
     struct test_group *g = group_of(stays, 2);
     struct cox_peer peer = peer_of(g, 1);
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
@@ -127,9 +124,8 @@ static void p1_the_death_of_a_wrapper_is_the_end_of_its_worker(void **state)
 }
 
 /* Neither of the two listens; the stop ends all the same. */
-static void m9_a_stop_ends_wrappers_that_stay(void **state)
+TEST(m9_a_stop_ends_wrappers_that_stay)
 {
-    (void)state;
     struct test_group *g = group_of(stays, 2);
     struct cox_peer peers[2] = {peer_of(g, 0), peer_of(g, 1)};
     test_stop_process(peers[1].pid);
@@ -144,9 +140,8 @@ static void m9_a_stop_ends_wrappers_that_stay(void **state)
     test_group_free(g);
 }
 
-static void m9_the_last_words_of_a_wrapper_are_heard(void **state)
+TEST(m9_the_last_words_of_a_wrapper_are_heard)
 {
-    (void)state;
     struct test_group *g = group_of(says, 4);
     test_expect_echo(g, "x");
     assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
@@ -158,9 +153,8 @@ static void m9_the_last_words_of_a_wrapper_are_heard(void **state)
 }
 
 /* The wrapper is alive, and is not the process that should have replied. */
-static void p3_a_report_names_the_serving_process(void **state)
+TEST(p3_a_report_names_the_serving_process)
 {
-    (void)state;
     struct test_group *g = group_of(stays, 2);
     struct cox_peer peer = peer_of(g, 1);
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
@@ -215,9 +209,8 @@ static int fail_to_start(const char *script, struct said *said)
 }
 
 /* Rank 1 attached, in a wrapper; rank 0 never does. */
-static void m15_no_worker_outlives_a_start_that_failed(void **state)
+TEST(m15_no_worker_outlives_a_start_that_failed)
 {
-    (void)state;
     struct said said;
     int r = fail_to_start(
         "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; sh -c 'echo pid $$; exec " COX_TEST_BIN_DIR
@@ -230,9 +223,8 @@ static void m15_no_worker_outlives_a_start_that_failed(void **state)
 
 /* It has left its wrapper and the wrapper's group, is refused for it, and only the group's memory
  * tells it so. */
-static void m15_a_stranger_that_attached_leaves(void **state)
+TEST(m15_a_stranger_that_attached_leaves)
 {
-    (void)state;
     struct said said;
     int r = fail_to_start(
         "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; (setsid sh -c 'echo pid $$; exec " COX_TEST_BIN_DIR
@@ -265,9 +257,8 @@ static int run_into(int fd)
     return r;
 }
 
-static void m14_lines_that_no_hook_takes_are_printed(void **state)
+TEST(m14_lines_that_no_hook_takes_are_printed)
 {
-    (void)state;
     char text[4096];
     int fds[2];
     assert_int_equal(pipe(fds), 0);
@@ -284,9 +275,8 @@ static void m14_lines_that_no_hook_takes_are_printed(void **state)
 }
 
 /* Nor is one killed by SIGPIPE. */
-static void m14_a_group_whose_lines_nobody_reads_starts_and_ends(void **state)
+TEST(m14_a_group_whose_lines_nobody_reads_starts_and_ends)
 {
-    (void)state;
     static const char filler[4096];
     int fds[2];
     assert_int_equal(pipe(fds), 0);
@@ -298,21 +288,4 @@ static void m14_a_group_whose_lines_nobody_reads_starts_and_ends(void **state)
     close(fds[0]);
     assert_int_equal(run_into(fds[1]), 0);
     close(fds[1]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m1_a_wrapped_worker_serves),
-        TEST(p1_the_death_of_the_real_worker_is_reported_at_once),
-        TEST(p1_the_death_of_a_wrapper_is_the_end_of_its_worker),
-        TEST(m9_a_stop_ends_wrappers_that_stay),
-        TEST(m9_the_last_words_of_a_wrapper_are_heard),
-        TEST(p3_a_report_names_the_serving_process),
-        TEST(m15_no_worker_outlives_a_start_that_failed),
-        TEST(m15_a_stranger_that_attached_leaves),
-        TEST(m14_lines_that_no_hook_takes_are_printed),
-        TEST(m14_a_group_whose_lines_nobody_reads_starts_and_ends),
-    };
-    return cmocka_run_group_tests_name("wrapper", tests, NULL, NULL);
 }

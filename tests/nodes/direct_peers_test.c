@@ -130,9 +130,8 @@ static void raw_tls_client(uint16_t port, const char *file, int version)
     raw_tls_client_says(port, file, version, NULL);
 }
 
-static void certificates_that_are_not_valid_are_refused(void **state)
+TEST(certificates_that_are_not_valid_are_refused)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", "b", &box);
@@ -206,9 +205,8 @@ static void refuses_server(const char *own, const char *file, const char *text)
     close(server.fd);
 }
 
-static void servers_that_are_not_valid_are_refused(void **state)
+TEST(servers_that_are_not_valid_are_refused)
 {
-    (void)state;
     refuses_server("a", "expired", "certificate has expired");
     refuses_server("a", "early", "certificate is not yet valid");
     refuses_server("a", "two", "has no name that is valid");
@@ -216,9 +214,8 @@ static void servers_that_are_not_valid_are_refused(void **state)
     refuses_server(NULL, NULL, "does not begin with a name");
 }
 
-static void heads_that_are_none_end_the_connection(void **state)
+TEST(heads_that_are_none_end_the_connection)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", NULL, &box);
@@ -262,9 +259,8 @@ static long peak_kib(void)
     return peak;
 }
 
-static void a_large_size_allocates_nothing_before_bytes_arrive(void **state)
+TEST(a_large_size_allocates_nothing_before_bytes_arrive)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", NULL, &box);
@@ -281,9 +277,8 @@ static void a_large_size_allocates_nothing_before_bytes_arrive(void **state)
     box_deinit(&box);
 }
 
-static void silence_holds_nobody_up(void **state)
+TEST(silence_holds_nobody_up)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", "b", &box), *a = node("node-a", "a", NULL);
@@ -305,9 +300,8 @@ static void silence_holds_nobody_up(void **state)
 }
 
 /* What has begun must come: a head, and a body that is announced as 2 GiB. */
-static void messages_that_stall_end(void **state)
+TEST(messages_that_stall_end)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", NULL, &box);
@@ -341,9 +335,8 @@ static void raw_send(int fd, size_t size)
     }
 }
 
-static void messages_under_way_have_a_budget(void **state)
+TEST(messages_under_way_have_a_budget)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct_options options = options_of("node-b", NULL, &box);
@@ -394,9 +387,8 @@ static int announce(void *context, const char *peer, const char *group, uint32_t
                : 0;
 }
 
-static void messages_that_are_not_wanted_are_not_read(void **state)
+TEST(messages_that_are_not_wanted_are_not_read)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct_options options = options_of("node-b", NULL, &box);
@@ -446,9 +438,8 @@ static void *flood_main(void *argument)
     return NULL;
 }
 
-static void machines_that_knock_keep_no_process_out(void **state)
+TEST(machines_that_knock_keep_no_process_out)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", "b", &box);
@@ -487,9 +478,8 @@ static void *storm_main(void *argument)
 }
 
 /* As after a restart of the lead; behind one address, as behind a NAT. */
-static void all_nodes_of_a_cluster_connect_at_once(void **state)
+TEST(all_nodes_of_a_cluster_connect_at_once)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", "b", &box);
@@ -515,9 +505,8 @@ static void all_nodes_of_a_cluster_connect_at_once(void **state)
     box_deinit(&box);
 }
 
-static void known_processes_have_a_connection_each(void **state)
+TEST(known_processes_have_a_connection_each)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", NULL, &box);
@@ -555,9 +544,8 @@ static void known_processes_have_a_connection_each(void **state)
     box_deinit(&box);
 }
 
-static void a_later_connection_replaces_the_earlier_one_in_order(void **state)
+TEST(a_later_connection_replaces_the_earlier_one_in_order)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     box_hold(&box, true);
@@ -584,19 +572,5 @@ static void a_later_connection_replaces_the_earlier_one_in_order(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(certificates_that_are_not_valid_are_refused),
-        TEST(servers_that_are_not_valid_are_refused),
-        TEST(heads_that_are_none_end_the_connection),
-        TEST(a_large_size_allocates_nothing_before_bytes_arrive),
-        TEST(silence_holds_nobody_up),
-        TEST(messages_that_stall_end),
-        TEST(messages_under_way_have_a_budget),
-        TEST(messages_that_are_not_wanted_are_not_read),
-        TEST(machines_that_knock_keep_no_process_out),
-        TEST(all_nodes_of_a_cluster_connect_at_once),
-        TEST(known_processes_have_a_connection_each),
-        TEST(a_later_connection_replaces_the_earlier_one_in_order),
-    };
-    return cmocka_run_group_tests(tests, certificates_make, certificates_remove);
+    return test_run(certificates_make, certificates_remove);
 }

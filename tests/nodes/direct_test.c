@@ -76,9 +76,8 @@ static void order(const char *file_a, const char *file_b)
     box_deinit(&box);
 }
 
-static void messages_of_several_threads_arrive_in_order(void **state)
+TEST(messages_of_several_threads_arrive_in_order)
 {
-    (void)state;
     order("a", "b");
     order(NULL, NULL);
 }
@@ -113,16 +112,14 @@ static void sizes(const char *file_a, const char *file_b)
     box_deinit(&box);
 }
 
-static void messages_of_all_sizes_arrive_whole(void **state)
+TEST(messages_of_all_sizes_arrive_whole)
 {
-    (void)state;
     sizes("a", "b");
     sizes(NULL, NULL);
 }
 
-static void what_is_too_large_is_not_sent_and_not_accepted(void **state)
+TEST(what_is_too_large_is_not_sent_and_not_accepted)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct_options options = options_of("node-b", "b", &box);
@@ -146,9 +143,8 @@ static void what_is_too_large_is_not_sent_and_not_accepted(void **state)
     box_deinit(&box);
 }
 
-static void ipv6_addresses_are_in_brackets(void **state)
+TEST(ipv6_addresses_are_in_brackets)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct_options options = options_of("node-b", NULL, &box);
@@ -209,9 +205,8 @@ static void *end_receive(void *argument)
     return NULL;
 }
 
-static void keys_are_changed_in_time(void **state)
+TEST(keys_are_changed_in_time)
 {
-    (void)state;
     int fds[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     struct end a = {.name = "node-a"}, b = {.name = "node-b"};
@@ -255,9 +250,8 @@ static void open_refuses(struct cox_direct_options options, int code, const char
         fail_msg("'%s' is not in: %s", text, err.text);
 }
 
-static void open_says_what_is_wrong_with_the_files(void **state)
+TEST(open_says_what_is_wrong_with_the_files)
 {
-    (void)state;
     struct cox_direct_options o = options_of("node-b", "b", NULL);
     o.ca = path("none.crt");
     open_refuses(o, COX_INVALID, "none.crt: No such file or directory");
@@ -284,9 +278,8 @@ static void open_says_what_is_wrong_with_the_files(void **state)
     open_refuses(options_of("node-b", "foreign", NULL), COX_INVALID, "by the CA");
 }
 
-static void open_says_what_is_wrong_with_the_options(void **state)
+TEST(open_says_what_is_wrong_with_the_options)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct_options o = options_of("", NULL, NULL);
@@ -331,9 +324,8 @@ static void open_says_what_is_wrong_with_the_options(void **state)
     box_deinit(&box);
 }
 
-static void a_process_of_another_name_is_refused(void **state)
+TEST(a_process_of_another_name_is_refused)
 {
-    (void)state;
     for (int tls = 0; tls < 2; tls++) {
         struct box box;
         box_init(&box);
@@ -348,9 +340,8 @@ static void a_process_of_another_name_is_refused(void **state)
     }
 }
 
-static void a_process_of_another_ca_is_refused_by_both_sides(void **state)
+TEST(a_process_of_another_ca_is_refused_by_both_sides)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *a = node("node-a", "a", &box);
@@ -444,23 +435,20 @@ static void blocked_send_ends(bool by_close, const char *file_a, const char *fil
     box_deinit(&box);
 }
 
-static void drop_ends_sends_at_once(void **state)
+TEST(drop_ends_sends_at_once)
 {
-    (void)state;
     blocked_send_ends(false, "a", "b");
     blocked_send_ends(false, NULL, NULL);
 }
 
-static void close_ends_sends_at_once(void **state)
+TEST(close_ends_sends_at_once)
 {
-    (void)state;
     blocked_send_ends(true, "a", "b");
     blocked_send_ends(true, NULL, NULL);
 }
 
-static void close_ends_a_connect_that_is_not_answered(void **state)
+TEST(close_ends_a_connect_that_is_not_answered)
 {
-    (void)state;
     /* Accepted by the kernel, and no more. */
     uint16_t port;
     int listening = raw_listen(&port);
@@ -475,9 +463,8 @@ static void close_ends_a_connect_that_is_not_answered(void **state)
     close(listening);
 }
 
-static void drop_ends_what_comes_from_a_process(void **state)
+TEST(drop_ends_what_comes_from_a_process)
 {
-    (void)state;
     struct box box;
     box_init(&box);
     struct cox_direct *b = node("node-b", "b", &box), *a = node("node-a", "a", NULL);
@@ -552,9 +539,8 @@ static void groups_send(struct groups *groups, uint32_t count)
             }
 }
 
-static void groups_of_one_machine_have_connections_of_their_own(void **state)
+TEST(groups_of_one_machine_have_connections_of_their_own)
 {
-    (void)state;
     for (int tls = 0; tls < 2; tls++) {
         struct groups groups;
         groups_open(&groups, tls);
@@ -567,9 +553,8 @@ static void groups_of_one_machine_have_connections_of_their_own(void **state)
     }
 }
 
-static void drop_leaves_other_groups_alone(void **state)
+TEST(drop_leaves_other_groups_alone)
 {
-    (void)state;
     struct groups groups;
     groups_open(&groups, true);
     groups_send(&groups, 1);
@@ -599,9 +584,8 @@ static int peer_count(struct cox_direct *direct)
     return count;
 }
 
-static void addresses_of_the_past_are_forgotten(void **state)
+TEST(addresses_of_the_past_are_forgotten)
 {
-    (void)state;
     struct groups groups;
     groups_open(&groups, true);
     struct cox_direct *sender = groups.b[0];
@@ -619,9 +603,8 @@ static void addresses_of_the_past_are_forgotten(void **state)
     groups_close(&groups);
 }
 
-static void a_process_at_another_address_is_the_same_one_again(void **state)
+TEST(a_process_at_another_address_is_the_same_one_again)
 {
-    (void)state;
     struct groups groups;
     groups_open(&groups, true);
     groups_send(&groups, 1);
@@ -702,9 +685,8 @@ static void child_kill(const struct child *child)
     assert_int_equal(waitpid(child->pid, NULL, 0), child->pid);
 }
 
-static void deadlines_are_kept_when_a_peer_stops(void **state)
+TEST(deadlines_are_kept_when_a_peer_stops)
 {
-    (void)state;
     static const char *const files[][2] = {{"a", "b"}, {NULL, NULL}};
     uint8_t *bytes = calloc(1, 64 * MIB);
     for (int i = 0; i < 2; i++) {
@@ -731,9 +713,8 @@ static void deadlines_are_kept_when_a_peer_stops(void **state)
     free(bytes);
 }
 
-static void a_peer_that_died_is_opened_again(void **state)
+TEST(a_peer_that_died_is_opened_again)
 {
-    (void)state;
     static const char *const files[][2] = {{"a", "b"}, {NULL, NULL}};
     for (int i = 0; i < 2; i++) {
         struct child first = child_start(files[i][1], 0);
@@ -766,26 +747,5 @@ static void a_peer_that_died_is_opened_again(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(deadlines_are_kept_when_a_peer_stops),
-        TEST(a_peer_that_died_is_opened_again),
-        TEST(messages_of_several_threads_arrive_in_order),
-        TEST(messages_of_all_sizes_arrive_whole),
-        TEST(what_is_too_large_is_not_sent_and_not_accepted),
-        TEST(ipv6_addresses_are_in_brackets),
-        TEST(keys_are_changed_in_time),
-        TEST(open_says_what_is_wrong_with_the_files),
-        TEST(open_says_what_is_wrong_with_the_options),
-        TEST(a_process_of_another_name_is_refused),
-        TEST(a_process_of_another_ca_is_refused_by_both_sides),
-        TEST(drop_ends_sends_at_once),
-        TEST(close_ends_sends_at_once),
-        TEST(close_ends_a_connect_that_is_not_answered),
-        TEST(drop_ends_what_comes_from_a_process),
-        TEST(groups_of_one_machine_have_connections_of_their_own),
-        TEST(drop_leaves_other_groups_alone),
-        TEST(addresses_of_the_past_are_forgotten),
-        TEST(a_process_at_another_address_is_the_same_one_again),
-    };
-    return cmocka_run_group_tests(tests, certificates_make, certificates_remove);
+    return test_run(certificates_make, certificates_remove);
 }

@@ -7,14 +7,9 @@
 #define COX_TESTS_NODES_DIRECT_WORLD_H
 
 #include "nodes/direct/direct.h"
+#include "tests/lib/test.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #define PATIENCE_MS 30000
 #define MIB ((size_t)1 << 20)
@@ -28,7 +23,7 @@ const char *path(const char *file);
 /* A test's: no fd, thread or child is left. */
 int setup(void **state);
 int teardown(void **state);
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) TEST_WITH(name, setup, teardown)
 void moment(void);
 
 /* A receiver that remembers: the last message, and every end. */

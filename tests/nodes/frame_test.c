@@ -8,9 +8,8 @@
 
 /* ---- bytes ---- */
 
-static void frames_as_bytes(void **state)
+PLAIN_TEST(frames_as_bytes)
 {
-    (void)state;
     uint8_t bytes[COX_FRAME_HEAD_SIZE + 5] = {0};
     struct cox_frame frame = {.kind = COX_FRAME_REQUEST,
                               .channel = COX_TWO_WAY_COUNT - 1,
@@ -80,9 +79,8 @@ static void frames_as_bytes(void **state)
     assert_string_equal(cox_frame_kind_name(COX_FRAME_KIND_COUNT), "unknown");
 }
 
-static void answers_as_bytes(void **state)
+PLAIN_TEST(answers_as_bytes)
 {
-    (void)state;
     const struct cox_answer answer = {
         .status = -5,
         .count = 3,
@@ -152,13 +150,4 @@ static void answers_as_bytes(void **state)
         if (cox_answer_unpack(broken, size, 4, 7, &again, &err) != COX_CORRUPT)
             fail_msg("form %zu was taken", i);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(frames_as_bytes),
-        cmocka_unit_test(answers_as_bytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,17 @@
 /* Pulls between machines (nodes/kv_relay.h), which are addresses of the loopback here: node b has
  * the blocks, node a fetches them, and node c has nothing to say. */
 #include "nodes/kv_relay.h"
+#include "tests/lib/test.h"
 
 #include <arpa/inet.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include <coxswain/handle.h>
 #include <coxswain/kv.h>
@@ -308,7 +305,7 @@ static int tear_down(void **state)
 
 /* ---- tests ---- */
 
-static void blocks_come_in_pieces(void **state)
+TEST_WITH(blocks_come_in_pieces, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     assert_int_equal(local_count(cluster), 0);
@@ -319,7 +316,7 @@ static void blocks_come_in_pieces(void **state)
     assert_int_equal(local_count(cluster), BLOCK_COUNT);
 }
 
-static void a_stale_block_is_unused_and_the_others_come(void **state)
+TEST_WITH(a_stale_block_is_unused_and_the_others_come, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     pull(cluster, PATIENCE_MS);
@@ -331,7 +328,7 @@ static void a_stale_block_is_unused_and_the_others_come(void **state)
     assert_int_equal(local_count(cluster), BLOCK_COUNT - 2);
 }
 
-static void pulls_of_one_request_may_share_blocks(void **state)
+TEST_WITH(pulls_of_one_request_may_share_blocks, set_up, tear_down)
 {
     static const int64_t sequences[][2] = {
         {SEQUENCE, SEQUENCE}, {SEQUENCE, SEQUENCE + 1}, {SEQUENCE + 1, SEQUENCE}};
@@ -344,7 +341,7 @@ static void pulls_of_one_request_may_share_blocks(void **state)
 }
 
 /* A pull of any sequence leaves nothing that a pull of one takes for its own. */
-static void a_pull_of_any_sequence_is_of_none(void **state)
+TEST_WITH(a_pull_of_any_sequence_is_of_none, set_up, tear_down)
 {
     static const int64_t sequences[] = {0, 1};
     struct cluster *cluster = *state;
@@ -397,7 +394,7 @@ static void *mutual_main(void *context)
     return NULL;
 }
 
-static void two_nodes_pull_from_each_other(void **state)
+TEST_WITH(two_nodes_pull_from_each_other, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct mutual a = {cluster, &cluster->a}, b = {cluster, &cluster->b};
@@ -415,7 +412,7 @@ static void two_nodes_pull_from_each_other(void **state)
 }
 
 /* A rank may have more than the link has said, and the request may name them. */
-static void a_block_that_the_link_has_not_moves_no_other(void **state)
+TEST_WITH(a_block_that_the_link_has_not_moves_no_other, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     cluster->pool_count = BLOCK_COUNT - 10;
@@ -428,7 +425,7 @@ static void a_block_that_the_link_has_not_moves_no_other(void **state)
 }
 
 /* Its memory is not kept, nor served. */
-static void a_rank_that_has_gone_is_forgotten(void **state)
+TEST_WITH(a_rank_that_has_gone_is_forgotten, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     const struct cox_handle first = cluster->remote;
@@ -449,7 +446,7 @@ static void a_rank_that_has_gone_is_forgotten(void **state)
 }
 
 /* Of ranks that had no room for it, or were replaced. */
-static void a_link_that_comes_again_ends_no_pull(void **state)
+TEST_WITH(a_link_that_comes_again_ends_no_pull, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     const struct cox_handle local = cluster->local;
@@ -464,7 +461,7 @@ static void a_link_that_comes_again_ends_no_pull(void **state)
 }
 
 /* More than one fetch may have. */
-static void long_tables_are_pulled_whole(void **state)
+TEST_WITH(long_tables_are_pulled_whole, set_up, tear_down)
 {
     enum { COUNT = 66000 };
     struct cluster *cluster = *state;
@@ -482,7 +479,7 @@ static void long_tables_are_pulled_whole(void **state)
     free(numbers);
 }
 
-static void what_is_not_passed_on_is_given_up(void **state)
+TEST_WITH(what_is_not_passed_on_is_given_up, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct request request;
@@ -496,7 +493,7 @@ static void what_is_not_passed_on_is_given_up(void **state)
     cox_kv_view_free(view);
 }
 
-static void a_sequence_may_have_any_number(void **state)
+TEST_WITH(a_sequence_may_have_any_number, set_up, tear_down)
 {
     static const int64_t sequences[] = {0, -1, INT64_MIN, INT64_MAX};
     struct cluster *cluster = *state;
@@ -507,7 +504,7 @@ static void a_sequence_may_have_any_number(void **state)
     }
 }
 
-static void memory_of_another_process_is_refused(void **state)
+TEST_WITH(memory_of_another_process_is_refused, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     cluster->b.rank = 1;
@@ -565,7 +562,7 @@ static uint64_t pull_with(struct cluster *cluster, struct reply *reply, uint64_t
     return (cox_now_ns() - start_ns) / COX_NSEC_PER_MSEC;
 }
 
-static void only_the_node_that_was_asked_answers(void **state)
+TEST_WITH(only_the_node_that_was_asked_answers, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct reply reply = {.from = &cluster->c, .piece = {.status = COX_DENIED}};
@@ -574,7 +571,7 @@ static void only_the_node_that_was_asked_answers(void **state)
     assert_int_equal(local_count(cluster), 0);
 }
 
-static void a_piece_out_of_its_place_ends_the_pull(void **state)
+TEST_WITH(a_piece_out_of_its_place_ends_the_pull, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct reply reply = {
@@ -587,7 +584,7 @@ static void a_piece_out_of_its_place_ends_the_pull(void **state)
     assert_int_equal(local_count(cluster), 0);
 }
 
-static void a_piece_that_is_cut_off_ends_the_pull(void **state)
+TEST_WITH(a_piece_that_is_cut_off_ends_the_pull, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct reply reply = {
@@ -600,7 +597,7 @@ static void a_piece_that_is_cut_off_ends_the_pull(void **state)
     assert_int_equal(local_count(cluster), 0);
 }
 
-static void an_unlink_ends_the_pull(void **state)
+TEST_WITH(an_unlink_ends_the_pull, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct reply reply = {.does = UNLINKS};
@@ -626,7 +623,7 @@ static void expect_end(struct cluster *cluster, struct reply *reply)
     cox_kv_view_free(view);
 }
 
-static void a_cancel_ends_the_pull(void **state)
+TEST_WITH(a_cancel_ends_the_pull, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct reply reply = {.does = CANCELS};
@@ -650,7 +647,7 @@ static void *stop_main(void *context)
 }
 
 /* The other agent's machine accepts connections, and the agent reads none. */
-static void a_stop_ends_a_fetch_that_is_not_taken(void **state)
+TEST_WITH(a_stop_ends_a_fetch_that_is_not_taken, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct sockaddr_in address = {.sin_family = AF_INET,
@@ -673,7 +670,7 @@ static void a_stop_ends_a_fetch_that_is_not_taken(void **state)
     close(fd);
 }
 
-static void the_death_of_the_other_agent_ends_the_pull(void **state)
+TEST_WITH(the_death_of_the_other_agent_ends_the_pull, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct reply reply = {.does = DIES};
@@ -682,7 +679,7 @@ static void the_death_of_the_other_agent_ends_the_pull(void **state)
 }
 
 /* Of which the request may have no deadline. */
-static void the_end_of_a_lease_ends_the_pull(void **state)
+TEST_WITH(the_end_of_a_lease_ends_the_pull, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct request request;
@@ -704,7 +701,7 @@ static void *pull_main(void *context)
     return NULL;
 }
 
-static void a_rank_copies_what_has_come_while_the_rest_comes(void **state)
+TEST_WITH(a_rank_copies_what_has_come_while_the_rest_comes, set_up, tear_down)
 {
     struct cluster *cluster = *state;
     struct reply reply = {
@@ -730,36 +727,4 @@ static void a_rank_copies_what_has_come_while_the_rest_comes(void **state)
     assert_int_equal(local_copy(cluster, view, block_at(1)), COX_STALE);
     pthread_join(thread, NULL);
     cox_kv_view_free(view);
-}
-
-int main(void)
-{
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(blocks_come_in_pieces, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_stale_block_is_unused_and_the_others_come, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(a_sequence_may_have_any_number, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(pulls_of_one_request_may_share_blocks, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_pull_of_any_sequence_is_of_none, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(long_tables_are_pulled_whole, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(two_nodes_pull_from_each_other, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_block_that_the_link_has_not_moves_no_other, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(a_rank_that_has_gone_is_forgotten, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_link_that_comes_again_ends_no_pull, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(what_is_not_passed_on_is_given_up, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(memory_of_another_process_is_refused, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(only_the_node_that_was_asked_answers, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_piece_out_of_its_place_ends_the_pull, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_piece_that_is_cut_off_ends_the_pull, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_cancel_ends_the_pull, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_stop_ends_a_fetch_that_is_not_taken, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(the_death_of_the_other_agent_ends_the_pull, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(the_end_of_a_lease_ends_the_pull, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_rank_copies_what_has_come_while_the_rest_comes, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(an_unlink_ends_the_pull, set_up, tear_down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

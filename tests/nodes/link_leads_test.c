@@ -22,9 +22,8 @@ static void lead_wakes(struct world *world, struct lead *lead)
     lead->heard_ns = (world->now_ns / tick_ns + 1) * tick_ns - times.suspect_ms * MS;
 }
 
-static void a_lead_learns_that_it_was_taken_over(void **state)
+PLAIN_TEST(a_lead_learns_that_it_was_taken_over)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *old = &world->leads[0], *new = &world->leads[1];
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
@@ -68,9 +67,8 @@ static void a_lead_learns_that_it_was_taken_over(void **state)
 }
 
 /* What was sent to it meanwhile is yet to be read. */
-static void a_lead_that_was_stopped_blames_no_node(void **state)
+PLAIN_TEST(a_lead_that_was_stopped_blames_no_node)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     lead->alive = false;
@@ -92,9 +90,8 @@ static void a_lead_that_was_stopped_blames_no_node(void **state)
     world_free(world);
 }
 
-static void another_release_is_refused(void **state)
+PLAIN_TEST(another_release_is_refused)
 {
-    (void)state;
     struct world *world = world_new(0, NULL);
     const struct cox_lead_link *link = &world->leads[0].link;
     CoxNode__Hello hello = COX_NODE__HELLO__INIT;
@@ -118,9 +115,8 @@ static void another_release_is_refused(void **state)
 
 /* A lead whose numbers are nonsense does not keep the agent busy. */
 /* One frame for all nodes: an agent takes it only if it has the peers that the frame is of. */
-static void a_request_to_all(void **state)
+PLAIN_TEST(a_request_to_all)
 {
-    (void)state;
     struct world *world = world_up();
     struct cox_agent_link *agent = &world->agent;
     uint8_t bytes[COX_FRAME_HEAD_SIZE + 4] = {0}, other[sizeof bytes];
@@ -157,9 +153,8 @@ static void a_request_to_all(void **state)
     world_free(world);
 }
 
-static void numbers_far_apart(void **state)
+PLAIN_TEST(numbers_far_apart)
 {
-    (void)state;
     struct world *world = world_up();
     struct cox_frame next;
     uint64_t deadline_ns;
@@ -206,9 +201,8 @@ static uint8_t *recorder_reply(const struct cox_recorder_fetch *fetch, const voi
     return bytes;
 }
 
-static void recorders_are_awaited_and_checked(void **state)
+PLAIN_TEST(recorders_are_awaited_and_checked)
 {
-    (void)state;
     const size_t size = cox_recorder_block_size(false);
     uint8_t *block = calloc(1, size), *copy = calloc(1, size);
     struct cox_recorder_fetches fetches = {0};
@@ -285,9 +279,8 @@ static void recorders_are_awaited_and_checked(void **state)
     free(copy);
 }
 
-static void recorders_are_asked_for_by_the_lead_that_is_followed(void **state)
+PLAIN_TEST(recorders_are_asked_for_by_the_lead_that_is_followed)
 {
-    (void)state;
     struct world *world = world_up();
     struct cox_agent_link *agent = &world->agent;
     struct cox_frame ask = {.kind = COX_FRAME_RECORDER_ASK,
@@ -302,9 +295,8 @@ static void recorders_are_asked_for_by_the_lead_that_is_followed(void **state)
     world_free(world);
 }
 
-static void usage_is_in_one_beat(void **state)
+PLAIN_TEST(usage_is_in_one_beat)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     const struct cox_lead_rank *rank = &lead->link.ranks[1];
@@ -339,9 +331,8 @@ static void hello_refused(const CoxNode__Hello *hello, const char *text)
         fail_msg("'%s' is not in: %s", text, err.text);
 }
 
-static void hellos_that_cannot_be_are_refused(void **state)
+PLAIN_TEST(hellos_that_cannot_be_are_refused)
 {
-    (void)state;
     CoxNode__Channel channels[2] = {COX_NODE__CHANNEL__INIT, COX_NODE__CHANNEL__INIT};
     CoxNode__Channel *channel_pointers[] = {&channels[0], &channels[1]};
     CoxNode__Fact fact = COX_NODE__FACT__INIT;
@@ -393,9 +384,8 @@ static void hellos_that_cannot_be_are_refused(void **state)
     }
 }
 
-static void beats_of_requests_that_were_not_sent(void **state)
+PLAIN_TEST(beats_of_requests_that_were_not_sent)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
@@ -433,9 +423,8 @@ static void beats_of_requests_that_were_not_sent(void **state)
 }
 
 /* Each agent counts from its start on; what nodes have said is not counted again. */
-static void refused_connections_are_summed(void **state)
+PLAIN_TEST(refused_connections_are_summed)
 {
-    (void)state;
     struct world *world = world_up();
     struct cox_lead_link *link = &world->leads[0].link;
     world->agent.refused = 5;
@@ -454,9 +443,8 @@ static void refused_connections_are_summed(void **state)
 }
 
 /* The lead had a clock of the future, which is over. */
-static void an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed(void **state)
+PLAIN_TEST(an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed)
 {
-    (void)state;
     struct world *world = world_up();
     struct cox_agent_link *agent = &world->agent;
     agent->epoch = REAL_NS + 25 * HOUR_NS;
@@ -474,9 +462,8 @@ static void an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed(void **
     world_free(world);
 }
 
-static void frames_have_limits_by_kind(void **state)
+PLAIN_TEST(frames_have_limits_by_kind)
 {
-    (void)state;
     uint8_t *bytes = calloc(1, COX_FRAME_HEAD_SIZE + ((size_t)1 << 20) + 1);
     assert_non_null(bytes);
     for (int kind = 1; kind < COX_FRAME_KIND_COUNT; kind++) {
@@ -495,24 +482,4 @@ static void frames_have_limits_by_kind(void **state)
     }
     assert_int_equal(cox_frame_size_max(COX_FRAME_HELLO), 1 << 20);
     free(bytes);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refused_connections_are_summed),
-        cmocka_unit_test(hellos_that_cannot_be_are_refused),
-        cmocka_unit_test(beats_of_requests_that_were_not_sent),
-        cmocka_unit_test(an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed),
-        cmocka_unit_test(frames_have_limits_by_kind),
-        cmocka_unit_test(recorders_are_awaited_and_checked),
-        cmocka_unit_test(recorders_are_asked_for_by_the_lead_that_is_followed),
-        cmocka_unit_test(usage_is_in_one_beat),
-        cmocka_unit_test(a_lead_learns_that_it_was_taken_over),
-        cmocka_unit_test(a_lead_that_was_stopped_blames_no_node),
-        cmocka_unit_test(another_release_is_refused),
-        cmocka_unit_test(a_request_to_all),
-        cmocka_unit_test(numbers_far_apart),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

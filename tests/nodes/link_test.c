@@ -40,22 +40,19 @@ static void seeds_run(const struct faults *faults, uint64_t first, uint64_t coun
     assert_true(sums.runs > 0 && ended > 0);
 }
 
-static void a_good_network(void **state)
+PLAIN_TEST(a_good_network)
 {
-    (void)state;
     seeds_run(&(struct faults){.delay_max_ms = 3, .late = 50}, 1, SEED_COUNT / 10, 1000);
 }
 
-static void frames_are_lost_and_repeated(void **state)
+PLAIN_TEST(frames_are_lost_and_repeated)
 {
-    (void)state;
     seeds_run(&(struct faults){.loss = 100, .repeat = 100, .delay_max_ms = 5, .late = 50}, 100000,
               SEED_COUNT / 3, 1500);
 }
 
-static void frames_change_places(void **state)
+PLAIN_TEST(frames_change_places)
 {
-    (void)state;
     seeds_run(&(struct faults){.loss = 50,
                                .repeat = 50,
                                .delay_max_ms = 60,
@@ -65,9 +62,8 @@ static void frames_change_places(void **state)
               200000, SEED_COUNT / 3, 1500);
 }
 
-static void the_network_parts(void **state)
+PLAIN_TEST(the_network_parts)
 {
-    (void)state;
     seeds_run(&(struct faults){.loss = 20,
                                .repeat = 20,
                                .delay_max_ms = 10,
@@ -77,9 +73,8 @@ static void the_network_parts(void **state)
               300000, SEED_COUNT / 3, 3000);
 }
 
-static void agents_and_leads_end(void **state)
+PLAIN_TEST(agents_and_leads_end)
 {
-    (void)state;
     seeds_run(&(struct faults){.loss = 20,
                                .repeat = 30,
                                .delay_max_ms = 20,
@@ -93,9 +88,8 @@ static void agents_and_leads_end(void **state)
 
 /* ---- one rule after the other ---- */
 
-static void a_request_runs_and_is_answered(void **state)
+PLAIN_TEST(a_request_runs_and_is_answered)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     for (uint32_t k = 0; k < DEPTH; k++)
@@ -109,9 +103,8 @@ static void a_request_runs_and_is_answered(void **state)
     world_free(world);
 }
 
-static void a_lost_request_is_sent_again(void **state)
+PLAIN_TEST(a_lost_request_is_sent_again)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     world->cut_to_agent_ns = world->now_ns + 20 * MS;
@@ -131,9 +124,8 @@ static void a_lost_request_is_sent_again(void **state)
 }
 
 /* Replies do not say that a request without a reply has come. */
-static void a_lost_request_without_a_reply_is_sent_again(void **state)
+PLAIN_TEST(a_lost_request_without_a_reply_is_sent_again)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     world->cut_to_agent_ns = world->now_ns + 20 * MS;
@@ -147,9 +139,8 @@ static void a_lost_request_without_a_reply_is_sent_again(void **state)
 }
 
 /* Their ranks are dead before the node has them; then others are sent in their place. */
-static void requests_that_are_given_up_are_not_waited_for(void **state)
+PLAIN_TEST(requests_that_are_given_up_are_not_waited_for)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     world->cut_to_agent_ns = world->now_ns + 20 * MS;
@@ -172,9 +163,8 @@ static void requests_that_are_given_up_are_not_waited_for(void **state)
     world_free(world);
 }
 
-static void a_lost_answer_is_sent_again_and_nothing_runs_twice(void **state)
+PLAIN_TEST(a_lost_answer_is_sent_again_and_nothing_runs_twice)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
@@ -194,9 +184,8 @@ static void a_lost_answer_is_sent_again_and_nothing_runs_twice(void **state)
     world_free(world);
 }
 
-static void a_deadline_passes_on_the_way(void **state)
+PLAIN_TEST(a_deadline_passes_on_the_way)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     world->faults.delay_ms = 50;
@@ -215,9 +204,8 @@ static void a_deadline_passes_on_the_way(void **state)
     world_free(world);
 }
 
-static void ranks_that_are_late_reply_by_done(void **state)
+PLAIN_TEST(ranks_that_are_late_reply_by_done)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     world->faults.late = 1000;
@@ -230,9 +218,8 @@ static void ranks_that_are_late_reply_by_done(void **state)
 }
 
 /* The answer, and a beat that says it is done, come before the node says why the rank died. */
-static void a_dead_rank_is_not_late(void **state)
+PLAIN_TEST(a_dead_rank_is_not_late)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     const struct asked *asked = &lead->asked[COX_CHANNEL_EXECUTE][1 % DEPTH];
@@ -257,9 +244,8 @@ static void a_dead_rank_is_not_late(void **state)
 }
 
 /* One rank is dead, and the node does not say why; the other is late, and does not wait for it. */
-static void a_late_rank_beside_a_dead_one(void **state)
+PLAIN_TEST(a_late_rank_beside_a_dead_one)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     world->dead[1] = true;
@@ -274,9 +260,8 @@ static void a_late_rank_beside_a_dead_one(void **state)
     world_free(world);
 }
 
-static void silence_is_suspect_and_then_death(void **state)
+PLAIN_TEST(silence_is_suspect_and_then_death)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     char text[128];
@@ -309,9 +294,8 @@ static void silence_is_suspect_and_then_death(void **state)
     world_free(world);
 }
 
-static void a_suspect_node_gets_what_was_held_back(void **state)
+PLAIN_TEST(a_suspect_node_gets_what_was_held_back)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     world->cut_to_lead_ns = world->cut_to_agent_ns = world->now_ns + 400 * MS;
@@ -332,9 +316,8 @@ static void a_suspect_node_gets_what_was_held_back(void **state)
 }
 
 /* A frame of a lead and its node, other than the present one. */
-static void frames_of_other_lives_are_dropped(void **state)
+PLAIN_TEST(frames_of_other_lives_are_dropped)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
@@ -395,9 +378,8 @@ static int beat_of(struct world *world, uint64_t agent)
     return r;
 }
 
-static void beats_of_a_second_agent_are_dropped(void **state)
+PLAIN_TEST(beats_of_a_second_agent_are_dropped)
 {
-    (void)state;
     struct world *world = world_up();
     const struct lead *lead = &world->leads[0];
     const uint64_t heard_ns = lead->link.heard_ns;
@@ -409,9 +391,8 @@ static void beats_of_a_second_agent_are_dropped(void **state)
     world_free(world);
 }
 
-static void beats_that_cannot_be_read(void **state)
+PLAIN_TEST(beats_that_cannot_be_read)
 {
-    (void)state;
     struct world *world = world_up();
     struct cox_error err = {0};
     static const uint8_t bad[] = {0x0a, 0x7f};
@@ -435,9 +416,8 @@ static void beats_that_cannot_be_read(void **state)
     world_free(world);
 }
 
-static void a_lead_is_lost_and_found(void **state)
+PLAIN_TEST(a_lead_is_lost_and_found)
 {
-    (void)state;
     struct world *world = world_up();
     world->cut_to_agent_ns = world->now_ns + 900 * MS;
     const uint64_t heard_ns = world->agent.heard_ns;
@@ -452,9 +432,8 @@ static void a_lead_is_lost_and_found(void **state)
     world_free(world);
 }
 
-static void grace_ends(void **state)
+PLAIN_TEST(grace_ends)
 {
-    (void)state;
     struct world *world = world_up();
     CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
     struct cox_frame frame;
@@ -473,9 +452,8 @@ static void grace_ends(void **state)
     world_free(world);
 }
 
-static void a_greater_epoch_takes_over(void **state)
+PLAIN_TEST(a_greater_epoch_takes_over)
 {
-    (void)state;
     struct world *world = world_up();
     CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
     uint64_t after[COX_TWO_WAY_COUNT] = {100, 200};
@@ -552,9 +530,8 @@ static void a_greater_epoch_takes_over(void **state)
     world_free(world);
 }
 
-static void ranks_come_and_go(void **state)
+PLAIN_TEST(ranks_come_and_go)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     struct cox_agent_rank is = {.incarnation = 1,
@@ -598,9 +575,8 @@ static void ranks_come_and_go(void **state)
 }
 
 /* The executor wants another process for each rank of a dead node. */
-static void ranks_of_a_dead_node_do_not_come_again(void **state)
+PLAIN_TEST(ranks_of_a_dead_node_do_not_come_again)
 {
-    (void)state;
     struct world *world = world_new(0, NULL);
     struct lead *lead = &world->leads[0];
     world_run(world, 500);
@@ -631,9 +607,8 @@ static void ranks_of_a_dead_node_do_not_come_again(void **state)
     world_free(world);
 }
 
-static void a_rank_that_never_attached(void **state)
+PLAIN_TEST(a_rank_that_never_attached)
 {
-    (void)state;
     struct world *world = world_new(0, NULL);
     struct lead *lead = &world->leads[0];
     world_run(world, 150);
@@ -665,9 +640,8 @@ static void a_rank_that_never_attached(void **state)
     world_free(world);
 }
 
-static void cancelled_steps_and_the_end(void **state)
+PLAIN_TEST(cancelled_steps_and_the_end)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     const struct cox_agent_channel *channel = &world->agent.channels[COX_CHANNEL_EXECUTE];
@@ -696,9 +670,8 @@ static void cancelled_steps_and_the_end(void **state)
     world_free(world);
 }
 
-static void peers_and_hello(void **state)
+PLAIN_TEST(peers_and_hello)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     CoxNode__Peer peers[2], *pointers[2] = {&peers[0], &peers[1]};
@@ -742,9 +715,8 @@ static uint64_t beat_bytes(struct world *world, uint64_t ms)
            (world->sent[COX_FRAME_LEAD_BEAT] - count);
 }
 
-static void peers_are_sent_until_the_agent_has_them(void **state)
+PLAIN_TEST(peers_are_sent_until_the_agent_has_them)
 {
-    (void)state;
     struct world *world = world_up();
     struct cox_lead_link *link = &world->leads[0].link;
     char address[120];
@@ -812,9 +784,8 @@ static void steps_run(struct world *world, uint64_t ms, uint64_t step_ms)
     }
 }
 
-static void beats_where_nothing_else_is_said(void **state)
+PLAIN_TEST(beats_where_nothing_else_is_said)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     uint64_t *sent = world->sent;
@@ -842,9 +813,8 @@ static void beats_where_nothing_else_is_said(void **state)
 }
 
 /* Answers of another channel do not keep the agent from saying that a request has come. */
-static void a_long_request_is_said_to_be_there(void **state)
+PLAIN_TEST(a_long_request_is_said_to_be_there)
 {
-    (void)state;
     struct world *world = world_up();
     struct lead *lead = &world->leads[0];
     struct cox_frame frame;
@@ -869,9 +839,8 @@ static void a_long_request_is_said_to_be_there(void **state)
 }
 
 /* What was sent may be on its way for long: it is no sign of life. */
-static void large_frames_do_not_stand_for_beats(void **state)
+PLAIN_TEST(large_frames_do_not_stand_for_beats)
 {
-    (void)state;
     struct world *world = world_up();
     struct cox_lead_link *link = &world->leads[0].link;
     static const uint8_t large[100000];
@@ -894,42 +863,4 @@ static void large_frames_do_not_stand_for_beats(void **state)
         assert_int_equal(world->sent[COX_FRAME_LEAD_BEAT], i);
     }
     world_free(world);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_request_runs_and_is_answered),
-        cmocka_unit_test(a_lost_request_is_sent_again),
-        cmocka_unit_test(a_lost_request_without_a_reply_is_sent_again),
-        cmocka_unit_test(requests_that_are_given_up_are_not_waited_for),
-        cmocka_unit_test(a_lost_answer_is_sent_again_and_nothing_runs_twice),
-        cmocka_unit_test(a_deadline_passes_on_the_way),
-        cmocka_unit_test(ranks_that_are_late_reply_by_done),
-        cmocka_unit_test(a_dead_rank_is_not_late),
-        cmocka_unit_test(a_late_rank_beside_a_dead_one),
-        cmocka_unit_test(silence_is_suspect_and_then_death),
-        cmocka_unit_test(a_suspect_node_gets_what_was_held_back),
-        cmocka_unit_test(frames_of_other_lives_are_dropped),
-        cmocka_unit_test(beats_of_a_second_agent_are_dropped),
-        cmocka_unit_test(beats_that_cannot_be_read),
-        cmocka_unit_test(a_lead_is_lost_and_found),
-        cmocka_unit_test(grace_ends),
-        cmocka_unit_test(a_greater_epoch_takes_over),
-        cmocka_unit_test(ranks_come_and_go),
-        cmocka_unit_test(ranks_of_a_dead_node_do_not_come_again),
-        cmocka_unit_test(a_rank_that_never_attached),
-        cmocka_unit_test(cancelled_steps_and_the_end),
-        cmocka_unit_test(peers_and_hello),
-        cmocka_unit_test(peers_are_sent_until_the_agent_has_them),
-        cmocka_unit_test(beats_where_nothing_else_is_said),
-        cmocka_unit_test(a_long_request_is_said_to_be_there),
-        cmocka_unit_test(large_frames_do_not_stand_for_beats),
-        cmocka_unit_test(a_good_network),
-        cmocka_unit_test(frames_are_lost_and_repeated),
-        cmocka_unit_test(frames_change_places),
-        cmocka_unit_test(the_network_parts),
-        cmocka_unit_test(agents_and_leads_end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

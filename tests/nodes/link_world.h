@@ -10,15 +10,9 @@
 #ifndef COX_TESTS_NODES_LINK_WORLD_H
 #define COX_TESTS_NODES_LINK_WORLD_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "nodes/link/agent_link.h"
 #include "nodes/link/lead_link.h"
+#include "tests/lib/test.h"
 
 #include <inttypes.h>
 

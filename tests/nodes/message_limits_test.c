@@ -12,9 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void messages_are_taken_from_whom_they_come(void **state)
+TEST(messages_are_taken_from_whom_they_come)
 {
-    (void)state;
     static const struct {
         uint32_t kind;
         const char *peer, *group;
@@ -45,9 +44,8 @@ static void messages_are_taken_from_whom_they_come(void **state)
                              at_lead ? cases[i].at_lead : cases[i].at_agent);
 }
 
-static void frames_are_refused_by_their_head(void **state)
+TEST(frames_are_refused_by_their_head)
 {
-    (void)state;
     uint8_t head[COX_FRAME_HEAD_SIZE];
     struct cox_error err = {0};
     struct cox_frame frame = {.kind = COX_FRAME_HELLO, .size = 50 * MIB};
@@ -80,9 +78,8 @@ static void early(struct cox_group_relay *relay, const char *node, uint8_t gener
     cox_group_relay_take(relay, node, bytes, sizeof(uint64_t) + size);
 }
 
-static void messages_for_generations_to_come_have_a_budget_and_an_end(void **state)
+TEST(messages_for_generations_to_come_have_a_budget_and_an_end)
 {
-    (void)state;
     struct cox_direct *direct = node("node-x", NULL, NULL);
     struct cox_group_relay *relay = NULL;
     const struct cox_log log = {0};
@@ -106,14 +103,4 @@ static void messages_for_generations_to_come_have_a_budget_and_an_end(void **sta
     assert_int_equal(cox_group_relay_expire(relay, begin_ns), MIB + 10 + 4094);
     cox_group_relay_free(relay);
     cox_direct_close(direct);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(messages_are_taken_from_whom_they_come),
-        TEST(frames_are_refused_by_their_head),
-        TEST(messages_for_generations_to_come_have_a_budget_and_an_end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -270,9 +270,8 @@ static void barriers_main(const struct forks_self *self)
     leave(self, group);
 }
 
-static void barriers(void **state)
+TEST(barriers)
 {
-    (void)state;
     cluster_run(2, 1, 4096, 0, barriers_main);
     cluster_run(4, 2, 4096, 0, barriers_main);
     cluster_run(5, 1, 4096, 300, barriers_main);
@@ -289,17 +288,15 @@ static void gathers_main(const struct forks_self *self)
     leave(self, group);
 }
 
-static void values_of_all_sizes(void **state)
+TEST(values_of_all_sizes)
 {
-    (void)state;
     cluster_run(2, 1, 4096, 0, gathers_main);
     cluster_run(4, 2, 4096, 0, gathers_main);
     cluster_run(3, 2, 1 << 17, 0, gathers_main);
 }
 
-static void values_through_slow_mirrors(void **state)
+TEST(values_through_slow_mirrors)
 {
-    (void)state;
     cluster_run(2, 1, 4096, 3000, gathers_main);
     cluster_run(4, 1, 4096, 2000, gathers_main);
 }
@@ -319,9 +316,8 @@ static void sizes_main(const struct forks_self *self)
     leave(self, group);
 }
 
-static void sizes_that_differ_are_refused_on_all(void **state)
+TEST(sizes_that_differ_are_refused_on_all)
 {
-    (void)state;
     cluster_run(4, 2, 4096, 0, sizes_main);
 }
 
@@ -357,9 +353,8 @@ static void subgroups_main(const struct forks_self *self)
     leave(self, group);
 }
 
-static void subgroups_here_and_across(void **state)
+TEST(subgroups_here_and_across)
 {
-    (void)state;
     cluster_run(4, 2, 4096, 0, subgroups_main);
     cluster_run(4, 2, 4096, 1000, subgroups_main);
 }
@@ -397,9 +392,8 @@ static void epochs_main(const struct forks_self *self)
     leave(self, group);
 }
 
-static void an_abort_here_ends_operations_there(void **state)
+TEST(an_abort_here_ends_operations_there)
 {
-    (void)state;
     cluster_run(4, 2, 4096, 0, epochs_main);
     cluster_run(4, 2, 4096, 500, epochs_main);
 }
@@ -445,9 +439,8 @@ static void torn_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void values_of_epochs_that_were_given_up(void **state)
+TEST(values_of_epochs_that_were_given_up)
 {
-    (void)state;
     for (int i = 0; i < 3; i++)
         cluster_run(2, 1, TORN_SIZE, 0, torn_main);
 }
@@ -462,9 +455,8 @@ static void short_main(const struct forks_self *self)
     leave(self, group);
 }
 
-static void the_last_barrier_and_leaving(void **state)
+TEST(the_last_barrier_and_leaving)
 {
-    (void)state;
     for (int i = 0; i < 40; i++)
         cluster_run(2, 1, 4096, i % 2 ? 1000 : 0, short_main);
 }
@@ -485,9 +477,8 @@ static void leaves_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void a_rank_that_leaves_is_dead_to_the_others(void **state)
+TEST(a_rank_that_leaves_is_dead_to_the_others)
 {
-    (void)state;
     cluster_run(4, 2, 4096, 0, leaves_main);
 }
 
@@ -509,9 +500,8 @@ static void orphans_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-static void ranks_see_the_death_of_their_mirror(void **state)
+TEST(ranks_see_the_death_of_their_mirror)
 {
-    (void)state;
     struct cluster *cluster = cluster_new(2, 1, 4096, orphans_main);
     struct forks forks;
     forks_start(&forks, 4, process_main, cluster);
@@ -605,9 +595,8 @@ static void rank_joins(const struct pair *pair)
     atomic_store(&identity->holder, cox_group_holder(COX_GROUP_WHOLE, 1, 1));
 }
 
-static void what_is_collected_once(void **state)
+TEST(what_is_collected_once)
 {
-    (void)state;
     struct pair pair;
     struct cox_error err = {0};
     pair_open(&pair);
@@ -644,9 +633,8 @@ static void what_is_collected_once(void **state)
     pair_close(&pair);
 }
 
-static void a_wait_ends_by_news_and_by_a_wake(void **state)
+TEST(a_wait_ends_by_news_and_by_a_wake)
 {
-    (void)state;
     struct pair pair;
     pair_open(&pair);
     cox_group_mirror_wait(pair.mirrors[1], cox_deadline_after_ms(1));
@@ -661,9 +649,8 @@ static void a_wait_ends_by_news_and_by_a_wake(void **state)
     pair_close(&pair);
 }
 
-static void bad_messages_are_refused(void **state)
+TEST(bad_messages_are_refused)
 {
-    (void)state;
     struct pair pair;
     struct cox_error err = {0};
     pair_open(&pair);
@@ -731,9 +718,8 @@ static void bad_messages_are_refused(void **state)
     pair_close(&pair);
 }
 
-static void mirrors_that_cannot_be(void **state)
+TEST(mirrors_that_cannot_be)
 {
-    (void)state;
     static const uint32_t bad[][3] = {{0, 0, 1}, {129, 0, 1}, {4, 4, 1}, {4, 0, 0}, {4, 3, 2}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const struct cox_group_mirror_options options = {.fd = -1,
@@ -746,25 +732,4 @@ static void mirrors_that_cannot_be(void **state)
         assert_null(mirror);
     }
     assert_null(cox_group_mirror_close(NULL));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(mirrors_that_cannot_be),
-        TEST(what_is_collected_once),
-        TEST(a_wait_ends_by_news_and_by_a_wake),
-        TEST(bad_messages_are_refused),
-        TEST(barriers),
-        TEST(values_of_all_sizes),
-        TEST(values_through_slow_mirrors),
-        TEST(sizes_that_differ_are_refused_on_all),
-        TEST(subgroups_here_and_across),
-        TEST(an_abort_here_ends_operations_there),
-        TEST(the_last_barrier_and_leaving),
-        TEST(a_rank_that_leaves_is_dead_to_the_others),
-        TEST(ranks_see_the_death_of_their_mirror),
-        TEST(values_of_epochs_that_were_given_up),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,14 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "channel/base/thread.h"
+#include "tests/lib/test.h"
 
 #define PATIENCE_MS 30000
 /* More than the buffers of a connection hold. */
@@ -171,7 +168,7 @@ static void put(struct cox_outbox *outbox, const struct process *to, uint32_t ki
     cox_outbox_put(outbox, to->address, kind, bytes, size, -1, 0);
 }
 
-static void messages_arrive_in_order(void **state)
+TEST_WITH(messages_arrive_in_order, set_up, tear_down)
 {
     struct world *world = *state;
     for (uint32_t i = 0; i < 100; i++)
@@ -180,7 +177,7 @@ static void messages_arrive_in_order(void **state)
     assert_int_equal(lost_count(world, 0), 0);
 }
 
-static void memory_follows_the_bytes(void **state)
+TEST_WITH(memory_follows_the_bytes, set_up, tear_down)
 {
     struct world *world = *state;
     int fd = memfd_create("image", MFD_CLOEXEC);
@@ -228,7 +225,7 @@ static void stick(struct world *world)
     assert_true(has_unread(&world->a));
 }
 
-static void a_process_that_does_not_read_delays_no_other(void **state)
+TEST_WITH(a_process_that_does_not_read_delays_no_other, set_up, tear_down)
 {
     struct world *world = *state;
     stick(world);
@@ -239,7 +236,7 @@ static void a_process_that_does_not_read_delays_no_other(void **state)
     await(&world->a, &world->a.arrived, 4);
 }
 
-static void what_waits_for_a_dead_process_is_dropped(void **state)
+TEST_WITH(what_waits_for_a_dead_process_is_dropped, set_up, tear_down)
 {
     struct world *world = *state;
     stick(world);
@@ -253,7 +250,7 @@ static void what_waits_for_a_dead_process_is_dropped(void **state)
 }
 
 /* For a new lead: what is being sent arrives, and what waited does not. */
-static void what_waits_can_be_cleared(void **state)
+TEST_WITH(what_waits_can_be_cleared, set_up, tear_down)
 {
     struct world *world = *state;
     stick(world);
@@ -265,7 +262,7 @@ static void what_waits_can_be_cleared(void **state)
     assert_int_equal(lost_count(world, 0), 0);
 }
 
-static void only_so_much_waits_and_small_messages_always(void **state)
+TEST_WITH(only_so_much_waits_and_small_messages_always, set_up, tear_down)
 {
     struct world *world = *state;
     stick(world);
@@ -279,7 +276,7 @@ static void only_so_much_waits_and_small_messages_always(void **state)
     assert_int_equal(world->a.sum, 65536);
 }
 
-static void the_end_waits_for_no_reader(void **state)
+TEST_WITH(the_end_waits_for_no_reader, set_up, tear_down)
 {
     struct world *world = *state;
     const uint64_t start_ns = cox_now_ns();
@@ -289,7 +286,7 @@ static void the_end_waits_for_no_reader(void **state)
     assert_true(cox_now_ns() - start_ns < 9000 * COX_NSEC_PER_MSEC);
 }
 
-static void a_message_that_is_refused_is_lost(void **state)
+TEST_WITH(a_message_that_is_refused_is_lost, set_up, tear_down)
 {
     struct world *world = *state;
     put(world->to_b, &world->a, 0, 10); /* node a is not node b */
@@ -298,22 +295,4 @@ static void a_message_that_is_refused_is_lost(void **state)
     await(&world->b, &world->b.arrived, 1);
     assert_int_equal(lost_count(world, 1), 1);
     assert_int_equal(lost_count(world, 0), 0);
-}
-
-int main(void)
-{
-    static const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(messages_arrive_in_order, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(memory_follows_the_bytes, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_process_that_does_not_read_delays_no_other, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(what_waits_for_a_dead_process_is_dropped, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(what_waits_can_be_cleared, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(only_so_much_waits_and_small_messages_always, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(the_end_waits_for_no_reader, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_message_that_is_refused_is_lost, set_up, tear_down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,11 +10,8 @@
  * A test that expects a refusal has its opposite beside it: the same client, or the same subject
  * used by whom it belongs to, so that a server that refuses everything fails, too.
  */
-#include <stdarg.h>
-#include <stddef.h>
-#include <setjmp.h>
-#include <stdint.h>
-#include <cmocka.h>
+
+#include "tests/lib/test.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -151,9 +148,8 @@ static void expect(bool allowed, const char *name, enum verb verb, const char *s
         fail_msg("%s %s %s %s", name, allowed ? "cannot" : "can", verbs[verb], subject);
 }
 
-static void permits_what_is_needed(void **state)
+PLAIN_TEST(permits_what_is_needed)
 {
-    (void)state;
     expect(true, "node-b", PUBLISH, "cox.g.from.b");
     expect(true, "node-b", PUBLISH, "cox.h.from.b");
     expect(true, "node-b", PUBLISH, SETTINGS);
@@ -173,7 +169,7 @@ static void permits_what_is_needed(void **state)
     expect(true, "lead", SUBSCRIBE, DISCONNECT);
 }
 
-static void forbids_a_node_to_publish_anything_else(void **state)
+PLAIN_TEST(forbids_a_node_to_publish_anything_else)
 {
     static const char *const subjects[] = {
         "cox.g.from.a",
@@ -195,12 +191,11 @@ static void forbids_a_node_to_publish_anything_else(void **state)
         "$SYS.REQ.CLAIMS.UPDATE",
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(subjects) / sizeof(subjects[0]); i++)
         expect(false, "node-b", PUBLISH, subjects[i]);
 }
 
-static void forbids_a_node_to_read_anything_else(void **state)
+PLAIN_TEST(forbids_a_node_to_read_anything_else)
 {
     static const char *const subjects[] = {
         "cox.g.to.a",
@@ -223,16 +218,14 @@ static void forbids_a_node_to_read_anything_else(void **state)
         SETTINGS,
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(subjects) / sizeof(subjects[0]); i++) {
         expect(false, "node-b", SUBSCRIBE, subjects[i]);
         expect(false, "node-b", QUEUE_SUBSCRIBE, subjects[i]);
     }
 }
 
-static void forbids_the_lead_what_is_a_nodes(void **state)
+PLAIN_TEST(forbids_the_lead_what_is_a_nodes)
 {
-    (void)state;
     expect(false, "lead", PUBLISH, "cox.g.from.a");
     expect(false, "lead", PUBLISH, "_INBOX.node-a.x");
     expect(false, "lead", PUBLISH, DISCONNECT);
@@ -256,7 +249,7 @@ static void expect_message(natsSubscription *sub, const char *subject, const cha
 
 /* The server's word is one thing, what arrives is another. What is forged is sent first, and would
  * arrive first. */
-static void delivers_only_what_is_permitted(void **state)
+PLAIN_TEST(delivers_only_what_is_permitted)
 {
     natsConnection *lead = connect_as("lead");
     natsConnection *a = connect_as("node-a");
@@ -266,7 +259,6 @@ static void delivers_only_what_is_permitted(void **state)
     natsSubscription *to_b = subscribe(b, "cox.*.to.b");
     uint64_t waiting = 0;
 
-    (void)state;
     assert_int_equal(natsConnection_PublishString(b, "cox.g.from.a", "forged"), NATS_OK);
     assert_int_equal(natsConnection_PublishString(b, "cox.g.to.a", "forged"), NATS_OK);
     assert_int_equal(natsConnection_PublishString(b, "cox.g.to.b", "forged"), NATS_OK);
@@ -306,18 +298,16 @@ static void refuse(const char *what, const struct client *client)
     natsConnection_Destroy(connect_as("node-b"));
 }
 
-static void refuses_clients(void **state)
+PLAIN_TEST(refuses_clients)
 {
-    (void)state;
     refuse("no certificate", &(struct client){server_url, own_dir, NULL, "node-b"});
     refuse("another CA", &(struct client){server_url, own_dir, other_dir, "node-b"});
     refuse("an expired one", &(struct client){server_url, own_dir, own_dir, "node-expired"});
     refuse("no user's", &(struct client){server_url, own_dir, own_dir, "server"});
 }
 
-static void clients_refuse_servers(void **state)
+PLAIN_TEST(clients_refuse_servers)
 {
-    (void)state;
     refuse("a server of another CA", &(struct client){server_url, other_dir, own_dir, "node-b"});
     refuse("a node as server", &(struct client){impostor_url, own_dir, own_dir, "node-b"});
 }
@@ -391,9 +381,8 @@ static void read_settings(const char *name)
     natsConnection_Destroy(nc);
 }
 
-static void tells_its_settings(void **state)
+PLAIN_TEST(tells_its_settings)
 {
-    (void)state;
     read_settings("lead");
     read_settings("node-a");
     read_settings("node-b");
@@ -492,14 +481,13 @@ static int compare(const void *left, const void *right)
 }
 
 /* Other connections of the same user come and go meanwhile. */
-static void reports_a_process_that_ends(void **state)
+PLAIN_TEST(reports_a_process_that_ends)
 {
     natsConnection *lead = connect_as("lead");
     natsSubscription *sub = subscribe(lead, DISCONNECT);
     double took[20];
     int n = (int)(sizeof(took) / sizeof(took[0]));
 
-    (void)state;
     for (int i = 0; i < n; i++) {
         struct holder holder;
         double start;
@@ -520,14 +508,13 @@ static void reports_a_process_that_ends(void **state)
 }
 
 /* Nothing but the server's short ping interval can find this. */
-static void reports_a_process_that_is_stopped(void **state)
+PLAIN_TEST(reports_a_process_that_is_stopped)
 {
     natsConnection *lead = connect_as("lead");
     natsSubscription *sub = subscribe(lead, DISCONNECT);
     struct holder holder;
     double start, took;
 
-    (void)state;
     holder_start(&holder);
     start = now_ms();
     assert_int_equal(kill(holder.pid, SIGSTOP), 0);
@@ -542,18 +529,6 @@ static void reports_a_process_that_is_stopped(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(permits_what_is_needed),
-        cmocka_unit_test(forbids_a_node_to_publish_anything_else),
-        cmocka_unit_test(forbids_a_node_to_read_anything_else),
-        cmocka_unit_test(forbids_the_lead_what_is_a_nodes),
-        cmocka_unit_test(delivers_only_what_is_permitted),
-        cmocka_unit_test(refuses_clients),
-        cmocka_unit_test(clients_refuse_servers),
-        cmocka_unit_test(tells_its_settings),
-        cmocka_unit_test(reports_a_process_that_ends),
-        cmocka_unit_test(reports_a_process_that_is_stopped),
-    };
     int r;
 
     program = argv[0];
@@ -570,7 +545,7 @@ int main(int argc, char **argv)
     own_dir = argv[2];
     other_dir = argv[3];
     impostor_url = argv[4];
-    r = cmocka_run_group_tests(tests, NULL, NULL);
+    r = test_run(NULL, NULL);
     nats_CloseAndWait(WAIT_MS);
     return r;
 }

@@ -4,16 +4,14 @@
  */
 #include "engine/rank/adapter_cache.h"
 #include "model_fixture.h"
+#include "tests/lib/test.h"
 
 #include <coxswain/worker.h>
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <cmocka.h>
 
 #define ROUND_COUNT 8000
 /* Names that begin alike take longest to tell apart. */
@@ -71,9 +69,8 @@ static void load(struct cox_adapter_cache *adapters, const char *name, const cha
 
 /* The name of a removed adapter is compared in a lookup of another one (a sanitizer sees it if it
  * was freed too early). */
-static void m13_adapters_go_while_others_are_looked_for(void **state)
+PLAIN_TEST(m13_adapters_go_while_others_are_looked_for)
 {
-    (void)state;
     char directory[FIXTURE_PATH_SIZE];
     const struct fixture_adapter kind = {.rank = 1, .modules = "q"};
     struct finder finder = {0};
@@ -102,12 +99,4 @@ static void m13_adapters_go_while_others_are_looked_for(void **state)
     assert_int_equal(atomic_load(&finder.wrong), 0);
     cox_adapter_cache_free(finder.adapters);
     fixture_directory_remove(directory);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m13_adapters_go_while_others_are_looked_for),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

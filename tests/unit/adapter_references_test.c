@@ -6,15 +6,12 @@
 
 #include "worker/sequences/adapter_references.h"
 #include "worker/sequences/table.h"
+#include "tests/lib/test.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define PATIENCE_MS 30000
 
@@ -31,9 +28,8 @@ static bool at_once(void *context)
 
 /* ---- alone ---- */
 
-static void m13_a_name_is_one_as_long_as_it_is_used(void **state)
+PLAIN_TEST(m13_a_name_is_one_as_long_as_it_is_used)
 {
-    (void)state;
     struct cox_adapter_references *references;
     struct cox_adapter_reference *first, *second, *other;
     char name[COX_LORA_NAME_LENGTH_MAX + 2];
@@ -61,9 +57,8 @@ static void m13_a_name_is_one_as_long_as_it_is_used(void **state)
     cox_adapter_references_free(references);
 }
 
-static void m13_a_closed_name_is_not_taken_until_it_is_open(void **state)
+PLAIN_TEST(m13_a_closed_name_is_not_taken_until_it_is_open)
 {
-    (void)state;
     struct cox_adapter_references *references;
     struct cox_adapter_reference *reference;
     uint32_t count = 0;
@@ -81,9 +76,8 @@ static void m13_a_closed_name_is_not_taken_until_it_is_open(void **state)
     cox_adapter_references_free(references);
 }
 
-static void m13_a_close_that_is_given_up_opens_the_name_again(void **state)
+PLAIN_TEST(m13_a_close_that_is_given_up_opens_the_name_again)
 {
-    (void)state;
     struct cox_adapter_references *references;
     struct cox_adapter_reference *reference;
     uint32_t count = 0;
@@ -118,9 +112,8 @@ static void *close_main(void *context)
     return NULL;
 }
 
-static void m13_a_close_waits_for_the_last_one(void **state)
+PLAIN_TEST(m13_a_close_waits_for_the_last_one)
 {
-    (void)state;
     struct closing closing = {.result = -1};
     struct cox_adapter_reference *reference, *more;
     pthread_t thread;
@@ -167,6 +160,8 @@ static int table_teardown(void **state)
     return 0;
 }
 
+#define TABLE_TEST(name) TEST_WITH(name, table_setup, table_teardown)
+
 static int apply(const Request *request)
 {
     struct cox_batch_output *outputs;
@@ -190,9 +185,8 @@ static uint32_t count_of(const char *name)
     return cox_adapter_references_count(table_references, name);
 }
 
-static void m13_rows_name_the_adapter_they_were_announced_with(void **state)
+TABLE_TEST(m13_rows_name_the_adapter_they_were_announced_with)
 {
-    (void)state;
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
     announce(request, 1, 11, NULL);
@@ -220,9 +214,8 @@ static void m13_rows_name_the_adapter_they_were_announced_with(void **state)
     assert_int_equal(count_of("a") + count_of("b"), 0);
 }
 
-static void m13_a_step_that_is_reverted_changes_no_count(void **state)
+TABLE_TEST(m13_a_step_that_is_reverted_changes_no_count)
 {
-    (void)state;
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
     assert_int_equal(apply(request), 0);
@@ -243,9 +236,8 @@ static void m13_a_step_that_is_reverted_changes_no_count(void **state)
     assert_int_equal(count_of("a"), 0);
 }
 
-static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void **state)
+TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are)
 {
-    (void)state;
     uint32_t count;
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
@@ -275,9 +267,8 @@ static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void 
 
 /* All is announced anew while the adapter is waited for: live sequences continue, with the same
  * adapter or as a new use. */
-static void m13_live_sequences_are_announced_again_under_a_closed_name(void **state)
+TABLE_TEST(m13_live_sequences_are_announced_again_under_a_closed_name)
 {
-    (void)state;
     struct closing closing = {.references = table_references, .result = -1};
     pthread_t thread;
     struct cox_adapter_reference *reference;
@@ -307,9 +298,8 @@ static void m13_live_sequences_are_announced_again_under_a_closed_name(void **st
 }
 
 /* The nested form, and a sequence that is copied because its tables change. */
-static void m13_nested_prompts_name_adapters(void **state)
+TABLE_TEST(m13_nested_prompts_name_adapters)
 {
-    (void)state;
     Request *request = request_new(COX_FORWARD_PREFILL);
     Metadata *metadata = nested_add(request, "r1", 10, true);
     metadata->has_prompt_token_ids = 1;
@@ -332,22 +322,4 @@ static void m13_nested_prompts_name_adapters(void **state)
     assert_int_equal(apply(request), 0);
     cox_table_commit(table);
     assert_int_equal(count_of("a"), 0);
-}
-
-#define TABLE_TEST(name) cmocka_unit_test_setup_teardown(name, table_setup, table_teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m13_a_name_is_one_as_long_as_it_is_used),
-        cmocka_unit_test(m13_a_closed_name_is_not_taken_until_it_is_open),
-        cmocka_unit_test(m13_a_close_that_is_given_up_opens_the_name_again),
-        cmocka_unit_test(m13_a_close_waits_for_the_last_one),
-        TABLE_TEST(m13_rows_name_the_adapter_they_were_announced_with),
-        TABLE_TEST(m13_a_step_that_is_reverted_changes_no_count),
-        TABLE_TEST(m13_sequences_of_a_closed_name_are_refused_but_those_there_are),
-        TABLE_TEST(m13_live_sequences_are_announced_again_under_a_closed_name),
-        TABLE_TEST(m13_nested_prompts_name_adapters),
-    };
-    return cmocka_run_group_tests_name("adapter_references", tests, NULL, NULL);
 }

@@ -6,17 +6,14 @@
 #include "model_fixture.h"
 #include "engine/compute/adapter.h"
 #include "engine/compute/model.h"
+#include "tests/lib/test.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define LENGTH 21u
 #define BLOCK_COUNT 128u
@@ -111,7 +108,7 @@ static void expect_refused(const struct cox_model_config *config,
 
 #define CONFIG_OF(more) "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]" more "}"
 
-static void m13_an_adapter_of_another_shape_or_kind_is_refused(void **state)
+PLAIN_TEST(m13_an_adapter_of_another_shape_or_kind_is_refused)
 {
     static const struct {
         struct fixture_adapter kind;
@@ -194,13 +191,12 @@ static void m13_an_adapter_of_another_shape_or_kind_is_refused(void **state)
          "layers_to_transform"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         expect_refused(&configs[0], &cases[i].kind, cases[i].code, cases[i].words);
 }
 
 /* null is what PEFT writes for "nothing". */
-static void m13_an_empty_text_is_no_reason(void **state)
+PLAIN_TEST(m13_an_empty_text_is_no_reason)
 {
     static const struct fixture_adapter kind = {
         .rank = 4,
@@ -210,21 +206,19 @@ static void m13_an_empty_text_is_no_reason(void **state)
     const struct cox_share all = {0};
     char directory[FIXTURE_PATH_SIZE];
 
-    (void)state;
     fixture_directory_create(directory);
     fixture_write_adapter(directory, &configs[0], &kind);
     cox_adapter_free(load(directory, &configs[0], &all));
     fixture_directory_remove(directory);
 }
 
-static void m13_missing_or_broken_files_are_refused(void **state)
+PLAIN_TEST(m13_missing_or_broken_files_are_refused)
 {
     static const char *const files[] = {"adapter_config.json", "adapter_model.safetensors"};
     const struct cox_share share = {0};
     struct cox_adapter *adapter = NULL;
     char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 64];
 
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct cox_error err = {0};
 
@@ -251,9 +245,8 @@ static void m13_missing_or_broken_files_are_refused(void **state)
 }
 
 /* Each part is that of the whole, and padding is zero. */
-static void m13_a_share_has_its_parts_of_the_whole(void **state)
+PLAIN_TEST(m13_a_share_has_its_parts_of_the_whole)
 {
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         const struct cox_model_config *config = &configs[c];
         const struct cox_share all = {0};
@@ -306,7 +299,7 @@ static void m13_a_share_has_its_parts_of_the_whole(void **state)
 }
 
 /* Of the numbers and of what they are multiplied with. */
-static void m13_other_files_have_another_digest(void **state)
+PLAIN_TEST(m13_other_files_have_another_digest)
 {
     static const struct fixture_adapter others[] = {
         {.rank = 4, .seed = 11},
@@ -318,7 +311,6 @@ static void m13_other_files_have_another_digest(void **state)
     const struct cox_share all = {0};
     uint64_t digests[5];
 
-    (void)state;
     for (size_t i = 0; i < 5; i++)
         for (int again = 0; again < 2; again++) {
             char directory[FIXTURE_PATH_SIZE];
@@ -483,11 +475,10 @@ static void expect_row(const struct bench *bench, const float *references, uint3
                         bench->vocab_size * sizeof(float));
 }
 
-static void m13_an_adapter_changes_logits_and_one_of_zeros_does_not(void **state)
+PLAIN_TEST(m13_an_adapter_changes_logits_and_one_of_zeros_does_not)
 {
     const struct cox_share all = {0};
 
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         struct bench bench;
         float *references;
@@ -512,11 +503,10 @@ static void m13_an_adapter_changes_logits_and_one_of_zeros_does_not(void **state
 }
 
 /* Every row with an adapter of its own or none, at every place of a tile, decoding or whole. */
-static void m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone(void **state)
+PLAIN_TEST(m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone)
 {
     const struct cox_share all = {0};
 
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         struct bench bench;
         float *references;
@@ -637,11 +627,10 @@ static void check_ranks(const float *references, uint32_t rank_count)
     pthread_barrier_destroy(&group.barrier);
 }
 
-static void m13_s5_adapters_give_the_same_bits_for_any_number_of_ranks(void **state)
+PLAIN_TEST(m13_s5_adapters_give_the_same_bits_for_any_number_of_ranks)
 {
     const struct cox_share all = {0};
 
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         struct bench bench;
         float *references;
@@ -658,13 +647,12 @@ static void m13_s5_adapters_give_the_same_bits_for_any_number_of_ranks(void **st
     }
 }
 
-static void m13_an_unknown_adapter_is_refused_before_anything_happens(void **state)
+PLAIN_TEST(m13_an_unknown_adapter_is_refused_before_anything_happens)
 {
     const struct cox_share all = {0};
     struct cox_error err = {0};
     struct bench bench;
 
-    (void)state;
     files_create(&configs[0]);
     bench_open(&bench, &all);
     add_row(&bench, 0, 0, 3, 0);
@@ -676,20 +664,4 @@ static void m13_an_unknown_adapter_is_refused_before_anything_happens(void **sta
     assert_non_null(strstr(err.text, "sequence 101: there is no LoRA adapter 'missing' here"));
     bench_close(&bench);
     files_remove();
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m13_an_adapter_of_another_shape_or_kind_is_refused),
-        cmocka_unit_test(m13_an_empty_text_is_no_reason),
-        cmocka_unit_test(m13_missing_or_broken_files_are_refused),
-        cmocka_unit_test(m13_a_share_has_its_parts_of_the_whole),
-        cmocka_unit_test(m13_other_files_have_another_digest),
-        cmocka_unit_test(m13_an_adapter_changes_logits_and_one_of_zeros_does_not),
-        cmocka_unit_test(m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone),
-        cmocka_unit_test(m13_s5_adapters_give_the_same_bits_for_any_number_of_ranks),
-        cmocka_unit_test(m13_an_unknown_adapter_is_refused_before_anything_happens),
-    };
-    return cmocka_run_group_tests_name("adapter", tests, NULL, NULL);
 }

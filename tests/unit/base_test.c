@@ -9,9 +9,8 @@
 #include <signal.h>
 #include <time.h>
 
-static void every_status_has_a_text_of_its_own(void **state)
+LEAK_TEST(every_status_has_a_text_of_its_own)
 {
-    (void)state;
     for (int a = 0; a < COX_STATUS_COUNT; a++) {
         const char *text = cox_status_text(a);
         assert_non_null(text);
@@ -22,20 +21,18 @@ static void every_status_has_a_text_of_its_own(void **state)
     }
 }
 
-static void any_number_has_a_text(void **state)
+LEAK_TEST(any_number_has_a_text)
 {
     static const int strange[] = {COX_STATUS_COUNT, INT_MAX, -4095, INT_MIN + 1, INT_MIN};
-    (void)state;
     for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++)
         assert_non_null(strstr(cox_status_text(strange[i]), "unknown"));
     assert_string_equal(cox_status_text(-ENOENT), "No such file or directory");
     assert_string_equal(cox_status_text(-EPERM), "Operation not permitted");
 }
 
-static void the_first_failure_is_the_reported_one(void **state)
+LEAK_TEST(the_first_failure_is_the_reported_one)
 {
     struct cox_error err = {0};
-    (void)state;
     assert_int_equal(cox_fail(&err, COX_FULL, "%d of %s", 8, "frames"), COX_FULL);
     assert_int_equal(cox_fail(&err, -EIO, "clean-up"), -EIO);
     assert_int_equal(err.code, COX_FULL);
@@ -43,14 +40,13 @@ static void the_first_failure_is_the_reported_one(void **state)
     assert_int_equal(cox_fail(NULL, COX_STALE, "nobody reads this"), COX_STALE);
 }
 
-static void long_texts_are_cut_to_what_fits(void **state)
+LEAK_TEST(long_texts_are_cut_to_what_fits)
 {
     char text[3000];
     struct {
         struct cox_error err;
         char behind;
     } guarded = {.behind = 'x'};
-    (void)state;
     memset(text, 'a', sizeof text - 1);
     text[sizeof text - 1] = '\0';
     cox_fail(&guarded.err, COX_INVALID, "%s", text);
@@ -59,10 +55,9 @@ static void long_texts_are_cut_to_what_fits(void **state)
 }
 
 /* Characters of one to four bytes; wherever a text of them is cut, whole ones are left. */
-static void texts_are_cut_between_characters(void **state)
+LEAK_TEST(texts_are_cut_between_characters)
 {
     static const char *const characters[] = {"a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x9a\xa3"};
-    (void)state;
     for (size_t c = 0; c < 4; c++)
         for (size_t size = 0; size < 20; size++) {
             size_t width = strlen(characters[c]);
@@ -100,12 +95,11 @@ static void keep_log(void *context, int level, const char *text)
     snprintf(logged->text, sizeof logged->text, "%s", text);
 }
 
-static void log_lines_reach_the_hook_or_are_dropped(void **state)
+LEAK_TEST(log_lines_reach_the_hook_or_are_dropped)
 {
     struct logged logged = {0};
     const struct cox_log log = {.fn = keep_log, .context = &logged}, silent = {0};
     char text[3000];
-    (void)state;
     cox_log_write(&log, 4, "rank %d: %s", 3, "late");
     assert_int_equal(logged.level, 4);
     assert_string_equal(logged.text, "rank 3: late");
@@ -117,9 +111,8 @@ static void log_lines_reach_the_hook_or_are_dropped(void **state)
     cox_log_write(NULL, 3, "%s", "nobody");
 }
 
-static void deadlines_saturate(void **state)
+LEAK_TEST(deadlines_saturate)
 {
-    (void)state;
     uint64_t before = cox_now_ns(), deadline = cox_deadline_after_ms(1000), after = cox_now_ns();
     assert_true(before + COX_NSEC_PER_SEC <= deadline && deadline <= after + COX_NSEC_PER_SEC);
     assert_true(cox_deadline_after_ns(0) >= after);
@@ -133,9 +126,8 @@ static void deadlines_saturate(void **state)
     assert_true(cox_deadline_min(5, COX_DEADLINE_NEVER) == 5);
 }
 
-static void the_clock_never_goes_back(void **state)
+LEAK_TEST(the_clock_never_goes_back)
 {
-    (void)state;
     struct timespec ts;
     uint64_t last = 0;
     for (int i = 0; i < 1000; i++) {
@@ -152,10 +144,9 @@ static void false_assertion(void *context)
     COX_ASSERT(context != NULL);
 }
 
-static void a_false_assertion_aborts_in_every_build(void **state)
+LEAK_TEST(a_false_assertion_aborts_in_every_build)
 {
     int here = 0;
-    (void)state;
     child_run(false_assertion, &here);
     child_aborts(false_assertion, NULL);
 }
@@ -169,11 +160,10 @@ static void speaking_assertion(void *context)
     COX_ASSERT(1 + 1 == 3);
 }
 
-static void a_false_assertion_says_what_and_where(void **state)
+LEAK_TEST(a_false_assertion_says_what_and_where)
 {
     int fds[2];
     char text[512];
-    (void)state;
     assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
     pid_t pid = child_start(speaking_assertion, fds);
     close(fds[1]);
@@ -197,15 +187,13 @@ static void unread_assertion(void *context)
     COX_ASSERT(context);
 }
 
-static void a_false_assertion_aborts_though_nobody_reads_it(void **state)
+LEAK_TEST(a_false_assertion_aborts_though_nobody_reads_it)
 {
-    (void)state;
     child_aborts(unread_assertion, NULL);
 }
 
-static void cleanup_closes_frees_and_keeps_errno(void **state)
+LEAK_TEST(cleanup_closes_frees_and_keeps_errno)
 {
-    (void)state;
     int none = -1, kept;
     errno = EXFULL;
     cox_close_fd(&none);
@@ -231,9 +219,8 @@ static void cleanup_closes_frees_and_keeps_errno(void **state)
     close(kept);
 }
 
-static void an_array_grows_by_doubling_and_keeps_its_items(void **state)
+LEAK_TEST(an_array_grows_by_doubling_and_keeps_its_items)
 {
-    (void)state;
     uint32_t *items = NULL;
     size_t capacity = 0, growths = 0;
     for (uint32_t i = 0; i < 1000; i++) {
@@ -257,9 +244,8 @@ static void an_array_grows_by_doubling_and_keeps_its_items(void **state)
     free(items);
 }
 
-static void rank_sets_hold_each_rank_up_to_the_last(void **state)
+LEAK_TEST(rank_sets_hold_each_rank_up_to_the_last)
 {
-    (void)state;
     for (uint32_t count = 0; count <= COX_RANK_COUNT_MAX; count++) {
         struct cox_rank_set set = cox_rank_set_first(count);
         for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
@@ -271,26 +257,4 @@ static void rank_sets_hold_each_rank_up_to_the_last(void **state)
         for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
             assert_int_equal(cox_rank_set_has(&set, rank), rank == only);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(every_status_has_a_text_of_its_own),
-        LEAK_TEST(any_number_has_a_text),
-        LEAK_TEST(the_first_failure_is_the_reported_one),
-        LEAK_TEST(long_texts_are_cut_to_what_fits),
-        LEAK_TEST(texts_are_cut_between_characters),
-        LEAK_TEST(log_lines_reach_the_hook_or_are_dropped),
-        LEAK_TEST(deadlines_saturate),
-        LEAK_TEST(the_clock_never_goes_back),
-        LEAK_TEST(a_false_assertion_aborts_in_every_build),
-        LEAK_TEST(a_false_assertion_says_what_and_where),
-        LEAK_TEST(a_false_assertion_aborts_though_nobody_reads_it),
-        LEAK_TEST(cleanup_closes_frees_and_keeps_errno),
-        LEAK_TEST(an_array_grows_by_doubling_and_keeps_its_items),
-        LEAK_TEST(rank_sets_hold_each_rank_up_to_the_last),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,13 +3,10 @@
  * becomes of it.
  */
 #include "engine/batching/batcher.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define STOP 99
 
@@ -109,9 +106,8 @@ static struct cox_batcher_stats stats(const struct cox_batcher *batcher)
 
 /* ---- two steps in flight ---- */
 
-static void a_step_follows_before_the_token_is_known(void **state)
+PLAIN_TEST(a_step_follows_before_the_token_is_known)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 3);
     const struct cox_step *one = publish(batcher, 7);
@@ -149,9 +145,8 @@ static void a_step_follows_before_the_token_is_known(void **state)
     cox_batcher_free(batcher);
 }
 
-static void chunks_of_a_prompt_follow_each_other(void **state)
+PLAIN_TEST(chunks_of_a_prompt_follow_each_other)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 40, 2);
     expect_row(publish(batcher, 1), 0, 1, 0, 16, true, false);
@@ -170,9 +165,8 @@ static void chunks_of_a_prompt_follow_each_other(void **state)
 
 /* It waits, the pool and the slots are full, and the next sequence would take what a row may still
  * write to. */
-static void what_an_end_leaves_has_no_user_while_a_row_is_in_flight(void **state)
+PLAIN_TEST(what_an_end_leaves_has_no_user_while_a_row_is_in_flight)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
     options.block_count = 2;
@@ -201,9 +195,8 @@ static void what_an_end_leaves_has_no_user_while_a_row_is_in_flight(void **state
 }
 
 /* Where there are slots for that the next one need not wait, with blocks of its own. */
-static void the_next_one_is_admitted_beside_what_an_end_leaves(void **state)
+PLAIN_TEST(the_next_one_is_admitted_beside_what_an_end_leaves)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
     options.retiring_count_max = 1;
@@ -227,9 +220,8 @@ static void the_next_one_is_admitted_beside_what_an_end_leaves(void **state)
     cox_batcher_free(batcher);
 }
 
-static void nothing_left_to_run_is_not_empty_while_a_row_is_in_flight(void **state)
+PLAIN_TEST(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 9);
     publish(batcher, 1);
@@ -244,9 +236,8 @@ static void nothing_left_to_run_is_not_empty_while_a_row_is_in_flight(void **sta
     cox_batcher_free(batcher);
 }
 
-static void a_slot_that_ends_meanwhile_is_announced_by_the_step_after(void **state)
+PLAIN_TEST(a_slot_that_ends_meanwhile_is_announced_by_the_step_after)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 1);
     add(batcher, 3, 9);
@@ -267,9 +258,8 @@ static void a_slot_that_ends_meanwhile_is_announced_by_the_step_after(void **sta
     cox_batcher_free(batcher);
 }
 
-static void a_revert_takes_all_of_them_back(void **state)
+PLAIN_TEST(a_revert_takes_all_of_them_back)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 9);
     add(batcher, 3, 9);
@@ -295,9 +285,8 @@ static void a_revert_takes_all_of_them_back(void **state)
     cox_batcher_free(batcher);
 }
 
-static void after_a_revert_with_nothing_left_ended_sequences_are_announced(void **state)
+PLAIN_TEST(after_a_revert_with_nothing_left_ended_sequences_are_announced)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 9);
     add(batcher, 3, 1);
@@ -329,9 +318,8 @@ static void after_a_revert_with_nothing_left_ended_sequences_are_announced(void 
 
 /* A preempted sequence would be announced again with an unknown token, and two would write to its
  * blocks. */
-static void a_dry_pool_preempts_when_nothing_is_in_flight(void **state)
+PLAIN_TEST(a_dry_pool_preempts_when_nothing_is_in_flight)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.block_count = 4;
     struct cox_batcher *batcher = batcher_new(options);
@@ -363,9 +351,8 @@ static void a_dry_pool_preempts_when_nothing_is_in_flight(void **state)
 }
 
 /* Waiting for the step in flight may show that no sequence has to go. */
-static void an_end_in_flight_saves_a_preemption(void **state)
+PLAIN_TEST(an_end_in_flight_saves_a_preemption)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.block_count = 3;
     struct cox_batcher *batcher = batcher_new(options);
@@ -379,9 +366,8 @@ static void an_end_in_flight_saves_a_preemption(void **state)
     cox_batcher_free(batcher);
 }
 
-static void who_is_cancelled_leaves_its_rows(void **state)
+PLAIN_TEST(who_is_cancelled_leaves_its_rows)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     int contexts[2];
     add_with(batcher, 3, 9, 0, &contexts[0]);
@@ -406,9 +392,8 @@ static void who_is_cancelled_leaves_its_rows(void **state)
     cox_batcher_free(batcher);
 }
 
-static void m10_what_is_held_has_no_row_in_flight(void **state)
+PLAIN_TEST(m10_what_is_held_has_no_row_in_flight)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.hold_count_max = 4;
     struct cox_batcher *batcher = batcher_new(options);
@@ -432,9 +417,8 @@ static void m10_what_is_held_has_no_row_in_flight(void **state)
 }
 
 /* A client that gets the end may unload its adapter from ranks which then still need it. */
-static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state)
+PLAIN_TEST(who_is_cancelled_before_ranks_know_it_keeps_its_adapter)
 {
-    (void)state;
     const int32_t tokens[] = {1, 2, 3};
     int context;
     const struct cox_prompt_request request = {
@@ -464,9 +448,8 @@ static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state
 }
 
 /* Its end was not reported yet, so no client can have released it. */
-static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
+PLAIN_TEST(m10_what_a_revert_ends_is_not_shown_as_held)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.hold_count_max = 4;
     struct cox_batcher *batcher = batcher_new(options);
@@ -490,9 +473,8 @@ static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
 
 /* A step in flight announces a slot's end and its next owner, which leaves it, too: both must be
  * announced again when that step comes to nothing, as often as it does. */
-static void slots_announced_in_vain_and_left_again_have_room(void **state)
+PLAIN_TEST(slots_announced_in_vain_and_left_again_have_room)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
     options.retiring_count_max = 1;
@@ -525,9 +507,8 @@ static void slots_announced_in_vain_and_left_again_have_room(void **state)
     cox_batcher_free(batcher);
 }
 
-static void a_failure_ends_what_is_in_flight(void **state)
+PLAIN_TEST(a_failure_ends_what_is_in_flight)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     for (int i = 0; i < 6; i++)
         add(batcher, 3, 9);
@@ -680,34 +661,9 @@ static void random_run(uint32_t seed, uint32_t in_flight)
     cox_batcher_free(batcher);
 }
 
-static void at_random_texts_are_right_and_blocks_of_one(void **state)
+PLAIN_TEST(at_random_texts_are_right_and_blocks_of_one)
 {
-    (void)state;
     for (uint32_t in_flight = 1; in_flight <= IN_FLIGHT_MAX; in_flight++)
         for (uint32_t seed = 1; seed <= 200; seed++)
             random_run(seed, in_flight);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_follows_before_the_token_is_known),
-        cmocka_unit_test(chunks_of_a_prompt_follow_each_other),
-        cmocka_unit_test(what_an_end_leaves_has_no_user_while_a_row_is_in_flight),
-        cmocka_unit_test(the_next_one_is_admitted_beside_what_an_end_leaves),
-        cmocka_unit_test(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight),
-        cmocka_unit_test(a_slot_that_ends_meanwhile_is_announced_by_the_step_after),
-        cmocka_unit_test(a_revert_takes_all_of_them_back),
-        cmocka_unit_test(after_a_revert_with_nothing_left_ended_sequences_are_announced),
-        cmocka_unit_test(a_dry_pool_preempts_when_nothing_is_in_flight),
-        cmocka_unit_test(an_end_in_flight_saves_a_preemption),
-        cmocka_unit_test(who_is_cancelled_leaves_its_rows),
-        cmocka_unit_test(m10_what_is_held_has_no_row_in_flight),
-        cmocka_unit_test(who_is_cancelled_before_ranks_know_it_keeps_its_adapter),
-        cmocka_unit_test(m10_what_a_revert_ends_is_not_shown_as_held),
-        cmocka_unit_test(slots_announced_in_vain_and_left_again_have_room),
-        cmocka_unit_test(a_failure_ends_what_is_in_flight),
-        cmocka_unit_test(at_random_texts_are_right_and_blocks_of_one),
-    };
-    return cmocka_run_group_tests_name("plan_flight", tests, NULL, NULL);
 }

@@ -3,13 +3,10 @@
  * process.
  */
 #include "engine/batching/batcher.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const struct cox_batcher_options defaults = {
     .sequence_count_max = 4,
@@ -73,9 +70,8 @@ static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, 
     assert_int_equal(row->emit, emit);
 }
 
-static void blocks_are_taken_and_given(void **state)
+PLAIN_TEST(blocks_are_taken_and_given)
 {
-    (void)state;
     struct cox_blocks blocks;
     int32_t ids[3], more[2];
     assert_int_equal(cox_blocks_init(&blocks, 4), 0);
@@ -92,9 +88,8 @@ static void blocks_are_taken_and_given(void **state)
     cox_blocks_deinit(&blocks);
 }
 
-static void a_sequence_is_announced_once_and_decodes(void **state)
+PLAIN_TEST(a_sequence_is_announced_once_and_decodes)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 3);
     const struct cox_step *step = next(batcher);
@@ -138,9 +133,8 @@ static void a_sequence_is_announced_once_and_decodes(void **state)
     cox_batcher_free(batcher);
 }
 
-static void a_slot_is_announced_and_used_again_in_the_same_step(void **state)
+PLAIN_TEST(a_slot_is_announced_and_used_again_in_the_same_step)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
     struct cox_batcher *batcher = batcher_new(options);
@@ -162,9 +156,8 @@ static void a_slot_is_announced_and_used_again_in_the_same_step(void **state)
     cox_batcher_free(batcher);
 }
 
-static void long_prompts_go_in_chunks_beside_decodes(void **state)
+PLAIN_TEST(long_prompts_go_in_chunks_beside_decodes)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 2, 9);
     next(batcher);
@@ -189,9 +182,8 @@ static void long_prompts_go_in_chunks_beside_decodes(void **state)
     cox_batcher_free(batcher);
 }
 
-static void a_dry_pool_preempts_the_youngest(void **state)
+PLAIN_TEST(a_dry_pool_preempts_the_youngest)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.block_count = 6;
     struct cox_batcher *batcher = batcher_new(options);
@@ -228,9 +220,8 @@ static void a_dry_pool_preempts_the_youngest(void **state)
     cox_batcher_free(batcher);
 }
 
-static void a_revert_recomputes_everything_from_the_start(void **state)
+PLAIN_TEST(a_revert_recomputes_everything_from_the_start)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 9);
     add(batcher, 14, 9);
@@ -259,9 +250,8 @@ static void a_revert_recomputes_everything_from_the_start(void **state)
     cox_batcher_free(batcher);
 }
 
-static void what_can_never_run_is_refused_with_numbers(void **state)
+PLAIN_TEST(what_can_never_run_is_refused_with_numbers)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.block_count = 8;
     options.request_size_max = 1000;
@@ -307,9 +297,8 @@ static void what_can_never_run_is_refused_with_numbers(void **state)
     assert_int_equal(cox_batcher_new(&options, &batcher, &error), COX_INVALID);
 }
 
-static void shorten_fits_what_is_there(void **state)
+PLAIN_TEST(shorten_fits_what_is_there)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     const int32_t tokens[70] = {0};
     struct cox_prompt_request request = {
@@ -326,9 +315,8 @@ static void shorten_fits_what_is_there(void **state)
     cox_batcher_free(batcher);
 }
 
-static void steps_stay_below_the_frame(void **state)
+PLAIN_TEST(steps_stay_below_the_frame)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.token_count_max = 1000;
     options.block_count = 100;
@@ -345,9 +333,8 @@ static void steps_stay_below_the_frame(void **state)
     cox_batcher_free(batcher);
 }
 
-static void nested_steps_are_all_prefill_or_all_decode(void **state)
+PLAIN_TEST(nested_steps_are_all_prefill_or_all_decode)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.nested = true;
     struct cox_batcher *batcher = batcher_new(options);
@@ -376,9 +363,8 @@ static void nested_steps_are_all_prefill_or_all_decode(void **state)
     cox_batcher_free(batcher);
 }
 
-static void who_is_cancelled_gives_everything_back(void **state)
+PLAIN_TEST(who_is_cancelled_gives_everything_back)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     static const int32_t tokens[5] = {1, 2, 3, 4, 5};
     char contexts[8];
@@ -426,9 +412,8 @@ static void who_is_cancelled_gives_everything_back(void **state)
     cox_batcher_free(batcher);
 }
 
-static void a_failure_ends_all(void **state)
+PLAIN_TEST(a_failure_ends_all)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     for (int i = 0; i < 6; i++)
         add(batcher, 3, 2);
@@ -492,9 +477,8 @@ static int64_t held_id(struct cox_batcher *batcher, bool held)
     return id;
 }
 
-static void m10_a_held_sequence_keeps_its_blocks_until_it_is_released(void **state)
+PLAIN_TEST(m10_a_held_sequence_keeps_its_blocks_until_it_is_released)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(with_holds());
     const int64_t *ids;
     add_held(batcher, 7, 60000);
@@ -525,9 +509,8 @@ static void m10_a_held_sequence_keeps_its_blocks_until_it_is_released(void **sta
     cox_batcher_free(batcher);
 }
 
-static void m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed(void **state)
+PLAIN_TEST(m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(with_holds());
     add_held(batcher, 1, 1);
     add_held(batcher, 2, 60000);
@@ -559,9 +542,8 @@ static void m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed(void
     cox_batcher_free(batcher);
 }
 
-static void m10_a_prompt_that_stops_or_finds_no_room_is_not_held(void **state)
+PLAIN_TEST(m10_a_prompt_that_stops_or_finds_no_room_is_not_held)
 {
-    (void)state;
     struct cox_batcher_options options = with_holds();
     options.hold_count_max = 1;
     struct cox_batcher *batcher = batcher_new(options);
@@ -606,9 +588,8 @@ static void add_pulled(struct cox_batcher *batcher, uint32_t token_count, uint32
     assert_int_equal(cox_batcher_add(batcher, &request), 0);
 }
 
-static void m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run(void **state)
+PLAIN_TEST(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     add(batcher, 3, 9);
@@ -645,9 +626,8 @@ static void m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run(voi
     cox_batcher_free(batcher);
 }
 
-static void m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails(void **state)
+PLAIN_TEST(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     struct cox_error error = {.code = COX_STALE, .text = "gone"};
@@ -678,9 +658,8 @@ static void m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails(void **s
     cox_batcher_free(batcher);
 }
 
-static void m11_blocks_that_a_late_rank_may_write_have_no_user(void **state)
+PLAIN_TEST(m11_blocks_that_a_late_rank_may_write_have_no_user)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.block_count = 3;
     struct cox_batcher *batcher = batcher_new(options);
@@ -715,9 +694,8 @@ static void m11_blocks_that_a_late_rank_may_write_have_no_user(void **state)
     cox_batcher_free(batcher);
 }
 
-static void m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back(void **state)
+PLAIN_TEST(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     int report = 0;
@@ -737,9 +715,8 @@ static void m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back(void **st
     cox_batcher_free(batcher);
 }
 
-static void m11_sources_that_do_not_fit_are_refused(void **state)
+PLAIN_TEST(m11_sources_that_do_not_fit_are_refused)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_kv_reference source = {
         .cluster_id = "other", .blocks = remote_blocks, .block_count = 3};
@@ -768,9 +745,8 @@ static void m11_sources_that_do_not_fit_are_refused(void **state)
     cox_batcher_free(batcher);
 }
 
-static void m11_a_pull_that_no_rank_began_is_cancelled_like_any_other(void **state)
+PLAIN_TEST(m11_a_pull_that_no_rank_began_is_cancelled_like_any_other)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     int mine;
@@ -785,9 +761,8 @@ static void m11_a_pull_that_no_rank_began_is_cancelled_like_any_other(void **sta
     cox_batcher_free(batcher);
 }
 
-static void m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit(void **state)
+PLAIN_TEST(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit)
 {
-    (void)state;
     struct cox_batcher *batcher = batcher_new(with_holds());
     int32_t tokens[6] = {0};
     struct cox_prompt_request request = {
@@ -804,9 +779,8 @@ static void m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit(void 
     cox_batcher_free(batcher);
 }
 
-static void m10_ids_go_on_where_the_plan_before_ended(void **state)
+PLAIN_TEST(m10_ids_go_on_where_the_plan_before_ended)
 {
-    (void)state;
     struct cox_batcher_options options = defaults;
     options.last_id = 41;
     struct cox_batcher *batcher = batcher_new(options);
@@ -815,34 +789,4 @@ static void m10_ids_go_on_where_the_plan_before_ended(void **state)
     commit(batcher, 1, 50);
     assert_int_equal(cox_batcher_last_id(batcher), 42);
     cox_batcher_free(batcher);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_are_taken_and_given),
-        cmocka_unit_test(a_sequence_is_announced_once_and_decodes),
-        cmocka_unit_test(a_slot_is_announced_and_used_again_in_the_same_step),
-        cmocka_unit_test(long_prompts_go_in_chunks_beside_decodes),
-        cmocka_unit_test(a_dry_pool_preempts_the_youngest),
-        cmocka_unit_test(a_revert_recomputes_everything_from_the_start),
-        cmocka_unit_test(what_can_never_run_is_refused_with_numbers),
-        cmocka_unit_test(shorten_fits_what_is_there),
-        cmocka_unit_test(steps_stay_below_the_frame),
-        cmocka_unit_test(nested_steps_are_all_prefill_or_all_decode),
-        cmocka_unit_test(who_is_cancelled_gives_everything_back),
-        cmocka_unit_test(a_failure_ends_all),
-        cmocka_unit_test(m10_a_held_sequence_keeps_its_blocks_until_it_is_released),
-        cmocka_unit_test(m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed),
-        cmocka_unit_test(m10_a_prompt_that_stops_or_finds_no_room_is_not_held),
-        cmocka_unit_test(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run),
-        cmocka_unit_test(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails),
-        cmocka_unit_test(m11_blocks_that_a_late_rank_may_write_have_no_user),
-        cmocka_unit_test(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back),
-        cmocka_unit_test(m11_sources_that_do_not_fit_are_refused),
-        cmocka_unit_test(m11_a_pull_that_no_rank_began_is_cancelled_like_any_other),
-        cmocka_unit_test(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit),
-        cmocka_unit_test(m10_ids_go_on_where_the_plan_before_ended),
-    };
-    return cmocka_run_group_tests_name("batcher", tests, NULL, NULL);
 }

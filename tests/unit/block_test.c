@@ -6,17 +6,14 @@
 #include "engine/model/block_layout.h"
 #include "engine/model/digest.h"
 #include "model_fixture.h"
+#include "tests/lib/test.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const struct cox_model_config small = {
     .hidden_size = 32,
@@ -51,6 +48,8 @@ static int close_directory(void **state)
     return 0;
 }
 
+#define TEST(name) TEST_WITH(name, open_directory, close_directory)
+
 static uint64_t digest_of(const char *folder)
 {
     struct cox_error err = {0};
@@ -79,7 +78,7 @@ static void *fill(struct cox_model_config *config, uint64_t *ret_size)
     return block;
 }
 
-static void weights_block_is_a_whole_model(void **state)
+TEST(weights_block_is_a_whole_model)
 {
     struct cox_model_config config;
     struct cox_model_block found;
@@ -88,7 +87,6 @@ static void weights_block_is_a_whole_model(void **state)
     float *alone;
     void *block = fill(&config, &size);
 
-    (void)state;
     if (cox_model_block_read(block, size, &found, &err))
         fail_msg("%s", err.text);
     assert_int_equal(cox_model_config_compare(&config, &found.config, &err), 0);
@@ -108,14 +106,13 @@ static void weights_block_is_a_whole_model(void **state)
 }
 
 /* Any byte of the head, and any length too short, is refused; nothing is read behind the block. */
-static void weights_block_bad_heads_are_refused(void **state)
+TEST(weights_block_bad_heads_are_refused)
 {
     struct cox_model_config config;
     struct cox_model_block found;
     uint64_t size;
     unsigned char *block = fill(&config, &size);
 
-    (void)state;
     for (size_t i = 0; i < COX_MODEL_BLOCK_HEAD_SIZE; i++)
         for (unsigned bit = 0; bit < 8; bit += 7) {
             block[i] ^= (unsigned char)(1u << bit);
@@ -129,7 +126,7 @@ static void weights_block_bad_heads_are_refused(void **state)
 }
 
 /* A head that is well formed and says what cannot be. */
-static void weights_block_impossible_configurations_are_refused(void **state)
+TEST(weights_block_impossible_configurations_are_refused)
 {
     static const struct {
         size_t offset;
@@ -168,7 +165,6 @@ static void weights_block_impossible_configurations_are_refused(void **state)
     uint64_t size;
     unsigned char *block = fill(&config, &size);
 
-    (void)state;
     memcpy(&good, block, sizeof good);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         bad = good;
@@ -209,13 +205,12 @@ static void change_byte(const char *name, off_t offset)
 
 /* Wherever the folder is, and however often it is asked; and another one as soon as a number is
  * another one. */
-static void weights_digest_is_of_configuration_and_weights(void **state)
+TEST(weights_digest_is_of_configuration_and_weights)
 {
     const uint64_t first = digest_of(directory);
     char other[FIXTURE_PATH_SIZE];
     struct cox_model_config config = small;
 
-    (void)state;
     assert_true(first == digest_of(directory));
     fixture_directory_create(other);
     fixture_write_model(other, &small, 7, 1);
@@ -232,12 +227,11 @@ static void weights_digest_is_of_configuration_and_weights(void **state)
     assert_true(first == digest_of(directory));
 }
 
-static void weights_digest_of_several_files(void **state)
+TEST(weights_digest_of_several_files)
 {
     char other[FIXTURE_PATH_SIZE];
     uint64_t first;
 
-    (void)state;
     fixture_directory_create(other);
     fixture_write_model(other, &small, 7, 3);
     first = digest_of(other);
@@ -248,12 +242,11 @@ static void weights_digest_of_several_files(void **state)
 }
 
 /* A sample, evenly spread: the beginning, the end and whatever is changed at many places. */
-static void weights_digest_of_a_large_file_is_of_a_sample(void **state)
+TEST(weights_digest_of_a_large_file_is_of_a_sample)
 {
     struct cox_model_config config = small;
     uint64_t first;
 
-    (void)state;
     config.hidden_size = 256;
     config.intermediate_size = 1024;
     config.head_dim = 32;
@@ -266,12 +259,11 @@ static void weights_digest_of_a_large_file_is_of_a_sample(void **state)
     assert_true(first != digest_of(directory));
 }
 
-static void weights_of_other_shapes_are_refused(void **state)
+TEST(weights_of_other_shapes_are_refused)
 {
     struct cox_model_config other = small;
     struct cox_error err = {0};
 
-    (void)state;
     other.rope_theta = 5;
     other.rms_norm_eps = 1e-3f;
     other.bos_token = -1;
@@ -303,7 +295,7 @@ static bool yes(void *context, uint32_t done, uint32_t count)
     return true;
 }
 
-static void weights_loading_can_be_given_up(void **state)
+TEST(weights_loading_can_be_given_up)
 {
     struct cox_model_config config;
     struct cox_model_block found;
@@ -312,7 +304,6 @@ static void weights_loading_can_be_given_up(void **state)
     int asked = 0;
     void *block = fill(&config, &size);
 
-    (void)state;
     assert_int_equal(cox_model_block_fill(&config, directory, block, yes, &asked, &err),
                      COX_ABORTED);
     assert_int_equal(asked, 1);
@@ -330,7 +321,7 @@ static bool rewrite(void *context, uint32_t done, uint32_t count)
     return false;
 }
 
-static void weights_that_change_while_they_are_loaded_are_no_model(void **state)
+TEST(weights_that_change_while_they_are_loaded_are_no_model)
 {
     struct cox_model_config config;
     struct cox_model_block found;
@@ -339,7 +330,6 @@ static void weights_that_change_while_they_are_loaded_are_no_model(void **state)
     int asked = 0;
     void *block = fill(&config, &size);
 
-    (void)state;
     assert_int_equal(cox_model_block_fill(&config, directory, block, rewrite, &asked, &err),
                      COX_INVALID);
     assert_non_null(strstr(err.text, "changed while it was read"));
@@ -349,22 +339,4 @@ static void weights_that_change_while_they_are_loaded_are_no_model(void **state)
     assert_int_equal(cox_model_block_read(block, size, &found, NULL), 0);
     assert_true(found.digest == digest_of(directory));
     free(block);
-}
-
-int main(void)
-{
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_directory, close_directory)
-    const struct CMUnitTest tests[] = {
-        CASE(weights_block_is_a_whole_model),
-        CASE(weights_block_bad_heads_are_refused),
-        CASE(weights_block_impossible_configurations_are_refused),
-        CASE(weights_digest_is_of_configuration_and_weights),
-        CASE(weights_digest_of_several_files),
-        CASE(weights_digest_of_a_large_file_is_of_a_sample),
-        CASE(weights_of_other_shapes_are_refused),
-        CASE(weights_loading_can_be_given_up),
-        CASE(weights_that_change_while_they_are_loaded_are_no_model),
-    };
-
-    return cmocka_run_group_tests_name("block", tests, NULL, NULL);
 }

@@ -1,13 +1,10 @@
 #include "engine/compute/cache.h"
 
 #include "channel/kv/kv_blocks_layout.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const struct cox_cache_geometry small = {
     .layer_count = 2,
@@ -62,13 +59,12 @@ static int copy_blocks(struct cox_cache *cache, const struct cox_block_pair *pai
     return cox_cache_move(cache, &batch, err);
 }
 
-static void blocks_hold_layers_heads_and_positions_apart(void **state)
+PLAIN_TEST(blocks_hold_layers_heads_and_positions_apart)
 {
     const size_t length = (size_t)small.block_size * small.head_dim;
     struct cox_cache *cache = open_cache();
     float number = 0;
 
-    (void)state;
     /* 2 layers, keys and values, 3 heads, 5 positions, 4 floats: 960 bytes, already aligned. */
     assert_int_equal(cox_cache_block_size(&small), 960);
     for (int pass = 0; pass < 2; pass++) {
@@ -92,13 +88,12 @@ static void blocks_hold_layers_heads_and_positions_apart(void **state)
     cox_cache_free(cache);
 }
 
-static void lent_memory_is_used_as_it_is(void **state)
+PLAIN_TEST(lent_memory_is_used_as_it_is)
 {
     const size_t size = (size_t)cox_cache_block_size(&small) * small.block_count;
     char *memory = aligned_alloc(COX_CACHE_ALIGNMENT, size);
     struct cox_cache *cache = NULL;
 
-    (void)state;
     assert_non_null(memory);
     memset(memory, 'x', size);
     assert_int_equal(cox_cache_new(&small, memory, &cache, NULL), 0);
@@ -108,14 +103,13 @@ static void lent_memory_is_used_as_it_is(void **state)
     free(memory);
 }
 
-static void moves_follow_their_pairs(void **state)
+PLAIN_TEST(moves_follow_their_pairs)
 {
     const struct cox_block_pair out[] = {{0, 3}, {1, 2}};
     const struct cox_block_pair in[] = {{3, 4}, {2, 0}};
     const struct cox_block_pair copy[] = {{4, 5}, {5, 1}, {2, 2}};
     struct cox_cache *cache = open_cache();
 
-    (void)state;
     mark_blocks(cache);
     assert_int_equal(swap_out(cache, out, 2, NULL), 0);
     assert_int_equal(swap_in(cache, in, 2, NULL), 0);
@@ -130,7 +124,7 @@ static void moves_follow_their_pairs(void **state)
 }
 
 /* Out, then in, then copy: each list needs what the one before it left. */
-static void batch_moves_have_their_order(void **state)
+PLAIN_TEST(batch_moves_have_their_order)
 {
     const struct cox_block_pair out = {0, 0}, in = {0, 1}, copy = {1, 2};
     const struct cox_batch batch = {
@@ -143,20 +137,18 @@ static void batch_moves_have_their_order(void **state)
     };
     struct cox_cache *cache = open_cache();
 
-    (void)state;
     mark_blocks(cache);
     assert_int_equal(cox_cache_move(cache, &batch, NULL), 0);
     assert_int_equal(mark_of(cache, 2), 'a');
     cox_cache_free(cache);
 }
 
-static void bad_block_ids_move_nothing(void **state)
+PLAIN_TEST(bad_block_ids_move_nothing)
 {
     static const struct cox_block_pair bad[] = {{-1, 0},        {0, -1},        {6, 0}, {0, 6},
                                                 {INT32_MIN, 0}, {0, INT32_MAX}, {4, 6}, {6, 4}};
     struct cox_cache *cache = open_cache();
 
-    (void)state;
     mark_blocks(cache);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         const struct cox_block_pair pairs[] = {{0, 1}, bad[i]};
@@ -177,13 +169,12 @@ static void bad_block_ids_move_nothing(void **state)
     cox_cache_free(cache);
 }
 
-static void host_blocks_have_their_own_count(void **state)
+PLAIN_TEST(host_blocks_have_their_own_count)
 {
     const struct cox_block_pair out = {0, 4}, in = {4, 0}, fine = {5, 3};
     struct cox_cache_geometry none = small;
     struct cox_cache *cache = open_cache();
 
-    (void)state;
     assert_int_equal(swap_out(cache, &out, 1, NULL), COX_INVALID);
     assert_int_equal(swap_in(cache, &in, 1, NULL), COX_INVALID);
     assert_int_equal(swap_out(cache, &fine, 1, NULL), 0);
@@ -194,14 +185,13 @@ static void host_blocks_have_their_own_count(void **state)
     cox_cache_free(cache);
 }
 
-static void new_refuses_absurd_geometry(void **state)
+PLAIN_TEST(new_refuses_absurd_geometry)
 {
     struct cox_cache_geometry bad[6] = {small, small, small, small, small, small};
     struct cox_cache_geometry huge = {1024, 1024, 1024, 4096, 1 << 24, 0};
     struct cox_cache *cache = NULL;
     struct cox_error err = {0};
 
-    (void)state;
     bad[0].block_size = 0;
     bad[1].block_size = 4097;
     bad[2].block_count = 0;
@@ -271,14 +261,13 @@ static void step(struct cox_cache *cache, const struct cox_batch *batch)
     cox_cache_end(cache, batch);
 }
 
-static void lent_memory_has_no_other_user(void **state)
+PLAIN_TEST(lent_memory_has_no_other_user)
 {
     char *memory = aligned_alloc(COX_CACHE_ALIGNMENT,
                                  (size_t)cox_cache_block_size(&small) * small.block_count);
     struct cox_cache *cache = NULL;
     struct one_row one;
 
-    (void)state;
     assert_int_equal(cox_cache_new(&small, memory, &cache, NULL), 0);
     assert_null(cox_cache_kv_blocks(cache));
     step(cache, row_of(&one, 7, 0, 0, 0, 6));
@@ -287,12 +276,11 @@ static void lent_memory_has_no_other_user(void **state)
     free(memory);
 }
 
-static void p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded(void **state)
+PLAIN_TEST(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded)
 {
     struct cox_cache *cache = open_cache();
     struct one_row one;
 
-    (void)state;
     for (uint32_t block = 0; block < small.block_count; block++)
         assert_int_equal(owner_of(cache, block), COX_CACHE_UNUSED);
     /* 7 positions of 5 to a block. */
@@ -322,14 +310,13 @@ static void p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded(void **st
     cox_cache_free(cache);
 }
 
-static void p9_more_sequences_end_at_once_than_are_looked_for_at_a_time(void **state)
+PLAIN_TEST(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time)
 {
     struct cox_cache_geometry many = small;
     struct cox_cache *cache = NULL;
     uint32_t slots[200];
     struct one_row one;
 
-    (void)state;
     many.block_count = 204;
     assert_int_equal(cox_cache_new(&many, NULL, &cache, NULL), 0);
     for (uint32_t i = 0; i < 200; i++) {
@@ -344,12 +331,11 @@ static void p9_more_sequences_end_at_once_than_are_looked_for_at_a_time(void **s
     cox_cache_free(cache);
 }
 
-static void p9_a_sequence_that_begins_anew_has_no_blocks_of_before(void **state)
+PLAIN_TEST(p9_a_sequence_that_begins_anew_has_no_blocks_of_before)
 {
     struct cox_cache *cache = open_cache();
     struct one_row one;
 
-    (void)state;
     step(cache, row_of(&one, 7, 0, 0, 0, 10));
     assert_int_equal(cox_cache_begin(cache, row_of(&one, 7, 0, 1, 0, 5), NULL), 0);
     assert_int_equal(owner_of(cache, 0), COX_CACHE_UNUSED);
@@ -360,13 +346,12 @@ static void p9_a_sequence_that_begins_anew_has_no_blocks_of_before(void **state)
     cox_cache_free(cache);
 }
 
-static void p9_moved_blocks_are_their_sequences(void **state)
+PLAIN_TEST(p9_moved_blocks_are_their_sequences)
 {
     const struct cox_block_pair out = {0, 0}, in = {0, 3}, copy = {3, 5};
     struct cox_cache *cache = open_cache();
     struct one_row one;
 
-    (void)state;
     step(cache, row_of(&one, 7, 0, 0, 0, 1));
     /* To block 3, which is in the table of the row, and to block 5, which is in no table. */
     row_of(&one, 7, 0, 1, 9, 1);
@@ -383,7 +368,7 @@ static void p9_moved_blocks_are_their_sequences(void **state)
 
 /* All ways to write a block run at once, whichever process reads it, and it cannot be copied under
  * its former generation any more. */
-static void p9_a_block_that_is_written_has_no_user_whatever_reads_it(void **state)
+PLAIN_TEST(p9_a_block_that_is_written_has_no_user_whatever_reads_it)
 {
     const struct cox_block_pair in = {0, 0}, copy = {5, 0};
     struct cox_cache *cache = open_cache();
@@ -391,7 +376,6 @@ static void p9_a_block_that_is_written_has_no_user_whatever_reads_it(void **stat
     struct one_row one;
     char mark;
 
-    (void)state;
     reader = open_reader(cache);
     for (int way = 0; way < 5; way++) {
         const int64_t id = 10 + way;
@@ -432,13 +416,12 @@ static uint64_t changes_of(struct cox_cache *cache, uint32_t block)
 }
 
 /* The sequence itself writes on: what is being copied of it stays good. */
-static void p9_the_owner_writes_on_behind_what_is_read(void **state)
+PLAIN_TEST(p9_the_owner_writes_on_behind_what_is_read)
 {
     struct cox_cache *cache = open_cache();
     struct one_row one;
     uint64_t changes;
 
-    (void)state;
     step(cache, row_of(&one, 7, 0, 0, 0, 2));
     changes = changes_of(cache, 0);
     step(cache, row_of(&one, 7, 0, 0, 2, 1));
@@ -455,13 +438,12 @@ static void p9_the_owner_writes_on_behind_what_is_read(void **state)
 /* A pull that has failed elsewhere and is tried again with other blocks leaves its first ones the
  * sequence's, and unused: the sequence may get one of them later, for other positions. What is
  * copied of it then is stale. */
-static void p9_a_former_block_of_the_sequence_is_begun_by_a_take(void **state)
+PLAIN_TEST(p9_a_former_block_of_the_sequence_is_begun_by_a_take)
 {
     struct cox_cache *cache = open_cache();
     struct one_row one;
     uint64_t changes;
 
-    (void)state;
     for (int32_t block = 1; block < 3;
          block++) { /* first 2, which is the second attempt's no more */
         assert_int_equal(cox_cache_take(cache, (uint32_t)(3 - block), NULL), 0);
@@ -489,12 +471,11 @@ static void p9_a_former_block_of_the_sequence_is_begun_by_a_take(void **state)
     cox_cache_free(cache);
 }
 
-static void a_cleared_cache_is_as_a_new_one(void **state)
+PLAIN_TEST(a_cleared_cache_is_as_a_new_one)
 {
     struct cox_cache *cache = open_cache();
     struct one_row one;
 
-    (void)state;
     mark_blocks(cache);
     assert_int_equal(swap_out(cache, &(struct cox_block_pair){0, 3}, 1, NULL), 0);
     step(cache, row_of(&one, 7, 0, 0, 0, 1));
@@ -505,28 +486,4 @@ static void a_cleared_cache_is_as_a_new_one(void **state)
         assert_int_equal(owner_of(cache, block), COX_CACHE_UNUSED);
     }
     cox_cache_free(cache);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_hold_layers_heads_and_positions_apart),
-        cmocka_unit_test(lent_memory_is_used_as_it_is),
-        cmocka_unit_test(moves_follow_their_pairs),
-        cmocka_unit_test(batch_moves_have_their_order),
-        cmocka_unit_test(bad_block_ids_move_nothing),
-        cmocka_unit_test(host_blocks_have_their_own_count),
-        cmocka_unit_test(new_refuses_absurd_geometry),
-        cmocka_unit_test(lent_memory_has_no_other_user),
-        cmocka_unit_test(p9_blocks_belong_to_a_sequence_once_its_step_has_succeeded),
-        cmocka_unit_test(p9_more_sequences_end_at_once_than_are_looked_for_at_a_time),
-        cmocka_unit_test(p9_a_sequence_that_begins_anew_has_no_blocks_of_before),
-        cmocka_unit_test(p9_moved_blocks_are_their_sequences),
-        cmocka_unit_test(p9_a_block_that_is_written_has_no_user_whatever_reads_it),
-        cmocka_unit_test(p9_the_owner_writes_on_behind_what_is_read),
-        cmocka_unit_test(p9_a_former_block_of_the_sequence_is_begun_by_a_take),
-        cmocka_unit_test(a_cleared_cache_is_as_a_new_one),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

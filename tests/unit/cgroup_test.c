@@ -1,15 +1,12 @@
 #include "channel/base/cgroup.h"
+#include "tests/lib/test.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* A folder that stands for /. */
 static char root[64];
@@ -28,6 +25,8 @@ static int teardown(void **state)
     snprintf(command, sizeof command, "rm -rf %s", root);
     return system(command);
 }
+
+#define TEST(name) TEST_WITH(name, setup, teardown)
 
 static void put(const char *path, const char *text)
 {
@@ -78,9 +77,8 @@ static void limited(const struct cox_cgroup_limit *limit, uint64_t value, uint64
     "24 1 0:22 / /proc rw,nosuid - proc proc rw\n"                                                 \
     "31 23 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 
-static void what_is_not_mounted_is_unknown(void **state)
+TEST(what_is_not_mounted_is_unknown)
 {
-    (void)state;
     struct cox_cgroup cgroup = seen(); /* no /proc at all */
     assert_int_equal(cgroup.cpu.state, COX_CGROUP_UNKNOWN);
     put("/proc/self/cgroup", "0::/\n");
@@ -98,9 +96,8 @@ static void what_is_not_mounted_is_unknown(void **state)
     assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
 }
 
-static void version_2_without_limits(void **state)
+TEST(version_2_without_limits)
 {
-    (void)state;
     put("/proc/self/cgroup", "0::/a.slice/b.scope\n");
     put("/proc/self/mountinfo", V2_MOUNT);
     put_group("/sys/fs/cgroup", NULL, NULL); /* the root of all has no such files */
@@ -113,9 +110,8 @@ static void version_2_without_limits(void **state)
     assert_int_equal(cgroup.pids.state, COX_CGROUP_NONE);
 }
 
-static void version_2_the_smallest_on_the_way_up_counts(void **state)
+TEST(version_2_the_smallest_on_the_way_up_counts)
 {
-    (void)state;
     put("/proc/self/cgroup", "0::/a.slice/b c/d.scope\n");
     put("/proc/self/mountinfo", V2_MOUNT);
     put_group("/sys/fs/cgroup", NULL, NULL);
@@ -138,9 +134,8 @@ static void version_2_the_smallest_on_the_way_up_counts(void **state)
     assert_int_equal(seen().cpu.limit, 1500000);
 }
 
-static void version_2_in_a_namespace_of_its_own(void **state)
+TEST(version_2_in_a_namespace_of_its_own)
 {
-    (void)state;
     put("/proc/self/cgroup", "0::/\n");
     put("/proc/self/mountinfo", V2_MOUNT);
     put_group("/sys/fs/cgroup", "cpu.max", "50000 100000\n");
@@ -174,9 +169,8 @@ static void put_v1(const char *mounted)
     put_group("/sys/fs/cgroup/unified/docker/ab", NULL, NULL); /* it has no controllers */
 }
 
-static void version_1_with_co_mounted_controllers(void **state)
+TEST(version_1_with_co_mounted_controllers)
 {
-    (void)state;
     put_v1("/");
     const char *cpu = "/sys/fs/cgroup/cpu,cpuacct", *memory = "/sys/fs/cgroup/my memory";
     put_group(cpu, "cpu.cfs_quota_us", "-1\n");
@@ -203,9 +197,8 @@ static void version_1_with_co_mounted_controllers(void **state)
 }
 
 /* As a container without a namespace for groups sees it: only its own is mounted. */
-static void version_1_mounted_from_the_own_group_on(void **state)
+TEST(version_1_mounted_from_the_own_group_on)
 {
-    (void)state;
     put_v1("/docker/ab");
     put_group("/sys/fs/cgroup/cpu,cpuacct", "cpu.cfs_quota_us", "50000\n");
     put_group("/sys/fs/cgroup/cpu,cpuacct", "cpu.cfs_period_us", "100000\n");
@@ -219,9 +212,8 @@ static void version_1_mounted_from_the_own_group_on(void **state)
     assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
 }
 
-static void invalid_content_is_unknown(void **state)
+TEST(invalid_content_is_unknown)
 {
-    (void)state;
     static const char *const texts[] = {"", "x 100000\n", "1000\n", "1000 0\n", "-5 100000\n"};
     put("/proc/self/cgroup", "0::/a/b\n");
     put("/proc/self/mountinfo", V2_MOUNT);
@@ -237,29 +229,11 @@ static void invalid_content_is_unknown(void **state)
     limited(&cgroup.cpu, 2000000, 0, "/sys/fs/cgroup/a/cpu.max");
 }
 
-static void this_machine_s_are_read(void **state)
+TEST(this_machine_s_are_read)
 {
     struct cox_cgroup cgroup;
-    (void)state;
     cox_cgroup_read("", &cgroup);
     assert_in_range(cgroup.cpu.state, COX_CGROUP_UNKNOWN, COX_CGROUP_LIMITED);
     if (cgroup.cpu.state == COX_CGROUP_LIMITED)
         assert_int_equal(access(cgroup.cpu.file, F_OK), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-        TEST(what_is_not_mounted_is_unknown),
-        TEST(version_2_without_limits),
-        TEST(version_2_the_smallest_on_the_way_up_counts),
-        TEST(version_2_in_a_namespace_of_its_own),
-        TEST(version_1_with_co_mounted_controllers),
-        TEST(version_1_mounted_from_the_own_group_on),
-        TEST(invalid_content_is_unknown),
-        TEST(this_machine_s_are_read),
-#undef TEST
-    };
-    return cmocka_run_group_tests_name("cgroup", tests, NULL, NULL);
 }

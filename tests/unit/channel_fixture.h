@@ -7,17 +7,15 @@
 #ifndef COX_TESTS_UNIT_CHANNEL_FIXTURE_H
 #define COX_TESTS_UNIT_CHANNEL_FIXTURE_H
 
+#include "tests/lib/test.h"
+
 #include <coxswain/base.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define SHM "/dev/shm"
 
@@ -31,12 +29,7 @@
         }                                                                                          \
     } while (0)
 
-#define LEAK_TEST(function) cmocka_unit_test_setup_teardown(function, leak_setup, leak_teardown)
-
-/* Where permitted, gives this program a /dev/shm of its own, so that leak_teardown sees every
- * leftover. With COX_TEST_USER=UID in the environment a program of root's becomes that user's
- * first, with 1,024 fds at most; without the right to do so it ends as skipped. */
-void fixture_begin(void);
+#define LEAK_TEST(name) TEST_WITH(name, leak_setup, leak_teardown)
 
 /* Before and after every test: no fd more, no child more, no file of this program in /dev/shm. */
 int leak_setup(void **state);

@@ -80,25 +80,22 @@ static void given_and_freed(enum chance how)
     assert_null(cox_closer_free(closer));
 }
 
-static void all_is_closed_when_it_is_freed(void **state)
+LEAK_TEST(all_is_closed_when_it_is_freed)
 {
-    (void)state;
     const int fds = fd_count();
     given_and_freed(STARTS);
     assert_int_equal(fd_count(), fds);
 }
 
-static void without_a_thread_free_closes_all_itself(void **state)
+LEAK_TEST(without_a_thread_free_closes_all_itself)
 {
-    (void)state;
     const int fds = fd_count();
     given_and_freed(CANNOT_BE_MADE);
     assert_int_equal(fd_count(), fds);
 }
 
-static void a_thread_that_begins_after_the_end_closes_all(void **state)
+LEAK_TEST(a_thread_that_begins_after_the_end_closes_all)
 {
-    (void)state;
     const int fds = fd_count(), before = thread_count();
     const uint64_t deadline_ns = cox_deadline_after_ms(60000);
     assert_int_equal(sem_init(&late, 0, 0), 0);
@@ -109,15 +106,4 @@ static void a_thread_that_begins_after_the_end_closes_all(void **state)
     assert_int_equal(thread_count(), before);
     assert_int_equal(fd_count(), fds);
     sem_destroy(&late);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(all_is_closed_when_it_is_freed),
-        LEAK_TEST(without_a_thread_free_closes_all_itself),
-        LEAK_TEST(a_thread_that_begins_after_the_end_closes_all),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

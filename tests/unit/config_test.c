@@ -1,13 +1,10 @@
 #include "model_fixture.h"
 #include "engine/model/config.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char directory[FIXTURE_PATH_SIZE];
 static char path[FIXTURE_PATH_SIZE + 32];
@@ -74,11 +71,10 @@ static void load_fails(const char *key, const char *value, int code, const char 
         fail_msg("\"%s\" does not say \"%s\" or the file", err.text, word);
 }
 
-static void takes_the_defaults_of_hugging_face(void **state)
+PLAIN_TEST(takes_the_defaults_of_hugging_face)
 {
     struct cox_model_config config = load_ok(NULL, NULL);
 
-    (void)state;
     assert_int_equal(config.hidden_size, 128);
     assert_int_equal(config.intermediate_size, 352);
     assert_int_equal(config.layer_count, 4);
@@ -96,11 +92,10 @@ static void takes_the_defaults_of_hugging_face(void **state)
     assert_int_equal(load_ok("num_key_value_heads", NULL).kv_head_count, 8);
 }
 
-static void reads_what_is_written(void **state)
+PLAIN_TEST(reads_what_is_written)
 {
     struct cox_model_config config = load_ok("eos_token_id", "[3, 7, 15]");
 
-    (void)state;
     assert_int_equal(config.eos_token_count, 3);
     assert_int_equal(config.eos_tokens[2], 15);
     assert_int_equal(load_ok("eos_token_id", "9").eos_tokens[0], 9);
@@ -139,7 +134,7 @@ static bool same(double a, double b)
 }
 
 /* value: of rope_scaling or rope_parameters, and what stands behind it at the top. */
-static void g4a_rotary_positions_are_those_of_transformers(void **state)
+PLAIN_TEST(g4a_rotary_positions_are_those_of_transformers)
 {
     static const struct {
         const char *key, *value;
@@ -163,7 +158,6 @@ static void g4a_rotary_positions_are_those_of_transformers(void **state)
         {"rope_scaling", "{\"rope_type\":\"default\",\"rope_theta\":60},\"rope_theta\":50", 60},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const struct cox_model_config config = load_ok(cases[i].key, cases[i].value);
 
@@ -173,7 +167,7 @@ static void g4a_rotary_positions_are_those_of_transformers(void **state)
     }
 }
 
-static void g4b_llama3_is_read_in_every_spelling(void **state)
+PLAIN_TEST(g4b_llama3_is_read_in_every_spelling)
 {
     static const struct {
         const char *key, *value;
@@ -193,7 +187,6 @@ static void g4b_llama3_is_read_in_every_spelling(void **state)
          10000, 2048},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const struct cox_model_config config = load_ok(cases[i].key, cases[i].value);
 
@@ -204,7 +197,7 @@ static void g4b_llama3_is_read_in_every_spelling(void **state)
     }
 }
 
-static void g4a_other_rotary_positions_are_refused_by_name(void **state)
+PLAIN_TEST(g4a_other_rotary_positions_are_refused_by_name)
 {
     static const struct {
         const char *value, *words;
@@ -245,14 +238,13 @@ static void g4a_other_rotary_positions_are_refused_by_name(void **state)
         {"true", "is true"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         load_fails("rope_scaling", cases[i].value, COX_INVALID, cases[i].words);
         load_fails("rope_parameters", cases[i].value, COX_INVALID, cases[i].words);
     }
 }
 
-static void refuses_absurd_values_by_name(void **state)
+PLAIN_TEST(refuses_absurd_values_by_name)
 {
     static const struct {
         const char *key, *value, *word;
@@ -319,17 +311,15 @@ static void refuses_absurd_values_by_name(void **state)
          "a long value"},
     };
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
         load_fails(cases[i].key, cases[i].value, COX_INVALID, cases[i].word);
 }
 
-static void refuses_what_is_not_json(void **state)
+PLAIN_TEST(refuses_what_is_not_json)
 {
     struct cox_model_config config;
     char *large = calloc(1, (size_t)2 << 20);
 
-    (void)state;
     assert_non_null(large);
     load_fails("rms_norm_eps", "NaN", COX_CORRUPT, "not valid JSON");
     load_fails("rms_norm_eps", "Infinity", COX_CORRUPT, "not valid JSON");
@@ -348,15 +338,5 @@ static void refuses_what_is_not_json(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(takes_the_defaults_of_hugging_face),
-        cmocka_unit_test(reads_what_is_written),
-        cmocka_unit_test(g4a_rotary_positions_are_those_of_transformers),
-        cmocka_unit_test(g4b_llama3_is_read_in_every_spelling),
-        cmocka_unit_test(g4a_other_rotary_positions_are_refused_by_name),
-        cmocka_unit_test(refuses_absurd_values_by_name),
-        cmocka_unit_test(refuses_what_is_not_json),
-    };
-
-    return cmocka_run_group_tests(tests, open_directory, close_directory);
+    return test_run(open_directory, close_directory);
 }

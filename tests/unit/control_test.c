@@ -59,9 +59,8 @@ static void gone(struct cox_control *control)
     cox_control_close(control);
 }
 
-static void what_was_created_is_what_is_attached(void **state)
+LEAK_TEST(what_was_created_is_what_is_attached)
 {
-    (void)state;
     for (uint32_t ranks = 1; ranks <= COX_RANK_COUNT_MAX; ranks += 127) {
         struct cox_control own = created(ranks), other = COX_CONTROL_NONE;
         struct stat st;
@@ -89,10 +88,9 @@ static void what_was_created_is_what_is_attached(void **state)
     }
 }
 
-static void every_group_of_a_name_has_another_instance(void **state)
+LEAK_TEST(every_group_of_a_name_has_another_instance)
 {
     uint32_t instances[50];
-    (void)state;
     for (int i = 0; i < 50; i++) {
         struct cox_control own = created(1);
         instances[i] = own.instance;
@@ -113,21 +111,19 @@ static void create_under_umask(void *context)
     CHECK(cox_control_unlink_names(GROUP, &geometry, 0) == 1);
 }
 
-static void b45_the_mode_is_0600_under_any_umask(void **state)
+LEAK_TEST(b45_the_mode_is_0600_under_any_umask)
 {
     static mode_t masks[] = {0000, 0777};
-    (void)state;
     for (size_t i = 0; i < 2; i++)
         child_run(create_under_umask, &masks[i]);
 }
 
 /* ---- attach ---- */
 
-static void attaching_to_nothing_is_not_found(void **state)
+LEAK_TEST(attaching_to_nothing_is_not_found)
 {
     struct cox_control control = COX_CONTROL_NONE;
     struct cox_error err = {0};
-    (void)state;
     assert_int_equal(cox_control_attach(&control, GROUP, &err), COX_NOT_FOUND);
     assert_non_null(strstr(err.text, "_control"));
     assert_null(control.layout);
@@ -148,9 +144,8 @@ static int attach_and_close(struct cox_error *err)
     return r;
 }
 
-static void b44_impostors_are_denied(void **state)
+LEAK_TEST(b44_impostors_are_denied)
 {
-    (void)state;
     refuses_impostors(control_path(), O_RDWR, make_good, attach_and_close);
 }
 
@@ -195,11 +190,10 @@ static void check_flipped(const struct cox_control *own, size_t offset)
     cox_control_close(&other);
 }
 
-static void p10_any_byte_of_the_header_flipped_is_an_error_or_harmless(void **state)
+LEAK_TEST(p10_any_byte_of_the_header_flipped_is_an_error_or_harmless)
 {
     struct cox_control own = created(3);
     struct cox_channel channels[COX_CHANNEL_COUNT];
-    (void)state;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         assert_int_equal(
             cox_channel_create(&channels[c], GROUP, &own, (enum cox_channel_id)c, NULL), 0);
@@ -242,11 +236,10 @@ static void p10_any_byte_of_the_header_flipped_is_an_error_or_harmless(void **st
     cox_control_close(&own);
 }
 
-static void another_version_names_both(void **state)
+LEAK_TEST(another_version_names_both)
 {
     struct cox_control own = created(1);
     struct cox_error err = {0};
-    (void)state;
     own.layout->header.version = 77;
     assert_int_equal(attach_and_close(&err), COX_VERSION);
     assert_non_null(strstr(err.text, "version 77"));
@@ -254,11 +247,10 @@ static void another_version_names_both(void **state)
     gone(&own);
 }
 
-static void p10_truncated_files_are_corrupt(void **state)
+LEAK_TEST(p10_truncated_files_are_corrupt)
 {
     struct cox_control own = created(2);
     off_t full = (off_t)own.region.size;
-    (void)state;
     cox_control_close(&own); /* a mapping would see SIGBUS */
     /* Every size of the words; of the recorders behind them one in a thousand. */
     const off_t head = (off_t)cox_layout_control_size(2);
@@ -298,10 +290,9 @@ static void watch_for_the_name(void *context)
     }
 }
 
-static void a_name_that_appears_is_complete(void **state)
+LEAK_TEST(a_name_that_appears_is_complete)
 {
     struct watch watch = {.rounds = 100}; /* of 128 ranks, whose memory is reserved each time */
-    (void)state;
     assert_int_equal(pipe2(watch.go, O_CLOEXEC), 0);
     assert_int_equal(pipe2(watch.seen, O_CLOEXEC), 0);
     pid_t pid = child_start(watch_for_the_name, &watch);
@@ -332,14 +323,13 @@ static void hold_the_name(void *context)
     pause();
 }
 
-static void a_live_group_keeps_its_name(void **state)
+LEAK_TEST(a_live_group_keeps_its_name)
 {
     struct cox_geometry geometry = geometry_of(1);
     struct cox_control control = COX_CONTROL_NONE;
     int fds[2];
     char expected[64];
     struct stat before, after;
-    (void)state;
     assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
     pid_t pid = child_start(hold_the_name, fds);
     assert_true(heard(fds[0]));
@@ -383,9 +373,8 @@ static void hold_the_name_and_fork(void *context)
     pause();
 }
 
-static void b4_a_name_dies_with_its_process_and_not_with_its_children(void **state)
+LEAK_TEST(b4_a_name_dies_with_its_process_and_not_with_its_children)
 {
-    (void)state;
     for (int copied = 0; copied < 2; copied++) {
         struct family family = {.copied = copied};
         struct cox_geometry geometry = geometry_of(1);
@@ -412,11 +401,10 @@ static void b4_a_name_dies_with_its_process_and_not_with_its_children(void **sta
     }
 }
 
-static void a_process_does_not_take_its_own_name_twice(void **state)
+LEAK_TEST(a_process_does_not_take_its_own_name_twice)
 {
     struct cox_control own = created(1), second = COX_CONTROL_NONE;
     struct cox_geometry geometry = geometry_of(1);
-    (void)state;
     assert_int_equal(cox_control_create(&second, GROUP, &geometry, NULL), COX_TAKEN);
     assert_int_equal(cox_control_create(&second, test_name("h"), &geometry, NULL),
                      0); /* another is fine */
@@ -462,9 +450,8 @@ static void dies_and_is_swept(struct crash *crash, int left)
     gone(&own);
 }
 
-static void b4_leftovers_of_a_killed_creator_are_swept(void **state)
+LEAK_TEST(b4_leftovers_of_a_killed_creator_are_swept)
 {
-    (void)state;
     for (int channels = 0; channels <= COX_CHANNEL_COUNT; channels++) {
         /* Another number of ranks than the next group has: the leftovers' own geometry counts. */
         struct crash crash = {.rank_count = 5, .channels = channels};
@@ -474,7 +461,7 @@ static void b4_leftovers_of_a_killed_creator_are_swept(void **state)
     }
 }
 
-static void b4_leftovers_of_a_creator_killed_anywhere_are_swept(void **state)
+LEAK_TEST(b4_leftovers_of_a_creator_killed_anywhere_are_swept)
 {
     static const char *const points[] = {
         "control.linked:kill",
@@ -485,7 +472,6 @@ static void b4_leftovers_of_a_creator_killed_anywhere_are_swept(void **state)
         "control.unlink:kill",
         "semaphore.linked:kill:coordinator:30",
     };
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -499,9 +485,8 @@ static void b4_leftovers_of_a_creator_killed_anywhere_are_swept(void **state)
 }
 
 /* What a version says of itself behind the head of its header is its own affair. */
-static void b4_leftovers_of_another_version_are_swept(void **state)
+LEAK_TEST(b4_leftovers_of_another_version_are_swept)
 {
-    (void)state;
     struct cox_control old = created(3);
     struct cox_channel channel;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
@@ -529,9 +514,8 @@ static void b4_leftovers_of_another_version_are_swept(void **state)
 }
 
 /* Also by another version, and though another start under the name has other names. */
-static void b4_p7_leftovers_with_a_serial_are_swept(void **state)
+LEAK_TEST(b4_p7_leftovers_with_a_serial_are_swept)
 {
-    (void)state;
     for (uint32_t version = COX_LAYOUT_VERSION; version < COX_LAYOUT_VERSION + 2; version++) {
         const struct cox_geometry_choice choice = {.mode = &cox_attach_legacy};
         struct cox_geometry geometry;
@@ -564,14 +548,13 @@ static void b4_p7_leftovers_with_a_serial_are_swept(void **state)
     }
 }
 
-static void a_neighbour_s_names_are_not_swept(void **state)
+LEAK_TEST(a_neighbour_s_names_are_not_swept)
 {
     struct crash crash = {.rank_count = 1, .channels = 1};
     struct cox_geometry geometry = geometry_of(1);
     struct cox_control neighbour = COX_CONTROL_NONE;
     struct cox_channel channel;
     char longer[64];
-    (void)state;
     snprintf(longer, sizeof longer, "%s_execute", GROUP);
     assert_int_equal(cox_control_create(&neighbour, longer, &geometry, NULL), 0);
     assert_int_equal(cox_channel_create(&channel, longer, &neighbour, COX_CHANNEL_EXECUTE, NULL),
@@ -587,11 +570,10 @@ static void a_neighbour_s_names_are_not_swept(void **state)
 }
 
 /* For root the sticky bit of /dev/shm is none. */
-static void b44_what_another_user_has_under_such_a_name_is_not_swept(void **state)
+LEAK_TEST(b44_what_another_user_has_under_such_a_name_is_not_swept)
 {
     struct cox_control dead = created(2);
     char object[COX_OBJECT_NAME_SIZE], paths[4][COX_OBJECT_NAME_SIZE + 32];
-    (void)state;
     if (!test_can_switch_user()) {
         gone(&dead);
         skip();
@@ -652,13 +634,12 @@ static void race(void *context)
     }
 }
 
-static void b54_of_two_that_create_at_once_one_wins(void **state)
+LEAK_TEST(b54_of_two_that_create_at_once_one_wins)
 {
     enum { RACERS = 2, ROUNDS = 400 };
     struct racer racers[RACERS];
     pid_t pids[RACERS];
     unsigned wins[RACERS] = {0};
-    (void)state;
     for (int i = 0; i < RACERS; i++) {
         assert_int_equal(pipe2(racers[i].go, O_CLOEXEC), 0);
         assert_int_equal(pipe2(racers[i].result, O_CLOEXEC), 0);
@@ -711,11 +692,10 @@ static void create_late(void *context)
 
 /* A process that was stopped with the leftovers open gets their lock later, when the name is
  * another group's. */
-static void b54_a_late_sweeper_spares_the_next_group(void **state)
+LEAK_TEST(b54_a_late_sweeper_spares_the_next_group)
 {
     int status;
     struct stat before, after;
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -758,9 +738,8 @@ static void create_without_standard_fds(void *context)
         _exit(94);
 }
 
-static void b15_a_host_without_standard_fds_does_not_log_into_the_truth(void **state)
+LEAK_TEST(b15_a_host_without_standard_fds_does_not_log_into_the_truth)
 {
-    (void)state;
     for (int fds = 1; fds < 8; fds++)
         child_run(create_without_standard_fds, &fds);
 }
@@ -795,13 +774,12 @@ static void put(const void *bytes, size_t size, mode_t mode)
     close(fd);
 }
 
-static void b54_files_of_others_are_not_touched(void **state)
+LEAK_TEST(b54_files_of_others_are_not_touched)
 {
     static char junk[10000];
     struct cox_control own = created(1);
     size_t size = (size_t)own.region.size;
     char *copy = malloc(size);
-    (void)state;
     assert_non_null(copy);
     memcpy(copy, own.layout, size);
     gone(&own);
@@ -876,9 +854,8 @@ static void create_in_a_full_tmpfs(void *context)
     CHECK(shm_count("g") == 0 && fd_count() == fds && !control.layout);
 }
 
-static void a_full_tmpfs_is_no_space_with_both_numbers(void **state)
+LEAK_TEST(a_full_tmpfs_is_no_space_with_both_numbers)
 {
-    (void)state;
     if (!private_shm_possible())
         skip();
     child_run(create_in_a_full_tmpfs, NULL);
@@ -931,11 +908,10 @@ static void create_in_tmpfs(void *context)
     CHECK(create_group(&geometry) != 0); /* it was no false alarm */
 }
 
-static void p6_files_are_counted_before_the_start(void **state)
+LEAK_TEST(p6_files_are_counted_before_the_start)
 {
     struct cox_geometry geometry = geometry_of(3);
     uint64_t files = cox_geometry_name_count(&geometry);
-    (void)state;
     if (!private_shm_possible())
         skip();
     struct tmpfs cases[] = {
@@ -944,10 +920,9 @@ static void p6_files_are_counted_before_the_start(void **state)
         child_run(create_in_tmpfs, &cases[i]);
 }
 
-static void p6_a_tmpfs_without_a_limit_is_not_full(void **state)
+LEAK_TEST(p6_a_tmpfs_without_a_limit_is_not_full)
 {
     struct tmpfs endless = {"0", 0, true};
-    (void)state;
     if (!private_shm_possible())
         skip();
     child_run(create_in_tmpfs, &endless);
@@ -980,19 +955,17 @@ static void create_under_a_file_limit(void *context)
     CHECK(strstr(err.text, "ulimit -f") && !region.base);
 }
 
-static void p6_a_limit_on_files_is_an_error_and_no_signal(void **state)
+LEAK_TEST(p6_a_limit_on_files_is_an_error_and_no_signal)
 {
-    (void)state;
     for (uint64_t short_of = 0; short_of < 2; short_of++)
         child_run(create_under_a_file_limit, &short_of);
 }
 
-static void channels_leave_nothing_behind_when_one_name_is_taken(void **state)
+LEAK_TEST(channels_leave_nothing_behind_when_one_name_is_taken)
 {
     struct cox_control own = created(2);
     struct cox_channel channel;
     char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
-    (void)state;
     for (int i = 0; i < 3; i++) {
         if (i == 0)
             cox_name_request(object, GROUP, COX_CHANNEL_LINK);
@@ -1012,39 +985,4 @@ static void channels_leave_nothing_behind_when_one_name_is_taken(void **state)
         assert_int_equal(unlink(path), 0);
     }
     gone(&own);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(what_was_created_is_what_is_attached),
-        LEAK_TEST(every_group_of_a_name_has_another_instance),
-        LEAK_TEST(b45_the_mode_is_0600_under_any_umask),
-        LEAK_TEST(attaching_to_nothing_is_not_found),
-        LEAK_TEST(b44_impostors_are_denied),
-        LEAK_TEST(p10_any_byte_of_the_header_flipped_is_an_error_or_harmless),
-        LEAK_TEST(another_version_names_both),
-        LEAK_TEST(p10_truncated_files_are_corrupt),
-        LEAK_TEST(a_name_that_appears_is_complete),
-        LEAK_TEST(a_live_group_keeps_its_name),
-        LEAK_TEST(b4_a_name_dies_with_its_process_and_not_with_its_children),
-        LEAK_TEST(a_process_does_not_take_its_own_name_twice),
-        LEAK_TEST(b4_leftovers_of_a_killed_creator_are_swept),
-        LEAK_TEST(b4_leftovers_of_a_creator_killed_anywhere_are_swept),
-        LEAK_TEST(b4_leftovers_of_another_version_are_swept),
-        LEAK_TEST(a_neighbour_s_names_are_not_swept),
-        LEAK_TEST(b44_what_another_user_has_under_such_a_name_is_not_swept),
-        LEAK_TEST(b54_of_two_that_create_at_once_one_wins),
-        LEAK_TEST(b54_a_late_sweeper_spares_the_next_group),
-        LEAK_TEST(b4_p7_leftovers_with_a_serial_are_swept),
-        LEAK_TEST(b15_a_host_without_standard_fds_does_not_log_into_the_truth),
-        LEAK_TEST(b54_files_of_others_are_not_touched),
-        LEAK_TEST(a_full_tmpfs_is_no_space_with_both_numbers),
-        LEAK_TEST(p6_files_are_counted_before_the_start),
-        LEAK_TEST(p6_a_tmpfs_without_a_limit_is_not_full),
-        LEAK_TEST(p6_a_limit_on_files_is_an_error_and_no_signal),
-        LEAK_TEST(channels_leave_nothing_behind_when_one_name_is_taken),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,13 +2,10 @@
 #include "coordinator/collector/report.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define RANK_COUNT 8
 #define DIGESTS_SIZE (1 + COX_DIGEST_COUNT)
@@ -66,9 +63,8 @@ static void expect(const char *text, uint64_t odd)
     assert_true(s.odd.words[0] == odd && s.odd.words[1] == 0);
 }
 
-static void s2_each_digest_has_its_name_and_its_sides(void **state)
+PLAIN_TEST(s2_each_digest_has_its_name_and_its_sides)
 {
-    (void)state;
     static const char *const names[] = {"steps since", "sequence ids", "positions", "block tables",
                                         "sampled tokens"};
     char text[256];
@@ -92,9 +88,8 @@ static void s2_each_digest_has_its_name_and_its_sides(void **state)
            1 << 1 | 1 << 5);
 }
 
-static void s2_without_a_majority_all_ranks_are_named(void **state)
+PLAIN_TEST(s2_without_a_majority_all_ranks_are_named)
 {
-    (void)state;
     memset(&s, 0, sizeof s);
     all_agree(9, 4);
     for (uint32_t rank = 4; rank < RANK_COUNT; rank++)
@@ -115,9 +110,8 @@ static void s2_without_a_majority_all_ranks_are_named(void **state)
     expect("sequence ids: ranks 1-2,4-7 have 0000000000000010, ranks 0,3 have ", 1 | 1 << 3);
 }
 
-static void s2_what_has_no_digest_is_not_compared(void **state)
+PLAIN_TEST(s2_what_has_no_digest_is_not_compared)
 {
-    (void)state;
     memset(&s, 0, sizeof s);
     all_agree(9, 4);
     assert_int_equal(compare(), 0);
@@ -148,9 +142,8 @@ static void s2_what_has_no_digest_is_not_compared(void **state)
 }
 
 /* Steps that were published before the first one was known to differ continue its chain. */
-static void s2_the_first_step_of_a_chain_is_remembered(void **state)
+PLAIN_TEST(s2_the_first_step_of_a_chain_is_remembered)
 {
-    (void)state;
     memset(&s, 0, sizeof s);
     for (uint64_t sequence = 9; sequence < 12; sequence++) {
         all_agree(sequence, 4);
@@ -164,15 +157,4 @@ static void s2_the_first_step_of_a_chain_is_remembered(void **state)
     expect("execute sequence 13 (MODEL_INFER)", 1 << 6);
     assert_non_null(
         strstr(s.gathering.text, "; first in step 13, of the chain that began with step 12"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(s2_each_digest_has_its_name_and_its_sides),
-        cmocka_unit_test(s2_without_a_majority_all_ranks_are_named),
-        cmocka_unit_test(s2_what_has_no_digest_is_not_compared),
-        cmocka_unit_test(s2_the_first_step_of_a_chain_is_remembered),
-    };
-    return cmocka_run_group_tests_name("divergence", tests, NULL, NULL);
 }

@@ -43,8 +43,8 @@ static int teardown(void **state)
     domains = cox_domains_free(domains);
     return inverted.size || leak_teardown(state) ? -1 : 0;
 }
-#define DOMAIN_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
 
+#define DOMAIN_TEST(name) TEST_WITH(name, setup, teardown)
 static int create(struct cox_domain_id id, uint64_t size, bool on_demand,
                   struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
@@ -110,9 +110,8 @@ int __wrap_fcntl(int fd, int command, ...)
 
 /* ---- the table ---- */
 
-static void h27_a_domain_is_found_by_numbers_that_are_checked(void **state)
+DOMAIN_TEST(h27_a_domain_is_found_by_numbers_that_are_checked)
 {
-    (void)state;
     const struct cox_domain_functions *functions = NULL;
     void *context = NULL;
     assert_int_equal(cox_domains_find(domains, inverted_id, &functions, &context, NULL), 0);
@@ -143,9 +142,8 @@ static int add(uint32_t kind, uint32_t device_count, const struct cox_domain_fun
     return cox_domains_add(domains, kind, device_count, functions, NULL, err);
 }
 
-static void h27_only_whole_domains_of_the_users_kinds_are_added_once(void **state)
+DOMAIN_TEST(h27_only_whole_domains_of_the_users_kinds_are_added_once)
 {
-    (void)state;
     const struct cox_domain_functions *good = &inverted_domain_functions;
     const uint32_t kinds[] = {0,   COX_DOMAIN_HOST, COX_DOMAIN_BOUNCE, COX_DOMAIN_CUDA, 63,
                               128, UINT32_MAX};
@@ -188,9 +186,8 @@ static void h27_only_whole_domains_of_the_users_kinds_are_added_once(void **stat
 }
 
 /* host, bounce and two inverted ones leave 28 of 32 */
-static void h12_h27_a_full_table_says_so(void **state)
+DOMAIN_TEST(h12_h27_a_full_table_says_so)
 {
-    (void)state;
     const struct cox_domain_functions *good = &inverted_domain_functions;
     const struct cox_domain_functions *functions;
     void *context;
@@ -207,17 +204,15 @@ static void h12_h27_a_full_table_says_so(void **state)
         COX_INVALID);
 }
 
-static void h27_freeing_no_table_is_nothing(void **state)
+DOMAIN_TEST(h27_freeing_no_table_is_nothing)
 {
-    (void)state;
     assert_null(cox_domains_free(NULL));
 }
 
 /* ---- copies ---- */
 
-static void h24_h25_what_is_copied_in_comes_out(void **state)
+DOMAIN_TEST(h24_h25_what_is_copied_in_comes_out)
 {
-    (void)state;
     for (size_t i = 0; i < ID_COUNT; i++) {
         struct cox_domain_memory *memory = created(*ids[i], SIZE);
         memset(seen, 0x5a, SIZE);
@@ -239,9 +234,8 @@ static void h24_h25_what_is_copied_in_comes_out(void **state)
     }
 }
 
-static void h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits(void **state)
+DOMAIN_TEST(h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits)
 {
-    (void)state;
     const struct {
         uint64_t offset, size;
     } wrong[] = {{0, SIZE + 1},       {SIZE, 1},
@@ -271,9 +265,8 @@ static void h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits(vo
     }
 }
 
-static void h26_any_two_domains_copy_to_each_other(void **state)
+DOMAIN_TEST(h26_any_two_domains_copy_to_each_other)
 {
-    (void)state;
     for (size_t t = 0; t < ID_COUNT; t++)
         for (size_t f = 0; f < ID_COUNT; f++) {
             struct cox_domain_memory *to = created(*ids[t], SIZE), *from = created(*ids[f], SIZE);
@@ -292,9 +285,8 @@ static void h26_any_two_domains_copy_to_each_other(void **state)
         }
 }
 
-static void h26_within_one_memory_what_overlaps_is_refused(void **state)
+DOMAIN_TEST(h26_within_one_memory_what_overlaps_is_refused)
 {
-    (void)state;
     for (size_t i = 0; i < ID_COUNT; i++) {
         struct cox_domain_memory *memory = created(*ids[i], SIZE);
         assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
@@ -313,9 +305,8 @@ static void h26_within_one_memory_what_overlaps_is_refused(void **state)
 
 /* ---- each domain ---- */
 
-static void h28_host_memory_has_an_address_and_bounce_memory_none(void **state)
+DOMAIN_TEST(h28_host_memory_has_an_address_and_bounce_memory_none)
 {
-    (void)state;
     struct cox_domain_memory *host = created(host_id, SIZE), *bounce = created(bounce_id, SIZE);
     assert_non_null(host->address);
     assert_null(bounce->address);
@@ -334,9 +325,8 @@ static void h28_host_memory_has_an_address_and_bounce_memory_none(void **state)
     destroy(host);
 }
 
-static void h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec(void **state)
+DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec)
 {
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct cox_domain_memory *memory = created(*ids[i], SIZE);
         assert_true(memory->fd > STDERR_FILENO);
@@ -348,9 +338,8 @@ static void h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec(void **st
     }
 }
 
-static void b14_h28_memory_that_is_cut_short_while_it_is_looked_at_is_refused(void **state)
+DOMAIN_TEST(b14_h28_memory_that_is_cut_short_while_it_is_looked_at_is_refused)
 {
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         const struct cox_domain_functions *functions;
         struct cox_domain_memory *none = NULL;
@@ -373,9 +362,8 @@ static uint64_t reserved(const struct cox_domain_memory *memory)
     return (uint64_t)st.st_blocks * 512;
 }
 
-static void h28_all_pages_are_there_unless_they_are_to_come_on_demand(void **state)
+DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand)
 {
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct cox_domain_memory *memory = created(*ids[i], 64 * PAGE), *sparse;
         assert_int_equal(reserved(memory), 64 * PAGE);
@@ -405,9 +393,8 @@ static void h28_all_pages_are_there_unless_they_are_to_come_on_demand(void **sta
     }
 }
 
-static void h28_missing_memory_is_reported_with_what_was_needed(void **state)
+DOMAIN_TEST(h28_missing_memory_is_reported_with_what_was_needed)
 {
-    (void)state;
     const uint64_t sizes[] = {UINT64_C(1) << 50, UINT64_C(1) << 63, UINT64_MAX};
     for (size_t i = 0; i < 2; i++)
         for (int on_demand = 0; on_demand < 2; on_demand++) {
@@ -423,9 +410,8 @@ static void h28_missing_memory_is_reported_with_what_was_needed(void **state)
 }
 
 /* Pages in use elsewhere cannot be allocated. */
-static void h28_memory_that_others_use_is_no_memory_to_reserve(void **state)
+DOMAIN_TEST(h28_memory_that_others_use_is_no_memory_to_reserve)
 {
-    (void)state;
     struct sysinfo info;
     assert_int_equal(sysinfo(&info), 0);
     const uint64_t all = ((uint64_t)info.totalram + info.totalswap) * info.mem_unit;
@@ -463,9 +449,8 @@ static void beyond_the_limit(void *context)
     CHECK(cox_domain_copy_to(bounce, 1, pattern, 65536, NULL) == COX_NO_SPACE);
 }
 
-static void h28_a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
+DOMAIN_TEST(h28_a_limit_of_file_sizes_is_an_error_and_no_signal)
 {
-    (void)state;
     struct cox_domain_memory *bounce = created(bounce_id, SIZE);
     child_run(beyond_the_limit, bounce);
     destroy(bounce);
@@ -473,9 +458,8 @@ static void h28_a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
 
 /* ---- a user-defined domain ---- */
 
-static void h27_a_domain_from_outside_is_asked_for_every_byte(void **state)
+DOMAIN_TEST(h27_a_domain_from_outside_is_asked_for_every_byte)
 {
-    (void)state;
     struct cox_domain_memory *from = created(inverted_id, SIZE), *to = created(inverted_id, SIZE);
     struct cox_domain_memory *host = created(host_id, SIZE);
     assert_int_equal(inverted.created, 2);
@@ -502,9 +486,8 @@ static void h27_a_domain_from_outside_is_asked_for_every_byte(void **state)
     destroy(from);
 }
 
-static void h27_a_domain_that_fails_to_allocate_says_so(void **state)
+DOMAIN_TEST(h27_a_domain_that_fails_to_allocate_says_so)
 {
-    (void)state;
     struct cox_domain_memory *memory = NULL, *first;
     inverted.size_max = 3 * PAGE;
     assert_int_equal(create(inverted_id, 2 * PAGE, false, &first, NULL), 0);
@@ -534,9 +517,8 @@ static int unable_copy(struct cox_domain_memory *to, uint64_t to_offset,
     return COX_UNSUPPORTED;
 }
 
-static void h26_a_copy_that_fails_ends_there_with_its_reason(void **state)
+DOMAIN_TEST(h26_a_copy_that_fails_ends_there_with_its_reason)
 {
-    (void)state;
     struct cox_domain_functions failing = inverted_domain_functions;
     struct cox_domain_memory *from = created(bounce_id, SIZE), *to = created(inverted_id, SIZE);
     failing.copy_to = failing_copy_to;
@@ -548,9 +530,8 @@ static void h26_a_copy_that_fails_ends_there_with_its_reason(void **state)
     destroy(from);
 }
 
-static void h26_what_a_domain_cannot_copy_itself_goes_through_the_host(void **state)
+DOMAIN_TEST(h26_what_a_domain_cannot_copy_itself_goes_through_the_host)
 {
-    (void)state;
     struct cox_domain_functions unable = inverted_domain_functions;
     struct cox_domain_memory *from = created(inverted_id, SIZE), *to = created(inverted_id, SIZE);
     unable.copy = unable_copy;
@@ -561,31 +542,4 @@ static void h26_what_a_domain_cannot_copy_itself_goes_through_the_host(void **st
     assert_memory_equal(seen, pattern, SIZE);
     destroy(to);
     destroy(from);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        DOMAIN_TEST(h27_a_domain_is_found_by_numbers_that_are_checked),
-        DOMAIN_TEST(h27_only_whole_domains_of_the_users_kinds_are_added_once),
-        DOMAIN_TEST(h12_h27_a_full_table_says_so),
-        DOMAIN_TEST(h27_freeing_no_table_is_nothing),
-        DOMAIN_TEST(h24_h25_what_is_copied_in_comes_out),
-        DOMAIN_TEST(h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits),
-        DOMAIN_TEST(h26_any_two_domains_copy_to_each_other),
-        DOMAIN_TEST(h26_within_one_memory_what_overlaps_is_refused),
-        DOMAIN_TEST(h28_host_memory_has_an_address_and_bounce_memory_none),
-        DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec),
-        DOMAIN_TEST(b14_h28_memory_that_is_cut_short_while_it_is_looked_at_is_refused),
-        DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand),
-        DOMAIN_TEST(h28_missing_memory_is_reported_with_what_was_needed),
-        DOMAIN_TEST(h28_memory_that_others_use_is_no_memory_to_reserve),
-        DOMAIN_TEST(h28_a_limit_of_file_sizes_is_an_error_and_no_signal),
-        DOMAIN_TEST(h27_a_domain_from_outside_is_asked_for_every_byte),
-        DOMAIN_TEST(h27_a_domain_that_fails_to_allocate_says_so),
-        DOMAIN_TEST(h26_a_copy_that_fails_ends_there_with_its_reason),
-        DOMAIN_TEST(h26_what_a_domain_cannot_copy_itself_goes_through_the_host),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,12 +3,10 @@
  */
 #include "channel/base/idioms.h"
 #include "engine_loop_fixture.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 /* ---- allocations of one thread, also those inside libprotobuf-c ---- */
 
@@ -158,9 +156,8 @@ static void run_all(struct cox_executor *executor, const struct cox_engine_loop_
         assert_int_equal(cox_table_count(executor->table), 0);
 }
 
-static void many_requests_share_steps(void **state)
+PLAIN_TEST(many_requests_share_steps)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop_stats stats;
@@ -184,9 +181,8 @@ static void many_requests_share_steps(void **state)
     executor_free(executor);
 }
 
-static void small_pools_chunks_and_frames_change_no_text(void **state)
+PLAIN_TEST(small_pools_chunks_and_frames_change_no_text)
 {
-    (void)state;
     uint64_t preemptions = 0;
     for (uint32_t seed = 1; seed <= 30; seed++) {
         struct cox_executor *executor = executor_new();
@@ -217,9 +213,8 @@ static int fails_now_and_then(uint64_t number)
     return h % 5 == 0 ? statuses[h / 5 % 4] : 0;
 }
 
-static void failed_steps_change_no_text(void **state)
+PLAIN_TEST(failed_steps_change_no_text)
 {
-    (void)state;
     for (uint32_t seed = 1; seed <= 24; seed++) {
         struct cox_executor *executor = executor_new();
         expectations_make(seed);
@@ -245,9 +240,8 @@ static int always_rejected(uint64_t number)
     return COX_REJECTED;
 }
 
-static void retries_end(void **state)
+PLAIN_TEST(retries_end)
 {
-    (void)state;
     for (uint32_t in_flight = 1; in_flight <= 3; in_flight++) {
         struct cox_executor *executor = executor_new();
         struct cox_engine_loop_options options = options_make();
@@ -273,9 +267,8 @@ static void runs_when_the_next_is_there(struct cox_executor *executor, uint64_t 
 }
 
 /* A rank begins with it when it has ended those before, each of which has as long. */
-static void a_step_behind_others_has_the_time_of_a_step(void **state)
+PLAIN_TEST(a_step_behind_others_has_the_time_of_a_step)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop *engine_loop = NULL;
@@ -323,9 +316,8 @@ static void on_done_held(void *context, const struct cox_sequence *sequence)
 }
 
 /* The first one ended well, and its hold has ended with the second. */
-static void m10_a_step_that_is_not_sent_leaves_no_visible_lease(void **state)
+PLAIN_TEST(m10_a_step_that_is_not_sent_leaves_no_visible_lease)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_engine_loop_options options = options_make();
     struct held held = {0};
@@ -354,9 +346,8 @@ static int every_second_rejected(uint64_t number)
 }
 
 /* Its first chunk is computed again each time, which is no step ahead. */
-static void retries_of_a_second_chunk_end(void **state)
+PLAIN_TEST(retries_of_a_second_chunk_end)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop *engine_loop = NULL;
@@ -390,9 +381,8 @@ static int late_for_ever(uint64_t number)
     return COX_LATE;
 }
 
-static void a_late_rank_is_waited_for(void **state)
+PLAIN_TEST(a_late_rank_is_waited_for)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop_stats stats;
@@ -417,9 +407,8 @@ static int dead(uint64_t number)
     return COX_PEER_DEAD;
 }
 
-static void a_death_and_nonsense_end_all(void **state)
+PLAIN_TEST(a_death_and_nonsense_end_all)
 {
-    (void)state;
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop_stats stats;
     struct cox_error error;
@@ -481,9 +470,8 @@ static int cleanup_refuses_now_and_then(void)
     return ++cleanups % 2 ? COX_PEER_DEAD : 0;
 }
 
-static void p8_a_recovered_group_gets_everything_again(void **state)
+PLAIN_TEST(p8_a_recovered_group_gets_everything_again)
 {
-    (void)state;
     for (uint32_t seed = 1; seed <= 24; seed++) {
         struct cox_executor *executor = executor_new();
         struct recoveries recoveries = {.result = COX_STALE};
@@ -513,9 +501,8 @@ static void p8_a_recovered_group_gets_everything_again(void **state)
 }
 
 /* The group had no failure: the limit stands. Without recovery, that is the error. */
-static void p8_what_is_not_recovered_ends_the_run(void **state)
+PLAIN_TEST(p8_what_is_not_recovered_ends_the_run)
 {
-    (void)state;
     struct recoveries recoveries = {.result = 0};
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop_stats stats;
@@ -590,9 +577,8 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     return true;
 }
 
-static void requests_come_and_go_while_it_runs(void **state)
+PLAIN_TEST(requests_come_and_go_while_it_runs)
 {
-    (void)state;
     for (uint32_t seed = 1; seed <= 20; seed++) {
         struct cox_executor *executor = executor_new();
         struct cox_engine_loop_options options = options_make();
@@ -635,9 +621,8 @@ static void *stop_soon(void *context)
     return NULL;
 }
 
-static void stop_ends_a_run_whose_step_never_ends(void **state)
+PLAIN_TEST(stop_ends_a_run_whose_step_never_ends)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop *engine_loop = NULL;
@@ -701,9 +686,8 @@ static void *stop_when_asleep(void *context)
     return NULL;
 }
 
-static void stop_ends_a_run_that_waits_for_recovery(void **state)
+PLAIN_TEST(stop_ends_a_run_that_waits_for_recovery)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop *engine_loop = NULL;
@@ -736,9 +720,8 @@ static int counts_allocations(uint64_t number)
     return 0;
 }
 
-static void steps_allocate_nothing(void **state)
+PLAIN_TEST(steps_allocate_nothing)
 {
-    (void)state;
 #ifdef SANITIZED
     skip();
 #endif
@@ -767,9 +750,8 @@ static void steps_allocate_nothing(void **state)
 }
 
 /* They cannot compute tokens that the coordinator does not know. */
-static void legacy_workers_have_one_step_in_flight(void **state)
+PLAIN_TEST(legacy_workers_have_one_step_in_flight)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_engine_loop_options options = options_make();
     struct cox_engine_loop *engine_loop = NULL;
@@ -781,9 +763,8 @@ static void legacy_workers_have_one_step_in_flight(void **state)
     executor_free(executor);
 }
 
-static void capacities_of_init_are_checked(void **state)
+PLAIN_TEST(capacities_of_init_are_checked)
 {
-    (void)state;
     struct cox_engine_loop_options options = {0};
     struct cox_init_summary summary = {
         .npu_block_count = 100,
@@ -805,28 +786,4 @@ static void capacities_of_init_are_checked(void **state)
     assert_int_equal(cox_engine_loop_fit(&options, &summary, NULL), COX_CORRUPT);
     summary.kv_cache_count = 2;
     assert_int_equal(cox_engine_loop_fit(&options, &summary, NULL), COX_UNSUPPORTED);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(many_requests_share_steps),
-        cmocka_unit_test(small_pools_chunks_and_frames_change_no_text),
-        cmocka_unit_test(failed_steps_change_no_text),
-        cmocka_unit_test(retries_end),
-        cmocka_unit_test(retries_of_a_second_chunk_end),
-        cmocka_unit_test(a_step_behind_others_has_the_time_of_a_step),
-        cmocka_unit_test(m10_a_step_that_is_not_sent_leaves_no_visible_lease),
-        cmocka_unit_test(a_late_rank_is_waited_for),
-        cmocka_unit_test(a_death_and_nonsense_end_all),
-        cmocka_unit_test(p8_a_recovered_group_gets_everything_again),
-        cmocka_unit_test(p8_what_is_not_recovered_ends_the_run),
-        cmocka_unit_test(requests_come_and_go_while_it_runs),
-        cmocka_unit_test(stop_ends_a_run_whose_step_never_ends),
-        cmocka_unit_test(stop_ends_a_run_that_waits_for_recovery),
-        cmocka_unit_test(steps_allocate_nothing),
-        cmocka_unit_test(legacy_workers_have_one_step_in_flight),
-        cmocka_unit_test(capacities_of_init_are_checked),
-    };
-    return cmocka_run_group_tests_name("engine_loop", tests, NULL, NULL);
 }

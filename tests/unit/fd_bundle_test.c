@@ -31,11 +31,10 @@ static void fds_close(void)
         close(FIRST + i);
 }
 
-static void what_is_handed_down_is_taken(void **state)
+LEAK_TEST(what_is_handed_down_is_taken)
 {
     struct cox_fd_bundle bundle;
     struct cox_error err = {0};
-    (void)state;
     fds_make(-1, -1);
     assert_int_equal(cox_fd_bundle_take(&bundle, FIRST, COX_FD_BUNDLE_COUNT, &err), 0);
     for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++) {
@@ -60,9 +59,8 @@ static void refused(int first, uint32_t count, int expected, const char *text)
 }
 
 /* Whichever is wrong: none is closed, none is changed. */
-static void b8_what_is_none_of_ours_stays_open(void **state)
+LEAK_TEST(b8_what_is_none_of_ours_stays_open)
 {
-    (void)state;
     int ends[2];
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     int empty = memfd_create("empty", MFD_CLOEXEC);
@@ -90,9 +88,8 @@ static void b8_what_is_none_of_ours_stays_open(void **state)
     close(empty);
 }
 
-static void numbers_that_cannot_be_are_refused(void **state)
+LEAK_TEST(numbers_that_cannot_be_are_refused)
 {
-    (void)state;
     refused(FIRST, COX_FD_BUNDLE_COUNT - 1, COX_INVALID, "28 fds are handed down, expected 29");
     refused(FIRST, UINT32_MAX, COX_INVALID, "different versions");
     refused(-1, COX_FD_BUNDLE_COUNT, COX_INVALID, "from -1 on");
@@ -100,9 +97,8 @@ static void numbers_that_cannot_be_are_refused(void **state)
     refused(INT_MAX - COX_FD_BUNDLE_COUNT, COX_FD_BUNDLE_COUNT, COX_INVALID, "is not open");
 }
 
-static void p4_an_eventfd_is_taken_and_nothing_else(void **state)
+LEAK_TEST(p4_an_eventfd_is_taken_and_nothing_else)
 {
-    (void)state;
     struct cox_fd_bundle bundle;
     struct cox_error err = {0};
     const int number = eventfd(0, 0), file = memfd_create("file", MFD_CLOEXEC);
@@ -119,16 +115,4 @@ static void p4_an_eventfd_is_taken_and_nothing_else(void **state)
     assert_int_equal(fcntl(number, F_GETFD), FD_CLOEXEC);
     cox_fd_bundle_close(&bundle);
     assert_int_equal(fcntl(number, F_GETFD), -1);
-}
-
-int main(void)
-{
-    fixture_begin();
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(what_is_handed_down_is_taken),
-        LEAK_TEST(b8_what_is_none_of_ours_stays_open),
-        LEAK_TEST(numbers_that_cannot_be_are_refused),
-        LEAK_TEST(p4_an_eventfd_is_taken_and_nothing_else),
-    };
-    return cmocka_run_group_tests_name("fd_bundle", tests, NULL, NULL);
 }

@@ -76,9 +76,8 @@ static int ask(struct cox_fd_owner *fd_owner, enum cox_fd_store_op op,
     return r;
 }
 
-static void what_is_put_is_fetched_until_it_is_withdrawn(void **state)
+LEAK_TEST(what_is_put_is_fetched_until_it_is_withdrawn)
 {
-    (void)state;
     begin(8);
     struct cox_handle handle = handle_of(file, one.pid, 1), similar = handle;
     struct stat st, own;
@@ -99,9 +98,8 @@ static void what_is_put_is_fetched_until_it_is_withdrawn(void **state)
     end();
 }
 
-static void a_handle_of_another_user_or_object_is_denied(void **state)
+LEAK_TEST(a_handle_of_another_user_or_object_is_denied)
 {
-    (void)state;
     begin(8);
     int pair[2];
     assert_int_equal(pipe2(pair, O_CLOEXEC), 0);
@@ -128,9 +126,8 @@ static void a_handle_of_another_user_or_object_is_denied(void **state)
     end();
 }
 
-static void nonsense_is_invalid(void **state)
+LEAK_TEST(nonsense_is_invalid)
 {
-    (void)state;
     begin(8);
     struct cox_handle handle = handle_of(file, one.pid, 1);
     uint8_t bytes[COX_FD_STORE_REQUEST_SIZE];
@@ -151,9 +148,8 @@ static void nonsense_is_invalid(void **state)
     end();
 }
 
-static void no_more_are_kept_than_the_limit(void **state)
+LEAK_TEST(no_more_are_kept_than_the_limit)
 {
-    (void)state;
     begin(16);
     for (uint32_t i = 0; i < 16; i++) {
         struct cox_handle handle = handle_of(file, one.pid, i);
@@ -170,9 +166,8 @@ static void no_more_are_kept_than_the_limit(void **state)
 }
 
 /* Many, in any order: what one left and did not withdraw goes with it, and nothing else. */
-static void b15_what_an_fd_owner_stored_goes_with_it(void **state)
+LEAK_TEST(b15_what_an_fd_owner_stored_goes_with_it)
 {
-    (void)state;
     enum { COUNT = 300 };
     bool there[2][COUNT] = {{false}};
     struct cox_fd_owner *both[2] = {&one, &other};
@@ -217,9 +212,8 @@ static void b15_what_an_fd_owner_stored_goes_with_it(void **state)
     end();
 }
 
-static void b14_an_reply_of_any_bytes(void **state)
+LEAK_TEST(b14_an_reply_of_any_bytes)
 {
-    (void)state;
     uint8_t good[COX_FD_STORE_REPLY_SIZE], bytes[COX_FD_STORE_REPLY_SIZE];
     uint64_t number;
     int status;
@@ -235,18 +229,4 @@ static void b14_an_reply_of_any_bytes(void **state)
                                 ? (bit >= 8 && bit < 64 ? COX_CORRUPT : 0)
                                 : COX_CORRUPT);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(what_is_put_is_fetched_until_it_is_withdrawn),
-        LEAK_TEST(a_handle_of_another_user_or_object_is_denied),
-        LEAK_TEST(nonsense_is_invalid),
-        LEAK_TEST(no_more_are_kept_than_the_limit),
-        LEAK_TEST(b15_what_an_fd_owner_stored_goes_with_it),
-        LEAK_TEST(b14_an_reply_of_any_bytes),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

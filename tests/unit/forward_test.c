@@ -6,15 +6,12 @@
 #include "engine/model/block.h"
 #include "engine/model/digest.h"
 #include "engine/compute/model.h"
+#include "tests/lib/test.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define SEQUENCE_LENGTH 37u
 #define BLOCK_COUNT 96u
@@ -241,9 +238,8 @@ static void close_bench(struct bench *bench)
     fixture_directory_remove(bench->directory);
 }
 
-static void s5_logits_same_bits_at_any_place_in_a_batch(void **state)
+PLAIN_TEST(s5_logits_same_bits_at_any_place_in_a_batch)
 {
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         struct bench bench;
 
@@ -262,11 +258,10 @@ static void s5_logits_same_bits_at_any_place_in_a_batch(void **state)
     }
 }
 
-static void s5_logits_same_bits_for_any_prefill_chunks(void **state)
+PLAIN_TEST(s5_logits_same_bits_for_any_prefill_chunks)
 {
     static const uint32_t chunks[] = {1, 2, 3, 7, 8, 9, 16, 36};
 
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         struct bench bench;
 
@@ -287,11 +282,10 @@ static void s5_logits_same_bits_for_any_prefill_chunks(void **state)
 }
 
 /* A pass of one tile cuts the prompt in five; blocks of other sizes and places change nothing. */
-static void s5_logits_same_bits_for_any_pass_and_block_size(void **state)
+PLAIN_TEST(s5_logits_same_bits_for_any_pass_and_block_size)
 {
     static const uint32_t block_sizes[] = {1, 3, 4, 16, 64};
 
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         const struct cox_model_options options = {.tile_count_max = 1};
         struct bench bench;
@@ -312,9 +306,8 @@ static void s5_logits_same_bits_for_any_pass_and_block_size(void **state)
 }
 
 /* Decodes among others, dropped half-way and computed again as one prefill. */
-static void s5_logits_same_bits_after_recomputation(void **state)
+PLAIN_TEST(s5_logits_same_bits_after_recomputation)
 {
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         struct bench bench;
 
@@ -484,9 +477,8 @@ static uint32_t next_rank_count(size_t c, uint32_t rank_count)
     return share.rank_count <= COX_SLICE_COUNT_MAX ? share.rank_count : 0;
 }
 
-static void s5_logits_same_bits_for_any_number_of_ranks(void **state)
+PLAIN_TEST(s5_logits_same_bits_for_any_number_of_ranks)
 {
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         struct bench bench;
         struct cox_weights_layout layout;
@@ -515,9 +507,8 @@ static void s5_logits_same_bits_for_any_number_of_ranks(void **state)
 }
 
 /* Each rank loads what its share needs and nothing else. */
-static void s5_logits_same_bits_with_the_weights_of_a_share_alone(void **state)
+PLAIN_TEST(s5_logits_same_bits_with_the_weights_of_a_share_alone)
 {
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         struct bench bench;
 
@@ -532,9 +523,8 @@ static void s5_logits_same_bits_with_the_weights_of_a_share_alone(void **state)
 }
 
 /* What is in private memory is 1/N of the whole, but for what must be everywhere. */
-static void s5_weights_of_a_share_are_one_nth(void **state)
+PLAIN_TEST(s5_weights_of_a_share_are_one_nth)
 {
-    (void)state;
     for (size_t c = 0; c < CONFIG_COUNT; c++) {
         const struct cox_model_config *config = &configs[c];
         const struct cox_weights_layout all = cox_weights_layout(config);
@@ -565,14 +555,13 @@ static void s5_weights_of_a_share_are_one_nth(void **state)
     }
 }
 
-static void s5_sampled_tokens_repeat_in_any_batch(void **state)
+PLAIN_TEST(s5_sampled_tokens_repeat_in_any_batch)
 {
     const struct cox_sampling sampling = {
         .temperature = 0.8f, .top_p = 0.9f, .top_k = 20, .repetition_penalty = 1.2f, .seed = 99};
     struct cox_batch_output alone;
     struct bench bench;
 
-    (void)state;
     open_bench(&bench, &configs[0]);
     add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
     bench.rows[0].sampling = &sampling;
@@ -592,13 +581,12 @@ static void s5_sampled_tokens_repeat_in_any_batch(void **state)
     close_bench(&bench);
 }
 
-static void block_moves_happen_before_the_rows(void **state)
+PLAIN_TEST(block_moves_happen_before_the_rows)
 {
     /* 36 positions in blocks 0 to 8 of 4 go out, come back at 20 and up, two by way of a copy. */
     struct cox_block_pair out[8], in[8], copy[2] = {{20, 40}, {8, 41}};
     struct bench bench;
 
-    (void)state;
     open_bench(&bench, &configs[0]);
     add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH - 1, 0);
     step_ok(&bench);
@@ -631,7 +619,7 @@ static void expect_refused(struct bench *bench, const char *word)
 }
 
 /* Each row is wrong in one way; the first row is right and must not have been computed. */
-static void step_refuses_a_bad_row_without_effect(void **state)
+PLAIN_TEST(step_refuses_a_bad_row_without_effect)
 {
     const struct cox_sampling hot = {.temperature = -1, .top_p = 1, .repetition_penalty = 1};
     const struct cox_block_pair pair = {0, (int32_t)BLOCK_COUNT};
@@ -639,7 +627,6 @@ static void step_refuses_a_bad_row_without_effect(void **state)
     void *before;
     size_t size;
 
-    (void)state;
     open_bench(&bench, &configs[0]);
     size = (size_t)cox_cache_block_size(cox_cache_geometry(bench.cache)) * BLOCK_COUNT;
     before = malloc(size);
@@ -694,12 +681,11 @@ static void step_refuses_a_bad_row_without_effect(void **state)
     close_bench(&bench);
 }
 
-static void step_stops_between_layers_when_given_up(void **state)
+PLAIN_TEST(step_stops_between_layers_when_given_up)
 {
     struct cox_error err = {0};
     struct bench bench;
 
-    (void)state;
     open_bench(&bench, &configs[0]);
     for (int after = 0; after < 3; after++) {
         clear_rows(&bench);
@@ -714,24 +700,22 @@ static void step_stops_between_layers_when_given_up(void **state)
     close_bench(&bench);
 }
 
-static void step_without_rows_does_nothing(void **state)
+PLAIN_TEST(step_without_rows_does_nothing)
 {
     struct bench bench;
 
-    (void)state;
     open_bench(&bench, &configs[0]);
     bench.batch = (struct cox_batch){.forward_type = COX_FORWARD_DUMMY};
     step_ok(&bench);
     close_bench(&bench);
 }
 
-static void cache_of_another_model_is_refused(void **state)
+PLAIN_TEST(cache_of_another_model_is_refused)
 {
     struct cox_cache_geometry geometry;
     struct cox_cache *cache;
     struct bench bench;
 
-    (void)state;
     open_bench(&bench, &configs[0]);
     geometry = cox_model_cache_geometry(bench.model, BLOCK_COUNT, 4, 0);
     geometry.layer_count++;
@@ -755,13 +739,12 @@ static void load_fails(const char *directory, const struct cox_model_options *op
         fail_msg("\"%s\" does not say \"%s\"", err.text, word);
 }
 
-static void load_refuses_what_cannot_be(void **state)
+PLAIN_TEST(load_refuses_what_cannot_be)
 {
     const float lent[16] __attribute__((aligned(COX_WEIGHTS_ALIGNMENT))) = {0};
     struct cox_model_options options = {.share = {.rank = 0, .rank_count = 2}};
     char directory[FIXTURE_PATH_SIZE];
 
-    (void)state;
     fixture_directory_create(directory);
     load_fails(directory, NULL, COX_NOT_FOUND, "config.json");
     fixture_write_model(directory, &configs[0], 1, 1);
@@ -780,11 +763,10 @@ static void load_refuses_what_cannot_be(void **state)
 }
 
 /* Ranks that load by themselves tell what they have by the digest alone. */
-static void load_refuses_what_changes_meanwhile(void **state)
+PLAIN_TEST(load_refuses_what_changes_meanwhile)
 {
     char directory[FIXTURE_PATH_SIZE];
 
-    (void)state;
     fixture_directory_create(directory);
     fixture_write_model(directory, &configs[0], 1, 1);
     rewrites = true;
@@ -826,9 +808,8 @@ static void check_rank_counts(uint32_t heads, uint32_t kv_heads, uint32_t slices
     }
 }
 
-static void g4b_ranks_that_do_not_divide_the_slices_are_refused(void **state)
+PLAIN_TEST(g4b_ranks_that_do_not_divide_the_slices_are_refused)
 {
-    (void)state;
     check_rank_counts(8, 4, 8, "use 1, 2, 4 or 8 ranks");
     check_rank_counts(40, 5, 8, "use 1, 2, 4 or 8 ranks");
     check_rank_counts(9, 3, 3, "use 1 or 3 ranks");
@@ -841,14 +822,13 @@ static void g4b_ranks_that_do_not_divide_the_slices_are_refused(void **state)
     check_rank_counts(60, 60, 60, "use 1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 or 60 ranks");
 }
 
-static void weights_of_another_model_are_refused(void **state)
+PLAIN_TEST(weights_of_another_model_are_refused)
 {
     char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 32];
     struct cox_model_config config = configs[0];
     float *memory = calloc((size_t)1 << 20, sizeof(float));
     struct cox_error err = {0};
 
-    (void)state;
     assert_non_null(memory);
     fixture_directory_create(directory);
     fixture_write_model(directory, &configs[0], 1, 1);
@@ -882,13 +862,12 @@ static void weights_of_another_model_are_refused(void **state)
     free(memory);
 }
 
-static void sharded_checkpoint_is_the_same_model(void **state)
+PLAIN_TEST(sharded_checkpoint_is_the_same_model)
 {
     char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 48];
     const char escape[] = "{\"weight_map\":{\"a\":\"../model.safetensors\"}}";
     struct bench bench;
 
-    (void)state;
     open_bench(&bench, &configs[0]);
     fixture_directory_create(directory);
     fixture_write_model(directory, &configs[0], 3, 3);
@@ -907,30 +886,4 @@ static void sharded_checkpoint_is_the_same_model(void **state)
     load_fails(directory, NULL, COX_INVALID, "weight_map");
     fixture_directory_remove(directory);
     close_bench(&bench);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(s5_logits_same_bits_at_any_place_in_a_batch),
-        cmocka_unit_test(s5_logits_same_bits_for_any_prefill_chunks),
-        cmocka_unit_test(s5_logits_same_bits_for_any_pass_and_block_size),
-        cmocka_unit_test(s5_logits_same_bits_after_recomputation),
-        cmocka_unit_test(s5_logits_same_bits_for_any_number_of_ranks),
-        cmocka_unit_test(s5_logits_same_bits_with_the_weights_of_a_share_alone),
-        cmocka_unit_test(s5_weights_of_a_share_are_one_nth),
-        cmocka_unit_test(g4b_ranks_that_do_not_divide_the_slices_are_refused),
-        cmocka_unit_test(s5_sampled_tokens_repeat_in_any_batch),
-        cmocka_unit_test(block_moves_happen_before_the_rows),
-        cmocka_unit_test(step_refuses_a_bad_row_without_effect),
-        cmocka_unit_test(step_stops_between_layers_when_given_up),
-        cmocka_unit_test(step_without_rows_does_nothing),
-        cmocka_unit_test(cache_of_another_model_is_refused),
-        cmocka_unit_test(load_refuses_what_cannot_be),
-        cmocka_unit_test(load_refuses_what_changes_meanwhile),
-        cmocka_unit_test(weights_of_another_model_are_refused),
-        cmocka_unit_test(sharded_checkpoint_is_the_same_model),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

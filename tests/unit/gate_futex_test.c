@@ -81,6 +81,8 @@ static int teardown(void **state)
     return leak_teardown(state);
 }
 
+#define GATE_TEST(name) TEST_WITH(name, setup, teardown)
+
 static uint64_t patience(void)
 {
     return cox_deadline_after_ms(PATIENCE_MS);
@@ -94,11 +96,10 @@ static void sleep_for_request(void *context)
     atomic_fetch_add(&shared->events[*which], 1);
 }
 
-static void one_wakeup_releases_all_waiters(void **state)
+GATE_TEST(one_wakeup_releases_all_waiters)
 {
     pid_t pids[RANK_COUNT];
     uint32_t numbers[RANK_COUNT];
-    (void)state;
     for (uint32_t i = 0; i < RANK_COUNT; i++) {
         numbers[i] = i;
         pids[i] = child_start(sleep_for_request, &numbers[i]);
@@ -123,9 +124,8 @@ static void sleep_for_replies(void *context)
                         COX_DEADLINE_NEVER) == 0);
 }
 
-static void only_the_last_reply_wakes(void **state)
+GATE_TEST(only_the_last_reply_wakes)
 {
-    (void)state;
     for (uint32_t count = 1; count <= RANK_COUNT; count++) {
         const uint64_t sequence = 100 + count;
         cox_gate_arm(&coordinator, sequence, count);
@@ -150,9 +150,8 @@ static void only_the_last_reply_wakes(void **state)
     }
 }
 
-static void the_first_failure_wakes(void **state)
+GATE_TEST(the_first_failure_wakes)
 {
-    (void)state;
     for (uint32_t failing = 0; failing < 4; failing++) {
         const uint64_t sequence = 7 + failing;
         cox_gate_arm(&coordinator, sequence, 4);
@@ -170,9 +169,8 @@ static void the_first_failure_wakes(void **state)
     }
 }
 
-static void a_late_reply_does_not_count_for_the_next_request_of_its_frame(void **state)
+GATE_TEST(a_late_reply_does_not_count_for_the_next_request_of_its_frame)
 {
-    (void)state;
     uint32_t wakeup = shared->wake.wakeup;
     cox_gate_arm(&coordinator, 3, 2);
     cox_gate_reply(&rank, 0, 3, false);
@@ -195,10 +193,9 @@ static void a_late_reply_does_not_count_for_the_next_request_of_its_frame(void *
 }
 
 /* Whatever is written there: a reply ends, and the next request's count is its own. */
-static void p10_a_hint_of_any_bits_is_gone_with_the_next_request(void **state)
+GATE_TEST(p10_a_hint_of_any_bits_is_gone_with_the_next_request)
 {
     uint64_t random = 4711;
-    (void)state;
     for (uint32_t i = 0; i < 64 + 1000; i++) {
         const uint64_t sequence = 4 + i;
         cox_gate_arm(&coordinator, sequence, 3);
@@ -217,11 +214,10 @@ static void p10_a_hint_of_any_bits_is_gone_with_the_next_request(void **state)
     }
 }
 
-static void a_wake_up_after_the_wake_sequence_was_read_is_not_slept_through(void **state)
+GATE_TEST(a_wake_up_after_the_wake_sequence_was_read_is_not_slept_through)
 {
     static const enum cox_wakeup wakeups[] = {COX_WAKEUP_REQUEST_CONSUME,
                                               COX_WAKEUP_RESPONSE_CONSUME};
-    (void)state;
     for (size_t b = 0; b < 2; b++) {
         uint32_t wake_sequence = cox_gate_wake_sequence(&rank, wakeups[b]);
         uint64_t deadline_ns = cox_deadline_after_ms(10);
@@ -266,9 +262,8 @@ static void enter_another_time(void *context)
     child_run(wait_in_another_time, context);
 }
 
-static void b48_the_calendar_does_not_matter(void **state)
+GATE_TEST(b48_the_calendar_does_not_matter)
 {
-    (void)state;
     int status = child_status(child_start(enter_another_time, NULL));
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
         skip();
@@ -301,10 +296,9 @@ static void storm(suseconds_t period_us)
 }
 
 /* Nor moves its deadline: each signal begins it anew. */
-static void b47_a_storm_of_signals_ends_no_wait(void **state)
+GATE_TEST(b47_a_storm_of_signals_ends_no_wait)
 {
     struct sigaction action = {.sa_handler = on_tick}, before; /* no SA_RESTART */
-    (void)state;
 #ifdef SIGNALS_ARE_DEFERRED
     skip();
 #endif
@@ -335,11 +329,10 @@ static void b47_a_storm_of_signals_ends_no_wait(void **state)
 }
 
 /* A rank makes holes where the words are, at which a call of another process fails now and then. */
-static void p10_b16_a_call_that_meets_a_hole_does_not_fail_and_wakes(void **state)
+GATE_TEST(p10_b16_a_call_that_meets_a_hole_does_not_fail_and_wakes)
 {
     static const enum cox_wakeup wakeups[] = {COX_WAKEUP_REQUEST_CONSUME,
                                               COX_WAKEUP_RESPONSE_CONSUME};
-    (void)state;
     for (size_t b = 0; b < 2; b++) {
         const uint32_t wake_sequence = cox_gate_wake_sequence(&rank, wakeups[b]);
         faults = 1; /* woken, for no reason */
@@ -363,10 +356,9 @@ static void p10_b16_a_call_that_meets_a_hole_does_not_fail_and_wakes(void **stat
 }
 
 /* Otherwise the first wake, by the count, would find no sleeper while one rank sleeps, for good. */
-static void p10_a_lost_count_of_sleepers_is_not_too_low_for_ever(void **state)
+GATE_TEST(p10_a_lost_count_of_sleepers_is_not_too_low_for_ever)
 {
     uint32_t which = 0;
-    (void)state;
     pid_t pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
     assert_int_equal(shared->ranks_wakeup.asleep, 1);
@@ -394,9 +386,8 @@ static void p10_a_lost_count_of_sleepers_is_not_too_low_for_ever(void **state)
 }
 
 /* Tokens are the semaphores'. */
-static void there_is_nothing_to_take_or_to_settle(void **state)
+GATE_TEST(there_is_nothing_to_take_or_to_settle)
 {
-    (void)state;
     assert_true(cox_gate_shared(&coordinator));
     for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
         struct shared before;
@@ -415,10 +406,9 @@ static void wait_for_a_frame(void *context)
     cox_gate_wait(context, 0, COX_WAKEUP_REQUEST_PRODUCE, 0, 0);
 }
 
-static void a_sleep_that_nothing_wakes_is_a_programmer_error(void **state)
+GATE_TEST(a_sleep_that_nothing_wakes_is_a_programmer_error)
 {
     struct cox_gate error = {0};
-    (void)state;
     child_aborts(wait_for_a_frame, &coordinator);
     /* The error channel has no requests. */
     cox_gate_bind(&error, NULL, &shared->wake, DEPTH, true);
@@ -440,9 +430,8 @@ static void wake_read_only(void *context)
     cox_gate_post(&rank, 0, COX_WAKEUP_REQUEST_CONSUME);
 }
 
-static void p10_a_rank_wakes_its_threads_on_memory_it_cannot_write(void **state)
+GATE_TEST(p10_a_rank_wakes_its_threads_on_memory_it_cannot_write)
 {
-    (void)state;
     uint32_t which = 0;
     pid_t pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
@@ -520,39 +509,12 @@ static void play(uint32_t count, uint64_t round_count)
         child_join(pids[i]);
 }
 
-static void no_wake_up_is_lost_between_state_and_sleep(void **state)
+GATE_TEST(no_wake_up_is_lost_between_state_and_sleep)
 {
-    (void)state;
     play(1, ROUNDS);
 }
 
-static void replies_at_the_same_time_wake_once(void **state)
+GATE_TEST(replies_at_the_same_time_wake_once)
 {
-    (void)state;
     play(4, ROUNDS / 10);
-}
-
-#define GATE_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        GATE_TEST(one_wakeup_releases_all_waiters),
-        GATE_TEST(only_the_last_reply_wakes),
-        GATE_TEST(the_first_failure_wakes),
-        GATE_TEST(a_late_reply_does_not_count_for_the_next_request_of_its_frame),
-        GATE_TEST(p10_a_hint_of_any_bits_is_gone_with_the_next_request),
-        GATE_TEST(a_wake_up_after_the_wake_sequence_was_read_is_not_slept_through),
-        GATE_TEST(b48_the_calendar_does_not_matter),
-        GATE_TEST(b47_a_storm_of_signals_ends_no_wait),
-        GATE_TEST(p10_b16_a_call_that_meets_a_hole_does_not_fail_and_wakes),
-        GATE_TEST(there_is_nothing_to_take_or_to_settle),
-        GATE_TEST(a_sleep_that_nothing_wakes_is_a_programmer_error),
-        GATE_TEST(p10_a_lost_count_of_sleepers_is_not_too_low_for_ever),
-        GATE_TEST(p10_a_rank_wakes_its_threads_on_memory_it_cannot_write),
-        GATE_TEST(no_wake_up_is_lost_between_state_and_sleep),
-        GATE_TEST(replies_at_the_same_time_wake_once),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,9 +60,8 @@ static int count_of(enum cox_channel_id channel, enum cox_wakeup wakeup, uint32_
     return value;
 }
 
-static void produce_starts_at_depth_and_consume_at_none(void **state)
+LEAK_TEST(produce_starts_at_depth_and_consume_at_none)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 8; depth += 3)
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
             enum cox_channel_id channel = (enum cox_channel_id)c;
@@ -78,10 +77,9 @@ static void produce_starts_at_depth_and_consume_at_none(void **state)
         }
 }
 
-static void the_error_channel_has_one_pair_for_all_ranks(void **state)
+LEAK_TEST(the_error_channel_has_one_pair_for_all_ranks)
 {
     struct cox_gate gate = created(COX_CHANNEL_ERROR, 5, 4), rank4 = {0};
-    (void)state;
     assert_int_equal(shm_count("sem."), 2);
     assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_PRODUCE, 0), 1);
     assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_CONSUME, 0), 0);
@@ -94,10 +92,9 @@ static void the_error_channel_has_one_pair_for_all_ranks(void **state)
     gone(&gate, COX_CHANNEL_ERROR, 1);
 }
 
-static void each_rank_attaches_its_own_four(void **state)
+LEAK_TEST(each_rank_attaches_its_own_four)
 {
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 4, 1), ranks[4];
-    (void)state;
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_int_equal(
             cox_gate_attach_semaphores(&ranks[rank], GROUP, COX_CHANNEL_EXECUTE, rank, NULL), 0);
@@ -118,11 +115,10 @@ static void each_rank_attaches_its_own_four(void **state)
     gone(&gate, COX_CHANNEL_EXECUTE, 4);
 }
 
-static void attaching_says_which_semaphore_is_missing(void **state)
+LEAK_TEST(attaching_says_which_semaphore_is_missing)
 {
     struct cox_gate gate = created(COX_CHANNEL_LINK, 2, 1), rank = {0};
     char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
-    (void)state;
     for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
         struct cox_error err = {0};
         cox_name_wakeup(object, GROUP, COX_CHANNEL_LINK, (enum cox_wakeup)b, 1);
@@ -147,14 +143,13 @@ static void attaching_says_which_semaphore_is_missing(void **state)
     gone(&gate, COX_CHANNEL_LINK, 2);
 }
 
-static void a_name_in_the_way_leaves_only_itself(void **state)
+LEAK_TEST(a_name_in_the_way_leaves_only_itself)
 {
     struct cox_geometry geometry = geometry_of(3, 2);
     struct cox_gate gate = {0};
     struct cox_error err = {0};
     struct cox_semaphore stale = {0};
     char object[COX_OBJECT_NAME_SIZE];
-    (void)state;
     cox_name_wakeup(object, GROUP, COX_CHANNEL_TRANSFER, COX_WAKEUP_RESPONSE_PRODUCE, 1);
     assert_int_equal(cox_semaphore_create(&stale, object, 5, NULL), 0);
     assert_int_equal(
@@ -167,10 +162,9 @@ static void a_name_in_the_way_leaves_only_itself(void **state)
     unlink_wakeups(COX_CHANNEL_TRANSFER, 3);
 }
 
-static void b49_a_gate_works_on_without_its_names(void **state)
+LEAK_TEST(b49_a_gate_works_on_without_its_names)
 {
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 2, 1), rank = {0};
-    (void)state;
     assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_EXECUTE, 1, NULL), 0);
     unlink_wakeups(COX_CHANNEL_EXECUTE, 2);
     assert_int_equal(shm_count(NULL), 0);
@@ -188,10 +182,9 @@ static void b49_a_gate_works_on_without_its_names(void **state)
     cox_gate_close(&gate);
 }
 
-static void waiting_ends_by_its_deadline(void **state)
+LEAK_TEST(waiting_ends_by_its_deadline)
 {
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
-    (void)state;
     uint64_t deadline = cox_deadline_after_ms(10);
     assert_int_equal(cox_gate_wait(&gate, 0, COX_WAKEUP_REQUEST_CONSUME, 0, deadline), COX_TIMEOUT);
     assert_true(cox_now_ns() >= deadline);
@@ -212,13 +205,12 @@ static int wakeup_count(const struct cox_semaphore *wakeup)
 
 /* A waiter that slept absorbs without a token, one that did not sleep takes one, and one that was
  * faster than the post takes it later. */
-static void settling_matches_every_token_once(void **state)
+LEAK_TEST(settling_matches_every_token_once)
 {
     enum cox_wakeup b = COX_WAKEUP_RESPONSE_CONSUME;
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
     struct cox_semaphore wakeup = {0};
     char object[COX_OBJECT_NAME_SIZE];
-    (void)state;
     assert_int_equal(cox_semaphore_attach(
                          &wakeup, cox_name_wakeup(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL),
                      0);
@@ -263,11 +255,10 @@ static void settling_matches_every_token_once(void **state)
 /* Events happen, are posted a little later, and are absorbed once seen; waits come at any time.
  * However these mix: right after an absorb no token is left beyond those of events that are posted
  * and not absorbed, and a waiter that is owed nothing finds a token for the next event. */
-static void counts_do_not_drift_over_any_interleaving(void **state)
+LEAK_TEST(counts_do_not_drift_over_any_interleaving)
 {
     enum cox_wakeup b = COX_WAKEUP_RESPONSE_CONSUME;
     char object[COX_OBJECT_NAME_SIZE];
-    (void)state;
     for (uint64_t seed = 1; seed <= 8; seed++) {
         struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
         struct cox_semaphore wakeup = {0};
@@ -331,13 +322,12 @@ static void *play_rank(void *context)
 }
 
 /* The collector's loop: look at the events, sleep only when it shows nothing new. */
-static void no_wake_up_is_lost_between_state_and_sleep(void **state)
+LEAK_TEST(no_wake_up_is_lost_between_state_and_sleep)
 {
     struct duet duet = {.coordinator = created(COX_CHANNEL_EXECUTE, 1, 1), .rounds = 20000};
     uint64_t seen = 0;
     pthread_t thread;
     void *result;
-    (void)state;
     assert_int_equal(cox_gate_attach_semaphores(&duet.rank, GROUP, COX_CHANNEL_EXECUTE, 0, NULL),
                      0);
     assert_int_equal(pthread_create(&thread, NULL, play_rank, &duet), 0);
@@ -364,30 +354,10 @@ static void post_to_a_stranger(void *context)
     cox_gate_post(gate, 2, COX_WAKEUP_REQUEST_CONSUME);
 }
 
-static void a_rank_without_wakeups_is_a_programmer_error(void **state)
+LEAK_TEST(a_rank_without_wakeups_is_a_programmer_error)
 {
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 2, 1);
-    (void)state;
     child_aborts(post_to_a_stranger, &gate);
     gone(&gate, COX_CHANNEL_EXECUTE, 2);
     child_aborts(post_to_a_stranger, &gate); /* closed: it has none */
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(produce_starts_at_depth_and_consume_at_none),
-        LEAK_TEST(the_error_channel_has_one_pair_for_all_ranks),
-        LEAK_TEST(each_rank_attaches_its_own_four),
-        LEAK_TEST(attaching_says_which_semaphore_is_missing),
-        LEAK_TEST(a_name_in_the_way_leaves_only_itself),
-        LEAK_TEST(b49_a_gate_works_on_without_its_names),
-        LEAK_TEST(waiting_ends_by_its_deadline),
-        LEAK_TEST(settling_matches_every_token_once),
-        LEAK_TEST(counts_do_not_drift_over_any_interleaving),
-        LEAK_TEST(no_wake_up_is_lost_between_state_and_sleep),
-        LEAK_TEST(a_rank_without_wakeups_is_a_programmer_error),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

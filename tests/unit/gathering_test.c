@@ -1,26 +1,22 @@
 /* Replies in blocks, as they are taken. */
 #include <inttypes.h>
 #include <malloc.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include <fcntl.h>
 
 #include "channel/memory/reply_memory.h"
 #include "coordinator/collector/gathering.h"
+#include "tests/lib/test.h"
 
 /* A block without a page costs the rank that claims it nothing; copying it would take all memory.
  */
-static void m4_b33_an_reply_larger_than_what_is_free_is_refused(void **state)
+PLAIN_TEST(m4_b33_an_reply_larger_than_what_is_free_is_refused)
 {
-    (void)state;
     struct sysinfo info;
     assert_int_equal(sysinfo(&info), 0);
     const uint64_t size = (((uint64_t)info.totalram + info.totalswap) * info.mem_unit | 0xffff) + 1;
@@ -55,9 +51,8 @@ static size_t bytes_in_use(void)
 }
 
 /* While the process has a group. */
-static void m3_the_memory_of_a_reply_is_used_again(void **state)
+PLAIN_TEST(m3_the_memory_of_a_reply_is_used_again)
 {
-    (void)state;
     enum { COUNT = COX_REPLY_MEMORY_COUNT + 1 };
     const size_t size = (size_t)3 << 20;
     uint8_t *blocks[COUNT], *first = NULL;
@@ -89,13 +84,4 @@ static void m3_the_memory_of_a_reply_is_used_again(void **state)
     cox_reply_memory_free(larger);
     cox_reply_memory_free(NULL);
     assert_true(bytes_in_use() < used + size); /* nothing is kept without a group */
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m3_the_memory_of_a_reply_is_used_again),
-        cmocka_unit_test(m4_b33_an_reply_larger_than_what_is_free_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

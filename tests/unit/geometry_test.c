@@ -63,9 +63,8 @@ static void check_frames_and_slots(const struct cox_geometry *g)
     }
 }
 
-static void defaults_fit_for_any_number_of_ranks_and_any_depth(void **state)
+LEAK_TEST(defaults_fit_for_any_number_of_ranks_and_any_depth)
 {
-    (void)state;
     for (uint32_t ranks = 1; ranks <= COX_RANK_COUNT_MAX; ranks++)
         for (uint32_t depth = 0; depth <= COX_DEPTH_MAX; depth++) {
             const struct cox_geometry_choice choice = {.depth = depth};
@@ -78,11 +77,10 @@ static void defaults_fit_for_any_number_of_ranks_and_any_depth(void **state)
         }
 }
 
-static void chosen_sizes_fit_whatever_they_are(void **state)
+LEAK_TEST(chosen_sizes_fit_whatever_they_are)
 {
     uint64_t random = 42;
     unsigned accepted = 0;
-    (void)state;
     for (int i = 0; i < 20000; i++) {
         struct cox_geometry_choice choice = {.depth = (uint32_t)(random_next(&random) % 9)};
         uint32_t ranks = (uint32_t)(random_next(&random) % COX_RANK_COUNT_MAX) + 1;
@@ -101,10 +99,9 @@ static void chosen_sizes_fit_whatever_they_are(void **state)
     assert_true(accepted > 20);
 }
 
-static void p6_the_default_for_8_ranks_is_within_16_mib(void **state)
+LEAK_TEST(p6_the_default_for_8_ranks_is_within_16_mib)
 {
     struct cox_geometry g = resolved(8, NULL);
-    (void)state;
     uint64_t regions = 0;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         regions += g.channels[c].request_size + g.channels[c].response_size;
@@ -120,7 +117,7 @@ static void p6_the_default_for_8_ranks_is_within_16_mib(void **state)
                 16 * MIB);
 }
 
-static void legacy_sizes_are_the_contract_s(void **state)
+LEAK_TEST(legacy_sizes_are_the_contract_s)
 {
     static const struct cox_layout_channel expected[COX_CHANNEL_COUNT] = {
         {256 * MIB, 32 * MIB, 256 * MIB, 512 << 10}, /* execute */
@@ -130,7 +127,6 @@ static void legacy_sizes_are_the_contract_s(void **state)
         {0, 1024, 0, 1024},                          /* execute_error */
     };
     const struct cox_geometry_choice choice = {.mode = &cox_attach_legacy};
-    (void)state;
     for (uint32_t ranks = 1; ranks <= 16; ranks++) {
         struct cox_geometry g = resolved(ranks, &choice);
         assert_memory_equal(g.channels, expected, sizeof expected);
@@ -146,10 +142,9 @@ static void legacy_sizes_are_the_contract_s(void **state)
     }
 }
 
-static void m4_17_legacy_ranks_are_refused_with_the_numbers(void **state)
+LEAK_TEST(m4_17_legacy_ranks_are_refused_with_the_numbers)
 {
     struct cox_geometry_choice choice = {.mode = &cox_attach_legacy};
-    (void)state;
     refused(17, &choice, "recover_command: a response region of 8388608 bytes",
             "holds 16 slots of 524288 bytes, 17 ranks");
     choice.response_size[COX_CHANNEL_RECOVER] = 17 * 524288;
@@ -158,20 +153,18 @@ static void m4_17_legacy_ranks_are_refused_with_the_numbers(void **state)
     refused(17, &choice, "holds 16 slots", "17 ranks");
 }
 
-static void legacy_means_depth_1(void **state)
+LEAK_TEST(legacy_means_depth_1)
 {
     struct cox_geometry_choice choice = {.mode = &cox_attach_legacy, .depth = 1};
-    (void)state;
     resolved(2, &choice);
     choice.depth = 2;
     refused(2, &choice, "depth 2", "legacy");
 }
 
-static void ranks_and_depth_have_bounds(void **state)
+LEAK_TEST(ranks_and_depth_have_bounds)
 {
     const struct cox_geometry_choice none = {0}, over = {.depth = 33},
                                      absurd = {.depth = UINT32_MAX};
-    (void)state;
     refused(0, &none, "0 ranks", "1 to 128");
     refused(129, &none, "129 ranks", "1 to 128");
     refused(UINT32_MAX, &none, "4294967295 ranks", "1 to 128");
@@ -179,12 +172,11 @@ static void ranks_and_depth_have_bounds(void **state)
     refused(8, &absurd, "depth 4294967295", "1 to 32");
 }
 
-static void tiny_and_absurd_sizes_are_refused_with_the_numbers(void **state)
+LEAK_TEST(tiny_and_absurd_sizes_are_refused_with_the_numbers)
 {
     static const uint64_t tiny[] = {1, 3, 4, 5, 63, 64, 255};
     static const uint64_t absurd[] = {(UINT64_C(1) << 40) + 1, INT64_MAX, UINT64_MAX - 63,
                                       UINT64_MAX};
-    (void)state;
     for (int legacy = 0; legacy < 2; legacy++)
         for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
             const char *name = cox_channel_name((enum cox_channel_id)c);
@@ -208,9 +200,8 @@ static void tiny_and_absurd_sizes_are_refused_with_the_numbers(void **state)
         }
 }
 
-static void the_smallest_sizes_that_work_are_256_bytes_each(void **state)
+LEAK_TEST(the_smallest_sizes_that_work_are_256_bytes_each)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 8; depth++) {
         struct cox_geometry_choice choice = {.depth = depth};
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
@@ -227,19 +218,17 @@ static void the_smallest_sizes_that_work_are_256_bytes_each(void **state)
     }
 }
 
-static void the_error_channel_has_no_requests(void **state)
+LEAK_TEST(the_error_channel_has_no_requests)
 {
     const struct cox_geometry_choice choice = {.request_size[COX_CHANNEL_ERROR] = 4096};
-    (void)state;
     refused(1, &choice, "execute_error", "4096");
 }
 
 /* What came from another process and could not have been resolved is corrupt. */
-static void verify_takes_nothing_that_resolve_does_not_give(void **state)
+LEAK_TEST(verify_takes_nothing_that_resolve_does_not_give)
 {
     struct cox_geometry good = resolved(3, NULL), g;
     struct cox_error err = {0};
-    (void)state;
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         for (int64_t by = -64; by <= 64; by += 32) {
             if (by == 0)
@@ -276,7 +265,7 @@ static void verify_takes_nothing_that_resolve_does_not_give(void **state)
 
 /* ---- names ---- */
 
-static void names_are_the_contract_s(void **state)
+LEAK_TEST(names_are_the_contract_s)
 {
     static const char *const regions[COX_CHANNEL_COUNT][2] = {
         {"/4242_7_execute_request", "/4242_7_execute_response"},
@@ -298,7 +287,6 @@ static void names_are_the_contract_s(void **state)
          "/4242_7_recover_command_response_consume_0"},
     };
     char buffer[COX_OBJECT_NAME_SIZE];
-    (void)state;
     assert_string_equal(cox_name_control(buffer, "4242_7"), "/4242_7_control");
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
@@ -321,12 +309,11 @@ static void names_are_the_contract_s(void **state)
         "/4242_7_execute_error_response_consume_0");
 }
 
-static void m7_names_with_a_serial_report_group_and_serial(void **state)
+LEAK_TEST(m7_names_with_a_serial_report_group_and_serial)
 {
     struct cox_geometry geometry = {.serial = 0};
     char objects[COX_NAME_SIZE_MAX + 1], name[COX_NAME_SIZE_MAX + 1];
     uint32_t serial = 7;
-    (void)state;
     assert_string_equal(cox_name_objects(objects, "mine", &geometry), "mine");
     assert_null(cox_name_of_objects(name, objects, &serial));
     geometry.serial = 0xc0ffee;
@@ -349,10 +336,9 @@ static void m7_names_with_a_serial_report_group_and_serial(void **state)
     assert_string_equal(cox_name_of_objects(name, objects, &serial), longest);
 }
 
-static void the_longest_name_fits_everywhere(void **state)
+LEAK_TEST(the_longest_name_fits_everywhere)
 {
     char name[COX_NAME_SIZE_MAX + 1], buffer[COX_OBJECT_NAME_SIZE];
-    (void)state;
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = '\0';
     assert_int_equal(cox_name_check(name, NULL), 0);
@@ -364,7 +350,7 @@ static void the_longest_name_fits_everywhere(void **state)
         }
 }
 
-static void m16_names_are_checked(void **state)
+LEAK_TEST(m16_names_are_checked)
 {
     static const struct {
         const char *name;
@@ -383,7 +369,6 @@ static void m16_names_are_checked(void **state)
     static const char *const good[] = {"a", "A.b_c-9", "4242_7", "-", "_", "a.", "0"};
     char name[COX_NAME_SIZE_MAX + 2];
     struct cox_error err = {0};
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         err = (struct cox_error){0};
         assert_int_equal(cox_name_check(bad[i].name, &err), COX_INVALID);
@@ -403,27 +388,4 @@ static void m16_names_are_checked(void **state)
     err = (struct cox_error){0};
     assert_int_equal(cox_name_check(name, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "129 characters: at most 128"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(defaults_fit_for_any_number_of_ranks_and_any_depth),
-        LEAK_TEST(chosen_sizes_fit_whatever_they_are),
-        LEAK_TEST(p6_the_default_for_8_ranks_is_within_16_mib),
-        LEAK_TEST(legacy_sizes_are_the_contract_s),
-        LEAK_TEST(m4_17_legacy_ranks_are_refused_with_the_numbers),
-        LEAK_TEST(legacy_means_depth_1),
-        LEAK_TEST(ranks_and_depth_have_bounds),
-        LEAK_TEST(tiny_and_absurd_sizes_are_refused_with_the_numbers),
-        LEAK_TEST(the_smallest_sizes_that_work_are_256_bytes_each),
-        LEAK_TEST(the_error_channel_has_no_requests),
-        LEAK_TEST(verify_takes_nothing_that_resolve_does_not_give),
-        LEAK_TEST(names_are_the_contract_s),
-        LEAK_TEST(the_longest_name_fits_everywhere),
-        LEAK_TEST(m7_names_with_a_serial_report_group_and_serial),
-        LEAK_TEST(m16_names_are_checked),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

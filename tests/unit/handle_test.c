@@ -39,6 +39,8 @@ static int teardown(void **state)
     return leak_teardown(state);
 }
 
+#define HANDLE_TEST(name) TEST_WITH(name, setup, teardown)
+
 static struct cox_handle export_object(int fd, uint64_t offset, uint64_t size)
 {
     struct cox_handle handle;
@@ -78,9 +80,8 @@ static void refused(const struct cox_handle *handle, int code, const char *word)
 
 /* ---- bytes ---- */
 
-static void l2_the_checksum_is_crc32c(void **state)
+HANDLE_TEST(l2_the_checksum_is_crc32c)
 {
-    (void)state;
     uint8_t bytes[32];
     assert_true(cox_handle_crc("123456789", 9) == 0xe3069283u);
     assert_true(cox_handle_crc("", 0) == 0);
@@ -101,12 +102,11 @@ static uint64_t number(const struct cox_handle *handle, size_t offset, size_t si
     return value;
 }
 
-static void l1_l2_a_handle_has_these_64_bytes(void **state)
+HANDLE_TEST(l1_l2_a_handle_has_these_64_bytes)
 {
     struct stat st;
     struct cox_peer self = COX_PEER_NONE;
     struct cox_handle_info info;
-    (void)state;
     int fd = object_new(SIZE, 1);
     struct cox_handle handle = export_object(fd, 5000, 300);
     assert_int_equal(sizeof handle, 64);
@@ -135,9 +135,8 @@ static void l1_l2_a_handle_has_these_64_bytes(void **state)
     close(fd);
 }
 
-static void l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory(void **state)
+HANDLE_TEST(l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory)
 {
-    (void)state;
     int fd = object_new(SIZE, 2);
     const struct cox_handle handle = export_object(fd, 0, 0);
     close(fd);
@@ -179,9 +178,8 @@ static void l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory(void
     munmap(shared, sizeof *shared);
 }
 
-static void l19_every_flipped_bit_is_refused(void **state)
+HANDLE_TEST(l19_every_flipped_bit_is_refused)
 {
-    (void)state;
     int fd = object_new(SIZE, 3);
     const struct cox_handle handle = export_object(fd, 100, 1000);
     close(fd);
@@ -206,10 +204,9 @@ static void l19_every_flipped_bit_is_refused(void **state)
     }
 }
 
-static void l19_garbage_and_truncated_bytes_are_refused(void **state)
+HANDLE_TEST(l19_garbage_and_truncated_bytes_are_refused)
 {
     uint64_t random = 88172645463325252u;
-    (void)state;
     int fd = object_new(SIZE, 4);
     const struct cox_handle handle = export_object(fd, 0, 0);
     close(fd);
@@ -232,9 +229,8 @@ static void l19_garbage_and_truncated_bytes_are_refused(void **state)
     }
 }
 
-static void l19_b25_no_field_leads_to_another_object_though_the_crc_is_right(void **state)
+HANDLE_TEST(l19_b25_no_field_leads_to_another_object_though_the_crc_is_right)
 {
-    (void)state;
     int fd = object_new(SIZE, 5), other = object_new(SIZE, 6), pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     const struct cox_handle handle = export_object(fd, 100, 1000);
@@ -301,10 +297,9 @@ static void l19_b25_no_field_leads_to_another_object_though_the_crc_is_right(voi
     close(pair[1]);
 }
 
-static void l20_b30_legacy_bytes_are_no_handle(void **state)
+HANDLE_TEST(l20_b30_legacy_bytes_are_no_handle)
 {
     struct cox_handle legacy;
-    (void)state;
     /* An opaque device handle of 64 bytes, as others put into the same kind of field; and zeros, as
      * of a field that announces an fd in the message. */
     for (size_t i = 0; i < sizeof legacy.bytes; i++)
@@ -318,9 +313,8 @@ static void l20_b30_legacy_bytes_are_no_handle(void **state)
 
 /* ---- opening in the same process ---- */
 
-static void l4_b15_it_opens_in_the_same_process(void **state)
+HANDLE_TEST(l4_b15_it_opens_in_the_same_process)
 {
-    (void)state;
     int fd = object_new(SIZE, 7), opened = -1;
     struct cox_handle handle = export_object(fd, 0, 0);
     struct stat one, two;
@@ -351,9 +345,8 @@ static void without_standard_fds(void *context)
     cox_importer_free(importer);
 }
 
-static void b15_opened_fds_keep_off_the_standard_ones(void **state)
+HANDLE_TEST(b15_opened_fds_keep_off_the_standard_ones)
 {
-    (void)state;
     if (!test_can_take_fds())
         skip();
     int fd = object_new(SIZE, 7);
@@ -362,12 +355,11 @@ static void b15_opened_fds_keep_off_the_standard_ones(void **state)
     close(fd);
 }
 
-static void l1_l18_every_kind_of_fd_becomes_a_handle_and_back(void **state)
+HANDLE_TEST(l1_l18_every_kind_of_fd_becomes_a_handle_and_back)
 {
     char path[] = "/tmp/cox_handle_XXXXXX", byte = 'x';
     int pair[2], ends[2], fd = -1;
     uint64_t count = 0;
-    (void)state;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     int event = eventfd(0, EFD_CLOEXEC);
@@ -412,9 +404,8 @@ static void l1_l18_every_kind_of_fd_becomes_a_handle_and_back(void **state)
         close(all[i]);
 }
 
-static void l10_b25_a_number_that_means_another_object_by_now_is_refused(void **state)
+HANDLE_TEST(l10_b25_a_number_that_means_another_object_by_now_is_refused)
 {
-    (void)state;
     int fd = object_new(SIZE, 8), other = object_new(SIZE, 9);
     struct cox_handle handle = export_object(fd, 0, 0);
     int number_of = (int)number(&handle, FD, 4);
@@ -428,9 +419,8 @@ static void l10_b25_a_number_that_means_another_object_by_now_is_refused(void **
     close(other);
 }
 
-static void l10_numbers_of_what_was_put_are_not_given_again_soon(void **state)
+HANDLE_TEST(l10_numbers_of_what_was_put_are_not_given_again_soon)
 {
-    (void)state;
     struct cox_handle last = {{0}};
     int event = eventfd(0, EFD_CLOEXEC);
     for (int i = 0; i < 500; i++) {
@@ -447,9 +437,8 @@ static void l10_numbers_of_what_was_put_are_not_given_again_soon(void **state)
 
 /* ---- the exporter ---- */
 
-static void l15_it_is_open_until_the_last_put(void **state)
+HANDLE_TEST(l15_it_is_open_until_the_last_put)
 {
-    (void)state;
     int fd = object_new(SIZE, 10), kept = -1;
     struct cox_handle handle = export_object(fd, 0, 0), stranger = handle;
     close(fd);
@@ -471,9 +460,8 @@ static void l15_it_is_open_until_the_last_put(void **state)
     close(kept);
 }
 
-static void l15_one_fd_exported_twice_is_two_handles(void **state)
+HANDLE_TEST(l15_one_fd_exported_twice_is_two_handles)
 {
-    (void)state;
     int fd = object_new(SIZE, 11);
     struct cox_handle one = export_object(fd, 0, 0), two = export_object(fd, 0, 0);
     close(fd);
@@ -483,12 +471,11 @@ static void l15_one_fd_exported_twice_is_two_handles(void **state)
     opens(&two, 11);
 }
 
-static void l1_what_cannot_be_exported_is_refused(void **state)
+HANDLE_TEST(l1_what_cannot_be_exported_is_refused)
 {
     struct cox_handle handle, before;
     struct cox_error err;
     int pair[2];
-    (void)state;
     memset(&handle, 0x5a, sizeof handle);
     before = handle;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
@@ -541,9 +528,8 @@ static void free_in_child(void *context)
         CHECK(open_plain(handle, &fd, NULL) == 0); /* of its parent */
 }
 
-static void l15_the_child_of_a_fork_does_not_put(void **state)
+HANDLE_TEST(l15_the_child_of_a_fork_does_not_put)
 {
-    (void)state;
     int fd = object_new(SIZE, 13);
     struct cox_handle handle = export_object(fd, 0, 0);
     child_run(free_in_child, &handle);
@@ -555,11 +541,10 @@ static void l15_the_child_of_a_fork_does_not_put(void **state)
 
 /* ---- the importer ---- */
 
-static void l17_the_same_bytes_and_flags_are_open_once(void **state)
+HANDLE_TEST(l17_the_same_bytes_and_flags_are_open_once)
 {
     struct cox_importer *importer;
     const struct cox_import *one, *two, *three, *none = NULL;
-    (void)state;
     int fd = object_new(SIZE, 14);
     struct cox_handle handle = export_object(fd, 0, 0);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
@@ -587,11 +572,10 @@ static void l17_the_same_bytes_and_flags_are_open_once(void **state)
     close(fd);
 }
 
-static void l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cache(void **state)
+HANDLE_TEST(l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cache)
 {
     struct cox_importer *importer;
     const struct cox_import *import, *other = NULL;
-    (void)state;
     int fd = object_new(SIZE, 15);
     const struct cox_handle handle = export_object(fd, 0, 1000);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
@@ -634,11 +618,10 @@ static void l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cac
     close(fd);
 }
 
-static void l21_an_offset_survives(void **state)
+HANDLE_TEST(l21_an_offset_survives)
 {
     static const uint64_t offsets[] = {1, 4095, 4096, 4097, 12345, SIZE - 1};
     struct cox_importer *importer;
-    (void)state;
     int fd = object_new(SIZE, 16);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
     for (size_t i = 0; i < sizeof offsets / sizeof offsets[0]; i++) {
@@ -655,14 +638,13 @@ static void l21_an_offset_survives(void **state)
     close(fd);
 }
 
-static void l3_a_mapping_is_for_what_was_asked_and_allowed(void **state)
+HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed)
 {
     struct cox_importer *importer;
     const struct cox_import *import = NULL;
     struct cox_error err = {0};
     char path[64];
     int pair[2];
-    (void)state;
     int fd = object_new(SIZE, 17);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     int read_only = open(path, O_RDONLY | O_CLOEXEC);
@@ -718,9 +700,8 @@ static int map_count(const char *name)
 }
 
 /* A part of a huge page that begins anywhere; munmap would refuse to take it away alone. */
-static void l21_b29_parts_of_huge_pages_are_mapped_and_unmapped(void **state)
+HANDLE_TEST(l21_b29_parts_of_huge_pages_are_mapped_and_unmapped)
 {
-    (void)state;
     const size_t huge = 2 << 20;
     struct cox_importer *importer;
     const struct cox_import *import;
@@ -746,11 +727,10 @@ static void l21_b29_parts_of_huge_pages_are_mapped_and_unmapped(void **state)
     close(fd);
 }
 
-static void l15_free_closes_what_is_still_open(void **state)
+HANDLE_TEST(l15_free_closes_what_is_still_open)
 {
     struct cox_importer *importer;
     const struct cox_import *import;
-    (void)state;
     int fd = object_new(SIZE, 18);
     struct cox_handle handle = export_object(fd, 0, 0);
     assert_int_equal(cox_importer_new(NULL, &importer, NULL), 0);
@@ -794,11 +774,10 @@ static void *churn(void *context)
     return NULL;
 }
 
-static void l15_any_threads_may_use_them_at_once(void **state)
+HANDLE_TEST(l15_any_threads_may_use_them_at_once)
 {
     pthread_t threads[THREAD_COUNT];
     unsigned failures[THREAD_COUNT] = {0};
-    (void)state;
     shared_fd = object_new(SIZE, 19);
     shared_handle = export_object(shared_fd, 0, 0);
     assert_int_equal(cox_importer_new(NULL, &shared_importer, NULL), 0);
@@ -844,9 +823,8 @@ static void own_exporter(void *context)
     many_pairs(NULL);
 }
 
-static void l15_b29_no_fd_more_after_100000_pairs_in_one_process(void **state)
+HANDLE_TEST(l15_b29_no_fd_more_after_100000_pairs_in_one_process)
 {
-    (void)state;
     child_run(own_exporter, NULL);
     if (test_can_switch_user())
         child_run(own_exporter, exporter);
@@ -872,9 +850,8 @@ static void limit_is_met(void *context)
     CHECK(fd_count() == fds);
 }
 
-static void l15_a_low_limit_of_fds_is_used_to_its_end(void **state)
+HANDLE_TEST(l15_a_low_limit_of_fds_is_used_to_its_end)
 {
-    (void)state;
     child_run(limit_is_met, NULL);
 }
 
@@ -911,9 +888,8 @@ static void asks_nobody(void *context)
     cox_importer_open(importer, test->handle, COX_IMPORT_FD, &import, NULL);
 }
 
-static void l7_an_unreachable_handle_is_refused_before_any_call_on_the_pid(void **state)
+HANDLE_TEST(l7_an_unreachable_handle_is_refused_before_any_call_on_the_pid)
 {
-    (void)state;
     if (!filters_possible())
         skip();
     int fd = object_new(SIZE, 22);
@@ -950,9 +926,8 @@ static void lets_nobody_trace(void *context)
         cox_ptrace_policy_set(COX_PTRACE_ANY, 0); /* dies of it */
 }
 
-static void l14_b26_no_process_may_trace_unless_asked(void **state)
+HANDLE_TEST(l14_b26_no_process_may_trace_unless_asked)
 {
-    (void)state;
     if (!filters_possible())
         skip();
     child_run(lets_nobody_trace, NULL);
@@ -987,9 +962,8 @@ static void sets_policy_as_asked(void *context)
     CHECK(cox_ptrace_policy_set(COX_PTRACE_NONE, 4711) == 0);
 }
 
-static void l14_the_ptrace_policy_is_set_as_asked(void **state)
+HANDLE_TEST(l14_the_ptrace_policy_is_set_as_asked)
 {
-    (void)state;
     if (!filters_possible())
         skip();
     child_run(sets_policy_as_asked, NULL);
@@ -1009,9 +983,8 @@ static void sets_policy_here(void *context)
     cox_exporter_free(own);
 }
 
-static void l14_without_yama_no_ptrace_policy_is_needed(void **state)
+HANDLE_TEST(l14_without_yama_no_ptrace_policy_is_needed)
 {
-    (void)state;
     child_run(sets_policy_here, NULL);
 }
 
@@ -1026,10 +999,9 @@ static void query_denied(void *context)
     CHECK(!ways.control_socket && ways.socket_error != 0 && !ways.dumpable);
 }
 
-static void l13_query_returns_the_ways_that_work_here(void **state)
+HANDLE_TEST(l13_query_returns_the_ways_that_work_here)
 {
     struct cox_handle_probe ways = {.control_socket = true};
-    (void)state;
     assert_int_equal(cox_handle_query(NULL, 0, &ways), 0);
     assert_true(ways.pidfd_getfd == (ways.pidfd_error == 0));
     assert_true(ways.pidfd_getfd || ways.pidfd_error == -EPERM || ways.pidfd_error == -ENOSYS);
@@ -1056,49 +1028,7 @@ static void query_quietly(void *context)
     CHECK(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD);
 }
 
-static void l13_the_host_hears_nothing_of_the_child_that_query_makes(void **state)
+HANDLE_TEST(l13_the_host_hears_nothing_of_the_child_that_query_makes)
 {
-    (void)state;
     child_run(query_quietly, NULL);
-}
-
-#define HANDLE_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        HANDLE_TEST(l2_the_checksum_is_crc32c),
-        HANDLE_TEST(l1_l2_a_handle_has_these_64_bytes),
-        HANDLE_TEST(l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory),
-        HANDLE_TEST(l19_every_flipped_bit_is_refused),
-        HANDLE_TEST(l19_garbage_and_truncated_bytes_are_refused),
-        HANDLE_TEST(l19_b25_no_field_leads_to_another_object_though_the_crc_is_right),
-        HANDLE_TEST(l20_b30_legacy_bytes_are_no_handle),
-        HANDLE_TEST(l4_b15_it_opens_in_the_same_process),
-        HANDLE_TEST(b15_opened_fds_keep_off_the_standard_ones),
-        HANDLE_TEST(l1_l18_every_kind_of_fd_becomes_a_handle_and_back),
-        HANDLE_TEST(l10_b25_a_number_that_means_another_object_by_now_is_refused),
-        HANDLE_TEST(l10_numbers_of_what_was_put_are_not_given_again_soon),
-        HANDLE_TEST(l15_it_is_open_until_the_last_put),
-        HANDLE_TEST(l15_one_fd_exported_twice_is_two_handles),
-        HANDLE_TEST(l1_what_cannot_be_exported_is_refused),
-        HANDLE_TEST(l15_the_child_of_a_fork_does_not_put),
-        HANDLE_TEST(l17_the_same_bytes_and_flags_are_open_once),
-        HANDLE_TEST(l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cache),
-        HANDLE_TEST(l21_an_offset_survives),
-        HANDLE_TEST(l3_a_mapping_is_for_what_was_asked_and_allowed),
-        HANDLE_TEST(l21_b29_parts_of_huge_pages_are_mapped_and_unmapped),
-        HANDLE_TEST(l15_free_closes_what_is_still_open),
-        HANDLE_TEST(l15_any_threads_may_use_them_at_once),
-        HANDLE_TEST(l15_b29_no_fd_more_after_100000_pairs_in_one_process),
-        HANDLE_TEST(l15_a_low_limit_of_fds_is_used_to_its_end),
-        HANDLE_TEST(l7_an_unreachable_handle_is_refused_before_any_call_on_the_pid),
-        HANDLE_TEST(l14_b26_no_process_may_trace_unless_asked),
-        HANDLE_TEST(l14_the_ptrace_policy_is_set_as_asked),
-        HANDLE_TEST(l14_without_yama_no_ptrace_policy_is_needed),
-        HANDLE_TEST(l13_query_returns_the_ways_that_work_here),
-        HANDLE_TEST(l13_the_host_hears_nothing_of_the_child_that_query_makes),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,9 +23,8 @@ static int parse(const uint8_t *frame, struct cox_hello *hello, const char *text
     return r;
 }
 
-static void a3_b22_the_frame_has_its_bytes_where_the_header_says(void **state)
+LEAK_TEST(a3_b22_the_frame_has_its_bytes_where_the_header_says)
 {
-    (void)state;
     uint8_t frame[COX_HELLO_SIZE], expected[COX_HELLO_SIZE] = {0};
     const uint8_t head[64] = {
         1,    0,    0,    0,    0,    0, 0, 0, 1,    0,    0,    0,    2,    0,    0,    0,
@@ -46,9 +45,8 @@ static void a3_b22_the_frame_has_its_bytes_where_the_header_says(void **state)
     assert_memory_equal(again, expected, sizeof again);
 }
 
-static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
+LEAK_TEST(a3_what_is_a_workers_is_not_sent_for_others)
 {
-    (void)state;
     for (int role = COX_HELLO_COMMAND; role <= COX_HELLO_FD_STORE; role++) {
         struct cox_hello hello = worker, read;
         uint8_t frame[COX_HELLO_SIZE];
@@ -68,9 +66,8 @@ static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
     }
 }
 
-static void a4_another_version_gets_both_numbers(void **state)
+LEAK_TEST(a4_another_version_gets_both_numbers)
 {
-    (void)state;
     struct cox_hello hello = worker, read;
     uint8_t frame[COX_HELLO_SIZE];
     const uint64_t versions[] = {2, 4711, UINT64_MAX};
@@ -98,9 +95,8 @@ static int altered(size_t at, size_t size, uint64_t value, struct cox_hello *rea
     return parse(frame, read, text);
 }
 
-static void a5_a6_counts_that_cannot_be_are_refused_by_number(void **state)
+LEAK_TEST(a5_a6_counts_that_cannot_be_are_refused_by_number)
 {
-    (void)state;
     struct cox_hello read;
     assert_int_equal(altered(24, 4, 129, &read, "world size; count=129: expected 1 to 128"),
                      COX_INVALID);
@@ -121,9 +117,8 @@ static void a5_a6_counts_that_cannot_be_are_refused_by_number(void **state)
     assert_int_equal(altered(8, 4, 4, &read, "role; role=4"), COX_INVALID);
 }
 
-static void a7_sizes_have_to_be_sizes(void **state)
+LEAK_TEST(a7_sizes_have_to_be_sizes)
 {
-    (void)state;
     struct cox_hello read;
     uint64_t most = SIZE_MAX / 2;
     for (size_t at = 40; at <= 48; at += 8) {
@@ -134,9 +129,8 @@ static void a7_sizes_have_to_be_sizes(void **state)
     assert_int_equal(altered(48, 8, UINT64_MAX, &read, "response size"), COX_INVALID);
 }
 
-static void a8_flags_and_reserved_bytes_are_a_later_versions(void **state)
+LEAK_TEST(a8_flags_and_reserved_bytes_are_a_later_versions)
 {
-    (void)state;
     struct cox_hello read;
     for (int bit = 0; bit < 64; bit++)
         assert_int_equal(altered(16, 8, UINT64_C(1) << bit, &read, "flags; bits="), COX_INVALID);
@@ -146,9 +140,8 @@ static void a8_flags_and_reserved_bytes_are_a_later_versions(void **state)
 }
 
 /* Refused, or accepted and then every bit of it has a meaning that was taken. */
-static void p10_b14_any_bit_of_the_frame_may_be_another(void **state)
+LEAK_TEST(p10_b14_any_bit_of_the_frame_may_be_another)
 {
-    (void)state;
     size_t accepted = 0;
     for (size_t bit = 0; bit < COX_HELLO_SIZE * 8; bit++) {
         uint8_t frame[COX_HELLO_SIZE], again[COX_HELLO_SIZE];
@@ -168,9 +161,8 @@ static void p10_b14_any_bit_of_the_frame_may_be_another(void **state)
     assert_in_range(accepted, 64 + 32, 64 + 32 + 2 * 63 + 32); /* start and incarnation at least */
 }
 
-static void p10_a11_any_bit_of_the_hello_reply_may_be_another(void **state)
+LEAK_TEST(p10_a11_any_bit_of_the_hello_reply_may_be_another)
 {
-    (void)state;
     struct cox_hello_reply hello_reply = {.version = COX_HELLO_VERSION,
                                           .attach = COX_ATTACH_SEALED,
                                           .rank = 2,
@@ -202,9 +194,8 @@ static void p10_a11_any_bit_of_the_hello_reply_may_be_another(void **state)
     }
 }
 
-static void a11_a_hello_reply_has_to_be_what_was_asked_for(void **state)
+LEAK_TEST(a11_a_hello_reply_has_to_be_what_was_asked_for)
 {
-    (void)state;
     struct cox_hello_reply good = {.version = 1, .rank = 2, .rank_count = 4, .incarnation = 6},
                            read;
     struct cox_hello any = {
@@ -227,9 +218,8 @@ static void a11_a_hello_reply_has_to_be_what_was_asked_for(void **state)
     assert_int_equal(cox_hello_reply_parse(bytes, &command, 0, &read, NULL), 0);
 }
 
-static void a10_a_reason_is_cut_at_a_character(void **state)
+LEAK_TEST(a10_a_reason_is_cut_at_a_character)
 {
-    (void)state;
     uint8_t bytes[COX_REFUSAL_SIZE_MAX];
     struct cox_error err = {0};
     char text[400];
@@ -259,9 +249,8 @@ static void a10_a_reason_is_cut_at_a_character(void **state)
     assert_int_equal(cox_refusal_parse(bytes, NULL), COX_FULL);
 }
 
-static void a28_a_refusal_is_never_success(void **state)
+LEAK_TEST(a28_a_refusal_is_never_success)
 {
-    (void)state;
     uint8_t bytes[COX_REFUSAL_SIZE_MAX] = {0, 0, 5, 'a', 0x1b, 0xc2, 0x9b, 0xe2};
     for (int code = 0; code < 256; code++) {
         struct cox_error err = {0};
@@ -276,23 +265,4 @@ static void a28_a_refusal_is_never_success(void **state)
         cox_refusal_format(odd[i], "x", bytes);
         assert_int_equal(bytes[1], COX_REJECTED);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(a3_b22_the_frame_has_its_bytes_where_the_header_says),
-        LEAK_TEST(a3_what_is_a_workers_is_not_sent_for_others),
-        LEAK_TEST(a4_another_version_gets_both_numbers),
-        LEAK_TEST(a5_a6_counts_that_cannot_be_are_refused_by_number),
-        LEAK_TEST(a7_sizes_have_to_be_sizes),
-        LEAK_TEST(a8_flags_and_reserved_bytes_are_a_later_versions),
-        LEAK_TEST(p10_b14_any_bit_of_the_frame_may_be_another),
-        LEAK_TEST(p10_a11_any_bit_of_the_hello_reply_may_be_another),
-        LEAK_TEST(a11_a_hello_reply_has_to_be_what_was_asked_for),
-        LEAK_TEST(a10_a_reason_is_cut_at_a_character),
-        LEAK_TEST(a28_a_refusal_is_never_success),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

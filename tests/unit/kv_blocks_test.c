@@ -3,21 +3,19 @@
 #include "channel/base/fault.h"
 #include "channel/kv/kv_blocks_layout.h"
 #include "channel/kv/kv_internal.h"
+#include "tests/lib/test.h"
 
 #include <coxswain/kv.h>
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -64,12 +62,11 @@ static int copy(struct both *both, uint32_t block, uint64_t generation, struct c
     return cox_kv_view_copy(both->view, block, generation, both->bytes, err);
 }
 
-static void p9_a_block_is_copied_under_its_generation_alone(void **state)
+PLAIN_TEST(p9_a_block_is_copied_under_its_generation_alone)
 {
     struct both both;
     struct cox_error err = {0};
 
-    (void)state;
     both_open(&both);
     assert_int_equal(cox_kv_view_info(both.view).block_count, COUNT);
     assert_int_equal(cox_kv_view_info(both.view).block_size, SIZE);
@@ -89,11 +86,10 @@ static void p9_a_block_is_copied_under_its_generation_alone(void **state)
     both_close(&both);
 }
 
-static void generations_are_sequence_ids_where_they_can_be(void **state)
+PLAIN_TEST(generations_are_sequence_ids_where_they_can_be)
 {
     static const int64_t odd[] = {0, -1, INT64_MIN, INT64_MAX, (INT64_C(1) << 47) + 1};
 
-    (void)state;
     assert_int_equal(cox_kv_generation_of(1), 1);
     assert_int_equal(cox_kv_generation_of(INT64_C(1) << 47), UINT64_C(1) << 47);
     for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
@@ -104,11 +100,10 @@ static void generations_are_sequence_ids_where_they_can_be(void **state)
     }
 }
 
-static void what_cannot_be_taken_or_given_is_refused(void **state)
+PLAIN_TEST(what_cannot_be_taken_or_given_is_refused)
 {
     struct both both;
 
-    (void)state;
     both_open(&both);
     assert_int_equal(cox_kv_blocks_take(both.blocks, COUNT), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, COUNT, 7), COX_INVALID);
@@ -123,12 +118,11 @@ static void what_cannot_be_taken_or_given_is_refused(void **state)
     both_close(&both);
 }
 
-static void what_is_expected_is_awaited(void **state)
+PLAIN_TEST(what_is_expected_is_awaited)
 {
     struct both both;
     struct cox_error err = {0};
 
-    (void)state;
     both_open(&both);
     assert_int_equal(cox_kv_view_await(both.view, 1, 0), 0); /* nothing is expected */
     give(&both, 1, 7, 'a');
@@ -159,11 +153,10 @@ static void *awaiting_main(void *argument)
     return (void *)(intptr_t)cox_kv_view_await(both->view, 1, cox_deadline_after_ms(60000));
 }
 
-static void a_give_and_a_take_end_the_wait(void **state)
+PLAIN_TEST(a_give_and_a_take_end_the_wait)
 {
     struct both both;
 
-    (void)state;
     both_open(&both);
     for (int i = 0; i < 200; i++) {
         pthread_t threads[2];
@@ -188,11 +181,10 @@ static void a_give_and_a_take_end_the_wait(void **state)
 }
 
 /* The memory exists as long as its last view. */
-static void a_view_outlives_the_owner(void **state)
+PLAIN_TEST(a_view_outlives_the_owner)
 {
     struct both both;
 
-    (void)state;
     both_open(&both);
     give(&both, 3, 9, 'z');
     both.blocks = cox_kv_blocks_free(both.blocks);
@@ -201,7 +193,7 @@ static void a_view_outlives_the_owner(void **state)
     both_close(&both);
 }
 
-static void new_refuses_numbers_that_cannot_be(void **state)
+PLAIN_TEST(new_refuses_numbers_that_cannot_be)
 {
     static const struct {
         uint32_t count;
@@ -215,7 +207,6 @@ static void new_refuses_numbers_that_cannot_be(void **state)
                {COX_KV_BLOCK_COUNT_MAX, UINT64_C(1) << 32, COX_NO_SPACE}};
     struct cox_kv_blocks *blocks = NULL;
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_int_equal(cox_kv_blocks_new(bad[i].count, bad[i].size, &blocks, NULL), bad[i].code);
     assert_null(blocks);
@@ -245,12 +236,11 @@ static void expect_no_writing(int fd)
 
 /* A process that reopens the memory cannot write either; only the owner can, through its one
  * mapping. */
-static void g1d_only_the_owner_can_ever_write(void **state)
+PLAIN_TEST(g1d_only_the_owner_can_ever_write)
 {
     struct both both;
     char path[64];
 
-    (void)state;
     both_open(&both);
     give(&both, 2, 5, 'm');
     expect_no_writing(cox_kv_blocks_info(both.blocks).fd);
@@ -276,13 +266,12 @@ static long pages_of(const struct cox_kv_blocks *blocks)
     return st.st_blocks / 8;
 }
 
-static void sparse_blocks_have_the_pages_that_are_reserved(void **state)
+PLAIN_TEST(sparse_blocks_have_the_pages_that_are_reserved)
 {
     enum { MANY = 1 << 18 };
     struct both both;
     struct cox_error err = {0};
 
-    (void)state;
     if (cox_kv_blocks_new_sparse(MANY, 6400, &both.blocks, &err) ||
         cox_kv_view_attach(cox_kv_blocks_info(both.blocks).fd, &both.view, &err))
         fail_msg("%s", err.text);
@@ -329,7 +318,7 @@ static void expect_refused(const void *header, uint64_t size, int seals, int cod
     close(fd);
 }
 
-static void g1d_a_view_checks_all_that_an_owner_writes(void **state)
+PLAIN_TEST(g1d_a_view_checks_all_that_an_owner_writes)
 {
     enum { SIZES = F_SEAL_SHRINK | F_SEAL_GROW, ALL = SIZES | F_SEAL_FUTURE_WRITE };
     const struct cox_kv_header good = {
@@ -344,7 +333,6 @@ static void g1d_a_view_checks_all_that_an_owner_writes(void **state)
     uint8_t bytes[4096];
     int fd;
 
-    (void)state;
     expect_refused(&good, 16384, SIZES, COX_DENIED);
     expect_refused(&good, 16384, F_SEAL_FUTURE_WRITE | F_SEAL_GROW, COX_DENIED);
     expect_refused(&good, 64 + sizeof(good), ALL, COX_CORRUPT);
@@ -421,11 +409,10 @@ static void *copying_main(void *argument)
 }
 
 /* What the owner does while a reader is stopped before its copy, and after. */
-static void g1d_whatever_is_taken_during_a_copy_is_stale(void **state)
+PLAIN_TEST(g1d_whatever_is_taken_during_a_copy_is_stale)
 {
     static const char *const plans[] = {"kv.looked:hold", "kv.copied:hold"};
 
-    (void)state;
     for (int way = 0; way < 8; way++) {
         const int what = way / 2;
         struct both both;
@@ -461,21 +448,6 @@ int main(void)
 #if COX_TESTING
     counts = counts_open(); /* before the first point is passed */
 #endif
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(p9_a_block_is_copied_under_its_generation_alone),
-        cmocka_unit_test(generations_are_sequence_ids_where_they_can_be),
-        cmocka_unit_test(what_cannot_be_taken_or_given_is_refused),
-        cmocka_unit_test(what_is_expected_is_awaited),
-        cmocka_unit_test(a_give_and_a_take_end_the_wait),
-        cmocka_unit_test(a_view_outlives_the_owner),
-        cmocka_unit_test(new_refuses_numbers_that_cannot_be),
-        cmocka_unit_test(g1d_only_the_owner_can_ever_write),
-        cmocka_unit_test(sparse_blocks_have_the_pages_that_are_reserved),
-        cmocka_unit_test(g1d_a_view_checks_all_that_an_owner_writes),
-#if COX_TESTING
-        cmocka_unit_test(g1d_whatever_is_taken_during_a_copy_is_stale),
-#endif
-    };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

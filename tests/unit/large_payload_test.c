@@ -58,9 +58,8 @@ static int read_copy(const struct cox_large_payload_ref *ref, uint8_t *copy)
     return r;
 }
 
-static void m3_a_block_is_read_in_place(void **state)
+TEST(m3_a_block_is_read_in_place)
 {
-    (void)state;
     begin();
     struct cox_large_payload block = block_of(NULL, SIZE, 7);
     struct cox_large_payload_ref ref = cox_large_payload_refer(&block, SIZE);
@@ -96,9 +95,8 @@ static void m3_a_block_is_read_in_place(void **state)
     end(&block);
 }
 
-static void m3_a_large_payload_outlives_its_sender_for_its_readers(void **state)
+TEST(m3_a_large_payload_outlives_its_sender_for_its_readers)
 {
-    (void)state;
     begin();
     struct cox_large_payload block = block_of(NULL, 2 * COX_LARGE_PAYLOAD_KEEP_SIZE, 3);
     assert_true(cox_large_payload_is_transient(&block));
@@ -115,9 +113,8 @@ static void m3_a_large_payload_outlives_its_sender_for_its_readers(void **state)
     assert_null(view.region.base);
 }
 
-static void m3_a_reserve_finds_what_is_large_enough(void **state)
+TEST(m3_a_reserve_finds_what_is_large_enough)
 {
-    (void)state;
     begin();
     struct cox_large_payload block = block_of(NULL, 1, 1);
     const struct cox_handle first = block.handle;
@@ -136,9 +133,8 @@ static void m3_a_reserve_finds_what_is_large_enough(void **state)
     end(&block);
 }
 
-static void m3_what_cannot_be_is_refused(void **state)
+TEST(m3_what_cannot_be_is_refused)
 {
-    (void)state;
     begin();
     struct cox_large_payload block = block_of(NULL, SIZE, 7);
     const struct cox_large_payload_ref right = cox_large_payload_refer(&block, SIZE);
@@ -180,9 +176,8 @@ static void m3_what_cannot_be_is_refused(void **state)
 }
 
 /* A process that can truncate the memory can kill its readers. */
-static void m3_memory_that_could_shrink_is_refused(void **state)
+TEST(m3_memory_that_could_shrink_is_refused)
 {
-    (void)state;
     begin();
     struct cox_exporter *exporter;
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
@@ -206,9 +201,8 @@ static void m3_memory_that_could_shrink_is_refused(void **state)
 }
 
 /* Readers that need the control socket get an error; others do not notice. */
-static void m3_a_socket_that_is_gone_or_full_does_not_matter(void **state)
+TEST(m3_a_socket_that_is_gone_or_full_does_not_matter)
 {
-    (void)state;
     static uint8_t copy[SIZE];
     begin();
     struct cox_large_payload block = block_of("/nonexistent/control socket", SIZE, 7);
@@ -235,17 +229,4 @@ static void m3_a_socket_that_is_gone_or_full_does_not_matter(void **state)
         cox_large_payload_drop(&sender, &blocks[i]);
     end(&blocks[0]);
     cox_control_socket_close(control_socket);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(m3_a_block_is_read_in_place),
-        TEST(m3_a_large_payload_outlives_its_sender_for_its_readers),
-        TEST(m3_a_reserve_finds_what_is_large_enough),
-        TEST(m3_what_cannot_be_is_refused),
-        TEST(m3_memory_that_could_shrink_is_refused),
-        TEST(m3_a_socket_that_is_gone_or_full_does_not_matter),
-    };
-    return cmocka_run_group_tests_name("large_payload", tests, NULL, NULL);
 }

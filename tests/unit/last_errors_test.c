@@ -1,17 +1,12 @@
 #include "coordinator/process/last_errors.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static struct cox_last_errors last_errors;
 
-static void p3_the_last_complaint_of_each_rank_is_kept(void **state)
+PLAIN_TEST(p3_the_last_complaint_of_each_rank_is_kept)
 {
-    (void)state;
     char text[COX_LAST_ERROR_SIZE] = "what was there";
     cox_last_errors_init(&last_errors);
     assert_int_equal(cox_last_errors_get(&last_errors, 5, text, sizeof text), 0);
@@ -30,9 +25,8 @@ static void p3_the_last_complaint_of_each_rank_is_kept(void **state)
     cox_last_errors_deinit(&last_errors);
 }
 
-static void p3_a_complaint_is_cut_off_at_a_character(void **state)
+PLAIN_TEST(p3_a_complaint_is_cut_off_at_a_character)
 {
-    (void)state;
     char long_text[2 * COX_LAST_ERROR_SIZE], text[COX_LAST_ERROR_SIZE];
     cox_last_errors_init(&last_errors);
     /* Two bytes each, after one: the last one that begins inside does not end there. */
@@ -48,13 +42,4 @@ static void p3_a_complaint_is_cut_off_at_a_character(void **state)
         assert_int_equal((unsigned char)text[length - 1], 0xa4);
     }
     cox_last_errors_deinit(&last_errors);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(p3_the_last_complaint_of_each_rank_is_kept),
-        cmocka_unit_test(p3_a_complaint_is_cut_off_at_a_character),
-    };
-    return cmocka_run_group_tests_name("last_errors", tests, NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* A histogram against the sorted values. */
 #include "coordinator/collector/stats.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define ROUND_COUNT 400
 #define VALUE_COUNT_MAX 3000
@@ -47,18 +43,16 @@ static uint64_t told_alone(uint64_t value)
     return cox_latency_percentile(&latency, 500);
 }
 
-static void p3_without_failures_there_is_no_report(void **state)
+PLAIN_TEST(p3_without_failures_there_is_no_report)
 {
-    (void)state;
     memset(&latency, 0, sizeof latency);
     assert_int_equal(latency.count, 0);
     for (uint32_t permille = 1; permille <= 1000; permille++)
         assert_int_equal(cox_latency_percentile(&latency, permille), 0);
 }
 
-static void p3_every_value_of_64_bits_has_a_bucket(void **state)
+PLAIN_TEST(p3_every_value_of_64_bits_has_a_bucket)
 {
-    (void)state;
     for (uint64_t value = 0; value < 16; value++)
         assert_int_equal(told_alone(value), value);
     for (uint64_t value = 16; value < 100000; value++)
@@ -73,9 +67,8 @@ static void p3_every_value_of_64_bits_has_a_bucket(void **state)
 }
 
 /* Values of one bucket are reported as one value, and a larger value never as a smaller one. */
-static void p3_buckets_are_in_order(void **state)
+PLAIN_TEST(p3_buckets_are_in_order)
 {
-    (void)state;
     uint64_t last = 0, changes = 0;
     for (uint64_t value = 0; value < 1 << 17; value++) {
         uint64_t told = told_alone(value);
@@ -101,9 +94,8 @@ static uint64_t random_value(uint64_t kind, uint64_t scale)
     }
 }
 
-static void p3_percentiles_are_those_of_the_sorted_values(void **state)
+PLAIN_TEST(p3_percentiles_are_those_of_the_sorted_values)
 {
-    (void)state;
     random_state = 20261121;
     for (int round = 0; round < ROUND_COUNT; round++) {
         uint64_t kind = (uint64_t)round % 4,
@@ -127,9 +119,8 @@ static void p3_percentiles_are_those_of_the_sorted_values(void **state)
 }
 
 /* A count that times 1,000 would not fit. */
-static void p3_a_percentile_of_very_many_values(void **state)
+PLAIN_TEST(p3_a_percentile_of_very_many_values)
 {
-    (void)state;
     memset(&latency, 0, sizeof latency);
     const uint64_t many = UINT64_C(1) << 58;
     latency.count = 10 * many;
@@ -141,9 +132,8 @@ static void p3_a_percentile_of_very_many_values(void **state)
     assert_int_equal(cox_latency_percentile(&latency, 1000), 7);
 }
 
-static void m18_counts_below_a_bound_are_exact_and_the_sum_is_close(void **state)
+PLAIN_TEST(m18_counts_below_a_bound_are_exact_and_the_sum_is_close)
 {
-    (void)state;
     random_state = 7;
     for (int round = 0; round < ROUND_COUNT; round++) {
         uint64_t below[COX_PHASE_BOUND_COUNT], exact[COX_PHASE_BOUND_COUNT] = {0};
@@ -165,17 +155,4 @@ static void m18_counts_below_a_bound_are_exact_and_the_sum_is_close(void **state
         assert_memory_equal(below, exact, sizeof exact);
         assert_true(told > sum * 0.9375 && told < sum * 1.0625);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(p3_without_failures_there_is_no_report),
-        cmocka_unit_test(p3_every_value_of_64_bits_has_a_bucket),
-        cmocka_unit_test(p3_buckets_are_in_order),
-        cmocka_unit_test(p3_percentiles_are_those_of_the_sorted_values),
-        cmocka_unit_test(p3_a_percentile_of_very_many_values),
-        cmocka_unit_test(m18_counts_below_a_bound_are_exact_and_the_sum_is_close),
-    };
-    return cmocka_run_group_tests_name("latency", tests, NULL, NULL);
 }

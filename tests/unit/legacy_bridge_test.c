@@ -77,10 +77,9 @@ static void expect_words(const struct group *group, uint32_t rank, uint64_t retu
     assert_int_equal(cox_state_done(line), done);
 }
 
-static void tokens_become_state_words(void **state)
+LEAK_TEST(tokens_become_state_words)
 {
     struct group group;
-    (void)state;
     group_create(&group);
     publish(&group, 5);
     cox_tokens_update(group.channel.tokens, 0);
@@ -100,10 +99,9 @@ static void tokens_become_state_words(void **state)
     group_gone(&group);
 }
 
-static void a_reply_counts_once_the_frame_is_returned(void **state)
+LEAK_TEST(a_reply_counts_once_the_frame_is_returned)
 {
     struct group group;
-    (void)state;
     group_create(&group);
     publish(&group, 5);
     post(&group, 1, COX_WAKEUP_RESPONSE_CONSUME);
@@ -113,10 +111,9 @@ static void a_reply_counts_once_the_frame_is_returned(void **state)
     group_gone(&group);
 }
 
-static void a_token_of_this_process_is_no_reply(void **state)
+LEAK_TEST(a_token_of_this_process_is_no_reply)
 {
     struct group group;
-    (void)state;
     group_create(&group);
     publish(&group, 5);
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
@@ -135,10 +132,9 @@ static void a_token_of_this_process_is_no_reply(void **state)
 
 /* A MindIE-LLM worker that gets SIGTERM posts its semaphores: the previous reply was taken for the
  * next one. */
-static void a_token_without_a_reply_is_dropped(void **state)
+LEAK_TEST(a_token_without_a_reply_is_dropped)
 {
     struct group group;
-    (void)state;
     group_create(&group);
     publish(&group, 5);
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
@@ -165,10 +161,9 @@ static void a_token_without_a_reply_is_dropped(void **state)
     group_gone(&group);
 }
 
-static void surplus_tokens_do_not_count_for_the_next_request(void **state)
+LEAK_TEST(surplus_tokens_do_not_count_for_the_next_request)
 {
     struct group group;
-    (void)state;
     group_create(&group);
     publish(&group, 5);
     post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
@@ -186,10 +181,9 @@ static void surplus_tokens_do_not_count_for_the_next_request(void **state)
 }
 
 /* Another process of the user can write the lines of a legacy rank; the tokens decide. */
-static void words_that_are_overwritten_are_stored_again(void **state)
+LEAK_TEST(words_that_are_overwritten_are_stored_again)
 {
     struct group group;
-    (void)state;
     group_create(&group);
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE);
     publish(&group, 5);
@@ -210,10 +204,9 @@ static void words_that_are_overwritten_are_stored_again(void **state)
     group_gone(&group);
 }
 
-static void tokens_of_a_dead_rank_are_dropped(void **state)
+LEAK_TEST(tokens_of_a_dead_rank_are_dropped)
 {
     struct group group;
-    (void)state;
     group_create(&group);
     publish(&group, 5);
     cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
@@ -233,9 +226,8 @@ static void tokens_of_a_dead_rank_are_dropped(void **state)
     group_gone(&group);
 }
 
-static void replies_are_brought_into_our_form(void **state)
+LEAK_TEST(replies_are_brought_into_our_form)
 {
-    (void)state;
     Coxswain__ExecuteModelResponse step = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     Coxswain__ExecuteResponse reply = COXSWAIN__EXECUTE_RESPONSE__INIT;
     Coxswain__BulkRef bulk = COXSWAIN__BULK_REF__INIT;
@@ -265,7 +257,7 @@ static void report_write(struct cox_channel *errors, const char *text)
     memcpy(slot, &length, sizeof length);
 }
 
-static void a_report_during_a_step_is_in_its_reply(void **state)
+LEAK_TEST(a_report_during_a_step_is_in_its_reply)
 {
     struct group group;
     struct cox_channel errors;
@@ -275,7 +267,6 @@ static void a_report_during_a_step_is_in_its_reply(void **state)
     char text[16];
     uint8_t bytes[256];
     size_t over;
-    (void)state;
     group_create(&group);
     assert_int_equal(cox_channel_create(&errors, GROUP, &group.control, COX_CHANNEL_ERROR, NULL),
                      0);
@@ -307,29 +298,11 @@ static void a_report_during_a_step_is_in_its_reply(void **state)
     group_gone(&group);
 }
 
-static void a_channel_whose_ranks_store_words_has_none(void **state)
+LEAK_TEST(a_channel_whose_ranks_store_words_has_none)
 {
-    (void)state;
     cox_tokens_update(NULL, 0);
     cox_tokens_publish(NULL, NULL, 1, false);
     cox_tokens_waited(NULL, 0);
     cox_tokens_expect_wake(NULL, 0);
     cox_tokens_reset(NULL, 0, 1, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(tokens_become_state_words),
-        LEAK_TEST(a_reply_counts_once_the_frame_is_returned),
-        LEAK_TEST(a_token_of_this_process_is_no_reply),
-        LEAK_TEST(a_token_without_a_reply_is_dropped),
-        LEAK_TEST(surplus_tokens_do_not_count_for_the_next_request),
-        LEAK_TEST(words_that_are_overwritten_are_stored_again),
-        LEAK_TEST(tokens_of_a_dead_rank_are_dropped),
-        LEAK_TEST(replies_are_brought_into_our_form),
-        LEAK_TEST(a_report_during_a_step_is_in_its_reply),
-        LEAK_TEST(a_channel_whose_ranks_store_words_has_none),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,21 +3,19 @@
 #include "engine/rank/links.h"
 #include "engine/rank/pulls.h"
 #include "tests/lib/rights.h"
+#include "tests/lib/test.h"
 
 #include <coxswain/handle.h>
 #include <coxswain/kv.h>
 
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #define PATIENCE_MS 30000
 
@@ -146,12 +144,11 @@ static uint32_t mapping_count(void)
     return count;
 }
 
-static void m10_a_link_is_attached_taken_and_let_go_of(void **state)
+PLAIN_TEST(m10_a_link_is_attached_taken_and_let_go_of)
 {
     struct remote remote;
     struct cox_link *link = NULL;
 
-    (void)state;
     remote_open(&remote);
     struct cox_links *links = links_open(&remote);
 
@@ -181,14 +178,13 @@ static void m10_a_link_is_attached_taken_and_let_go_of(void **state)
     remote_close(&remote);
 }
 
-static void m10_links_that_cannot_be_say_why(void **state)
+PLAIN_TEST(m10_links_that_cannot_be_say_why)
 {
     struct remote remote;
     struct cox_kv_pool kv;
     struct cox_link *link = NULL;
     char name[COX_CLUSTER_ID_SIZE_MAX + 2];
 
-    (void)state;
     remote_open(&remote);
     struct cox_links *links = links_open(&remote);
 
@@ -266,13 +262,12 @@ static void other_kill(pid_t pid)
     assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
-static void m10_a_closed_cache_is_stale_and_a_dead_owner_is_dead(void **state)
+PLAIN_TEST(m10_a_closed_cache_is_stale_and_a_dead_owner_is_dead)
 {
     struct remote remote;
     struct cox_link *link = NULL;
     struct cox_kv_pool kv;
 
-    (void)state;
     if (!test_can_take_fds())
         skip();
     remote_open(&remote);
@@ -304,7 +299,7 @@ static void expect_mappings(uint32_t count)
 
 /* Memory of dead owners is mapped only here: it is released although no pull uses the links; but
  * not during a read. */
-static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
+PLAIN_TEST(m10_the_memory_of_the_dead_is_let_go_of_unasked)
 {
     struct remote remote;
     struct cox_link *link = NULL;
@@ -312,7 +307,6 @@ static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
     pid_t pids[3];
     char name[16];
 
-    (void)state;
     if (!test_can_take_fds())
         skip();
     remote_open(&remote);
@@ -351,12 +345,11 @@ static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
 
 /* 64 links live: one more is refused, of the refused the oldest are forgotten, and there is room
  * once one is gone. */
-static void m10_there_are_64_links_and_no_more(void **state)
+PLAIN_TEST(m10_there_are_64_links_and_no_more)
 {
     struct remote remotes[3];
     char name[16];
 
-    (void)state;
     for (int i = 0; i < 3; i++)
         remote_open(&remotes[i]);
     struct cox_links *links = links_open(&remotes[0]);
@@ -435,11 +428,10 @@ static struct cox_pull pull_of(const struct side *side, const char *id)
     };
 }
 
-static void m11_a_pull_copies_and_gives(void **state)
+PLAIN_TEST(m11_a_pull_copies_and_gives)
 {
     struct side side;
 
-    (void)state;
     side_open(&side);
     struct cox_pull pull = pull_of(&side, "r");
     assert_int_equal(cox_pulls_run(side.pulls, &pull, NULL), 0);
@@ -450,12 +442,11 @@ static void m11_a_pull_copies_and_gives(void **state)
     side_close(&side);
 }
 
-static void p9_the_newest_1024_cancelled_ids_are_kept(void **state)
+PLAIN_TEST(p9_the_newest_1024_cancelled_ids_are_kept)
 {
     struct side side;
     char id[16], *longer = calloc(COX_REQUEST_ID_SIZE_MAX + 2, 1);
 
-    (void)state;
     side_open(&side);
     for (int i = 0; i <= COX_CANCELLED_COUNT_MAX; i++) {
         snprintf(id, sizeof(id), "r%d", i);
@@ -474,11 +465,10 @@ static void p9_the_newest_1024_cancelled_ids_are_kept(void **state)
     side_close(&side);
 }
 
-static void p9_without_a_cache_nothing_is_pulled(void **state)
+PLAIN_TEST(p9_without_a_cache_nothing_is_pulled)
 {
     struct side side;
 
-    (void)state;
     side_open(&side);
     struct cox_pull pull = pull_of(&side, "r");
     assert_int_equal(cox_pulls_close(side.pulls, 0, NULL), 0);
@@ -502,13 +492,12 @@ static bool takes_it(void *context)
 }
 
 /* A coordinator that lets a step write where a pull goes gets an error, not what is neither. */
-static void p9_a_destination_that_was_taken_meanwhile_is_stale(void **state)
+PLAIN_TEST(p9_a_destination_that_was_taken_meanwhile_is_stale)
 {
     static const struct cox_pull_pair pairs[] = {{3, 5}, {4, 6}};
     struct side side;
     struct cox_error err = {0};
 
-    (void)state;
     side_open(&side);
     struct cox_pull pull = pull_of(&side, "r");
     pull.pairs = pairs;
@@ -558,11 +547,10 @@ static void expect_pull(struct side *side, struct arrival *arrival, struct cox_p
         assert_int_equal(pull->copied_bytes, 0);
 }
 
-static void a_pull_waits_for_a_block_on_its_way(void **state)
+PLAIN_TEST(a_pull_waits_for_a_block_on_its_way)
 {
     struct side side;
 
-    (void)state;
     side_open(&side);
     struct cox_pull pull = pull_of(&side, "r");
     expect_pull(&side, &(struct arrival){.how = ARRIVAL_GIVE}, &pull, 0);
@@ -624,12 +612,11 @@ static void expect_copied(const struct whole *whole, uint32_t count)
     free(nothing);
 }
 
-static void m11_all_blocks_are_copied_and_given(void **state)
+PLAIN_TEST(m11_all_blocks_are_copied_and_given)
 {
     struct side side;
     struct whole whole;
 
-    (void)state;
     whole_open(&whole, &side);
     assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), 0);
     expect_copied(&whole, geometry.block_count);
@@ -638,9 +625,8 @@ static void m11_all_blocks_are_copied_and_given(void **state)
     side_close(&side);
 }
 
-static void p9_a_stale_block_ends_the_pull_and_nothing_is_given(void **state)
+PLAIN_TEST(p9_a_stale_block_ends_the_pull_and_nothing_is_given)
 {
-    (void)state;
     for (uint32_t stale = 10; stale < geometry.block_count; stale += 60) {
         struct side side;
         struct whole whole;
@@ -658,9 +644,8 @@ static void p9_a_stale_block_ends_the_pull_and_nothing_is_given(void **state)
     }
 }
 
-static void p9_a_pull_that_ends_between_two_copies_reports_what_it_copied(void **state)
+PLAIN_TEST(p9_a_pull_that_ends_between_two_copies_reports_what_it_copied)
 {
-    (void)state;
     for (uint32_t copied = 1; copied < geometry.block_count; copied += 13) {
         struct side side;
         struct whole whole;
@@ -675,12 +660,11 @@ static void p9_a_pull_that_ends_between_two_copies_reports_what_it_copied(void *
     }
 }
 
-static void p9_a_clear_ends_the_pull_before_its_next_block(void **state)
+PLAIN_TEST(p9_a_clear_ends_the_pull_before_its_next_block)
 {
     struct side side;
     struct whole whole;
 
-    (void)state;
     whole_open(&whole, &side);
     whole.clear_at = 7 * cox_cache_block_size(&geometry);
     assert_int_equal(cox_pulls_run(side.pulls, &whole.pull, NULL), COX_ABORTED);
@@ -690,9 +674,8 @@ static void p9_a_clear_ends_the_pull_before_its_next_block(void **state)
 
 /* ---- the states of a link (coxswain/requests.h) ---- */
 
-static void m11_a_link_moves_forward_or_fails_and_stays_failed(void **state)
+PLAIN_TEST(m11_a_link_moves_forward_or_fails_and_stays_failed)
 {
-    (void)state;
     static const char *const moves[] = {
         "waiting running", "waiting failed", "running success", "running failed", "success failed",
     };
@@ -711,37 +694,12 @@ static void m11_a_link_moves_forward_or_fails_and_stays_failed(void **state)
     assert_string_equal(cox_link_state_name(COX_LINK_FAILED + 1), "unknown");
 }
 
-static void m11_one_rank_decides_how_far_a_group_has_linked(void **state)
+PLAIN_TEST(m11_one_rank_decides_how_far_a_group_has_linked)
 {
-    (void)state;
     static const enum cox_link_state worst_first[] = {COX_LINK_FAILED, COX_LINK_RUNNING,
                                                       COX_LINK_WAITING, COX_LINK_SUCCESS};
     for (size_t a = 0; a < 4; a++)
         for (size_t b = 0; b < 4; b++)
             assert_int_equal(cox_link_merge(worst_first[a], worst_first[b]),
                              worst_first[a < b ? a : b]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m10_a_link_is_attached_taken_and_let_go_of),
-        cmocka_unit_test(m10_links_that_cannot_be_say_why),
-        cmocka_unit_test(m10_a_closed_cache_is_stale_and_a_dead_owner_is_dead),
-        cmocka_unit_test(m10_the_memory_of_the_dead_is_let_go_of_unasked),
-        cmocka_unit_test(m10_there_are_64_links_and_no_more),
-        cmocka_unit_test(m11_a_pull_copies_and_gives),
-        cmocka_unit_test(p9_the_newest_1024_cancelled_ids_are_kept),
-        cmocka_unit_test(p9_without_a_cache_nothing_is_pulled),
-        cmocka_unit_test(p9_a_destination_that_was_taken_meanwhile_is_stale),
-        cmocka_unit_test(a_pull_waits_for_a_block_on_its_way),
-        cmocka_unit_test(m11_all_blocks_are_copied_and_given),
-        cmocka_unit_test(p9_a_stale_block_ends_the_pull_and_nothing_is_given),
-        cmocka_unit_test(p9_a_pull_that_ends_between_two_copies_reports_what_it_copied),
-        cmocka_unit_test(p9_a_clear_ends_the_pull_before_its_next_block),
-        cmocka_unit_test(m11_a_link_moves_forward_or_fails_and_stays_failed),
-        cmocka_unit_test(m11_one_rank_decides_how_far_a_group_has_linked),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,8 @@
 #include "program/service/log_line.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void check(enum cox_log_format format, bool priority, int level, int64_t rank,
                   const char *text, const char *expected)
@@ -18,9 +15,8 @@ static void check(enum cox_log_format format, bool priority, int level, int64_t 
     free(line);
 }
 
-static void test_formats(void **state)
+PLAIN_TEST(test_formats)
 {
-    (void)state;
     check(COX_LOG_PLAIN, false, 4, -1, "a\nb\tc", "coxswain: a\\nb\tc\n");
     check(COX_LOG_PLAIN, false, 6, 2, "a", "[rank 2] a\n");
     check(COX_LOG_PLAIN, true, 3, -1, "a", "<3>coxswain: a\n");
@@ -35,9 +31,8 @@ static void test_formats(void **state)
 }
 
 /* What a worker writes is bytes, and no line of the log may be forged or spoilt by them. */
-static void test_bytes(void **state)
+PLAIN_TEST(test_bytes)
 {
-    (void)state;
 #define HEAD "2025-11-25T14:58:27.123Z info rank 1: "
 #define BAD "\xef\xbf\xbd"
     check(COX_LOG_TEXT, false, 6, 1, "tab\tcr\resc\x1b[31m", HEAD "tab\\tcr\\resc\\u001b[31m\n");
@@ -61,25 +56,14 @@ static void test_bytes(void **state)
         "\"message\":\"\\\"\\\\\\u007f\"}\n");
 }
 
-static void test_names(void **state)
+PLAIN_TEST(test_names)
 {
     enum cox_log_format format = COX_LOG_PLAIN;
     struct cox_error error = {0};
-    (void)state;
     assert_int_equal(cox_log_format_parse("json", &format, NULL), 0);
     assert_int_equal(format, COX_LOG_JSON);
     assert_int_equal(cox_log_format_parse("text", &format, NULL), 0);
     assert_int_equal(format, COX_LOG_TEXT);
     assert_int_equal(cox_log_format_parse("xml", &format, &error), COX_INVALID);
     assert_non_null(strstr(error.text, "expected text or json"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,13 @@
 #include "model_fixture.h"
+#include "tests/lib/test.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define TENSOR_NAME_SIZE 96
 #define HEADER_SIZE_MAX ((size_t)1 << 20)

@@ -14,8 +14,7 @@ static int environment_setup(void **state)
     return leak_setup(state);
 }
 
-#define OPTIONS_TEST(function)                                                                     \
-    cmocka_unit_test_setup_teardown(function, environment_setup, leak_teardown)
+#define OPTIONS_TEST(name) TEST_WITH(name, environment_setup, leak_teardown)
 
 /* argv as main gets it. */
 struct arguments {
@@ -70,10 +69,9 @@ static void set_environment(void)
     setenv("COXSWAIN_WORLD_SIZE", "8", 1);
 }
 
-static void the_environment_alone_is_enough(void **state)
+OPTIONS_TEST(the_environment_alone_is_enough)
 {
     struct arguments arguments = ARGUMENTS("--verbose");
-    (void)state;
     set_environment();
     setenv("COXSWAIN_DEVICE", "-1", 1);
     setenv("COXSWAIN_PARENT_PID", "4242", 1);
@@ -89,10 +87,9 @@ static void the_environment_alone_is_enough(void **state)
     assert_string_equal(arguments.argv[1], "--verbose");
 }
 
-static void b8_fds_are_sent_to_one_process(void **state)
+OPTIONS_TEST(b8_fds_are_sent_to_one_process)
 {
     struct arguments arguments = ARGUMENTS("--verbose");
-    (void)state;
     set_environment();
     setenv("COXSWAIN_FDS", "7:28", 1);
     unsetenv("COXSWAIN_RANK");
@@ -105,12 +102,11 @@ static void b8_fds_are_sent_to_one_process(void **state)
     assert_null(getenv("COXSWAIN_FDS"));
 }
 
-static void m14_the_legacy_command_line_alone_is_enough(void **state)
+OPTIONS_TEST(m14_the_legacy_command_line_alone_is_enough)
 {
     struct arguments arguments =
         ARGUMENTS("--local_rank", "2", "--local_world_size", "4", "--npu_num_per_dp", "4",
                   "--npu_device_id", "6", "--parent_pid", "77", "--shm_name_prefix", "/77_1");
-    (void)state;
     struct cox_worker_options options = parsed(&arguments);
     assert_string_equal(options.prefix, "/77_1");
     assert_int_equal(options.rank, 2);
@@ -122,9 +118,8 @@ static void m14_the_legacy_command_line_alone_is_enough(void **state)
     assert_null(arguments.argv[1]);
 }
 
-static void the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own(void **state)
+OPTIONS_TEST(the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own)
 {
-    (void)state;
     for (int rank = 0; rank < 8; rank++) {
         char number[16];
         snprintf(number, sizeof number, "%d", rank);
@@ -143,11 +138,10 @@ static void the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own(void 
     assert_int_equal(options.rank_count, 8);
 }
 
-static void flags_win_over_the_environment_and_the_last_flag_over_the_first(void **state)
+OPTIONS_TEST(flags_win_over_the_environment_and_the_last_flag_over_the_first)
 {
     struct arguments arguments =
         ARGUMENTS("--local_rank=5", "--shm_name_prefix=/other", "--local_rank", "1");
-    (void)state;
     set_environment();
     struct cox_worker_options options = parsed(&arguments);
     assert_string_equal(options.prefix, "/other");
@@ -156,7 +150,7 @@ static void flags_win_over_the_environment_and_the_last_flag_over_the_first(void
     assert_int_equal(arguments.argc, 1);
 }
 
-static void what_is_not_known_stays_in_order(void **state)
+OPTIONS_TEST(what_is_not_known_stays_in_order)
 {
     struct arguments arguments =
         ARGUMENTS("first", "--local_rankx", "9", "--local_rank", "0", "-v", "--local_ran=1",
@@ -164,7 +158,6 @@ static void what_is_not_known_stays_in_order(void **state)
     static const char *const left[] = {
         "worker",        "first",          "--local_rankx",  "9", "-v",
         "--local_ran=1", "x=--local_rank", "--global_rankx", "7", ""};
-    (void)state;
     set_environment();
     struct cox_worker_options options = parsed(&arguments);
     assert_int_equal(options.rank, 0);
@@ -174,11 +167,10 @@ static void what_is_not_known_stays_in_order(void **state)
     assert_null(arguments.argv[10]);
 }
 
-static void a_program_named_like_a_flag_is_no_flag(void **state)
+OPTIONS_TEST(a_program_named_like_a_flag_is_no_flag)
 {
     struct arguments arguments = {.argv = {(char *)(uintptr_t) "--local_rank"}, .argc = 1};
     struct arguments nothing = {.argc = 0};
-    (void)state;
     set_environment();
     assert_int_equal(parsed(&arguments).rank, 3);
     assert_int_equal(arguments.argc, 1);
@@ -186,7 +178,7 @@ static void a_program_named_like_a_flag_is_no_flag(void **state)
     assert_int_equal(nothing.argc, 0);
 }
 
-static void what_the_caller_set_stays(void **state)
+OPTIONS_TEST(what_the_caller_set_stays)
 {
     struct cox_worker_options options = {.size = sizeof(struct cox_worker_options),
                                          .incarnation = 7,
@@ -194,7 +186,6 @@ static void what_the_caller_set_stays(void **state)
                                          .on_orphan = COX_ORPHAN_RETURN,
                                          .token_count_max = 5};
     struct arguments arguments = ARGUMENTS("--local_rank=0");
-    (void)state;
     set_environment();
     assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, NULL), 0);
     assert_int_equal(options.incarnation, 7);
@@ -203,9 +194,8 @@ static void what_the_caller_set_stays(void **state)
     assert_int_equal(options.token_count_max, 5);
 }
 
-static void what_is_missing_is_named(void **state)
+OPTIONS_TEST(what_is_missing_is_named)
 {
-    (void)state;
     refused(ARGUMENTS("x"), "not given, which group, which rank, how many ranks;", "coordinator");
     refused(ARGUMENTS("--local_rank=0", "--local_world_size=1"), "not given, which group;",
             "--shm_name_prefix");
@@ -218,16 +208,15 @@ static void what_is_missing_is_named(void **state)
     refused(ARGUMENTS("x"), "which rank", "");
 }
 
-static void a_flag_without_its_value_is_named(void **state)
+OPTIONS_TEST(a_flag_without_its_value_is_named)
 {
-    (void)state;
     set_environment();
     refused(ARGUMENTS("a", "--local_rank=1", "b", "--parent_pid"), "--parent_pid", "needs a value");
     refused(ARGUMENTS("--npu_num_per_dp"), "--npu_num_per_dp", "needs a value");
     refused(ARGUMENTS("--local_rank="), "--local_rank is ''", "0 to 127");
 }
 
-static void numbers_out_of_range_are_named_with_their_range(void **state)
+OPTIONS_TEST(numbers_out_of_range_are_named_with_their_range)
 {
     static const struct {
         const char *argument, *a, *b;
@@ -254,7 +243,6 @@ static void numbers_out_of_range_are_named_with_their_range(void **state)
         {"--shm_name_prefix=/a/b", "'/' at position 2", ""},
         {"--shm_name_prefix=/..", "dot", ""},
     };
-    (void)state;
     set_environment();
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         refused(ARGUMENTS("kept", "--npu_device_id=1", "kept too", bad[i].argument), bad[i].a,
@@ -268,11 +256,10 @@ static void numbers_out_of_range_are_named_with_their_range(void **state)
     refused(ARGUMENTS("x"), "COXSWAIN_RANK is ''", "0 to 127");
 }
 
-static void names_may_be_as_long_as_a_group_s(void **state)
+OPTIONS_TEST(names_may_be_as_long_as_a_group_s)
 {
     char prefix[COX_RANK_COUNT_MAX + 4] = "--";
     struct arguments arguments = ARGUMENTS("--shm_name_prefix", prefix);
-    (void)state;
     set_environment();
     memset(prefix, 'n', sizeof prefix);
     prefix[0] = '/';
@@ -281,24 +268,4 @@ static void names_may_be_as_long_as_a_group_s(void **state)
     prefix[1 + 128] = 'n';
     prefix[1 + 129] = '\0';
     refused(ARGUMENTS("--shm_name_prefix", prefix), "129 characters", "128");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        OPTIONS_TEST(the_environment_alone_is_enough),
-        OPTIONS_TEST(b8_fds_are_sent_to_one_process),
-        OPTIONS_TEST(m14_the_legacy_command_line_alone_is_enough),
-        OPTIONS_TEST(the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own),
-        OPTIONS_TEST(flags_win_over_the_environment_and_the_last_flag_over_the_first),
-        OPTIONS_TEST(what_is_not_known_stays_in_order),
-        OPTIONS_TEST(a_program_named_like_a_flag_is_no_flag),
-        OPTIONS_TEST(what_the_caller_set_stays),
-        OPTIONS_TEST(what_is_missing_is_named),
-        OPTIONS_TEST(a_flag_without_its_value_is_named),
-        OPTIONS_TEST(numbers_out_of_range_are_named_with_their_range),
-        OPTIONS_TEST(names_may_be_as_long_as_a_group_s),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,15 +2,9 @@
  * callbacks is in multi/pause. */
 #include <coxswain/base.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "worker/loop/pause.h"
 #include "worker/loop/worker_internal.h"
+#include "tests/lib/test.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -28,9 +22,8 @@ static void on_detailed(int number, siginfo_t *info, void *context)
 }
 
 /* A host that uses the signal itself still gets it, while the library listens and afterwards. */
-static void m12_the_hosts_own_signal_still_reaches_it(void **state)
+PLAIN_TEST(m12_the_hosts_own_signal_still_reaches_it)
 {
-    (void)state;
     const struct sigaction plain = {.sa_handler = on_plain};
     const struct sigaction detailed = {.sa_sigaction = on_detailed, .sa_flags = SA_SIGINFO};
     struct sigaction before;
@@ -85,12 +78,11 @@ static int returns(struct cox_channel_thread *thread)
     return atomic_load(&thread->running.inside) == thread->served.request.sequence ? 5 : 6;
 }
 
-static void a_callback_ends_once_whenever_it_is_left(void **state)
+PLAIN_TEST(a_callback_ends_once_whenever_it_is_left)
 {
     int (*const callbacks[])(struct cox_channel_thread *) = {leaves, leaves_at_its_end};
     struct cox_worker *worker = calloc(1, sizeof *worker);
     struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
-    (void)state;
     assert_non_null(worker);
     worker->options.leave_stuck = true;
     thread->worker = worker;
@@ -112,13 +104,4 @@ static void a_callback_ends_once_whenever_it_is_left(void **state)
     cox_pause_unlisten();
     cox_pause_deinit(&worker->pause);
     free(worker);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m12_the_hosts_own_signal_still_reaches_it),
-        cmocka_unit_test(a_callback_ends_once_whenever_it_is_left),
-    };
-    return cmocka_run_group_tests_name("pause", tests, NULL, NULL);
 }

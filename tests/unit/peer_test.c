@@ -50,11 +50,10 @@ static void kill_without_reaping(pid_t pid)
     assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
 }
 
-static void oneself_is_alive(void **state)
+LEAK_TEST(oneself_is_alive)
 {
     struct cox_peer peer = COX_PEER_NONE;
     uint64_t start = 0;
-    (void)state;
     assert_int_equal(cox_peer_start_time(getpid(), &start), 0);
     assert_int_equal(cox_peer_open(getpid(), 0, &peer), 0);
     assert_int_equal(peer.pid, getpid());
@@ -74,11 +73,10 @@ static void *wait_for_ever(void *context)
     return context;
 }
 
-static void threads_are_counted(void **state)
+LEAK_TEST(threads_are_counted)
 {
     uint64_t before = 0, after = 0;
     pthread_t thread;
-    (void)state;
     assert_int_equal(cox_peer_thread_count(getpid(), &before), 0);
     assert_int_equal(before, 1);
     assert_int_equal(pthread_create(&thread, NULL, wait_for_ever, NULL), 0);
@@ -98,11 +96,10 @@ static void threads_are_counted(void **state)
     assert_int_equal(cox_peer_thread_count(pid, &after), COX_PEER_DEAD);
 }
 
-static void the_start_time_is_when_it_started(void **state)
+LEAK_TEST(the_start_time_is_when_it_started)
 {
     struct timespec before, after;
     uint64_t start = 0, ticks = (uint64_t)sysconf(_SC_CLK_TCK);
-    (void)state;
     clock_gettime(CLOCK_BOOTTIME, &before);
     pid_t pid = sleeper(NULL);
     clock_gettime(CLOCK_BOOTTIME, &after);
@@ -115,11 +112,10 @@ static void the_start_time_is_when_it_started(void **state)
     child_status(pid);
 }
 
-static void a_child_lives_until_it_is_killed(void **state)
+LEAK_TEST(a_child_lives_until_it_is_killed)
 {
     struct cox_peer peer = COX_PEER_NONE, again = COX_PEER_NONE;
     uint64_t start = 0;
-    (void)state;
     pid_t pid = sleeper(NULL);
     assert_int_equal(cox_peer_open(pid, 0, &peer), 0);
     assert_int_equal(cox_peer_open(pid, peer.start, &again), 0); /* stopped is alive */
@@ -142,9 +138,8 @@ static void a_child_lives_until_it_is_killed(void **state)
 }
 
 /* From the kill on, whether or not it ran since, and no moment before. */
-static void a23_a_killed_process_is_exiting(void **state)
+LEAK_TEST(a23_a_killed_process_is_exiting)
 {
-    (void)state;
     for (int i = 0; i < 50; i++) {
         pid_t pid = sleeper(NULL);
         assert_false(cox_peer_exiting(pid));
@@ -158,11 +153,10 @@ static void a23_a_killed_process_is_exiting(void **state)
     assert_true(cox_peer_exiting(PID_NEVER_USED));
 }
 
-static void b25_another_start_time_is_another_process(void **state)
+LEAK_TEST(b25_another_start_time_is_another_process)
 {
     struct cox_peer peer = COX_PEER_NONE;
     uint64_t start = 0;
-    (void)state;
     pid_t pid = sleeper(NULL);
     assert_int_equal(cox_peer_start_time(pid, &start), 0);
     assert_int_equal(cox_peer_open(pid, start - 1, &peer), COX_PEER_DEAD);
@@ -183,12 +177,11 @@ static void end_stopped(void *context)
 }
 
 /* The pid of a dead process is given to the next one; the pidfd stays with the dead. */
-static void b25_a_reused_pid_is_not_the_old_process(void **state)
+LEAK_TEST(b25_a_reused_pid_is_not_the_old_process)
 {
     struct cox_peer old = COX_PEER_NONE, fresh = COX_PEER_NONE;
     char number[32];
     int status;
-    (void)state;
     pid_t pid = child_start(end_stopped, NULL);
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
     assert_int_equal(cox_peer_open(pid, 0, &old), 0);
@@ -250,9 +243,8 @@ static void look_at_hidden(void *context)
 }
 
 /* hidepid: only what dead processes left is swept, and a hidden process is not dead. */
-static void b25_a_process_hidden_in_proc_is_not_dead(void **state)
+LEAK_TEST(b25_a_process_hidden_in_proc_is_not_dead)
 {
-    (void)state;
     if (!test_can_switch_user())
         skip();
     struct hidden pids = {sleeper(NULL), sleeper(NULL)};
@@ -266,13 +258,12 @@ static void b25_a_process_hidden_in_proc_is_not_dead(void **state)
     assert_int_equal(status, 0);
 }
 
-static void any_program_name_is_read_past(void **state)
+LEAK_TEST(any_program_name_is_read_past)
 {
     static const char *const names[] = {
         ") ", "a) R 1 1 1 1 1 ", ")) ) (", "x ) 7 7 7 7 7 7", "((((", ") ) ) ) ) ) ) )", "",
         " ",  "a\nb) S 1",
     };
-    (void)state;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct timespec now;
         uint64_t start = 0, own = 0;
@@ -289,10 +280,9 @@ static void any_program_name_is_read_past(void **state)
     }
 }
 
-static void unused_pids_are_refused(void **state)
+LEAK_TEST(unused_pids_are_refused)
 {
     static const pid_t none[] = {INT32_MAX, 0, -1, INT32_MIN};
-    (void)state;
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
         struct cox_peer peer = COX_PEER_NONE;
         uint64_t start = 5;
@@ -302,9 +292,8 @@ static void unused_pids_are_refused(void **state)
     }
 }
 
-static void stopped_is_distinguished_from_running_and_dead(void **state)
+LEAK_TEST(stopped_is_distinguished_from_running_and_dead)
 {
-    (void)state;
     pid_t pid = sleeper(NULL);
     assert_true(cox_peer_stopped(pid));
     assert_false(cox_peer_stopped(getpid()));
@@ -328,10 +317,9 @@ static void wait_in_the_kernel(void *context)
     }
 }
 
-static void what_holds_a_process_is_told(void **state)
+LEAK_TEST(what_holds_a_process_is_told)
 {
     char text[COX_PEER_HOLD_SIZE] = "x";
-    (void)state;
     cox_peer_read_hold(getpid(), text);
     assert_string_equal(text, "");
     pid_t pid = sleeper(NULL);
@@ -357,12 +345,11 @@ static void hold_and_wait(void *context)
 }
 
 /* A lock that this process holds is free once it lets go, whatever children it has. */
-static void a_child_of_fork_does_not_keep_what_shows_that_its_parent_lives(void **state)
+LEAK_TEST(a_child_of_fork_does_not_keep_what_shows_that_its_parent_lives)
 {
     char path[] = "/tmp/cox_peer_test.XXXXXX";
     int fds[2];
     struct stat st;
-    (void)state;
     cox_unforked_hold();
     int fd = mkostemp(path, O_CLOEXEC);
     assert_int_equal(cox_unforked_release(&fd), 0);
@@ -384,12 +371,11 @@ static void a_child_of_fork_does_not_keep_what_shows_that_its_parent_lives(void 
     close(fds[1]);
 }
 
-static void another_process_that_has_a_file_open_is_found(void **state)
+LEAK_TEST(another_process_that_has_a_file_open_is_found)
 {
     char path[] = "/tmp/cox_peer_test.XXXXXX";
     int fds[2];
     struct stat st;
-    (void)state;
     int fd = mkostemp(path, O_CLOEXEC);
     assert_int_equal(fstat(fd, &st), 0);
     assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
@@ -406,10 +392,9 @@ static void another_process_that_has_a_file_open_is_found(void **state)
 }
 
 /* Processor time shows in the clock of the process that used it, and of no other. */
-static void processor_time_is_of_its_process(void **state)
+LEAK_TEST(processor_time_is_of_its_process)
 {
     uint64_t own[2], others[2];
-    (void)state;
     pid_t pid = sleeper(NULL);
     kill(pid, SIGSTOP);
     while (!cox_peer_stopped(pid))
@@ -428,10 +413,9 @@ static void processor_time_is_of_its_process(void **state)
     assert_true(others[1] == others[0]);
 }
 
-static void the_pidfd_becomes_readable_with_the_death(void **state)
+LEAK_TEST(the_pidfd_becomes_readable_with_the_death)
 {
     struct cox_peer peer = COX_PEER_NONE;
-    (void)state;
     pid_t pid = sleeper(NULL);
     assert_int_equal(cox_peer_open(pid, 0, &peer), 0);
     struct pollfd p = {.fd = peer.pidfd, .events = POLLIN};
@@ -443,9 +427,8 @@ static void the_pidfd_becomes_readable_with_the_death(void **state)
     cox_peer_close(&peer);
 }
 
-static void descent_is_from_oneself_a_parent_or_its_parent(void **state)
+LEAK_TEST(descent_is_from_oneself_a_parent_or_its_parent)
 {
-    (void)state;
     pid_t child = sleeper(NULL), other = sleeper(NULL);
     assert_true(cox_peer_descends(child, child));
     assert_true(cox_peer_descends(child, getpid()));
@@ -458,29 +441,4 @@ static void descent_is_from_oneself_a_parent_or_its_parent(void **state)
     child_status(child);
     child_status(other);
     assert_false(cox_peer_descends(child, getpid()));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(descent_is_from_oneself_a_parent_or_its_parent),
-        LEAK_TEST(oneself_is_alive),
-        LEAK_TEST(the_start_time_is_when_it_started),
-        LEAK_TEST(threads_are_counted),
-        LEAK_TEST(a_child_lives_until_it_is_killed),
-        LEAK_TEST(a23_a_killed_process_is_exiting),
-        LEAK_TEST(b25_another_start_time_is_another_process),
-        LEAK_TEST(b25_a_reused_pid_is_not_the_old_process),
-        LEAK_TEST(b25_a_process_hidden_in_proc_is_not_dead),
-        LEAK_TEST(any_program_name_is_read_past),
-        LEAK_TEST(unused_pids_are_refused),
-        LEAK_TEST(what_holds_a_process_is_told),
-        LEAK_TEST(a_child_of_fork_does_not_keep_what_shows_that_its_parent_lives),
-        LEAK_TEST(another_process_that_has_a_file_open_is_found),
-        LEAK_TEST(stopped_is_distinguished_from_running_and_dead),
-        LEAK_TEST(processor_time_is_of_its_process),
-        LEAK_TEST(the_pidfd_becomes_readable_with_the_death),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

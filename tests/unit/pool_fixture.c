@@ -1,13 +1,10 @@
 #include "pool_fixture.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "memory/domain/domain_table.h"
+#include "tests/lib/test.h"
 
 struct failing failing;
 

@@ -15,9 +15,8 @@ static struct cox_block_ref told(const struct cox_pool *pool, uint32_t block, ui
     return (struct cox_block_ref){cox_pool_id(pool), generation, BLOCK_SIZE, block, 0};
 }
 
-static void p9_all_blocks_are_taken_by_one(void **state)
+LEAK_TEST(p9_all_blocks_are_taken_by_one)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref;
     assert_int_equal(cox_pool_generation(pool, 0), 0);
@@ -49,9 +48,8 @@ static void p9_all_blocks_are_taken_by_one(void **state)
     cox_pool_free(other);
 }
 
-static void p9_a30_only_a_fresh_fixed_pool_is_taken(void **state)
+LEAK_TEST(p9_a30_only_a_fresh_fixed_pool_is_taken)
 {
-    (void)state;
     const struct cox_pool_options slab = {.size = sizeof(struct cox_pool_options),
                                           .strategy = COX_POOL_SLAB,
                                           .block_size = 64,
@@ -68,9 +66,8 @@ static void p9_a30_only_a_fresh_fixed_pool_is_taken(void **state)
     cox_pool_free(pool);
 }
 
-static void p9_a_block_of_a_bumped_generation_has_no_new_readers(void **state)
+LEAK_TEST(p9_a_block_of_a_bumped_generation_has_no_new_readers)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *reader = pool_attached(pool);
     const struct cox_block_ref old = told(pool, 5, 1000), next = told(pool, 5, 2000);
     struct cox_error err = {0};
@@ -114,9 +111,8 @@ static bool third_time(void *context)
     return ++*(int *)context == 3;
 }
 
-static void m13_wait_unpinned_can_be_cancelled(void **state)
+LEAK_TEST(m13_wait_unpinned_can_be_cancelled)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *reader = pool_attached(pool);
     const struct cox_block_ref ref = told(pool, 0, 9);
     int asked = 0;
@@ -133,9 +129,8 @@ static void m13_wait_unpinned_can_be_cancelled(void **state)
 
 /* ---- pins ---- */
 
-static void h28_a_message_pins_a_block(void **state)
+LEAK_TEST(h28_a_message_pins_a_block)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref = pool_allocated(pool, 100);
     assert_int_equal(cox_pool_pin(pool, &ref, 5, 1, NULL), COX_NOT_FOUND);
@@ -186,9 +181,8 @@ static void h28_a_message_pins_a_block(void **state)
     cox_pool_free(other);
 }
 
-static void b37_a_queue_exists_while_a_process_uses_it(void **state)
+LEAK_TEST(b37_a_queue_exists_while_a_process_uses_it)
 {
-    (void)state;
     struct cox_pool *a = pool_made(&fixed), *b = pool_attached(a), *c = pool_attached(a);
     struct cox_block_ref ref = pool_allocated(a, 100), other = pool_allocated(a, 100);
     assert_int_equal(cox_pool_queue_join(a, 5, NULL), 0);
@@ -213,9 +207,8 @@ static void b37_a_queue_exists_while_a_process_uses_it(void **state)
     cox_pool_free(c);
 }
 
-static void b24_the_place_of_a_queue_is_taken_again(void **state)
+LEAK_TEST(b24_the_place_of_a_queue_is_taken_again)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 100);
     for (uint64_t queue_id = 1; queue_id <= COX_POOL_QUEUE_COUNT_MAX; queue_id++)
@@ -229,19 +222,4 @@ static void b24_the_place_of_a_queue_is_taken_again(void **state)
     cox_pool_unpin(pool, &ref, 33, 1); /* late, from the queue that was there before */
     assert_int_equal(pool_stats(pool).pin_count, 1);
     cox_pool_free(pool);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(p9_all_blocks_are_taken_by_one),
-        LEAK_TEST(p9_a30_only_a_fresh_fixed_pool_is_taken),
-        LEAK_TEST(p9_a_block_of_a_bumped_generation_has_no_new_readers),
-        LEAK_TEST(m13_wait_unpinned_can_be_cancelled),
-        LEAK_TEST(h28_a_message_pins_a_block),
-        LEAK_TEST(b37_a_queue_exists_while_a_process_uses_it),
-        LEAK_TEST(b24_the_place_of_a_queue_is_taken_again),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

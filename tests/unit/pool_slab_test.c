@@ -19,17 +19,16 @@ static int setup(void **state)
     failing = (struct failing){0};
     return leak_setup(state);
 }
-#define SLAB_TEST(function) cmocka_unit_test_setup_teardown(function, setup, leak_teardown)
 
+#define SLAB_TEST(name) TEST_WITH(name, setup, leak_teardown)
 static void drop(struct cox_pool *pool, struct cox_block_ref *refs, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
         assert_int_equal(cox_pool_unref(pool, &refs[i], NULL), 0);
 }
 
-static void a30_h21_sizes_are_classes(void **state)
+SLAB_TEST(a30_h21_sizes_are_classes)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&slabs);
     struct cox_block_ref found, ref;
     assert_int_equal(cox_pool_block_size(pool), 64);
@@ -62,9 +61,8 @@ static void a30_h21_sizes_are_classes(void **state)
 }
 
 /* Blocks of all sizes in any order; a table shows that they do not overlap. */
-static void a30_h28_no_two_blocks_overlap(void **state)
+SLAB_TEST(a30_h28_no_two_blocks_overlap)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&slabs), *other = pool_attached(pool);
     static struct cox_block_ref refs[4000];
     static uint8_t units[SLAB_COUNT * SLAB / 64];
@@ -114,9 +112,8 @@ static void a30_h28_no_two_blocks_overlap(void **state)
     cox_pool_free(pool);
 }
 
-static void a30_empty_slabs_take_another_size(void **state)
+SLAB_TEST(a30_empty_slabs_take_another_size)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&slabs);
     static struct cox_block_ref refs[SLAB_COUNT * 1024];
     for (uint64_t size = 64; size <= SLAB; size *= 2) {
@@ -144,9 +141,8 @@ static void a30_empty_slabs_take_another_size(void **state)
     cox_pool_free(pool);
 }
 
-static void b24_p9_references_outlive_no_slab(void **state)
+SLAB_TEST(b24_p9_references_outlive_no_slab)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&slabs), *other = pool_attached(pool);
     struct cox_block_ref small = pool_allocated(pool, 64), large, next;
     next = pool_allocated(pool, 64);
@@ -182,9 +178,8 @@ static uint64_t pages_of(const struct cox_pool *pool)
     return (uint64_t)st.st_blocks * 512;
 }
 
-static void h27_h28_a_domain_that_fails_is_reported(void **state)
+SLAB_TEST(h27_h28_a_domain_that_fails_is_reported)
 {
-    (void)state;
     struct cox_domains *domains = failing_domains();
     struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
                                        .domains = domains,
@@ -251,9 +246,8 @@ static void pages_follow(const struct cox_pool_options *options, uint64_t size)
     cox_pool_free(pool);
 }
 
-static void h18_on_demand_pages_come_and_go(void **state)
+SLAB_TEST(h18_on_demand_pages_come_and_go)
 {
-    (void)state;
     struct cox_pool_options fixed = {.size = sizeof(struct cox_pool_options),
                                      .block_size = 8192,
                                      .block_count = 20,
@@ -272,9 +266,8 @@ static void h18_on_demand_pages_come_and_go(void **state)
     pages_follow(&slab, 10000);
 }
 
-static void h18_on_demand_a_run_has_pages(void **state)
+SLAB_TEST(h18_on_demand_a_run_has_pages)
 {
-    (void)state;
     const struct cox_pool_options slab = {.size = sizeof(struct cox_pool_options),
                                           .strategy = COX_POOL_SLAB,
                                           .block_size = 64,
@@ -327,9 +320,8 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
     cox_domains_free(domains);
 }
 
-static void h18_h28_no_pages_is_an_error_and_no_loss(void **state)
+SLAB_TEST(h18_h28_no_pages_is_an_error_and_no_loss)
 {
-    (void)state;
     no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
                                        .block_size = 8192,
                                        .block_count = 20},
@@ -352,9 +344,8 @@ static void h18_h28_no_pages_is_an_error_and_no_loss(void **state)
              16384, 0);
 }
 
-static void h18_adopt_all_without_pages_adopts_nothing(void **state)
+SLAB_TEST(h18_adopt_all_without_pages_adopts_nothing)
 {
-    (void)state;
     struct cox_domains *domains = failing_domains();
     const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
                                              .domains = domains,
@@ -371,21 +362,4 @@ static void h18_adopt_all_without_pages_adopts_nothing(void **state)
     assert_int_equal(pages_of(pool), 8 * 4096);
     cox_pool_free(pool);
     cox_domains_free(domains);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        SLAB_TEST(a30_h21_sizes_are_classes),
-        SLAB_TEST(a30_h28_no_two_blocks_overlap),
-        SLAB_TEST(a30_empty_slabs_take_another_size),
-        SLAB_TEST(b24_p9_references_outlive_no_slab),
-        SLAB_TEST(h27_h28_a_domain_that_fails_is_reported),
-        SLAB_TEST(h18_on_demand_pages_come_and_go),
-        SLAB_TEST(h18_on_demand_a_run_has_pages),
-        SLAB_TEST(h18_h28_no_pages_is_an_error_and_no_loss),
-        SLAB_TEST(h18_adopt_all_without_pages_adopts_nothing),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

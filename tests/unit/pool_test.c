@@ -15,9 +15,8 @@
 static const struct cox_pool_options fixed = {
     .size = sizeof(struct cox_pool_options), .block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
 
-static void h18_bad_options_are_refused(void **state)
+LEAK_TEST(h18_bad_options_are_refused)
 {
-    (void)state;
     const struct {
         struct cox_pool_options options;
         const char *word;
@@ -61,9 +60,8 @@ static void h18_bad_options_are_refused(void **state)
     }
 }
 
-static void h18_h21_h22_allocated_and_given_back(void **state)
+LEAK_TEST(h18_h21_h22_allocated_and_given_back)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_block_ref refs[BLOCK_COUNT], none = {.size = 77};
     struct cox_error err = {0};
@@ -108,9 +106,8 @@ static void h18_h21_h22_allocated_and_given_back(void **state)
     cox_pool_free(pool);
 }
 
-static void h22_h23_a27_shared_and_freed_by_the_last_one(void **state)
+LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one)
 {
-    (void)state;
     struct cox_pool *a = pool_made(&fixed), *b = pool_attached(a), *c = pool_attached(a);
     assert_int_equal(cox_pool_id(a), cox_pool_id(b));
     struct cox_block_ref ref = pool_allocated(a, 100);
@@ -145,9 +142,8 @@ static void h22_h23_a27_shared_and_freed_by_the_last_one(void **state)
     cox_pool_free(c);
 }
 
-static void p9_invalid_references_are_refused(void **state)
+LEAK_TEST(p9_invalid_references_are_refused)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_made(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 100), foreign = pool_allocated(other, 100);
     struct cox_error err = {0};
@@ -200,9 +196,8 @@ static void p9_invalid_references_are_refused(void **state)
 
 /* Generations have 48 bits: after the last one comes 1, never 0, and references to the last one
  * stay stale. */
-static void b24_p9_generations_go_round(void **state)
+LEAK_TEST(b24_p9_generations_go_round)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     for (uint32_t block = 0; block < BLOCK_COUNT; block++)
         atomic_store(&pool->blocks[block].block_word,
@@ -226,9 +221,8 @@ static void b24_p9_generations_go_round(void **state)
     cox_pool_free(pool);
 }
 
-static void b24_b37_counts_neither_overflow_nor_underflow(void **state)
+LEAK_TEST(b24_b37_counts_neither_overflow_nor_underflow)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 1);
     uint32_t count = 1;
@@ -244,9 +238,8 @@ static void b24_b37_counts_neither_overflow_nor_underflow(void **state)
     cox_pool_free(pool);
 }
 
-static void h21_find_by_offset_and_pointer(void **state)
+LEAK_TEST(h21_find_by_offset_and_pointer)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref = pool_allocated(pool, 100), found;
     uint64_t offset = 0;
@@ -272,9 +265,8 @@ static void h21_find_by_offset_and_pointer(void **state)
     cox_pool_free(pool);
 }
 
-static void h24_h25_h26_bytes_go_in_out_and_across(void **state)
+LEAK_TEST(h24_h25_h26_bytes_go_in_out_and_across)
 {
-    (void)state;
     struct cox_domains *domains = NULL;
     assert_int_equal(cox_domains_new(&domains), 0);
     struct cox_pool_options options = fixed;
@@ -309,9 +301,8 @@ static void h24_h25_h26_bytes_go_in_out_and_across(void **state)
     cox_domains_free(domains);
 }
 
-static void h19_a_reader_reads_only(void **state)
+LEAK_TEST(h19_a_reader_reads_only)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *reader = NULL;
     struct cox_block_ref ref = pool_allocated(pool, 8), none;
     const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
@@ -357,9 +348,8 @@ static int attach_result(int words, int blocks, const char *word)
     return r;
 }
 
-static void h19_b23_what_is_no_pool_is_refused(void **state)
+LEAK_TEST(h19_b23_what_is_no_pool_is_refused)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_made(&fixed);
     int fds[2], others[2];
     cox_pool_fds(pool, fds);
@@ -392,9 +382,8 @@ static void h19_b23_what_is_no_pool_is_refused(void **state)
     cox_pool_free(other);
 }
 
-static void h19_b23_words_that_contradict_themselves_are_refused(void **state)
+LEAK_TEST(h19_b23_words_that_contradict_themselves_are_refused)
 {
-    (void)state;
     static const struct {
         size_t offset, size;
         /* also possible */
@@ -448,9 +437,8 @@ static void h19_b23_words_that_contradict_themselves_are_refused(void **state)
     cox_pool_free(pool);
 }
 
-static void b23_b32_overwritten_words_crash_no_process(void **state)
+LEAK_TEST(b23_b32_overwritten_words_crash_no_process)
 {
-    (void)state;
     static const struct cox_pool_options both[] = {
         {.size = sizeof(struct cox_pool_options),
          .block_size = BLOCK_SIZE,
@@ -506,9 +494,8 @@ static void b23_b32_overwritten_words_crash_no_process(void **state)
 
 /* ---- owners ---- */
 
-static void h20_rows_are_taken_and_given_back(void **state)
+LEAK_TEST(h20_rows_are_taken_and_given_back)
 {
-    (void)state;
     struct cox_pool_options options = fixed;
     options.owner_count_max = 3;
     struct cox_pool *pools[3] = {pool_made(&options)}, *more = NULL;
@@ -542,9 +529,8 @@ static void child_of_a_fork(void *context)
     CHECK(cox_pool_free(pool) == NULL);
 }
 
-static void h20_the_child_of_a_fork_changes_nothing(void **state)
+LEAK_TEST(h20_the_child_of_a_fork_changes_nothing)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_block_ref refs[BLOCK_COUNT];
     for (int i = 0; i < BLOCK_COUNT; i++)
@@ -564,9 +550,8 @@ static void count_line(void *context, const char *text)
     assert_true(strlen(text) > 0 && !strchr(text, '\n'));
 }
 
-static void h16_dump_and_stats(void **state)
+LEAK_TEST(h16_dump_and_stats)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 1);
     uint32_t lines = 0;
@@ -588,9 +573,8 @@ static void h16_dump_and_stats(void **state)
 }
 
 /* Reopening a device's fd gives the device, not the memory. */
-static void h24_what_is_no_file_is_not_shared_for_reading_only(void **state)
+LEAK_TEST(h24_what_is_no_file_is_not_shared_for_reading_only)
 {
-    (void)state;
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_pool_handle handle;
     struct cox_exporter *exporter = NULL;
@@ -607,28 +591,4 @@ static void h24_what_is_no_file_is_not_shared_for_reading_only(void **state)
     cox_exporter_free(exporter);
     close(device);
     cox_pool_free(pool);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(h18_bad_options_are_refused),
-        LEAK_TEST(h24_what_is_no_file_is_not_shared_for_reading_only),
-        LEAK_TEST(h18_h21_h22_allocated_and_given_back),
-        LEAK_TEST(h22_h23_a27_shared_and_freed_by_the_last_one),
-        LEAK_TEST(p9_invalid_references_are_refused),
-        LEAK_TEST(b24_p9_generations_go_round),
-        LEAK_TEST(b24_b37_counts_neither_overflow_nor_underflow),
-        LEAK_TEST(h21_find_by_offset_and_pointer),
-        LEAK_TEST(h24_h25_h26_bytes_go_in_out_and_across),
-        LEAK_TEST(h19_a_reader_reads_only),
-        LEAK_TEST(h19_b23_what_is_no_pool_is_refused),
-        LEAK_TEST(h19_b23_words_that_contradict_themselves_are_refused),
-        LEAK_TEST(b23_b32_overwritten_words_crash_no_process),
-        LEAK_TEST(h20_rows_are_taken_and_given_back),
-        LEAK_TEST(h20_the_child_of_a_fork_changes_nothing),
-        LEAK_TEST(h16_dump_and_stats),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

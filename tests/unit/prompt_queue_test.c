@@ -5,14 +5,12 @@
 #include "engine/batching/prompt_queue.h"
 #include "proto/executor.pb-c.h"
 #include "engine_loop_fixture.h"
+#include "tests/lib/test.h"
 
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-#include <cmocka.h>
 #include <stdlib.h>
 
 #define PATIENCE_MS 30000
@@ -152,9 +150,8 @@ static bool is_all_done(const struct cox_prompts_status *status)
     return status->running == 0 && status->waiting == 0;
 }
 
-static void clients_get_their_own_replies(void **state)
+PLAIN_TEST(clients_get_their_own_replies)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_prompt_queue *queue = prompt_queue_new(executor);
     struct client clients[5];
@@ -219,9 +216,8 @@ static int waits_at_the_limit(uint64_t number)
     return 0;
 }
 
-static void a_client_with_many_prompts_does_not_delay_another_by_all_of_them(void **state)
+PLAIN_TEST(a_client_with_many_prompts_does_not_delay_another_by_all_of_them)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     limit_set(0);
     executor->script.status = waits_at_the_limit;
@@ -257,9 +253,8 @@ static void a_client_with_many_prompts_does_not_delay_another_by_all_of_them(voi
     executor_free(executor);
 }
 
-static void tokens_have_a_bound_of_their_own(void **state)
+PLAIN_TEST(tokens_have_a_bound_of_their_own)
 {
-    (void)state;
     static int32_t tokens[COX_PROMPT_QUEUE_TOKEN_COUNT_MAX + 1];
     struct cox_executor *executor = executor_new();
     struct cox_prompt_queue *queue = prompt_queue_new(executor);
@@ -290,9 +285,8 @@ static void tokens_have_a_bound_of_their_own(void **state)
     executor_free(executor);
 }
 
-static void what_is_given_up_frees_its_blocks(void **state)
+PLAIN_TEST(what_is_given_up_frees_its_blocks)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     limit_set(UINT64_MAX);
     executor->script.status = waits_at_the_limit;
@@ -325,9 +319,8 @@ static void what_is_given_up_frees_its_blocks(void **state)
     executor_free(executor);
 }
 
-static void what_is_given_up_runs_no_further(void **state)
+PLAIN_TEST(what_is_given_up_runs_no_further)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     limit_set(5);
     executor->script.status = waits_at_the_limit;
@@ -348,9 +341,8 @@ static void what_is_given_up_runs_no_further(void **state)
     executor_free(executor);
 }
 
-static void bad_prompts_fail_alone(void **state)
+PLAIN_TEST(bad_prompts_fail_alone)
 {
-    (void)state;
     static const int32_t outside[] = {1, 100}, below[] = {-1};
     static int32_t huge[200];
     const struct cox_prompt_request bad[] = {
@@ -386,9 +378,8 @@ static int third_is_dead(uint64_t number)
     return number == 3 ? COX_PEER_DEAD : 0;
 }
 
-static void after_a_failure_the_next_prompt_gets_another_scheduler(void **state)
+PLAIN_TEST(after_a_failure_the_next_prompt_gets_another_scheduler)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     executor->script.status = third_is_dead;
     struct cox_prompt_queue *queue = prompt_queue_new(executor);
@@ -410,9 +401,8 @@ static void after_a_failure_the_next_prompt_gets_another_scheduler(void **state)
     executor_free(executor);
 }
 
-static void the_end_is_reported_with_its_cause(void **state)
+PLAIN_TEST(the_end_is_reported_with_its_cause)
 {
-    (void)state;
     for (int with_cause = 0; with_cause < 2; with_cause++) {
         struct cox_executor *executor = executor_new();
         executor->script.silent = true; /* a step that never ends */
@@ -465,9 +455,8 @@ static uint64_t uses_of(struct cox_lora *lora, const char *name)
     return uses;
 }
 
-static void m13_prompts_count_as_uses_until_they_are_done(void **state)
+PLAIN_TEST(m13_prompts_count_as_uses_until_they_are_done)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
     struct cox_prompt_queue *queue = prompt_queue_with(executor, lora, NULL);
@@ -500,9 +489,8 @@ static void m13_prompts_count_as_uses_until_they_are_done(void **state)
     executor_free(executor);
 }
 
-static void m13_a_prompt_with_an_unknown_adapter_fails_alone(void **state)
+PLAIN_TEST(m13_a_prompt_with_an_unknown_adapter_fails_alone)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
     for (int with = 0; with < 2; with++) {
@@ -528,9 +516,8 @@ static void m13_a_prompt_with_an_unknown_adapter_fails_alone(void **state)
 }
 
 /* Every prompt ends, and none stays a use. */
-static void m13_the_end_gives_all_adapters_back(void **state)
+PLAIN_TEST(m13_the_end_gives_all_adapters_back)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
     struct cox_prompt_queue *queue = prompt_queue_with(executor, lora, NULL);
@@ -622,9 +609,8 @@ static void await_free(struct cox_prompt_queue *queue)
     } while (status.free_blocks != status.block_count || status.holds);
 }
 
-static void m11_a_pulled_prompt_goes_on_with_the_same_text(void **state)
+PLAIN_TEST(m11_a_pulled_prompt_goes_on_with_the_same_text)
 {
-    (void)state;
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
     struct client client = client_new(queue);
@@ -656,9 +642,8 @@ static int32_t fails(uint64_t number)
     return 2003;
 }
 
-static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
+PLAIN_TEST(m11_a_pull_that_fails_is_tried_again_and_then_computed)
 {
-    (void)state;
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
     struct client client = client_new(queue);
@@ -686,9 +671,8 @@ static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
     executor_free(executor);
 }
 
-static void p9_a_client_that_leaves_during_a_pull_leaves_no_block(void **state)
+PLAIN_TEST(p9_a_client_that_leaves_during_a_pull_leaves_no_block)
 {
-    (void)state;
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
     struct client client = client_new(queue);
@@ -709,9 +693,8 @@ static void p9_a_client_that_leaves_during_a_pull_leaves_no_block(void **state)
     executor_free(executor);
 }
 
-static void m10_a_hold_is_its_clients(void **state)
+PLAIN_TEST(m10_a_hold_is_its_clients)
 {
-    (void)state;
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
     struct client client = client_new(queue), other = client_new(queue);
@@ -761,9 +744,8 @@ static int submit_held(struct client *client, uint64_t index)
     return cox_prompt_queue_submit(client->client, &request, index);
 }
 
-static void m10_holds_that_a_cancel_dropped_unheard_are_released(void **state)
+PLAIN_TEST(m10_holds_that_a_cancel_dropped_unheard_are_released)
 {
-    (void)state;
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
     struct client client = client_new(queue);
@@ -792,9 +774,8 @@ static void await_submit(struct cox_executor *executor)
     }
 }
 
-static void m10_orders_to_release_have_a_bound(void **state)
+PLAIN_TEST(m10_orders_to_release_have_a_bound)
 {
-    (void)state;
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
     struct client client = client_new(queue), other = client_new(queue);
@@ -817,9 +798,8 @@ static void m10_orders_to_release_have_a_bound(void **state)
     executor_free(executor);
 }
 
-static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_copied(void **state)
+PLAIN_TEST(m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_copied)
 {
-    (void)state;
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
     struct client client = client_new(queue);
@@ -848,9 +828,8 @@ static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_c
     executor_free(executor);
 }
 
-static void m10_a_group_without_transfers_says_so(void **state)
+PLAIN_TEST(m10_a_group_without_transfers_says_so)
 {
-    (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_prompt_queue *queue = prompt_queue_new(executor);
     struct client client = client_new(queue);
@@ -861,30 +840,4 @@ static void m10_a_group_without_transfers_says_so(void **state)
     client_free(&client);
     cox_prompt_queue_free(queue);
     executor_free(executor);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(clients_get_their_own_replies),
-        cmocka_unit_test(a_client_with_many_prompts_does_not_delay_another_by_all_of_them),
-        cmocka_unit_test(tokens_have_a_bound_of_their_own),
-        cmocka_unit_test(what_is_given_up_frees_its_blocks),
-        cmocka_unit_test(what_is_given_up_runs_no_further),
-        cmocka_unit_test(bad_prompts_fail_alone),
-        cmocka_unit_test(after_a_failure_the_next_prompt_gets_another_scheduler),
-        cmocka_unit_test(the_end_is_reported_with_its_cause),
-        cmocka_unit_test(m13_prompts_count_as_uses_until_they_are_done),
-        cmocka_unit_test(m13_a_prompt_with_an_unknown_adapter_fails_alone),
-        cmocka_unit_test(m13_the_end_gives_all_adapters_back),
-        cmocka_unit_test(m11_a_pulled_prompt_goes_on_with_the_same_text),
-        cmocka_unit_test(m11_a_pull_that_fails_is_tried_again_and_then_computed),
-        cmocka_unit_test(p9_a_client_that_leaves_during_a_pull_leaves_no_block),
-        cmocka_unit_test(m10_a_hold_is_its_clients),
-        cmocka_unit_test(m10_holds_that_a_cancel_dropped_unheard_are_released),
-        cmocka_unit_test(m10_orders_to_release_have_a_bound),
-        cmocka_unit_test(m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_copied),
-        cmocka_unit_test(m10_a_group_without_transfers_says_so),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

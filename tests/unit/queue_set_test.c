@@ -4,19 +4,17 @@
 #include "memory/queue/queue_lock.h"
 #include "memory/queue/queue_set.h"
 #include "queue_fixture.h"
+#include "tests/lib/test.h"
 
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #define QUEUE_COUNT 3
 #define PATIENCE_MS 20000
@@ -57,6 +55,8 @@ static int teardown(void **state)
     return used == 0 ? 0 : -1;
 }
 
+#define TEST(name) TEST_WITH(name, setup, teardown)
+
 static void publish(int i, uint64_t user_data)
 {
     assert_int_equal(fixture_publish(publishers[i], host, 100, user_data, NULL), 0);
@@ -78,9 +78,8 @@ static struct cox_subscriber *wait_ready(void)
     return ready;
 }
 
-static void h14_wait_returns_which_queue_has_a_message(void **state)
+TEST(h14_wait_returns_which_queue_has_a_message)
 {
-    (void)state;
     for (int i = QUEUE_COUNT - 1; i >= 0; i--) {
         publish(i, 50 + (uint64_t)i);
         struct cox_subscriber *ready = wait_ready();
@@ -89,9 +88,8 @@ static void h14_wait_returns_which_queue_has_a_message(void **state)
     }
 }
 
-static void h14_a_deadline_ends_the_wait(void **state)
+TEST(h14_a_deadline_ends_the_wait)
 {
-    (void)state;
     struct cox_subscriber *ready = NULL;
     assert_int_equal(cox_queue_set_wait(set, 0, &ready), COX_TIMEOUT);
     const uint64_t deadline_ns = cox_deadline_after_ms(30);
@@ -104,9 +102,8 @@ static void h14_a_deadline_ends_the_wait(void **state)
     assert_ptr_equal(ready, subscribers[1]);
 }
 
-static void h14_each_queue_gets_its_turn(void **state)
+TEST(h14_each_queue_gets_its_turn)
 {
-    (void)state;
     for (uint64_t user_data = 1; user_data <= 4; user_data++)
         for (int i = 0; i < QUEUE_COUNT; i++)
             publish(i, user_data);
@@ -121,9 +118,8 @@ static void h14_each_queue_gets_its_turn(void **state)
         }
 }
 
-static void h14_membership_is_checked(void **state)
+TEST(h14_membership_is_checked)
 {
-    (void)state;
     struct cox_queue_set *other;
     struct cox_subscriber *ready;
     struct cox_error err = {0};
@@ -155,9 +151,8 @@ static void h14_membership_is_checked(void **state)
 
 /* ---- triggers ---- */
 
-static void h14_each_trigger_ends_one_wait(void **state)
+TEST(h14_each_trigger_ends_one_wait)
 {
-    (void)state;
     struct cox_subscriber *ready = NULL;
     cox_queue_set_trigger(set);
     cox_queue_set_trigger(set);
@@ -226,18 +221,16 @@ static void wake_a_sleeper(void)
     assert_int_equal(joined(thread), COX_ABORTED);
 }
 
-static void h14_b36_a_sleeper_is_woken_by_any_of_its_queues_and_by_triggers(void **state)
+TEST(h14_b36_a_sleeper_is_woken_by_any_of_its_queues_and_by_triggers)
 {
-    (void)state;
     const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
     wake_a_sleeper();
 }
 
 #if COX_TESTING
-static void h14_a_kernel_that_sleeps_on_one_word_does_as_well(void **state)
+TEST(h14_a_kernel_that_sleeps_on_one_word_does_as_well)
 {
-    (void)state;
     const struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     struct cox_subscriber *ready;
     assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
@@ -250,9 +243,8 @@ static void h14_a_kernel_that_sleeps_on_one_word_does_as_well(void **state)
 #endif
 
 /* Each waiter has its own futex: a wakeup reaches one waiter only, and takes none from others. */
-static void b36_two_sleepers_of_one_queue_are_both_woken(void **state)
+TEST(b36_two_sleepers_of_one_queue_are_both_woken)
 {
-    (void)state;
     struct cox_subscriber *other = fixture_subscriber(queues[0], NULL, &host, 1, NULL, NULL);
     struct cox_subscriber *ready = NULL, *of_other = NULL;
     struct cox_queue_set *second;
@@ -273,9 +265,8 @@ static void b36_two_sleepers_of_one_queue_are_both_woken(void **state)
 }
 
 /* The process's count of voluntary context switches: every wakeup is one. */
-static void h14_a_waiter_causes_no_wakeups(void **state)
+TEST(h14_a_waiter_causes_no_wakeups)
 {
-    (void)state;
     struct rusage before, after;
     struct cox_subscriber *ready;
     getrusage(RUSAGE_THREAD, &before);
@@ -308,9 +299,8 @@ static void lock_once(struct cox_queue_layout_lock *lock, bool expected_repair)
     assert_int_equal(atomic_load(&lock->lock_owner), 0);
 }
 
-static void b31_b34_a_dead_owner_is_found_and_told(void **state)
+TEST(b31_b34_a_dead_owner_is_found_and_told)
 {
-    (void)state;
     struct cox_queue_layout_lock *lock = lock_share();
     for (int reap = 0; reap < 2; reap++) {
         int status;
@@ -335,9 +325,8 @@ static void b31_b34_a_dead_owner_is_found_and_told(void **state)
     }
 }
 
-static void b31_a_lock_without_a_live_owner_is_taken_over(void **state)
+TEST(b31_a_lock_without_a_live_owner_is_taken_over)
 {
-    (void)state;
     struct cox_queue_layout_lock *lock = lock_share();
     const uint64_t words[] = {1, UINT64_MAX, (uint64_t)getpid() << 42,
                               ((uint64_t)getpid() << 42) + 1, UINT64_C(1) << 63};
@@ -354,9 +343,8 @@ static void b31_a_lock_without_a_live_owner_is_taken_over(void **state)
 }
 
 /* Alive and stopped, or a corrupt word: every wait ends. */
-static void b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words(void **state)
+TEST(b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words)
 {
-    (void)state;
     struct cox_queue_layout_lock *lock = lock_share();
     struct cox_message message;
     struct cox_error err = {0};
@@ -374,9 +362,8 @@ static void b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words(void
 
 /* A process is stopped in publish, with the lock: that delays its own queue, not the deadline,
  * another queue or a trigger. */
-static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
+TEST(h14_b36_a_stopped_publisher_delays_no_other_queue)
 {
-    (void)state;
     struct cox_queue_layout *layout = queues[0]->layout;
     struct cox_subscriber *ready = NULL;
     uint64_t identity;
@@ -428,9 +415,8 @@ static void *thread_count(void *argument)
     return NULL;
 }
 
-static void b31_b34_threads_of_one_process_exclude_each_other(void **state)
+TEST(b31_b34_threads_of_one_process_exclude_each_other)
 {
-    (void)state;
     struct counter counter = {lock_share(), 0};
     pthread_t threads[4];
     for (int i = 0; i < 4; i++)
@@ -438,29 +424,4 @@ static void b31_b34_threads_of_one_process_exclude_each_other(void **state)
     for (int i = 0; i < 4; i++)
         assert_int_equal(pthread_join(threads[i], NULL), 0);
     assert_int_equal(counter.value, 4 * ROUNDS);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(h14_wait_returns_which_queue_has_a_message),
-        TEST(h14_a_deadline_ends_the_wait),
-        TEST(h14_each_queue_gets_its_turn),
-        TEST(h14_membership_is_checked),
-        TEST(h14_each_trigger_ends_one_wait),
-        TEST(h14_b36_a_sleeper_is_woken_by_any_of_its_queues_and_by_triggers),
-#if COX_TESTING
-        TEST(h14_a_kernel_that_sleeps_on_one_word_does_as_well),
-#endif
-        TEST(b36_two_sleepers_of_one_queue_are_both_woken),
-        TEST(h14_a_waiter_causes_no_wakeups),
-        TEST(b31_b34_a_dead_owner_is_found_and_told),
-        TEST(b31_a_lock_without_a_live_owner_is_taken_over),
-        TEST(b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words),
-        TEST(h14_b36_a_stopped_publisher_delays_no_other_queue),
-        TEST(b31_b34_threads_of_one_process_exclude_each_other),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

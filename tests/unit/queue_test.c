@@ -5,8 +5,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,12 +13,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "memory/domain/domain_table.h"
 #include "memory/pool/pool_layout.h"
 #include "memory/queue/queue_internal.h"
 #include "channel/base/peer.h"
+#include "tests/lib/test.h"
 
 static struct cox_domains *domains;
 static struct cox_pool *host, *bounce;
@@ -50,6 +47,8 @@ static int teardown(void **state)
     domains = cox_domains_free(domains);
     return in_host == 0 && in_bounce == 0 ? 0 : -1;
 }
+
+#define TEST(name) TEST_WITH(name, setup, teardown)
 
 static struct cox_subscriber *host_subscriber(void)
 {
@@ -90,9 +89,8 @@ static void take_nothing(struct cox_subscriber *subscriber)
 
 /* ---- copies ---- */
 
-static void h4_h5_h13_the_same_domain_takes_the_very_block(void **state)
+TEST(h4_h5_h13_the_same_domain_takes_the_very_block)
 {
-    (void)state;
     struct cox_subscriber *a = host_subscriber(), *b = host_subscriber();
     struct cox_block_ref ref;
     uint64_t number;
@@ -117,9 +115,8 @@ static void h4_h5_h13_the_same_domain_takes_the_very_block(void **state)
     cox_subscriber_free(b);
 }
 
-static void h6_the_first_taker_of_another_domain_copies_for_all(void **state)
+TEST(h6_the_first_taker_of_another_domain_copies_for_all)
 {
-    (void)state;
     struct cox_subscriber *takers[3];
     struct cox_message messages[3];
     for (int i = 0; i < 3; i++)
@@ -144,9 +141,8 @@ static void h6_the_first_taker_of_another_domain_copies_for_all(void **state)
 }
 
 /* Another pool of the domain, which this subscriber cannot open. */
-static void h6_a_copy_in_a_pool_that_cannot_be_opened_is_made_again(void **state)
+TEST(h6_a_copy_in_a_pool_that_cannot_be_opened_is_made_again)
 {
-    (void)state;
     struct cox_pool *other = fixture_pool(domains, COX_DOMAIN_BOUNCE, 4);
     struct cox_subscriber *first = bounce_subscriber();
     struct cox_subscriber *second = fixture_subscriber(queue, other, &host, 1, domains, NULL);
@@ -163,9 +159,8 @@ static void h6_a_copy_in_a_pool_that_cannot_be_opened_is_made_again(void **state
     cox_pool_free(other);
 }
 
-static void h6_no_room_for_the_copy_leaves_the_message(void **state)
+TEST(h6_no_room_for_the_copy_leaves_the_message)
 {
-    (void)state;
     struct cox_pool *small = fixture_pool(domains, COX_DOMAIN_BOUNCE, 1);
     struct cox_subscriber *taker = fixture_subscriber(queue, small, &host, 1, domains, NULL);
     struct cox_message message;
@@ -184,9 +179,8 @@ static void h6_no_room_for_the_copy_leaves_the_message(void **state)
     cox_pool_free(small);
 }
 
-static void h6_without_a_pool_other_domains_are_refused_with_words(void **state)
+TEST(h6_without_a_pool_other_domains_are_refused_with_words)
 {
-    (void)state;
     struct cox_publisher *remote = fixture_publisher(queue, bounce, domains, NULL);
     struct cox_subscriber *taker = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
     struct cox_message message;
@@ -220,9 +214,8 @@ static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device
 }
 
 /* Each domain has its own bit of the mask, also the last one. */
-static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
+TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains)
 {
-    (void)state;
     const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
                                               .domain_count_max = COX_DOMAIN_COUNT_MAX,
                                               .subscriber_count_max = 80,
@@ -332,9 +325,8 @@ static struct cox_pool *failing_pool(void)
     return pool;
 }
 
-static void h6_h28_a_domain_without_memory_leaves_the_message(void **state)
+TEST(h6_h28_a_domain_without_memory_leaves_the_message)
 {
-    (void)state;
     struct cox_pool *pool = failing_pool();
     struct cox_subscriber *first = fixture_subscriber(queue, pool, &host, 1, domains, NULL);
     struct cox_subscriber *second = fixture_subscriber(queue, pool, &host, 1, domains, NULL);
@@ -365,9 +357,8 @@ static void h6_h28_a_domain_without_memory_leaves_the_message(void **state)
 
 /* The message counts as taken where the copy failed; the next subscriber makes the copy, for all
  * after it. */
-static void h6_h26_a_copy_that_fails_is_reported_and_the_next_taker_makes_it(void **state)
+TEST(h6_h26_a_copy_that_fails_is_reported_and_the_next_taker_makes_it)
 {
-    (void)state;
     struct cox_pool *pool = failing_pool();
     struct cox_subscriber *takers[3];
     struct cox_message message;
@@ -395,9 +386,8 @@ static void h6_h26_a_copy_that_fails_is_reported_and_the_next_taker_makes_it(voi
 }
 
 /* A pool that this subscriber neither has nor can open. */
-static void h5_what_cannot_be_reached_is_reported_once(void **state)
+TEST(h5_what_cannot_be_reached_is_reported_once)
 {
-    (void)state;
     struct cox_subscriber *stranger = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
     struct cox_message message;
     struct cox_error err = {0};
@@ -422,9 +412,8 @@ static uint32_t fds_open(void)
 }
 
 /* Short-lived publishers, each with a pool of its own. */
-static void h13_b15_pools_that_are_over_do_not_pile_up(void **state)
+TEST(h13_b15_pools_that_are_over_do_not_pile_up)
 {
-    (void)state;
     struct cox_subscriber *stays = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
     struct cox_message kept = {0};
     uint32_t open = 0;
@@ -456,9 +445,8 @@ static void h13_b15_pools_that_are_over_do_not_pile_up(void **state)
 
 /* ---- which messages a subscriber gets ---- */
 
-static void h7_nothing_there_is_an_reply_of_its_own(void **state)
+TEST(h7_nothing_there_is_an_reply_of_its_own)
 {
-    (void)state;
     struct cox_subscriber *taker = host_subscriber();
     take_nothing(taker);
     publish(1);
@@ -469,9 +457,8 @@ static void h7_nothing_there_is_an_reply_of_its_own(void **state)
     cox_subscriber_free(taker);
 }
 
-static void h8_b32_a_slow_subscriber_skips_to_what_is_kept(void **state)
+TEST(h8_b32_a_slow_subscriber_skips_to_what_is_kept)
 {
-    (void)state;
     struct cox_subscriber *slow = host_subscriber(), *fast = host_subscriber();
     for (uint64_t user_data = 1; user_data <= 20; user_data++) {
         publish(user_data);
@@ -495,9 +482,8 @@ static void h8_b32_a_slow_subscriber_skips_to_what_is_kept(void **state)
     cox_subscriber_free(fast);
 }
 
-static void h9_the_last_taker_frees_all_copies_at_once(void **state)
+TEST(h9_the_last_taker_frees_all_copies_at_once)
 {
-    (void)state;
     struct cox_subscriber *near = host_subscriber(), *far = bounce_subscriber();
     publish(4);
     assert_int_equal(fixture_used(host), 1);
@@ -514,9 +500,8 @@ static void h9_the_last_taker_frees_all_copies_at_once(void **state)
     cox_subscriber_free(far);
 }
 
-static void h9_leaving_counts_as_having_skipped_everything(void **state)
+TEST(h9_leaving_counts_as_having_skipped_everything)
 {
-    (void)state;
     struct cox_subscriber *stays = host_subscriber(), *leaves = host_subscriber();
     for (uint64_t user_data = 1; user_data <= 5; user_data++)
         publish(user_data);
@@ -532,9 +517,8 @@ static void h9_leaving_counts_as_having_skipped_everything(void **state)
 }
 
 /* Two attachments to one queue in one process, with one pool, are independent. */
-static void h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing(void **state)
+TEST(h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing)
 {
-    (void)state;
     struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 8);
     struct cox_queue *one = fixture_queue(4), *two = NULL;
     struct cox_message message;
@@ -572,9 +556,8 @@ static void *thread_join_stuck(void *argument)
 
 /* A process is stopped while it changes the queues of a pool: a join of that pool waits for it,
  * other users of the queue do not. */
-static void b33_b36_a_process_that_waits_to_join_a_pool_delays_no_other(void **state)
+TEST(b33_b36_a_process_that_waits_to_join_a_pool_delays_no_other)
 {
-    (void)state;
     struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 8);
     uint64_t start, slowest_ns = UINT64_MAX;
     pthread_t thread;
@@ -607,9 +590,8 @@ static void b33_b36_a_process_that_waits_to_join_a_pool_delays_no_other(void **s
 }
 
 /* Reading a hole in huge pages raises SIGBUS if no huge page is free. */
-static void b14_memory_of_huge_pages_is_refused(void **state)
+TEST(b14_memory_of_huge_pages_is_refused)
 {
-    (void)state;
     struct cox_queue *none = NULL;
     int fd = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
     if (fd < 0 || fchmod(fd, 0600) < 0 || ftruncate(fd, 64 << 20) < 0 ||
@@ -622,9 +604,8 @@ static void b14_memory_of_huge_pages_is_refused(void **state)
     close(fd);
 }
 
-static void h9_without_subscribers_nothing_is_kept(void **state)
+TEST(h9_without_subscribers_nothing_is_kept)
 {
-    (void)state;
     publish(1);
     assert_int_equal(fixture_used(host), 0);
     struct cox_subscriber *taker = host_subscriber();
@@ -636,9 +617,8 @@ static void h9_without_subscribers_nothing_is_kept(void **state)
     cox_subscriber_free(taker);
 }
 
-static void h10_a_late_subscriber_sees_only_what_is_new(void **state)
+TEST(h10_a_late_subscriber_sees_only_what_is_new)
 {
-    (void)state;
     struct cox_subscriber *early = host_subscriber();
     publish(1);
     publish(2);
@@ -653,9 +633,8 @@ static void h10_a_late_subscriber_sees_only_what_is_new(void **state)
     cox_subscriber_free(early);
 }
 
-static void h1_h4_several_publishers_share_one_order(void **state)
+TEST(h1_h4_several_publishers_share_one_order)
 {
-    (void)state;
     struct cox_publisher *remote = fixture_publisher(queue, bounce, domains, NULL);
     struct cox_pool *both[] = {host, bounce};
     struct cox_pool *own = fixture_pool(domains, COX_DOMAIN_HOST, 4);
@@ -695,9 +674,8 @@ static void let_go(const struct cox_publication *publications, uint32_t count)
         assert_int_equal(cox_pool_unref(host, &publications[i].ref, NULL), 0);
 }
 
-static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
+TEST(a29_h4_h5_a_batch_is_published_and_taken_in_its_order)
 {
-    (void)state;
     struct cox_subscriber *near = host_subscriber(), *far = bounce_subscriber();
     struct cox_publication batch[9];
     struct cox_message messages[9];
@@ -737,9 +715,8 @@ static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
     cox_subscriber_free(far);
 }
 
-static void a29_h4_b33_a_batch_that_fails_returns_how_far_it_came(void **state)
+TEST(a29_h4_b33_a_batch_that_fails_returns_how_far_it_came)
 {
-    (void)state;
     struct cox_subscriber *taker = host_subscriber();
     struct cox_publication batch[9];
     struct cox_message messages[9];
@@ -791,9 +768,8 @@ static void a29_h4_b33_a_batch_that_fails_returns_how_far_it_came(void **state)
 
 /* ---- errors ---- */
 
-static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
+TEST(h4_publish_refuses_what_is_no_block_of_its_pool)
 {
-    (void)state;
     struct cox_subscriber *taker = host_subscriber();
     struct cox_block_ref ref, foreign;
     uint64_t number = 77;
@@ -819,9 +795,8 @@ static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
 }
 
 /* A block with too many pins already: publish fails, and evicts nothing. */
-static void h4_b33_a_publish_that_fails_changes_nothing(void **state)
+TEST(h4_b33_a_publish_that_fails_changes_nothing)
 {
-    (void)state;
     struct cox_subscriber *taker = host_subscriber();
     struct cox_block_ref ref;
     uint64_t number;
@@ -842,9 +817,8 @@ static void h4_b33_a_publish_that_fails_changes_nothing(void **state)
     cox_subscriber_free(taker);
 }
 
-static void h12_a29_limits_are_refused_with_their_numbers(void **state)
+TEST(h12_a29_limits_are_refused_with_their_numbers)
 {
-    (void)state;
     const struct {
         struct cox_queue_options options;
         const char *limit;
@@ -874,9 +848,8 @@ static void h12_a29_limits_are_refused_with_their_numbers(void **state)
     cox_queue_free(none);
 }
 
-static void h12_one_endpoint_too_many_gets_the_limit(void **state)
+TEST(h12_one_endpoint_too_many_gets_the_limit)
 {
-    (void)state;
     const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
                                               .depth = 2,
                                               .domain_count_max = 1,
@@ -917,9 +890,8 @@ static void h12_one_endpoint_too_many_gets_the_limit(void **state)
 }
 
 /* 65,535 of each, all but two written into the memory directly, and each counts. */
-static void h12_the_65536th_endpoint_is_refused(void **state)
+TEST(h12_the_65536th_endpoint_is_refused)
 {
-    (void)state;
     const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
                                               .depth = 2,
                                               .publisher_count_max = 65535,
@@ -964,9 +936,8 @@ static void h12_the_65536th_endpoint_is_refused(void **state)
 }
 
 /* Entries are reused, but not those of a message. */
-static void h12_pools_come_and_go(void **state)
+TEST(h12_pools_come_and_go)
 {
-    (void)state;
     const struct cox_queue_options options = {
         .size = sizeof(struct cox_queue_options), .depth = 4, .pool_count_max = 2};
     struct cox_queue *small;
@@ -998,9 +969,8 @@ static void h12_pools_come_and_go(void **state)
     cox_queue_free(small);
 }
 
-static void h11_b35_a_queue_does_not_grow_under_others(void **state)
+TEST(h11_b35_a_queue_does_not_grow_under_others)
 {
-    (void)state;
     struct cox_queue *again = NULL;
     struct cox_error err = {0};
     const struct cox_queue_options deeper = {.size = sizeof(struct cox_queue_options), .depth = 16};
@@ -1048,9 +1018,8 @@ static void attach_memory(const void *bytes, size_t size, int seals, int expecte
 
 #define BOTH_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
-static void h2_a29_b16_attach_trusts_nothing_before_it_is_checked(void **state)
+TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked)
 {
-    (void)state;
     const size_t size = queue->region.size;
     struct cox_queue_layout *copy = malloc(size);
     memcpy(copy, queue->layout, size);
@@ -1099,9 +1068,8 @@ static void h2_a29_b16_attach_trusts_nothing_before_it_is_checked(void **state)
     assert_int_equal(cox_queue_attach(-1, NULL, &none, NULL), -EBADF);
 }
 
-static void h3_h17_h20_nothing_has_a_name_and_the_last_one_out_leaves_nothing(void **state)
+TEST(h3_h17_h20_nothing_has_a_name_and_the_last_one_out_leaves_nothing)
 {
-    (void)state;
     struct cox_queue *again;
     assert_int_equal(cox_queue_attach(cox_queue_fd(queue), NULL, &again, NULL), 0);
     struct cox_subscriber *taker = fixture_subscriber(again, NULL, &host, 1, domains, NULL);
@@ -1123,9 +1091,8 @@ static void dump_append(void *context, const char *text)
     strcat(strcat(context, text), "\n");
 }
 
-static void h16_b39_dump_prints_what_is_there(void **state)
+TEST(h16_b39_dump_prints_what_is_there)
 {
-    (void)state;
     static char text[65536];
     struct cox_subscriber *near = host_subscriber(), *far = bounce_subscriber();
     text[0] = '\0';
@@ -1146,45 +1113,4 @@ static void h16_b39_dump_prints_what_is_there(void **state)
             fail_msg("'%s' is not in:\n%s", expected[i], text);
     cox_subscriber_free(near);
     cox_subscriber_free(far);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(h4_h5_h13_the_same_domain_takes_the_very_block),
-        TEST(h6_the_first_taker_of_another_domain_copies_for_all),
-        TEST(h6_a_copy_in_a_pool_that_cannot_be_opened_is_made_again),
-        TEST(h6_no_room_for_the_copy_leaves_the_message),
-        TEST(h6_without_a_pool_other_domains_are_refused_with_words),
-        TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains),
-        TEST(h6_h28_a_domain_without_memory_leaves_the_message),
-        TEST(h6_h26_a_copy_that_fails_is_reported_and_the_next_taker_makes_it),
-        TEST(h5_what_cannot_be_reached_is_reported_once),
-        TEST(h13_b15_pools_that_are_over_do_not_pile_up),
-        TEST(h7_nothing_there_is_an_reply_of_its_own),
-        TEST(h8_b32_a_slow_subscriber_skips_to_what_is_kept),
-        TEST(h9_the_last_taker_frees_all_copies_at_once),
-        TEST(h9_leaving_counts_as_having_skipped_everything),
-        TEST(h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing),
-        TEST(b33_b36_a_process_that_waits_to_join_a_pool_delays_no_other),
-        TEST(b14_memory_of_huge_pages_is_refused),
-        TEST(h9_without_subscribers_nothing_is_kept),
-        TEST(h10_a_late_subscriber_sees_only_what_is_new),
-        TEST(h1_h4_several_publishers_share_one_order),
-        TEST(a29_h4_h5_a_batch_is_published_and_taken_in_its_order),
-        TEST(a29_h4_b33_a_batch_that_fails_returns_how_far_it_came),
-        TEST(h4_publish_refuses_what_is_no_block_of_its_pool),
-        TEST(h4_b33_a_publish_that_fails_changes_nothing),
-        TEST(h12_a29_limits_are_refused_with_their_numbers),
-        TEST(h12_one_endpoint_too_many_gets_the_limit),
-        TEST(h12_the_65536th_endpoint_is_refused),
-        TEST(h12_pools_come_and_go),
-        TEST(h11_b35_a_queue_does_not_grow_under_others),
-        TEST(h2_a29_b16_attach_trusts_nothing_before_it_is_checked),
-        TEST(h3_h17_h20_nothing_has_a_name_and_the_last_one_out_leaves_nothing),
-        TEST(h16_b39_dump_prints_what_is_there),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

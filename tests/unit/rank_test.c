@@ -1,17 +1,12 @@
 /* The record of a rank: its table of moves, its invariant, and the one function that moves it. */
 #include "coordinator/process/rank.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* The rows are where it moves from, in the order of the enum; written down a second time, so that a
  * change of the table is one on purpose. */
@@ -68,9 +63,8 @@ static bool moves(enum cox_rank_stage from, enum cox_rank_stage to)
     return true;
 }
 
-static void each_move_is_allowed_or_refused(void **state)
+PLAIN_TEST(each_move_is_allowed_or_refused)
 {
-    (void)state;
     for (uint32_t from = 0; from < COX_STAGE_COUNT; from++)
         for (uint32_t to = 0; to < COX_STAGE_COUNT; to++) {
             const bool wanted = allowed[from][to] == 'X';
@@ -85,9 +79,8 @@ static void each_move_is_allowed_or_refused(void **state)
     assert_false(cox_rank_may_move(COX_STAGE_VACANT, COX_STAGE_COUNT));
 }
 
-static void every_stage_is_reached_and_left(void **state)
+PLAIN_TEST(every_stage_is_reached_and_left)
 {
-    (void)state;
     for (uint32_t stage = 0; stage < COX_STAGE_COUNT; stage++) {
         bool reached = false, left = false;
         for (uint32_t other = 0; other < COX_STAGE_COUNT; other++) {
@@ -98,9 +91,8 @@ static void every_stage_is_reached_and_left(void **state)
     }
 }
 
-static void the_invariant_names_what_is_wrong(void **state)
+PLAIN_TEST(the_invariant_names_what_is_wrong)
 {
-    (void)state;
     for (uint32_t stage = 0; stage < COX_STAGE_COUNT; stage++) {
         struct cox_rank record = record_at(stage);
         assert_null(cox_rank_invariant(&record));
@@ -136,9 +128,8 @@ static void the_invariant_names_what_is_wrong(void **state)
 }
 
 #if COX_TESTING
-static void a_move_that_breaks_the_invariant_is_refused(void **state)
+PLAIN_TEST(a_move_that_breaks_the_invariant_is_refused)
 {
-    (void)state;
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
@@ -158,9 +149,8 @@ static void a_move_that_breaks_the_invariant_is_refused(void **state)
 #endif
 
 /* What the rest of the coordinator asks. */
-static void live_serving_and_dead_processes(void **state)
+PLAIN_TEST(live_serving_and_dead_processes)
 {
-    (void)state;
     static const struct {
         bool lives, serves, dead;
     } wanted[COX_STAGE_COUNT] = {
@@ -175,18 +165,4 @@ static void live_serving_and_dead_processes(void **state)
         assert_int_equal(cox_rank_stage_serves(stage), wanted[stage].serves);
         assert_int_equal(cox_rank_is_dead(&record), wanted[stage].dead);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_move_is_allowed_or_refused),
-        cmocka_unit_test(every_stage_is_reached_and_left),
-        cmocka_unit_test(the_invariant_names_what_is_wrong),
-#if COX_TESTING
-        cmocka_unit_test(a_move_that_breaks_the_invariant_is_refused),
-#endif
-        cmocka_unit_test(live_serving_and_dead_processes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,12 +4,11 @@
 #include "channel/recorder/recorder.h"
 #include "coordinator/recording/recording.h"
 #include "proto/recording.pb-c.h"
+#include "tests/lib/test.h"
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +17,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #define EXECUTE COX_CHANNEL_EXECUTE
 #define STEPS 5000
@@ -89,9 +87,8 @@ static uint32_t check_copy(const void *copy, uint64_t *ret_newest)
     return count;
 }
 
-static void the_last_steps_are_read(void **state)
+PLAIN_TEST(the_last_steps_are_read)
 {
-    (void)state;
     struct cox_recorder *recorder = NULL;
     uint8_t *copy = malloc(block_size());
     int fd = memory_make(4096, 3, NULL);
@@ -115,9 +112,8 @@ static void the_last_steps_are_read(void **state)
     free(copy);
 }
 
-static void memory_without_a_recorder_is_none(void **state)
+PLAIN_TEST(memory_without_a_recorder_is_none)
 {
-    (void)state;
     struct cox_recorder *recorder = NULL;
     int fd = memory_make(0, 3, NULL);
     /* of another rank; behind the end, as where a coordinator records nothing; all zero */
@@ -147,9 +143,8 @@ static void *write_on(void *argument)
     return NULL;
 }
 
-static void m18_a_reader_never_sees_a_mixture(void **state)
+PLAIN_TEST(m18_a_reader_never_sees_a_mixture)
 {
-    (void)state;
     struct cox_recorder *recorder = NULL;
     uint8_t *copy = malloc(block_size());
     int fd = memory_make(0, 0, NULL);
@@ -173,9 +168,8 @@ static void m18_a_reader_never_sees_a_mixture(void **state)
     free(copy);
 }
 
-static void m18_what_a_killed_writer_left_is_read(void **state)
+PLAIN_TEST(m18_what_a_killed_writer_left_is_read)
 {
-    (void)state;
     uint8_t *copy = malloc(block_size());
     for (int i = 0; i < 40; i++) {
         int fd = memory_make(0, 0, NULL);
@@ -212,9 +206,8 @@ static void m18_what_a_killed_writer_left_is_read(void **state)
 }
 
 /* The writer is stopped after every instruction, as if it had been killed there. */
-static void m18_a_writer_is_read_after_every_instruction(void **state)
+PLAIN_TEST(m18_a_writer_is_read_after_every_instruction)
 {
-    (void)state;
     const uint64_t sequences[] = {5, 5 + cox_recorder_capacity(EXECUTE)}; /* in one place */
     uint8_t *copy = malloc(block_size());
     int fd = memory_make(0, 0, NULL);
@@ -265,9 +258,8 @@ static void m18_a_writer_is_read_after_every_instruction(void **state)
 
 /* ---- operations of the rank group ---- */
 
-static void operations_are_added_to_their_step(void **state)
+PLAIN_TEST(operations_are_added_to_their_step)
 {
-    (void)state;
     struct cox_recorder *recorder = NULL;
     struct cox_record read;
     struct cox_record_operation operation;
@@ -304,9 +296,8 @@ static void operations_are_added_to_their_step(void **state)
 
 /* ---- another clock ---- */
 
-static void times_move_to_another_clock(void **state)
+PLAIN_TEST(times_move_to_another_clock)
 {
-    (void)state;
     struct cox_recorder *recorder = NULL;
     struct cox_record read;
     struct cox_record_operation operation;
@@ -357,9 +348,8 @@ static void times_move_to_another_clock(void **state)
 
 /* ---- the coordinator's ---- */
 
-static void the_coordinator_records_in_its_own_memory(void **state)
+PLAIN_TEST(the_coordinator_records_in_its_own_memory)
 {
-    (void)state;
     struct cox_recorder *recorder = NULL;
     const uint64_t size = cox_recorder_block_size(true), asked[2] = {5, 1};
     uint8_t *copy = malloc(size);
@@ -390,9 +380,8 @@ static void the_coordinator_records_in_its_own_memory(void **state)
 
 /* ---- hostile bytes ---- */
 
-static void m18_bytes_of_any_kind_are_refused_or_read(void **state)
+PLAIN_TEST(m18_bytes_of_any_kind_are_refused_or_read)
 {
-    (void)state;
     uint8_t *copy = calloc(1, block_size());
     struct cox_record_head head;
     struct cox_error err = {0};
@@ -432,9 +421,8 @@ static void m18_bytes_of_any_kind_are_refused_or_read(void **state)
 
 static char folder[] = "/tmp/cox_recorder_XXXXXX";
 
-static void a_rank_records_in_the_file_that_it_is_told(void **state)
+PLAIN_TEST(a_rank_records_in_the_file_that_it_is_told)
 {
-    (void)state;
     char path[COX_RECORDER_PATH_SIZE];
     struct cox_recorder *recorder = NULL;
     struct cox_error err = {0};
@@ -468,9 +456,8 @@ static void a_rank_records_in_the_file_that_it_is_told(void **state)
     close(fd);
 }
 
-static void crash_files_are_bounded_and_whole(void **state)
+PLAIN_TEST(crash_files_are_bounded_and_whole)
 {
-    (void)state;
     _cox_cleanup_(cox_recording_freep) CoxswainRecording__Recording *made =
         cox_recording_new("g", "death", "rank 1 died", 2);
     struct cox_error err = {0};
@@ -522,22 +509,9 @@ static void crash_files_are_bounded_and_whole(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_last_steps_are_read),
-        cmocka_unit_test(memory_without_a_recorder_is_none),
-        cmocka_unit_test(m18_a_reader_never_sees_a_mixture),
-        cmocka_unit_test(m18_what_a_killed_writer_left_is_read),
-        cmocka_unit_test(m18_a_writer_is_read_after_every_instruction),
-        cmocka_unit_test(operations_are_added_to_their_step),
-        cmocka_unit_test(times_move_to_another_clock),
-        cmocka_unit_test(the_coordinator_records_in_its_own_memory),
-        cmocka_unit_test(m18_bytes_of_any_kind_are_refused_or_read),
-        cmocka_unit_test(a_rank_records_in_the_file_that_it_is_told),
-        cmocka_unit_test(crash_files_are_bounded_and_whole),
-    };
     if (!mkdtemp(folder))
         return 1;
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = test_run(NULL, NULL);
     char command[128];
     snprintf(command, sizeof command, "rm -r %s", folder);
     return system(command) || failed;

@@ -37,10 +37,9 @@ static void gone(struct cox_region *region)
     assert_int_equal(cox_region_unlink(test_object("a")), 0); /* already gone */
 }
 
-static void what_one_side_writes_the_other_reads(void **state)
+LEAK_TEST(what_one_side_writes_the_other_reads)
 {
     static const uint64_t sizes[] = {1, 4095, 4096, 4097, 1 << 20};
-    (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         struct cox_region own = created(sizes[i]), reader = {0}, writer = {0};
         uint8_t *bytes = own.base;
@@ -63,11 +62,10 @@ static void what_one_side_writes_the_other_reads(void **state)
     }
 }
 
-static void mappings_outlive_the_name(void **state)
+LEAK_TEST(mappings_outlive_the_name)
 {
     struct cox_region own = created(4096), other = {0};
     struct cox_error err = {0};
-    (void)state;
     assert_int_equal(cox_region_attach(&other, test_object("a"), 4096, COX_REGION_READ, NULL), 0);
     assert_int_equal(cox_region_unlink(test_object("a")), 0);
     memset(own.base, 1, own.size);
@@ -86,10 +84,9 @@ static void write_to_it(void *context)
     *(volatile uint8_t *)region->base = 1;
 }
 
-static void a_read_only_attach_cannot_write(void **state)
+LEAK_TEST(a_read_only_attach_cannot_write)
 {
     struct cox_region own = created(4096), reader = {0}, writer = {0};
-    (void)state;
     assert_int_equal(cox_region_attach(&reader, test_object("a"), 1, COX_REGION_READ, NULL), 0);
     assert_int_equal(cox_region_attach(&writer, test_object("a"), 1, COX_REGION_WRITE, NULL), 0);
     int status = child_status(child_start(write_to_it, &reader));
@@ -105,11 +102,10 @@ static void a_read_only_attach_cannot_write(void **state)
     gone(&own);
 }
 
-static void a_stale_region_is_not_adopted(void **state)
+LEAK_TEST(a_stale_region_is_not_adopted)
 {
     struct cox_region stale = created(4096), fresh = {0};
     struct cox_error err = {0};
-    (void)state;
     memset(stale.base, 3, stale.size);
     cox_region_detach(&stale);
     assert_int_equal(cox_region_create(&fresh, test_object("a"), 4096, &err), COX_TAKEN);
@@ -144,16 +140,14 @@ static int attach_to_write(struct cox_error *err)
     return r;
 }
 
-static void b44_impostors_are_denied(void **state)
+LEAK_TEST(b44_impostors_are_denied)
 {
-    (void)state;
     refuses_impostors(object_path(), O_RDWR, make_good, attach_to_write);
 }
 
 /* Opened for reading, a fifo or a directory gets as far as fstat. */
-static void b44_impostors_are_denied_to_readers(void **state)
+LEAK_TEST(b44_impostors_are_denied_to_readers)
 {
-    (void)state;
     refuses_impostors(object_path(), O_RDONLY, make_good, attach_to_read);
 }
 
@@ -165,11 +159,10 @@ static void exchange_for_ever(void *context)
     _exit(1);
 }
 
-static void b44_what_was_checked_is_what_is_mapped(void **state)
+LEAK_TEST(b44_what_was_checked_is_what_is_mapped)
 {
     struct cox_region good = created(8192), evil = {0};
     char other[600];
-    (void)state;
     memset(good.base, 7, good.size);
     assert_int_equal(cox_region_create(&evil, test_object("b"), 4096, NULL), 0);
     memset(evil.base, 99, evil.size);
@@ -211,18 +204,16 @@ static void create_under_umask(void *context)
     CHECK(cox_region_unlink(test_object("a")) == 0);
 }
 
-static void b45_the_mode_is_0600_under_any_umask(void **state)
+LEAK_TEST(b45_the_mode_is_0600_under_any_umask)
 {
     static mode_t masks[] = {0000, 0777, 0277, 0022, 0177};
-    (void)state;
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++)
         child_run(create_under_umask, &masks[i]);
 }
 
-static void an_object_that_is_too_small_is_corrupt(void **state)
+LEAK_TEST(an_object_that_is_too_small_is_corrupt)
 {
     static const off_t sizes[] = {0, 1, 4095, 8191};
-    (void)state;
     make_good();
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         struct cox_region region = {0};
@@ -250,11 +241,10 @@ static void an_object_that_is_too_small_is_corrupt(void **state)
     gone(&region);
 }
 
-static void b51_every_byte_is_reserved(void **state)
+LEAK_TEST(b51_every_byte_is_reserved)
 {
     struct cox_region own = created(3 << 20);
     struct stat st;
-    (void)state;
     assert_int_equal(stat(object_path(), &st), 0);
     assert_int_equal(st.st_size, 3 << 20);
     assert_true((uint64_t)st.st_blocks * 512 >= own.size); /* before the first touch */
@@ -293,19 +283,17 @@ static void create_in_a_small_tmpfs(void *context)
     memset(second.base, 1, second.size); /* no SIGBUS */
 }
 
-static void b51_a_full_tmpfs_is_no_space_with_both_numbers(void **state)
+LEAK_TEST(b51_a_full_tmpfs_is_no_space_with_both_numbers)
 {
-    (void)state;
     if (!private_shm_possible())
         skip();
     child_run(create_in_a_small_tmpfs, NULL);
 }
 
-static void a_size_no_file_can_have_leaves_nothing(void **state)
+LEAK_TEST(a_size_no_file_can_have_leaves_nothing)
 {
     struct cox_region region = {0};
     struct cox_error err = {0};
-    (void)state;
     assert_int_not_equal(cox_region_create(&region, test_object("a"), UINT64_MAX, &err), 0);
     assert_int_not_equal(err.code, 0);
     assert_int_not_equal(cox_region_create(&region, test_object("a"), INT64_MAX, NULL), 0);
@@ -319,18 +307,16 @@ static void create_nothing(void *context)
     cox_region_create(&region, test_object("a"), 0, NULL);
 }
 
-static void a_region_of_nothing_is_a_programmer_error(void **state)
+LEAK_TEST(a_region_of_nothing_is_a_programmer_error)
 {
-    (void)state;
     child_aborts(create_nothing, NULL);
 }
 
-static void names_are_a_slash_and_no_other(void **state)
+LEAK_TEST(names_are_a_slash_and_no_other)
 {
     static const char *const bad[] = {"", "/", "name", "/a/b", "//", "a/", "/../x", "../x"};
     char name[400];
     struct cox_region region = {0};
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct cox_error err = {0};
         assert_int_equal(cox_region_create(&region, bad[i], 4096, &err), COX_INVALID);
@@ -349,11 +335,10 @@ static void names_are_a_slash_and_no_other(void **state)
     assert_int_equal(cox_region_unlink(name), 0);
 }
 
-static void an_fd_without_a_name_is_checked_too(void **state)
+LEAK_TEST(an_fd_without_a_name_is_checked_too)
 {
     struct cox_region region = {0};
     struct cox_error err = {0};
-    (void)state;
     int fd = open(SHM, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     assert_int_equal(fchmod(fd, 0600), 0);
@@ -372,27 +357,4 @@ static void an_fd_without_a_name_is_checked_too(void **state)
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     assert_int_equal(cox_region_check_fd(null, "the control socket", NULL), COX_DENIED);
     close(null);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(what_one_side_writes_the_other_reads),
-        LEAK_TEST(mappings_outlive_the_name),
-        LEAK_TEST(a_read_only_attach_cannot_write),
-        LEAK_TEST(a_stale_region_is_not_adopted),
-        LEAK_TEST(b44_impostors_are_denied),
-        LEAK_TEST(b44_impostors_are_denied_to_readers),
-        LEAK_TEST(b44_what_was_checked_is_what_is_mapped),
-        LEAK_TEST(b45_the_mode_is_0600_under_any_umask),
-        LEAK_TEST(an_object_that_is_too_small_is_corrupt),
-        LEAK_TEST(b51_every_byte_is_reserved),
-        LEAK_TEST(b51_a_full_tmpfs_is_no_space_with_both_numbers),
-        LEAK_TEST(a_size_no_file_can_have_leaves_nothing),
-        LEAK_TEST(a_region_of_nothing_is_a_programmer_error),
-        LEAK_TEST(names_are_a_slash_and_no_other),
-        LEAK_TEST(an_fd_without_a_name_is_checked_too),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

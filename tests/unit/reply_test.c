@@ -106,9 +106,8 @@ static void must_refuse(const struct group *group, uint32_t rank, uint64_t s, ui
         assert_int_equal(buffer[i], 0xee);
 }
 
-static void what_is_committed_is_fetched(void **state)
+LEAK_TEST(what_is_committed_is_fetched)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 8; depth++) {
         struct group group;
         group_create(&group, depth);
@@ -124,11 +123,10 @@ static void what_is_committed_is_fetched(void **state)
     }
 }
 
-static void m4_full_slots_spoil_no_neighbour(void **state)
+LEAK_TEST(m4_full_slots_spoil_no_neighbour)
 {
     struct group group;
     size_t capacity;
-    (void)state;
     group_create(&group, 3);
     for (uint64_t s = 1; s <= 3; s++)
         for (uint32_t rank = 0; rank < 4; rank++) {
@@ -144,10 +142,9 @@ static void m4_full_slots_spoil_no_neighbour(void **state)
     group_gone(&group);
 }
 
-static void the_slot_has_the_contract_s_layout(void **state)
+LEAK_TEST(the_slot_has_the_contract_s_layout)
 {
     struct group group;
-    (void)state;
     group_create(&group, 1);
     uint8_t *base = group.channel.response.base;
     reply_with(&group, 2, 1, 0x0203, false);
@@ -156,12 +153,11 @@ static void the_slot_has_the_contract_s_layout(void **state)
     group_gone(&group);
 }
 
-static void m3_an_impossible_length_is_corrupt(void **state)
+LEAK_TEST(m3_an_impossible_length_is_corrupt)
 {
     static const uint32_t lengths[] = {CAPACITY + 1, STRIDE,      STRIDE * 4,
                                        INT32_MAX,    0x80000000u, UINT32_MAX};
     struct group group;
-    (void)state;
     group_create(&group, 1);
     reply_with(&group, 3, 1, 100, false); /* the last slot: behind it the region ends */
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
@@ -176,13 +172,12 @@ static void m3_an_impossible_length_is_corrupt(void **state)
     group_gone(&group);
 }
 
-static void a_buffer_that_is_too_small_is_distinguished(void **state)
+LEAK_TEST(a_buffer_that_is_too_small_is_distinguished)
 {
     struct group group;
     uint8_t buffer[100];
     size_t length = 0;
     bool failed;
-    (void)state;
     group_create(&group, 1);
     reply_with(&group, 0, 1, 100, false);
     must_refuse(&group, 0, 1, 1, 99, COX_TOO_LARGE, "100 bytes", "room for 99");
@@ -191,10 +186,9 @@ static void a_buffer_that_is_too_small_is_distinguished(void **state)
     group_gone(&group);
 }
 
-static void b50_a_late_reply_is_not_taken_for_the_next_one(void **state)
+LEAK_TEST(b50_a_late_reply_is_not_taken_for_the_next_one)
 {
     struct group group;
-    (void)state;
     group_create(&group, 2);
     must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0",
                 "expected 1"); /* nothing yet */
@@ -215,10 +209,9 @@ static void b50_a_late_reply_is_not_taken_for_the_next_one(void **state)
     group_gone(&group);
 }
 
-static void another_generation_or_group_is_corrupt(void **state)
+LEAK_TEST(another_generation_or_group_is_corrupt)
 {
     struct group group;
-    (void)state;
     group_create(&group, 1);
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     reply_with(&group, 1, 1, 10, false);
@@ -237,7 +230,7 @@ static void another_generation_or_group_is_corrupt(void **state)
     group_gone(&group);
 }
 
-static void replies_of_legacy_ranks_are_where_the_legacy_layout_has_them(void **state)
+LEAK_TEST(replies_of_legacy_ranks_are_where_the_legacy_layout_has_them)
 {
     const struct cox_geometry_choice choice = {
         .mode = &cox_attach_legacy,
@@ -248,7 +241,6 @@ static void replies_of_legacy_ranks_are_where_the_legacy_layout_has_them(void **
     struct group group = {.control = COX_CONTROL_NONE};
     size_t capacity, length = 0, large = (2 << 20) - 4;
     bool failed = true;
-    (void)state;
     assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
     assert_int_equal(cox_control_create(&group.control, GROUP, &geometry, NULL), 0);
     assert_int_equal(
@@ -317,10 +309,9 @@ static void reply_as_rank_1(void *context)
     kill(getpid(), SIGKILL);
 }
 
-static void replies_of_another_process_arrive_until_it_dies(void **state)
+LEAK_TEST(replies_of_another_process_arrive_until_it_dies)
 {
     struct group group;
-    (void)state;
     group_create(&group, 2);
     pid_t pid = child_start(reply_as_rank_1, NULL);
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
@@ -335,21 +326,4 @@ static void replies_of_another_process_arrive_until_it_dies(void **state)
     assert_true(cox_state_done(line) == REPLIES);
     must_refuse(&group, 1, REPLIES + 1, 1, CAPACITY, COX_CORRUPT, "expected 3001", "sequence 2999");
     group_gone(&group);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(what_is_committed_is_fetched),
-        LEAK_TEST(m4_full_slots_spoil_no_neighbour),
-        LEAK_TEST(the_slot_has_the_contract_s_layout),
-        LEAK_TEST(m3_an_impossible_length_is_corrupt),
-        LEAK_TEST(a_buffer_that_is_too_small_is_distinguished),
-        LEAK_TEST(b50_a_late_reply_is_not_taken_for_the_next_one),
-        LEAK_TEST(another_generation_or_group_is_corrupt),
-        LEAK_TEST(replies_of_legacy_ranks_are_where_the_legacy_layout_has_them),
-        LEAK_TEST(replies_of_another_process_arrive_until_it_dies),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

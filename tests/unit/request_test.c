@@ -87,9 +87,8 @@ static bool payload_is(const struct cox_request *request, uint64_t s, size_t len
     return true;
 }
 
-static void what_is_published_is_read_by_the_asked_ranks(void **state)
+LEAK_TEST(what_is_published_is_read_by_the_asked_ranks)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 8; depth++) {
         struct group group;
         group_create(&group, depth);
@@ -129,12 +128,11 @@ static void what_is_published_is_read_by_the_asked_ranks(void **state)
     }
 }
 
-static void the_frame_has_the_contract_s_layout(void **state)
+LEAK_TEST(the_frame_has_the_contract_s_layout)
 {
     struct group group;
     struct cox_rank_set asked = only(0);
     size_t capacity;
-    (void)state;
     group_create(&group, 2);
     uint8_t *bytes = cox_request_frame(&group.channel, 3, &capacity);
     assert_int_equal(capacity, 4096 - 4);
@@ -145,12 +143,11 @@ static void the_frame_has_the_contract_s_layout(void **state)
     group_gone(&group);
 }
 
-static void the_full_capacity_works_and_spoils_no_neighbour(void **state)
+LEAK_TEST(the_full_capacity_works_and_spoils_no_neighbour)
 {
     struct group group;
     struct cox_rank_set asked = only(2);
     struct cox_request request;
-    (void)state;
     group_create(&group, 4);
     for (uint64_t s = 1; s <= 4; s++) {
         size_t capacity;
@@ -182,24 +179,22 @@ static void publish_4_gib(void *context)
     cox_request_publish(&group->channel, 1, 1, UINT64_C(1) << 32, &asked);
 }
 
-static void one_byte_over_the_capacity_is_a_programmer_error(void **state)
+LEAK_TEST(one_byte_over_the_capacity_is_a_programmer_error)
 {
     struct group group;
-    (void)state;
     group_create(&group, 1);
     child_aborts(publish_too_much, &group);
     child_aborts(publish_4_gib, &group); /* not cut to 32 bits first */
     group_gone(&group);
 }
 
-static void m3_an_impossible_length_is_corrupt(void **state)
+LEAK_TEST(m3_an_impossible_length_is_corrupt)
 {
     static const uint32_t lengths[] = {99,   101,       4092,        4093,
                                        4096, INT32_MAX, 0x80000000u, UINT32_MAX};
     struct group group;
     struct cox_rank_set asked = only(0);
     struct cox_request request = {0};
-    (void)state;
     group_create(&group, 2);
     struct cox_layout_channel_state *shared =
         cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
@@ -254,10 +249,9 @@ static void serve_rank_1(void *context)
     CHECK(served == REQUESTS - REQUESTS / 3);
 }
 
-static void a_rank_in_another_process_reads_them_all(void **state)
+LEAK_TEST(a_rank_in_another_process_reads_them_all)
 {
     struct group group;
-    (void)state;
     group_create(&group, 3);
     pid_t pid = child_start(serve_rank_1, NULL);
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
@@ -286,10 +280,9 @@ static void write_a_frame(void *context)
     *(volatile uint8_t *)group.channel.request.base = 1;
 }
 
-static void a_rank_cannot_write_requests(void **state)
+LEAK_TEST(a_rank_cannot_write_requests)
 {
     struct group group;
-    (void)state;
     group_create(&group, 1);
     assert_int_equal(child_status(child_start(write_a_frame, NULL)) & 0x7f, SIGSEGV);
     group_gone(&group);
@@ -306,9 +299,8 @@ static void publish_for_ever(void *context)
 
 /* A rank that was not asked reads records while the writer laps it: what it gets is of one piece or
  * nothing. */
-static void s3_a_rank_that_was_not_asked_reads_nothing_torn(void **state)
+LEAK_TEST(s3_a_rank_that_was_not_asked_reads_nothing_torn)
 {
-    (void)state;
     for (uint32_t depth = 1; depth <= 2; depth++) {
         struct group group;
         group_create(&group, depth);
@@ -355,11 +347,10 @@ static void publish_and_die(void *context)
     kill(getpid(), SIGKILL); /* without fault points: as good as published */
 }
 
-static void a_coordinator_that_dies_while_writing_published_nothing(void **state)
+LEAK_TEST(a_coordinator_that_dies_while_writing_published_nothing)
 {
     struct group group;
     struct cox_request request;
-    (void)state;
 #if !COX_TESTING
     skip();
 #endif
@@ -368,21 +359,4 @@ static void a_coordinator_that_dies_while_writing_published_nothing(void **state
     assert_true(cox_state_published(cox_state_channel(&group.control, COX_CHANNEL_EXECUTE)) == 0);
     assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
     group_gone(&group);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(what_is_published_is_read_by_the_asked_ranks),
-        LEAK_TEST(the_frame_has_the_contract_s_layout),
-        LEAK_TEST(the_full_capacity_works_and_spoils_no_neighbour),
-        LEAK_TEST(one_byte_over_the_capacity_is_a_programmer_error),
-        LEAK_TEST(m3_an_impossible_length_is_corrupt),
-        LEAK_TEST(a_rank_in_another_process_reads_them_all),
-        LEAK_TEST(a_rank_cannot_write_requests),
-        LEAK_TEST(s3_a_rank_that_was_not_asked_reads_nothing_torn),
-        LEAK_TEST(a_coordinator_that_dies_while_writing_published_nothing),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,13 @@
 #include "model_fixture.h"
 #include "engine/model/safetensors.h"
+#include "tests/lib/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define FILE_NAME "model.safetensors"
 
@@ -55,7 +52,7 @@ static struct cox_safetensors *open_ok(void)
     return file;
 }
 
-static void reads_three_dtypes_as_f32(void **state)
+PLAIN_TEST(reads_three_dtypes_as_f32)
 {
     /* The halves stand first, so that the file also has a tensor at an odd place of memory. */
     static const char header[] =
@@ -74,7 +71,6 @@ static void reads_three_dtypes_as_f32(void **state)
     struct cox_safetensors *file;
     float buffer[6];
 
-    (void)state;
     fixture_write_safetensors(directory, FILE_NAME, header, &data, sizeof(data));
     file = open_ok();
     assert_int_equal(cox_safetensors_count(file), 4);
@@ -91,7 +87,7 @@ static void reads_three_dtypes_as_f32(void **state)
 }
 
 /* Rows, columns, both and neither of a 3 x 4 matrix that counts from 1, in each dtype. */
-static void reads_parts_of_a_matrix(void **state)
+PLAIN_TEST(reads_parts_of_a_matrix)
 {
     static const char *const dtypes[] = {"F32", "F16", "BF16"};
     static const struct cox_tensor_part parts[] = {
@@ -99,7 +95,6 @@ static void reads_parts_of_a_matrix(void **state)
         {2, 1, 3, 1}, {3, 0, 0, 4}, {1, 2, 2, 0},
     };
 
-    (void)state;
     for (size_t d = 0; d < 3; d++) {
         const uint32_t size = d ? 2 : 4;
         struct cox_safetensors *file;
@@ -146,7 +141,7 @@ static void reads_parts_of_a_matrix(void **state)
 }
 
 /* Only what is read is looked at, and the text counts in the whole tensor. */
-static void a_part_is_refused_for_its_own_numbers_alone(void **state)
+PLAIN_TEST(a_part_is_refused_for_its_own_numbers_alone)
 {
     static const char header[] =
         "{\"t\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}}";
@@ -155,7 +150,6 @@ static void a_part_is_refused_for_its_own_numbers_alone(void **state)
     struct cox_safetensors *file;
     float buffer[6];
 
-    (void)state;
     fixture_write_safetensors(directory, FILE_NAME, header, numbers, sizeof(numbers));
     file = open_ok();
     assert_int_equal(cox_safetensors_read_part(file, "t", 2, 3,
@@ -168,7 +162,7 @@ static void a_part_is_refused_for_its_own_numbers_alone(void **state)
     cox_safetensors_free(file);
 }
 
-static void every_half_is_the_float_of_its_value(void **state)
+PLAIN_TEST(every_half_is_the_float_of_its_value)
 {
     static const char header[] =
         "{\"t\":{\"dtype\":\"F16\",\"shape\":[31744],\"data_offsets\":[0,63488]}}";
@@ -176,7 +170,6 @@ static void every_half_is_the_float_of_its_value(void **state)
     float *numbers = calloc(31744, sizeof(*numbers));
     struct cox_safetensors *file;
 
-    (void)state;
     assert_true(halves && numbers);
     for (uint32_t i = 0; i < 31744; i++) /* all that are positive and finite */
         halves[i] = (uint16_t)i;
@@ -194,12 +187,11 @@ static void every_half_is_the_float_of_its_value(void **state)
     free(numbers);
 }
 
-static void refuses_files_that_are_too_short_or_something_else(void **state)
+PLAIN_TEST(refuses_files_that_are_too_short_or_something_else)
 {
     const uint64_t sizes[] = {0, 1, 100, UINT64_C(100000001), UINT64_MAX};
     struct cox_safetensors *file = NULL;
 
-    (void)state;
     fixture_write(directory, FILE_NAME, "", 0);
     open_fails(COX_CORRUPT, "0 bytes");
     fixture_write(directory, FILE_NAME, "abcdefg", 7);
@@ -223,7 +215,7 @@ static void refuses_files_that_are_too_short_or_something_else(void **state)
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" begin "," end   \
     "]}"
 
-static void refuses_headers_that_make_no_sense(void **state)
+PLAIN_TEST(refuses_headers_that_make_no_sense)
 {
     /* All with 16 bytes of data. */
     static const struct {
@@ -262,7 +254,6 @@ static void refuses_headers_that_make_no_sense(void **state)
     };
     const float data[4] = {1, 2, 3, 4};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         fixture_write_safetensors(directory, FILE_NAME, cases[i].header, data, sizeof(data));
         open_fails(COX_CORRUPT, cases[i].word);
@@ -270,7 +261,7 @@ static void refuses_headers_that_make_no_sense(void **state)
 }
 
 /* Every length of a good file but the whole one, and a byte more. */
-static void refuses_every_truncation(void **state)
+PLAIN_TEST(refuses_every_truncation)
 {
     static const char header[] =
         "{" ENTRY("a", "F32", "[2]", "0", "8") "," ENTRY("b", "BF16", "[2,2]", "8", "16") "}";
@@ -278,7 +269,6 @@ static void refuses_every_truncation(void **state)
     const uint64_t header_size = sizeof(header) - 1;
     const size_t size = sizeof(header_size) + (size_t)header_size + 16;
 
-    (void)state;
     memcpy(bytes, &header_size, sizeof(header_size));
     memcpy(bytes + sizeof(header_size), header, sizeof(header) - 1);
     for (size_t cut = 0; cut < size; cut++) {
@@ -292,7 +282,7 @@ static void refuses_every_truncation(void **state)
 }
 
 /* No byte of the header, set to anything, does more than give an error or another good file. */
-static void survives_every_changed_header_byte(void **state)
+PLAIN_TEST(survives_every_changed_header_byte)
 {
     static const char header[] =
         "{" ENTRY("a", "F32", "[2]", "0", "8") "," ENTRY("b", "F16", "[2,2]", "8", "16") "}";
@@ -301,7 +291,6 @@ static void survives_every_changed_header_byte(void **state)
     const size_t size = sizeof(header_size) + (size_t)header_size + 16;
     static const char values[] = {0, 1, '0', '9', '-', '"', '{', ']', ',', (char)0xff};
 
-    (void)state;
     memcpy(bytes, &header_size, sizeof(header_size));
     memcpy(bytes + sizeof(header_size), header, sizeof(header) - 1);
     for (size_t i = 0; i < size - 16; i++)
@@ -332,7 +321,7 @@ static void read_fails(const struct cox_safetensors *file, const char *name, con
         fail_msg("\"%s\" does not say \"%s\" or the file", err.text, word);
 }
 
-static void read_refuses_wrong_tensors(void **state)
+PLAIN_TEST(read_refuses_wrong_tensors)
 {
     static const char header[] =
         "{" ENTRY("a", "F32", "[2,1]", "0", "8") "," ENTRY("i", "I32", "[2]", "8", "16") "," ENTRY(
@@ -345,7 +334,6 @@ static void read_refuses_wrong_tensors(void **state)
     uint16_t *halves;
     float copy[8];
 
-    (void)state;
     memcpy(copy, data, sizeof(copy));
     halves = (uint16_t *)(void *)&copy[6];
     halves[1] = 0xfc00; /* minus infinity */
@@ -367,17 +355,5 @@ static void read_refuses_wrong_tensors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_three_dtypes_as_f32),
-        cmocka_unit_test(reads_parts_of_a_matrix),
-        cmocka_unit_test(a_part_is_refused_for_its_own_numbers_alone),
-        cmocka_unit_test(every_half_is_the_float_of_its_value),
-        cmocka_unit_test(refuses_files_that_are_too_short_or_something_else),
-        cmocka_unit_test(refuses_headers_that_make_no_sense),
-        cmocka_unit_test(refuses_every_truncation),
-        cmocka_unit_test(survives_every_changed_header_byte),
-        cmocka_unit_test(read_refuses_wrong_tensors),
-    };
-
-    return cmocka_run_group_tests(tests, open_directory, close_directory);
+    return test_run(open_directory, close_directory);
 }

@@ -1,12 +1,9 @@
 #include "engine/compute/sample.h"
+#include "tests/lib/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define DRAW_COUNT 20000u
 
@@ -53,7 +50,7 @@ static void assert_near(double a, double b, double error)
 }
 
 /* The known replies that come with the authors' Random123 library. */
-static void philox_gives_the_known_replies(void **state)
+PLAIN_TEST(philox_gives_the_known_replies)
 {
     static const struct {
         uint32_t counter[4], key[2], words[4];
@@ -68,18 +65,16 @@ static void philox_gives_the_known_replies(void **state)
     };
     uint32_t words[4];
 
-    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         cox_philox(cases[i].counter, cases[i].key, words);
         assert_memory_equal(words, cases[i].words, sizeof(words));
     }
 }
 
-static void uniform_depends_on_seed_and_position(void **state)
+PLAIN_TEST(uniform_depends_on_seed_and_position)
 {
     double sum = 0;
 
-    (void)state;
     for (uint64_t i = 0; i < 10000; i++) {
         double number = cox_uniform(5, i);
 
@@ -93,27 +88,25 @@ static void uniform_depends_on_seed_and_position(void **state)
                 cox_uniform(UINT64_C(1) << 32, 1) > cox_uniform(0, 1));
 }
 
-static void greedy_takes_the_highest_and_the_lowest_of_a_tie(void **state)
+PLAIN_TEST(greedy_takes_the_highest_and_the_lowest_of_a_tie)
 {
     const float logits[] = {-1, 3, 0, 3, 2};
     struct cox_sampler *sampler = open_sampler(5);
     struct cox_batch_output output = draw_at(sampler, &greedy, logits, 3);
     double sum = exp(-1) + exp(3) + 1 + exp(3) + exp(2);
 
-    (void)state;
     assert_int_equal(output.token, 1);
     assert_near((double)output.logprob, 3 - log(sum), 1e-6);
     cox_sampler_free(sampler);
 }
 
-static void draws_follow_the_softmax(void **state)
+PLAIN_TEST(draws_follow_the_softmax)
 {
     const float logits[] = {0, 1, 2, -1, -40};
     struct cox_sampling sampling = {
         .temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 3};
     double shares[5], sum = 1 + exp(1) + exp(2) + exp(-1);
 
-    (void)state;
     draw_shares(&sampling, logits, 5, shares);
     for (int i = 0; i < 4; i++)
         assert_near(shares[i], exp((double)logits[i]) / sum, 0.01);
@@ -128,7 +121,7 @@ static void draws_follow_the_softmax(void **state)
     assert_near(shares[2], 1, 1e-9);
 }
 
-static void top_k_and_top_p_keep_the_best(void **state)
+PLAIN_TEST(top_k_and_top_p_keep_the_best)
 {
     /* Probabilities 0.4, 0.3, 0.2, 0.1. */
     const float logits[] = {logf(0.1f), logf(0.3f), logf(0.4f), logf(0.2f)};
@@ -136,7 +129,6 @@ static void top_k_and_top_p_keep_the_best(void **state)
         .temperature = 1, .top_p = 1, .top_k = 2, .repetition_penalty = 1, .seed = 8};
     double shares[4];
 
-    (void)state;
     draw_shares(&sampling, logits, 4, shares);
     assert_near(shares[2], 4.0 / 7, 0.01);
     assert_near(shares[1], 3.0 / 7, 0.01);
@@ -161,28 +153,26 @@ static void top_k_and_top_p_keep_the_best(void **state)
     assert_near(shares[3], 0, 1e-9);
 }
 
-static void ties_are_kept_in_the_order_of_the_tokens(void **state)
+PLAIN_TEST(ties_are_kept_in_the_order_of_the_tokens)
 {
     const float logits[] = {1, 1, 1, 1, 1, 1, 1, 1};
     struct cox_sampling sampling = {
         .temperature = 1, .top_p = 1, .top_k = 3, .repetition_penalty = 1, .seed = 1};
     double shares[8];
 
-    (void)state;
     draw_shares(&sampling, logits, 8, shares);
     for (int i = 0; i < 8; i++)
         assert_near(shares[i], i < 3 ? 1.0 / 3 : 0, 0.01);
 }
 
 /* Sorting by heap against the obvious way, for all k. */
-static void top_k_agrees_with_a_plain_selection(void **state)
+PLAIN_TEST(top_k_agrees_with_a_plain_selection)
 {
     enum { COUNT = 50 };
     struct cox_sampler *sampler = open_sampler(COUNT);
     struct cox_sampling sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1};
     float logits[COUNT];
 
-    (void)state;
     for (uint32_t i = 0; i < COUNT; i++)
         logits[i] = (float)floor(cox_uniform(77, i) * 20); /* with ties */
     for (int32_t k = 1; k < COUNT; k++) {
@@ -201,7 +191,7 @@ static void top_k_agrees_with_a_plain_selection(void **state)
     cox_sampler_free(sampler);
 }
 
-static void repetition_penalty_counts_each_token_once(void **state)
+PLAIN_TEST(repetition_penalty_counts_each_token_once)
 {
     const float logits[] = {4, 3, -1, -1.5f};
     const int32_t tokens[] = {0, 0, 0, 2};
@@ -210,7 +200,6 @@ static void repetition_penalty_counts_each_token_once(void **state)
     struct cox_batch_output output;
     double sum = exp(4) + exp(3) + exp(-1) + exp(-1.5);
 
-    (void)state;
     for (int again = 0; again < 2; again++) { /* nothing is kept from call to call */
         assert_int_equal(cox_sampler_draw(sampler, &sampling, tokens, 4, logits, &output, NULL), 0);
         assert_int_equal(output.token, 1);                       /* 4 / 1.5 is below 3 */
@@ -222,7 +211,7 @@ static void repetition_penalty_counts_each_token_once(void **state)
     cox_sampler_free(sampler);
 }
 
-static void draw_repeats_for_the_same_seed_and_position(void **state)
+PLAIN_TEST(draw_repeats_for_the_same_seed_and_position)
 {
     const struct cox_sampling sampling = {
         .temperature = 1.3f, .top_p = 0.95f, .repetition_penalty = 1, .seed = UINT64_MAX};
@@ -231,7 +220,6 @@ static void draw_repeats_for_the_same_seed_and_position(void **state)
     int32_t tokens[32];
     bool all_equal = true;
 
-    (void)state;
     for (uint32_t i = 0; i < 64; i++)
         logits[i] = (float)cox_uniform(1, i);
     for (uint32_t i = 0; i < 32; i++)
@@ -245,7 +233,7 @@ static void draw_repeats_for_the_same_seed_and_position(void **state)
     cox_sampler_free(second);
 }
 
-static void bad_input_is_refused(void **state)
+PLAIN_TEST(bad_input_is_refused)
 {
     const struct cox_sampling bad[] = {
         {.temperature = -0.1f, .top_p = 1, .repetition_penalty = 1},
@@ -265,7 +253,6 @@ static void bad_input_is_refused(void **state)
     float logits[] = {0, NAN, 0};
     const int32_t tokens[] = {1, 3}, negative[] = {-1};
 
-    (void)state;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
         assert_int_equal(cox_sampling_check(&bad[i], NULL), COX_INVALID);
     assert_int_equal(cox_sampling_check(&greedy, NULL), 0);
@@ -281,22 +268,4 @@ static void bad_input_is_refused(void **state)
                      COX_INVALID);
     assert_int_equal(cox_sampler_draw(sampler, &penalty, tokens, 1, logits, &output, NULL), 0);
     cox_sampler_free(sampler);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_gives_the_known_replies),
-        cmocka_unit_test(uniform_depends_on_seed_and_position),
-        cmocka_unit_test(greedy_takes_the_highest_and_the_lowest_of_a_tie),
-        cmocka_unit_test(draws_follow_the_softmax),
-        cmocka_unit_test(top_k_and_top_p_keep_the_best),
-        cmocka_unit_test(ties_are_kept_in_the_order_of_the_tokens),
-        cmocka_unit_test(top_k_agrees_with_a_plain_selection),
-        cmocka_unit_test(repetition_penalty_counts_each_token_once),
-        cmocka_unit_test(draw_repeats_for_the_same_seed_and_position),
-        cmocka_unit_test(bad_input_is_refused),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

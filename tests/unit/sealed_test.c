@@ -253,9 +253,8 @@ static void requests_stay(bool huge_pages)
     gone();
 }
 
-static void b16_p10_a_rank_cannot_write_the_request_memory(void **state)
+LEAK_TEST(b16_p10_a_rank_cannot_write_the_request_memory)
 {
-    (void)state;
     requests_stay(false);
 }
 
@@ -282,9 +281,8 @@ static uint64_t sum_of(const struct cox_region *region)
     return sum;
 }
 
-static void b16_p10_holes_in_a_rank_s_own_memory_are_zeros_to_the_others(void **state)
+LEAK_TEST(b16_p10_holes_in_a_rank_s_own_memory_are_zeros_to_the_others)
 {
-    (void)state;
     created(true); /* huge pages, if there are any, are not where a rank can punch */
     memset(sealed.ranks[1].base, 1, sealed.ranks[1].size);
     memset(sealed.ranks[2].base, 1, sealed.ranks[2].size);
@@ -299,9 +297,8 @@ static void b16_p10_holes_in_a_rank_s_own_memory_are_zeros_to_the_others(void **
     gone();
 }
 
-static void p10_a_rank_is_given_nothing_of_another_s(void **state)
+LEAK_TEST(p10_a_rank_is_given_nothing_of_another_s)
 {
-    (void)state;
     created(false);
     int fds[RANK_COUNT][COX_SEALED_FD_COUNT];
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
@@ -316,9 +313,8 @@ static void p10_a_rank_is_given_nothing_of_another_s(void **state)
     gone();
 }
 
-static void nothing_has_a_name(void **state)
+LEAK_TEST(nothing_has_a_name)
 {
-    (void)state;
     created(false);
     int fds[COX_SEALED_FD_COUNT];
     struct stat st;
@@ -402,12 +398,11 @@ static const struct cox_region *region_of(enum cox_sealed_fd which)
                                        : &values;
 }
 
-static void b16_attach_refuses_memory_that_could_change_its_size(void **state)
+LEAK_TEST(b16_attach_refuses_memory_that_could_change_its_size)
 {
     static const char *const words[] = {"request memory", "memory of the rank", "wake memory",
                                         "group memory", "group memory"};
     static const unsigned bits[] = {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE};
-    (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     accepted(1);
@@ -443,9 +438,8 @@ static void b16_attach_refuses_memory_that_could_change_its_size(void **state)
     gone();
 }
 
-static void b16_attach_refuses_memory_of_another_size(void **state)
+LEAK_TEST(b16_attach_refuses_memory_of_another_size)
 {
-    (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     for (int f = 0; f < COX_SEALED_FD_COUNT; f++) {
@@ -476,7 +470,7 @@ struct change {
     const char *part;
 };
 
-static void a4_attach_refuses_another_header(void **state)
+LEAK_TEST(a4_attach_refuses_another_header)
 {
     const struct change changes[] = {
         {offsetof(struct cox_layout_header, magic), 0, COX_CORRUPT, "magic"},
@@ -496,7 +490,6 @@ static void a4_attach_refuses_another_header(void **state)
         {offsetof(struct cox_layout_header, channels) + 16, 64, COX_CORRUPT, ""},
         {offsetof(struct cox_layout_header, channels) + 24, 4160, COX_CORRUPT, ""},
     };
-    (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     int whole = given[COX_SEALED_REQUEST];
@@ -524,9 +517,8 @@ static void change_modes(void *context)
         CHECK(fchmod(given[f], f % 2 ? 0 : 0644) == 0);
 }
 
-static void p10_a_rank_that_changes_modes_keeps_no_other_out(void **state)
+LEAK_TEST(p10_a_rank_that_changes_modes_keeps_no_other_out)
 {
-    (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 0, given);
     child_run(change_modes, NULL);
@@ -596,10 +588,9 @@ static void attack_another_s_group(void *context)
         attack_group(given[COX_SEALED_GROUP + i], size_of(given[COX_SEALED_GROUP + i]));
 }
 
-static void b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group(void **state)
+LEAK_TEST(b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group)
 {
     struct ghost ghost;
-    (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     for (int i = 0; i < COX_ATTACH_MEMBER_FD_COUNT; i++) {
@@ -656,9 +647,8 @@ static void serve_rank(void *context)
     cox_control_close(&seen);
 }
 
-static void a14_a18_requests_and_replies_pass_without_a_socket(void **state)
+LEAK_TEST(a14_a18_requests_and_replies_pass_without_a_socket)
 {
-    (void)state;
     created(false);
     struct cox_channel channels[COX_TWO_WAY_COUNT];
     const struct cox_rank_set everybody = {{7}};
@@ -707,10 +697,9 @@ static void haunt(void *context)
     CHECK(pwrite(given[COX_SEALED_RANK], "ghost", 5, 0) == 5);
 }
 
-static void p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere(void **state)
+LEAK_TEST(p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere)
 {
     struct ghost ghost;
-    (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     assert_int_equal(pipe2(ghost.begin, O_CLOEXEC) | pipe2(ghost.end, O_CLOEXEC), 0);
@@ -748,9 +737,8 @@ static void p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere(void **s
 }
 
 /* Sizes that are whole huge pages do not make it one. */
-static void p8_a_rank_is_renewed_whatever_its_size(void **state)
+LEAK_TEST(p8_a_rank_is_renewed_whatever_its_size)
 {
-    (void)state;
     struct cox_geometry geometry = {0};
     /* Its block, 8 slots of each size and the error slot make 4 MiB. */
     for (uint64_t stride = 64 << 10; stride < 1 << 20; stride += 64) {
@@ -770,9 +758,8 @@ static void p8_a_rank_is_renewed_whatever_its_size(void **state)
 
 /* ---- sizes, lines, pages ---- */
 
-static void a20_sizes_are_whole_pages(void **state)
+LEAK_TEST(a20_sizes_are_whole_pages)
 {
-    (void)state;
     for (uint64_t request = 1024; request < 20000; request += 4999) {
         struct cox_geometry geometry = geometry_make(request, 12289 + request);
         assert_int_equal(cox_geometry_request_memory_size(&geometry) % PAGE, 0);
@@ -798,9 +785,8 @@ static void a20_sizes_are_whole_pages(void **state)
 
 /* Words of different writers, and words slept on, have a line each; the request memory has none
  * that a rank writes. */
-static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
+LEAK_TEST(b12_no_two_words_that_are_written_apart_share_a_line)
 {
-    (void)state;
     created(false);
     uintptr_t lines[512];
     size_t count = 0;
@@ -859,9 +845,8 @@ static long block_size(int fd)
     return (long)st.st_blksize;
 }
 
-static void a19_without_huge_pages_normal_ones_do(void **state)
+LEAK_TEST(a19_without_huge_pages_normal_ones_do)
 {
-    (void)state;
     created(true);
     /* Whatever this machine has: it works, and the ranks' own are never huge. */
     cox_sealed_hand_out(&sealed, 1, given);
@@ -883,9 +868,8 @@ static int huge_teardown(void **state)
     return (before >= 0 && !reserve_huge_pages(before)) | leak_teardown(state);
 }
 
-static void a19_b16_huge_pages_are_used_where_no_rank_can_punch_holes(void **state)
+TEST_WITH(a19_b16_huge_pages_are_used_where_no_rank_can_punch_holes, leak_setup, huge_teardown)
 {
-    (void)state;
     huge_before = huge_pages("nr_hugepages");
     if (huge_before < 0 || !reserve_huge_pages(huge_before + 2)) {
         huge_before = -1;
@@ -920,9 +904,8 @@ static void await_number(void *context)
     CHECK(cox_sealed_await_heard(&seen, 1, number, cox_deadline_after_ms(60000)) == 0);
 }
 
-static void a27_a_slot_is_its_rank_s_again_once_its_report_was_taken_out(void **state)
+LEAK_TEST(a27_a_slot_is_its_rank_s_again_once_its_report_was_taken_out)
 {
-    (void)state;
     created(false);
     cox_sealed_hand_out(&sealed, 1, given);
     /* The first finds it free; numbers go round in 32 bits. */
@@ -944,30 +927,4 @@ static void a27_a_slot_is_its_rank_s_again_once_its_report_was_taken_out(void **
         assert_int_equal(cox_sealed_await_heard(&control, 1, number, 0), 0);
     }
     gone();
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(b16_p10_a_rank_cannot_write_the_request_memory),
-        LEAK_TEST(b16_p10_holes_in_a_rank_s_own_memory_are_zeros_to_the_others),
-        LEAK_TEST(p10_a_rank_is_given_nothing_of_another_s),
-        LEAK_TEST(nothing_has_a_name),
-        LEAK_TEST(b16_attach_refuses_memory_that_could_change_its_size),
-        LEAK_TEST(b16_attach_refuses_memory_of_another_size),
-        LEAK_TEST(a4_attach_refuses_another_header),
-        LEAK_TEST(p10_a_rank_that_changes_modes_keeps_no_other_out),
-        LEAK_TEST(b16_p10_no_rank_writes_another_ranks_words_in_the_rank_group),
-        LEAK_TEST(a14_a18_requests_and_replies_pass_without_a_socket),
-        LEAK_TEST(p8_p10_what_the_last_process_of_a_rank_writes_lands_nowhere),
-        LEAK_TEST(p8_a_rank_is_renewed_whatever_its_size),
-        LEAK_TEST(a20_sizes_are_whole_pages),
-        LEAK_TEST(b12_no_two_words_that_are_written_apart_share_a_line),
-        LEAK_TEST(a19_without_huge_pages_normal_ones_do),
-        cmocka_unit_test_setup_teardown(a19_b16_huge_pages_are_used_where_no_rank_can_punch_holes,
-                                        leak_setup, huge_teardown),
-        LEAK_TEST(a27_a_slot_is_its_rank_s_again_once_its_report_was_taken_out),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

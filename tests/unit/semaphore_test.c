@@ -39,10 +39,9 @@ static void gone(struct cox_semaphore *semaphore)
     assert_int_equal(cox_semaphore_unlink(test_object("a")), 0); /* already gone */
 }
 
-static void tokens_are_taken_once_by_either_side(void **state)
+LEAK_TEST(tokens_are_taken_once_by_either_side)
 {
     struct cox_semaphore own = created(2), other = {0};
-    (void)state;
     assert_int_equal(cox_semaphore_attach(&other, test_object("a"), NULL), 0);
     assert_ptr_not_equal(own.sem, other.sem);
     assert_true(cox_semaphore_take(&other));
@@ -58,11 +57,10 @@ static void tokens_are_taken_once_by_either_side(void **state)
     gone(&own);
 }
 
-static void a_name_that_is_gone_is_not_found(void **state)
+LEAK_TEST(a_name_that_is_gone_is_not_found)
 {
     struct cox_semaphore own = created(1), other = {0};
     struct cox_error err = {0};
-    (void)state;
     assert_int_equal(cox_semaphore_unlink(test_object("a")), 0);
     assert_int_equal(cox_semaphore_attach(&other, test_object("a"), &err), COX_NOT_FOUND);
     assert_non_null(strstr(err.text, test_object("a")));
@@ -73,11 +71,10 @@ static void a_name_that_is_gone_is_not_found(void **state)
 
 /* ---- time ---- */
 
-static void b48_a_deadline_in_the_past_does_not_block(void **state)
+LEAK_TEST(b48_a_deadline_in_the_past_does_not_block)
 {
     static const uint64_t past[] = {0, 1, COX_NSEC_PER_SEC};
     struct cox_semaphore own = created(0);
-    (void)state;
     alarm(20); /* ends a wait that blocks */
     for (size_t i = 0; i < sizeof past / sizeof past[0]; i++)
         assert_int_equal(cox_semaphore_wait(&own, past[i]), COX_TIMEOUT);
@@ -91,10 +88,9 @@ static void b48_a_deadline_in_the_past_does_not_block(void **state)
     gone(&own);
 }
 
-static void b48_a_wait_lasts_until_its_monotonic_deadline(void **state)
+LEAK_TEST(b48_a_wait_lasts_until_its_monotonic_deadline)
 {
     struct cox_semaphore own = created(0);
-    (void)state;
     /* Read as CLOCK_REALTIME these lie decades back and would end at once. */
     for (uint64_t ms = 5; ms <= 40; ms += 5) {
         uint64_t deadline = cox_deadline_after_ms(ms) + ms * 111111;
@@ -127,10 +123,9 @@ static void enter_another_time(void *context)
     child_run(wait_in_another_time, context);
 }
 
-static void b48_the_calendar_does_not_matter(void **state)
+LEAK_TEST(b48_the_calendar_does_not_matter)
 {
     struct cox_semaphore own = created(0);
-    (void)state;
     int status = child_status(child_start(enter_another_time, &own));
     gone(&own);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
@@ -166,10 +161,9 @@ static void storm(suseconds_t period_us)
     assert_int_equal(setitimer(ITIMER_REAL, &timer, NULL), 0);
 }
 
-static void b47_a_storm_of_signals_ends_no_wait(void **state)
+LEAK_TEST(b47_a_storm_of_signals_ends_no_wait)
 {
     struct sigaction action = {.sa_handler = on_tick}, before; /* no SA_RESTART */
-    (void)state;
 #ifdef SIGNALS_ARE_DEFERRED
     skip();
 #endif
@@ -205,9 +199,8 @@ static void attach_and_sleep(void *context)
 }
 
 /* sem_init on a semaphore that is in use forgets its sleepers. */
-static void b42_a_sleeper_is_woken_after_others_attached(void **state)
+LEAK_TEST(b42_a_sleeper_is_woken_after_others_attached)
 {
-    (void)state;
     for (int round = 0; round < 5; round++) {
         struct cox_semaphore own = created(0), second = {0}, third = {0};
         pid_t pid = child_start(attach_and_sleep, NULL);
@@ -222,11 +215,10 @@ static void b42_a_sleeper_is_woken_after_others_attached(void **state)
     }
 }
 
-static void b42_attaching_keeps_the_count(void **state)
+LEAK_TEST(b42_attaching_keeps_the_count)
 {
     struct cox_semaphore own = created(5), other = {0};
     int value = -1;
-    (void)state;
     for (int i = 0; i < 3; i++) {
         assert_int_equal(cox_semaphore_attach(&other, test_object("a"), NULL), 0);
         assert_int_equal(sem_getvalue(other.sem, &value), 0);
@@ -248,10 +240,9 @@ static void wait_for_tokens(void *context)
     }
 }
 
-static void two_processes_wake_each_other(void **state)
+LEAK_TEST(two_processes_wake_each_other)
 {
     struct cox_semaphore own = created(0), reply = {0};
-    (void)state;
     assert_int_equal(cox_semaphore_create(&reply, test_object("b"), 0, NULL), 0);
     pid_t pid = child_start(wait_for_tokens, NULL);
     for (int i = 0; i < 2000; i++) {
@@ -282,10 +273,9 @@ static void reply_with_glibc(void *context)
 }
 
 /* Each side sleeps at times and is awake at times when the other one posts. */
-static void g2a_glibc_and_this_wake_each_other(void **state)
+LEAK_TEST(g2a_glibc_and_this_wake_each_other)
 {
     struct cox_semaphore own = created(0), reply = {0};
-    (void)state;
     assert_int_equal(cox_semaphore_create(&reply, test_object("b"), 0, NULL), 0);
     pid_t pid = child_start(reply_with_glibc, NULL);
     for (int i = 0; i < 2000; i++) {
@@ -342,9 +332,8 @@ static void use_garbage(void *context)
     gone(&own);
 }
 
-static void g2a_garbage_in_the_words_ends_no_process(void **state)
+LEAK_TEST(g2a_garbage_in_the_words_ends_no_process)
 {
-    (void)state;
     child_run(use_garbage, NULL);
 }
 
@@ -356,11 +345,10 @@ static void wait_and_tell(void *context)
 }
 
 /* A sleeper that the words no longer count, or which finds no token when it wakes up. */
-static void g2a_a_wake_up_gets_through_whatever_the_words_say(void **state)
+LEAK_TEST(g2a_a_wake_up_gets_through_whatever_the_words_say)
 {
     static int expected[] = {0, COX_EMPTY};
     struct cox_semaphore own = created(0);
-    (void)state;
     for (size_t i = 0; i < 2; i++) {
         pid_t pid = child_start(wait_and_tell, &expected[i]);
         child_asleep(pid);
@@ -377,12 +365,11 @@ static void g2a_a_wake_up_gets_through_whatever_the_words_say(void **state)
 
 /* ---- files ---- */
 
-static void b43_a_stale_semaphore_is_not_adopted(void **state)
+LEAK_TEST(b43_a_stale_semaphore_is_not_adopted)
 {
     struct cox_semaphore stale = created(3), fresh = {0};
     struct cox_error err = {0};
     int value = -1;
-    (void)state;
     cox_semaphore_detach(&stale); /* its process ended, the name stayed */
     assert_int_equal(cox_semaphore_create(&fresh, test_object("a"), 0, &err), COX_TAKEN);
     assert_non_null(strstr(err.text, test_object("a")));
@@ -409,16 +396,14 @@ static int attach_and_detach(struct cox_error *err)
     return r;
 }
 
-static void b44_impostors_are_denied(void **state)
+LEAK_TEST(b44_impostors_are_denied)
 {
-    (void)state;
     refuses_impostors(object_path(), O_RDWR, make_good, attach_and_detach);
 }
 
-static void b44_another_size_is_denied(void **state)
+LEAK_TEST(b44_another_size_is_denied)
 {
     static const off_t sizes[] = {0, 1, sizeof(sem_t) - 1, sizeof(sem_t) + 1, 4096, 1 << 20};
-    (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         struct cox_error err = {0};
         char expected[64];
@@ -460,12 +445,11 @@ static void exchange_for_ever(void *context)
 
 /* While the name changes hands, an attach is denied or maps the very file that passed the checks.
  */
-static void b44_what_was_checked_is_what_is_mapped(void **state)
+LEAK_TEST(b44_what_was_checked_is_what_is_mapped)
 {
     struct cox_semaphore good = created(7), evil = {0};
     struct stat st;
     char other[600];
-    (void)state;
     assert_int_equal(stat(object_path(), &st), 0);
     assert_int_equal(cox_semaphore_create(&evil, test_object("b"), 99, NULL), 0);
     snprintf(other, sizeof other, SHM "/sem.%s", test_name("b"));
@@ -509,19 +493,17 @@ static void create_under_umask(void *context)
     CHECK(cox_semaphore_unlink(test_object("a")) == 0);
 }
 
-static void b45_the_mode_is_0600_under_any_umask(void **state)
+LEAK_TEST(b45_the_mode_is_0600_under_any_umask)
 {
     static mode_t masks[] = {0000, 0777, 0277, 0022, 0177};
-    (void)state;
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++)
         child_run(create_under_umask, &masks[i]);
 }
 
-static void a_count_at_its_maximum_takes_another_post(void **state)
+LEAK_TEST(a_count_at_its_maximum_takes_another_post)
 {
     struct cox_semaphore own = created(SEM_VALUE_MAX);
     int value = 0;
-    (void)state;
     errno = EXFULL;
     cox_semaphore_post(&own);
     assert_int_equal(errno, EXFULL);
@@ -531,23 +513,21 @@ static void a_count_at_its_maximum_takes_another_post(void **state)
     gone(&own);
 }
 
-static void a_starting_value_over_the_maximum_is_refused(void **state)
+LEAK_TEST(a_starting_value_over_the_maximum_is_refused)
 {
     struct cox_semaphore semaphore = {0};
     struct cox_error err = {0};
-    (void)state;
     assert_int_equal(cox_semaphore_create(&semaphore, test_object("a"), SEM_VALUE_MAX + 1u, &err),
                      -EINVAL);
     assert_int_equal(err.code, -EINVAL);
     assert_null(semaphore.sem);
 }
 
-static void names_are_a_slash_and_no_other(void **state)
+LEAK_TEST(names_are_a_slash_and_no_other)
 {
     static const char *const bad[] = {"", "/", "name", "/a/b", "//", "a/", "/../x", "../x"};
     char name[400];
     struct cox_semaphore semaphore = {0};
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct cox_error err = {0};
         assert_int_equal(cox_semaphore_create(&semaphore, bad[i], 0, &err), COX_INVALID);
@@ -590,39 +570,9 @@ static void create_in_a_full_tmpfs(void *context)
     CHECK(shm_count("a") == 0 && shm_count("sem") == 0);
 }
 
-static void a_full_tmpfs_leaves_nothing_behind(void **state)
+LEAK_TEST(a_full_tmpfs_leaves_nothing_behind)
 {
-    (void)state;
     if (!private_shm_possible())
         skip();
     child_run(create_in_a_full_tmpfs, NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(tokens_are_taken_once_by_either_side),
-        LEAK_TEST(a_name_that_is_gone_is_not_found),
-        LEAK_TEST(b48_a_deadline_in_the_past_does_not_block),
-        LEAK_TEST(b48_a_wait_lasts_until_its_monotonic_deadline),
-        LEAK_TEST(b48_the_calendar_does_not_matter),
-        LEAK_TEST(b47_a_storm_of_signals_ends_no_wait),
-        LEAK_TEST(b42_a_sleeper_is_woken_after_others_attached),
-        LEAK_TEST(b42_attaching_keeps_the_count),
-        LEAK_TEST(two_processes_wake_each_other),
-        LEAK_TEST(g2a_glibc_and_this_wake_each_other),
-        LEAK_TEST(g2a_garbage_in_the_words_ends_no_process),
-        LEAK_TEST(g2a_a_wake_up_gets_through_whatever_the_words_say),
-        LEAK_TEST(b43_a_stale_semaphore_is_not_adopted),
-        LEAK_TEST(b44_impostors_are_denied),
-        LEAK_TEST(b44_another_size_is_denied),
-        LEAK_TEST(b44_what_was_checked_is_what_is_mapped),
-        LEAK_TEST(b45_the_mode_is_0600_under_any_umask),
-        LEAK_TEST(a_count_at_its_maximum_takes_another_post),
-        LEAK_TEST(a_starting_value_over_the_maximum_is_refused),
-        LEAK_TEST(names_are_a_slash_and_no_other),
-        LEAK_TEST(a_full_tmpfs_leaves_nothing_behind),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

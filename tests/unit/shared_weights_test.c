@@ -6,17 +6,15 @@
 #include "engine/model/digest.h"
 #include "engine_loop_fixture.h"
 #include "model_fixture.h"
+#include "tests/lib/test.h"
 
 #include <coxswain/handle.h>
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 #define PATIENCE_MS 60000
 
@@ -73,6 +71,8 @@ static int close_fixture(void **state)
         fixture_directory_remove(f.folders[i]);
     return 0;
 }
+
+#define TEST(name) TEST_WITH(name, open_fixture, close_fixture)
 
 static struct cox_weights_status status_now(void)
 {
@@ -178,10 +178,9 @@ static int replace_join(struct replacement *replacement)
 
 /* ---- tests ---- */
 
-static void weights_an_init_names_the_newest_version(void **state)
+TEST(weights_an_init_names_the_newest_version)
 {
     struct replacement replacement;
-    (void)state;
     const struct cox_weights_announcement first = told_now();
     expect_offer(&first, 1, f.folders[0]);
     replace_start(&replacement, f.folders[1]);
@@ -198,10 +197,9 @@ static void weights_an_init_names_the_newest_version(void **state)
 }
 
 /* Until a step with it has succeeded, in every epoch of the ranks: one of them may be new. */
-static void weights_are_offered_by_steps_until_one_has_succeeded(void **state)
+TEST(weights_are_offered_by_steps_until_one_has_succeeded)
 {
     struct replacement replacement;
-    (void)state;
     expect_step_offer(1, 1, f.folders[0]);
     cox_shared_weights_failed(f.weights, 1, COX_REJECTED, "a rank has no memory");
     expect_step_offer(1, 1, f.folders[0]);
@@ -221,10 +219,9 @@ static void weights_are_offered_by_steps_until_one_has_succeeded(void **state)
     assert_int_equal(step_version(2), 2);
 }
 
-static void weights_stay_until_a_step_has_used_the_next(void **state)
+TEST(weights_stay_until_a_step_has_used_the_next)
 {
     struct replacement replacement;
-    (void)state;
     const struct cox_weights_announcement first = told_now();
     replace_start(&replacement, f.folders[1]);
     expect_step_offer(1, 2, f.folders[1]);
@@ -245,10 +242,9 @@ static void weights_stay_until_a_step_has_used_the_next(void **state)
     expect_told(1, f.folders[1]);
 }
 
-static void weights_refused_by_a_rank_are_withdrawn(void **state)
+TEST(weights_refused_by_a_rank_are_withdrawn)
 {
     struct replacement replacement;
-    (void)state;
     const struct cox_weights_announcement first = told_now();
     cox_shared_weights_used(f.weights, 1, 1);
     replace_start(&replacement, f.folders[1]);
@@ -274,11 +270,10 @@ static void weights_refused_by_a_rank_are_withdrawn(void **state)
     expect_told(2, f.folders[1]);
 }
 
-static void weights_one_at_a_time_until_a_deadline_or_the_end(void **state)
+TEST(weights_one_at_a_time_until_a_deadline_or_the_end)
 {
     struct replacement replacement;
     uint64_t version;
-    (void)state;
     assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1], cox_deadline_after_ms(1),
                                                 &version, &error),
                      COX_TIMEOUT);
@@ -296,11 +291,10 @@ static void weights_one_at_a_time_until_a_deadline_or_the_end(void **state)
                      COX_CLOSED);
 }
 
-static void weights_that_cannot_be_leave_nothing(void **state)
+TEST(weights_that_cannot_be_leave_nothing)
 {
     struct cox_model_config other = small;
     uint64_t version;
-    (void)state;
     assert_int_equal(
         cox_shared_weights_replace(f.weights, "/nowhere", COX_DEADLINE_NEVER, &version, &error),
         COX_NOT_FOUND);
@@ -334,7 +328,7 @@ static struct cox_prompt_queue *prompt_queue_new(void)
 }
 
 /* Also before the first prompt, and after the last; and a prompt's steps tell of it. */
-static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(void **state)
+TEST(weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows)
 {
     const int32_t tokens[] = {3, 1, 4};
     const struct cox_prompt_request request = {
@@ -343,7 +337,6 @@ static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(
     struct cox_prompt_output result;
     uint64_t version = 0, count;
     int wake_fd = eventfd(0, EFD_CLOEXEC);
-    (void)state;
     struct cox_weights_announcement before = told_now();
     struct cox_prompt_queue *queue = prompt_queue_new();
     for (uint64_t turn = 0; turn < 3; turn++) {
@@ -383,13 +376,12 @@ static int rejected_first(uint64_t number)
     return number == 1 ? COX_REJECTED : 0;
 }
 
-static void weights_that_no_step_comes_to_an_end_with_are_given_up(void **state)
+TEST(weights_that_no_step_comes_to_an_end_with_are_given_up)
 {
     static const struct {
         int (*status)(uint64_t number);
         int expected;
     } rows[] = {{diverged, COX_DIVERGED}, {rejected_first, COX_REJECTED}};
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         uint64_t version;
         pthread_mutex_lock(&f.executor->lock);
@@ -508,11 +500,10 @@ static void second_awaits_the_third(struct cox_executor *executor, uint64_t numb
         executor_await_published(executor, 3);
 }
 
-static void weights_sent_with_a_step_that_is_void_are_sent_again(void **state)
+TEST(weights_sent_with_a_step_that_is_void_are_sent_again)
 {
     static const struct prompt prompts[] = {{3, 9, false}, {3, 1, true}};
     struct schedule schedule = {0};
-    (void)state;
     f.executor->script.status = second_in_vain;
     f.executor->script.taken = second_awaits_the_third;
     schedule_run(&schedule, prompts, 2);
@@ -532,11 +523,10 @@ static void weights_sent_with_a_step_that_is_void_are_sent_again(void **state)
 }
 
 /* Others pull what is held as if it were of the present weights. */
-static void m10_weights_of_a_step_are_those_of_all_that_is_held_since(void **state)
+TEST(m10_weights_of_a_step_are_those_of_all_that_is_held_since)
 {
     static const struct prompt prompts[] = {{3, 1, true}, {40, 1, true}};
     struct schedule schedule = {.behind = {3, 1, true}};
-    (void)state;
     f.executor->script.taken = second_awaits_the_third;
     schedule_run(&schedule, prompts, 2);
     assert_int_equal(f.executor->weights_sent[2], 1);
@@ -547,23 +537,4 @@ static void m10_weights_of_a_step_are_those_of_all_that_is_held_since(void **sta
     assert_true(schedule.held[3]);
     assert_int_equal(schedule.hold_count, 1);
     assert_int_equal(schedule.hold_id, 3);
-}
-
-int main(void)
-{
-#define CASE(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
-    const struct CMUnitTest tests[] = {
-        CASE(weights_an_init_names_the_newest_version),
-        CASE(weights_stay_until_a_step_has_used_the_next),
-        CASE(weights_refused_by_a_rank_are_withdrawn),
-        CASE(weights_are_offered_by_steps_until_one_has_succeeded),
-        CASE(weights_one_at_a_time_until_a_deadline_or_the_end),
-        CASE(weights_that_cannot_be_leave_nothing),
-        CASE(weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows),
-        CASE(weights_that_no_step_comes_to_an_end_with_are_given_up),
-        CASE(weights_sent_with_a_step_that_is_void_are_sent_again),
-        CASE(m10_weights_of_a_step_are_those_of_all_that_is_held_since),
-    };
-
-    return cmocka_run_group_tests_name("shared_weights", tests, NULL, NULL);
 }

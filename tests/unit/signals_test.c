@@ -1,12 +1,9 @@
 #include "program/cli/signals.h"
+#include "tests/lib/test.h"
 
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static bool taken(void *context, int number)
 {
@@ -17,9 +14,8 @@ static bool taken(void *context, int number)
 }
 
 /* The main thread may be inside a write that never returns. */
-static void a_process_that_does_not_end_gets_its_signal_again(void **state)
+PLAIN_TEST(a_process_that_does_not_end_gets_its_signal_again)
 {
-    (void)state;
     atomic_int count = 0;
     struct cox_signals signals = COX_SIGNALS_NONE;
     signals.end_ms = 10;
@@ -30,9 +26,8 @@ static void a_process_that_does_not_end_gets_its_signal_again(void **state)
     cox_signals_end(&signals);
 }
 
-static void a_signal_counts_once_until_then(void **state)
+PLAIN_TEST(a_signal_counts_once_until_then)
 {
-    (void)state;
     atomic_int count = 0;
     struct cox_signals signals = COX_SIGNALS_NONE;
     assert_int_equal(signals.end_ms, 20000);
@@ -42,13 +37,4 @@ static void a_signal_counts_once_until_then(void **state)
         sched_yield();
     cox_signals_end(&signals);
     assert_int_equal(count, 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_process_that_does_not_end_gets_its_signal_again),
-        cmocka_unit_test(a_signal_counts_once_until_then),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,12 +10,9 @@
 #include <coxswain/handle.h>
 #include <coxswain/memory/queue.h>
 #include "coordinator/executor/executor_internal.h"
+#include "tests/lib/test.h"
 #include <coxswain/group.h>
 #include <coxswain/worker.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 /* Bytes behind a struct that a newer header would know. */
 #define ADDED 24
@@ -278,10 +275,9 @@ static void any_of(const struct subject *subject, size_t known, size_t size, str
 
 /* ---- the tests ---- */
 
-static void uninitialized_options_are_refused(void **state)
+PLAIN_TEST(uninitialized_options_are_refused)
 {
     static const size_t sizes[] = {0, 1, sizeof(size_t) - 1, 65537, SIZE_MAX};
-    (void)state;
     for (size_t i = 0; i < subject_count; i++)
         for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
             struct cox_error err = {0};
@@ -295,9 +291,8 @@ static void uninitialized_options_are_refused(void **state)
 }
 
 /* What is behind the caller's size is not its options: the result is that of zeros there. */
-static void smaller_options_have_defaults_for_the_rest(void **state)
+PLAIN_TEST(smaller_options_have_defaults_for_the_rest)
 {
-    (void)state;
     for (size_t i = 0; i < subject_count; i++) {
         const struct subject *subject = &subjects[i];
         struct cox_error expected = {0}, err = {0}, whole = {0};
@@ -318,9 +313,8 @@ static void smaller_options_have_defaults_for_the_rest(void **state)
     }
 }
 
-static void larger_options_are_taken_while_zero(void **state)
+PLAIN_TEST(larger_options_are_taken_while_zero)
 {
-    (void)state;
     for (size_t i = 0; i < subject_count; i++) {
         const struct subject *subject = &subjects[i];
         struct cox_error expected = {0}, err = {0};
@@ -346,9 +340,8 @@ static void larger_options_are_taken_while_zero(void **state)
 }
 
 /* A field that is added later must not lie in padding that today's callers do not clear. */
-static void structs_end_with_their_last_field(void **state)
+PLAIN_TEST(structs_end_with_their_last_field)
 {
-    (void)state;
     for (size_t i = 0; i < subject_count; i++)
         if (subjects[i].end != subjects[i].size)
             fail_msg(
@@ -358,9 +351,8 @@ static void structs_end_with_their_last_field(void **state)
 }
 
 /* The struct of an older caller is written as far as that caller knows it. */
-static void parsing_writes_no_further_than_the_caller_knows(void **state)
+PLAIN_TEST(parsing_writes_no_further_than_the_caller_knows)
 {
-    (void)state;
     const size_t cut = offsetof(struct cox_worker_options, fd_store);
     char *argv[] = {"worker", "--shm_name_prefix=/group", "--local_rank=1", "--local_world_size=2",
                     NULL};
@@ -378,12 +370,5 @@ static void parsing_writes_no_further_than_the_caller_knows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(uninitialized_options_are_refused),
-        cmocka_unit_test(smaller_options_have_defaults_for_the_rest),
-        cmocka_unit_test(larger_options_are_taken_while_zero),
-        cmocka_unit_test(structs_end_with_their_last_field),
-        cmocka_unit_test(parsing_writes_no_further_than_the_caller_knows),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return test_run(setup, teardown);
 }

@@ -54,9 +54,8 @@ static void fds_close(int *fds, uint32_t count)
         cox_close_fd(&fds[i]);
 }
 
-static void k28_bytes_and_fds_arrive_as_they_were_sent(void **state)
+LEAK_TEST(k28_bytes_and_fds_arrive_as_they_were_sent)
 {
-    (void)state;
     for (uint32_t count = 0; count <= COX_SOCKET_FD_COUNT_MAX; count = count ? count * 2 : 1) {
         int sent[COX_SOCKET_FD_COUNT_MAX], came[COX_SOCKET_FD_COUNT_MAX];
         uint32_t came_count = 999;
@@ -78,9 +77,8 @@ static void k28_bytes_and_fds_arrive_as_they_were_sent(void **state)
     }
 }
 
-static void k16_what_arrives_closes_over_exec(void **state)
+LEAK_TEST(k16_what_arrives_closes_over_exec)
 {
-    (void)state;
     int open_fd = memfd_create("test", 0), came;
     uint32_t count;
     char byte;
@@ -113,16 +111,14 @@ static void without_standard_fds(void *context)
     CHECK(fcntl(0, F_GETFD) < 0 && fcntl(1, F_GETFD) < 0);
 }
 
-static void b15_the_numbers_of_standard_fds_are_never_used(void **state)
+LEAK_TEST(b15_the_numbers_of_standard_fds_are_never_used)
 {
-    (void)state;
     child_run(without_standard_fds, NULL);
 }
 
 /* Each refusal: COX_CORRUPT, and no fd stays. */
-static void k18_b17_more_fds_than_expected_are_refused_and_closed(void **state)
+LEAK_TEST(k18_b17_more_fds_than_expected_are_refused_and_closed)
 {
-    (void)state;
     for (uint32_t max = 0; max <= 4; max++) {
         int sent[COX_SOCKET_FD_COUNT_MAX], came[COX_SOCKET_FD_COUNT_MAX];
         uint32_t count = 77;
@@ -144,9 +140,8 @@ static void k18_b17_more_fds_than_expected_are_refused_and_closed(void **state)
 }
 
 /* As many as the kernel allows in one message, which our own side never sends. */
-static void k18_the_longest_list_is_refused_and_closed(void **state)
+LEAK_TEST(k18_the_longest_list_is_refused_and_closed)
 {
-    (void)state;
     int sent[253], came[COX_SOCKET_FD_COUNT_MAX];
     char byte = 'x', control[CMSG_SPACE(sizeof sent)] = {0};
     struct iovec part = {&byte, 1};
@@ -173,9 +168,8 @@ static void k18_the_longest_list_is_refused_and_closed(void **state)
 }
 
 /* With a list that came before: those are closed too. */
-static void k18_fds_in_several_parts_are_counted_together(void **state)
+LEAK_TEST(k18_fds_in_several_parts_are_counted_together)
 {
-    (void)state;
     int fd = file_new(), came[8];
     uint32_t count;
     char text[3];
@@ -196,9 +190,8 @@ static void k18_fds_in_several_parts_are_counted_together(void **state)
     close(fd);
 }
 
-static void k18_another_control_message_is_refused(void **state)
+LEAK_TEST(k18_another_control_message_is_refused)
 {
-    (void)state;
     int fd = file_new(), came, on = 1;
     uint32_t count;
     char byte;
@@ -234,15 +227,13 @@ static void few_fds(void *context)
     CHECK(byte == 'y' && count == 8);
 }
 
-static void b17_b19_a_list_cut_for_want_of_fds_says_so(void **state)
+LEAK_TEST(b17_b19_a_list_cut_for_want_of_fds_says_so)
 {
-    (void)state;
     child_run(few_fds, NULL);
 }
 
-static void a16_the_end_of_the_other_side_is_reported(void **state)
+LEAK_TEST(a16_the_end_of_the_other_side_is_reported)
 {
-    (void)state;
     char text[4] = "";
     int fd = file_new(), came;
     uint32_t count;
@@ -268,9 +259,8 @@ static void a16_the_end_of_the_other_side_is_reported(void **state)
     close(fd);
 }
 
-static void a2_b18_a_deadline_is_a_timeout(void **state)
+LEAK_TEST(a2_b18_a_deadline_is_a_timeout)
 {
-    (void)state;
     int fd = file_new(), came;
     uint32_t count;
     char text[4];
@@ -312,9 +302,8 @@ static void large_sender(void *context)
 }
 
 /* Far more than the socket holds, between two processes that are interrupted all the time. */
-static void k17_interruptions_change_nothing(void **state)
+LEAK_TEST(k17_interruptions_change_nothing)
 {
-    (void)state;
     uint8_t *bytes = malloc(LARGE_SIZE);
     struct sigaction action = {.sa_handler = alarmed}, old; /* no SA_RESTART */
     struct itimerval often = {{0, 200}, {0, 200}}, off = {{0, 0}, {0, 0}};
@@ -363,17 +352,15 @@ static void flood(void *context)
 }
 
 /* For root the kernel has no such limit. */
-static void fds_that_are_never_received_are_full_in_the_end(void **state)
+LEAK_TEST(fds_that_are_never_received_are_full_in_the_end)
 {
-    (void)state;
     ends_make();
     child_run(flood, NULL);
     ends_close();
 }
 
-static void what_is_there_is_taken_without_waiting(void **state)
+LEAK_TEST(what_is_there_is_taken_without_waiting)
 {
-    (void)state;
     char text[8] = "";
     size_t size = 99;
     int fd = file_new(), came;
@@ -395,9 +382,8 @@ static void what_is_there_is_taken_without_waiting(void **state)
     ends_close();
 }
 
-static void b9_the_other_side_is_known_to_the_kernel(void **state)
+LEAK_TEST(b9_the_other_side_is_known_to_the_kernel)
 {
-    (void)state;
     struct cox_socket_peer peer;
     int file = file_new();
     ends_make();
@@ -410,9 +396,8 @@ static void b9_the_other_side_is_known_to_the_kernel(void **state)
     ends_close();
 }
 
-static void b19_errors_of_the_system_are_forwarded(void **state)
+LEAK_TEST(b19_errors_of_the_system_are_forwarded)
 {
-    (void)state;
     char byte;
     int bad = 9999;
     ends_make();
@@ -453,9 +438,8 @@ static void connects_and_gives(void *context)
     close(sent);
 }
 
-static void k28_processes_find_each_other_by_a_name(void **state)
+LEAK_TEST(k28_processes_find_each_other_by_a_name)
 {
-    (void)state;
     struct cox_error err = {0};
     struct cox_socket_peer peer;
     struct stat st;
@@ -485,9 +469,8 @@ static void k28_processes_find_each_other_by_a_name(void **state)
     folder_drop();
 }
 
-static void k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed(void **state)
+LEAK_TEST(k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed)
 {
-    (void)state;
     struct cox_error err = {0};
     int listening, again = -1, fd = -1;
     folder_make("dead");
@@ -507,9 +490,8 @@ static void k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed(void **stat
     folder_drop();
 }
 
-static void k28_b9_b10_what_is_no_socket_is_left_alone(void **state)
+LEAK_TEST(k28_b9_b10_what_is_no_socket_is_left_alone)
 {
-    (void)state;
     struct cox_error err = {0};
     struct stat st;
     int fd = -1;
@@ -530,9 +512,8 @@ static void k28_b9_b10_what_is_no_socket_is_left_alone(void **state)
     folder_drop();
 }
 
-static void k28_b45_only_its_user_may_connect(void **state)
+LEAK_TEST(k28_b45_only_its_user_may_connect)
 {
-    (void)state;
     static const mode_t masks[] = {0, 022, 0777};
     struct cox_error err = {0};
     struct stat st;
@@ -551,9 +532,8 @@ static void k28_b45_only_its_user_may_connect(void **state)
     folder_drop();
 }
 
-static void k28_k19_long_paths_work_and_impossible_ones_are_refused(void **state)
+LEAK_TEST(k28_k19_long_paths_work_and_impossible_ones_are_refused)
 {
-    (void)state;
     static const char *const wrong[] = {"", "/", "/tmp/"};
     struct cox_error err = {0};
     char name[90], deep[400];
@@ -587,9 +567,8 @@ static void k28_k19_long_paths_work_and_impossible_ones_are_refused(void **state
     folder_drop();
 }
 
-static void k28_b2_each_wait_ends_at_its_deadline(void **state)
+LEAK_TEST(k28_b2_each_wait_ends_at_its_deadline)
 {
-    (void)state;
     static int fds[1000];
     struct cox_error err = {0};
     int listening, fd = -1, r = 0, count = 0;
@@ -623,9 +602,8 @@ static void listens_as_nobody(void *context)
     CHECK(cox_socket_unlink(path, &err) == 0);
 }
 
-static void k28_b9_b28_a_squatted_name_is_not_connected_to(void **state)
+LEAK_TEST(k28_b9_b28_a_squatted_name_is_not_connected_to)
 {
-    (void)state;
     struct cox_error err = {0};
     int pipes[4], fd = -1;
     if (!test_can_switch_user())
@@ -644,34 +622,4 @@ static void k28_b9_b28_a_squatted_name_is_not_connected_to(void **state)
     for (int i = 0; i < 4; i++)
         close(pipes[i]);
     folder_drop();
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(k28_bytes_and_fds_arrive_as_they_were_sent),
-        LEAK_TEST(k16_what_arrives_closes_over_exec),
-        LEAK_TEST(b15_the_numbers_of_standard_fds_are_never_used),
-        LEAK_TEST(k18_b17_more_fds_than_expected_are_refused_and_closed),
-        LEAK_TEST(k18_the_longest_list_is_refused_and_closed),
-        LEAK_TEST(k18_fds_in_several_parts_are_counted_together),
-        LEAK_TEST(k18_another_control_message_is_refused),
-        LEAK_TEST(b17_b19_a_list_cut_for_want_of_fds_says_so),
-        LEAK_TEST(a16_the_end_of_the_other_side_is_reported),
-        LEAK_TEST(a2_b18_a_deadline_is_a_timeout),
-        LEAK_TEST(k17_interruptions_change_nothing),
-        LEAK_TEST(fds_that_are_never_received_are_full_in_the_end),
-        LEAK_TEST(what_is_there_is_taken_without_waiting),
-        LEAK_TEST(b9_the_other_side_is_known_to_the_kernel),
-        LEAK_TEST(b19_errors_of_the_system_are_forwarded),
-        LEAK_TEST(k28_processes_find_each_other_by_a_name),
-        LEAK_TEST(k28_b4_a_name_of_the_dead_is_reported_and_can_be_removed),
-        LEAK_TEST(k28_b9_b10_what_is_no_socket_is_left_alone),
-        LEAK_TEST(k28_b45_only_its_user_may_connect),
-        LEAK_TEST(k28_k19_long_paths_work_and_impossible_ones_are_refused),
-        LEAK_TEST(k28_b2_each_wait_ends_at_its_deadline),
-        LEAK_TEST(k28_b9_b28_a_squatted_name_is_not_connected_to),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

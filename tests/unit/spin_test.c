@@ -1,15 +1,11 @@
 /* Spinning before a sleep: for how long, and how often in vain. */
 #include "channel/base/spin.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
-static void settings_have_names(void **state)
+PLAIN_TEST(settings_have_names)
 {
-    (void)state;
     assert_string_equal(cox_spin_name(COX_SPIN_AUTO), "auto");
     assert_string_equal(cox_spin_name(COX_SPIN_OFF), "off");
     assert_string_equal(cox_spin_name(COX_SPIN_MAX), "max");
@@ -17,9 +13,8 @@ static void settings_have_names(void **state)
     assert_null(cox_spin_name(UINT32_MAX));
 }
 
-static void each_setting_has_a_budget(void **state)
+PLAIN_TEST(each_setting_has_a_budget)
 {
-    (void)state;
     assert_int_equal(cox_spin_budget_ns(COX_SPIN_AUTO), COX_SPIN_AUTO_NS);
     assert_int_equal(cox_spin_budget_ns(COX_SPIN_MAX), COX_SPIN_MAX_NS);
     assert_int_equal(cox_spin_budget_ns(COX_SPIN_OFF), 0);
@@ -44,20 +39,18 @@ static bool wait_once(struct cox_spinner *spinner, struct look *l, uint64_t ther
     return cox_spin_until(spinner, look, &l, COX_DEADLINE_NEVER);
 }
 
-static void without_a_budget_no_waiter_spins(void **state)
+PLAIN_TEST(without_a_budget_no_waiter_spins)
 {
     struct cox_spinner spinner = {0};
     struct look l;
-    (void)state;
     assert_false(wait_once(&spinner, &l, 1));
     assert_int_equal(l.count, 0);
 }
 
-static void what_is_there_is_found(void **state)
+PLAIN_TEST(what_is_there_is_found)
 {
     struct cox_spinner spinner = {.budget_ns = UINT32_MAX};
     struct look l;
-    (void)state;
     for (uint64_t there = 1; there <= 3 * COX_SPIN_LOOKS; there++) {
         assert_true(wait_once(&spinner, &l, there));
         assert_int_equal(l.count, there);
@@ -65,21 +58,19 @@ static void what_is_there_is_found(void **state)
     }
 }
 
-static void no_waiter_spins_past_a_deadline(void **state)
+PLAIN_TEST(no_waiter_spins_past_a_deadline)
 {
     struct cox_spinner spinner = {.budget_ns = UINT32_MAX};
     struct look own = {.there = 2}, *l = &own;
-    (void)state;
     assert_false(cox_spin_until(&spinner, look, &l, cox_now_ns()));
     assert_in_range(own.count, 0, 1);
 }
 
 /* One look after the last yield, which may have brought it. */
-static void what_never_comes_is_given_up(void **state)
+PLAIN_TEST(what_never_comes_is_given_up)
 {
     struct cox_spinner spinner = {.budget_ns = 1};
     struct look l;
-    (void)state;
     assert_false(wait_once(&spinner, &l, 0));
     assert_int_equal(l.count, COX_SPIN_LOOKS + 1);
     assert_int_equal(spinner.found, 0);
@@ -87,22 +78,20 @@ static void what_never_comes_is_given_up(void **state)
 }
 
 /* It is found, but blocking would have taken less time. */
-static void what_comes_after_the_budget_is_found_and_makes_a_waiter_rest(void **state)
+PLAIN_TEST(what_comes_after_the_budget_is_found_and_makes_a_waiter_rest)
 {
     struct cox_spinner spinner = {.budget_ns = 1};
     struct look l;
-    (void)state;
     assert_true(wait_once(&spinner, &l, COX_SPIN_LOOKS + 1));
     assert_int_equal(spinner.found, 1);
     assert_true(spinner.rest_until_ns > 0);
     assert_true(spinner.vain > 0); /* more than 1 if the yield took long */
 }
 
-static void a_waiter_that_rests_blocks_at_once(void **state)
+PLAIN_TEST(a_waiter_that_rests_blocks_at_once)
 {
     struct cox_spinner spinner = {.budget_ns = UINT32_MAX, .rest_until_ns = UINT64_MAX};
     struct look l;
-    (void)state;
     assert_false(wait_once(&spinner, &l, 1));
     assert_int_equal(l.count, 0);
     spinner.rest_until_ns = cox_now_ns();
@@ -116,11 +105,10 @@ static uint64_t rest_of(struct cox_spinner *spinner, uint64_t spent_ns)
     return spinner->rest_until_ns - now_ns;
 }
 
-static void each_spin_in_vain_doubles_the_rest(void **state)
+PLAIN_TEST(each_spin_in_vain_doubles_the_rest)
 {
     struct cox_spinner spinner = {.budget_ns = COX_SPIN_AUTO_NS};
     struct look l;
-    (void)state;
     for (uint32_t i = 0; i <= COX_SPIN_DOUBLINGS; i++)
         assert_int_equal(rest_of(&spinner, COX_SPIN_AUTO_NS), (uint64_t)COX_SPIN_AUTO_NS << i);
     assert_int_equal(rest_of(&spinner, COX_SPIN_AUTO_NS),
@@ -132,11 +120,10 @@ static void each_spin_in_vain_doubles_the_rest(void **state)
     assert_int_equal(rest_of(&spinner, COX_SPIN_AUTO_NS), COX_SPIN_AUTO_NS);
 }
 
-static void a_long_spin_is_followed_by_a_long_rest(void **state)
+PLAIN_TEST(a_long_spin_is_followed_by_a_long_rest)
 {
     const uint64_t slice_ns = 3 * COX_NSEC_PER_MSEC;
     struct cox_spinner spinner = {.budget_ns = COX_SPIN_AUTO_NS};
-    (void)state;
     const uint64_t short_ns = COX_SPIN_AUTO_NS + COX_SPIN_LONG_NS;
     assert_int_equal(rest_of(&spinner, short_ns), short_ns);
     assert_int_equal(rest_of(&spinner, slice_ns), slice_ns << COX_SPIN_LONG_DOUBLINGS);
@@ -146,21 +133,4 @@ static void a_long_spin_is_followed_by_a_long_rest(void **state)
     assert_int_equal(rest_of(&spinner, COX_SPIN_MAX_NS + 1), COX_SPIN_MAX_NS + 1);
     /* A process that was stopped for a day rests no longer than others. */
     assert_int_equal(rest_of(&spinner, 86400 * COX_NSEC_PER_SEC), COX_SPIN_REST_MAX_NS);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(settings_have_names),
-        cmocka_unit_test(each_setting_has_a_budget),
-        cmocka_unit_test(without_a_budget_no_waiter_spins),
-        cmocka_unit_test(what_is_there_is_found),
-        cmocka_unit_test(no_waiter_spins_past_a_deadline),
-        cmocka_unit_test(what_never_comes_is_given_up),
-        cmocka_unit_test(what_comes_after_the_budget_is_found_and_makes_a_waiter_rest),
-        cmocka_unit_test(a_waiter_that_rests_blocks_at_once),
-        cmocka_unit_test(each_spin_in_vain_doubles_the_rest),
-        cmocka_unit_test(a_long_spin_is_followed_by_a_long_rest),
-    };
-    return cmocka_run_group_tests_name("spin", tests, NULL, NULL);
 }

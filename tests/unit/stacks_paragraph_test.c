@@ -1,14 +1,11 @@
 /* Where the ranks of a group stand, in one sentence. */
 #include "coordinator/stacks/incidents.h"
 #include "coordinator/stacks/paragraph.h"
+#include "tests/lib/test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 /* One letter per rank: those with the same are at the same place. '-': its rank is not asked. */
 static void expect(const char *places, const char *text)
@@ -27,17 +24,15 @@ static void expect(const char *places, const char *text)
     free((char *)(uintptr_t)stacks.paragraph);
 }
 
-static void ranks_at_one_place_are_one_part(void **state)
+PLAIN_TEST(ranks_at_one_place_are_one_part)
 {
-    (void)state;
     expect("aaaa", "ranks 0-3: in a");
     expect("a", "rank 0: in a");
     expect("", "");
 }
 
-static void a_rank_that_is_alone_comes_first(void **state)
+PLAIN_TEST(a_rank_that_is_alone_comes_first)
 {
-    (void)state;
     expect("abaa", "rank 1: in b; ranks 0,2-3: in a, and may wait for it");
     expect("ab", "rank 0: in a; rank 1: in b");
     expect("aabb", "ranks 0-1: in a; ranks 2-3: in b");
@@ -45,30 +40,17 @@ static void a_rank_that_is_alone_comes_first(void **state)
     expect("--ab-bb", "rank 2: in a; ranks 3,5-6: in b, and may wait for it");
 }
 
-static void many_places_are_counted(void **state)
+PLAIN_TEST(many_places_are_counted)
 {
-    (void)state;
     expect("abcdefg", "rank 0: in a; rank 1: in b; rank 2: in c; rank 3: in d; the others at 3 "
                       "more places");
 }
 
-static void a_request_is_a_suspect_for_its_last_second_at_most(void **state)
+PLAIN_TEST(a_request_is_a_suspect_for_its_last_second_at_most)
 {
     const uint64_t s = COX_NSEC_PER_SEC;
-    (void)state;
     assert_int_equal(cox_incidents_due(10 * s, 40 * s), 39 * s);
     assert_int_equal(cox_incidents_due(10 * s, 12 * s), 12 * s - s / 2);
     assert_true(cox_incidents_due(10 * s, COX_DEADLINE_NEVER) == COX_DEADLINE_NEVER);
     assert_true(cox_incidents_due(10 * s, 9 * s) == COX_DEADLINE_NEVER);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_at_one_place_are_one_part),
-        cmocka_unit_test(a_rank_that_is_alone_comes_first),
-        cmocka_unit_test(many_places_are_counted),
-        cmocka_unit_test(a_request_is_a_suspect_for_its_last_second_at_most),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,12 +6,10 @@
 #include "proto/step_wire.h"
 #include "proto/varint.h"
 #include "proto/wire.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 typedef Coxswain__ExecuteRequest Request;
 typedef Coxswain__ExecuteResponse Response;
@@ -220,7 +218,25 @@ static bool check_unpack(const ProtobufCMessageDescriptor *descriptor, struct co
     return true;
 }
 
-static void random_steps_there_and_back(void **state)
+static int arena_new(void **state)
+{
+    struct cox_arena *arena = malloc(sizeof *arena);
+    if (!arena || cox_arena_init(arena, 4096, CAP))
+        return -1;
+    *state = arena;
+    return 0;
+}
+
+static int arena_free(void **state)
+{
+    cox_arena_deinit(*state);
+    free(*state);
+    return 0;
+}
+
+#define ARENA_TEST(name) TEST_WITH(name, arena_new, arena_free)
+
+ARENA_TEST(random_steps_there_and_back)
 {
     struct cox_arena *arena = *state;
     static struct request_parts p;
@@ -234,7 +250,7 @@ static void random_steps_there_and_back(void **state)
     }
 }
 
-static void random_replies_there_and_back(void **state)
+ARENA_TEST(random_replies_there_and_back)
 {
     struct cox_arena *arena = *state;
     static struct response_parts p;
@@ -324,7 +340,7 @@ static unsigned each_field(ProtobufCMessage *outer, ProtobufCMessage *message, s
     return by_hand;
 }
 
-static void no_field_is_lost(void **state)
+ARENA_TEST(no_field_is_lost)
 {
     static struct request_parts q;
     static struct response_parts a;
@@ -352,7 +368,7 @@ static void no_field_is_lost(void **state)
     }
 }
 
-static void requests_without_a_step_are_left_alone(void **state)
+ARENA_TEST(requests_without_a_step_are_left_alone)
 {
     static struct request_parts q;
     static struct response_parts a;
@@ -383,9 +399,8 @@ static void requests_without_a_step_are_left_alone(void **state)
 }
 
 /* A frame that has just the room, and one that has a byte too few: nothing is written to it. */
-static void a_frame_without_room_is_left_alone(void **state)
+PLAIN_TEST(a_frame_without_room_is_left_alone)
 {
-    (void)state;
     static struct request_parts q;
     static struct response_parts a;
     request_fill(&q);
@@ -411,7 +426,7 @@ static void a_frame_without_room_is_left_alone(void **state)
 }
 
 /* Cut off anywhere, and with any one bit turned. */
-static void broken_bytes(void **state)
+ARENA_TEST(broken_bytes)
 {
     struct cox_arena *arena = *state;
     static struct request_parts q;
@@ -440,7 +455,7 @@ static void broken_bytes(void **state)
 
 /* Each byte that ends a number, a length or a tag in a longer form of the same: protobuf-c takes
  * some of them. */
-static void longer_forms(void **state)
+ARENA_TEST(longer_forms)
 {
     struct cox_arena *arena = *state;
     static struct request_parts q;
@@ -466,9 +481,8 @@ static void longer_forms(void **state)
 }
 
 /* Every cap from nothing up to what is needed. */
-static void an_arena_without_room_is_left_alone(void **state)
+PLAIN_TEST(an_arena_without_room_is_left_alone)
 {
-    (void)state;
     static struct request_parts q;
     static uint8_t bytes[FRAME_SIZE];
     request_fill(&q);
@@ -487,9 +501,8 @@ static void an_arena_without_room_is_left_alone(void **state)
 
 /* ---- numbers ---- */
 
-static void numbers_of_every_width(void **state)
+PLAIN_TEST(numbers_of_every_width)
 {
-    (void)state;
     for (unsigned width = 0; width <= 64; width++)
         for (int less = 0; less < 2; less++) {
             uint64_t value = (width == 64 ? 0 : UINT64_C(1) << width) - (uint64_t)less, again = 0;
@@ -513,38 +526,4 @@ static void numbers_of_every_width(void **state)
     assert_false(cox_varint_get(&at, large + sizeof large, &value));
     at = longer;
     assert_false(cox_varint_get(&at, longer + sizeof longer, &value));
-}
-
-static int arena_new(void **state)
-{
-    struct cox_arena *arena = malloc(sizeof *arena);
-    if (!arena || cox_arena_init(arena, 4096, CAP))
-        return -1;
-    *state = arena;
-    return 0;
-}
-
-static int arena_free(void **state)
-{
-    cox_arena_deinit(*state);
-    free(*state);
-    return 0;
-}
-
-#define with_arena(test) cmocka_unit_test_setup_teardown(test, arena_new, arena_free)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        with_arena(random_steps_there_and_back),
-        with_arena(random_replies_there_and_back),
-        with_arena(no_field_is_lost),
-        with_arena(requests_without_a_step_are_left_alone),
-        cmocka_unit_test(a_frame_without_room_is_left_alone),
-        with_arena(broken_bytes),
-        with_arena(longer_forms),
-        cmocka_unit_test(an_arena_without_room_is_left_alone),
-        cmocka_unit_test(numbers_of_every_width),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

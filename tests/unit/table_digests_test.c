@@ -88,9 +88,8 @@ static int digest_differs(enum bent bent, uint32_t row, enum cox_digest which,
     return first;
 }
 
-static void s2_a_digest_says_what_differs(void **state)
+TEST(s2_a_digest_says_what_differs)
 {
-    (void)state;
     for (uint32_t row = 0; row < DIGEST_ROW_COUNT; row++) {
         /* A step of any other form reads all. */
         for (int kind = 0; kind < 2; kind++) {
@@ -112,9 +111,8 @@ static void s2_a_digest_says_what_differs(void **state)
 
 /* What a replaced rank, or one that has failed a step, has in common with the others: nothing,
  * until a step builds on none. */
-static void s2_a_chain_begins_anew_with_base_0(void **state)
+TEST(s2_a_chain_begins_anew_with_base_0)
 {
-    (void)state;
     uint64_t chain[COX_STEP_CHAIN_SIZE], other[COX_STEP_CHAIN_SIZE];
     digest_announce(0);
     advance(digest_step(COX_FORWARD_DECODE), 60);
@@ -163,9 +161,8 @@ static void s2_a_chain_begins_anew_with_base_0(void **state)
     assert_memory_equal(chain, other, sizeof chain);
 }
 
-static void s2_tokens_count_where_the_rank_samples(void **state)
+TEST(s2_tokens_count_where_the_rank_samples)
 {
-    (void)state;
     uint64_t chain[COX_STEP_CHAIN_SIZE];
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     packed_table(packed_announce(request, 0, 100, numbers, 5), numbers, 2);
@@ -197,14 +194,4 @@ static void s2_tokens_count_where_the_rank_samples(void **state)
             assert_true((after[1][i] == after[2][i]) == (i != 1 + which));
         assert_true(after[0][1 + which] == 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(s2_a_digest_says_what_differs),
-        TEST(s2_a_chain_begins_anew_with_base_0),
-        TEST(s2_tokens_count_where_the_rank_samples),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

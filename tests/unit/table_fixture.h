@@ -4,10 +4,7 @@
 
 #include "worker/sequences/table_private.h"
 #include "table_request.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/lib/test.h"
 
 #define LENGTH(array) (sizeof(array) / sizeof(array)[0])
 
@@ -56,6 +53,6 @@ void check_tokens(uint32_t slot, const int32_t *tokens, uint32_t count);
 Metadata *nested_prompt(Request *request, const char *request_id, int64_t id, size_t token_count,
                         size_t block_count);
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, table_setup, table_teardown)
+#define TEST(name) TEST_WITH(name, table_setup, table_teardown)
 
 #endif

@@ -83,9 +83,8 @@ static Request *steady_announce(uint32_t row_count)
     return request;
 }
 
-static void s1_a_steady_load_allocates_nothing(void **state)
+TEST(s1_a_steady_load_allocates_nothing)
 {
-    (void)state;
     table_teardown(NULL);
     table_start(512, 1024);
     size_t steady = 0;
@@ -130,9 +129,8 @@ static void s1_a_steady_load_allocates_nothing(void **state)
     assert_int_equal(allocation_count, warm);
 }
 
-static void s1_many_sequences_are_found_by_id(void **state)
+TEST(s1_many_sequences_are_found_by_id)
 {
-    (void)state;
     table_teardown(NULL);
     table_start(4096, 64);
     for (int turn = 0; turn < 3; turn++) {
@@ -158,9 +156,8 @@ static void s1_many_sequences_are_found_by_id(void **state)
     }
 }
 
-static void s1_without_memory_nothing_changes(void **state)
+TEST(s1_without_memory_nothing_changes)
 {
-    (void)state;
 #ifdef SANITIZED
     skip();
 #else
@@ -219,10 +216,5 @@ int main(void)
 #ifdef SANITIZED
     __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
 #endif
-    const struct CMUnitTest tests[] = {
-        TEST(s1_a_steady_load_allocates_nothing),
-        TEST(s1_many_sequences_are_found_by_id),
-        TEST(s1_without_memory_nothing_changes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

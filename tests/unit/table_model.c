@@ -2,13 +2,10 @@
 
 #include "proto/wire.h"
 #include "worker/sequences/table_private.h"
+#include "tests/lib/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static struct cox_sampling model_sampling(const SamplingParams *params)
 {

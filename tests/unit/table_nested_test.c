@@ -8,9 +8,8 @@
 
 /* ---- the nested form ---- */
 
-static void s1_nested_prompts_take_the_lowest_free_slot(void **state)
+TEST(s1_nested_prompts_take_the_lowest_free_slot)
 {
-    (void)state;
     Request *request = request_new(COX_FORWARD_PREFILL);
     for (int64_t id = 0; id < 4; id++) {
         char name[8];
@@ -43,9 +42,8 @@ static void s1_nested_prompts_take_the_lowest_free_slot(void **state)
     refuse(request, COX_STALE);
 }
 
-static void s1_nested_chunks_announce_again(void **state)
+TEST(s1_nested_chunks_announce_again)
 {
-    (void)state;
     for (int32_t chunk = 0; chunk < 3; chunk++) {
         Request *request = request_new(COX_FORWARD_PREFILL);
         nested_split(nested_prompt(request, "r", 8, 9, (size_t)chunk + 1), 3 * chunk, 3 * chunk + 3,
@@ -65,9 +63,8 @@ static void s1_nested_chunks_announce_again(void **state)
     assert_int_equal(cox_sequence_store_get(&f.table->store, 0)->tokens.items[9], 44);
 }
 
-static void s1_nested_tables_grow_shrink_and_change(void **state)
+TEST(s1_nested_tables_grow_shrink_and_change)
 {
-    (void)state;
     Request *request = request_new(COX_FORWARD_PREFILL);
     nested_prompt(request, "r", 8, 2, 3);
     advance(request, 1);
@@ -107,9 +104,8 @@ static void s1_nested_tables_grow_shrink_and_change(void **state)
     cox_table_revert(f.table);
 }
 
-static void s1_nested_last_sampled_tokens_overrule_ours(void **state)
+TEST(s1_nested_last_sampled_tokens_overrule_ours)
 {
-    (void)state;
     Request *request = request_new(COX_FORWARD_PREFILL);
     nested_prompt(request, "a", 1, 2, 1);
     nested_prompt(request, "b", 2, 2, 1);
@@ -142,9 +138,8 @@ static void s1_nested_last_sampled_tokens_overrule_ours(void **state)
     check_tokens(0, (int32_t[]){10, 11, 601}, 3);
 }
 
-static void s1_nested_groups_of_several_sequences(void **state)
+TEST(s1_nested_groups_of_several_sequences)
 {
-    (void)state;
     Request *request = request_new(COX_FORWARD_PREFILL);
     Metadata *m = nested_prompt(request, "pair", 0, 3, 2);
     m->seqids = nested_ids((int64_t[]){41, 42}, 2);
@@ -219,9 +214,8 @@ static void check_row(uint32_t row, uint32_t position, uint32_t token_count, boo
         assert_int_equal(r->tokens[i], numbers[i]);
 }
 
-static void s1_nested_chunks_have_their_own_tokens_alone(void **state)
+TEST(s1_nested_chunks_have_their_own_tokens_alone)
 {
-    (void)state;
     for (int how = 0; how < 4;
          how++) { /* 1: no split; 2: all tokens so far; 3: a step is cancelled */
         for (int32_t chunk = 0; chunk < 3; chunk++) {
@@ -256,9 +250,8 @@ static void s1_nested_chunks_have_their_own_tokens_alone(void **state)
     }
 }
 
-static void s1_nested_chunks_that_follow_nothing_are_refused(void **state)
+TEST(s1_nested_chunks_that_follow_nothing_are_refused)
 {
-    (void)state;
     Request *request = request_new(COX_FORWARD_MIXED);
     nested_split(nested_chunk(request, 8, 3, 3), 3, 6, false);
     refuse(request, COX_STALE); /* the tokens before are unknown */
@@ -287,9 +280,8 @@ static void s1_nested_chunks_that_follow_nothing_are_refused(void **state)
     assert_int_equal(cox_sequence_store_get(&f.table->store, 0)->tokens.count, 4);
 }
 
-static void s1_nested_prefill_is_given_per_sequence(void **state)
+TEST(s1_nested_prefill_is_given_per_sequence)
 {
-    (void)state;
     Request *request = request_new(COX_FORWARD_PREFILL);
     nested_prompt(request, "a", 1, 2, 1);
     advance(request, 70);
@@ -315,9 +307,8 @@ static void s1_nested_prefill_is_given_per_sequence(void **state)
     cox_table_revert(f.table);
 }
 
-static void s1_nested_groups_have_128_sequences_at_most(void **state)
+TEST(s1_nested_groups_have_128_sequences_at_most)
 {
-    (void)state;
     table_teardown(NULL);
     table_start(200, 64);
     int64_t ids[129];
@@ -334,9 +325,8 @@ static void s1_nested_groups_have_128_sequences_at_most(void **state)
     }
 }
 
-static void s1_equal_hashes_are_distinguished(void **state)
+TEST(s1_equal_hashes_are_distinguished)
 {
-    (void)state;
     /* Pairs with one hash each, found by search: ids and request ids. */
     static const int64_t ids[] = {85078, 177926};
     static const char *const names[] = {"da67e4", "edadf9"};
@@ -427,9 +417,8 @@ static int break_nested(Request *request, int what)
     return 0;
 }
 
-static void s1_every_malformed_nested_field_is_refused(void **state)
+TEST(s1_every_malformed_nested_field_is_refused)
 {
-    (void)state;
     two_sequences();
     for (int what = -1; what <= 29; what++) {
         Request *request = request_new(COX_FORWARD_MIXED);
@@ -446,22 +435,4 @@ static void s1_every_malformed_nested_field_is_refused(void **state)
         refuse(request, status);
         print_message("%s\n", f.err.text);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(s1_nested_prompts_take_the_lowest_free_slot),
-        TEST(s1_nested_chunks_announce_again),
-        TEST(s1_nested_tables_grow_shrink_and_change),
-        TEST(s1_nested_last_sampled_tokens_overrule_ours),
-        TEST(s1_nested_groups_of_several_sequences),
-        TEST(s1_nested_chunks_have_their_own_tokens_alone),
-        TEST(s1_nested_chunks_that_follow_nothing_are_refused),
-        TEST(s1_nested_prefill_is_given_per_sequence),
-        TEST(s1_nested_groups_have_128_sequences_at_most),
-        TEST(s1_equal_hashes_are_distinguished),
-        TEST(s1_every_malformed_nested_field_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,14 +6,11 @@
 #include "table_request.h"
 
 #include "proto/wire.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define LENGTH(array) (sizeof(array) / sizeof(array)[0])
 
@@ -47,6 +44,8 @@ static int table_teardown(void **state)
     f.table = cox_table_free(f.table);
     return 0;
 }
+
+#define TEST(name) TEST_WITH(name, table_setup, table_teardown)
 
 static int apply(const Request *request)
 {
@@ -334,9 +333,8 @@ static Request *over_the_wire(const Request *request, unsigned flips)
     return read;
 }
 
-static void s1_random_steps_follow_the_model(void **state)
+TEST(s1_random_steps_follow_the_model)
 {
-    (void)state;
     static struct model model, after;
     static int statuses[COX_STATUS_COUNT];
     memset(&model, 0, sizeof model);
@@ -402,9 +400,8 @@ static void s1_random_steps_follow_the_model(void **state)
     assert_true(statuses[COX_TOO_LARGE] > RANDOM_STEP_COUNT / 100);
 }
 
-static void s1_flipped_bits_never_hurt(void **state)
+TEST(s1_flipped_bits_never_hurt)
 {
-    (void)state;
     static struct model model, after;
     memset(&model, 0, sizeof model);
     random_state = 7;
@@ -558,9 +555,8 @@ static void check_same_batch(const struct cox_batch *a, const struct cox_batch *
         assert_int_equal(finished_a[i], finished_b[i]);
 }
 
-static void s1_both_forms_of_a_schedule_give_the_same_batches(void **state)
+TEST(s1_both_forms_of_a_schedule_give_the_same_batches)
 {
-    (void)state;
     static struct scheduled now[MODEL_SLOT_MAX], next[MODEL_SLOT_MAX];
     struct cox_table *other;
     assert_int_equal(cox_table_new(MODEL_SLOT_MAX, MODEL_TOKEN_MAX, &other), 0);
@@ -629,15 +625,4 @@ static void s1_both_forms_of_a_schedule_give_the_same_batches(void **state)
     table_check_invariants(f.table);
     table_check_invariants(other);
     cox_table_free(other);
-}
-
-int main(void)
-{
-#define TEST(name) cmocka_unit_test_setup_teardown(name, table_setup, table_teardown)
-    const struct CMUnitTest tests[] = {
-        TEST(s1_random_steps_follow_the_model),
-        TEST(s1_flipped_bits_never_hurt),
-        TEST(s1_both_forms_of_a_schedule_give_the_same_batches),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

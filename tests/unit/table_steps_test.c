@@ -9,9 +9,8 @@
 
 /* ---- the packed form ---- */
 
-static void s1_a_sequence_is_announced_once_and_then_known(void **state)
+TEST(s1_a_sequence_is_announced_once_and_then_known)
 {
-    (void)state;
     assert_true(cox_table_base(f.table) == 0);
     Request *request = packed(COX_FORWARD_PREFILL);
     StepSequence *announced = packed_announce(request, 2, 77, numbers, 4);
@@ -58,9 +57,8 @@ static void s1_a_sequence_is_announced_once_and_then_known(void **state)
     check_tokens(2, (int32_t[]){10, 11, 12, 13, 31, 32}, 6);
 }
 
-static void s1_a_delta_on_another_base_changes_nothing(void **state)
+TEST(s1_a_delta_on_another_base_changes_nothing)
 {
-    (void)state;
     Request *request = packed_new(COX_FORWARD_DECODE, 1);
     refuse(request, COX_STALE);
     two_sequences();
@@ -80,9 +78,8 @@ static void s1_a_delta_on_another_base_changes_nothing(void **state)
     refuse(packed_new(COX_FORWARD_DECODE, f.sequence), COX_STALE);
 }
 
-static void s1_revert_puts_back_every_byte(void **state)
+TEST(s1_revert_puts_back_every_byte)
 {
-    (void)state;
     two_sequences();
     size_t size = table_dump(f.table, dump_before, sizeof dump_before);
     Request *request = packed(COX_FORWARD_MIXED);
@@ -104,9 +101,8 @@ static void s1_revert_puts_back_every_byte(void **state)
     table_check_invariants(f.table);
 }
 
-static void s1_ids_that_change_slots_revert(void **state)
+TEST(s1_ids_that_change_slots_revert)
 {
-    (void)state;
     two_sequences();
     size_t size = table_dump(f.table, dump_before, sizeof dump_before);
     /* Both ways round, so that one of them undoes into an id that is still taken. */
@@ -124,9 +120,8 @@ static void s1_ids_that_change_slots_revert(void **state)
     }
 }
 
-static void s1_base_0_empties_the_table(void **state)
+TEST(s1_base_0_empties_the_table)
 {
-    (void)state;
     two_sequences();
     size_t size = table_dump(f.table, dump_before, sizeof dump_before);
     for (int turn = 0; turn < 2; turn++) {
@@ -159,9 +154,8 @@ static void s1_base_0_empties_the_table(void **state)
     refuse(request, COX_CORRUPT);
 }
 
-static void s1_chunks_stay_silent_until_the_last(void **state)
+TEST(s1_chunks_stay_silent_until_the_last)
 {
-    (void)state;
     Request *request = packed(COX_FORWARD_PREFILL);
     packed_table(packed_announce(request, 1, 5, numbers, 10), numbers, 3);
     packed_silent(request, packed_row(request, 1, 0, 4));
@@ -192,9 +186,8 @@ static void s1_chunks_stay_silent_until_the_last(void **state)
     assert_int_equal(sequence->tokens.count, 11);
 }
 
-static void s1_forced_tokens_are_known_before_the_rows(void **state)
+TEST(s1_forced_tokens_are_known_before_the_rows)
 {
-    (void)state;
     two_sequences();
     Request *request = packed(COX_FORWARD_EXTEND);
     packed_token(request, 0, 70);
@@ -207,9 +200,8 @@ static void s1_forced_tokens_are_known_before_the_rows(void **state)
     check_tokens(3, (int32_t[]){18, 19, 20, 51, 80, 91}, 6);
 }
 
-static void s1_finished_slots_are_announced_and_free(void **state)
+TEST(s1_finished_slots_are_announced_and_free)
 {
-    (void)state;
     two_sequences();
     Request *request = packed(COX_FORWARD_PREFILL);
     packed_finish(request, 3);
@@ -229,9 +221,8 @@ static void s1_finished_slots_are_announced_and_free(void **state)
     refuse(request, COX_CORRUPT);
 }
 
-static void s1_sampling_parameters(void **state)
+TEST(s1_sampling_parameters)
 {
-    (void)state;
     SamplingParams params = COXSWAIN__SAMPLING_PARAMS__INIT;
     struct {
         float temperature, top_p, repetition_penalty;
@@ -348,9 +339,8 @@ static Request *packed_sound(void)
     return request;
 }
 
-static void s1_every_malformed_column_is_refused(void **state)
+TEST(s1_every_malformed_column_is_refused)
 {
-    (void)state;
     two_sequences();
     for (int what = 0; what <= 47; what++) {
         Request *request = packed_sound();
@@ -362,9 +352,8 @@ static void s1_every_malformed_column_is_refused(void **state)
     advance(packed_sound(), 1);
 }
 
-static void s1_a_table_longer_than_the_limits_is_refused(void **state)
+TEST(s1_a_table_longer_than_the_limits_is_refused)
 {
-    (void)state;
     int32_t many[MODEL_TOKEN_MAX + 1];
     for (size_t i = 0; i < LENGTH(many); i++)
         many[i] = (int32_t)i;
@@ -416,9 +405,8 @@ static void s1_a_table_longer_than_the_limits_is_refused(void **state)
     assert_int_equal(cox_sequence_store_get(&f.table->store, 0)->tokens.count, MODEL_TOKEN_MAX);
 }
 
-static void s1_cleanup_drops_by_id(void **state)
+TEST(s1_cleanup_drops_by_id)
 {
-    (void)state;
     two_sequences();
     uint64_t base = cox_table_base(f.table);
     const uint32_t *slots;
@@ -440,9 +428,8 @@ static void s1_cleanup_drops_by_id(void **state)
     assert_int_equal(count, 0);
 }
 
-static void s1_clear_drops_everything(void **state)
+TEST(s1_clear_drops_everything)
 {
-    (void)state;
     two_sequences();
     cox_table_clear(f.table);
     table_check_invariants(f.table);
@@ -452,9 +439,8 @@ static void s1_clear_drops_everything(void **state)
     two_sequences();
 }
 
-static void s1_limits_outside_reason_are_refused(void **state)
+TEST(s1_limits_outside_reason_are_refused)
 {
-    (void)state;
     struct cox_table *table = NULL;
     assert_int_equal(cox_table_new(0, 10, &table), COX_INVALID);
     assert_int_equal(cox_table_new(10, 0, &table), COX_INVALID);
@@ -464,9 +450,8 @@ static void s1_limits_outside_reason_are_refused(void **state)
     assert_null(cox_table_free(NULL));
 }
 
-static void s1_a_step_given_up_is_seen(void **state)
+TEST(s1_a_step_given_up_is_seen)
 {
-    (void)state;
     assert_int_equal(apply(packed_new(COX_FORWARD_DUMMY, 0)), 0);
     assert_false(cox_batch_cancelled(f.batch)); /* nothing to watch */
     cox_table_commit(f.table);
@@ -485,9 +470,8 @@ static void s1_a_step_given_up_is_seen(void **state)
 
 /* ---- what a step carries besides rows ---- */
 
-static void m8_every_forward_type_arrives(void **state)
+TEST(m8_every_forward_type_arrives)
 {
-    (void)state;
     two_sequences();
     for (uint32_t type = COX_FORWARD_PREFILL; type <= COX_FORWARD_DUMMY; type++) {
         Request *request = packed(type);
@@ -514,9 +498,8 @@ static void m8_every_forward_type_arrives(void **state)
     cox_table_commit(f.table);
 }
 
-static void m8_a_dummy_step_is_empty_and_moves_the_base(void **state)
+TEST(m8_a_dummy_step_is_empty_and_moves_the_base)
 {
-    (void)state;
     two_sequences();
     for (int nested = 0; nested < 2; nested++) {
         assert_int_equal(apply(nested ? request_new(COX_FORWARD_DUMMY) : packed(COX_FORWARD_DUMMY)),
@@ -533,9 +516,8 @@ static void m8_a_dummy_step_is_empty_and_moves_the_base(void **state)
     refuse(request, COX_CORRUPT);
 }
 
-static void m8_swap_and_copy_lists_arrive_in_order(void **state)
+TEST(m8_swap_and_copy_lists_arrive_in_order)
 {
-    (void)state;
     for (int nested = 0; nested < 2; nested++) {
         Request *request = nested ? request_new(COX_FORWARD_DECODE) : packed(COX_FORWARD_DECODE);
         for (int32_t i = 0; i < 50; i++) {
@@ -567,9 +549,8 @@ static void m8_swap_and_copy_lists_arrive_in_order(void **state)
     }
 }
 
-static void m8_several_block_tables(void **state)
+TEST(m8_several_block_tables)
 {
-    (void)state;
     Request *request = packed(COX_FORWARD_PREFILL);
     request->step->has_table_count = true;
     request->step->table_count = 4;
@@ -621,30 +602,4 @@ static void m8_several_block_tables(void **state)
     assert_int_equal(f.batch->rows[1].tables[2].count, 0);
     assert_int_equal(f.batch->rows[1].slot, 2);
     cox_table_commit(f.table);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(s1_a_sequence_is_announced_once_and_then_known),
-        TEST(s1_a_delta_on_another_base_changes_nothing),
-        TEST(s1_revert_puts_back_every_byte),
-        TEST(s1_ids_that_change_slots_revert),
-        TEST(s1_base_0_empties_the_table),
-        TEST(s1_chunks_stay_silent_until_the_last),
-        TEST(s1_forced_tokens_are_known_before_the_rows),
-        TEST(s1_finished_slots_are_announced_and_free),
-        TEST(s1_sampling_parameters),
-        TEST(s1_every_malformed_column_is_refused),
-        TEST(s1_a_table_longer_than_the_limits_is_refused),
-        TEST(s1_cleanup_drops_by_id),
-        TEST(s1_clear_drops_everything),
-        TEST(s1_limits_outside_reason_are_refused),
-        TEST(s1_a_step_given_up_is_seen),
-        TEST(m8_every_forward_type_arrives),
-        TEST(m8_a_dummy_step_is_empty_and_moves_the_base),
-        TEST(m8_swap_and_copy_lists_arrive_in_order),
-        TEST(m8_several_block_tables),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

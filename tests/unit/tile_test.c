@@ -5,15 +5,13 @@
  */
 #include "channel/base/idioms.h"
 #include "engine/compute/tile.h"
+#include "tests/lib/test.h"
 
 #include <coxswain/base.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 /* Beside multiples of the kernel's 8 sums, 4 columns and 512 columns, and around them. */
 static const size_t outs[] = {1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 44, 86, 176, 256};
@@ -94,9 +92,8 @@ static void check_shape(size_t out, size_t in, size_t gap)
     free(expected);
 }
 
-static void s5_row_has_the_bits_of_two_plain_loops_at_every_place_of_a_tile(void **state)
+PLAIN_TEST(s5_row_has_the_bits_of_two_plain_loops_at_every_place_of_a_tile)
 {
-    (void)state;
     for (size_t o = 0; o < COUNT(outs); o++)
         for (size_t i = 0; i < COUNT(ins); i++) {
             check_shape(outs[o], ins[i], 0);
@@ -104,7 +101,7 @@ static void s5_row_has_the_bits_of_two_plain_loops_at_every_place_of_a_tile(void
         }
 }
 
-static void small_functions_compute_what_they_say(void **state)
+PLAIN_TEST(small_functions_compute_what_they_say)
 {
     float input[COX_TILE_ROWS * 2] = {3, 4}, gain[2] = {1, 2}, output[COX_TILE_ROWS * 2];
     float gate[COX_TILE_ROWS * 3] = {0, 1, 7}, up[COX_TILE_ROWS * 3] = {5, 2, 7};
@@ -112,7 +109,6 @@ static void small_functions_compute_what_they_say(void **state)
     const float *const places[] = {parts, parts + 2, parts + 4};
     float target[2] = {100, 200};
 
-    (void)state;
     cox_tile_rms_norm(input, gain, 1e-6f, 2, output);
     assert_true(fabsf(output[0] - 3 / sqrtf(12.5f)) < 1e-6f);
     assert_true(fabsf(output[1] - 8 / sqrtf(12.5f)) < 1e-6f);
@@ -124,14 +120,4 @@ static void small_functions_compute_what_they_say(void **state)
     cox_tile_add_parts(target, places, 3, 2);
     assert_true(target[0] >= 106 && target[0] <= 106);
     assert_true(target[1] >= 260 && target[1] <= 260);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(s5_row_has_the_bits_of_two_plain_loops_at_every_place_of_a_tile),
-        cmocka_unit_test(small_functions_compute_what_they_say),
-    };
-
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

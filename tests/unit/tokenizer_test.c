@@ -2,16 +2,13 @@
  * tokenizer: text to ids and back, and every file that is not what it should be.
  */
 #include "engine/model/tokenizer.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
 
@@ -67,9 +64,8 @@ static struct cox_tokenizer *loaded(const char *json)
     return tokenizer;
 }
 
-static void sums_model_there_and_back(void **state)
+PLAIN_TEST(sums_model_there_and_back)
 {
-    (void)state;
     struct cox_tokenizer *tokenizer = NULL;
     struct cox_error error = {0};
     assert_int_equal(cox_tokenizer_load(MODEL, &tokenizer, &error), 0);
@@ -100,9 +96,8 @@ static void sums_model_there_and_back(void **state)
     cox_tokenizer_free(tokenizer);
 }
 
-static void unknown_character_is_named_with_its_position(void **state)
+PLAIN_TEST(unknown_character_is_named_with_its_position)
 {
-    (void)state;
     struct cox_tokenizer *tokenizer = NULL;
     assert_int_equal(cox_tokenizer_load(MODEL, &tokenizer, NULL), 0);
     static const struct {
@@ -132,9 +127,8 @@ static void unknown_character_is_named_with_its_position(void **state)
     cox_tokenizer_free(tokenizer);
 }
 
-static void characters_of_all_lengths(void **state)
+PLAIN_TEST(characters_of_all_lengths)
 {
-    (void)state;
     struct cox_tokenizer *tokenizer = loaded(
         "{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":4,\"\u00e4\":0,\"\u20ac\":7,\"\U0001f6a3\":2,\"<\":9}}}");
     int32_t *tokens = NULL;
@@ -156,9 +150,8 @@ static void characters_of_all_lengths(void **state)
     cox_tokenizer_free(tokenizer);
 }
 
-static void odd_files_are_refused(void **state)
+PLAIN_TEST(odd_files_are_refused)
 {
-    (void)state;
     struct cox_error error = {0};
     struct cox_tokenizer *tokenizer = NULL;
     assert_int_equal(cox_tokenizer_load("/nonexistent", &tokenizer, &error), COX_NOT_FOUND);
@@ -199,9 +192,8 @@ static void odd_files_are_refused(void **state)
     unlink(path);
 }
 
-static void eos_is_a_number_a_list_or_absent(void **state)
+PLAIN_TEST(eos_is_a_number_a_list_or_absent)
 {
-    (void)state;
     int32_t tokens[COX_EOS_COUNT_MAX];
     uint32_t count = 9;
     struct cox_error error = {0};
@@ -230,12 +222,5 @@ static void eos_is_a_number_a_list_or_absent(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_model_there_and_back),
-        cmocka_unit_test(unknown_character_is_named_with_its_position),
-        cmocka_unit_test(characters_of_all_lengths),
-        cmocka_unit_test(odd_files_are_refused),
-        cmocka_unit_test(eos_is_a_number_a_list_or_absent),
-    };
-    return cmocka_run_group_tests_name("tokenizer", tests, setup, teardown);
+    return test_run(setup, teardown);
 }

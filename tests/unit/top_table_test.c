@@ -2,13 +2,10 @@
 #include "program/command/top_table.h"
 #include <coxswain/executor.h>
 #include "proto/control.pb-c.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define RANK_COUNT 3
 
@@ -51,9 +48,8 @@ static void shows(const struct cox_top_table *table, uint32_t index, const char 
     assert_string_equal(cox_top_table_rank_line(table, index), line);
 }
 
-static void m18_rates_are_those_between_two_samples_of_one_process(void **state)
+PLAIN_TEST(m18_rates_are_those_between_two_samples_of_one_process)
 {
-    (void)state;
     struct made m;
     struct cox_top_table *table;
     assert_int_equal(cox_top_table_new(&table), 0);
@@ -97,9 +93,8 @@ static void m18_rates_are_those_between_two_samples_of_one_process(void **state)
     assert_null(cox_top_table_free(table));
 }
 
-static void nodes_are_a_column_where_there_are_some(void **state)
+PLAIN_TEST(nodes_are_a_column_where_there_are_some)
 {
-    (void)state;
     struct made m;
     struct cox_top_table *table;
     assert_int_equal(cox_top_table_new(&table), 0);
@@ -123,9 +118,8 @@ static void nodes_are_a_column_where_there_are_some(void **state)
     assert_null(cox_top_table_free(table));
 }
 
-static void m18_rows_are_sorted(void **state)
+PLAIN_TEST(m18_rows_are_sorted)
 {
-    (void)state;
     struct made m;
     struct cox_top_table *table;
     assert_int_equal(cox_top_table_new(&table), 0);
@@ -165,9 +159,8 @@ static void m18_rows_are_sorted(void **state)
     assert_null(cox_top_table_free(table));
 }
 
-static void m18_groups_go_and_come_and_tell_little(void **state)
+PLAIN_TEST(m18_groups_go_and_come_and_tell_little)
 {
-    (void)state;
     struct made m;
     struct cox_top_table *table;
     assert_int_equal(cox_top_table_new(&table), 0);
@@ -197,15 +190,4 @@ static void m18_groups_go_and_come_and_tell_little(void **state)
     assert_non_null(strstr(cox_top_table_rank_line(table, 0), "starting"));
     assert_null(cox_top_table_free(table));
     assert_null(cox_top_table_free(NULL));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m18_rates_are_those_between_two_samples_of_one_process),
-        cmocka_unit_test(nodes_are_a_column_where_there_are_some),
-        cmocka_unit_test(m18_rows_are_sorted),
-        cmocka_unit_test(m18_groups_go_and_come_and_tell_little),
-    };
-    return cmocka_run_group_tests_name("top_table", tests, NULL, NULL);
 }

@@ -6,14 +6,12 @@
 #include "engine/batching/transfers.h"
 #include "proto/executor.pb-c.h"
 #include "engine_loop_fixture.h"
+#include "tests/lib/test.h"
 
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 #define PULL_ERROR COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR
 
@@ -131,9 +129,8 @@ static void expect_not_drained(struct fixture *f)
     assert_int_equal(cox_transfers_take_drained(f->transfers, &blocks, &count), COX_EMPTY);
 }
 
-static void m11_the_table_of_moves_has_one_end_for_each_pull(void **state)
+PLAIN_TEST(m11_the_table_of_moves_has_one_end_for_each_pull)
 {
-    (void)state;
     for (int from = 0; from < COX_PULL_STATE_COUNT; from++)
         for (int to = 0; to < COX_PULL_STATE_COUNT; to++) {
             bool may = cox_pull_may_move((enum cox_pull_state)from, (enum cox_pull_state)to);
@@ -147,9 +144,8 @@ static void m11_the_table_of_moves_has_one_end_for_each_pull(void **state)
     assert_string_equal(cox_pull_state_name(COX_PULL_STATE_COUNT), "unknown");
 }
 
-static void m11_pulls_that_wait_go_together_and_each_has_its_own_end(void **state)
+PLAIN_TEST(m11_pulls_that_wait_go_together_and_each_has_its_own_end)
 {
-    (void)state;
     struct fixture f;
     setup(&f);
     begin(&f, 1);
@@ -172,9 +168,8 @@ static void m11_pulls_that_wait_go_together_and_each_has_its_own_end(void **stat
     teardown(&f);
 }
 
-static void m11_a_short_pull_does_not_wait_for_a_long_one(void **state)
+PLAIN_TEST(m11_a_short_pull_does_not_wait_for_a_long_one)
 {
-    (void)state;
     struct fixture f;
     setup(&f);
     const uint64_t soon_ns = cox_deadline_after_ms(60000);
@@ -194,9 +189,8 @@ static void m11_a_short_pull_does_not_wait_for_a_long_one(void **state)
     teardown(&f);
 }
 
-static void m11_the_median_of_what_ranks_copied_in_a_second(void **state)
+PLAIN_TEST(m11_the_median_of_what_ranks_copied_in_a_second)
 {
-    (void)state;
     struct fixture f;
     setup(&f);
     assert_int_equal(status(&f).bytes_per_s, 0);
@@ -222,9 +216,8 @@ static void m11_the_median_of_what_ranks_copied_in_a_second(void **state)
     teardown(&f);
 }
 
-static void p9_a_ranks_reply_becomes_the_end(void **state)
+PLAIN_TEST(p9_a_ranks_reply_becomes_the_end)
 {
-    (void)state;
     static const struct {
         int32_t status;
         enum cox_pull_state state;
@@ -248,9 +241,8 @@ static void p9_a_ranks_reply_becomes_the_end(void **state)
     }
 }
 
-static void p9_late_replies_are_dropped_and_their_blocks_wait(void **state)
+PLAIN_TEST(p9_late_replies_are_dropped_and_their_blocks_wait)
 {
-    (void)state;
     struct fixture f;
     setup(&f);
     begin_with(&f, 1, cox_now_ns() + 1000000, 0);
@@ -276,9 +268,8 @@ static void p9_late_replies_are_dropped_and_their_blocks_wait(void **state)
     teardown(&f);
 }
 
-static void p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order(void **state)
+PLAIN_TEST(p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order)
 {
-    (void)state;
     struct fixture f;
     setup(&f);
     begin(&f, 1);
@@ -303,9 +294,8 @@ static void p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order(void *
     teardown(&f);
 }
 
-static void p9_a_cancelled_pull_is_not_reported_and_drained_when_it_is_over(void **state)
+PLAIN_TEST(p9_a_cancelled_pull_is_not_reported_and_drained_when_it_is_over)
 {
-    (void)state;
     struct fixture f;
     setup(&f);
     begin_with(&f, 1, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER);
@@ -340,9 +330,8 @@ static int refuse(uint64_t number)
     return submit_result;
 }
 
-static void m11_what_cannot_be_sent_waits_or_fails(void **state)
+PLAIN_TEST(m11_what_cannot_be_sent_waits_or_fails)
 {
-    (void)state;
     static const int waits[] = {COX_FULL, COX_LATE};
     static const struct {
         int result;
@@ -403,9 +392,8 @@ static int too_large_for_two(uint64_t number)
     return number == 1 ? COX_TOO_LARGE : 0;
 }
 
-static void m11_a_batch_that_is_too_large_goes_in_parts(void **state)
+PLAIN_TEST(m11_a_batch_that_is_too_large_goes_in_parts)
 {
-    (void)state;
     struct fixture f;
     setup(&f);
     f.executor->script.pull_submit = too_large_for_two;
@@ -428,9 +416,8 @@ static void count_blocks(void *context, const int32_t *blocks, uint32_t count)
     *(uint32_t *)context += count;
 }
 
-static void p9_a_new_engine_loop_finds_the_blocks_that_are_still_written(void **state)
+PLAIN_TEST(p9_a_new_engine_loop_finds_the_blocks_that_are_still_written)
 {
-    (void)state;
     struct fixture f;
     uint32_t count = 0;
     setup(&f);
@@ -449,9 +436,8 @@ static void p9_a_new_engine_loop_finds_the_blocks_that_are_still_written(void **
     teardown(&f);
 }
 
-static void p9_blocks_drained_before_the_check_are_not_released_twice(void **state)
+PLAIN_TEST(p9_blocks_drained_before_the_check_are_not_released_twice)
 {
-    (void)state;
     struct fixture f;
     uint32_t count = 0;
     setup(&f);
@@ -655,9 +641,8 @@ static void do_something(struct chance *chance)
 
 /* Whatever comes in between, each pull ends once, and its blocks are released once, when nothing
  * writes to them. */
-static void p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once(void **state)
+PLAIN_TEST(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once)
 {
-    (void)state;
     static struct chance chance;
     struct fixture f;
     pthread_t thread;
@@ -692,24 +677,4 @@ static void p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once(
     assert_true(now.succeeded > 500 && now.failed > 500 && now.cancelled > 50 &&
                 now.late_results > 10);
     teardown(&f);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m11_the_table_of_moves_has_one_end_for_each_pull),
-        cmocka_unit_test(m11_pulls_that_wait_go_together_and_each_has_its_own_end),
-        cmocka_unit_test(m11_a_short_pull_does_not_wait_for_a_long_one),
-        cmocka_unit_test(m11_the_median_of_what_ranks_copied_in_a_second),
-        cmocka_unit_test(p9_a_ranks_reply_becomes_the_end),
-        cmocka_unit_test(p9_late_replies_are_dropped_and_their_blocks_wait),
-        cmocka_unit_test(p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order),
-        cmocka_unit_test(p9_a_cancelled_pull_is_not_reported_and_drained_when_it_is_over),
-        cmocka_unit_test(m11_what_cannot_be_sent_waits_or_fails),
-        cmocka_unit_test(m11_a_batch_that_is_too_large_goes_in_parts),
-        cmocka_unit_test(p9_a_new_engine_loop_finds_the_blocks_that_are_still_written),
-        cmocka_unit_test(p9_blocks_drained_before_the_check_are_not_released_twice),
-        cmocka_unit_test(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,8 @@
 /* A transport, and what it tells its executor (coordinator/transport/transport.h). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 #include <coxswain/executor.h>
 #include "coordinator/transport/transport.h"
+#include "tests/lib/test.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -148,11 +143,10 @@ static void collect(struct cox_completion completions[DEPTH], uint32_t *ret_coun
         fail_msg("%s", err.text);
 }
 
-static void replies_complete_a_request(void **state)
+PLAIN_TEST(replies_complete_a_request)
 {
     struct cox_completion completions[DEPTH];
     uint32_t count = 0;
-    (void)state;
     group_start();
     const uint64_t first = submit();
     reply(1, first);
@@ -167,11 +161,10 @@ static void replies_complete_a_request(void **state)
 
 /* Its node has ended the first request without it, and says so later than what the rank has
  * replied to the second. */
-static void a_rank_that_replies_has_replied_to_those_before(void **state)
+PLAIN_TEST(a_rank_that_replies_has_replied_to_those_before)
 {
     struct cox_completion completions[DEPTH];
     uint32_t count = 0;
-    (void)state;
     group_start();
     const uint64_t first = submit(), second = submit();
     reply(1, second);
@@ -186,10 +179,9 @@ static void a_rank_that_replies_has_replied_to_those_before(void **state)
     group_end();
 }
 
-static void ranks_that_were_taken_over_are_not_started_again(void **state)
+PLAIN_TEST(ranks_that_were_taken_over_are_not_started_again)
 {
     struct cox_error err = {0};
-    (void)state;
     group_start();
     taken_over = true;
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
@@ -204,9 +196,8 @@ static void ranks_that_were_taken_over_are_not_started_again(void **state)
 }
 
 /* Agents end with another status then. */
-static void stop_says_whether_the_group_has_failed(void **state)
+PLAIN_TEST(stop_says_whether_the_group_has_failed)
 {
-    (void)state;
     for (int dead = 0; dead < 2; dead++) {
         group_start();
         const uint64_t sequence = submit();
@@ -222,15 +213,4 @@ static void stop_says_whether_the_group_has_failed(void **state)
         assert_int_equal(stopped_failed, dead);
         cox_executor_free(executor);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stop_says_whether_the_group_has_failed),
-        cmocka_unit_test(replies_complete_a_request),
-        cmocka_unit_test(a_rank_that_replies_has_replied_to_those_before),
-        cmocka_unit_test(ranks_that_were_taken_over_are_not_started_again),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,20 +2,16 @@
 #include "proto/utf8.h"
 
 #include "proto/executor.pb-c.h"
+#include "tests/lib/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #define LENGTH(array) (sizeof(array) / sizeof(array)[0])
 
-static void what_is_no_utf8_is_found(void **state)
+PLAIN_TEST(what_is_no_utf8_is_found)
 {
-    (void)state;
     static const struct {
         const char *text;
         /* of the first bad byte; -1: there is none */
@@ -118,22 +114,12 @@ static void each_string(const Coxswain__ExecuteRequest *request, ProtobufCMessag
     }
 }
 
-static void every_string_of_a_request_is_looked_at(void **state)
+PLAIN_TEST(every_string_of_a_request_is_looked_at)
 {
-    (void)state;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     each_string(&request, &request.base, "");
     /* config twice; of a sequence request_id, stop, lora_id, server_id, response_format, there
      * and in a pull; ... */
     assert_true(string_count >= 24);
     assert_int_equal(cox_utf8_check_request(&request, NULL), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_no_utf8_is_found),
-        cmocka_unit_test(every_string_of_a_request_is_looked_at),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

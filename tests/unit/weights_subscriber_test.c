@@ -53,10 +53,9 @@ static void expect_unchangeable(int fd)
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
 }
 
-static void g1c_an_image_cannot_be_changed(void **state)
+LEAK_TEST(g1c_an_image_cannot_be_changed)
 {
     struct cox_region region = {0};
-    (void)state;
     int fd = image_of(7), again = reopened(fd);
     assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
     assert_int_equal(fcntl(fd, F_GET_SEALS) & ALL_SEALS, ALL_SEALS);
@@ -75,12 +74,11 @@ static void g1c_an_image_cannot_be_changed(void **state)
 }
 
 /* While it is filled there is one mapping that can write it, and no other way. */
-static void g1c_an_image_is_written_by_its_creator_alone(void **state)
+LEAK_TEST(g1c_an_image_is_written_by_its_creator_alone)
 {
     static const uint8_t bytes[16] = {1};
     struct cox_region region = {0};
     int fd = -1;
-    (void)state;
     assert_int_equal(cox_region_create_image(&region, LABEL, SIZE, &fd, &error), 0);
     int again = reopened(fd);
     assert_int_equal(pwrite(again, bytes, sizeof bytes, 0), -1);
@@ -97,11 +95,10 @@ static void g1c_an_image_is_written_by_its_creator_alone(void **state)
     close(fd);
 }
 
-static void an_image_that_memory_cannot_hold_is_refused(void **state)
+LEAK_TEST(an_image_that_memory_cannot_hold_is_refused)
 {
     struct cox_region region = {0};
     int fd = -1;
-    (void)state;
     assert_int_equal(cox_region_create_image(&region, LABEL, 0, &fd, &error), COX_INVALID);
     error = (struct cox_error){0};
     assert_int_equal(cox_region_create_image(&region, LABEL, UINT64_C(1) << 52, &fd, &error),
@@ -124,12 +121,11 @@ static void *unmap_soon(void *context)
 }
 
 /* As the kernel's own use of a page is, which lasts while a busy machine lets it. */
-static void an_image_that_is_in_use_for_a_moment_is_sealed_afterwards(void **state)
+LEAK_TEST(an_image_that_is_in_use_for_a_moment_is_sealed_afterwards)
 {
     struct cox_region region = {0};
     pthread_t thread;
     int fd = -1;
-    (void)state;
     assert_int_equal(cox_region_create_image(&region, LABEL, SIZE, &fd, &error), 0);
     struct mapping other = {mremap(region.base, 0, SIZE, MREMAP_MAYMOVE)};
     assert_ptr_not_equal(other.base, MAP_FAILED);
@@ -140,11 +136,10 @@ static void an_image_that_is_in_use_for_a_moment_is_sealed_afterwards(void **sta
 }
 
 /* As a rank is that is started again while other weights are loaded. */
-static void an_image_can_be_sealed_beside_the_child_of_a_fork(void **state)
+LEAK_TEST(an_image_can_be_sealed_beside_the_child_of_a_fork)
 {
     struct cox_region region = {0};
     int fd = -1;
-    (void)state;
     assert_int_equal(cox_region_create_image(&region, LABEL, SIZE, &fd, &error), 0);
     pid_t child = fork();
     if (child == 0)
@@ -157,11 +152,10 @@ static void an_image_can_be_sealed_beside_the_child_of_a_fork(void **state)
     close(fd);
 }
 
-static void what_is_no_image_is_refused(void **state)
+LEAK_TEST(what_is_no_image_is_refused)
 {
     static const int seals[] = {F_SEAL_WRITE, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL};
     struct cox_region region = {0};
-    (void)state;
     for (size_t i = 0; i < sizeof seals / sizeof seals[0]; i++) {
         int fd = memfd_create("one seal is wanting", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         assert_int_equal(ftruncate(fd, SIZE), 0);
@@ -229,10 +223,9 @@ static int take(uint64_t version, const struct cox_weights_candidate *candidate,
     return r;
 }
 
-static void a_rank_goes_from_version_to_version(void **state)
+LEAK_TEST(a_rank_goes_from_version_to_version)
 {
     uint8_t value = 0;
-    (void)state;
     assert_int_equal(cox_exporter_new(NULL, &exporter, &error), 0);
     assert_int_equal(cox_weights_subscriber_new(NULL, &weights), 0);
     struct cox_weights_candidate first = candidate_of(1, 11), second = candidate_of(2, 22);
@@ -291,10 +284,9 @@ static void a_rank_goes_from_version_to_version(void **state)
     exporter = cox_exporter_free(exporter);
 }
 
-static void an_offer_that_is_none_changes_nothing(void **state)
+LEAK_TEST(an_offer_that_is_none_changes_nothing)
 {
     uint8_t value = 0;
-    (void)state;
     assert_int_equal(cox_exporter_new(NULL, &exporter, &error), 0);
     assert_int_equal(cox_weights_subscriber_new(NULL, &weights), 0);
     struct cox_weights_candidate first = candidate_of(1, 11), bad = first;
@@ -320,13 +312,12 @@ static void an_offer_that_is_none_changes_nothing(void **state)
     exporter = cox_exporter_free(exporter);
 }
 
-static void candidates_in_messages_are_checked(void **state)
+LEAK_TEST(candidates_in_messages_are_checked)
 {
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     Coxswain__WeightsCandidate message = COXSWAIN__WEIGHTS_CANDIDATE__INIT;
     struct cox_weights_candidate candidate;
     uint8_t bytes[COX_HANDLE_SIZE + 1] = {5};
-    (void)state;
     request.weights_version = 3;
     assert_int_equal(cox_weights_candidate_read(&request, &candidate, NULL), COX_EMPTY);
     request.weights = &message;
@@ -350,21 +341,4 @@ static void candidates_in_messages_are_checked(void **state)
     message.size = SIZE;
     request.weights_version = 0;
     assert_int_equal(cox_weights_candidate_read(&request, &candidate, NULL), COX_CORRUPT);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        LEAK_TEST(g1c_an_image_cannot_be_changed),
-        LEAK_TEST(g1c_an_image_is_written_by_its_creator_alone),
-        LEAK_TEST(an_image_that_memory_cannot_hold_is_refused),
-        LEAK_TEST(an_image_that_is_in_use_for_a_moment_is_sealed_afterwards),
-        LEAK_TEST(an_image_can_be_sealed_beside_the_child_of_a_fork),
-        LEAK_TEST(what_is_no_image_is_refused),
-        LEAK_TEST(a_rank_goes_from_version_to_version),
-        LEAK_TEST(an_offer_that_is_none_changes_nothing),
-        LEAK_TEST(candidates_in_messages_are_checked),
-    };
-    fixture_begin();
-    return cmocka_run_group_tests_name("weights_subscriber", tests, NULL, NULL);
 }

@@ -45,7 +45,7 @@ static Request request_of(int type, unsigned request_case)
     return request;
 }
 
-static void golden_small_requests(void **state)
+ARENA_TEST(golden_small_requests)
 {
     struct cox_arena *arena = *state;
 
@@ -90,7 +90,7 @@ static void golden_small_requests(void **state)
                          0x3e, 0x01, 0xc8, 0x3e, 0x02);
 }
 
-static void golden_link_request(void **state)
+ARENA_TEST(golden_link_request)
 {
     struct cox_arena *arena = *state;
     Coxswain__PDLinkRequest__PDLinkInfo__Instance2spEntry entry =
@@ -153,7 +153,7 @@ static void golden_link_request(void **state)
                          0x3e, 0x07);
 }
 
-static void golden_model_request(void **state)
+ARENA_TEST(golden_model_request)
 {
     struct cox_arena *arena = *state;
     uint8_t seq_ids[8];
@@ -209,7 +209,7 @@ static Response response_of(int type, int rank, unsigned result_case)
     return response;
 }
 
-static void golden_responses(void **state)
+ARENA_TEST(golden_responses)
 {
     struct cox_arena *arena = *state;
 
@@ -252,7 +252,7 @@ static void golden_responses(void **state)
                           'e', 0xc2, 0x3e, 0x01, 't');
 }
 
-static void golden_model_responses(void **state)
+ARENA_TEST(golden_model_responses)
 {
     struct cox_arena *arena = *state;
     int64_t tokens[] = {42};
@@ -307,7 +307,7 @@ static void golden_model_responses(void **state)
 
 /* ---- sizes ---- */
 
-static void empty_messages_take_no_bytes(void **state)
+ARENA_TEST(empty_messages_take_no_bytes)
 {
     struct cox_arena *arena = *state;
     Request request = COXSWAIN__EXECUTE_REQUEST__INIT, *request_copy = NULL;
@@ -327,14 +327,4 @@ static void empty_messages_take_no_bytes(void **state)
     assert_int_equal(size, 2);
     assert_int_equal(cox_wire_request_unpack(arena, frame, size, &request_copy), 0);
     assert_int_equal(request_copy->request_case, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        with_arena(golden_small_requests),  with_arena(golden_link_request),
-        with_arena(golden_model_request),   with_arena(golden_responses),
-        with_arena(golden_model_responses), with_arena(empty_messages_take_no_bytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

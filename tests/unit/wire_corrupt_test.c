@@ -7,9 +7,8 @@
 
 /* ---- sizes ---- */
 
-static void cap_is_distinguished_from_corruption(void **state)
+PLAIN_TEST(cap_is_distinguished_from_corruption)
 {
-    (void)state;
     struct cox_arena arena;
     Request *request = NULL;
 
@@ -44,7 +43,7 @@ static void cap_is_distinguished_from_corruption(void **state)
 }
 
 /* Every cap from nothing up to what is needed: refused each time, until it is enough. */
-static void any_cap_is_safe(void **state)
+ARENA_TEST(any_cap_is_safe)
 {
     struct cox_arena *source = *state;
     size_t size = 0;
@@ -115,7 +114,7 @@ static size_t top_field_size(const uint8_t *bytes)
 }
 
 /* Cut at any byte: a message only where a top-level field ends, corrupt everywhere else. */
-static void truncated_at_every_byte(void **state)
+ARENA_TEST(truncated_at_every_byte)
 {
     struct cox_arena *arena = *state;
     struct guarded guarded = guarded_new();
@@ -146,7 +145,7 @@ static uint64_t random_next(uint64_t *seed)
 
 /* Whatever a few changed bytes make of a message, it is one (and packs to a fixed point) or it is
  * refused. */
-static void random_bytes_never_crash(void **state)
+ARENA_TEST(random_bytes_never_crash)
 {
     struct cox_arena *source = *state;
     struct guarded guarded = guarded_new();
@@ -213,7 +212,7 @@ static int unpack_request_bytes(struct cox_arena *arena, const void *bytes, size
     unpack_request_bytes((arena), (const uint8_t[]){__VA_ARGS__},                                  \
                          sizeof((const uint8_t[]){__VA_ARGS__}), (ret_request))
 
-static void odd_but_legal_bytes(void **state)
+ARENA_TEST(odd_but_legal_bytes)
 {
     struct cox_arena *arena = *state;
     Request *request = NULL;
@@ -265,7 +264,7 @@ static void odd_but_legal_bytes(void **state)
     assert_true(!request->config[0]->key || !*request->config[0]->key);
 }
 
-static void corrupt_bytes(void **state)
+ARENA_TEST(corrupt_bytes)
 {
     struct cox_arena *arena = *state;
     Request *request = NULL;
@@ -308,7 +307,7 @@ static size_t enclose(uint8_t *bytes, size_t size, unsigned number)
 }
 
 /* Every column of a step and of its result is of numbers of 4 bytes, digests of 8. */
-static void a_column_of_any_other_size_is_refused(void **state)
+ARENA_TEST(a_column_of_any_other_size_is_refused)
 {
     struct cox_arena *arena = *state;
     static const struct {
@@ -348,7 +347,7 @@ static void a_column_of_any_other_size_is_refused(void **state)
     assert_int_equal(columns, 10 + 1 + 1 + 3);
 }
 
-static void columns_lie_in_a_frame_as_in_memory(void **state)
+ARENA_TEST(columns_lie_in_a_frame_as_in_memory)
 {
     struct cox_arena *arena = *state;
     Coxswain__StepDelta step = COXSWAIN__STEP_DELTA__INIT;
@@ -377,9 +376,8 @@ static void columns_lie_in_a_frame_as_in_memory(void **state)
 }
 
 /* Two bytes that cost some hundred: the cap ends it, and without the cap the count is right. */
-static void many_empty_members(void **state)
+PLAIN_TEST(many_empty_members)
 {
-    (void)state;
     enum { COUNT = 10000 };
     static uint8_t bytes[4 + 2 * COUNT] = {0x1a, 0xa0, 0x9c, 0x01};
     for (size_t i = 0; i < COUNT; i++)
@@ -393,20 +391,4 @@ static void many_empty_members(void **state)
     assert_int_equal(unpack_request_bytes(&arena, bytes, sizeof bytes, &request), 0);
     assert_int_equal(request->execute_model_request->n_seq_group_metadata_list, COUNT);
     cox_arena_deinit(&arena);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cap_is_distinguished_from_corruption),
-        with_arena(any_cap_is_safe),
-        with_arena(truncated_at_every_byte),
-        with_arena(random_bytes_never_crash),
-        with_arena(odd_but_legal_bytes),
-        with_arena(corrupt_bytes),
-        with_arena(a_column_of_any_other_size_is_refused),
-        with_arena(columns_lie_in_a_frame_as_in_memory),
-        cmocka_unit_test(many_empty_members),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

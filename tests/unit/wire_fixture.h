@@ -4,10 +4,7 @@
 
 #include "proto/wire.h"
 #include "proto/executor.pb-c.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/lib/test.h"
 
 typedef struct Coxswain__ExecuteRequest Request;
 typedef struct Coxswain__ExecuteResponse Response;
@@ -48,6 +45,6 @@ int arena_new(void **state);
 
 int arena_free(void **state);
 
-#define with_arena(test) cmocka_unit_test_setup_teardown(test, arena_new, arena_free)
+#define ARENA_TEST(name) TEST_WITH(name, arena_new, arena_free)
 
 #endif

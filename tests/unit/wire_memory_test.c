@@ -58,7 +58,7 @@ void *realloc(void *memory, size_t size)
 
 /* ---- sizes ---- */
 
-static void pack_that_does_not_fit_writes_nothing(void **state)
+ARENA_TEST(pack_that_does_not_fit_writes_nothing)
 {
     struct cox_arena *arena = *state;
     Request *request = full_request(arena, 3);
@@ -82,9 +82,8 @@ static void pack_that_does_not_fit_writes_nothing(void **state)
 
 /* ---- arena ---- */
 
-static void arena_gives_aligned_memory_up_to_its_cap(void **state)
+PLAIN_TEST(arena_gives_aligned_memory_up_to_its_cap)
 {
-    (void)state;
     struct cox_arena arena;
     assert_int_equal(cox_arena_init(&arena, 100, 10000), 0);
     size_t expected = 0;
@@ -121,9 +120,8 @@ static void arena_gives_aligned_memory_up_to_its_cap(void **state)
     cox_arena_deinit(&(struct cox_arena){0});
 }
 
-static void arena_settles_at_one_block(void **state)
+PLAIN_TEST(arena_settles_at_one_block)
 {
-    (void)state;
     struct cox_arena arena;
     assert_int_equal(cox_arena_init(&arena, 64, (size_t)1 << 20), 0);
     for (int round = 0; round < 4; round++) {
@@ -143,7 +141,7 @@ static void arena_settles_at_one_block(void **state)
     cox_arena_deinit(&arena);
 }
 
-static void steady_state_allocates_nothing(void **state)
+ARENA_TEST(steady_state_allocates_nothing)
 {
     struct cox_arena *source = *state;
     struct cox_arena arena;
@@ -178,11 +176,5 @@ int main(void)
 #ifdef SANITIZED
     __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
 #endif
-    const struct CMUnitTest tests[] = {
-        with_arena(pack_that_does_not_fit_writes_nothing),
-        cmocka_unit_test(arena_gives_aligned_memory_up_to_its_cap),
-        cmocka_unit_test(arena_settles_at_one_block),
-        with_arena(steady_state_allocates_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

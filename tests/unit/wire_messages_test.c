@@ -179,9 +179,8 @@ static void render_field(const ProtobufCFieldDescriptor *field, char *text, size
            field->flags & PROTOBUF_C_FIELD_FLAG_ONEOF ? " (oneof)" : "");
 }
 
-static void fields_are_those_of_the_contract(void **state)
+PLAIN_TEST(fields_are_those_of_the_contract)
 {
-    (void)state;
     for (size_t i = 0; i < LENGTH(contract_messages); i++) {
         const ProtobufCMessageDescriptor *descriptor = contract_messages[i].descriptor;
         char text[4096] = "";
@@ -259,7 +258,7 @@ static void assert_messages_equal(const ProtobufCMessage *a, const ProtobufCMess
     }
 }
 
-static void every_request_there_and_back(void **state)
+ARENA_TEST(every_request_there_and_back)
 {
     struct cox_arena *arena = *state;
     for (unsigned chosen = REQUEST_FIRST; chosen <= REQUEST_LAST; chosen++) {
@@ -274,7 +273,7 @@ static void every_request_there_and_back(void **state)
     }
 }
 
-static void every_response_there_and_back(void **state)
+ARENA_TEST(every_response_there_and_back)
 {
     struct cox_arena *arena = *state;
     for (unsigned chosen = RESPONSE_FIRST; chosen <= RESPONSE_LAST; chosen++) {
@@ -291,9 +290,8 @@ static void every_response_there_and_back(void **state)
 
 /* ---- the small functions ---- */
 
-static void int64_arrays(void **state)
+PLAIN_TEST(int64_arrays)
 {
-    (void)state;
     assert_int_equal(cox_wire_int64_count(0), 0);
     assert_int_equal(cox_wire_int64_count(8), 1);
     assert_int_equal(cox_wire_int64_count(4096), 512);
@@ -314,9 +312,8 @@ static void int64_arrays(void **state)
     assert_int_equal(cox_wire_int64_get(bytes + 1, 2), 0x0807060504030201);
 }
 
-static void type_names(void **state)
+PLAIN_TEST(type_names)
 {
-    (void)state;
     static const char *const names[] = {
         "MODEL_INIT",
         "MODEL_INFER",
@@ -342,16 +339,4 @@ static void type_names(void **state)
     assert_string_equal(cox_wire_type_name(INT32_MAX), "unknown");
     assert_string_equal(cox_wire_type_name((uint32_t)INT32_MAX + 1), "unknown");
     assert_string_equal(cox_wire_type_name(UINT32_MAX), "unknown");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fields_are_those_of_the_contract),
-        with_arena(every_request_there_and_back),
-        with_arena(every_response_there_and_back),
-        cmocka_unit_test(int64_arrays),
-        cmocka_unit_test(type_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,34 @@
+#include "test.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct test_entry *entries;
+
+/* Constructors run in no promised order; tests are read, and run, from the top of a file. */
+void test_register(struct test_entry *entry)
+{
+    struct test_entry **at = &entries;
+    while (*at && (strcmp((*at)->file, entry->file) != 0 || (*at)->line < entry->line))
+        at = &(*at)->next;
+    entry->next = *at;
+    *at = entry;
+}
+
+int test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+    size_t count = 0;
+    for (const struct test_entry *entry = entries; entry; entry = entry->next)
+        count++;
+    struct CMUnitTest *tests = calloc(count + 1, sizeof *tests);
+    if (!tests)
+        return -1;
+    count = 0;
+    for (const struct test_entry *entry = entries; entry; entry = entry->next)
+        tests[count++] = entry->test;
+    int failed =
+        _cmocka_run_group_tests(program_invocation_short_name, tests, count, setup, teardown);
+    free(tests);
+    return failed;
+}

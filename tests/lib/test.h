@@ -1,0 +1,51 @@
+/*
+ * test: a test states itself where it is defined, and the program runs all of them.
+ *
+ * Processes and threads: tests register before main, and run on its thread, in the order of the
+ *   file. A program with a main of its own (helper processes, arguments) calls test_run.
+ * Ownership: entries are static; nothing is allocated before test_run.
+ * Blocks: as the tests do. If the process dies: nothing is left but what its tests had.
+ */
+#ifndef COX_TESTS_LIB_TEST_H
+#define COX_TESTS_LIB_TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+struct test_entry {
+    struct CMUnitTest test;
+    const char *file;
+    int line;
+    struct test_entry *next;
+};
+
+/* Defines a test; its body follows. setup and teardown (may be NULL) run before and after it, and
+ * pass it `state`. Fixtures have a macro of their own, which names them: LEAK_TEST. */
+#define TEST_WITH(name, setup, teardown)                                                           \
+    static void name(void **state);                                                                \
+    __attribute__((constructor)) static void name##_register(void)                                 \
+    {                                                                                              \
+        static struct test_entry entry = {                                                         \
+            {#name, name, setup, teardown, NULL}, __FILE__, __LINE__, NULL};                       \
+        test_register(&entry);                                                                     \
+    }                                                                                              \
+    static void name(__attribute__((unused)) void **state)
+
+/* Without a fixture. */
+#define PLAIN_TEST(name) TEST_WITH(name, NULL, NULL)
+
+void test_register(struct test_entry *entry);
+
+/* Runs the program's tests; setup and teardown (may be NULL) once around all. Returns what main
+ * returns: how many failed. */
+int test_run(CMFixtureFunction setup, CMFixtureFunction teardown);
+
+/* A fixture that defines it has it called first by the main that programs without one get. That
+ * main takes a name as its argument and runs that test alone; `*` stands for any text. */
+void test_begin(void) __attribute__((weak));
+
+#endif
