@@ -112,11 +112,6 @@ static enum cox_attach attach;
 static bool legacy;
 static struct cox_executor *live;
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static void group_prepare(void)
 {
     struct cox_executor_options options = {
@@ -146,7 +141,7 @@ static void rank_await_death(uint32_t rank)
 {
     struct cox_executor_status status;
     struct cox_rank_status ranks[RANK_COUNT];
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     do {
         cox_executor_read_status(live, &status, ranks);
         assert_true(cox_now_ns() < deadline_ns);
@@ -160,9 +155,9 @@ static void socket_settle(void)
 {
     const struct cox_hello hello = {.role = COX_HELLO_COMMAND};
     struct cox_control_connection session = {.fd = -1};
-    assert_int_equal(
-        cox_control_socket_connect(cox_executor_socket(live), &hello, patience(), &session, NULL),
-        COX_UNSUPPORTED);
+    assert_int_equal(cox_control_socket_connect(cox_executor_socket(live), &hello, test_patience(),
+                                                &session, NULL),
+                     COX_UNSUPPORTED);
 }
 
 /* What deaths cost is not to be counted. */
@@ -187,13 +182,13 @@ static void all_dead_prepare(void)
 static int restart_one(void *object, struct cox_error *err)
 {
     (void)object;
-    return cox_executor_restart(live, 1, patience(), err);
+    return cox_executor_restart(live, 1, test_patience(), err);
 }
 
 static int restart_all(void *object, struct cox_error *err)
 {
     (void)object;
-    return cox_executor_restart(live, COX_RANK_ALL, patience(), err);
+    return cox_executor_restart(live, COX_RANK_ALL, test_patience(), err);
 }
 
 /* Whatever came of it: it can be tried again, and then all reply. */
@@ -201,12 +196,12 @@ static void group_restore(void)
 {
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     struct cox_error err = {0};
-    int r = legacy ? cox_executor_restart(live, COX_RANK_ALL, patience(), &err)
-                   : cox_executor_restart(live, 1, patience(), &err);
+    int r = legacy ? cox_executor_restart(live, COX_RANK_ALL, test_patience(), &err)
+                   : cox_executor_restart(live, 1, test_patience(), &err);
     if (r == 0 && !legacy)
-        r = cox_executor_restart(live, 0, patience(), &err);
+        r = cox_executor_restart(live, 0, test_patience(), &err);
     if (r == 0 && !legacy)
         r = cox_executor_call_opaque(live, "echo x", 6, &options, NULL, NULL, &err);
     if (r)

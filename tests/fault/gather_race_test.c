@@ -41,10 +41,8 @@ static uint32_t arm(const char *plan)
 static void await_strike(uint32_t before)
 {
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (atomic_load(&counts->struck) == before) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    while (atomic_load(&counts->struck) == before)
+        test_yield(deadline_ns);
 }
 
 /* Without a lock: a stopped process may hold it. */
@@ -53,10 +51,8 @@ static void await_reply(struct test_group *g, uint32_t rank)
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     const struct cox_layout_rank_line *line =
         cox_state_line(&test_group_executor(g)->control, rank, COX_CHANNEL_EXECUTE);
-    while (cox_state_done(line) < 1) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    while (cox_state_done(line) < 1)
+        test_yield(deadline_ns);
 }
 
 static void *wake_main(void *collector)

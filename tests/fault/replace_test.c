@@ -36,11 +36,6 @@ static const char *const points[] = {
 /* A worker that the coordinator starts inherits the memory, and passes none before. */
 #define FIRST_INHERITED 3
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static pid_t worker_start(const struct hand *hand, const char *rank, const char *plan)
 {
     setenv("COXSWAIN_RANK", rank, 1);
@@ -156,7 +151,7 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
     unsetenv("COXSWAIN_FAULT");
     struct cox_executor *executor = test_group_executor(group);
     struct cox_error err = {0};
-    int r = cox_executor_restart(executor, COX_RANK_ALL, patience(), &err);
+    int r = cox_executor_restart(executor, COX_RANK_ALL, test_patience(), &err);
     char named[32];
     snprintf(named, sizeof named, "rank %" PRIu32 " (pid ", rank);
     if (r && (r != COX_PEER_DEAD || !strstr(err.text, named)))
@@ -166,7 +161,7 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
         r = test_call(group, NULL, "echo still there?");
     assert_int_equal(r, COX_PEER_DEAD);
     err = (struct cox_error){0};
-    if (cox_executor_restart(executor, COX_RANK_ALL, patience(), &err))
+    if (cox_executor_restart(executor, COX_RANK_ALL, test_patience(), &err))
         fail_msg("%s: %s", plan, err.text);
     test_expect_echo(group, "again");
     test_group_free(group);
@@ -239,7 +234,7 @@ static int driver_main(const char *kind_name_plan)
         r = cox_executor_restart(executor, 1, cox_deadline_after_ms(100), &err) == COX_TIMEOUT ? 0
                                                                                                : 1;
     else if (r == 0)
-        r = cox_executor_restart(executor, COX_RANK_ALL, patience(), &err);
+        r = cox_executor_restart(executor, COX_RANK_ALL, test_patience(), &err);
     cox_fault_arm(NULL);
     if (r)
         fprintf(stderr, "%d: %s\n", r, err.text);

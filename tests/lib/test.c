@@ -32,3 +32,9 @@ int test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
     free(tests);
     return failed;
 }
+
+void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}

@@ -48,4 +48,7 @@ int test_run(CMFixtureFunction setup, CMFixtureFunction teardown);
  * main takes a name as its argument and runs that test alone; `*` stands for any text. */
 void test_begin(void) __attribute__((weak));
 
+/* Fails the test unless `part` is in the text. */
+void assert_contains(const char *text, const char *part);
+
 #endif

@@ -777,10 +777,8 @@ void test_await_socket(struct test_group *group)
     assert_int_equal(errno, ECONNRESET);
     close(fd);
     /* What others sent it another thread closes. */
-    while (assert_true(cox_executor_socket_counts(group->executor, &counts)), counts.closing > 0) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    while (assert_true(cox_executor_socket_counts(group->executor, &counts)), counts.closing > 0)
+        test_yield(deadline_ns);
 }
 
 static size_t count_threads(void)

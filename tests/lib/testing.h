@@ -17,9 +17,17 @@
 
 #include <coxswain/executor.h>
 
+#include <semaphore.h>
+
 /* How long a test waits before it calls something lost; generous, sanitizers on a busy machine are
  * slow. */
 #define TEST_PATIENCE_MS 30000
+/* The deadline of one that starts to wait now. */
+uint64_t test_patience(void);
+/* In a loop that waits for something: yields, and fails the test past the deadline. */
+void test_yield(uint64_t deadline_ns);
+/* False: the deadline passed. Needs no test's thread. */
+bool test_sem_await(sem_t *semaphore);
 /* Per request, where a test does not care. */
 #define TEST_ALL_RANKS UINT64_C(0)
 
@@ -92,6 +100,17 @@ const char *test_fault(struct test_group *group, size_t i);
 void test_await_death(struct test_group *group, uint32_t rank);
 /* As the death hook got it. */
 const char *test_death_text(struct test_group *group, uint32_t rank);
+
+/* ---- ranks, one by one ---- */
+
+pid_t test_pid(struct test_group *group, uint32_t rank);
+/* On return the death is in the shared state: requests that ask the rank are refused, and it can be
+ * replaced. */
+void test_kill_rank(struct test_group *group, uint32_t rank);
+void test_restart_rank(struct test_group *group, uint32_t rank);
+/* How many commands the process was asked so far, this one included: tells an old process from a
+ * new one. */
+unsigned test_served(struct test_group *group, uint32_t rank);
 
 /* ---- requests ---- */
 

@@ -22,12 +22,6 @@
 
 extern char **environ;
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 /* ---- a group that waits, on a thread of its own ---- */
 
 struct waiting {
@@ -60,10 +54,8 @@ static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum co
     snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.sock",
              test_runtime_dir(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
-    while (stat(waiting->control_socket, &st) < 0) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    while (stat(waiting->control_socket, &st) < 0)
+        test_yield(deadline_ns);
 }
 
 static void expect_complete(struct waiting *waiting)

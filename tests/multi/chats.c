@@ -2,12 +2,6 @@
 
 #include <string.h>
 
-void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 void chats_init(struct chat *chats)
 {
     for (uint32_t i = 0; i < CHAT_COUNT; i++) {

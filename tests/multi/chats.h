@@ -36,7 +36,6 @@ struct step {
     Coxswain__IntPair pairs[3][PAIR_MAX], *pair_pointers[3][PAIR_MAX];
 };
 
-void assert_contains(const char *text, const char *part);
 void chats_init(struct chat *chats);
 void step_init(struct step *s, uint64_t base, int forward_type);
 /* The row of a chat: all of it where it is announced, its last token otherwise. */

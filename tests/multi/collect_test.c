@@ -24,11 +24,6 @@ static struct test_group *start(uint32_t rank_count)
     return test_group_start(rank_count, &options);
 }
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static int submit(struct test_group *g, const char *text, void *context, uint64_t deadline_ns,
                   struct cox_error *err)
 {
@@ -46,7 +41,7 @@ static void submit_persist(struct test_group *g, const char *text)
 {
     struct cox_error err = {0};
     int r;
-    while ((r = submit(g, text, NULL, patience(), &err)) == COX_LATE || r == COX_FULL)
+    while ((r = submit(g, text, NULL, test_patience(), &err)) == COX_LATE || r == COX_FULL)
         sched_yield();
     assert_int_equal(r, 0);
 }
@@ -84,17 +79,17 @@ TEST(p4_completions_are_collected_in_order_and_stay_whole)
             int r = COX_FULL;
             while (sent < 64) {
                 snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
-                r = submit(g, texts[sent], texts[sent], patience(), &err);
+                r = submit(g, texts[sent], texts[sent], test_patience(), &err);
                 if (r)
                     break;
                 sent++;
             }
             assert_true(sent == 64 || r == COX_FULL || r == COX_LATE);
-            assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+            assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
             /* Their frames are used again while they are looked at. */
             for (; sent < 64; sent++) {
                 snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
-                if (submit(g, texts[sent], texts[sent], patience(), &err))
+                if (submit(g, texts[sent], texts[sent], test_patience(), &err))
                     break;
             }
             for (uint32_t i = 0; i < count; i++, seen++) {
@@ -116,15 +111,15 @@ TEST(p4_what_is_not_collected_takes_room)
     struct cox_error err = {0};
     uint32_t count, collected = 0;
     for (int i = 0; i < DEPTH; i++)
-        assert_int_equal(submit(g, "echo x", NULL, patience(), &err), 0);
+        assert_int_equal(submit(g, "echo x", NULL, test_patience(), &err), 0);
     /* One at a time: the rest stays, and the thread that calls leaves them where they are. */
-    assert_int_equal(collect(g, completions, 1, patience(), &count), 0);
+    assert_int_equal(collect(g, completions, 1, test_patience(), &count), 0);
     assert_int_equal(count, 1);
     collected += count;
     test_expect_echo(g, "called between");
     int r = 0;
     while (r == 0)
-        r = submit(g, "echo y", NULL, patience(), &err);
+        r = submit(g, "echo y", NULL, test_patience(), &err);
     assert_int_equal(r, COX_FULL);
     /* A call gathers, but makes no room: only the host takes the completions. */
     const struct cox_submit_options brief = {
@@ -142,8 +137,8 @@ TEST(p4_what_is_not_collected_takes_room)
         collected += count;
     }
     assert_true(collected >= DEPTH);
-    assert_int_equal(submit(g, "echo z", NULL, patience(), &err), 0);
-    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(submit(g, "echo z", NULL, test_patience(), &err), 0);
+    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
     expect_text(&completions[0], "z");
     test_group_free(g);
 }
@@ -166,7 +161,7 @@ TEST(m4_deadlines_errors_and_deaths_are_collected)
     char text[256];
     snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
     assert_int_equal(submit(g, text, NULL, cox_deadline_after_ms(50), &err), 0);
-    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
     assert_int_equal(completions[0].status, COX_TIMEOUT);
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_int_equal(completions[0].ranks[rank].outcome, COX_OUTCOME_LATE);
@@ -174,7 +169,7 @@ TEST(m4_deadlines_errors_and_deaths_are_collected)
     test_pipe_release(pipe, 4);
 
     submit_persist(g, "each echo x|fail 7 no|echo x|echo x");
-    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
     assert_int_equal(completions[0].status, COX_REJECTED);
     assert_int_equal(completions[0].ranks[1].code, 7);
     assert_string_equal(completions[0].ranks[1].text, "no");
@@ -182,7 +177,7 @@ TEST(m4_deadlines_errors_and_deaths_are_collected)
     test_needs_processes();
     submit_persist(g, text);
     kill(cox_executor_pid(executor, 2), SIGKILL);
-    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
     assert_int_equal(completions[0].status, COX_PEER_DEAD);
     assert_int_equal(completions[0].ranks[2].signal, SIGKILL);
     test_pipe_release(pipe, 3);
@@ -200,11 +195,11 @@ TEST(m13_a_dead_rank_is_replaced_without_a_collector)
     struct test_pipe *pipe = test_pipe_new();
     char text[256];
     snprintf(text, sizeof text, "each echo x|block %s", test_pipe_path(pipe));
-    assert_int_equal(submit(g, text, NULL, patience(), &err), 0);
+    assert_int_equal(submit(g, text, NULL, test_patience(), &err), 0);
     kill(cox_executor_pid(executor, 1), SIGKILL);
     test_await_death(g, 1);
-    assert_int_equal(cox_executor_restart(executor, 1, patience(), &err), 0);
-    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(cox_executor_restart(executor, 1, test_patience(), &err), 0);
+    assert_int_equal(collect(g, completions, DEPTH, test_patience(), &count), 0);
     assert_int_equal(completions[0].status, COX_PEER_DEAD);
     test_expect_echo(g, "replaced");
     test_group_free(g);
@@ -226,7 +221,7 @@ static void *call(void *context)
     struct callers *callers = context;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     for (int i = 0; i < CALLS; i++) {
         struct cox_error err = {0};
         if (cox_executor_call_opaque(test_group_executor(callers->group), "echo c", 6, &options,
@@ -241,7 +236,7 @@ static void *submit_steadily(void *context)
     struct callers *callers = context;
     for (int i = 0; i < CALLS;) {
         struct cox_error err = {0};
-        int r = submit(callers->group, "echo s", NULL, patience(), &err);
+        int r = submit(callers->group, "echo s", NULL, test_patience(), &err);
         if (r == 0)
             i++;
         else if (r != COX_FULL && r != COX_LATE)
@@ -262,7 +257,7 @@ TEST(p4_calls_and_collections_gather_for_each_other)
         assert_int_equal(pthread_create(&threads[i], NULL, call, &callers), 0);
     assert_int_equal(pthread_create(&threads[CALLER_COUNT], NULL, submit_steadily, &callers), 0);
     while (collected < CALLS) {
-        assert_int_equal(collect(callers.group, completions, DEPTH, patience(), &count), 0);
+        assert_int_equal(collect(callers.group, completions, DEPTH, test_patience(), &count), 0);
         for (uint32_t i = 0; i < count; i++)
             expect_text(&completions[i], "s");
         collected += count;
@@ -347,7 +342,7 @@ static uint64_t submit_late(struct test_group *g, uint32_t bad, const struct tes
         options.deadline_ns = cox_deadline_after_ms(20);
     while (cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
                                       &sequence, &err) == COX_TIMEOUT);
-    assert_int_equal(collect(g, ret_completion, 1, patience(), &count), 0);
+    assert_int_equal(collect(g, ret_completion, 1, test_patience(), &count), 0);
     assert_int_equal(ret_completion->status, COX_TIMEOUT);
     assert_int_equal(ret_completion->ranks[bad].outcome, COX_OUTCOME_LATE);
     return sequence;
@@ -380,11 +375,11 @@ TEST(s4_a_second_completion_reports_that_the_late_rank_is_free)
             cox_executor_stats(test_group_executor(g), EXECUTE, &before);
             assert_int_equal(collect(g, &completion, 1, 0, &count), COX_TIMEOUT);
             test_pipe_release(pipe, 1);
-            assert_int_equal(collect(g, &completion, 1, patience(), &count), 0);
+            assert_int_equal(collect(g, &completion, 1, test_patience(), &count), 0);
             expect_late(&completion, sequence, n - 1, COX_OUTCOME_OK, g);
             /* No rank owes anything now: the next request needs no second attempt. */
-            assert_int_equal(submit(g, "echo next", NULL, patience(), &err), 0);
-            assert_int_equal(collect(g, &completion, 1, patience(), &count), 0);
+            assert_int_equal(submit(g, "echo next", NULL, test_patience(), &err), 0);
+            assert_int_equal(collect(g, &completion, 1, test_patience(), &count), 0);
             expect_text(&completion, "next");
             cox_executor_stats(test_group_executor(g), EXECUTE, &after);
             assert_int_equal(after.completed, before.completed + 1);
@@ -402,7 +397,7 @@ TEST(s4_a_late_rank_that_dies_or_a_stop_ends_the_wait)
     uint32_t count;
     uint64_t sequence = submit_late(g, 1, pipe, &completion);
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
-    assert_int_equal(collect(g, &completion, 1, patience(), &count), 0);
+    assert_int_equal(collect(g, &completion, 1, test_patience(), &count), 0);
     expect_late(&completion, sequence, 1, COX_OUTCOME_DEAD, g);
     test_group_free(g);
 
@@ -410,7 +405,7 @@ TEST(s4_a_late_rank_that_dies_or_a_stop_ends_the_wait)
     submit_late(g, 0, pipe, &completion);
     test_pipe_release(pipe, 1);
     cox_executor_stop(test_group_executor(g));
-    assert_int_equal(collect(g, &completion, 1, patience(), &count), COX_CLOSED);
+    assert_int_equal(collect(g, &completion, 1, test_patience(), &count), COX_CLOSED);
     test_group_free(g);
 }
 
@@ -432,7 +427,7 @@ TEST(p4_wrong_use_is_refused)
     } visit = {.group = g};
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     assert_int_equal(
         cox_executor_call_opaque(executor, "echo x", 6, &options, in_visit, &visit, &err), 0);
     assert_int_equal(visit.status, COX_DEADLOCK);

@@ -15,22 +15,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
-/* Handlers never assert; a semaphore that is not posted in time shows their failure. */
-static bool sem_await(sem_t *sem)
-{
-    const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(TEST_PATIENCE_MS));
-    while (sem_clockwait(sem, CLOCK_MONOTONIC, &until))
-        if (errno != EINTR)
-            return false;
-    return true;
-}
-
 /* ---- what is said ---- */
 
 /* Rank 0 fails, with these words, because rank 2 has died. Every time. */
@@ -187,7 +171,7 @@ static void hold(void *context, const struct cox_completion *completion)
     if (atomic_fetch_add(&held->runs, 1) > 0)
         return;
     sem_post(&held->inside);
-    sem_await(&held->go_on);
+    test_sem_await(&held->go_on);
 }
 
 static int submit_echo(struct cox_executor *executor)
@@ -205,7 +189,7 @@ TEST(b2_a_call_does_not_wait_for_a_handler)
     held_init(&held, test_group_executor(g));
     assert_int_equal(cox_executor_set_handler(held.executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
     assert_int_equal(submit_echo(held.executor), 0);
-    assert_true(sem_await(&held.inside));
+    assert_true(test_sem_await(&held.inside));
     /* More calls than the channel has frames: none of them stays occupied by the handler. */
     for (int i = 0; i < 40; i++)
         test_expect_echo(g, "meanwhile");
@@ -221,7 +205,7 @@ static void call_the_other(void *context, const struct cox_completion *completio
     struct held *held = context;
     (void)completion;
     sem_post(&held->inside);
-    sem_await(&held->go_on);
+    test_sem_await(&held->go_on);
     const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
                                            .gather = COX_GATHER_ALL,
                                            .deadline_ns = cox_deadline_after_ms(200)};
@@ -246,7 +230,7 @@ TEST(b2_two_groups_that_call_each_other_come_out)
         assert_int_equal(submit_echo(held[i].executor), 0);
     }
     for (int i = 0; i < 2; i++)
-        assert_true(sem_await(&held[i].inside));
+        assert_true(test_sem_await(&held[i].inside));
     for (int i = 0; i < 2; i++)
         sem_post(&held[i].go_on);
     for (int i = 0; i < 2; i++)
@@ -262,7 +246,7 @@ static void replace_the_other(void *context, const struct cox_completion *comple
     struct held *held = context;
     (void)completion;
     sem_post(&held->inside);
-    sem_await(&held->go_on);
+    test_sem_await(&held->go_on);
     atomic_store(&held->replaced,
                  cox_executor_set_handler(held->executor, COX_CHANNEL_TRANSFER, hold, held));
     sem_post(&held->inside);
@@ -288,11 +272,11 @@ TEST(m5_b2_handlers_that_replace_each_other_are_refused)
                                            .gather = COX_GATHER_ALL,
                                            .deadline_ns = COX_DEADLINE_NEVER};
     assert_int_equal(cox_executor_submit(own.executor, &request, &how, NULL, NULL), 0);
-    assert_true(sem_await(&transfer.inside));
+    assert_true(test_sem_await(&transfer.inside));
     assert_int_equal(submit_echo(own.executor), 0);
-    assert_true(sem_await(&own.inside));
+    assert_true(test_sem_await(&own.inside));
     sem_post(&own.go_on);
-    assert_true(sem_await(&own.inside)); /* again: it was refused, and did not wait */
+    assert_true(test_sem_await(&own.inside)); /* again: it was refused, and did not wait */
     assert_int_equal(atomic_load(&own.replaced), COX_DEADLOCK);
     sem_post(&transfer.go_on);
     test_group_free(g);

@@ -28,41 +28,6 @@ static const struct cox_channel_stats *look(struct test_group *g)
     return &seen.group.channels[COX_CHANNEL_EXECUTE].stats;
 }
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
-static pid_t pid_of(struct test_group *g, uint32_t rank)
-{
-    return cox_executor_pid(test_group_executor(g), rank);
-}
-
-/* On return requests that ask the rank are refused, and it can be replaced. */
-static void kill_rank(struct test_group *g, uint32_t rank)
-{
-    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    assert_int_equal(kill(pid_of(g, rank), SIGKILL), 0);
-    int r;
-    while ((r = test_call_how(g, NULL, &how, "echo still there?")) == 0)
-        continue;
-    assert_int_equal(r, COX_PEER_DEAD);
-}
-
-static void restart(struct test_group *g, uint32_t rank)
-{
-    struct cox_error err = {0};
-    int r = cox_executor_restart(test_group_executor(g), rank, patience(), &err);
-    if (r)
-        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
-}
-
 /* The rank has written "blocked" when this returns, and is inside a request that ends with it. */
 static void block(struct test_group *g, uint32_t rank, const struct test_pipe *pipe)
 {
@@ -88,16 +53,16 @@ TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words)
         assert_int_equal(seen.ranks[rank].last_error_age_ns, 0);
     }
     block(g, 1, pipe);
-    snprintf(old, sizeof old, "rank 1 (pid %d)", pid_of(g, 1));
+    snprintf(old, sizeof old, "rank 1 (pid %d)", test_pid(g, 1));
     uint64_t before_ns = cox_now_ns();
-    kill_rank(g, 1);
+    test_kill_rank(g, 1);
     look(g);
     assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_DEAD);
     assert_int_equal(seen.ranks[1].deaths, 1);
     assert_int_equal(seen.ranks[1].restarts, 0);
     assert_string_equal(seen.ranks[1].last_error, seen.ranks[1].death);
     assert_string_equal(seen.ranks[1].last_lines, "blocked");
-    restart(g, 1);
+    test_restart_rank(g, 1);
     test_expect_echo(g, "replaced");
     look(g);
     assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_ALIVE);
@@ -110,14 +75,14 @@ TEST(p3_status_counts_deaths_and_restarts_and_keeps_the_last_words)
     assert_in_range(seen.ranks[1].last_error_age_ns, 1, cox_now_ns() - before_ns);
     assert_string_equal(seen.ranks[1].last_lines, "blocked");
     /* The next one has written nothing. */
-    kill_rank(g, 1);
-    restart(g, 1);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     look(g);
     assert_int_equal(seen.ranks[1].deaths, 2);
     assert_int_equal(seen.ranks[1].restarts, 2);
     assert_string_equal(seen.ranks[1].last_lines, "");
     assert_null(strstr(seen.ranks[1].last_error, old));
-    kill_rank(g, 2);
+    test_kill_rank(g, 2);
     look(g);
     assert_int_equal(seen.ranks[0].deaths + seen.ranks[0].restarts, 0);
     assert_int_equal(seen.group.deaths, 3);
@@ -132,16 +97,16 @@ TEST(p3_status_counts_a_restart_that_fails_as_a_death)
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = fragile};
     struct test_group *g = test_group_start(2, &options);
-    kill_rank(g, 1);
+    test_kill_rank(g, 1);
     for (uint32_t k = 0; k < 2; k++) {
-        assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL),
+        assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
                          COX_PEER_DEAD);
         look(g);
         assert_int_equal(seen.ranks[1].deaths, 2 + k);
         assert_int_equal(seen.ranks[1].restarts, 0);
         assert_int_equal(seen.ranks[1].incarnation, 2 + k);
     }
-    restart(g, 1);
+    test_restart_rank(g, 1);
     look(g);
     assert_int_equal(seen.ranks[1].deaths, 3);
     assert_int_equal(seen.ranks[1].restarts, 1);
@@ -163,10 +128,10 @@ TEST(p3_status_keeps_the_last_words_when_no_process_can_be_started)
     struct test_group *g = test_group_start(2, &options);
     struct test_pipe *pipe = test_pipe_new();
     block(g, 1, pipe);
-    kill_rank(g, 1);
+    test_kill_rank(g, 1);
     assert_int_equal(unlink(program), 0);
     assert_int_equal(rmdir(folder), 0);
-    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL),
+    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
                      COX_EXEC_FAILED);
     look(g);
     assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_DEAD);
@@ -230,10 +195,10 @@ TEST(p3_status_reports_an_error_or_a_death_whichever_came_last)
     test_needs_processes();
     struct test_group *g = test_group_start(2, NULL);
     assert_int_equal(test_call(g, NULL, "only 1 fail 7 first"), COX_REJECTED);
-    kill_rank(g, 1);
+    test_kill_rank(g, 1);
     look(g);
     assert_contains(seen.ranks[1].last_error, "killed by signal 9");
-    restart(g, 1);
+    test_restart_rank(g, 1);
     look(g);
     assert_contains(seen.ranks[1].last_error, "killed by signal 9");
     assert_int_equal(test_call(g, NULL, "only 1 fail 7 second"), COX_REJECTED);
@@ -326,7 +291,7 @@ TEST(p3_status_counts_the_bytes_that_were_moved)
     /* What is refused before it is published was not moved. */
     struct cox_error err = {0};
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     size_t size = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE) + 1;
     _cox_cleanup_(cox_free_ptr) char *large = calloc(size, 1);
     assert_non_null(large);
@@ -413,13 +378,6 @@ static void slow_handler(void *context, const struct cox_completion *completion)
     sem_wait(&slow->go_on);
 }
 
-static void sem_await(sem_t *sem)
-{
-    const struct timespec until = cox_deadline_timespec(patience());
-    if (sem_clockwait(sem, CLOCK_MONOTONIC, &until))
-        fail_msg("nothing came");
-}
-
 TEST(p3_a_handler_that_waits_is_seen_in_its_phase)
 {
     struct test_group *g = test_group_start(2, NULL);
@@ -430,11 +388,11 @@ TEST(p3_a_handler_that_waits_is_seen_in_its_phase)
     assert_int_equal(
         cox_executor_set_handler(slow.executor, COX_CHANNEL_EXECUTE, slow_handler, &slow), 0);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     uint64_t begin_ns = cox_now_ns();
     assert_int_equal(cox_executor_submit_opaque(slow.executor, "echo x", 6, &options, NULL, &err),
                      0);
-    sem_await(&slow.entered);
+    assert_true(test_sem_await(&slow.entered));
     uint64_t before_ns = cox_now_ns() - begin_ns, waited_ns = pass_time();
     assert_int_equal(look(g)->completed, 1);
     assert_int_equal(slow.counted_inside, 0); /* it has not returned */
@@ -495,7 +453,7 @@ static uint64_t rewakes_of(struct cox_executor *executor)
 static void *releaser_main(void *argument)
 {
     struct releaser *releaser = argument;
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     while (rewakes_of(releaser->executor) == releaser->rewakes && cox_now_ns() < deadline_ns)
         sched_yield();
     releaser->waited_ns = pass_time();

@@ -23,12 +23,6 @@ static const uint32_t world_sizes[] = {1, 2, 4, 8};
          n##_i < sizeof world_sizes / sizeof world_sizes[0];                                       \
          n##_i++, n = n##_i < sizeof world_sizes / sizeof world_sizes[0] ? world_sizes[n##_i] : 0)
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 static uint64_t digest(const uint8_t *bytes, size_t size)
 {
     return cox_hash_bytes(COX_HASH_START, bytes, size);

@@ -30,12 +30,6 @@
 
 extern char **environ;
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 /* ---- a group that waits, on a thread of its own ---- */
 
 struct waiting {
@@ -69,10 +63,8 @@ static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_at
     snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.sock",
              test_runtime_dir(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
-    while (stat(waiting->control_socket, &st) < 0) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    while (stat(waiting->control_socket, &st) < 0)
+        test_yield(deadline_ns);
 }
 
 static void group_wait_long(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach,
@@ -477,10 +469,8 @@ static void await_taken(const struct waiting *waiting, uint32_t rank, uint64_t s
 {
     const struct cox_control *control = &test_group_executor(waiting->group)->control;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (cox_state_taken(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    while (cox_state_taken(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence)
+        test_yield(deadline_ns);
 }
 
 /* Other processes in its process group are not ours. */

@@ -65,10 +65,8 @@ TEST(p8_a_rank_killed_while_it_holds_the_slot_silences_no_other)
 static void await_stopped(pid_t pid)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    while (!cox_peer_stopped(pid)) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    while (!cox_peer_stopped(pid))
+        test_yield(deadline_ns);
 }
 
 /* The others ask for the slot while it is in the hand that will not give it back. */

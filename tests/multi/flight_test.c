@@ -24,32 +24,11 @@
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static struct cox_channel_stats stats_of(struct test_group *g, enum cox_channel_id channel)
 {
     struct cox_channel_stats stats;
     cox_executor_stats(test_group_executor(g), channel, &stats);
     return stats;
-}
-
-/* Handlers never assert; a semaphore that is not posted in time shows their failure. */
-static bool sem_await(sem_t *sem)
-{
-    const struct timespec until = cox_deadline_timespec(patience());
-    while (sem_clockwait(sem, CLOCK_MONOTONIC, &until))
-        if (errno != EINTR)
-            return false;
-    return true;
 }
 
 /* ---- requests without reply ---- */
@@ -77,7 +56,7 @@ static int submit_links(struct cox_executor *executor, uint32_t count)
     link_request_init(&own);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_NONE,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     int r = 0;
     for (uint32_t k = 0; k < count && r == 0; k++)
         while ((r = cox_executor_submit(executor, &own.request, &options, NULL, NULL)) ==
@@ -94,7 +73,7 @@ static void expect_links(struct test_group *g, uint32_t count)
     struct cox_link_status status;
     struct cox_error err = {0};
     bool found = false;
-    int r = cox_executor_link_status(test_group_executor(g), patience(), &status, &err);
+    int r = cox_executor_link_status(test_group_executor(g), test_patience(), &status, &err);
     if (r)
         fail_msg("link status: %d: %s", r, err.text);
     snprintf(expected, sizeof expected, "linked %" PRIu32, count);
@@ -133,7 +112,7 @@ static void visit_and_link(void *context, const struct cox_completion *completio
     link_request_init(&own);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_NONE,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     visit->calls += completion->status == 0;
     visit->submitted = submit_links(visit->executor, visit->count);
     visit->called = cox_executor_call(visit->executor, &own.request, &options, NULL, NULL, NULL);
@@ -157,7 +136,7 @@ TEST(m7_links_from_inside_a_handler)
             struct visit visit = {.executor = test_group_executor(g), .count = count};
             const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
                                                    .gather = COX_GATHER_ALL,
-                                                   .deadline_ns = patience()};
+                                                   .deadline_ns = test_patience()};
             struct cox_error err = {0};
             int r = cox_executor_call(test_group_executor(g), &request, &how, visit_and_link,
                                       &visit, &err);
@@ -235,11 +214,9 @@ TEST(p10_a_rank_sleeps_on_a_number_turned_up)
     atomic_store(&shared->published, cox_state_published(shared) + 100);
     test_pipe_release(pipe, 1);
     assert_int_equal(test_await(g, 0)->status, 0);
-    const uint64_t until_ns = patience();
-    while (!process_sleeps(cox_executor_pid(executor, 0))) {
-        assert_true(cox_now_ns() < until_ns);
-        sched_yield();
-    }
+    const uint64_t until_ns = test_patience();
+    while (!process_sleeps(cox_executor_pid(executor, 0)))
+        test_yield(until_ns);
     test_expect_echo(g, "of its own");
     test_group_free(g);
 }
@@ -264,14 +241,12 @@ TEST(m4_replies_before_a_failure_are_reported)
     char text[512];
     snprintf(text, sizeof text, "each raw 64 failed|block %s|echo there", test_pipe_path(pipe));
     for (size_t round = 0; round < ROUND_COUNT; round++) {
-        const uint64_t until_ns = patience();
+        const uint64_t until_ns = test_patience();
         const uint64_t done = cox_state_done(line);
         test_stop_process(cox_executor_pid(executor, 0));
         assert_int_equal(test_submit_persist(g, &how, text), 0);
-        while (cox_state_done(line) == done) {
-            assert_true(cox_now_ns() < until_ns);
-            sched_yield();
-        }
+        while (cox_state_done(line) == done)
+            test_yield(until_ns);
         assert_int_equal(kill(cox_executor_pid(executor, 0), SIGCONT), 0);
         const struct test_completion *c = test_await(g, round);
         assert_int_equal(c->status, COX_CORRUPT);
@@ -365,18 +340,16 @@ static void held_handler(void *context, const struct cox_completion *completion)
     struct held *held = context;
     if (atomic_fetch_add(&held->runs, 1) == 0) {
         sem_post(&held->inside);
-        atomic_fetch_add(&held->lost, !sem_await(&held->go));
+        atomic_fetch_add(&held->lost, !test_sem_await(&held->go));
     }
     test_handler(held->group, completion);
 }
 
 static void await_done(const struct cox_control *control, uint32_t rank, uint64_t sequence)
 {
-    uint64_t deadline_ns = patience();
-    while (cox_state_done(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    uint64_t deadline_ns = test_patience();
+    while (cox_state_done(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence)
+        test_yield(deadline_ns);
 }
 
 static void await_clock(uint64_t time_ns)
@@ -404,7 +377,7 @@ TEST(p3_an_reply_of_every_rank_is_no_timeout)
                      0);
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(test_submit(g, &how, "echo first"), 0);
-    assert_true(sem_await(&held.inside));
+    assert_true(test_sem_await(&held.inside));
     struct cox_submit_options brief = {.size = sizeof(struct cox_submit_options),
                                        .gather = COX_GATHER_ALL,
                                        .deadline_ns = cox_deadline_after_ms(300)};
@@ -445,7 +418,7 @@ static void old_handler(void *context, const struct cox_completion *completion)
     (void)completion;
     if (atomic_fetch_add(&swap->old_runs, 1) == 0) {
         sem_post(&swap->old_inside);
-        atomic_fetch_add(&swap->lost, !sem_await(&swap->old_go));
+        atomic_fetch_add(&swap->lost, !test_sem_await(&swap->old_go));
     }
     atomic_store(&swap->old_finished, true);
 }
@@ -457,7 +430,7 @@ static void new_handler(void *context, const struct cox_completion *completion)
     struct swap *swap = context;
     (void)completion;
     if (atomic_fetch_add(&swap->new_runs, 1) == 0)
-        atomic_fetch_add(&swap->lost, !sem_await(&swap->replaced));
+        atomic_fetch_add(&swap->lost, !test_sem_await(&swap->replaced));
     sem_post(&swap->new_ran);
 }
 
@@ -485,13 +458,14 @@ TEST(m5_set_handler_returns_although_the_new_handler_runs_on)
     const struct test_how how = {.gather = COX_GATHER_ALL};
     for (int k = 0; k < 4; k++)
         assert_int_equal(test_submit(g, &how, "echo %d", k), 0);
-    assert_true(sem_await(&swap.old_inside));
+    assert_true(test_sem_await(&swap.old_inside));
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, replace_main, &swap), 0);
     /* Once the new handler is in place, set_handler holds the lock or waits. */
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     bool placed = false;
-    for (uint64_t deadline_ns = patience(); !placed && cox_now_ns() < deadline_ns; sched_yield()) {
+    for (uint64_t deadline_ns = test_patience(); !placed && cox_now_ns() < deadline_ns;
+         sched_yield()) {
         pthread_mutex_lock(&collector->lock);
         placed = collector->handler == new_handler;
         pthread_mutex_unlock(&collector->lock);
@@ -499,7 +473,7 @@ TEST(m5_set_handler_returns_although_the_new_handler_runs_on)
     sem_post(&swap.old_go);
     bool ran = true;
     for (int k = 0; k < 3; k++)
-        ran = ran && sem_await(&swap.new_ran);
+        ran = ran && test_sem_await(&swap.new_ran);
     pthread_join(thread, NULL);
     assert_true(placed);
     assert_true(ran);
@@ -602,7 +576,7 @@ static void thief_deinit(struct thief *thief)
 static void thief_stop(struct thief *thief)
 {
     const pid_t pid = cox_executor_pid(test_group_executor(thief->group), 1);
-    const uint64_t until_ns = patience();
+    const uint64_t until_ns = test_patience();
     while (!process_sleeps(pid) && cox_now_ns() < until_ns)
         sched_yield();
     test_stop_process(pid);
@@ -688,7 +662,7 @@ TEST(p2_also_when_no_call_waits_for_a_reply)
         link_request_init(&own);
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                    .gather = COX_GATHER_NONE,
-                                                   .deadline_ns = patience()};
+                                                   .deadline_ns = test_patience()};
         int r = cox_executor_submit(test_group_executor(g), &own.request, &options, NULL, NULL);
         assert_true(r == 0 || r == COX_FULL);
         links += r == 0;

@@ -22,12 +22,6 @@
 #include <time.h>
 #include <unistd.h>
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 /* Starting fails with this code, and leaves nothing. */
 static void expect_refused(const struct cox_executor_options *options, int code, const char *says)
 {

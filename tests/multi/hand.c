@@ -13,12 +13,6 @@
 
 extern char **environ;
 
-void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 /* ---- the group ---- */
 
 static void log_keep(void *context, int level, const char *text)
@@ -57,10 +51,8 @@ void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
     snprintf(hand->control_socket, sizeof hand->control_socket, "%s/%s.sock", test_runtime_dir(),
              hand->name);
     assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);
-    while (stat(hand->control_socket, &st) < 0) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    while (stat(hand->control_socket, &st) < 0)
+        test_yield(deadline_ns);
 }
 
 void hand_complete(struct hand *hand)

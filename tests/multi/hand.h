@@ -62,8 +62,6 @@ void order_give(struct order *order, struct hand *hand, uint32_t rank, uint64_t 
                 size_t offered);
 int order_end(struct order *order);
 
-void assert_contains(const char *text, const char *part);
-
 #define EACH_ATTACH(function)                                                                      \
     do {                                                                                           \
         function(COX_ATTACH_NAMED);                                                                \

@@ -546,12 +546,6 @@ TEST(p11_both_directions_full_at_once_get_through)
 
 /* ---- limits ---- */
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes)
 {
     struct cox_executor_options options = small_options(2);

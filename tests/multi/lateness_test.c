@@ -13,12 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 static struct cox_channel_stats stats_of(struct test_group *g)
 {
     struct cox_channel_stats stats;

@@ -132,11 +132,6 @@ static int files_remove(void **state)
 
 /* ---- a group ---- */
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static struct test_group *group_start(uint32_t rank_count)
 {
     static char line[5000];
@@ -147,7 +142,7 @@ static struct test_group *group_start(uint32_t rank_count)
     struct cox_error err = {0};
     snprintf(line, sizeof line, "cd %s/$COXSWAIN_RANK && exec %s worker \"$@\"", root, program);
     struct test_group *group = test_group_start(rank_count, &options);
-    if (cox_executor_init(test_group_executor(group), NULL, 0, patience(), &summary, &err))
+    if (cox_executor_init(test_group_executor(group), NULL, 0, test_patience(), &summary, &err))
         fail_msg("init: %s", err.text);
     return group;
 }
@@ -171,7 +166,7 @@ static void expect_status(struct test_group *group, int operation, const char *n
 {
     struct cox_lora_result results[RANK_COUNT_MAX];
     struct cox_error err;
-    int r = operate_until(group, operation, name, path, patience(), results, &err);
+    int r = operate_until(group, operation, name, path, test_patience(), results, &err);
     if (r != (status ? COX_REJECTED : 0))
         fail_msg("%d: %s", r, err.text);
     for (uint32_t rank = 0; rank < cox_executor_rank_count(test_group_executor(group)); rank++) {
@@ -303,7 +298,7 @@ static int step(struct test_group *group, uint64_t *base, int finished, struct s
     request.execute_model_request = &model;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     struct reply reply = {0};
     *err = (struct cox_error){0};
     int r =
@@ -400,7 +395,7 @@ TEST(m13_a_load_before_init_is_an_error)
     struct cox_error err;
     snprintf(line, sizeof line, "%s", program);
     struct test_group *g = test_group_start(2, &options);
-    assert_int_equal(operate_until(g, LOAD, "a", path_of("a"), patience(), results, &err),
+    assert_int_equal(operate_until(g, LOAD, "a", path_of("a"), test_patience(), results, &err),
                      COX_REJECTED);
     assert_non_null(strstr(err.text, "no model is loaded yet"));
     test_group_free(g);
@@ -413,15 +408,15 @@ TEST(m13_another_init_begins_without_adapters)
     struct cox_init_summary summary;
     struct cox_error err = {0};
     load(g, "a");
-    assert_int_equal(cox_executor_replay_init(test_group_executor(g), patience(), &err), 0);
+    assert_int_equal(cox_executor_replay_init(test_group_executor(g), test_patience(), &err), 0);
     expect_status(g, LOAD, "a", path_of("a"), STATUS(DUPLICATED_LORA_ID), "loaded already");
-    assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err),
-                     0);
+    assert_int_equal(
+        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, &err), 0);
     expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
     const struct cox_config_entry nowhere = {"model", "/nonexistent"};
     load(g, "a");
     assert_int_not_equal(
-        cox_executor_init(test_group_executor(g), &nowhere, 1, patience(), &summary, &err), 0);
+        cox_executor_init(test_group_executor(g), &nowhere, 1, test_patience(), &summary, &err), 0);
     expect_status(g, UNLOAD, "a", NULL, STATUS(INVALID_LORA_ID), "no adapter of that name");
     test_group_free(g);
 }
@@ -481,7 +476,7 @@ struct unloading {
 static void *unload_main(void *context)
 {
     struct unloading *unloading = context;
-    int r = operate_until(unloading->group, UNLOAD, "a", NULL, patience(), unloading->results,
+    int r = operate_until(unloading->group, UNLOAD, "a", NULL, test_patience(), unloading->results,
                           &unloading->err);
     atomic_store(&unloading->result, r);
     return NULL;
@@ -508,7 +503,7 @@ TEST(m13_unload_waits_until_no_sequence_has_the_adapter)
     assert_int_equal(pthread_create(&unloading.thread, NULL, unload_main, &unloading), 0);
     /* A new one is refused as soon as the ranks have begun. */
     int r;
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     do {
         r = step(g, &base, -1, streams + 2, 1, &err);
         if (r == 0) {
@@ -561,10 +556,10 @@ static void *loading_main(void *context)
     snprintf(path, sizeof path, "%s/b", root);
     for (int i = 0; loading->result == 0 && i < 40; i++) {
         loading->result =
-            operate_until(loading->group, LOAD, "b", path, patience(), results, &loading->err);
+            operate_until(loading->group, LOAD, "b", path, test_patience(), results, &loading->err);
         if (loading->result == 0)
-            loading->result = operate_until(loading->group, UNLOAD, "b", NULL, patience(), results,
-                                            &loading->err);
+            loading->result = operate_until(loading->group, UNLOAD, "b", NULL, test_patience(),
+                                            results, &loading->err);
     }
     atomic_store(&loading->over, true);
     return NULL;
@@ -625,7 +620,7 @@ static int lora_load(struct cox_lora *lora, const char *name, const char *path,
                      struct cox_lora_result *results, struct cox_error *err)
 {
     *err = (struct cox_error){0};
-    return cox_lora_load(lora, name, path, patience(), results, err);
+    return cox_lora_load(lora, name, path, test_patience(), results, err);
 }
 
 TEST(m13_what_one_rank_refuses_no_rank_keeps)
@@ -683,7 +678,7 @@ TEST(m13_an_order_that_reached_no_rank_changes_nothing)
     cox_lora_give(lora, "a");
     assert_int_equal(kill(pid, SIGCONT), 0);
     err = (struct cox_error){0};
-    if (cox_lora_unload(lora, "a", patience(), results, &err))
+    if (cox_lora_unload(lora, "a", test_patience(), results, &err))
         fail_msg("%s", err.text);
     expect_list(lora, "");
     cox_lora_free(lora);
@@ -714,7 +709,7 @@ TEST(m13_an_adapter_that_prompts_use_stays)
     expect_list(lora, "a loaded 1");
     assert_int_equal(pthread_create(&thread, NULL, give_main, lora), 0);
     err = (struct cox_error){0};
-    if (cox_lora_unload(lora, "a", patience(), results, &err))
+    if (cox_lora_unload(lora, "a", test_patience(), results, &err))
         fail_msg("%s", err.text);
     pthread_join(thread, NULL);
     expect_list(lora, "");
@@ -730,15 +725,15 @@ static void rank_replace(struct test_group *group, uint32_t rank)
 {
     struct cox_error err = {0};
     test_await_death(group, rank);
-    if (cox_executor_restart(test_group_executor(group), rank, patience(), &err) ||
-        cox_executor_replay_init(test_group_executor(group), patience(), &err))
+    if (cox_executor_restart(test_group_executor(group), rank, test_patience(), &err) ||
+        cox_executor_replay_init(test_group_executor(group), test_patience(), &err))
         fail_msg("%s", err.text);
 }
 
 static void lora_replay(struct cox_lora *lora)
 {
     struct cox_error err = {0};
-    if (cox_lora_replay(lora, patience(), &err))
+    if (cox_lora_replay(lora, test_patience(), &err))
         fail_msg("%s", err.text);
 }
 
@@ -904,7 +899,7 @@ TEST(m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass)
     expect_list(unloading.lora, "a loaded 1");
     cox_lora_give(unloading.lora, "a");
     err = (struct cox_error){0};
-    if (cox_lora_unload(unloading.lora, "a", patience(), results, &err))
+    if (cox_lora_unload(unloading.lora, "a", test_patience(), results, &err))
         fail_msg("%s", err.text);
     expect_list(unloading.lora, "");
     cox_lora_free(unloading.lora);
@@ -927,7 +922,7 @@ TEST(m13_p8_files_that_are_gone_cost_the_group_nothing_that_is_not_used)
         rank_replace(g, victim);
         err = (struct cox_error){0};
         if (used) {
-            assert_int_equal(cox_lora_replay(lora, patience(), &err), COX_REJECTED);
+            assert_int_equal(cox_lora_replay(lora, test_patience(), &err), COX_REJECTED);
             assert_non_null(strstr(err.text, "'c' is not loaded again"));
             cox_lora_give(lora, "c");
         }
@@ -970,7 +965,7 @@ TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
             /* However often it is tried. */
             for (int i = 0; i < 2; i++) {
                 err = (struct cox_error){0};
-                assert_int_equal(cox_lora_replay(lora, patience(), &err), COX_REJECTED);
+                assert_int_equal(cox_lora_replay(lora, test_patience(), &err), COX_REJECTED);
                 assert_non_null(strstr(err.text, "differ from those that other ranks have loaded"));
             }
             adapter_write("c");
@@ -978,7 +973,7 @@ TEST(m13_p8_files_that_were_changed_are_not_loaded_again)
             expect_list(lora, "c loaded 1");
             cox_lora_give(lora, "c");
             err = (struct cox_error){0};
-            if (cox_lora_unload(lora, "c", patience(), results, &err))
+            if (cox_lora_unload(lora, "c", test_patience(), results, &err))
                 fail_msg("%s", err.text);
         } else {
             lora_replay(lora);
@@ -1041,7 +1036,7 @@ TEST(m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree)
         unsetenv("COXSWAIN_FAULT_INCARNATION");
         struct cox_lora *lora = lora_of(g);
         assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
-        int r = cases[i].unloads ? cox_lora_unload(lora, "a", patience(), results, &err)
+        int r = cases[i].unloads ? cox_lora_unload(lora, "a", test_patience(), results, &err)
                                  : lora_load(lora, "b", path_of("b"), results, &err);
         if (r != COX_PEER_DEAD)
             fail_msg("%s: %d: %s", cases[i].plan, r, err.text);

@@ -17,22 +17,11 @@
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static void init_group(struct test_group *g)
 {
     struct cox_init_summary summary;
     struct cox_error err = {0};
-    int r = cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err);
+    int r = cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, &err);
     if (r)
         fail_msg("init: %d: %s", r, err.text);
 }
@@ -62,8 +51,8 @@ TEST(m6_init_takes_the_smallest_of_all_ranks)
         struct cox_init_summary s;
         struct cox_error err = {0};
         assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_INIT);
-        assert_int_equal(cox_executor_init(test_group_executor(g), config, 6, patience(), &s, &err),
-                         0);
+        assert_int_equal(
+            cox_executor_init(test_group_executor(g), config, 6, test_patience(), &s, &err), 0);
         assert_int_equal(s.npu_block_count, 2000 - (n - 1));
         assert_int_equal(s.cpu_block_count, 300);
         assert_int_equal(s.max_position_embeddings, n == 1 ? 4097 : 4095);
@@ -79,8 +68,8 @@ TEST(m6_init_takes_the_smallest_of_all_ranks)
         }
         assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
         /* Without what is optional; a second init is fine. */
-        assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, patience(), &s, &err),
-                         0);
+        assert_int_equal(
+            cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &s, &err), 0);
         assert_int_equal(s.start_thinking_id, -1);
         assert_int_equal(s.stop_thinking_id, -1);
         assert_string_equal(s.early_stopping_ids, "");
@@ -109,7 +98,7 @@ TEST(m6_init_that_cannot_be_merged_is_refused)
         const struct cox_init_summary untouched = summary;
         struct cox_error err = {0};
         assert_int_equal(
-            cox_executor_init(test_group_executor(g), config, 1, patience(), &summary, &err),
+            cox_executor_init(test_group_executor(g), config, 1, test_patience(), &summary, &err),
             cases[i].code);
         assert_int_equal(err.code, cases[i].code);
         for (size_t k = 0; k < 3; k++)
@@ -257,7 +246,7 @@ TEST(m7_every_type_is_called_as_it_is_meant)
         struct cox_submit_options options = {
             .size = sizeof(struct cox_submit_options),
             .gather = type->meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
-            .deadline_ns = patience(),
+            .deadline_ns = test_patience(),
         };
         struct seen seen = {0};
         assert_int_equal(cox_executor_call(executor, request, &options, see, &seen, NULL),
@@ -288,7 +277,7 @@ TEST(m7_every_type_is_submitted_as_it_is_meant)
         struct cox_error err = {0};
         const Coxswain__ExecuteRequest *request = any_request(&any, type->type);
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                                   .deadline_ns = patience()};
+                                                   .deadline_ns = test_patience()};
         uint64_t sequence = 0;
         int r;
         do /* a rank may still owe the reply to the type before, which another rank has refused */
@@ -311,9 +300,9 @@ TEST(m7_every_type_is_submitted_as_it_is_meant)
     for (int i = 0; i < 50; i++) {
         struct cox_error err = {0};
         const int64_t ids[] = {1, 2, 3};
-        assert_int_equal(cox_executor_cleanup(executor, ids, 3, patience(), &err), 0);
+        assert_int_equal(cox_executor_cleanup(executor, ids, 3, test_patience(), &err), 0);
         Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
-        assert_int_equal(cox_executor_link(executor, &link, patience(), &err), 0);
+        assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0);
     }
     test_expect_echo(g, "behind all that");
     assert_int_equal(test_completion_count(g), n);
@@ -333,7 +322,7 @@ TEST(m7_a_worker_without_callbacks_replies_unsupported)
         const struct cox_submit_options submit = {
             .size = sizeof(struct cox_submit_options),
             .gather = type->meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
-            .deadline_ns = patience(),
+            .deadline_ns = test_patience(),
         };
         struct seen seen = {0};
         int r = cox_executor_call(test_group_executor(g), request, &submit, see, &seen, NULL);
@@ -347,23 +336,24 @@ TEST(m7_a_worker_without_callbacks_replies_unsupported)
     assert_contains(test_error_text(g), "opaque");
     int32_t statuses[2];
     Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
-    assert_int_equal(cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, NULL),
-                     COX_REJECTED);
+    assert_int_equal(
+        cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses, NULL),
+        COX_REJECTED);
     assert_int_equal(statuses[1], COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD);
     struct cox_recover_result results[2];
     struct cox_error err = {0};
-    assert_int_equal(
-        cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR, patience(), results, &err),
-        COX_REJECTED);
+    assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR,
+                                          test_patience(), results, &err),
+                     COX_REJECTED);
     assert_int_equal(results[0].result, COX_UNSUPPORTED);
     struct cox_init_summary summary;
     err = (struct cox_error){0};
-    assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err),
-                     0);
+    assert_int_equal(
+        cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, &err), 0);
     assert_int_equal(summary.npu_block_count, 0);
     const struct cox_config_entry config[] = {{"model", "/m"}};
     assert_int_equal(
-        cox_executor_init(test_group_executor(g), config, 1, patience(), &summary, &err),
+        cox_executor_init(test_group_executor(g), config, 1, test_patience(), &summary, &err),
         COX_REJECTED);
     assert_contains(err.text, "no init callback, and so cannot take 'model'");
     test_group_free(g);
@@ -385,7 +375,7 @@ TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group)
     remote.host_info = hosts;
     info.link_info = remotes;
     link.pd_link_info = infos;
-    assert_int_equal(cox_executor_link(test_group_executor(g), &link, patience(), &err),
+    assert_int_equal(cox_executor_link(test_group_executor(g), &link, test_patience(), &err),
                      COX_INVALID);
     assert_contains(
         err.text,
@@ -464,18 +454,18 @@ TEST(m10_link_status_merges_the_lists_of_every_rank)
         info.pd_role = COXSWAIN__PDROLE__PREFILL_ROLE;
         info.n_link_info = 1;
         info.link_info = remotes;
-        assert_int_equal(cox_executor_link(executor, &link, patience(), &err), 0); /* link */
+        assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0); /* link */
         info.n_link_info = 0;
         info.n_unlink_info = 1;
         info.unlink_info = remotes;
-        assert_int_equal(cox_executor_link(executor, &link, patience(), &err), 0); /* unlink */
+        assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0); /* unlink */
         info.n_unlink_info = 0;
         info.change_role = 1;
         info.pd_role = COXSWAIN__PDROLE__DECODE_ROLE;
-        assert_int_equal(cox_executor_link(executor, &link, patience(), &err),
+        assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err),
                          0); /* another role */
         struct cox_link_status s;
-        assert_int_equal(cox_executor_link_status(executor, patience(), &s, &err), 0);
+        assert_int_equal(cox_executor_link_status(executor, test_patience(), &s, &err), 0);
         assert_int_equal(s.failed_count, 1);
         assert_string_equal(s.failed[0].cluster_id, "broken");
         assert_int_equal(s.failed[0].code, 2001);
@@ -545,8 +535,8 @@ TEST(m11_pull_has_a_result_per_request)
         size_t count = 0;
         struct cox_error err = {0};
         pull_fill(&pull, ids, 8);
-        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(),
-                                              &results, &count, &err),
+        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request,
+                                              test_patience(), &results, &count, &err),
                          0);
         assert_int_equal(count, 8);
         for (size_t i = 0; i < 8; i++) {
@@ -555,8 +545,8 @@ TEST(m11_pull_has_a_result_per_request)
         }
         free(results);
         pull_fill(&pull, ids, 2);
-        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(),
-                                              &results, &count, &err),
+        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request,
+                                              test_patience(), &results, &count, &err),
                          0);
         free(results);
         for (uint32_t rank = 0; rank < n; rank++)
@@ -580,8 +570,8 @@ TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent)
         size_t count = 0;
         struct cox_error err = {0};
         pull_fill(&pull, cases[i].ids, 3);
-        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, patience(),
-                                              &results, &count, &err),
+        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request,
+                                              test_patience(), &results, &count, &err),
                          COX_INVALID);
         assert_string_equal(err.text, cases[i].text);
         assert_null(results);
@@ -598,7 +588,7 @@ static int recover(struct test_group *g, enum cox_recover_command command,
                    struct cox_recover_result *results, struct cox_error *err)
 {
     *err = (struct cox_error){0};
-    return cox_executor_recover(test_group_executor(g), command, patience(), results, err);
+    return cox_executor_recover(test_group_executor(g), command, test_patience(), results, err);
 }
 
 TEST(m12_the_state_gate)
@@ -788,7 +778,7 @@ TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull)
         assert_int_equal(test_call(g, NULL, "pull block %s", test_pipe_path(pipe)), 0);
         struct any_request any;
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                                   .deadline_ns = patience()};
+                                                   .deadline_ns = test_patience()};
         assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g),
                          0);
         assert_int_equal(cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)),
@@ -806,7 +796,7 @@ TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull)
         assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), 0);
         assert_int_equal(recover(g, COX_RECOVER_START, results, &err), 0);
         struct cox_link_status links;
-        assert_int_equal(cox_executor_link_status(executor, patience(), &links, &err), 0);
+        assert_int_equal(cox_executor_link_status(executor, test_patience(), &links, &err), 0);
         cox_link_status_deinit(&links);
         assert_int_equal(test_completion_count(g), 0);
         test_pipe_release(pipe, 2 * n);
@@ -840,8 +830,8 @@ TEST(m13_every_rank_status_is_seen)
                                         : COXSWAIN__LORA_OPERATION_TYPE__LOAD;
                 int32_t statuses[8];
                 struct cox_error err = {0};
-                int r =
-                    cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, &err);
+                int r = cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses,
+                                          &err);
                 assert_int_equal(r, status ? COX_REJECTED : 0);
                 for (uint32_t rank = 0; rank < n; rank++)
                     assert_int_equal(statuses[rank], one && rank != bad ? 0 : status);
@@ -856,7 +846,7 @@ TEST(m13_every_rank_status_is_seen)
         int32_t statuses[8];
         struct cox_error err = {0};
         assert_int_equal(
-            cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, &err),
+            cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses, &err),
             COX_REJECTED);
         assert_contains(err.text, "no room for the adapter");
         test_group_free(g);
@@ -879,7 +869,7 @@ TEST(m13_without_an_reply_there_is_no_status)
             test_await_death(g, 2);
         }
         assert_int_equal(cox_executor_lora(test_group_executor(g), &lora,
-                                           k == TOO_LATE ? cox_now_ns() : patience(), statuses,
+                                           k == TOO_LATE ? cox_now_ns() : test_patience(), statuses,
                                            &err),
                          codes[k]);
         for (uint32_t rank = 0; rank < 4; rank++)

@@ -29,17 +29,6 @@
 #define RANK_COUNT 4u
 #define CHAT_TOKEN_MAX 4096
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 /* ThreadSanitizer keeps a signal until the thread calls something it knows, and loses track of a
  * thread's stack when a handler jumps. */
 static void needs_jumps(void)
@@ -59,7 +48,7 @@ static struct test_group *group_with(uint32_t rank_count, const char *const *com
     struct test_group *g = test_group_start(rank_count, &options);
     struct cox_init_summary summary;
     struct cox_error err = {0};
-    if (cox_executor_init(test_group_executor(g), NULL, 0, patience(), &summary, &err))
+    if (cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &summary, &err))
         fail_msg("init: %s", err.text);
     return g;
 }
@@ -76,7 +65,7 @@ static int recover(struct test_group *g, enum cox_recover_command command,
                    struct cox_recover_result *results, struct cox_error *err)
 {
     *err = (struct cox_error){0};
-    return cox_executor_recover(test_group_executor(g), command, patience(), results, err);
+    return cox_executor_recover(test_group_executor(g), command, test_patience(), results, err);
 }
 
 static void expect_recovered(struct test_group *g, enum cox_recover_command command)
@@ -116,7 +105,7 @@ static struct told tell(struct test_group *g, int type)
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     struct told told = {.results = {0}};
     struct cox_error err = {0};
     request.has_execute_type = 1;
@@ -216,7 +205,7 @@ static int step_call(struct test_group *g, const struct chat *chat, struct test_
 {
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     struct step s;
     step_fill(&s, chat);
     *c = (struct test_completion){0};
@@ -273,7 +262,7 @@ static void submit_step(struct test_group *g, const struct chat *chat)
 {
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     struct cox_error err = {0};
     struct step s;
     step_fill(&s, chat);
@@ -287,7 +276,7 @@ static void submit_pull(struct test_group *g)
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     struct cox_error err = {0};
     request.has_execute_type = 1;
     request.execute_type = TYPE(KV_TRANSFER);
@@ -319,7 +308,7 @@ static void expect_rank(const struct test_completion *c, uint32_t rank, int code
  * one's. */
 static void await_others(struct test_group *g, enum cox_channel_id channel, uint32_t but)
 {
-    const uint64_t deadline_ns = patience();
+    const uint64_t deadline_ns = test_patience();
     bool done = false;
     while (!done && cox_now_ns() < deadline_ns) {
         struct cox_executor_status status;
@@ -397,7 +386,7 @@ static void *pause_main(void *argument)
 
 static void await_pausing(struct test_group *g, uint32_t rank)
 {
-    const uint64_t deadline_ns = patience();
+    const uint64_t deadline_ns = test_patience();
     struct cox_executor_status status;
     struct cox_rank_status ranks[RANK_COUNT];
     do
@@ -546,7 +535,8 @@ TEST(m12_what_comes_while_paused_is_refused_in_order)
     /* Tables are looked after all the same. */
     const int64_t id = 1000;
     err = (struct cox_error){0};
-    assert_int_equal(cox_executor_cleanup(test_group_executor(g), &id, 1, patience(), &err), 0);
+    assert_int_equal(cox_executor_cleanup(test_group_executor(g), &id, 1, test_patience(), &err),
+                     0);
     expect_refused(g, 0); /* behind it */
     expect_refused(g, 1);
     expect_told(g, TYPE(START_COMMAND_EXEC));
@@ -600,7 +590,7 @@ static void *init_main(void *argument)
     struct init_thread *init = argument;
     const struct cox_config_entry config = {init->key, "1"};
     struct cox_init_summary summary;
-    init->result = cox_executor_init(test_group_executor(init->group), &config, 1, patience(),
+    init->result = cox_executor_init(test_group_executor(init->group), &config, 1, test_patience(),
                                      &summary, &init->err);
     return NULL;
 }
@@ -657,7 +647,7 @@ TEST(m12_a_callback_that_ends_as_it_is_left)
     size_t done = 0, left = 0;
     assert_int_equal(test_call(g, NULL, "grace 2"), 0);
     /* A busy machine may take long until it is right for once. */
-    const uint64_t deadline_ns = patience();
+    const uint64_t deadline_ns = test_patience();
     for (size_t i = 0; i < 400 || (left == 0 && cox_now_ns() < deadline_ns); i++) {
         char busy[32];
         snprintf(busy, sizeof busy, "busy %zu", 3800 + 40 * (i % 40));
@@ -857,7 +847,8 @@ static void model_hang(const int32_t *reference, const char *plan)
     traffic->chat.reference = reference;
     traffic->chat.limit = GENERATED;
     assert_int_equal(pthread_create(&thread, NULL, generate_main, traffic), 0);
-    for (uint64_t until_ns = patience(); !atomic_load(&counts->struck) && cox_now_ns() < until_ns;)
+    for (uint64_t until_ns = test_patience();
+         !atomic_load(&counts->struck) && cox_now_ns() < until_ns;)
         sched_yield();
     struct cox_recover_result results[RANK_COUNT];
     struct cox_error err;

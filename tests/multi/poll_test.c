@@ -30,11 +30,6 @@ static struct test_group *start(uint32_t rank_count)
     return test_group_start(rank_count, &options);
 }
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static int executor_fd(struct test_group *g)
 {
     struct cox_error err = {0};
@@ -123,7 +118,7 @@ TEST(p4_an_event_loop_gets_every_completion)
             char text[32];
             for (; sent < 200; sent++) {
                 snprintf(text, sizeof text, "echo %u", sent);
-                if (submit(g, text, patience()))
+                if (submit(g, text, test_patience()))
                     break;
             }
             nothing += poll_and_collect(g, fd, completions, &count);
@@ -150,19 +145,17 @@ TEST(p4_replies_before_the_first_call_are_collected)
     /* A group that did not ask for the fd: its ranks make no call more. */
     test_expect_echo(g, "x");
     assert_int_equal(notified(g, 0) + notified(g, 1), 0);
-    assert_int_equal(submit(g, "echo y", patience()), 0);
+    assert_int_equal(submit(g, "echo y", test_patience()), 0);
     poll_and_collect(g, executor_fd(g), completions, &count);
     assert_int_equal(count, 1);
     assert_int_equal(completions[0].ranks[1].size, 1);
 
-    assert_int_equal(submit(g, "echo z", patience()), 0);
+    assert_int_equal(submit(g, "echo z", test_patience()), 0);
     poll_and_collect(g, executor_fd(g), completions, &count);
     /* A rank notifies after its reply, which may be gathered before. */
-    uint64_t deadline_ns = patience();
-    while (notified(g, 0) + notified(g, 1) == 0) {
-        assert_true(cox_now_ns() < deadline_ns);
-        sched_yield();
-    }
+    uint64_t deadline_ns = test_patience();
+    while (notified(g, 0) + notified(g, 1) == 0)
+        test_yield(deadline_ns);
     test_group_free(g);
 }
 
@@ -173,7 +166,7 @@ TEST(p4_what_is_not_collected_keeps_the_fd_readable)
     struct cox_completion completions[DEPTH];
     uint32_t count, seen = 0;
     for (int i = 0; i < DEPTH - 1; i++)
-        assert_int_equal(submit(g, "echo x", patience()), 0);
+        assert_int_equal(submit(g, "echo x", test_patience()), 0);
     /* They all end in here, and one is taken. */
     test_expect_echo(g, "after them");
     assert_int_equal(
@@ -203,11 +196,11 @@ TEST(m4_deadlines_and_deaths_make_the_fd_readable)
     assert_int_equal(completions[0].status, COX_TIMEOUT);
     test_pipe_release(pipe, 4);
 
-    submit_persist(g, "each echo x|fail 7 no|echo x|echo x", patience());
+    submit_persist(g, "each echo x|fail 7 no|echo x|echo x", test_patience());
     poll_and_collect(g, fd, completions, &count);
     assert_int_equal(completions[0].status, COX_REJECTED);
 
-    submit_persist(g, text, patience());
+    submit_persist(g, text, test_patience());
     kill(cox_executor_pid(test_group_executor(g), 2), SIGKILL);
     poll_and_collect(g, fd, completions, &count);
     assert_int_equal(completions[0].status, COX_PEER_DEAD);
@@ -225,7 +218,7 @@ TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept)
     struct test_pipe *pipe = test_pipe_new();
     char text[256];
     snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
-    assert_int_equal(submit(g, text, patience()), 0);
+    assert_int_equal(submit(g, text, test_patience()), 0);
     assert_int_equal(submit(g, "echo x", cox_deadline_after_ms(10)), 0);
     poll_and_collect(g, fd, completions, &count);
     assert_int_equal(count, 1);
@@ -248,14 +241,14 @@ TEST(m13_a_replaced_rank_notifies_as_the_one_before)
     uint32_t count;
     kill(cox_executor_pid(executor, 1), SIGKILL);
     test_await_death(g, 1);
-    assert_int_equal(cox_executor_restart(executor, 1, patience(), &err), 0);
+    assert_int_equal(cox_executor_restart(executor, 1, test_patience(), &err), 0);
     const uint64_t before = notified(g, 1);
     /* In a sealed group the last one notifies: it has to be rank 1 once. */
     for (int i = 0; i < 200 && (i == 0 || notified(g, 1) == before); i++) {
         struct test_pipe *pipe = test_pipe_new();
         char text[256];
         snprintf(text, sizeof text, "each echo x|block %s", test_pipe_path(pipe));
-        submit_persist(g, text, patience());
+        submit_persist(g, text, test_patience());
         test_pipe_release(pipe, 1);
         poll_and_collect(g, fd, completions, &count);
         assert_int_equal(completions[0].status, 0);
@@ -301,7 +294,7 @@ TEST(p6_an_idle_group_is_silent)
     struct cox_completion completions[DEPTH];
     uint32_t count;
     for (int i = 0; i < 10; i++) {
-        submit_persist(g, "echo x", patience());
+        submit_persist(g, "echo x", test_patience());
         poll_and_collect(g, fd, completions, &count);
     }
     /* The timer of the last request, and in a named group a reply that was seen before its rank had
@@ -326,7 +319,7 @@ TEST(p4_it_works_in_an_epoll_of_the_host)
     assert_true(loop >= 0);
     assert_int_equal(epoll_ctl(loop, EPOLL_CTL_ADD, fd, &event), 0);
     for (int i = 0; i < 50; i++, seen += count) {
-        submit_persist(g, "echo x", patience());
+        submit_persist(g, "echo x", test_patience());
         do
             assert_int_equal(epoll_wait(loop, &event, 1, TEST_PATIENCE_MS), 1);
         while (collect_now(g, completions, &count) != 0);
@@ -351,7 +344,7 @@ static void *call(void *context)
     struct caller *caller = context;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     for (int i = 0; i < CALLS; i++)
         caller->failed += cox_executor_call_opaque(test_group_executor(caller->group), "echo c", 6,
                                                    &options, NULL, NULL, NULL) != 0;
@@ -368,7 +361,7 @@ TEST(p4_calls_of_other_threads_take_nothing_from_the_loop)
     uint32_t count, sent = 0, seen = 0;
     assert_int_equal(pthread_create(&thread, NULL, call, &caller), 0);
     while (seen < CALLS) {
-        while (sent < CALLS && submit(caller.group, "echo s", patience()) == 0)
+        while (sent < CALLS && submit(caller.group, "echo s", test_patience()) == 0)
             sent++;
         if (sent == seen) { /* no room: the calls have it all */
             sched_yield();

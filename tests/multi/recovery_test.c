@@ -25,17 +25,6 @@
 
 #define RANK_COUNT_MAX 8
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 /* ---- a group with recovery ---- */
 
 static struct {
@@ -110,8 +99,8 @@ static void group_start(uint32_t rank_count, const char *const *command,
     int r = cox_executor_start(&executor_options, &group.executor, &err);
     if (r == 0 && config) {
         struct cox_init_summary summary;
-        r = cox_executor_init(group.executor, config, config->key ? 1 : 0, patience(), &summary,
-                              &err);
+        r = cox_executor_init(group.executor, config, config->key ? 1 : 0, test_patience(),
+                              &summary, &err);
     }
     used.log = (struct cox_log){.fn = on_log};
     used.failed = on_failed;
@@ -172,7 +161,7 @@ static void await_failed(void)
 /* Until recovery says that it is doing this; "": nothing. */
 static void await_doing(const char *part, struct cox_recovery_status *ret_status)
 {
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     for (;;) {
         cox_recovery_status(group.recovery, ret_status);
         if (part[0] ? strstr(ret_status->doing, part) != NULL : !ret_status->doing[0])
@@ -209,7 +198,7 @@ static void expect_echo(void)
 {
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     struct cox_error err = {0};
     int r =
         cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL, &err);
@@ -220,7 +209,7 @@ static void expect_echo(void)
 static int order_restart(uint32_t rank, bool kill, bool *ret_replaced, struct cox_error *err)
 {
     *err = (struct cox_error){0};
-    return cox_recovery_restart(group.recovery, rank, kill, patience(), ret_replaced, err);
+    return cox_recovery_restart(group.recovery, rank, kill, test_patience(), ret_replaced, err);
 }
 
 /* ---- things that wait, on threads of their own ---- */
@@ -345,7 +334,7 @@ static int echo_in(uint64_t epoch)
 {
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
-                                               .deadline_ns = patience(),
+                                               .deadline_ns = test_patience(),
                                                .epoch = epoch};
     struct cox_error err = {0};
     return cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL,
@@ -594,23 +583,24 @@ RECOVERY_TEST(p8_a_server_of_ones_own_replaces_a_rank_by_order)
         fail_msg("no server: %d: %s", r, err.text);
     group.executor = cox_server_executor(group.server);
 
-    assert_int_equal(cox_server_restart(group.server, 2, false, patience(), &err), COX_INVALID);
-    assert_int_equal(cox_server_restart(group.server, 1, false, patience(), &err), 0);
+    assert_int_equal(cox_server_restart(group.server, 2, false, test_patience(), &err),
+                     COX_INVALID);
+    assert_int_equal(cox_server_restart(group.server, 1, false, test_patience(), &err), 0);
     assert_int_equal(incarnation(1), 1); /* it lives */
     kill_rank(1);
-    for (uint64_t end_ns = patience(); liveness(1) != COX_LIVENESS_DEAD; sched_yield())
+    for (uint64_t end_ns = test_patience(); liveness(1) != COX_LIVENESS_DEAD; sched_yield())
         assert_true(cox_now_ns() < end_ns);
     cox_error_clear(&err);
     cox_fail(&err, COX_PEER_DEAD, "as a step would say");
     assert_int_equal(cox_server_await_recovery(group.server, cox_deadline_after_ms(100), &err),
                      COX_TIMEOUT);
     cox_error_clear(&err);
-    if (cox_server_restart(group.server, 1, false, patience(), &err))
+    if (cox_server_restart(group.server, 1, false, test_patience(), &err))
         fail_msg("restart: %d: %s", err.code, err.text);
     assert_int_equal(incarnation(1), 2);
-    assert_int_equal(cox_server_await_recovery(group.server, patience(), &err), COX_STALE);
+    assert_int_equal(cox_server_await_recovery(group.server, test_patience(), &err), COX_STALE);
     expect_echo();
-    if (cox_server_restart(group.server, 0, true, patience(), &err))
+    if (cox_server_restart(group.server, 0, true, test_patience(), &err))
         fail_msg("kill and restart: %d: %s", err.code, err.text);
     assert_int_equal(incarnation(0), 2);
     expect_echo();
@@ -663,7 +653,7 @@ static int command(enum cox_recover_command which, struct cox_recover_result *re
                    struct cox_error *err)
 {
     *err = (struct cox_error){0};
-    return cox_recovery_command(group.recovery, which, patience(), results, err);
+    return cox_recovery_command(group.recovery, which, test_patience(), results, err);
 }
 
 RECOVERY_TEST(a26_commands_are_idempotent_and_a_paused_group_sleeps)
@@ -776,7 +766,7 @@ RECOVERY_TEST(a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline)
                      COX_TIMEOUT);
     /* The others keep their places. */
     struct task task = {
-        .run = task_command, .command = COX_RECOVER_CLEAR, .deadline_ns = patience()};
+        .run = task_command, .command = COX_RECOVER_CLEAR, .deadline_ns = test_patience()};
     task_start(&task);
     test_pipe_release(pipe, 2);
     assert_int_equal(task_join(&task), 0);
@@ -792,9 +782,9 @@ RECOVERY_TEST(m12_p8_an_order_to_kill_does_not_wait_for_its_turn)
     const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 1000 * (uint64_t)TEST_PATIENCE_MS};
     struct test_pipe *pipe = start_blocked(&options);
-    struct task task = {.run = task_restart, .deadline_ns = patience()};
+    struct task task = {.run = task_restart, .deadline_ns = test_patience()};
     task_start(&task);
-    for (uint64_t end_ns = patience(); incarnation(0) < 2;) {
+    for (uint64_t end_ns = test_patience(); incarnation(0) < 2;) {
         if (cox_now_ns() >= end_ns)
             fail_msg("rank 0 is not killed");
         sched_yield();
@@ -842,7 +832,7 @@ RECOVERY_TEST(p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced)
                                                  .policy.backoff_min_ms = 1,
                                                  .policy.backoff_max_ms = 1};
     struct test_pipe *pipe = start_blocked(&options);
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     test_pipe_release(pipe, 1); /* either of them */
     while (incarnation(0) + incarnation(1) < 4)
         if (cox_now_ns() < deadline_ns)
@@ -925,8 +915,8 @@ RECOVERY_TEST(p8_a_rank_killed_before_its_orders_turn_is_not_the_end)
     struct test_pipe *pipe = test_pipe_new();
     const struct cox_config_entry config[] = {{"block", test_pipe_path(pipe)}};
     struct cox_recovery_status status;
-    struct task first = {.run = task_restart_1, .deadline_ns = patience()};
-    struct task second = {.run = task_restart, .deadline_ns = patience()};
+    struct task first = {.run = task_restart_1, .deadline_ns = test_patience()};
+    struct task second = {.run = task_restart, .deadline_ns = test_patience()};
     test_pipe_release(pipe, 2);
     group_start(2, NULL, config, &options);
     task_start(&first);
@@ -952,7 +942,7 @@ RECOVERY_TEST(b16_stop_ends_all_waits)
         struct task tasks[] = {
             {.run = task_await, .code = COX_PEER_DEAD},
             {.run = task_restart, .spares = spares, .deadline_ns = COX_DEADLINE_NEVER},
-            {.run = task_command, .command = COX_RECOVER_CLEAR, .deadline_ns = patience()},
+            {.run = task_command, .command = COX_RECOVER_CLEAR, .deadline_ns = test_patience()},
         };
         const size_t count = spares ? 3 : 2;
         for (size_t i = 0; i < count; i++)
@@ -1039,7 +1029,7 @@ static void shm_fill(void)
 static void await_doing_part(const char *part)
 {
     struct cox_recovery_status status;
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     do {
         cox_recovery_status(group.recovery, &status);
         if (cox_now_ns() > deadline_ns)

@@ -20,11 +20,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static pid_t pid_of(struct hand *hand, uint32_t rank)
 {
     return cox_executor_pid(test_group_executor(hand->group), rank);
@@ -76,7 +71,8 @@ static int log_on(const struct hand *hand, uint32_t rank, uint32_t incarnation,
     struct cox_control_connection session = {.fd = -1};
     struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = rank, .incarnation = incarnation};
     *err = (struct cox_error){0};
-    int r = cox_control_socket_connect(hand->control_socket, &hello, patience(), &session, err);
+    int r =
+        cox_control_socket_connect(hand->control_socket, &hello, test_patience(), &session, err);
     if (r == 0)
         cox_control_connection_close(&session);
     return r;
@@ -108,15 +104,15 @@ static void one_by_hand(enum cox_attach attach)
         assert_contains(err.text, "already");
         assert_int_equal(log_on(&hand, 1, incarnation - 1, &err), COX_STALE);
         err = (struct cox_error){0};
-        assert_int_equal(cox_executor_restart(order.executor, 1, patience(), &err), COX_BUSY);
+        assert_int_equal(cox_executor_restart(order.executor, 1, test_patience(), &err), COX_BUSY);
         err = (struct cox_error){0};
-        assert_int_equal(cox_executor_restart(order.executor, COX_RANK_ALL, patience(), &err),
+        assert_int_equal(cox_executor_restart(order.executor, COX_RANK_ALL, test_patience(), &err),
                          COX_BUSY);
         /* The others work on. */
         const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 5};
         assert_int_equal(test_call_how(hand.group, NULL, &living, "echo two"), 0);
         const struct cox_submit_options all = {
-            .size = sizeof all, .gather = COX_GATHER_ALL, .deadline_ns = patience()};
+            .size = sizeof all, .gather = COX_GATHER_ALL, .deadline_ns = test_patience()};
         err = (struct cox_error){0};
         assert_int_equal(
             cox_executor_call_opaque(order.executor, "echo three", 11, &all, NULL, NULL, &err),
@@ -137,7 +133,7 @@ static void one_by_hand(enum cox_attach attach)
                  old, incarnation - 1, pids[1], incarnation);
         assert_int_equal(hand_log_count(&hand, line), 1);
         /* It is there, and nothing is to be done. */
-        assert_int_equal(cox_executor_restart(order.executor, 1, patience(), NULL), 0);
+        assert_int_equal(cox_executor_restart(order.executor, 1, test_patience(), NULL), 0);
         assert_int_equal(log_on(&hand, 1, 0, &err), COX_TAKEN);
     }
     group_end(&hand, N, pids);
@@ -159,7 +155,7 @@ static void two_by_hand(enum cox_attach attach)
         for (uint32_t rank = 1; rank < 3; rank++)
             hand_kill(&hand, rank);
         for (uint32_t k = 0; k < 2; k++)
-            order_give(&orders[k], &hand, k + 1, patience(), 2 * i + k + 1);
+            order_give(&orders[k], &hand, k + 1, test_patience(), 2 * i + k + 1);
         /* The later one first. */
         pids[2] = hand_worker(&hand, "2");
         pids[1] = hand_worker(&hand, "1");
@@ -267,7 +263,7 @@ static int connect_main(const char *control_socket, bool goes)
     struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = 1};
     int r = cox_peer_start_time(getpid(), &hello.start);
     if (r == 0)
-        r = cox_control_socket_connect(control_socket, &hello, patience(), &session, NULL);
+        r = cox_control_socket_connect(control_socket, &hello, test_patience(), &session, NULL);
     if (r == 0 && goes)
         cox_control_connection_close(&session);
     dprintf(STDOUT_FILENO, "%d\n", r);
@@ -318,7 +314,7 @@ static void half_way(enum cox_attach attach)
         struct test_helper goes = connection(&hand, "goes", &result);
         assert_int_equal(result, 0);
         /* The control socket hears in its own time that it has gone. */
-        uint64_t deadline_ns = patience();
+        uint64_t deadline_ns = test_patience();
         while (status_of(&hand, 1).pid != 0 && cox_now_ns() < deadline_ns)
             sched_yield();
         assert_int_equal(test_helper_wait(&goes), 0);
@@ -346,7 +342,7 @@ static void nothing_grows(enum cox_attach attach)
     for (size_t k = 0; k < 20; k++) {
         uint32_t rank = k & 1;
         hand_kill(&hand, rank);
-        order_give(&order, &hand, rank, patience(), k + 1);
+        order_give(&order, &hand, rank, test_patience(), k + 1);
         pids[rank] = hand_worker(&hand, NULL);
         assert_int_equal(order_end(&order), 0);
         assert_int_equal(test_count_names(hand.name), 0);
@@ -382,7 +378,7 @@ static int late_main(const char *control_socket)
     char byte;
     int r = cox_peer_start_time(getpid(), &hello.start);
     if (r == 0)
-        r = cox_control_socket_connect(control_socket, &hello, patience(), &session, &err);
+        r = cox_control_socket_connect(control_socket, &hello, test_patience(), &session, &err);
     if (r == 0)
         r = cox_sealed_attach(&sealed, &control, session.hello_reply.rank, session.fds, &err);
     if (r) {
@@ -404,7 +400,7 @@ static int late_main(const char *control_socket)
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
     hello.incarnation = session.hello_reply.incarnation;
-    r = cox_control_socket_connect(control_socket, &hello, patience(), &again, &err);
+    r = cox_control_socket_connect(control_socket, &hello, test_patience(), &again, &err);
     for (unsigned k = 0; k < 256; k++)
         memset(sealed.ranks[1].base, (int)k, sealed.ranks[1].size);
     dprintf(STDOUT_FILENO, "%d\n", r);
@@ -431,7 +427,7 @@ TEST(a24_p8_a_late_old_process_has_no_effect)
     hand_complete(&hand);
     assert_int_equal(pid_of(&hand, 1), late.pid);
     tell(&late);
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     while (status_of(&hand, 1).liveness != COX_LIVENESS_LEFT && cox_now_ns() < deadline_ns)
         sched_yield();
     /* It still has its connection, and lives on. */
@@ -468,7 +464,7 @@ static void killed_by_order(enum cox_attach attach)
     test_await_death(hand.group, 1);
     assert_int_equal(cox_executor_kill(executor, 1, &err), 0);
     assert_int_equal(cox_executor_kill(executor, 2, &err), COX_INVALID);
-    order_give(&order, &hand, 1, patience(), 1);
+    order_give(&order, &hand, 1, test_patience(), 1);
     pids[1] = hand_worker(&hand, NULL);
     assert_int_equal(order_end(&order), 0);
     test_expect_echo(hand.group, "after");

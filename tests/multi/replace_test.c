@@ -149,11 +149,6 @@ struct lives {
     char folder[64];
 };
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static void life_path(const struct lives *lives, uint32_t incarnation, const char *what, char *path,
                       size_t size)
 {
@@ -181,8 +176,8 @@ static void init(struct lives *lives)
 {
     struct cox_init_summary summary;
     struct cox_error err = {0};
-    int r =
-        cox_executor_init(test_group_executor(lives->group), NULL, 0, patience(), &summary, &err);
+    int r = cox_executor_init(test_group_executor(lives->group), NULL, 0, test_patience(), &summary,
+                              &err);
     if (r)
         fail_msg("init: %d: %s", r, err.text);
 }
@@ -227,7 +222,7 @@ static void restart(struct lives *lives, uint32_t rank)
 {
     struct cox_error err = {0};
     life_make(lives, ++lives->incarnations[rank]);
-    int r = cox_executor_restart(test_group_executor(lives->group), rank, patience(), &err);
+    int r = cox_executor_restart(test_group_executor(lives->group), rank, test_patience(), &err);
     if (r)
         fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
 }
@@ -235,7 +230,7 @@ static void restart(struct lives *lives, uint32_t rank)
 static int replay(struct lives *lives, struct cox_error *err)
 {
     *err = (struct cox_error){0};
-    return cox_executor_replay_init(test_group_executor(lives->group), patience(), err);
+    return cox_executor_replay_init(test_group_executor(lives->group), test_patience(), err);
 }
 
 /* Replaces dead ranks; the others may not load the model again, since it is not there. */
@@ -343,7 +338,7 @@ static int stream_step(struct lives *lives, struct stream *stream, struct cox_er
     request.execute_model_request = &model;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     struct reply reply = {0};
     *err = (struct cox_error){0};
     int r = cox_executor_call(test_group_executor(lives->group), &request, &options, take_reply,
@@ -458,7 +453,7 @@ TEST(p8_an_init_that_is_no_replay_loads_the_model)
     stream_until(&lives, &stream, 3);
     struct cox_executor *executor = test_group_executor(lives.group);
     /* The ranks' own code: it is the input that is at fault, and no rank. */
-    assert_int_equal(cox_executor_init(executor, NULL, 0, patience(), &summary, &err),
+    assert_int_equal(cox_executor_init(executor, NULL, 0, test_patience(), &summary, &err),
                      COX_NOT_FOUND);
     assert_non_null(strstr(err.text, "model"));
     /* Nothing is left of the model, and half an engine serves no request. */
@@ -538,7 +533,7 @@ static uint64_t group_bytes(void)
  * write and others read are hints, of which the last byte is unused. */
 static void await_scribbles(struct lives *lives, uint64_t bytes)
 {
-    const uint64_t deadline_ns = patience();
+    const uint64_t deadline_ns = test_patience();
     const struct cox_executor *executor = test_group_executor(lives->group);
     const bool sealed = test_attach() == COX_ATTACH_SEALED;
     const uint64_t size =

@@ -28,17 +28,6 @@
 
 #define RANK_COUNT 2
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 static const struct cox_config_entry telling[] = {{"tell", ""}, {"npu", "77"}, {"empty", NULL}};
 #define TELLING telling, 3
 
@@ -53,7 +42,7 @@ static int init_with(struct test_group *g, const struct cox_config_entry *config
 static void init_group(struct test_group *g)
 {
     struct cox_error err;
-    int r = init_with(g, TELLING, patience(), &err);
+    int r = init_with(g, TELLING, test_patience(), &err);
     if (r)
         fail_msg("init: %d: %s", r, err.text);
 }
@@ -61,7 +50,7 @@ static void init_group(struct test_group *g)
 static int replay(struct test_group *g, struct cox_error *err)
 {
     *err = (struct cox_error){0};
-    return cox_executor_replay_init(test_group_executor(g), patience(), err);
+    return cox_executor_replay_init(test_group_executor(g), test_patience(), err);
 }
 
 static enum cox_engine_state state_of(struct test_group *g)
@@ -73,25 +62,7 @@ static int recover(struct test_group *g, enum cox_recover_command command, struc
 {
     struct cox_recover_result results[COX_RANK_COUNT_MAX];
     *err = (struct cox_error){0};
-    return cox_executor_recover(test_group_executor(g), command, patience(), results, err);
-}
-
-static void kill_rank(struct test_group *g, uint32_t rank)
-{
-    struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), rank), SIGKILL), 0);
-    int r;
-    while ((r = test_call_how(g, NULL, &how, "echo still there?")) == 0)
-        continue;
-    assert_int_equal(r, COX_PEER_DEAD);
-}
-
-static void restart(struct test_group *g, uint32_t rank)
-{
-    struct cox_error err = {0};
-    int r = cox_executor_restart(test_group_executor(g), rank, patience(), &err);
-    if (r)
-        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
+    return cox_executor_recover(test_group_executor(g), command, test_patience(), results, err);
 }
 
 /* A step without rows. */
@@ -122,7 +93,7 @@ static int step_call(struct test_group *g, struct cox_error *err)
     struct step s;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     *err = (struct cox_error){0};
     return cox_executor_call(test_group_executor(g), step_empty(&s), &options, NULL, NULL, err);
 }
@@ -219,7 +190,7 @@ TEST(k25_a_failed_init_takes_a_generation)
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
-    assert_int_equal(init_with(g, failing, 2, patience(), &err), COX_REJECTED);
+    assert_int_equal(init_with(g, failing, 2, test_patience(), &err), COX_REJECTED);
     assert_int_equal(group_bytes(), (test_attach() == COX_ATTACH_SEALED ? UINT64_C(1) : 2) *
                                         window_of(RANK_COUNT));
     /* What is said again is the one that succeeded. */
@@ -246,7 +217,7 @@ TEST(k25_an_init_that_reaches_no_rank_takes_no_generation)
         cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
                                             .gather = COX_GATHER_RANK0,
-                                            .deadline_ns = patience()};
+                                            .deadline_ns = test_patience()};
     assert_int_equal(cox_executor_submit(test_group_executor(g), step_empty(&s), &step, NULL, &err),
                      0);
     test_await_lines(g, -1, "blocked", RANK_COUNT);
@@ -289,14 +260,14 @@ static int helper_full_shm(void)
         return 3;
     struct cox_executor *executor = test_group_executor(g);
     /* The first is in the window that is there. */
-    if (cox_executor_init(executor, NULL, 0, patience(), &summary, &err))
+    if (cox_executor_init(executor, NULL, 0, test_patience(), &summary, &err))
         return 4;
     for (int i = 0; i < 2; i++) {
         char needed[64];
         snprintf(needed, sizeof needed, "needs %" PRIu64 " bytes of /dev/shm", window);
         err = (struct cox_error){0};
-        int r = i ? cox_executor_replay_init(executor, patience(), &err)
-                  : cox_executor_init(executor, NULL, 0, patience(), &summary, &err);
+        int r = i ? cox_executor_replay_init(executor, test_patience(), &err)
+                  : cox_executor_init(executor, NULL, 0, test_patience(), &summary, &err);
         if (r != COX_NO_SPACE || !strstr(err.text, needed))
             return 5;
     }
@@ -304,7 +275,7 @@ static int helper_full_shm(void)
     if (cox_executor_engine_state(executor) != COX_ENGINE_NORMAL || step_call(g, &err))
         return 6;
     if (mount("tmpfs", "/dev/shm", "tmpfs", MS_REMOUNT, "size=64m,mode=1777") ||
-        cox_executor_replay_init(executor, patience(), &err))
+        cox_executor_replay_init(executor, test_patience(), &err))
         return 7;
     test_group_free(g);
     return 0;
@@ -328,11 +299,11 @@ TEST(p8_without_an_init_there_is_no_replay)
     struct cox_error err;
     assert_int_equal(replay(g, &err), COX_STATE);
     assert_contains(err.text, "no init");
-    assert_int_equal(init_with(g, failing, 1, patience(), &err), COX_REJECTED);
+    assert_int_equal(init_with(g, failing, 1, test_patience(), &err), COX_REJECTED);
     assert_int_equal(replay(g, &err), COX_STATE);
     /* Users of the bare executor restart all the same. */
-    kill_rank(g, 1);
-    restart(g, 1);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     assert_int_equal(replay(g, &err), COX_STATE);
     assert_int_equal(state_of(g), COX_ENGINE_INIT);
     test_expect_echo(g, "x");
@@ -345,10 +316,10 @@ TEST(p8_a_replaced_rank_gets_the_same_init)
         struct test_group *g = test_group_start(n, NULL);
         struct cox_error err;
         init_group(g);
-        kill_rank(g, n - 1);
+        test_kill_rank(g, n - 1);
         assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
         assert_int_equal(replay(g, &err), COX_PEER_DEAD); /* it reaches no rank */
-        restart(g, n - 1);
+        test_restart_rank(g, n - 1);
         assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
         assert_int_equal(replay(g, &err), 0);
         assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
@@ -365,9 +336,9 @@ TEST(p8_another_reply_than_before_is_reported)
     static const struct cox_config_entry odd[] = {{"odd_again", "0"}};
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
-    assert_int_equal(init_with(g, odd, 1, patience(), &err), 0);
-    kill_rank(g, 1);
-    restart(g, 1);
+    assert_int_equal(init_with(g, odd, 1, test_patience(), &err), 0);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     assert_int_equal(replay(g, &err), COX_DIVERGED);
     assert_contains(err.text, "otherwise than at first");
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
@@ -391,7 +362,7 @@ static void *init_main(void *argument)
 {
     struct other_thread *other = argument;
     const struct cox_config_entry config[] = {{"block", other->path}, {"tell", ""}};
-    other->result = other->path ? init_with(other->group, config, 2, patience(), &other->err)
+    other->result = other->path ? init_with(other->group, config, 2, test_patience(), &other->err)
                                 : replay(other->group, &other->err);
     return NULL;
 }
@@ -457,7 +428,7 @@ TEST(k28_an_init_waits_for_the_steps_before_it)
         cox_executor_set_handler(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
                                             .gather = COX_GATHER_RANK0,
-                                            .deadline_ns = patience()};
+                                            .deadline_ns = test_patience()};
     assert_int_equal(cox_executor_submit(test_group_executor(g), step_empty(&s), &step, NULL, &err),
                      0);
     test_await_lines(g, -1, "blocked", RANK_COUNT);
@@ -490,9 +461,9 @@ TEST(m12_a_replay_leaves_a_paused_group_paused)
         init_group(g);
         for (int i = 0; i < rows[row].count; i++)
             assert_int_equal(recover(g, rows[row].commands[i], &err), 0);
-        kill_rank(g, 0);
+        test_kill_rank(g, 0);
         assert_int_equal(state_of(g), rows[row].state);
-        restart(g, 0);
+        test_restart_rank(g, 0);
         assert_int_equal(replay(g, &err), 0);
         assert_int_equal(state_of(g), rows[row].state);
         assert_int_equal(step_call(g, &err), COX_STATE);
@@ -515,7 +486,7 @@ TEST(m12_an_init_that_failed_leaves_no_group_normal)
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
-    assert_int_equal(init_with(g, failing, 1, patience(), &err), COX_REJECTED);
+    assert_int_equal(init_with(g, failing, 1, test_patience(), &err), COX_REJECTED);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     /* One that is not sent changes nothing. */
     assert_int_equal(init_with(g, TELLING, 1, &err), COX_TIMEOUT);
@@ -526,7 +497,7 @@ TEST(m12_an_init_that_failed_leaves_no_group_normal)
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     /* Nor does a start. */
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
-    assert_int_equal(init_with(g, failing, 1, patience(), &err), COX_REJECTED);
+    assert_int_equal(init_with(g, failing, 1, test_patience(), &err), COX_REJECTED);
     assert_int_equal(state_of(g), COX_ENGINE_PAUSE);
     assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
@@ -543,8 +514,8 @@ TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced)
     struct cox_error err;
     init_group(g);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
-    kill_rank(g, 1);
-    restart(g, 1);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     assert_int_equal(replay(g, &err), 0);
@@ -561,8 +532,8 @@ TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start)
     assert_false(cox_executor_partially_paused(test_group_executor(g)));
     assert_int_equal(test_call(g, NULL, "only 1 recover pause 5 no"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), COX_REJECTED);
-    kill_rank(g, 1);
-    restart(g, 1);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     assert_int_equal(replay(g, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     assert_true(cox_executor_partially_paused(test_group_executor(g)));
@@ -578,8 +549,8 @@ TEST(m12_a_group_with_a_death_can_be_paused)
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
-    kill_rank(g, 1);
-    restart(g, 1);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     assert_int_equal(recover(g, COX_RECOVER_START, &err), COX_STATE);
     assert_contains(err.text, "ABNORMAL");
@@ -594,7 +565,7 @@ static void expect_refused(struct test_group *g, const char *state, const char *
     struct step s;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     assert_int_equal(step_call(g, &err), COX_STATE);
     assert_contains(err.text, state);
     assert_contains(err.text, command);

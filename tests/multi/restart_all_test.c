@@ -15,26 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
-static pid_t pid_of(struct test_group *g, uint32_t rank)
-{
-    return cox_executor_pid(test_group_executor(g), rank);
-}
-
 static void restart_all(struct test_group *g)
 {
     struct cox_error err = {0};
-    int r = cox_executor_restart(test_group_executor(g), COX_RANK_ALL, patience(), &err);
+    int r = cox_executor_restart(test_group_executor(g), COX_RANK_ALL, test_patience(), &err);
     if (r)
         fail_msg("restart_all: %d: %s", r, err.text);
 }
@@ -44,18 +28,6 @@ static void kill_rank(struct test_group *g, uint32_t rank)
     struct cox_error err = {0};
     assert_int_equal(cox_executor_kill(test_group_executor(g), rank, &err), 0);
     test_await_death(g, rank);
-}
-
-/* How many commands the process was asked so far, this one included. */
-static unsigned served(struct test_group *g, uint32_t rank)
-{
-    struct test_completion c;
-    struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    if (test_call_how(g, &c, &how, "served"))
-        fail_msg("rank %" PRIu32 ": %s", rank, test_error_text(g));
-    unsigned count = (unsigned)atoi(c.ranks[rank].bytes);
-    test_completion_deinit(&c);
-    return count;
 }
 
 static uint64_t echo_sequence(struct test_group *g)
@@ -73,15 +45,15 @@ TEST(p8_all_ranks_are_replaced)
         struct test_group *g = test_group_start(n, NULL);
         pid_t pids[8];
         for (uint32_t rank = 0; rank < n; rank++)
-            pids[rank] = pid_of(g, rank);
+            pids[rank] = test_pid(g, rank);
         test_expect_echo(g, "before");
         uint64_t sequence = echo_sequence(g);
         restart_all(g);
         /* Numbers go on. */
         assert_int_equal(echo_sequence(g), sequence + 1);
         for (uint32_t rank = 0; rank < n; rank++) {
-            assert_int_not_equal(pid_of(g, rank), pids[rank]);
-            assert_int_equal(served(g, rank), 2);
+            assert_int_not_equal(test_pid(g, rank), pids[rank]);
+            assert_int_equal(test_served(g, rank), 2);
         }
         restart_all(g);
         test_expect_echo(g, "after");
@@ -109,7 +81,7 @@ TEST(a24_what_is_in_flight_ends_by_a_death)
         for (int k = 0; k < 10; k++)
             test_expect_echo(g, "after");
         for (uint32_t rank = 0; rank < n; rank++)
-            assert_int_equal(served(g, rank), 11);
+            assert_int_equal(test_served(g, rank), 11);
         test_group_free(g);
     }
 }
@@ -117,11 +89,11 @@ TEST(a24_what_is_in_flight_ends_by_a_death)
 TEST(p3_p8_with_a_stopped_and_a_dead_one)
 {
     struct test_group *g = test_group_start(4, NULL);
-    pid_t stopped = pid_of(g, 2);
+    pid_t stopped = test_pid(g, 2);
     test_stop_process(stopped);
     kill_rank(g, 1);
     restart_all(g);
-    assert_int_not_equal(pid_of(g, 2), stopped);
+    assert_int_not_equal(test_pid(g, 2), stopped);
     test_expect_echo(g, "all four");
     test_group_free(g);
 }
@@ -163,7 +135,7 @@ TEST(p3_p8_a_stopped_rank_is_killed)
         assert_int_equal(cox_executor_kill(executor, 2, &err), COX_INVALID);
         assert_contains(err.text, "there is no rank 2");
         err = (struct cox_error){0};
-        if (cox_executor_restart(executor, 1, patience(), &err))
+        if (cox_executor_restart(executor, 1, test_patience(), &err))
             fail_msg("%s", err.text);
         test_expect_echo(g, "both");
         test_group_free(g);
@@ -180,7 +152,7 @@ TEST(p8_some_die_half_way_and_all_are_tried_again)
     for (int k = 0; k < 2; k++) {
         struct cox_error err = {0};
         assert_int_equal(
-            cox_executor_restart(test_group_executor(g), COX_RANK_ALL, patience(), &err),
+            cox_executor_restart(test_group_executor(g), COX_RANK_ALL, test_patience(), &err),
             COX_PEER_DEAD);
         assert_contains(err.text, "was killed by signal 9");
         assert_int_equal(test_call(g, NULL, "echo x"), COX_PEER_DEAD);
@@ -225,7 +197,7 @@ static void *restarter_main(void *argument)
 {
     struct restarter *restarter = argument;
     restarter->status =
-        cox_executor_restart(restarter->executor, COX_RANK_ALL, patience(), &restarter->err);
+        cox_executor_restart(restarter->executor, COX_RANK_ALL, test_patience(), &restarter->err);
     return NULL;
 }
 
@@ -241,14 +213,14 @@ TEST(m15_a_stop_ends_it)
     test_await_lines(g, 1, "sleeps as told", 1);
     /* One at a time. */
     struct cox_error err = {0};
-    assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, patience(), &err),
+    assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, test_patience(), &err),
                      COX_BUSY);
     err = (struct cox_error){0};
-    assert_int_equal(cox_executor_restart(restarter.executor, 0, patience(), &err), COX_BUSY);
+    assert_int_equal(cox_executor_restart(restarter.executor, 0, test_patience(), &err), COX_BUSY);
     cox_executor_stop(restarter.executor);
     pthread_join(thread, NULL);
     assert_int_equal(restarter.status, COX_CLOSED);
-    assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, patience(), NULL),
+    assert_int_equal(cox_executor_restart(restarter.executor, COX_RANK_ALL, test_patience(), NULL),
                      COX_CLOSED);
     test_group_free(g);
 }
@@ -266,7 +238,7 @@ static void *caller_main(void *argument)
     while (!atomic_load(&caller->stop) && !caller->other) {
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                    .gather = COX_GATHER_ALL,
-                                                   .deadline_ns = patience()};
+                                                   .deadline_ns = test_patience()};
         int r = cox_executor_call_opaque(caller->executor, "echo x", 6, &options, NULL, NULL, NULL);
         if (r == 0)
             atomic_fetch_add(&caller->good, 1);
@@ -305,7 +277,7 @@ TEST(a24_p7_nothing_grows_under_load)
         assert_int_equal(callers[i].other, 0);
         assert_true(atomic_load(&callers[i].good) > 0);
     }
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     while (test_count_fds() > fds && cox_now_ns() < deadline_ns)
         sched_yield();
     assert_true(test_count_fds() <= fds);
@@ -344,11 +316,11 @@ TEST(a23_the_old_one_is_drained_before_the_new_one_is_started)
         struct drain drain = {.executor = test_group_executor(g)};
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                    .gather = COX_GATHER_ALL,
-                                                   .deadline_ns = patience()};
+                                                   .deadline_ns = test_patience()};
         assert_int_equal(
             cox_executor_set_handler(drain.executor, COX_CHANNEL_EXECUTE, drain_handler, &drain),
             0);
-        test_stop_process(pid_of(g, 1));
+        test_stop_process(test_pid(g, 1));
         assert_int_equal(
             cox_executor_submit_opaque(drain.executor, "echo x", 6, &options, NULL, NULL), 0);
         kill_rank(g, 1);
@@ -357,7 +329,7 @@ TEST(a23_the_old_one_is_drained_before_the_new_one_is_started)
         if (all)
             restart_all(g);
         else
-            assert_int_equal(cox_executor_restart(drain.executor, 1, patience(), NULL), 0);
+            assert_int_equal(cox_executor_restart(drain.executor, 1, test_patience(), NULL), 0);
         assert_int_equal(atomic_load(&drain.status), COX_PEER_DEAD);
         assert_false(atomic_load(&drain.early));
         test_group_free(g);
@@ -393,12 +365,13 @@ TEST(a23_the_log_names_old_and_new_process)
     for (uint32_t life = 0; life < 3; life++) {
         if (life == 1) {
             kill_rank(g, 1);
-            assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL), 0);
+            assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
+                             0);
         }
         if (life == 2)
             restart_all(g);
-        pids[life][0] = pid_of(g, 0);
-        pids[life][1] = pid_of(g, 1);
+        pids[life][0] = test_pid(g, 0);
+        pids[life][1] = test_pid(g, 1);
     }
     snprintf(line, sizeof line,
              "6 rank 1: process %d (incarnation 1) is replaced by process %d (incarnation 2)\n",

@@ -13,53 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
-static pid_t pid_of(struct test_group *g, uint32_t rank)
-{
-    return cox_executor_pid(test_group_executor(g), rank);
-}
-
-/* On return the death is in the shared state: requests that ask the rank are refused. */
-static void kill_rank(struct test_group *g, uint32_t rank)
-{
-    struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    assert_int_equal(kill(pid_of(g, rank), SIGKILL), 0);
-    int r;
-    while ((r = test_call_how(g, NULL, &how, "echo still there?")) == 0)
-        continue;
-    assert_int_equal(r, COX_PEER_DEAD);
-}
-
-static void restart(struct test_group *g, uint32_t rank)
-{
-    struct cox_error err = {0};
-    int r = cox_executor_restart(test_group_executor(g), rank, patience(), &err);
-    if (r)
-        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
-}
-
-/* How many commands each process was asked so far: tells an old process from a new one. */
-static unsigned served(struct test_group *g, uint32_t rank)
-{
-    struct test_completion c;
-    struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
-    if (test_call_how(g, &c, &how, "served"))
-        fail_msg("rank %" PRIu32 ": %s", rank, test_error_text(g));
-    unsigned count = (unsigned)atoi(c.ranks[rank].bytes);
-    test_completion_deinit(&c);
-    return count;
-}
-
 TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
 {
     for (uint32_t n = 1; n <= 8; n *= 2) {
@@ -68,16 +21,16 @@ TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
         test_expect_echo(g, "before");
         for (uint32_t rank = 0; rank < n; rank++) {
             for (uint32_t other = 0; other < n; other++)
-                pids[other] = pid_of(g, other);
-            unsigned before = served(g, (rank + 1) % n);
-            kill_rank(g, rank);
-            restart(g, rank);
+                pids[other] = test_pid(g, other);
+            unsigned before = test_served(g, (rank + 1) % n);
+            test_kill_rank(g, rank);
+            test_restart_rank(g, rank);
             test_expect_echo(g, "after");
             for (uint32_t other = 0; other < n; other++)
-                assert_int_equal(pid_of(g, other) == pids[other], other != rank);
+                assert_int_equal(test_pid(g, other) == pids[other], other != rank);
             if (n > 1) /* the echo, and this one */
-                assert_int_equal(served(g, (rank + 1) % n), before + 2);
-            assert_int_equal(served(g, rank), 2);
+                assert_int_equal(test_served(g, (rank + 1) % n), before + 2);
+            assert_int_equal(test_served(g, rank), 2);
         }
         test_group_free(g);
     }
@@ -86,14 +39,14 @@ TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
 TEST(p8_a_restart_of_a_live_rank_does_nothing)
 {
     struct test_group *g = test_group_start(2, NULL);
-    pid_t pid = pid_of(g, 1);
-    restart(g, 1);
-    assert_int_equal(pid_of(g, 1), pid);
-    kill_rank(g, 1);
-    restart(g, 1);
-    pid = pid_of(g, 1);
-    restart(g, 1);
-    assert_int_equal(pid_of(g, 1), pid);
+    pid_t pid = test_pid(g, 1);
+    test_restart_rank(g, 1);
+    assert_int_equal(test_pid(g, 1), pid);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
+    pid = test_pid(g, 1);
+    test_restart_rank(g, 1);
+    assert_int_equal(test_pid(g, 1), pid);
     test_expect_echo(g, "x");
     test_group_free(g);
 }
@@ -106,8 +59,8 @@ TEST(p8_what_the_others_do_goes_on)
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 1};
     assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
     test_await_lines(g, 0, "blocked", 1);
-    kill_rank(g, 2);
-    restart(g, 2);
+    test_kill_rank(g, 2);
+    test_restart_rank(g, 2);
     const struct test_how beside = {.gather = COX_GATHER_ALL, .ranks = 6};
     struct test_completion c;
     assert_int_equal(test_call_how(g, &c, &beside, "echo beside"), 0);
@@ -128,10 +81,10 @@ TEST(p8_p4_the_next_incarnation_owes_nothing)
                                                      .depth = depth};
         struct test_group *g = test_group_start(2, &options);
         struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
-        test_stop_process(pid_of(g, 1));
+        test_stop_process(test_pid(g, 1));
         assert_int_equal(test_call_how(g, NULL, &brief, "echo too late"), COX_TIMEOUT);
-        kill_rank(g, 1);
-        restart(g, 1);
+        test_kill_rank(g, 1);
+        test_restart_rank(g, 1);
         for (uint32_t k = 0; k < 3 * depth; k++) {
             char text[32];
             snprintf(text, sizeof text, "request %" PRIu32, k);
@@ -144,20 +97,21 @@ TEST(p8_p4_the_next_incarnation_owes_nothing)
 TEST(p8_every_channel_works_again)
 {
     struct test_group *g = test_group_start(2, NULL);
-    kill_rank(g, 1);
-    restart(g, 1);
+    test_kill_rank(g, 1);
+    test_restart_rank(g, 1);
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
     assert_int_equal(test_call_how(g, NULL, &how, "fault of the new one"), 0);
     test_await_faults(g, 1);
     assert_string_equal(test_fault(g, 0), "1 of the new one");
     struct cox_link_status links;
     struct cox_error err = {0};
-    assert_int_equal(cox_executor_link_status(test_group_executor(g), patience(), &links, &err), 0);
+    assert_int_equal(
+        cox_executor_link_status(test_group_executor(g), test_patience(), &links, &err), 0);
     cox_link_status_deinit(&links);
     struct cox_recover_result results[2];
-    assert_int_equal(
-        cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR, patience(), results, &err),
-        0);
+    assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR,
+                                          test_patience(), results, &err),
+                     0);
     test_group_free(g);
 }
 
@@ -170,9 +124,9 @@ TEST(p8_a_restart_that_dies_half_way_is_done_again)
                                                  .workers.command = fragile};
     struct test_group *g = test_group_start(2, &options);
     struct cox_error err = {0};
-    kill_rank(g, 1);
+    test_kill_rank(g, 1);
     for (int k = 0; k < 2; k++) {
-        assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), &err),
+        assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), &err),
                          COX_PEER_DEAD);
         assert_contains(err.text, "rank 1");
         assert_contains(err.text, "killed by signal 9");
@@ -180,7 +134,7 @@ TEST(p8_a_restart_that_dies_half_way_is_done_again)
         assert_int_equal(test_call_how(g, NULL, &living, "echo alone"), 0);
         assert_int_equal(test_call(g, NULL, "echo both"), COX_PEER_DEAD);
     }
-    restart(g, 1);
+    test_restart_rank(g, 1);
     test_expect_echo(g, "both");
     test_group_free(g);
 }
@@ -192,14 +146,14 @@ TEST(p8_b2_a_restart_that_never_attaches_ends_at_its_deadline)
                                                  .workers.command = slow};
     struct test_group *g = test_group_start(2, &options);
     struct cox_error err = {0};
-    kill_rank(g, 0);
+    test_kill_rank(g, 0);
     assert_int_equal(
         cox_executor_restart(test_group_executor(g), 0, cox_deadline_after_ms(200), &err),
         COX_TIMEOUT);
     assert_contains(err.text, "rank 0");
     assert_contains(err.text, "did not attach in time");
     assert_int_equal(test_call(g, NULL, "echo both"), COX_PEER_DEAD);
-    restart(g, 0);
+    test_restart_rank(g, 0);
     test_expect_echo(g, "both");
     test_group_free(g);
 }
@@ -214,7 +168,7 @@ static void *restarter_main(void *argument)
 {
     struct restarter *restarter = argument;
     restarter->status =
-        cox_executor_restart(restarter->executor, restarter->rank, patience(), NULL);
+        cox_executor_restart(restarter->executor, restarter->rank, test_patience(), NULL);
     return NULL;
 }
 
@@ -225,7 +179,7 @@ TEST(p8_two_ranks_at_once)
         struct restarter restarters[2];
         pthread_t threads[2];
         for (uint32_t i = 0; i < 2; i++) {
-            kill_rank(g, 2 * i + 1);
+            test_kill_rank(g, 2 * i + 1);
             restarters[i] =
                 (struct restarter){.executor = test_group_executor(g), .rank = 2 * i + 1};
         }
@@ -246,7 +200,7 @@ TEST(m15_a_stop_ends_a_restart)
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .workers.command = slow};
     struct test_group *g = test_group_start(2, &options);
-    kill_rank(g, 1);
+    test_kill_rank(g, 1);
     struct restarter restarter = {.executor = test_group_executor(g), .rank = 1};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, restarter_main, &restarter), 0);
@@ -254,7 +208,8 @@ TEST(m15_a_stop_ends_a_restart)
     cox_executor_stop(test_group_executor(g));
     pthread_join(thread, NULL);
     assert_int_equal(restarter.status, COX_CLOSED);
-    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL), COX_CLOSED);
+    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL),
+                     COX_CLOSED);
     test_group_free(g);
 }
 
@@ -267,8 +222,8 @@ TEST(p8_through_a_wrapper)
                                                  .workers.command = wrapped};
     struct test_group *g = test_group_start(2, &options);
     for (int k = 0; k < 3; k++) {
-        kill_rank(g, 1);
-        restart(g, 1);
+        test_kill_rank(g, 1);
+        test_restart_rank(g, 1);
         test_expect_echo(g, "through a wrapper");
     }
     test_group_free(g);
@@ -278,7 +233,7 @@ TEST(p8_what_cannot_be_restarted_is_refused)
 {
     struct test_group *g = test_group_start(2, NULL);
     struct cox_error err = {0};
-    assert_int_equal(cox_executor_restart(test_group_executor(g), 2, patience(), &err),
+    assert_int_equal(cox_executor_restart(test_group_executor(g), 2, test_patience(), &err),
                      COX_INVALID);
     assert_contains(err.text, "there is no rank 2");
     test_group_free(g);
@@ -295,8 +250,8 @@ TEST(p8_p7_nothing_grows)
     test_await_socket(g);
     const size_t fds = test_count_fds();
     for (int k = 0; k < 30; k++) {
-        kill_rank(g, (uint32_t)k & 1);
-        restart(g, (uint32_t)k & 1);
+        test_kill_rank(g, (uint32_t)k & 1);
+        test_restart_rank(g, (uint32_t)k & 1);
         assert_int_equal(test_count_names(name), 0);
     }
     test_await_socket(g);

@@ -43,11 +43,6 @@ int __wrap_pthread_create(pthread_t *ret_thread, const pthread_attr_t *attribute
                                     : __real_pthread_create(ret_thread, attributes, main, argument);
 }
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 /* ---- status, asked directly ---- */
 
 struct stuck {
@@ -67,13 +62,6 @@ static void stuck_handler(void *context, const struct cox_completion *completion
     sem_wait(&stuck->go_on);
 }
 
-static void sem_await(sem_t *sem)
-{
-    struct timespec until = cox_deadline_timespec(patience());
-    if (sem_clockwait(sem, CLOCK_MONOTONIC, &until))
-        fail_msg("nothing came");
-}
-
 TEST(p3_status_replies_while_a_handler_is_stuck)
 {
     struct test_group *group = test_group_start(2, NULL);
@@ -86,12 +74,12 @@ TEST(p3_status_replies_while_a_handler_is_stuck)
     assert_int_equal(
         cox_executor_set_handler(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck), 0);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                               .deadline_ns = patience()};
+                                               .deadline_ns = test_patience()};
     uint64_t sequence;
     for (int i = 0; i < 3; i++) /* one is in the handler, two are behind it */
         assert_int_equal(
             cox_executor_submit_opaque(stuck.executor, "echo x", 6, &options, &sequence, &err), 0);
-    sem_await(&stuck.entered);
+    assert_true(test_sem_await(&stuck.entered));
     cox_executor_read_status(stuck.executor, &status, ranks);
     assert_string_equal(status.name, cox_executor_name(stuck.executor));
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].published, sequence);
@@ -127,7 +115,7 @@ TEST(p3_status_reports_what_a_rank_does_and_which_is_late)
     struct cox_rank_channel_status *line = &ranks[1].channels[COX_CHANNEL_EXECUTE];
     assert_string_equal(cox_rank_state_name(line->state), "running");
     assert_int_equal(line->sequence, status.channels[COX_CHANNEL_EXECUTE].published);
-    assert_true(line->age_ns > 0 && line->age_ns < patience());
+    assert_true(line->age_ns > 0 && line->age_ns < test_patience());
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].late.words[0], 2);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].in_flight, 0);
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.timeouts, 1);
@@ -243,7 +231,7 @@ static struct cox_client client_to(struct cox_control_server *service)
 
 static void await_connections(struct cox_control_server *service, uint32_t count)
 {
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     while (cox_control_server_connection_count(service) != count) {
         if (cox_now_ns() > deadline_ns)
             fail_msg("%u connections are served, not %u",
@@ -270,7 +258,7 @@ static int ask(struct cox_client *client, int request_case, CoxswainControl__Con
         request.cancel = &cancel;
     else
         request.complete = &complete;
-    return cox_client_ask(client, &request, patience(), reply, err);
+    return cox_client_ask(client, &request, test_patience(), reply, err);
 }
 
 #define ASK_STATUS COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS
@@ -342,12 +330,6 @@ TEST(p3_status_replies_where_no_thread_can_be_started)
 }
 
 /* ---- status, as people and programs see it ---- */
-
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
 
 static pthread_mutex_t serving_one_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct cox_control_server *serving_one;
@@ -430,7 +412,7 @@ TEST(p3_the_status_command_shows_what_became_of_a_rank)
     assert_contains(text, "; deaths 1, restarts 0\n  rank 1 (pid ");
     assert_contains(text, "killed by signal 9 (Killed)\n  it wrote last:\n  | blocked\n");
     assert_null(strstr(text, "last error")); /* not the same again */
-    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL), 0);
+    assert_int_equal(cox_executor_restart(test_group_executor(g), 1, test_patience(), NULL), 0);
     assert_int_equal(test_call(g, NULL, "only 0 fail 7 colours \033[31m"), COX_REJECTED);
     text = status_command(control_socket, "");
     assert_contains(text, "deaths 1, restarts 1\n");
@@ -608,7 +590,7 @@ static int trap(int *ret_end)
         continue;
     assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_LINGER, &on, sizeof on), 0);
     assert_int_equal(cox_socket_pair(pair), 0);
-    assert_int_equal(cox_socket_send(pair[0], "x", 1, &fd, 1, patience()), 0);
+    assert_int_equal(cox_socket_send(pair[0], "x", 1, &fd, 1, test_patience()), 0);
     close(fd);
     close(pair[0]);
     return pair[1];
@@ -617,7 +599,7 @@ static int trap(int *ret_end)
 /* A place may be long in coming where threads of connections that are served still do not run. */
 static int take_patiently(struct cox_control_server *service, int fd, struct cox_error *err)
 {
-    const uint64_t deadline_ns = patience();
+    const uint64_t deadline_ns = test_patience();
     for (;;) {
         cox_error_clear(err); /* or it keeps the first text, and the last one is not seen */
         int r = cox_control_server_take(service, fd, err);
@@ -646,7 +628,7 @@ TEST(g1g_so_many_closes_hang_that_no_client_is_served)
     for (int r = 0; r == 0 && count <= MOST; count++) {
         int fds[2], unwanted = trap(&ends[count]);
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-        assert_int_equal(cox_socket_send(fds[0], "x", 1, &unwanted, 1, patience()), 0);
+        assert_int_equal(cox_socket_send(fds[0], "x", 1, &unwanted, 1, test_patience()), 0);
         close(unwanted);
         close(fds[0]);
         r = take_patiently(service, fds[1], &err);
@@ -680,7 +662,7 @@ static pid_t modest_start(const char *control_socket, int told, int go)
     struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     char byte = 0;
-    int r = cox_client_open_path(&client, control_socket, patience(), &err);
+    int r = cox_client_open_path(&client, control_socket, test_patience(), &err);
     if (!r)
         r = ask(&client, ASK_STATUS, &reply, &err);
     if (!r && (write(told, &byte, 1) != 1 || read(go, &byte, 1) != 1))
@@ -713,7 +695,7 @@ TEST(b21_a_process_with_one_connection_keeps_it_when_another_hoards)
     assert_int_equal(read(told[0], &byte, 1), 1);
     for (size_t i = 0; i < sizeof hoard / sizeof *hoard; i++) {
         hoard[i] = (struct cox_client)COX_CLIENT_NONE;
-        int r = cox_client_open_path(&hoard[i], control_socket, patience(), &err);
+        int r = cox_client_open_path(&hoard[i], control_socket, test_patience(), &err);
         /* A reply says that its thread runs: one that has not begun is not known to be quiet. */
         r = r ? r : ask(&hoard[i], ASK_STATUS, &reply, &err);
         if (r)

@@ -20,11 +20,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static uint64_t patience(void)
-{
-    return cox_deadline_after_ms(TEST_PATIENCE_MS);
-}
-
 /* ---- threads of the host ---- */
 
 struct client {
@@ -135,7 +130,7 @@ TEST(m9_a_stop_among_callers_closes_them_all)
         struct client clients[ASK_COUNT];
         pthread_t threads[ASK_COUNT];
         clients_start(clients, threads, ASK_COUNT, g, true);
-        uint64_t deadline_ns = patience();
+        uint64_t deadline_ns = test_patience();
         bool served = false;
         while (!served && cox_now_ns() < deadline_ns) {
             served = true;
@@ -175,7 +170,7 @@ TEST(m9_a_free_lets_callers_out_first)
         clients_start(clients, threads, count, g, false);
         /* One of the two recovery commands is inside a call as well, and so is the init. */
         _Atomic uint32_t *callers = &test_group_executor(g)->callers;
-        uint64_t deadline_ns = patience();
+        uint64_t deadline_ns = test_patience();
         while (atomic_load(callers) < count + 2 && cox_now_ns() < deadline_ns)
             sched_yield();
         bool inside = atomic_load(callers) >= count + 2;
@@ -208,7 +203,7 @@ static void stay_visit(void *context, const struct cox_completion *completion)
     struct stay *stay = context;
     (void)completion;
     sem_post(&stay->inside);
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     while (!stay->stopped && cox_now_ns() < deadline_ns) {
         stay->stopped = atomic_load(&stay->executor->stopping);
         sched_yield();
@@ -309,7 +304,7 @@ static void expect_deaf(pid_t pid, const pid_t *before, size_t before_count, siz
                         size_t urged_count)
 {
     pid_t tasks[TASK_COUNT_MAX];
-    uint64_t deadline_ns = patience();
+    uint64_t deadline_ns = test_patience();
     size_t count = tasks_of(pid, tasks), seen = 0, urged = 0;
     /* A worker that replies on one channel may still be starting the threads of the others. */
     while (count < before_count + count_min && cox_now_ns() < deadline_ns) {

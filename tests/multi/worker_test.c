@@ -197,11 +197,6 @@ static const char *const *command_of(const char *which)
     return command;
 }
 
-static pid_t pid_of(struct test_group *g, uint32_t rank)
-{
-    return cox_executor_pid(test_group_executor(g), rank);
-}
-
 /* ---- one process for a rank ---- */
 
 /* A second process of rank 0: by names, which are still there. Returns its exit status. */
@@ -239,7 +234,8 @@ TEST(a_second_process_of_a_rank_is_refused)
         struct test_group *g = test_group_start(2, &options);
         test_await_lines(g, 0, "attached", 1);
         assert_int_equal(run_second(g, output, sizeof output), COX_TAKEN);
-        snprintf(holder, sizeof holder, "rank 0 of /%s is held by process %d", name, pid_of(g, 0));
+        snprintf(holder, sizeof holder, "rank 0 of /%s is held by process %d", name,
+                 test_pid(g, 0));
         if (!strstr(output, holder))
             fail_msg("'%s' is not in: %s", holder, output);
         for (int k = 0; k < 20 && !legacy; k++)
@@ -301,7 +297,7 @@ TEST(p2_a_rank_that_left_is_reported_though_its_process_lives)
         const struct test_how second = {.gather = COX_GATHER_ALL, .ranks = 2};
         char says[96];
         snprintf(says, sizeof says, "rank 0 (pid %d) left the group, its process lives",
-                 pid_of(g, 0));
+                 test_pid(g, 0));
         bool serves = strcmp(modes[i], "worker_that_only_attaches") != 0;
         uint64_t begin = cox_now_ns();
         if (serves) {
@@ -535,12 +531,12 @@ TEST(p10_a_frame_that_is_written_again_is_not_served)
                                            .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
     uint64_t sequence;
     assert_int_equal(cox_executor_submit(executor, &request, &how, &sequence, NULL), 0);
-    while (!cox_peer_stopped(pid_of(g, 0)))
+    while (!cox_peer_stopped(test_pid(g, 0)))
         sched_yield();
     struct cox_layout_channel_state *shared = cox_state_channel(&control, COX_CHANNEL_EXECUTE);
     atomic_fetch_add(&shared->frames[sequence % control.geometry.depth].sequence,
                      control.geometry.depth);
-    assert_int_equal(kill(pid_of(g, 0), SIGCONT), 0);
+    assert_int_equal(kill(test_pid(g, 0), SIGCONT), 0);
     while (atomic_load(&status) == -1)
         sched_yield();
     assert_int_equal(atomic_load(&status), COX_CORRUPT);

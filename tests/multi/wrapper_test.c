@@ -19,12 +19,6 @@
 static const char *const stays[] = {"sh", "-c", WORKER "; exec sleep 1000", "sh", NULL};
 static const char *const says[] = {"sh", "-c", WORKER "; echo done", "sh", NULL};
 
-static void assert_contains(const char *text, const char *part)
-{
-    if (!strstr(text, part))
-        fail_msg("'%s' is not in: %s", part, text);
-}
-
 static struct test_group *group_of(const char *const *command, uint32_t rank_count)
 {
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),

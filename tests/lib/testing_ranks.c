@@ -1,0 +1,64 @@
+#include "testing.h"
+
+#include "coordinator/executor/core.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+uint64_t test_patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+void test_yield(uint64_t deadline_ns)
+{
+    assert_true(cox_now_ns() < deadline_ns);
+    sched_yield();
+}
+
+bool test_sem_await(sem_t *semaphore)
+{
+    const struct timespec until = cox_deadline_timespec(test_patience());
+    while (sem_clockwait(semaphore, CLOCK_MONOTONIC, &until))
+        if (errno != EINTR)
+            return false;
+    return true;
+}
+
+pid_t test_pid(struct test_group *group, uint32_t rank)
+{
+    return cox_executor_pid(test_group_executor(group), rank);
+}
+
+void test_kill_rank(struct test_group *group, uint32_t rank)
+{
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    assert_int_equal(kill(test_pid(group, rank), SIGKILL), 0);
+    int r;
+    while ((r = test_call_how(group, NULL, &how, "echo still there?")) == 0)
+        continue;
+    assert_int_equal(r, COX_PEER_DEAD);
+}
+
+void test_restart_rank(struct test_group *group, uint32_t rank)
+{
+    struct cox_error err = {0};
+    int r = cox_executor_restart(test_group_executor(group), rank, test_patience(), &err);
+    if (r)
+        fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
+}
+
+unsigned test_served(struct test_group *group, uint32_t rank)
+{
+    const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};
+    struct test_completion c;
+    if (test_call_how(group, &c, &how, "served"))
+        fail_msg("rank %" PRIu32 ": %s", rank, test_error_text(group));
+    unsigned count = (unsigned)atoi(c.ranks[rank].bytes);
+    test_completion_deinit(&c);
+    return count;
+}
