@@ -8,8 +8,6 @@
 #include <coxswain/memory/domain.h>
 #include <coxswain/memory/domain_cuda.h>
 
-#include <string.h>
-
 #define SIZE 20000
 
 static const struct cox_domain_id host_id = {COX_DOMAIN_HOST, 0};

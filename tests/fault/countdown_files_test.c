@@ -16,10 +16,8 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <jansson.h>

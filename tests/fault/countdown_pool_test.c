@@ -3,8 +3,6 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include <string.h>
-
 #include <coxswain/kv.h>
 #include <coxswain/memory/pool.h>
 

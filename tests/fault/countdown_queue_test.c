@@ -4,8 +4,6 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include <stdlib.h>
-
 static struct cox_domains *domains;
 static struct cox_pool *host, *bounce;
 static struct cox_exporter *exporter;

@@ -5,7 +5,6 @@
 
 #include <coxswain/requests.h>
 
-#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

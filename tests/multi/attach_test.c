@@ -7,7 +7,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <string.h>
 
 static struct cox_geometry geometry_of(uint32_t rank_count)
 {

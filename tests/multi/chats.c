@@ -1,7 +1,5 @@
 #include "chats.h"
 
-#include <string.h>
-
 void chats_init(struct chat *chats)
 {
     for (uint32_t i = 0; i < CHAT_COUNT; i++) {

@@ -4,7 +4,6 @@
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 
-#include <inttypes.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>

@@ -4,7 +4,6 @@
 #include "control_socket_fixture.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>

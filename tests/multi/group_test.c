@@ -7,7 +7,6 @@
 #include "testing.h"
 
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <sched.h>

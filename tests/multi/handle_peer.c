@@ -3,7 +3,6 @@
 #include "channel/base/idioms.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>

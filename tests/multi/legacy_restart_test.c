@@ -1,11 +1,9 @@
 /* Groups of legacy workers are started again as a whole: requirement P8. */
 #include "legacy_group.h"
 
-#include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

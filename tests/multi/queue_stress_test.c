@@ -13,7 +13,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #define QUEUES 3
 #define DEPTH 8

@@ -11,7 +11,6 @@
 #include <inttypes.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <unistd.h>
 
 #define PUBLISHERS 2

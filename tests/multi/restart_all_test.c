@@ -6,14 +6,12 @@
 #include "coordinator/executor/core.h"
 #include "testing.h"
 
-#include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static void restart_all(struct test_group *g)
 {

@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
 {

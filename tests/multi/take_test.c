@@ -11,7 +11,6 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 
 static const uint32_t rank_counts[] = {1, 2, 4, 8};
 #define COUNT_OF(array) (sizeof array / sizeof *array)

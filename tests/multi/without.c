@@ -8,7 +8,6 @@
  * is greater. Exit status 77: filters are not allowed here.
  */
 #include <errno.h>
-#include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stdbool.h>

@@ -1,10 +1,8 @@
 /* The bytes of frames and answers (nodes/link/frame.h). */
 #include "link_world.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- bytes ---- */
 

@@ -1,8 +1,6 @@
 /* The rules between a lead and an agent (nodes/link), under seeds and one by one. */
 #include "link_world.h"
 
-#include <coxswain/version.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,5 @@
 #include "link_world.h"
 
-#include <coxswain/version.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

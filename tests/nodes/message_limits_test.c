@@ -10,7 +10,6 @@
 #include "nodes/nodes.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 TEST(messages_are_taken_from_whom_they_come)
 {

@@ -13,7 +13,6 @@
 
 #include "tests/lib/test.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdbool.h>

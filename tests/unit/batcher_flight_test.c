@@ -5,7 +5,6 @@
 #include "engine/batching/batcher.h"
 #include "tests/lib/test.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define STOP 99

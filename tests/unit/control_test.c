@@ -10,7 +10,6 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/file.h>

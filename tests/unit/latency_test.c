@@ -2,7 +2,6 @@
 #include "coordinator/collector/stats.h"
 #include "tests/lib/test.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 #include "tests/lib/test.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

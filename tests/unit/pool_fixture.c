@@ -1,7 +1,6 @@
 #include "pool_fixture.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "memory/domain/domain_table.h"
 #include "tests/lib/test.h"

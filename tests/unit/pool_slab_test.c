@@ -3,7 +3,6 @@
 #include "channel_fixture.h"
 #include "pool_fixture.h"
 
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 #define SLAB UINT64_C(65536)

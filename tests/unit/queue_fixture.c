@@ -3,7 +3,6 @@
 #include "channel/base/idioms.h"
 
 #include <stdio.h>
-#include <string.h>
 
 static void check(int r, const struct cox_error *err)
 {

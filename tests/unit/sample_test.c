@@ -2,7 +2,6 @@
 #include "tests/lib/test.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define DRAW_COUNT 20000u

@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/falloc.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>

@@ -2,7 +2,6 @@
  * were never initialized. */
 #include <coxswain/executor.h>
 
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>

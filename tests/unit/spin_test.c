@@ -2,8 +2,6 @@
 #include "channel/base/spin.h"
 #include "tests/lib/test.h"
 
-#include <stdlib.h>
-
 PLAIN_TEST(settings_have_names)
 {
     assert_string_equal(cox_spin_name(COX_SPIN_AUTO), "auto");

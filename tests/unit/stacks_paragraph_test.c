@@ -5,7 +5,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* One letter per rank: those with the same are at the same place. '-': its rank is not asked. */
 static void expect(const char *places, const char *text)

@@ -4,7 +4,6 @@
 #include "worker/sequences/table_private.h"
 #include "tests/lib/test.h"
 
-#include <math.h>
 #include <string.h>
 
 static struct cox_sampling model_sampling(const SamplingParams *params)

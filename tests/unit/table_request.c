@@ -5,7 +5,6 @@
 
 #include <coxswain/base.h>
 
-#include <stdlib.h>
 #include <string.h>
 
 #define MEMORY_SIZE ((size_t)32 << 20)

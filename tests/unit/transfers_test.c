@@ -11,7 +11,6 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define PULL_ERROR COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR
 

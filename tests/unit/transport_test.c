@@ -5,7 +5,6 @@
 #include "tests/lib/test.h"
 
 #include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 #define RANK_COUNT 2u
