@@ -49,6 +49,31 @@ struct countdown_subject {
     bool costly;
 };
 
+/* A row of a table of subjects; what it makes, what is around it, and other members follow. */
+#define SUBJECT(function, ...)                                                                     \
+    {                                                                                              \
+        .name = #function, .construct = function, __VA_ARGS__                                      \
+    }
+#define NAMED_SUBJECT(text, function, ...)                                                         \
+    {                                                                                              \
+        .name = text, .construct = function, __VA_ARGS__                                           \
+    }
+#define MAKES(type, function) .size = sizeof(type), .destroy = function
+#define AROUND(before, after) .prepare = before, .restore = after
+
+/* Functions of a subject that are one expression of `object` and `err`. */
+#define CONSTRUCT(function, ...)                                                                   \
+    static int function(__attribute__((unused)) void *object,                                      \
+                        __attribute__((unused)) struct cox_error *err)                             \
+    {                                                                                              \
+        return __VA_ARGS__;                                                                        \
+    }
+#define DESTROY(function, ...)                                                                     \
+    static void function(void *object)                                                             \
+    {                                                                                              \
+        __VA_ARGS__;                                                                               \
+    }
+
 /* Each fails the test with the subject's name, the mode, k, and the call that failed. */
 void countdown_once(const struct countdown_subject *subject);   /* the k-th call fails */
 void countdown_sticky(const struct countdown_subject *subject); /* and all after it, otherwise */

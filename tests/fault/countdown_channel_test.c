@@ -60,10 +60,7 @@ static struct cox_geometry geometry; /* of the group at hand */
 
 /* ---- one region, one semaphore ---- */
 
-static int region_create(void *object, struct cox_error *err)
-{
-    return cox_region_create(object, object_name(), REGION_SIZE, err);
-}
+CONSTRUCT(region_create, cox_region_create(object, object_name(), REGION_SIZE, err))
 
 static void region_created_destroy(void *object)
 {
@@ -83,20 +80,10 @@ static void region_restore(void)
     region_created_destroy(&own_region);
 }
 
-static int region_attach(void *object, struct cox_error *err)
-{
-    return cox_region_attach(object, object_name(), REGION_SIZE, COX_REGION_READ, err);
-}
-
-static void region_detach(void *object)
-{
-    cox_region_detach(object);
-}
-
-static int semaphore_create(void *object, struct cox_error *err)
-{
-    return cox_semaphore_create(object, object_name(), 3, err);
-}
+CONSTRUCT(region_attach,
+          cox_region_attach(object, object_name(), REGION_SIZE, COX_REGION_READ, err))
+DESTROY(region_detach, cox_region_detach(object))
+CONSTRUCT(semaphore_create, cox_semaphore_create(object, object_name(), 3, err))
 
 static void semaphore_created_destroy(void *object)
 {
@@ -116,59 +103,24 @@ static void semaphore_restore(void)
     semaphore_created_destroy(&own_semaphore);
 }
 
-static int semaphore_attach(void *object, struct cox_error *err)
-{
-    return cox_semaphore_attach(object, object_name(), err);
-}
+CONSTRUCT(semaphore_attach, cox_semaphore_attach(object, object_name(), err))
+DESTROY(semaphore_detach, cox_semaphore_detach(object))
 
-static void semaphore_detach(void *object)
-{
-    cox_semaphore_detach(object);
-}
-
-static const struct countdown_subject one_region_create = {
-    .name = "region_create",
-    .lenient = true,
-    .size = sizeof(struct cox_region),
-    .construct = region_create,
-    .destroy = region_created_destroy,
-};
-static const struct countdown_subject one_region_attach = {
-    .name = "region_attach",
-    .size = sizeof(struct cox_region),
-    .construct = region_attach,
-    .destroy = region_detach,
-    .prepare = region_prepare,
-    .restore = region_restore,
-};
-static const struct countdown_subject one_semaphore_create = {
-    .name = "semaphore_create",
-    .size = sizeof(struct cox_semaphore),
-    .construct = semaphore_create,
-    .destroy = semaphore_created_destroy,
-};
-static const struct countdown_subject one_semaphore_attach = {
-    .name = "semaphore_attach",
-    .size = sizeof(struct cox_semaphore),
-    .construct = semaphore_attach,
-    .destroy = semaphore_detach,
-    .prepare = semaphore_prepare,
-    .restore = semaphore_restore,
-};
-static const struct countdown_subject one_region_absent = {
-    .name = "region_attach to nothing",
-    .size = sizeof(struct cox_region),
-    .construct = region_attach,
-    .expected = COX_NOT_FOUND,
-};
-static const struct countdown_subject one_region_taken = {
-    .name = "region_create over another",
-    .size = sizeof(struct cox_region),
-    .construct = region_create,
-    .prepare = region_prepare,
-    .restore = region_restore,
-    .expected = COX_TAKEN,
-};
+static const struct countdown_subject one_region_create =
+    SUBJECT(region_create, MAKES(struct cox_region, region_created_destroy), .lenient = true);
+static const struct countdown_subject one_region_attach = SUBJECT(
+    region_attach, MAKES(struct cox_region, region_detach), AROUND(region_prepare, region_restore));
+static const struct countdown_subject one_semaphore_create =
+    SUBJECT(semaphore_create, MAKES(struct cox_semaphore, semaphore_created_destroy));
+static const struct countdown_subject one_semaphore_attach =
+    SUBJECT(semaphore_attach, MAKES(struct cox_semaphore, semaphore_detach),
+            AROUND(semaphore_prepare, semaphore_restore));
+static const struct countdown_subject one_region_absent =
+    NAMED_SUBJECT("region_attach to nothing", region_attach, .size = sizeof(struct cox_region),
+                  .expected = COX_NOT_FOUND);
+static const struct countdown_subject one_region_taken = NAMED_SUBJECT(
+    "region_create over another", region_create, AROUND(region_prepare, region_restore),
+    .size = sizeof(struct cox_region), .expected = COX_TAKEN);
 
 /* ---- a group ---- */
 
@@ -229,10 +181,7 @@ static void geometry_prepare(void)
     geometry = geometry_make(false);
 }
 
-static int control_create(void *object, struct cox_error *err)
-{
-    return cox_control_create(object, group_name(), &geometry, err);
-}
+CONSTRUCT(control_create, cox_control_create(object, group_name(), &geometry, err))
 
 static void control_created_destroy(void *object)
 {
@@ -242,20 +191,9 @@ static void control_created_destroy(void *object)
     cox_control_close(control);
 }
 
-static int control_attach(void *object, struct cox_error *err)
-{
-    return cox_control_attach(object, group_name(), err);
-}
-
-static void control_close(void *object)
-{
-    cox_control_close(object);
-}
-
-static int control_sweep(void *object, struct cox_error *err)
-{
-    return cox_control_sweep(group_name(), object, err);
-}
+CONSTRUCT(control_attach, cox_control_attach(object, group_name(), err))
+DESTROY(control_close, cox_control_close(object))
+CONSTRUCT(control_sweep, cox_control_sweep(group_name(), object, err))
 
 static void control_swept(void *object)
 {
@@ -263,48 +201,20 @@ static void control_swept(void *object)
     assert_int_equal(test_count_names(group_name()), 0);
 }
 
-static const struct countdown_subject group_control_create = {
-    .name = "control_create",
-    .lenient = true,
-    .size = sizeof(struct cox_control),
-    .construct = control_create,
-    .destroy = control_created_destroy,
-    .prepare = geometry_prepare,
-};
-static const struct countdown_subject group_control_over_dead = {
-    .name = "control_create over leftovers",
-    .lenient = true,
-    .size = sizeof(struct cox_control),
-    .construct = control_create,
-    .destroy = control_created_destroy,
-    .prepare = leftovers_prepare,
-    .restore = leftovers_restore,
-};
-static const struct countdown_subject group_control_over_live = {
-    .name = "control_create over a live group",
-    .lenient = true,
-    .size = sizeof(struct cox_control),
-    .construct = control_create,
-    .prepare = group_prepare,
-    .restore = group_restore,
-    .expected = COX_TAKEN,
-};
-static const struct countdown_subject group_control_attach = {
-    .name = "control_attach",
-    .size = sizeof(struct cox_control),
-    .construct = control_attach,
-    .destroy = control_close,
-    .prepare = group_prepare,
-    .restore = group_restore,
-};
-static const struct countdown_subject group_control_sweep = {
-    .name = "control_sweep",
-    .size = sizeof(uint32_t),
-    .construct = control_sweep,
-    .destroy = control_swept,
-    .prepare = leftovers_prepare,
-    .restore = leftovers_restore,
-};
+static const struct countdown_subject group_control_create =
+    SUBJECT(control_create, MAKES(struct cox_control, control_created_destroy), .lenient = true,
+            .prepare = geometry_prepare);
+static const struct countdown_subject group_control_over_dead =
+    NAMED_SUBJECT("control_create over leftovers", control_create,
+                  MAKES(struct cox_control, control_created_destroy),
+                  AROUND(leftovers_prepare, leftovers_restore), .lenient = true);
+static const struct countdown_subject group_control_over_live = NAMED_SUBJECT(
+    "control_create over a live group", control_create, AROUND(group_prepare, group_restore),
+    .lenient = true, .size = sizeof(struct cox_control), .expected = COX_TAKEN);
+static const struct countdown_subject group_control_attach = SUBJECT(
+    control_attach, MAKES(struct cox_control, control_close), AROUND(group_prepare, group_restore));
+static const struct countdown_subject group_control_sweep = SUBJECT(
+    control_sweep, MAKES(uint32_t, control_swept), AROUND(leftovers_prepare, leftovers_restore));
 
 /* ---- its channels ---- */
 
@@ -318,35 +228,13 @@ static void control_prepare(void)
 
 static enum cox_channel_id channel_id;
 
-static int channel_create(void *object, struct cox_error *err)
-{
-    return cox_channel_create(object, group_name(), &own_control, channel_id, err);
-}
-
-static int channel_attach(void *object, struct cox_error *err)
-{
-    return cox_channel_attach(object, group_name(), &own_control, channel_id, 1, err);
-}
-
-static void channel_close(void *object)
-{
-    cox_channel_close(object);
-}
-
-static int gate_create(void *object, struct cox_error *err)
-{
-    return cox_gate_create_semaphores(object, group_name(), channel_id, &geometry, err);
-}
-
-static int gate_attach(void *object, struct cox_error *err)
-{
-    return cox_gate_attach_semaphores(object, group_name(), channel_id, 1, err);
-}
-
-static void gate_close(void *object)
-{
-    cox_gate_close(object);
-}
+CONSTRUCT(channel_create, cox_channel_create(object, group_name(), &own_control, channel_id, err))
+CONSTRUCT(channel_attach,
+          cox_channel_attach(object, group_name(), &own_control, channel_id, 1, err))
+DESTROY(channel_close, cox_channel_close(object))
+CONSTRUCT(gate_create, cox_gate_create_semaphores(object, group_name(), channel_id, &geometry, err))
+CONSTRUCT(gate_attach, cox_gate_attach_semaphores(object, group_name(), channel_id, 1, err))
+DESTROY(gate_close, cox_gate_close(object))
 
 /* Only what is the test's own: names that a failed attempt left are found. */
 static void control_restore(void)
@@ -377,59 +265,25 @@ static void channel_created_destroy(void *object)
     cox_channel_close(channel);
 }
 
-static const struct countdown_subject group_channel_create = {
-    .name = "channel_create",
-    .lenient = true,
-    .size = sizeof(struct cox_channel),
-    .construct = channel_create,
-    .destroy = channel_created_destroy,
-    .prepare = control_prepare,
-    .restore = control_restore,
-};
-static const struct countdown_subject group_channel_attach = {
-    .name = "channel_attach",
-    .size = sizeof(struct cox_channel),
-    .construct = channel_attach,
-    .destroy = channel_close,
-    .prepare = group_prepare,
-    .restore = group_restore,
-};
-static const struct countdown_subject group_gate_create = {
-    .name = "gate_create_semaphores",
-    .size = sizeof(struct cox_gate),
-    .construct = gate_create,
-    .destroy = gate_created_destroy,
-    .prepare = control_prepare,
-    .restore = control_restore,
-};
-static const struct countdown_subject group_gate_attach = {
-    .name = "gate_attach_semaphores",
-    .size = sizeof(struct cox_gate),
-    .construct = gate_attach,
-    .destroy = gate_close,
-    .prepare = group_prepare,
-    .restore = group_restore,
-};
+static const struct countdown_subject group_channel_create =
+    SUBJECT(channel_create, MAKES(struct cox_channel, channel_created_destroy),
+            AROUND(control_prepare, control_restore), .lenient = true);
+static const struct countdown_subject group_channel_attach = SUBJECT(
+    channel_attach, MAKES(struct cox_channel, channel_close), AROUND(group_prepare, group_restore));
+static const struct countdown_subject group_gate_create =
+    SUBJECT(gate_create, MAKES(struct cox_gate, gate_created_destroy),
+            AROUND(control_prepare, control_restore));
+static const struct countdown_subject group_gate_attach =
+    SUBJECT(gate_attach, MAKES(struct cox_gate, gate_close), AROUND(group_prepare, group_restore));
 
 /* ---- what a rank that is started again gets ---- */
 
 static struct cox_fd_bundle own_inherit;
 static struct cox_gate *own_gate; /* that of the group's channel */
 
-static int bundle_open(void *object, struct cox_error *err)
-{
-    return cox_fd_bundle_open(object, group_name(), &geometry, err);
-}
-
-static void bundle_close(void *object)
-{
-    cox_fd_bundle_close(object);
-}
-
-static int gate_renew(void *object, struct cox_error *err)
-{
-    return cox_gate_renew(own_gate, channel_id, 1, geometry.depth, object, err);
-}
+CONSTRUCT(bundle_open, cox_fd_bundle_open(object, group_name(), &geometry, err))
+DESTROY(bundle_close, cox_fd_bundle_close(object))
+CONSTRUCT(gate_renew, cox_gate_renew(own_gate, channel_id, 1, geometry.depth, object, err))
 
 static void wakeups_close(void *object)
 {
@@ -473,20 +327,12 @@ static void bundle_restore(void)
     renew_restore();
 }
 
-static int bundle_attach(void *object, struct cox_error *err)
-{
-    return cox_fd_bundle_attach(&own_inherit, object, &own_control, channel_id, 1, err);
-}
+CONSTRUCT(bundle_attach,
+          cox_fd_bundle_attach(&own_inherit, object, &own_control, channel_id, 1, err))
 
-static const struct countdown_subject group_inherit_open = {
-    .name = "inherit_open",
-    .size = sizeof(struct cox_fd_bundle),
-    .in_place = true,
-    .construct = bundle_open,
-    .destroy = bundle_close,
-    .prepare = group_prepare,
-    .restore = group_restore,
-};
+static const struct countdown_subject group_inherit_open =
+    SUBJECT(bundle_open, MAKES(struct cox_fd_bundle, bundle_close),
+            AROUND(group_prepare, group_restore), .in_place = true);
 static const struct countdown_subject group_gate_renew = {
     .name = "gate_renew",
     .size = COX_WAKEUP_COUNT * sizeof(int),
@@ -495,51 +341,25 @@ static const struct countdown_subject group_gate_renew = {
     .prepare = renew_prepare,
     .restore = renew_restore,
 };
-static const struct countdown_subject group_inherit_attach = {
-    .name = "inherit_attach",
-    .size = sizeof(struct cox_channel),
-    .construct = bundle_attach,
-    .destroy = channel_close,
-    .prepare = bundle_prepare,
-    .restore = bundle_restore,
-};
+static const struct countdown_subject group_inherit_attach =
+    SUBJECT(bundle_attach, MAKES(struct cox_channel, channel_close),
+            AROUND(bundle_prepare, bundle_restore));
 
 /* ---- processes and threads ---- */
 
-static int peer_open(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_peer_open(getpid(), 0, object);
-}
-
-static void peer_close(void *object)
-{
-    cox_peer_close(object);
-}
+CONSTRUCT(peer_open, cox_peer_open(getpid(), 0, object))
+DESTROY(peer_close, cox_peer_close(object))
 
 static void *thread_main(void *argument)
 {
     return argument;
 }
 
-static int thread_start(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_thread_start(object, thread_main, NULL);
-}
+CONSTRUCT(thread_start, cox_thread_start(object, thread_main, NULL))
+DESTROY(thread_join, pthread_join(*(pthread_t *)object, NULL))
 
-static void thread_join(void *object)
-{
-    pthread_join(*(pthread_t *)object, NULL);
-}
-
-static const struct countdown_subject process_peer_open = {
-    .name = "peer_open",
-    .size = sizeof(struct cox_peer),
-    .construct = peer_open,
-    .destroy = peer_close,
-    .wordless = true,
-};
+static const struct countdown_subject process_peer_open =
+    SUBJECT(peer_open, MAKES(struct cox_peer, peer_close), .wordless = true);
 static const struct countdown_subject process_thread_start = {
     .name = "thread_start",
     .size = sizeof(pthread_t),
@@ -553,16 +373,8 @@ static const struct countdown_subject process_thread_start = {
 
 static const int too_large[] = {COX_TOO_LARGE, 0};
 
-static int arena_init(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_arena_init(object, 4096, 65536);
-}
-
-static void arena_deinit(void *object)
-{
-    cox_arena_deinit(object);
-}
+CONSTRUCT(arena_init, cox_arena_init(object, 4096, 65536))
+DESTROY(arena_deinit, cox_arena_deinit(object))
 
 /* A request of many small parts, through an arena that grows. */
 static int request_unpack(void *object, struct cox_error *err)
@@ -596,79 +408,26 @@ static int request_unpack(void *object, struct cox_error *err)
     return r;
 }
 
-static int table_new(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_table_new(64, 1024, object);
-}
+CONSTRUCT(table_new, cox_table_new(64, 1024, object))
+DESTROY(table_free, cox_table_free(*(struct cox_table **)object))
+CONSTRUCT(sequence_store_init, cox_sequence_store_init(object, 64, 1024))
+DESTROY(sequence_store_deinit, cox_sequence_store_deinit(object))
+CONSTRUCT(batch_builder_init, cox_batch_builder_init(object, 64))
+DESTROY(batch_builder_deinit, cox_batch_builder_deinit(object))
 
-static void table_free(void *object)
-{
-    cox_table_free(*(struct cox_table **)object);
-}
-
-static int sequence_store_init(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_sequence_store_init(object, 64, 1024);
-}
-
-static void sequence_store_deinit(void *object)
-{
-    cox_sequence_store_deinit(object);
-}
-
-static int batch_builder_init(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_batch_builder_init(object, 64);
-}
-
-static void batch_builder_deinit(void *object)
-{
-    cox_batch_builder_deinit(object);
-}
-
-static const struct countdown_subject memory_arena = {
-    .name = "arena_init",
-    .size = sizeof(struct cox_arena),
-    .in_place = true,
-    .construct = arena_init,
-    .destroy = arena_deinit,
-    .wordless = true,
-};
-static const struct countdown_subject memory_unpack = {
-    .name = "wire_request_unpack",
-    .size = sizeof(struct cox_arena),
-    .in_place = true,
-    .construct = request_unpack,
-    .destroy = arena_deinit,
-    .codes = too_large,
-    .wordless = true,
-};
-static const struct countdown_subject memory_table = {
-    .name = "table_new",
-    .size = sizeof(struct cox_table *),
-    .construct = table_new,
-    .destroy = table_free,
-    .wordless = true,
-};
-static const struct countdown_subject memory_sequence_store = {
-    .name = "sequence_store_init",
-    .size = sizeof(struct cox_sequence_store),
-    .in_place = true,
-    .construct = sequence_store_init,
-    .destroy = sequence_store_deinit,
-    .wordless = true,
-};
-static const struct countdown_subject memory_batch_builder = {
-    .name = "batch_builder_init",
-    .size = sizeof(struct cox_batch_builder),
-    .in_place = true,
-    .construct = batch_builder_init,
-    .destroy = batch_builder_deinit,
-    .wordless = true,
-};
+static const struct countdown_subject memory_arena =
+    SUBJECT(arena_init, MAKES(struct cox_arena, arena_deinit), .in_place = true, .wordless = true);
+static const struct countdown_subject memory_unpack =
+    SUBJECT(request_unpack, MAKES(struct cox_arena, arena_deinit), .in_place = true,
+            .codes = too_large, .wordless = true);
+static const struct countdown_subject memory_table =
+    SUBJECT(table_new, MAKES(struct cox_table *, table_free), .wordless = true);
+static const struct countdown_subject memory_sequence_store =
+    SUBJECT(sequence_store_init, MAKES(struct cox_sequence_store, sequence_store_deinit),
+            .in_place = true, .wordless = true);
+static const struct countdown_subject memory_batch_builder =
+    SUBJECT(batch_builder_init, MAKES(struct cox_batch_builder, batch_builder_deinit),
+            .in_place = true, .wordless = true);
 
 /* ---- a worker of the group ---- */
 
@@ -703,10 +462,7 @@ static void worker_stop_at_poll(void)
     cox_worker_stop(served);
 }
 
-static void worker_free(void *object)
-{
-    cox_worker_free(*(struct cox_worker **)object);
-}
+DESTROY(worker_free, cox_worker_free(*(struct cox_worker **)object))
 
 static void served_prepare(void)
 {
@@ -722,11 +478,7 @@ static void served_restore(void)
     group_restore();
 }
 
-static int worker_run(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_worker_run(served, err);
-}
+CONSTRUCT(worker_run, cox_worker_run(served, err))
 
 static int worker_start(void *object, struct cox_error *err)
 {
@@ -747,10 +499,8 @@ static void legacy_prepare(void)
     assert_int_equal(cox_region_unlink(cox_name_control(object, group_name())), 0);
 }
 
-static int legacy_shim_create(void *object, struct cox_error *err)
-{
-    return cox_legacy_shim_create(object, group_name(), RANK_COUNT, getpid(), err);
-}
+CONSTRUCT(legacy_shim_create,
+          cox_legacy_shim_create(object, group_name(), RANK_COUNT, getpid(), err))
 
 /* The coordinator's half, over the channel of a legacy group. */
 static void legacy_group_prepare(void)
@@ -771,52 +521,22 @@ static void legacy_bridge_deinit(void *object)
     (*tokens)->ops->free(*tokens);
 }
 
-static const struct countdown_subject coordinator_legacy_bridge = {
-    .name = "legacy_bridge_new",
-    .size = sizeof(struct cox_tokens *),
-    .construct = legacy_bridge_new,
-    .destroy = legacy_bridge_deinit,
-    .prepare = legacy_group_prepare,
-    .restore = group_restore,
-};
-static const struct countdown_subject worker_attaches = {
-    .name = "worker_new",
-    .costly = true,
-    .size = sizeof(struct cox_worker *),
-    .construct = worker_new,
-    .destroy = worker_free,
-    .prepare = group_prepare,
-    .restore = group_restore,
-};
-static const struct countdown_subject worker_attaches_legacy = {
-    .name = "worker_new of a legacy group",
-    .costly = true,
-    .size = sizeof(struct cox_worker *),
-    .construct = worker_new,
-    .destroy = worker_free,
-    .prepare = legacy_prepare,
-    .restore = group_restore,
-};
-static const struct countdown_subject worker_runs = {
-    .name = "worker_run",
-    .construct = worker_run,
-    .prepare = served_prepare,
-    .restore = served_restore,
-};
-static const struct countdown_subject worker_starts = {
-    .name = "worker_start",
-    .construct = worker_start,
-    .prepare = served_prepare,
-    .restore = served_restore,
-};
-static const struct countdown_subject worker_legacy_shim = {
-    .name = "legacy_shim_create",
-    .size = sizeof(struct cox_control),
-    .construct = legacy_shim_create,
-    .destroy = control_close,
-    .prepare = legacy_prepare,
-    .restore = group_restore,
-};
+static const struct countdown_subject coordinator_legacy_bridge =
+    SUBJECT(legacy_bridge_new, MAKES(struct cox_tokens *, legacy_bridge_deinit),
+            AROUND(legacy_group_prepare, group_restore));
+static const struct countdown_subject worker_attaches =
+    SUBJECT(worker_new, MAKES(struct cox_worker *, worker_free),
+            AROUND(group_prepare, group_restore), .costly = true);
+static const struct countdown_subject worker_attaches_legacy = NAMED_SUBJECT(
+    "worker_new of a legacy group", worker_new, MAKES(struct cox_worker *, worker_free),
+    AROUND(legacy_prepare, group_restore), .costly = true);
+static const struct countdown_subject worker_runs =
+    SUBJECT(worker_run, AROUND(served_prepare, served_restore));
+static const struct countdown_subject worker_starts =
+    SUBJECT(worker_start, AROUND(served_prepare, served_restore));
+static const struct countdown_subject worker_legacy_shim =
+    SUBJECT(legacy_shim_create, MAKES(struct cox_control, control_close),
+            AROUND(legacy_prepare, group_restore));
 
 /* ---- tests ---- */
 

@@ -59,10 +59,7 @@ static int socket_open(void *object, struct cox_error *err)
     return cox_control_socket_open(&options, &none, object, err);
 }
 
-static void socket_close(void *object)
-{
-    cox_control_socket_close(*(struct cox_control_socket **)object);
-}
+DESTROY(socket_close, cox_control_socket_close(*(struct cox_control_socket **)object))
 
 static void without_runtime_dir(void)
 {
@@ -95,10 +92,7 @@ static void nothing_left(void)
     expect_files(0);
 }
 
-static int socket_sweep(void *object, struct cox_error *err)
-{
-    return cox_control_socket_sweep(runtime_dir, object, err);
-}
+CONSTRUCT(socket_sweep, cox_control_socket_sweep(runtime_dir, object, err))
 
 /* ---- a name of one's own ---- */
 
@@ -110,10 +104,7 @@ static void with_runtime_dir(void)
     snprintf(named, sizeof named, "%s/named", runtime_dir);
 }
 
-static int name_listen(void *object, struct cox_error *err)
-{
-    return cox_socket_listen(named, object, err);
-}
+CONSTRUCT(name_listen, cox_socket_listen(named, object, err))
 
 static void name_drop(void *object)
 {
@@ -136,55 +127,22 @@ static void without_listener(void)
     expect_files(0);
 }
 
-static int name_connect(void *object, struct cox_error *err)
-{
-    return cox_socket_connect(named, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err);
-}
-
-static void connection_close(void *object)
-{
-    close(*(int *)object);
-}
+CONSTRUCT(name_connect,
+          cox_socket_connect(named, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err))
+DESTROY(connection_close, close(*(int *)object))
 
 static const struct countdown_subject sockets[] = {
-    {.name = "socket_listen",
-     .size = sizeof(int),
-     .construct = name_listen,
-     .destroy = name_drop,
-     .prepare = with_runtime_dir,
-     .restore = nothing_left},
-    {.name = "socket_connect",
-     .size = sizeof(int),
-     .construct = name_connect,
-     .destroy = connection_close,
-     .prepare = with_listener,
-     .restore = without_listener},
-    {.name = "socket_open",
-     .size = sizeof(struct cox_control_socket *),
-     .lenient = true,
-     .construct = socket_open,
-     .destroy = socket_close,
-     .prepare = without_runtime_dir,
-     .restore = nothing_left},
-    {.name = "socket_open, mode",
-     .size = sizeof(struct cox_control_socket *),
-     .lenient = true,
-     .construct = socket_open,
-     .destroy = socket_close,
-     .prepare = with_closed_runtime_dir,
-     .restore = nothing_left},
-    {.name = "socket_open, sweep",
-     .size = sizeof(struct cox_control_socket *),
-     .lenient = true,
-     .construct = socket_open,
-     .destroy = socket_close,
-     .prepare = with_dead_socket,
-     .restore = dead_socket_away},
-    {.name = "socket_sweep",
-     .size = sizeof(uint32_t),
-     .construct = socket_sweep,
-     .prepare = with_dead_socket,
-     .restore = dead_socket_away},
+    SUBJECT(name_listen, MAKES(int, name_drop), AROUND(with_runtime_dir, nothing_left)),
+    SUBJECT(name_connect, MAKES(int, connection_close), AROUND(with_listener, without_listener)),
+    SUBJECT(socket_open, MAKES(struct cox_control_socket *, socket_close),
+            AROUND(without_runtime_dir, nothing_left), .lenient = true),
+    NAMED_SUBJECT("socket_open, mode", socket_open,
+                  MAKES(struct cox_control_socket *, socket_close),
+                  AROUND(with_closed_runtime_dir, nothing_left), .lenient = true),
+    NAMED_SUBJECT("socket_open, sweep", socket_open,
+                  MAKES(struct cox_control_socket *, socket_close),
+                  AROUND(with_dead_socket, dead_socket_away), .lenient = true),
+    SUBJECT(socket_sweep, AROUND(with_dead_socket, dead_socket_away), .size = sizeof(uint32_t)),
 };
 
 /* ---- connections, at a control socket of another process ---- */
@@ -282,10 +240,7 @@ static int exporter_new(void *object, struct cox_error *err)
     return cox_exporter_new(&options, object, err);
 }
 
-static void exporter_free(void *object)
-{
-    cox_exporter_free(*(struct cox_exporter **)object);
-}
+DESTROY(exporter_free, cox_exporter_free(*(struct cox_exporter **)object))
 
 static struct cox_exporter *exporter;
 static struct cox_handle exported;
@@ -337,11 +292,7 @@ static void export_end(void *object)
     cox_exporter_free(export->exporter);
 }
 
-static int pair(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_socket_pair(object);
-}
+CONSTRUCT(pair, cox_socket_pair(object))
 
 static void pair_close(void *object)
 {
@@ -350,31 +301,17 @@ static void pair_close(void *object)
 }
 
 static const struct countdown_subject connections[] = {
-    {.name = "socket_connect",
-     .size = sizeof(struct cox_control_connection),
-     .construct = connection,
-     .destroy = connect_end},
-    {.name = "fd store", .size = sizeof(int), .construct = exchange, .destroy = exchange_end},
-    {.name = "exporter_new with a control socket",
-     .size = sizeof(struct cox_exporter *),
-     .construct = exporter_new,
-     .destroy = exporter_free},
+    SUBJECT(connection, MAKES(struct cox_control_connection, connect_end)),
+    NAMED_SUBJECT("fd store", exchange, MAKES(int, exchange_end)),
+    NAMED_SUBJECT("exporter_new with a control socket", exporter_new,
+                  MAKES(struct cox_exporter *, exporter_free)),
     {.name = "exporter_export at the control socket",
      .size = sizeof(struct export),
      .lenient = true, /* the number that is its turn may be too high */
      .construct = export_once,
      .destroy = export_end},
-    {.name = "handle_open_socket",
-     .size = sizeof(int),
-     .construct = open_by_socket,
-     .destroy = exchange_end,
-     .prepare = exporter_prepare,
-     .restore = exporter_restore},
-    {.name = "socket_pair",
-     .size = sizeof(int[2]),
-     .wordless = true,
-     .construct = pair,
-     .destroy = pair_close},
+    SUBJECT(open_by_socket, MAKES(int, exchange_end), AROUND(exporter_prepare, exporter_restore)),
+    SUBJECT(pair, MAKES(int[2], pair_close), .wordless = true),
 };
 
 static int connections_begin(void **state)

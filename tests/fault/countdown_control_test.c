@@ -26,10 +26,7 @@ static int service_new(void *object, struct cox_error *err)
     return cox_control_server_new(&options, object, err);
 }
 
-static void service_free(void *object)
-{
-    cox_control_server_free(*(struct cox_control_server **)object);
-}
+DESTROY(service_free, cox_control_server_free(*(struct cox_control_server **)object))
 
 static int prompt_queue_start(void *object, struct cox_error *err)
 {
@@ -38,43 +35,21 @@ static int prompt_queue_start(void *object, struct cox_error *err)
     return cox_prompt_queue_start(NULL, &options, object, err); /* looked at for the first prompt */
 }
 
-static void prompt_queue_free(void *object)
-{
-    cox_prompt_queue_free(*(struct cox_prompt_queue **)object);
-}
+DESTROY(prompt_queue_free, cox_prompt_queue_free(*(struct cox_prompt_queue **)object))
 
 static struct cox_prompt_queue *queue;
 static int wake_fd = -1;
 
-static int client_new(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_prompt_queue_client_new(queue, wake_fd, object);
-}
-
-static void client_free(void *object)
-{
-    cox_prompt_queue_client_free(*(struct cox_prompt_queue_client **)object);
-}
+CONSTRUCT(client_new, cox_prompt_queue_client_new(queue, wake_fd, object))
+DESTROY(client_free, cox_prompt_queue_client_free(*(struct cox_prompt_queue_client **)object))
 
 static const struct countdown_subject ends[] = {
-    {.name = "service_new",
-     .size = sizeof(struct cox_control_server *),
-     .construct = service_new,
-     .destroy = service_free},
-    {.name = "serving_start",
-     .size = sizeof(struct cox_prompt_queue *),
-     .construct = prompt_queue_start,
-     .destroy = prompt_queue_free},
+    SUBJECT(service_new, MAKES(struct cox_control_server *, service_free)),
+    SUBJECT(prompt_queue_start, MAKES(struct cox_prompt_queue *, prompt_queue_free)),
 };
 
-static const struct countdown_subject one_client = {
-    .name = "serving_client_new",
-    .size = sizeof(struct cox_prompt_queue_client *),
-    .construct = client_new,
-    .destroy = client_free,
-    .wordless = true,
-};
+static const struct countdown_subject one_client =
+    SUBJECT(client_new, MAKES(struct cox_prompt_queue_client *, client_free), .wordless = true);
 
 /* ---- the client's end, at a group of another process ---- */
 
@@ -126,30 +101,17 @@ static int asked(const char *name, void *object, struct cox_error *err)
     return r;
 }
 
-static int ask_named(void *object, struct cox_error *err)
-{
-    return asked("other", object, err);
-}
-
-static int ask_only(void *object, struct cox_error *err)
-{
-    return asked(NULL, object, err);
-}
+CONSTRUCT(ask_named, asked("other", object, err))
+CONSTRUCT(ask_only, asked(NULL, object, err))
 
 /* What an arena without memory comes to. */
 static const int too_large[] = {COX_TOO_LARGE, 0};
 
 static const struct countdown_subject questions[] = {
-    {.name = "client_open, ask",
-     .size = sizeof(int),
-     .construct = ask_named,
-     .codes = too_large,
-     .word = "too large"},
-    {.name = "client_open of the only group",
-     .size = sizeof(int),
-     .construct = ask_only,
-     .codes = too_large,
-     .word = "too large"},
+    NAMED_SUBJECT("client_open, ask", ask_named, .size = sizeof(int), .codes = too_large,
+                  .word = "too large"),
+    NAMED_SUBJECT("client_open of the only group", ask_only, .size = sizeof(int),
+                  .codes = too_large, .word = "too large"),
 };
 
 static int questions_begin(void **state)

@@ -44,22 +44,9 @@ static void destroy(void *object)
 
 /* ---- constructors ---- */
 
-static int table_new(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_domains_new(object);
-}
-
-static void table_free(void *object)
-{
-    cox_domains_free(*(struct cox_domains **)object);
-}
-
-static int add_cuda(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_domains_add_cuda_library(without, library, err);
-}
+CONSTRUCT(table_new, cox_domains_new(object))
+DESTROY(table_free, cox_domains_free(*(struct cox_domains **)object))
+CONSTRUCT(add_cuda, cox_domains_add_cuda_library(without, library, err))
 
 static void without_prepare(void)
 {
@@ -71,80 +58,20 @@ static void without_restore(void)
     without = cox_domains_free(without);
 }
 
-static int create_host(void *object, struct cox_error *err)
-{
-    return create(host_id, false, object, err);
-}
-
-static int create_host_on_demand(void *object, struct cox_error *err)
-{
-    return create(host_id, true, object, err);
-}
-
-static int attach_host(void *object, struct cox_error *err)
-{
-    return attach(host_id, host->fd, true, object, err);
-}
-
-static int attach_host_to_read(void *object, struct cox_error *err)
-{
-    return attach(host_id, host->fd, false, object, err);
-}
-
-static int commit_host(void *object, struct cox_error *err)
-{
-    (void)object;
-    return sparse_host->functions->commit(sparse_host, 0, SIZE, err);
-}
-
-static int create_bounce(void *object, struct cox_error *err)
-{
-    return create(bounce_id, false, object, err);
-}
-
-static int create_bounce_on_demand(void *object, struct cox_error *err)
-{
-    return create(bounce_id, true, object, err);
-}
-
-static int attach_bounce(void *object, struct cox_error *err)
-{
-    return attach(bounce_id, bounce->fd, true, object, err);
-}
-
-static int commit_bounce(void *object, struct cox_error *err)
-{
-    (void)object;
-    return sparse_bounce->functions->commit(sparse_bounce, 0, SIZE, err);
-}
-
-static int copy_to_bounce(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_domain_copy_to(bounce, 0, bytes, SIZE, err);
-}
-
-static int copy_from_bounce(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_domain_copy_from(bounce, 0, bytes, SIZE, err);
-}
-
-static int copy_in_bounce(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_domain_copy(bounce, 0, sparse_bounce, 0, SIZE, err);
-}
-
-static int create_cuda(void *object, struct cox_error *err)
-{
-    return create(cuda_id, false, object, err);
-}
-
-static int attach_cuda(void *object, struct cox_error *err)
-{
-    return attach(cuda_id, cuda->fd, true, object, err);
-}
+CONSTRUCT(create_host, create(host_id, false, object, err))
+CONSTRUCT(create_host_on_demand, create(host_id, true, object, err))
+CONSTRUCT(attach_host, attach(host_id, host->fd, true, object, err))
+CONSTRUCT(attach_host_to_read, attach(host_id, host->fd, false, object, err))
+CONSTRUCT(commit_host, sparse_host->functions->commit(sparse_host, 0, SIZE, err))
+CONSTRUCT(create_bounce, create(bounce_id, false, object, err))
+CONSTRUCT(create_bounce_on_demand, create(bounce_id, true, object, err))
+CONSTRUCT(attach_bounce, attach(bounce_id, bounce->fd, true, object, err))
+CONSTRUCT(commit_bounce, sparse_bounce->functions->commit(sparse_bounce, 0, SIZE, err))
+CONSTRUCT(copy_to_bounce, cox_domain_copy_to(bounce, 0, bytes, SIZE, err))
+CONSTRUCT(copy_from_bounce, cox_domain_copy_from(bounce, 0, bytes, SIZE, err))
+CONSTRUCT(copy_in_bounce, cox_domain_copy(bounce, 0, sparse_bounce, 0, SIZE, err))
+CONSTRUCT(create_cuda, create(cuda_id, false, object, err))
+CONSTRUCT(attach_cuda, attach(cuda_id, cuda->fd, true, object, err))
 
 #define MEMORY(function)                                                                           \
     {                                                                                              \
@@ -160,15 +87,8 @@ static int attach_cuda(void *object, struct cox_error *err)
     }
 
 static const struct countdown_subject subjects[] = {
-    {.name = "domains_new",
-     .size = sizeof(struct cox_domains *),
-     .construct = table_new,
-     .destroy = table_free,
-     .wordless = true},
-    {.name = "add_cuda",
-     .construct = add_cuda,
-     .prepare = without_prepare,
-     .restore = without_restore},
+    SUBJECT(table_new, MAKES(struct cox_domains *, table_free), .wordless = true),
+    SUBJECT(add_cuda, AROUND(without_prepare, without_restore)),
     HOST_MEMORY(create_host),
     HOST_MEMORY(create_host_on_demand),
     MEMORY(attach_host),

@@ -45,15 +45,8 @@ static void group_drop(void)
     close(group_fd);
 }
 
-static int exchange_new(void *object, struct cox_error *err)
-{
-    return cox_tensor_gather_new(group, 8, 1000, COX_DEADLINE_NEVER, object, err);
-}
-
-static void exchange_free(void *object)
-{
-    cox_tensor_gather_freep(object);
-}
+CONSTRUCT(exchange_new, cox_tensor_gather_new(group, 8, 1000, COX_DEADLINE_NEVER, object, err))
+DESTROY(exchange_free, cox_tensor_gather_freep(object))
 
 static int engine_new(void *object, struct cox_error *err)
 {
@@ -63,32 +56,11 @@ static int engine_new(void *object, struct cox_error *err)
     return cox_engine_new(&options, object);
 }
 
-static void engine_free(void *object)
-{
-    cox_engine_free(*(struct cox_engine **)object);
-}
-
-static int links_new(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_links_new(NULL, object);
-}
-
-static void links_free(void *object)
-{
-    cox_links_free(*(struct cox_links **)object);
-}
-
-static int pulls_new(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_pulls_new(object);
-}
-
-static void pulls_free(void *object)
-{
-    cox_pulls_free(*(struct cox_pulls **)object);
-}
+DESTROY(engine_free, cox_engine_free(*(struct cox_engine **)object))
+CONSTRUCT(links_new, cox_links_new(NULL, object))
+DESTROY(links_free, cox_links_free(*(struct cox_links **)object))
+CONSTRUCT(pulls_new, cox_pulls_new(object))
+DESTROY(pulls_free, cox_pulls_free(*(struct cox_pulls **)object))
 
 static int transfer_new(void *object, struct cox_error *err)
 {
@@ -98,33 +70,12 @@ static int transfer_new(void *object, struct cox_error *err)
     return cox_transfer_new(&options, object);
 }
 
-static void transfer_free(void *object)
-{
-    cox_transfer_free(*(struct cox_transfer **)object);
-}
+DESTROY(transfer_free, cox_transfer_free(*(struct cox_transfer **)object))
 
 static const struct countdown_subject transfers[] = {
-    {
-        .name = "links_new",
-        .size = sizeof(struct cox_links *),
-        .construct = links_new,
-        .destroy = links_free,
-        .wordless = true,
-    },
-    {
-        .name = "pulls_new",
-        .size = sizeof(struct cox_pulls *),
-        .construct = pulls_new,
-        .destroy = pulls_free,
-        .wordless = true,
-    },
-    {
-        .name = "transfer_new",
-        .size = sizeof(struct cox_transfer *),
-        .construct = transfer_new,
-        .destroy = transfer_free,
-        .wordless = true,
-    },
+    SUBJECT(links_new, MAKES(struct cox_links *, links_free), .wordless = true),
+    SUBJECT(pulls_new, MAKES(struct cox_pulls *, pulls_free), .wordless = true),
+    SUBJECT(transfer_new, MAKES(struct cox_transfer *, transfer_free), .wordless = true),
 };
 static const struct countdown_subject exchange = {
     .name = "exchange_new",
@@ -138,13 +89,8 @@ static const struct countdown_subject exchange = {
     .lenient = true,
     .costly = true,
 };
-static const struct countdown_subject engine = {
-    .name = "engine_new",
-    .size = sizeof(struct cox_engine *),
-    .construct = engine_new,
-    .destroy = engine_free,
-    .wordless = true,
-};
+static const struct countdown_subject engine =
+    SUBJECT(engine_new, MAKES(struct cox_engine *, engine_free), .wordless = true);
 
 TEST(b15_b19_an_exchange_is_made_whole_or_not_at_all)
 {

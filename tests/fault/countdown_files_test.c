@@ -43,83 +43,30 @@ static int file_open(void *object, struct cox_error *err)
     return cox_file_open(MODEL "/config.json", &opened->fd, &opened->size, err);
 }
 
-static void file_close(void *object)
-{
-    cox_close_fd(object);
-}
-
-static int json_make(void *object, struct cox_error *err)
-{
-    return cox_json_load(MODEL "/config.json", JSON_SIZE_MAX, object, err);
-}
-
-static void json_drop(void *object)
-{
-    cox_json_unref(object);
-}
-
-static int config_load(void *object, struct cox_error *err)
-{
-    return cox_model_config_load(MODEL "/config.json", object, err);
-}
-
-static int safetensors_new(void *object, struct cox_error *err)
-{
-    return cox_safetensors_new(MODEL "/model.safetensors", object, err);
-}
-
-static void safetensors_free(void *object)
-{
-    cox_safetensors_freep(object);
-}
+DESTROY(file_close, cox_close_fd(object))
+CONSTRUCT(json_make, cox_json_load(MODEL "/config.json", JSON_SIZE_MAX, object, err))
+DESTROY(json_drop, cox_json_unref(object))
+CONSTRUCT(config_load, cox_model_config_load(MODEL "/config.json", object, err))
+CONSTRUCT(safetensors_new, cox_safetensors_new(MODEL "/model.safetensors", object, err))
+DESTROY(safetensors_free, cox_safetensors_freep(object))
 
 static const char *checkpoint_folder;
 
-static int checkpoint_new(void *object, struct cox_error *err)
-{
-    return cox_checkpoint_new(checkpoint_folder, object, err);
-}
+CONSTRUCT(checkpoint_new, cox_checkpoint_new(checkpoint_folder, object, err))
+DESTROY(checkpoint_free, cox_checkpoint_freep(object))
 
-static void checkpoint_free(void *object)
-{
-    cox_checkpoint_freep(object);
-}
-
-static const struct countdown_subject read_file = {
-    .name = "file_open",
-    .size = sizeof(struct opened),
-    .construct = file_open,
-    .destroy = file_close,
-};
-static const struct countdown_subject read_json = {
-    .name = "json_load",
-    .word = NOT_JSON,
-    .size = sizeof(json_t *),
-    .construct = json_make,
-    .destroy = json_drop,
-};
-static const struct countdown_subject read_config = {
-    .name = "model_config_load",
-    .own_only = true,
-    .size = sizeof(struct cox_model_config),
-    .construct = config_load,
-};
-static const struct countdown_subject read_safetensors = {
-    .name = "safetensors_new",
-    .costly = true,
-    .word = NOT_JSON,
-    .size = sizeof(struct cox_safetensors *),
-    .construct = safetensors_new,
-    .destroy = safetensors_free,
-};
-static const struct countdown_subject read_checkpoint = {
-    .name = "checkpoint_new",
-    .costly = true,
-    .own_only = true,
-    .size = sizeof(struct cox_checkpoint *),
-    .construct = checkpoint_new,
-    .destroy = checkpoint_free,
-};
+static const struct countdown_subject read_file =
+    SUBJECT(file_open, MAKES(struct opened, file_close));
+static const struct countdown_subject read_json =
+    SUBJECT(json_make, MAKES(json_t *, json_drop), .word = NOT_JSON);
+static const struct countdown_subject read_config =
+    SUBJECT(config_load, .own_only = true, .size = sizeof(struct cox_model_config));
+static const struct countdown_subject read_safetensors =
+    SUBJECT(safetensors_new, MAKES(struct cox_safetensors *, safetensors_free), .costly = true,
+            .word = NOT_JSON);
+static const struct countdown_subject read_checkpoint =
+    SUBJECT(checkpoint_new, MAKES(struct cox_checkpoint *, checkpoint_free), .costly = true,
+            .own_only = true);
 
 /* A folder with an index of one shard. */
 static char sharded[64];
@@ -152,15 +99,8 @@ static void sharded_remove(void)
 
 static struct cox_model *own_model;
 
-static int model_load(void *object, struct cox_error *err)
-{
-    return cox_model_load(MODEL, NULL, object, err);
-}
-
-static void model_free(void *object)
-{
-    cox_model_freep(object);
-}
+CONSTRUCT(model_load, cox_model_load(MODEL, NULL, object, err))
+DESTROY(model_free, cox_model_freep(object))
 
 /* The weights alone, in memory of the test. */
 static struct cox_model_config config;
@@ -184,11 +124,7 @@ static void weights_restore(void)
     weights = NULL;
 }
 
-static int weights_fill(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_weights_fill(&config, MODEL, weights, NULL, NULL, err);
-}
+CONSTRUCT(weights_fill, cox_weights_fill(&config, MODEL, weights, NULL, NULL, err))
 
 static int forward_new(void *object, struct cox_error *err)
 {
@@ -197,20 +133,9 @@ static int forward_new(void *object, struct cox_error *err)
     return cox_forward_new(&config, &layout, weights, &share, 2, object, err);
 }
 
-static void forward_free(void *object)
-{
-    cox_forward_freep(object);
-}
-
-static int sampler_new(void *object, struct cox_error *err)
-{
-    return cox_sampler_new(100, object, err);
-}
-
-static void sampler_free(void *object)
-{
-    cox_sampler_freep(object);
-}
+DESTROY(forward_free, cox_forward_freep(object))
+CONSTRUCT(sampler_new, cox_sampler_new(100, object, err))
+DESTROY(sampler_free, cox_sampler_freep(object))
 
 static int cache_new(void *object, struct cox_error *err)
 {
@@ -225,15 +150,8 @@ static int cache_new(void *object, struct cox_error *err)
     return cox_cache_new(&geometry, NULL, object, err);
 }
 
-static int model_cache_new(void *object, struct cox_error *err)
-{
-    return cox_model_cache_new(own_model, 4, 8, 2, NULL, object, err);
-}
-
-static void cache_free(void *object)
-{
-    cox_cache_freep(object);
-}
+CONSTRUCT(model_cache_new, cox_model_cache_new(own_model, 4, 8, 2, NULL, object, err))
+DESTROY(cache_free, cox_cache_freep(object))
 
 /* Of a model that is smaller than the shipped one. */
 static const struct cox_model_config adapter_model = {.hidden_size = 16,
@@ -253,78 +171,30 @@ static int adapter_load(void *object, struct cox_error *err)
     return cox_adapter_load(adapter_folder, &adapter_model, &all, object, err);
 }
 
-static void adapter_free(void *object)
-{
-    cox_adapter_freep(object);
-}
+DESTROY(adapter_free, cox_adapter_freep(object))
 
-static const struct countdown_subject model_adapter = {
-    .name = "adapter_load",
-    .word = NOT_JSON,
-    .codes = no_space,
-    .size = sizeof(struct cox_adapter *),
-    .construct = adapter_load,
-    .destroy = adapter_free,
-};
-static const struct countdown_subject model_whole = {
-    .name = "model_load",
-    .own_only = true,
-    .size = sizeof(struct cox_model *),
-    .construct = model_load,
-    .destroy = model_free,
-    .codes = no_space,
-    .costly = true,
-};
-static const struct countdown_subject model_weights = {
-    .name = "weights_fill",
-    .own_only = true,
-    .construct = weights_fill,
-    .costly = true,
-};
-static const struct countdown_subject model_forward = {
-    .name = "forward_new",
-    .size = sizeof(struct cox_forward *),
-    .construct = forward_new,
-    .destroy = forward_free,
-    .codes = no_space,
-};
-static const struct countdown_subject model_sampler = {
-    .name = "sampler_new",
-    .size = sizeof(struct cox_sampler *),
-    .construct = sampler_new,
-    .destroy = sampler_free,
-    .codes = no_space,
-};
-static const struct countdown_subject model_cache = {
-    .name = "cache_new",
-    .size = sizeof(struct cox_cache *),
-    .construct = cache_new,
-    .destroy = cache_free,
-    .codes = no_space,
-    .lenient = true,
-};
-static const struct countdown_subject model_own_cache = {
-    .name = "model_cache_new",
-    .size = sizeof(struct cox_cache *),
-    .construct = model_cache_new,
-    .destroy = cache_free,
-    .codes = no_space,
-    .lenient = true,
-};
+static const struct countdown_subject model_adapter = SUBJECT(
+    adapter_load, MAKES(struct cox_adapter *, adapter_free), .word = NOT_JSON, .codes = no_space);
+static const struct countdown_subject model_whole =
+    SUBJECT(model_load, MAKES(struct cox_model *, model_free), .own_only = true, .codes = no_space,
+            .costly = true);
+static const struct countdown_subject model_weights =
+    SUBJECT(weights_fill, .own_only = true, .costly = true);
+static const struct countdown_subject model_forward =
+    SUBJECT(forward_new, MAKES(struct cox_forward *, forward_free), .codes = no_space);
+static const struct countdown_subject model_sampler =
+    SUBJECT(sampler_new, MAKES(struct cox_sampler *, sampler_free), .codes = no_space);
+static const struct countdown_subject model_cache =
+    SUBJECT(cache_new, MAKES(struct cox_cache *, cache_free), .codes = no_space, .lenient = true);
+static const struct countdown_subject model_own_cache = SUBJECT(
+    model_cache_new, MAKES(struct cox_cache *, cache_free), .codes = no_space, .lenient = true);
 
 /* ---- texts ---- */
 
 static struct cox_tokenizer *own_tokenizer;
 
-static int tokenizer_load(void *object, struct cox_error *err)
-{
-    return cox_tokenizer_load(MODEL, object, err);
-}
-
-static void tokenizer_free(void *object)
-{
-    cox_tokenizer_freep(object);
-}
+CONSTRUCT(tokenizer_load, cox_tokenizer_load(MODEL, object, err))
+DESTROY(tokenizer_free, cox_tokenizer_freep(object))
 
 struct eos {
     int32_t tokens[COX_EOS_COUNT_MAX];
@@ -337,20 +207,9 @@ static int eos_load(void *object, struct cox_error *err)
     return cox_eos_load(MODEL, eos->tokens, &eos->count, err);
 }
 
-static int vocab_size_load(void *object, struct cox_error *err)
-{
-    return cox_vocab_size_load(MODEL, object, err);
-}
-
-static int positions_load(void *object, struct cox_error *err)
-{
-    return cox_positions_load(MODEL, object, err);
-}
-
-static int text_digest_load(void *object, struct cox_error *err)
-{
-    return cox_text_digest_load(MODEL, object, err);
-}
+CONSTRUCT(vocab_size_load, cox_vocab_size_load(MODEL, object, err))
+CONSTRUCT(positions_load, cox_positions_load(MODEL, object, err))
+CONSTRUCT(text_digest_load, cox_text_digest_load(MODEL, object, err))
 
 struct encoded {
     int32_t *tokens;
@@ -409,54 +268,23 @@ static int prompts_read(void *object, struct cox_error *err)
     return r;
 }
 
-static void prompts_free(void *object)
-{
-    cox_prompts_deinit(object);
-}
+DESTROY(prompts_free, cox_prompts_deinit(object))
 
-static const struct countdown_subject text_tokenizer = {
-    .name = "tokenizer_load",
-    .word = NOT_JSON,
-    .size = sizeof(struct cox_tokenizer *),
-    .construct = tokenizer_load,
-    .destroy = tokenizer_free,
-};
-static const struct countdown_subject text_eos = {
-    .name = "eos_load",
-    .own_only = true,
-    .size = sizeof(struct eos),
-    .construct = eos_load,
-};
-static const struct countdown_subject text_vocab_size = {
-    .name = "vocab_size_load",
-    .own_only = true,
-    .size = sizeof(uint32_t),
-    .construct = vocab_size_load,
-};
-static const struct countdown_subject text_positions = {
-    .name = "positions_load",
-    .own_only = true,
-    .size = sizeof(uint32_t),
-    .construct = positions_load,
-};
-static const struct countdown_subject text_digest = {
-    .name = "text_digest_load",
-    .size = sizeof(uint64_t),
-    .construct = text_digest_load,
-};
-static const struct countdown_subject text_both_ways = {
-    .name = "tokenizer_encode and decode",
-    .size = sizeof(struct encoded),
-    .construct = text_there_and_back,
-    .destroy = encoded_free,
-};
-static const struct countdown_subject text_prompts = {
-    .name = "prompts_load and encode",
-    .size = sizeof(struct cox_prompts),
-    .in_place = true,
-    .construct = prompts_read,
-    .destroy = prompts_free,
-};
+static const struct countdown_subject text_tokenizer =
+    SUBJECT(tokenizer_load, MAKES(struct cox_tokenizer *, tokenizer_free), .word = NOT_JSON);
+static const struct countdown_subject text_eos =
+    SUBJECT(eos_load, .own_only = true, .size = sizeof(struct eos));
+static const struct countdown_subject text_vocab_size =
+    SUBJECT(vocab_size_load, .own_only = true, .size = sizeof(uint32_t));
+static const struct countdown_subject text_positions =
+    SUBJECT(positions_load, .own_only = true, .size = sizeof(uint32_t));
+static const struct countdown_subject text_digest =
+    SUBJECT(text_digest_load, .size = sizeof(uint64_t));
+static const struct countdown_subject text_both_ways = NAMED_SUBJECT(
+    "tokenizer_encode and decode", text_there_and_back, MAKES(struct encoded, encoded_free));
+static const struct countdown_subject text_prompts =
+    NAMED_SUBJECT("prompts_load and encode", prompts_read, MAKES(struct cox_prompts, prompts_free),
+                  .in_place = true);
 
 /* ---- look-ups of the command line ---- */
 
@@ -481,24 +309,13 @@ static const struct countdown_subject find_worker = {
     .construct = worker_find,
     .lenient = true, /* a program that cannot be looked at is searched in PATH */
 };
-static const struct countdown_subject find_model = {
-    .name = "model_find",
-    .size = sizeof(const char *),
-    .construct = model_find,
-};
+static const struct countdown_subject find_model =
+    SUBJECT(model_find, .size = sizeof(const char *));
 
 /* ---- the engine loop's parts ---- */
 
-static int blocks_init(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_blocks_init(object, 16);
-}
-
-static void blocks_deinit(void *object)
-{
-    cox_blocks_deinit(object);
-}
+CONSTRUCT(blocks_init, cox_blocks_init(object, 16))
+DESTROY(blocks_deinit, cox_blocks_deinit(object))
 
 /* With a request in it. */
 static int plan_new(void *object, struct cox_error *err)
@@ -526,66 +343,27 @@ static int plan_new(void *object, struct cox_error *err)
     return 0;
 }
 
-static void plan_free(void *object)
-{
-    cox_batcher_free(*(struct cox_batcher **)object);
-}
+DESTROY(plan_free, cox_batcher_free(*(struct cox_batcher **)object))
 
 static bool message_nested;
 
-static int message_new(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_step_message_new(8, message_nested, object);
-}
+CONSTRUCT(message_new, cox_step_message_new(8, message_nested, object))
+DESTROY(message_free, cox_step_message_free(*(struct cox_step_message **)object))
 
-static void message_free(void *object)
-{
-    cox_step_message_free(*(struct cox_step_message **)object);
-}
-
-static const struct countdown_subject plan_blocks = {
-    .name = "blocks_init",
-    .size = sizeof(struct cox_blocks),
-    .in_place = true,
-    .construct = blocks_init,
-    .destroy = blocks_deinit,
-    .wordless = true,
-};
-static const struct countdown_subject plan_whole = {
-    .name = "plan_new and add",
-    .size = sizeof(struct cox_batcher *),
-    .construct = plan_new,
-    .destroy = plan_free,
-};
-static const struct countdown_subject plan_message = {
-    .name = "message_new",
-    .size = sizeof(struct cox_step_message *),
-    .construct = message_new,
-    .destroy = message_free,
-    .wordless = true,
-};
+static const struct countdown_subject plan_blocks = SUBJECT(
+    blocks_init, MAKES(struct cox_blocks, blocks_deinit), .in_place = true, .wordless = true);
+static const struct countdown_subject plan_whole =
+    NAMED_SUBJECT("plan_new and add", plan_new, MAKES(struct cox_batcher *, plan_free));
+static const struct countdown_subject plan_message =
+    SUBJECT(message_new, MAKES(struct cox_step_message *, message_free), .wordless = true);
 
 /* ---- adapters ---- */
 
-static int uses_new(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_adapter_references_new(object);
-}
+CONSTRUCT(uses_new, cox_adapter_references_new(object))
+DESTROY(uses_free, cox_adapter_references_free(*(struct cox_adapter_references **)object))
 
-static void uses_free(void *object)
-{
-    cox_adapter_references_free(*(struct cox_adapter_references **)object);
-}
-
-static const struct countdown_subject lora_names = {
-    .name = "adapter_references_new",
-    .size = sizeof(struct cox_adapter_references *),
-    .construct = uses_new,
-    .destroy = uses_free,
-    .wordless = true,
-};
+static const struct countdown_subject lora_names =
+    SUBJECT(uses_new, MAKES(struct cox_adapter_references *, uses_free), .wordless = true);
 
 /* ---- tests ---- */
 

@@ -73,16 +73,8 @@ static void memory_restore(void)
 
 static struct cox_blocks_choice blocks;
 
-static int gathering_init(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_gathering_init(object, &control.geometry, COX_CHANNEL_EXECUTE);
-}
-
-static void gathering_deinit(void *object)
-{
-    cox_gathering_deinit(object);
-}
+CONSTRUCT(gathering_init, cox_gathering_init(object, &control.geometry, COX_CHANNEL_EXECUTE))
+DESTROY(gathering_deinit, cox_gathering_deinit(object))
 
 static int collector_start(void *object, struct cox_error *err)
 {
@@ -119,41 +111,17 @@ static int error_channel_start(void *object, struct cox_error *err)
     return cox_error_channel_start(errors);
 }
 
-static void error_channel_stop(void *object)
-{
-    cox_error_channel_stop(object);
-}
+DESTROY(error_channel_stop, cox_error_channel_stop(object))
 
-static const struct countdown_subject half_gathering = {
-    .name = "gathering_init",
-    .size = sizeof(struct cox_gathering),
-    .in_place = true,
-    .construct = gathering_init,
-    .destroy = gathering_deinit,
-    .prepare = memory_prepare,
-    .restore = memory_restore,
-    .wordless = true,
-};
-static const struct countdown_subject half_collector = {
-    .name = "collector_init and start",
-    .size = sizeof(struct cox_collector),
-    .in_place = true,
-    .construct = collector_start,
-    .destroy = collector_free,
-    .prepare = memory_prepare,
-    .restore = memory_restore,
-    .wordless = true,
-};
-static const struct countdown_subject half_error_channel = {
-    .name = "error_channel_start",
-    .size = sizeof(struct cox_error_channel),
-    .in_place = true,
-    .construct = error_channel_start,
-    .destroy = error_channel_stop,
-    .prepare = memory_prepare,
-    .restore = memory_restore,
-    .wordless = true,
-};
+static const struct countdown_subject half_gathering =
+    SUBJECT(gathering_init, MAKES(struct cox_gathering, gathering_deinit),
+            AROUND(memory_prepare, memory_restore), .in_place = true, .wordless = true);
+static const struct countdown_subject half_collector = NAMED_SUBJECT(
+    "collector_init and start", collector_start, MAKES(struct cox_collector, collector_free),
+    AROUND(memory_prepare, memory_restore), .in_place = true, .wordless = true);
+static const struct countdown_subject half_error_channel =
+    SUBJECT(error_channel_start, MAKES(struct cox_error_channel, error_channel_stop),
+            AROUND(memory_prepare, memory_restore), .in_place = true, .wordless = true);
 
 /* ---- processes ---- */
 
@@ -168,15 +136,8 @@ static const struct cox_supervise_options supervise_options = {
     .prefix = "/countdown",
 };
 
-static int launch_plan_init(void *object, struct cox_error *err)
-{
-    return cox_launch_plan_init(object, &supervise_options, err);
-}
-
-static void launch_plan_deinit(void *object)
-{
-    cox_launch_plan_deinit(object);
-}
+CONSTRUCT(launch_plan_init, cox_launch_plan_init(object, &supervise_options, err))
+DESTROY(launch_plan_deinit, cox_launch_plan_deinit(object))
 
 static struct cox_launch_plan plan;
 
@@ -227,35 +188,16 @@ static int supervisor_start(void *object, struct cox_error *err)
     return cox_supervisor_start(&options, object, err);
 }
 
-static void supervisor_free(void *object)
-{
-    cox_supervisor_free(*(struct cox_supervisor **)object);
-}
+DESTROY(supervisor_free, cox_supervisor_free(*(struct cox_supervisor **)object))
 
-static const struct countdown_subject process_plan = {
-    .name = "launch_plan_init",
-    .size = sizeof(struct cox_launch_plan),
-    .construct = launch_plan_init,
-    .destroy = launch_plan_deinit,
-    .lenient = true,
-};
-static const struct countdown_subject process_launch = {
-    .name = "launch",
-    .size = sizeof(struct cox_launched),
-    .construct = launch,
-    .destroy = launched_kill,
-    .prepare = launch_prepare,
-    .restore = launch_restore,
-    .word = "is no program",
-};
-static const struct countdown_subject process_supervisor = {
-    .name = "supervisor_start",
-    .size = sizeof(struct cox_supervisor *),
-    .construct = supervisor_start,
-    .destroy = supervisor_free,
-    .lenient = true,
-    .costly = true,
-};
+static const struct countdown_subject process_plan =
+    SUBJECT(launch_plan_init, MAKES(struct cox_launch_plan, launch_plan_deinit), .lenient = true);
+static const struct countdown_subject process_launch =
+    SUBJECT(launch, MAKES(struct cox_launched, launched_kill),
+            AROUND(launch_prepare, launch_restore), .word = "is no program");
+static const struct countdown_subject process_supervisor =
+    SUBJECT(supervisor_start, MAKES(struct cox_supervisor *, supervisor_free), .lenient = true,
+            .costly = true);
 
 /* ---- the whole group ---- */
 
@@ -285,24 +227,11 @@ static void executor_choose(uint32_t depth, bool legacy)
     }
 }
 
-static int executor_start(void *object, struct cox_error *err)
-{
-    return cox_executor_start(&executor_options, object, err);
-}
+CONSTRUCT(executor_start, cox_executor_start(&executor_options, object, err))
+DESTROY(executor_free, cox_executor_free(*(struct cox_executor **)object))
 
-static void executor_free(void *object)
-{
-    cox_executor_free(*(struct cox_executor **)object);
-}
-
-static const struct countdown_subject group_executor = {
-    .name = "executor_start",
-    .size = sizeof(struct cox_executor *),
-    .construct = executor_start,
-    .destroy = executor_free,
-    .lenient = true,
-    .costly = true,
-};
+static const struct countdown_subject group_executor = SUBJECT(
+    executor_start, MAKES(struct cox_executor *, executor_free), .lenient = true, .costly = true);
 
 static int rank_fds[RANK_COUNT];
 
@@ -318,27 +247,12 @@ static void readiness_restore(void)
         cox_close_fd(&rank_fds[rank]);
 }
 
-static int readiness_open(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_readiness_open(object, rank_fds, RANK_COUNT);
-}
+CONSTRUCT(readiness_open, cox_readiness_open(object, rank_fds, RANK_COUNT))
+DESTROY(readiness_close, cox_readiness_close(object))
 
-static void readiness_close(void *object)
-{
-    cox_readiness_close(object);
-}
-
-static const struct countdown_subject collector_readiness = {
-    .name = "readiness_open",
-    .size = sizeof(struct cox_readiness),
-    .in_place = true,
-    .construct = readiness_open,
-    .destroy = readiness_close,
-    .prepare = readiness_prepare,
-    .restore = readiness_restore,
-    .wordless = true,
-};
+static const struct countdown_subject collector_readiness =
+    SUBJECT(readiness_open, MAKES(struct cox_readiness, readiness_close),
+            AROUND(readiness_prepare, readiness_restore), .in_place = true, .wordless = true);
 
 static int server_start(void *object, struct cox_error *err)
 {
@@ -356,19 +270,10 @@ static int server_start(void *object, struct cox_error *err)
     return r;
 }
 
-static void server_free(void *object)
-{
-    cox_server_free(*(struct cox_server **)object);
-}
+DESTROY(server_free, cox_server_free(*(struct cox_server **)object))
 
-static const struct countdown_subject group_server = {
-    .name = "server_start",
-    .size = sizeof(struct cox_server *),
-    .construct = server_start,
-    .destroy = server_free,
-    .lenient = true,
-    .costly = true,
-};
+static const struct countdown_subject group_server =
+    SUBJECT(server_start, MAKES(struct cox_server *, server_free), .lenient = true, .costly = true);
 
 static int foreground_start(void *object, struct cox_error *err)
 {
@@ -396,19 +301,11 @@ static int foreground_start(void *object, struct cox_error *err)
     return r;
 }
 
-static void foreground_free(void *object)
-{
-    cox_foreground_free(*(struct cox_foreground **)object);
-}
+DESTROY(foreground_free, cox_foreground_free(*(struct cox_foreground **)object))
 
-static const struct countdown_subject group_foreground = {
-    .name = "foreground_start",
-    .size = sizeof(struct cox_foreground *),
-    .construct = foreground_start,
-    .destroy = foreground_free,
-    .lenient = true,
-    .costly = true,
-};
+static const struct countdown_subject group_foreground =
+    SUBJECT(foreground_start, MAKES(struct cox_foreground *, foreground_free), .lenient = true,
+            .costly = true);
 
 /* ---- what a live group is used by ---- */
 
@@ -426,17 +323,10 @@ static int engine_loop_new(void *object, struct cox_error *err)
     return cox_engine_loop_new(live, &options, object, err);
 }
 
-static void engine_loop_free(void *object)
-{
-    cox_engine_loop_free(*(struct cox_engine_loop **)object);
-}
+DESTROY(engine_loop_free, cox_engine_loop_free(*(struct cox_engine_loop **)object))
 
-static const struct countdown_subject live_scheduler = {
-    .name = "scheduler_new",
-    .size = sizeof(struct cox_engine_loop *),
-    .construct = engine_loop_new,
-    .destroy = engine_loop_free,
-};
+static const struct countdown_subject live_scheduler =
+    SUBJECT(engine_loop_new, MAKES(struct cox_engine_loop *, engine_loop_free));
 
 static int live_init(void *object, struct cox_error *err)
 {
@@ -444,41 +334,18 @@ static int live_init(void *object, struct cox_error *err)
     return cox_executor_init(live, config, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err);
 }
 
-static int live_link_status(void *object, struct cox_error *err)
-{
-    return cox_executor_link_status(live, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err);
-}
-
-static void link_status_deinit(void *object)
-{
-    cox_link_status_deinit(object);
-}
-
-static int live_replay(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_executor_replay_init(live, cox_deadline_after_ms(TEST_PATIENCE_MS), err);
-}
+CONSTRUCT(live_link_status,
+          cox_executor_link_status(live, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err))
+DESTROY(link_status_deinit, cox_link_status_deinit(object))
+CONSTRUCT(live_replay, cox_executor_replay_init(live, cox_deadline_after_ms(TEST_PATIENCE_MS), err))
 
 /* Memory of a former generation of the rank group is released with the next one, if it was not
  * before. */
-static const struct countdown_subject live_summary = {
-    .name = "executor_init",
-    .size = sizeof(struct cox_init_summary),
-    .construct = live_init,
-    .lenient = true,
-};
-static const struct countdown_subject live_again = {
-    .name = "executor_replay_init",
-    .construct = live_replay,
-    .lenient = true,
-};
-static const struct countdown_subject live_links = {
-    .name = "executor_link_status",
-    .size = sizeof(struct cox_link_status),
-    .construct = live_link_status,
-    .destroy = link_status_deinit,
-};
+static const struct countdown_subject live_summary =
+    SUBJECT(live_init, .size = sizeof(struct cox_init_summary), .lenient = true);
+static const struct countdown_subject live_again = SUBJECT(live_replay, .lenient = true);
+static const struct countdown_subject live_links =
+    SUBJECT(live_link_status, MAKES(struct cox_link_status, link_status_deinit));
 
 /* ---- tests ---- */
 

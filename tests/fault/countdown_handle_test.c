@@ -25,20 +25,9 @@ static int object_fd;
 
 /* ---- constructors ---- */
 
-static int self_load(void *object, struct cox_error *err)
-{
-    return cox_handle_self_load(object, err);
-}
-
-static int exporter_new(void *object, struct cox_error *err)
-{
-    return cox_exporter_new(NULL, object, err);
-}
-
-static void exporter_free(void *object)
-{
-    cox_exporter_free(*(struct cox_exporter **)object);
-}
+CONSTRUCT(self_load, cox_handle_self_load(object, err))
+CONSTRUCT(exporter_new, cox_exporter_new(NULL, object, err))
+DESTROY(exporter_free, cox_exporter_free(*(struct cox_exporter **)object))
 
 static int importer_new(void *object, struct cox_error *err)
 {
@@ -47,10 +36,7 @@ static int importer_new(void *object, struct cox_error *err)
     return cox_importer_new(&options, object, err);
 }
 
-static void importer_free(void *object)
-{
-    cox_importer_free(*(struct cox_importer **)object);
-}
+DESTROY(importer_free, cox_importer_free(*(struct cox_importer **)object))
 
 /* ---- exporting ---- */
 
@@ -65,32 +51,14 @@ static void exporter_restore(void)
     exporter = cox_exporter_free(exporter);
 }
 
-static int export(void *object, struct cox_error *err)
-{
-    return cox_exporter_export(exporter, object_fd, 100, 1000, object, err);
-}
-
-static void put(void *object)
-{
-    assert_int_equal(cox_exporter_put(exporter, object), 0);
-}
+CONSTRUCT(export, cox_exporter_export(exporter, object_fd, 100, 1000, object, err))
+DESTROY(put, assert_int_equal(cox_exporter_put(exporter, object), 0))
 
 /* ---- opening ---- */
 
-static int open_foreign(void *object, struct cox_error *err)
-{
-    return cox_handle_open(&foreign, NULL, 0, object, err);
-}
-
-static int open_own(void *object, struct cox_error *err)
-{
-    return cox_handle_open(&own, NULL, 0, object, err);
-}
-
-static void fd_close(void *object)
-{
-    cox_close_fd(object);
-}
+CONSTRUCT(open_foreign, cox_handle_open(&foreign, NULL, 0, object, err))
+CONSTRUCT(open_own, cox_handle_open(&own, NULL, 0, object, err))
+DESTROY(fd_close, cox_close_fd(object))
 
 static void importer_prepare(void)
 {
@@ -120,31 +88,14 @@ static void importer_restore(void)
     exporter_restore();
 }
 
-static int import_foreign(void *object, struct cox_error *err)
-{
-    return cox_importer_open(importer, &foreign, COX_IMPORT_READ, object, err);
-}
-
-static int import_own(void *object, struct cox_error *err)
-{
-    return cox_importer_open(importer, &own, COX_IMPORT_WRITE, object, err);
-}
-
-static void import_close(void *object)
-{
-    cox_importer_close(importer, *(const struct cox_import **)object);
-}
+CONSTRUCT(import_foreign, cox_importer_open(importer, &foreign, COX_IMPORT_READ, object, err))
+CONSTRUCT(import_own, cox_importer_open(importer, &own, COX_IMPORT_WRITE, object, err))
+DESTROY(import_close, cox_importer_close(importer, *(const struct cox_import **)object))
 
 static const struct countdown_subject subjects[] = {
-    {.name = "handle_self_load", .size = sizeof(struct cox_handle_self), .construct = self_load},
-    {.name = "exporter_new",
-     .size = sizeof(struct cox_exporter *),
-     .construct = exporter_new,
-     .destroy = exporter_free},
-    {.name = "importer_new",
-     .size = sizeof(struct cox_importer *),
-     .construct = importer_new,
-     .destroy = importer_free},
+    SUBJECT(self_load, .size = sizeof(struct cox_handle_self)),
+    SUBJECT(exporter_new, MAKES(struct cox_exporter *, exporter_free)),
+    SUBJECT(importer_new, MAKES(struct cox_importer *, importer_free)),
     {.name = "exporter_export",
      .size = sizeof(struct cox_handle),
      .lenient = true, /* the number that is its turn may be too high */
@@ -152,34 +103,18 @@ static const struct countdown_subject subjects[] = {
      .destroy = put,
      .prepare = exporter_prepare,
      .restore = exporter_restore},
-    {.name = "handle_open of another process",
-     .size = sizeof(int),
-     .construct = open_foreign,
-     .destroy = fd_close},
-    {.name = "handle_open of this process",
-     .size = sizeof(int),
-     .construct = open_own,
-     .destroy = fd_close,
-     .prepare = exporter_prepare,
-     .restore = exporter_restore},
-    {.name = "importer_open of another process",
-     .size = sizeof(struct cox_import *),
-     .construct = import_foreign,
-     .destroy = import_close,
-     .prepare = importer_prepare,
-     .restore = importer_restore},
-    {.name = "importer_open of an exporter that is known",
-     .size = sizeof(struct cox_import *),
-     .construct = import_foreign,
-     .destroy = import_close,
-     .prepare = importer_prepare_known,
-     .restore = importer_restore},
-    {.name = "importer_open of this process",
-     .size = sizeof(struct cox_import *),
-     .construct = import_own,
-     .destroy = import_close,
-     .prepare = importer_prepare,
-     .restore = importer_restore},
+    NAMED_SUBJECT("handle_open of another process", open_foreign, MAKES(int, fd_close)),
+    NAMED_SUBJECT("handle_open of this process", open_own, MAKES(int, fd_close),
+                  AROUND(exporter_prepare, exporter_restore)),
+    NAMED_SUBJECT("importer_open of another process", import_foreign,
+                  MAKES(struct cox_import *, import_close),
+                  AROUND(importer_prepare, importer_restore)),
+    NAMED_SUBJECT("importer_open of an exporter that is known", import_foreign,
+                  MAKES(struct cox_import *, import_close),
+                  AROUND(importer_prepare_known, importer_restore)),
+    NAMED_SUBJECT("importer_open of this process", import_own,
+                  MAKES(struct cox_import *, import_close),
+                  AROUND(importer_prepare, importer_restore)),
     /* Last: it makes one call, after which nothing follows. */
     {.name = "importer_open of what is open",
      .size = sizeof(struct cox_import *),

@@ -45,10 +45,7 @@ static int reserve(void *object, struct cox_error *err)
     return r;
 }
 
-static void drop(void *object)
-{
-    cox_large_payload_drop(&sender, object);
-}
+DESTROY(drop, cox_large_payload_drop(&sender, object))
 
 static void sender_prepare_kept(void)
 {
@@ -65,10 +62,7 @@ static int reserve_larger(void *object, struct cox_error *err)
     return r;
 }
 
-static void reserve_nothing(void *object)
-{
-    (void)object;
-}
+DESTROY(reserve_nothing, (void)object)
 
 /* ---- reading ---- */
 
@@ -84,10 +78,7 @@ static int view_map(void *object, struct cox_error *err)
     return 0;
 }
 
-static void view_drop(void *object)
-{
-    cox_large_payload_view_drop(object);
-}
+DESTROY(view_drop, cox_large_payload_view_drop(object))
 
 static int view_map_of_any_start(void *object, struct cox_error *err)
 {
@@ -109,23 +100,12 @@ static const struct countdown_subject subjects[] = {
      .destroy = drop,
      .prepare = sender_prepare,
      .restore = sender_restore},
-    {.name = "large_payload_reserve in place of another",
-     .codes = no_space,
-     .lenient = true,
-     .construct = reserve_larger,
-     .destroy = reserve_nothing,
-     .prepare = sender_prepare_kept,
-     .restore = sender_restore},
-    {.name = "large_payload_view_map",
-     .size = sizeof(struct cox_large_payload_view),
-     .codes = no_space,
-     .construct = view_map,
-     .destroy = view_drop},
-    {.name = "large_payload_view_map, start not told",
-     .size = sizeof(struct cox_large_payload_view),
-     .codes = no_space,
-     .construct = view_map_of_any_start,
-     .destroy = view_drop},
+    NAMED_SUBJECT("large_payload_reserve in place of another", reserve_larger,
+                  AROUND(sender_prepare_kept, sender_restore), .codes = no_space, .lenient = true,
+                  .destroy = reserve_nothing),
+    SUBJECT(view_map, MAKES(struct cox_large_payload_view, view_drop), .codes = no_space),
+    NAMED_SUBJECT("large_payload_view_map, start not told", view_map_of_any_start,
+                  MAKES(struct cox_large_payload_view, view_drop), .codes = no_space),
 };
 
 PLAIN_TEST(m3_b15_b29_any_call_may_fail_once)

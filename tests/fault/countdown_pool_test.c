@@ -22,15 +22,8 @@ static const struct cox_pool_options *options;
 
 /* ---- constructors ---- */
 
-static int create_fixed(void *object, struct cox_error *err)
-{
-    return cox_pool_create(&fixed, object, err);
-}
-
-static int create_slabs(void *object, struct cox_error *err)
-{
-    return cox_pool_create(&slabs, object, err);
-}
+CONSTRUCT(create_fixed, cox_pool_create(&fixed, object, err))
+CONSTRUCT(create_slabs, cox_pool_create(&slabs, object, err))
 
 static int attach(void *object, struct cox_error *err)
 {
@@ -39,36 +32,14 @@ static int attach(void *object, struct cox_error *err)
     return cox_pool_attach(fds, NULL, object, err);
 }
 
-static int open_handle(void *object, struct cox_error *err)
-{
-    return cox_pool_open(&handle, NULL, 0, NULL, object, err);
-}
-
-static void destroy(void *object)
-{
-    cox_pool_free(*(struct cox_pool **)object);
-}
-
-static int export_to_read(void *object, struct cox_error *err)
-{
-    return cox_pool_export(pool, exporter, true, object, err);
-}
-
-static void unexport(void *object)
-{
-    cox_pool_unexport(exporter, object);
-}
+CONSTRUCT(open_handle, cox_pool_open(&handle, NULL, 0, NULL, object, err))
+DESTROY(destroy, cox_pool_free(*(struct cox_pool **)object))
+CONSTRUCT(export_to_read, cox_pool_export(pool, exporter, true, object, err))
+DESTROY(unexport, cox_pool_unexport(exporter, object))
 
 /* A run of slabs, with pages. */
-static int allocate(void *object, struct cox_error *err)
-{
-    return cox_pool_allocate(pool, 3 * 4096, object, err);
-}
-
-static void unref(void *object)
-{
-    assert_int_equal(cox_pool_unref(pool, object, NULL), 0);
-}
+CONSTRUCT(allocate, cox_pool_allocate(pool, 3 * 4096, object, err))
+DESTROY(unref, assert_int_equal(cox_pool_unref(pool, object, NULL), 0))
 
 /* ---- around them ---- */
 
@@ -105,25 +76,10 @@ static void handle_restore(void)
 
 static struct cox_kv_blocks *kv;
 
-static int kv_make(void *object, struct cox_error *err)
-{
-    return cox_kv_blocks_new(4, 4096, object, err);
-}
-
-static void kv_destroy(void *object)
-{
-    cox_kv_blocks_free(*(struct cox_kv_blocks **)object);
-}
-
-static int view_attach(void *object, struct cox_error *err)
-{
-    return cox_kv_view_attach(cox_kv_blocks_info(kv).fd, object, err);
-}
-
-static void view_free(void *object)
-{
-    cox_kv_view_free(*(struct cox_kv_view **)object);
-}
+CONSTRUCT(kv_make, cox_kv_blocks_new(4, 4096, object, err))
+DESTROY(kv_destroy, cox_kv_blocks_free(*(struct cox_kv_blocks **)object))
+CONSTRUCT(view_attach, cox_kv_view_attach(cox_kv_blocks_info(kv).fd, object, err))
+DESTROY(view_free, cox_kv_view_free(*(struct cox_kv_view **)object))
 
 static void kv_prepare(void)
 {

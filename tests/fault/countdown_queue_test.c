@@ -13,25 +13,10 @@ static struct cox_handle handle;
 static const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
                                                  .depth = 4};
 
-static int queue_create(void *object, struct cox_error *err)
-{
-    return cox_queue_create(&options, object, err);
-}
-
-static void queue_free(void *object)
-{
-    cox_queue_free(*(struct cox_queue **)object);
-}
-
-static int queue_attach(void *object, struct cox_error *err)
-{
-    return cox_queue_attach(cox_queue_fd(queue), &options, object, err);
-}
-
-static int queue_open(void *object, struct cox_error *err)
-{
-    return cox_queue_open(&handle, NULL, 0, NULL, object, err);
-}
+CONSTRUCT(queue_create, cox_queue_create(&options, object, err))
+DESTROY(queue_free, cox_queue_free(*(struct cox_queue **)object))
+CONSTRUCT(queue_attach, cox_queue_attach(cox_queue_fd(queue), &options, object, err))
+CONSTRUCT(queue_open, cox_queue_open(&handle, NULL, 0, NULL, object, err))
 
 static int publisher_new(void *object, struct cox_error *err)
 {
@@ -43,10 +28,7 @@ static int publisher_new(void *object, struct cox_error *err)
     return cox_publisher_new(queue, &with, object, err);
 }
 
-static void publisher_free(void *object)
-{
-    cox_publisher_free(*(struct cox_publisher **)object);
-}
+DESTROY(publisher_free, cox_publisher_free(*(struct cox_publisher **)object))
 
 static int subscriber_new(void *object, struct cox_error *err)
 {
@@ -60,51 +42,21 @@ static int subscriber_new(void *object, struct cox_error *err)
     return cox_subscriber_new(queue, &with, object, err);
 }
 
-static void subscriber_free(void *object)
-{
-    cox_subscriber_free(*(struct cox_subscriber **)object);
-}
-
-static int set_new(void *object, struct cox_error *err)
-{
-    (void)err;
-    return cox_queue_set_new(object);
-}
-
-static void set_free(void *object)
-{
-    cox_queue_set_free(*(struct cox_queue_set **)object);
-}
+DESTROY(subscriber_free, cox_subscriber_free(*(struct cox_subscriber **)object))
+CONSTRUCT(set_new, cox_queue_set_new(object))
+DESTROY(set_free, cox_queue_set_free(*(struct cox_queue_set **)object))
 
 static const struct countdown_subject subjects[] = {
-    {.name = "queue_create",
-     .size = sizeof(struct cox_queue *),
-     .lenient = true,
-     .construct = queue_create,
-     .destroy = queue_free},
-    {.name = "queue_attach",
-     .size = sizeof(struct cox_queue *),
-     .construct = queue_attach,
-     .destroy = queue_free},
-    {.name = "queue_open",
-     .size = sizeof(struct cox_queue *),
-     .construct = queue_open,
-     .destroy = queue_free},
+    SUBJECT(queue_create, MAKES(struct cox_queue *, queue_free), .lenient = true),
+    SUBJECT(queue_attach, MAKES(struct cox_queue *, queue_free)),
+    SUBJECT(queue_open, MAKES(struct cox_queue *, queue_free)),
     {.name = "publisher_new",
      .size = sizeof(struct cox_publisher *),
      .lenient = true, /* the number that is its turn may be too high */
      .construct = publisher_new,
      .destroy = publisher_free},
-    {.name = "subscriber_new",
-     .size = sizeof(struct cox_subscriber *),
-     .lenient = true,
-     .construct = subscriber_new,
-     .destroy = subscriber_free},
-    {.name = "queue_set_new",
-     .size = sizeof(struct cox_queue_set *),
-     .wordless = true,
-     .construct = set_new,
-     .destroy = set_free},
+    SUBJECT(subscriber_new, MAKES(struct cox_subscriber *, subscriber_free), .lenient = true),
+    SUBJECT(set_new, MAKES(struct cox_queue_set *, set_free), .wordless = true),
 };
 
 #define EACH(how)                                                                                  \
@@ -149,10 +101,7 @@ static void take_restore(void)
     assert_int_equal(fixture_used(bounce), 0);
 }
 
-static int take(void *object, struct cox_error *err)
-{
-    return cox_subscriber_take(taker, object, err);
-}
+CONSTRUCT(take, cox_subscriber_take(taker, object, err))
 
 static void let_go(void *object)
 {
@@ -163,14 +112,9 @@ static void let_go(void *object)
 PLAIN_TEST(h5_b15_a_take_leaves_nothing_behind_when_any_call_fails)
 {
     static const int codes[] = {COX_PEER_DEAD, COX_EMPTY, COX_FULL, 0};
-    const struct countdown_subject subject = {.name = "subscriber_take",
-                                              .size = sizeof(struct cox_message),
-                                              .lenient = true,
-                                              .codes = codes,
-                                              .construct = take,
-                                              .destroy = let_go,
-                                              .prepare = take_prepare,
-                                              .restore = take_restore};
+    const struct countdown_subject subject =
+        SUBJECT(take, MAKES(struct cox_message, let_go), AROUND(take_prepare, take_restore),
+                .lenient = true, .codes = codes);
     countdown_once(&subject);
 }
 

@@ -30,20 +30,9 @@ static int group_join(uint32_t rank, uint32_t rank_count, void *object, struct c
     return cox_group_join(&options, object, err);
 }
 
-static int join_alone(void *object, struct cox_error *err)
-{
-    return group_join(0, 1, object, err);
-}
-
-static int join_two(void *object, struct cox_error *err)
-{
-    return group_join(0, 2, object, err);
-}
-
-static void leave(void *object)
-{
-    cox_group_leave(*(struct cox_group **)object);
-}
+CONSTRUCT(join_alone, group_join(0, 1, object, err))
+CONSTRUCT(join_two, group_join(0, 2, object, err))
+DESTROY(leave, cox_group_leave(*(struct cox_group **)object))
 
 static void prepare_name(void)
 {
@@ -90,32 +79,15 @@ static void restore_other(void)
     restore_memory();
 }
 
-static const struct countdown_subject alone_by_name = {
-    .name = "group_join, alone under a name",
-    .lenient = true,
-    .size = sizeof(struct cox_group *),
-    .construct = join_alone,
-    .destroy = leave,
-    .prepare = prepare_name,
-};
-static const struct countdown_subject alone_by_fd = {
-    .name = "group_join, alone in memory by fd",
-    .lenient = true,
-    .size = sizeof(struct cox_group *),
-    .construct = join_alone,
-    .destroy = leave,
-    .prepare = prepare_memory,
-    .restore = restore_memory,
-};
-static const struct countdown_subject of_two = {
-    .name = "group_join, with another rank",
-    .lenient = true,
-    .size = sizeof(struct cox_group *),
-    .construct = join_two,
-    .destroy = leave,
-    .prepare = prepare_other,
-    .restore = restore_other,
-};
+static const struct countdown_subject alone_by_name =
+    NAMED_SUBJECT("group_join, alone under a name", join_alone, MAKES(struct cox_group *, leave),
+                  .lenient = true, .prepare = prepare_name);
+static const struct countdown_subject alone_by_fd =
+    NAMED_SUBJECT("group_join, alone in memory by fd", join_alone, MAKES(struct cox_group *, leave),
+                  AROUND(prepare_memory, restore_memory), .lenient = true);
+static const struct countdown_subject of_two =
+    NAMED_SUBJECT("group_join, with another rank", join_two, MAKES(struct cox_group *, leave),
+                  AROUND(prepare_other, restore_other), .lenient = true);
 
 static const struct countdown_subject *const subjects[] = {&alone_by_name, &alone_by_fd, &of_two};
 

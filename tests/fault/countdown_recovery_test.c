@@ -13,17 +13,10 @@ static int recovery_start(void *object, struct cox_error *err)
     return cox_recovery_start(test_group_executor(group), &options, object, err);
 }
 
-static void recovery_free(void *object)
-{
-    cox_recovery_free(*(struct cox_recovery **)object);
-}
+DESTROY(recovery_free, cox_recovery_free(*(struct cox_recovery **)object))
 
-static const struct countdown_subject subject = {
-    .name = "recovery_start",
-    .size = sizeof(struct cox_recovery *),
-    .construct = recovery_start,
-    .destroy = recovery_free,
-};
+static const struct countdown_subject subject =
+    SUBJECT(recovery_start, MAKES(struct cox_recovery *, recovery_free));
 
 static int lora_new(void *object, struct cox_error *err)
 {
@@ -32,18 +25,10 @@ static int lora_new(void *object, struct cox_error *err)
     return cox_lora_new(test_group_executor(group), &log, object);
 }
 
-static void lora_free(void *object)
-{
-    cox_lora_free(*(struct cox_lora **)object);
-}
+DESTROY(lora_free, cox_lora_free(*(struct cox_lora **)object))
 
-static const struct countdown_subject lora = {
-    .name = "lora_new",
-    .size = sizeof(struct cox_lora *),
-    .construct = lora_new,
-    .destroy = lora_free,
-    .wordless = true,
-};
+static const struct countdown_subject lora =
+    SUBJECT(lora_new, MAKES(struct cox_lora *, lora_free), .wordless = true);
 
 TEST(b15_every_call_of_recovery_may_fail)
 {

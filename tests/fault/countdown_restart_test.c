@@ -60,13 +60,8 @@ static int region_renew(void *object, struct cox_error *err)
     return r;
 }
 
-static const struct countdown_subject one_region = {
-    .name = "region_renew",
-    .lenient = true,
-    .construct = region_renew,
-    .prepare = region_prepare,
-    .restore = region_restore,
-};
+static const struct countdown_subject one_region =
+    SUBJECT(region_renew, AROUND(region_prepare, region_restore), .lenient = true);
 
 static struct cox_control control = COX_CONTROL_NONE;
 static struct cox_channel channel;
@@ -89,19 +84,10 @@ static void channel_restore(void)
     cox_control_close(&control);
 }
 
-static int channel_renew(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_channel_renew_regions(&channel, group_name(), err);
-}
+CONSTRUCT(channel_renew, cox_channel_renew_regions(&channel, group_name(), err))
 
-static const struct countdown_subject one_channel = {
-    .name = "channel_renew_regions",
-    .lenient = true,
-    .construct = channel_renew,
-    .prepare = channel_prepare,
-    .restore = channel_restore,
-};
+static const struct countdown_subject one_channel =
+    SUBJECT(channel_renew, AROUND(channel_prepare, channel_restore), .lenient = true);
 
 /* ---- groups ---- */
 
@@ -179,17 +165,8 @@ static void all_dead_prepare(void)
     socket_settle();
 }
 
-static int restart_one(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_executor_restart(live, 1, test_patience(), err);
-}
-
-static int restart_all(void *object, struct cox_error *err)
-{
-    (void)object;
-    return cox_executor_restart(live, COX_RANK_ALL, test_patience(), err);
-}
+CONSTRUCT(restart_one, cox_executor_restart(live, 1, test_patience(), err))
+CONSTRUCT(restart_all, cox_executor_restart(live, COX_RANK_ALL, test_patience(), err))
 
 /* Whatever came of it: it can be tried again, and then all reply. */
 static void group_restore(void)
@@ -212,26 +189,12 @@ static void group_restore(void)
 /* A worker that could not be let in tells why in its last line. */
 static const int worker_ended[] = {COX_PEER_DEAD, 0};
 
-static const struct countdown_subject one_rank = {
-    .name = "executor_restart",
-    .construct = restart_one,
-    .prepare = dead_prepare,
-    .restore = group_restore,
-    .codes = worker_ended,
-    .word = "exited with status",
-    .lenient = true,
-    .costly = true,
-};
-static const struct countdown_subject all_ranks = {
-    .name = "executor_restart_all",
-    .construct = restart_all,
-    .prepare = all_dead_prepare,
-    .restore = group_restore,
-    .codes = worker_ended,
-    .word = "exited with status",
-    .lenient = true,
-    .costly = true,
-};
+static const struct countdown_subject one_rank =
+    SUBJECT(restart_one, AROUND(dead_prepare, group_restore), .codes = worker_ended,
+            .word = "exited with status", .lenient = true, .costly = true);
+static const struct countdown_subject all_ranks =
+    SUBJECT(restart_all, AROUND(all_dead_prepare, group_restore), .codes = worker_ended,
+            .word = "exited with status", .lenient = true, .costly = true);
 
 /* ---- tests ---- */
 

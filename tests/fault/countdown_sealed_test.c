@@ -76,28 +76,12 @@ static void named_restore(void)
     cox_region_unlink(object_name());
 }
 
-static int region_open(void *object, struct cox_error *err)
-{
-    return cox_region_open(object_name(), COX_REGION_WRITE, object, err);
-}
-
-static void fd_close(void *object)
-{
-    cox_close_fd(object);
-}
+CONSTRUCT(region_open, cox_region_open(object_name(), COX_REGION_WRITE, object, err))
+DESTROY(fd_close, cox_close_fd(object))
 
 static const struct countdown_subject regions[] = {
-    {.name = "region_create_unnamed",
-     .lenient = true,
-     .size = sizeof(struct unnamed),
-     .construct = unnamed_create,
-     .destroy = unnamed_destroy},
-    {.name = "region_open",
-     .size = sizeof(int),
-     .construct = region_open,
-     .destroy = fd_close,
-     .prepare = named_prepare,
-     .restore = named_restore},
+    SUBJECT(unnamed_create, MAKES(struct unnamed, unnamed_destroy), .lenient = true),
+    SUBJECT(region_open, MAKES(int, fd_close), AROUND(named_prepare, named_restore)),
 };
 
 /* ---- the memory of a group ---- */
@@ -169,37 +153,15 @@ static int bundle_adopt(void *object, struct cox_error *err)
     return r;
 }
 
-static void bundle_close(void *object)
-{
-    cox_fd_bundle_close(object);
-}
+DESTROY(bundle_close, cox_fd_bundle_close(object))
 
 static const struct countdown_subject memories[] = {
-    {.name = "sealed_create",
-     .lenient = true,
-     .in_place = true,
-     .size = sizeof(struct memory),
-     .construct = sealed_create,
-     .destroy = sealed_destroy},
-    {.name = "sealed_attach",
-     .in_place = true,
-     .size = sizeof(struct memory),
-     .construct = sealed_attach,
-     .destroy = sealed_destroy,
-     .prepare = memory_prepare,
-     .restore = memory_restore},
-    {.name = "sealed_renew_rank",
-     .lenient = true,
-     .construct = sealed_renew,
-     .prepare = memory_prepare,
-     .restore = memory_restore},
-    {.name = "inherit_adopt",
-     .in_place = true,
-     .size = sizeof(struct cox_fd_bundle),
-     .construct = bundle_adopt,
-     .destroy = bundle_close,
-     .prepare = memory_prepare,
-     .restore = memory_restore},
+    SUBJECT(sealed_create, MAKES(struct memory, sealed_destroy), .lenient = true, .in_place = true),
+    SUBJECT(sealed_attach, MAKES(struct memory, sealed_destroy),
+            AROUND(memory_prepare, memory_restore), .in_place = true),
+    SUBJECT(sealed_renew, AROUND(memory_prepare, memory_restore), .lenient = true),
+    SUBJECT(bundle_adopt, MAKES(struct cox_fd_bundle, bundle_close),
+            AROUND(memory_prepare, memory_restore), .in_place = true),
 };
 
 /* ---- whole groups. Not with all calls failing from one on: the control socket's thread fails at
@@ -243,33 +205,18 @@ static int executor_start_without_socket(void *object, struct cox_error *err)
     return cox_executor_start(&options, object, err);
 }
 
-static void executor_free(void *object)
-{
-    cox_executor_free(*(struct cox_executor **)object);
-}
+DESTROY(executor_free, cox_executor_free(*(struct cox_executor **)object))
 
 /* A worker that the control socket could not let in tells why in its last line. */
 static const int worker_ended[] = {COX_PEER_DEAD, 0};
 
-static const struct countdown_subject group_start = {
-    .name = "executor_start, sealed",
-    .size = sizeof(struct cox_executor *),
-    .construct = executor_start,
-    .destroy = executor_free,
-    .codes = worker_ended,
-    .word = "exited with status",
-    .lenient = true,
-    .costly = true,
-};
+static const struct countdown_subject group_start = NAMED_SUBJECT(
+    "executor_start, sealed", executor_start, MAKES(struct cox_executor *, executor_free),
+    .codes = worker_ended, .word = "exited with status", .lenient = true, .costly = true);
 
-static const struct countdown_subject group_start_without_socket = {
-    .name = "executor_start, sealed, without a socket",
-    .size = sizeof(struct cox_executor *),
-    .construct = executor_start_without_socket,
-    .destroy = executor_free,
-    .lenient = true,
-    .costly = true,
-};
+static const struct countdown_subject group_start_without_socket =
+    NAMED_SUBJECT("executor_start, sealed, without a socket", executor_start_without_socket,
+                  MAKES(struct cox_executor *, executor_free), .lenient = true, .costly = true);
 
 /* ---- tests ---- */
 

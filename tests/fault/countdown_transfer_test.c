@@ -24,17 +24,10 @@ static int transfers_new(void *object, struct cox_error *err)
     return cox_transfers_new(test_group_executor(group), &options, object, err);
 }
 
-static void transfers_free(void *object)
-{
-    cox_transfers_free(*(struct cox_transfers **)object);
-}
+DESTROY(transfers_free, cox_transfers_free(*(struct cox_transfers **)object))
 
-static const struct countdown_subject all_pulls = {
-    .name = "transfers_new",
-    .size = sizeof(struct cox_transfers *),
-    .construct = transfers_new,
-    .destroy = transfers_free,
-};
+static const struct countdown_subject all_pulls =
+    SUBJECT(transfers_new, MAKES(struct cox_transfers *, transfers_free));
 
 /* ---- one pull ---- */
 
@@ -86,14 +79,8 @@ static void pull_end(void *object)
     assert_true(cox_transfers_cancel(transfers, PULL)); /* never sent, so never written */
 }
 
-static const struct countdown_subject one_pull = {
-    .name = "transfers_start",
-    .construct = pull_start,
-    .destroy = pull_end,
-    .prepare = transfers_make,
-    .restore = transfers_end,
-    .wordless = true,
-};
+static const struct countdown_subject one_pull = SUBJECT(
+    pull_start, AROUND(transfers_make, transfers_end), .destroy = pull_end, .wordless = true);
 
 /* ---- links to other groups ---- */
 
@@ -103,17 +90,10 @@ static int links_new(void *object, struct cox_error *err)
     return cox_group_links_new(test_group_executor(group), &log, object, err);
 }
 
-static void links_free(void *object)
-{
-    cox_group_links_freep(object);
-}
+DESTROY(links_free, cox_group_links_freep(object))
 
-static const struct countdown_subject links = {
-    .name = "group_links_new",
-    .size = sizeof(struct cox_group_links *),
-    .construct = links_new,
-    .destroy = links_free,
-};
+static const struct countdown_subject links =
+    SUBJECT(links_new, MAKES(struct cox_group_links *, links_free));
 
 /* ---- what the ranks say of their caches ---- */
 
@@ -139,18 +119,10 @@ static int caches_new(void *object, struct cox_error *err)
     return 0;
 }
 
-static void caches_free(void *object)
-{
-    cox_kv_caches_free(*(struct cox_kv_caches **)object);
-}
+DESTROY(caches_free, cox_kv_caches_free(*(struct cox_kv_caches **)object))
 
-static const struct countdown_subject caches = {
-    .name = "kv_caches_new",
-    .size = sizeof(struct cox_kv_caches *),
-    .construct = caches_new,
-    .destroy = caches_free,
-    .wordless = true,
-};
+static const struct countdown_subject caches =
+    SUBJECT(caches_new, MAKES(struct cox_kv_caches *, caches_free), .wordless = true);
 
 TEST(m11_every_call_of_transfers_may_fail)
 {

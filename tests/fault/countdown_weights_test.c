@@ -15,15 +15,8 @@ static const int codes[] = {COX_NO_SPACE, COX_UNSUPPORTED, 0};
 
 /* ---- the coordinator's ---- */
 
-static int weights_load(void *object, struct cox_error *err)
-{
-    return cox_shared_weights_load(MODEL, NULL, NULL, object, err);
-}
-
-static void weights_free(void *object)
-{
-    cox_shared_weights_freep(object);
-}
+CONSTRUCT(weights_load, cox_shared_weights_load(MODEL, NULL, NULL, object, err))
+DESTROY(weights_free, cox_shared_weights_freep(object))
 
 /* ---- a rank's ---- */
 
@@ -64,29 +57,14 @@ static int rank_take(void *object, struct cox_error *err)
     return r;
 }
 
-static void rank_free(void *object)
-{
-    cox_weights_subscriber_free(*(struct cox_weights_subscriber **)object);
-}
+DESTROY(rank_free, cox_weights_subscriber_free(*(struct cox_weights_subscriber **)object))
 
 static const struct countdown_subject subjects[] = {
-    {.name = "shared_weights_load",
-     .size = sizeof(struct cox_shared_weights *),
-     .construct = weights_load,
-     .destroy = weights_free,
-     .codes = codes,
-     .word = "memory",
-     .costly = true,
-     .lenient = true},
-    {.name = "weights_subscriber_take",
-     .size = sizeof(struct cox_weights_subscriber *),
-     .construct = rank_take,
-     .destroy = rank_free,
-     .prepare = candidate_make,
-     .restore = candidate_end,
-     .codes = codes,
-     .word = "memory",
-     .lenient = true},
+    SUBJECT(weights_load, MAKES(struct cox_shared_weights *, weights_free), .codes = codes,
+            .word = "memory", .costly = true, .lenient = true),
+    SUBJECT(rank_take, MAKES(struct cox_weights_subscriber *, rank_free),
+            AROUND(candidate_make, candidate_end), .codes = codes, .word = "memory",
+            .lenient = true),
 };
 
 PLAIN_TEST(once)

@@ -121,18 +121,9 @@ static int keep(void *object, struct cox_error *err)
 }
 
 static const struct countdown_subject subjects[] = {
-    {.name = "windows_create_named",
-     .lenient = true,
-     .in_place = true,
-     .size = sizeof(int),
-     .construct = named_create,
-     .destroy = named_destroy},
-    {.name = "windows_renew",
-     .lenient = true,
-     .construct = renew,
-     .prepare = there_prepare,
-     .restore = there_restore},
-    {.name = "windows_keep", .construct = keep, .prepare = there_prepare, .restore = there_restore},
+    SUBJECT(named_create, MAKES(int, named_destroy), .lenient = true, .in_place = true),
+    SUBJECT(renew, AROUND(there_prepare, there_restore), .lenient = true),
+    SUBJECT(keep, AROUND(there_prepare, there_restore)),
 };
 #define SUBJECT_COUNT (sizeof subjects / sizeof subjects[0])
 
