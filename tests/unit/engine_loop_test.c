@@ -3,47 +3,11 @@
  */
 #include "channel/base/idioms.h"
 #include "engine_loop_fixture.h"
+#include "tests/lib/allocations.h"
 #include "tests/lib/test.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- allocations of one thread, also those inside libprotobuf-c ---- */
-
-static _Thread_local uint64_t allocation_count;
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#endif
-
-#ifndef SANITIZED
-void *__libc_malloc(size_t size);
-void *__libc_calloc(size_t count, size_t size);
-void *__libc_realloc(void *memory, size_t size);
-
-void *malloc(size_t size)
-{
-    allocation_count++;
-    return __libc_malloc(size);
-}
-
-void *calloc(size_t count, size_t size)
-{
-    allocation_count++;
-    return __libc_calloc(count, size);
-}
-
-void *realloc(void *memory, size_t size)
-{
-    allocation_count++;
-    return __libc_realloc(memory, size);
-}
-#endif
 
 /* ---- requests whose replies are known ---- */
 

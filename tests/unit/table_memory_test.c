@@ -2,71 +2,9 @@
 #include "proto/wire.h"
 #include "table_fixture.h"
 #include "table_model.h"
+#include "tests/lib/allocations.h"
 
 #include <stdlib.h>
-
-/* ---- allocations of the whole process ---- */
-
-static size_t allocation_count;
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#endif
-
-#ifdef SANITIZED
-/* gcc 12 ships the function without the declaration. */
-int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
-                                              void (*on_free)(const volatile void *));
-
-static void on_malloc(const volatile void *memory, size_t size)
-{
-    (void)memory;
-    (void)size;
-    allocation_count++;
-}
-
-static void on_free(const volatile void *memory)
-{
-    (void)memory;
-}
-#else
-void *__libc_malloc(size_t size);
-void *__libc_calloc(size_t count, size_t size);
-void *__libc_realloc(void *memory, size_t size);
-
-/* Allocations that still succeed; SIZE_MAX: all. */
-static size_t allocations_left = SIZE_MAX;
-
-static bool allocation_refused(void)
-{
-    allocation_count++;
-    if (allocations_left == SIZE_MAX)
-        return false;
-    if (allocations_left == 0)
-        return true;
-    allocations_left--;
-    return false;
-}
-
-void *malloc(size_t size)
-{
-    return allocation_refused() ? NULL : __libc_malloc(size);
-}
-
-void *calloc(size_t count, size_t size)
-{
-    return allocation_refused() ? NULL : __libc_calloc(count, size);
-}
-
-void *realloc(void *memory, size_t size)
-{
-    return allocation_refused() ? NULL : __libc_realloc(memory, size);
-}
-#endif
 
 /* ---- memory ---- */
 
@@ -209,12 +147,4 @@ TEST(s1_without_memory_nothing_changes)
         assert_true(refused > 0);
     }
 #endif
-}
-
-int main(void)
-{
-#ifdef SANITIZED
-    __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
-#endif
-    return test_run(NULL, NULL);
 }

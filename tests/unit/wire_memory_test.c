@@ -1,60 +1,9 @@
 /* wire_memory: what packing and unpacking allocate, and the arena under all of it. */
 #include "wire_fixture.h"
+#include "tests/lib/allocations.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- allocations of the whole process, also those inside libprotobuf-c ---- */
-
-static size_t allocation_count;
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#endif
-
-#ifdef SANITIZED
-/* gcc 12 ships the function without the declaration. */
-int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
-                                              void (*on_free)(const volatile void *));
-
-static void on_malloc(const volatile void *memory, size_t size)
-{
-    (void)memory;
-    (void)size;
-    allocation_count++;
-}
-
-static void on_free(const volatile void *memory)
-{
-    (void)memory;
-}
-#else
-void *__libc_malloc(size_t size);
-void *__libc_calloc(size_t count, size_t size);
-void *__libc_realloc(void *memory, size_t size);
-
-void *malloc(size_t size)
-{
-    allocation_count++;
-    return __libc_malloc(size);
-}
-
-void *calloc(size_t count, size_t size)
-{
-    allocation_count++;
-    return __libc_calloc(count, size);
-}
-
-void *realloc(void *memory, size_t size)
-{
-    allocation_count++;
-    return __libc_realloc(memory, size);
-}
-#endif
 
 /* ---- sizes ---- */
 
@@ -169,12 +118,4 @@ ARENA_TEST(steady_state_allocates_nothing)
         assert_int_equal(allocation_count, settled);
     }
     cox_arena_deinit(&arena);
-}
-
-int main(void)
-{
-#ifdef SANITIZED
-    __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
-#endif
-    return test_run(NULL, NULL);
 }
