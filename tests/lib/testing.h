@@ -90,6 +90,17 @@ struct test_group *test_group_free(struct test_group *group); /* stops; returns 
 struct cox_executor *test_group_executor(struct test_group *group);
 const char *test_worker_program(void);
 
+/* A test over a group `g` of scripted workers. */
+#define GROUP_TEST(name, rank_count)                                                               \
+    static void name##_in(struct test_group *g);                                                   \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        struct test_group *group = test_group_start(rank_count, NULL);                             \
+        name##_in(group);                                                                          \
+        test_group_free(group);                                                                    \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct test_group *g)
+
 /* Lines that workers wrote to stdout or stderr. rank -1: any. Waits until `count` of them start
  * with text. */
 void test_await_lines(struct test_group *group, int rank, const char *text, size_t count);

@@ -58,9 +58,8 @@ TEST(p3_a_death_is_reported_before_a_long_story)
     expect_death_reported(3, story);
 }
 
-TEST(p3_many_late_ranks_are_reported_as_ranges)
+GROUP_TEST(p3_many_late_ranks_are_reported_as_ranges, 8)
 {
-    struct test_group *g = test_group_start(8, NULL);
     for (uint32_t rank = 0; rank < 7; rank++)
         test_stop_process(cox_executor_pid(test_group_executor(g), rank));
     struct test_completion c;
@@ -75,7 +74,6 @@ TEST(p3_many_late_ranks_are_reported_as_ranges)
     for (uint32_t rank = 0; rank < 7; rank++)
         assert_contains(c.ranks[rank].text, "alive but stopped by a signal");
     test_completion_deinit(&c);
-    test_group_free(g);
 }
 
 /* The others are inside the step, and wait for it. */
@@ -114,9 +112,8 @@ TEST(p3_a_rank_that_cannot_go_on_is_named_first)
     }
 }
 
-TEST(m4_rank0_is_the_lowest_asked_or_none)
+GROUP_TEST(m4_rank0_is_the_lowest_asked_or_none, 3)
 {
-    struct test_group *g = test_group_start(3, NULL);
     struct test_completion c;
     const struct test_how how = {.gather = COX_GATHER_RANK0};
     test_stop_process(cox_executor_pid(test_group_executor(g), 2));
@@ -130,12 +127,10 @@ TEST(m4_rank0_is_the_lowest_asked_or_none)
     assert_int_equal(c.payload_rank, 1);
     assert_string_equal(c.ranks[1].bytes, "yes");
     test_completion_deinit(&c);
-    test_group_free(g);
 }
 
-TEST(m3_a_message_of_the_number_of_bytes_is_refused)
+GROUP_TEST(m3_a_message_of_the_number_of_bytes_is_refused, 1)
 {
-    struct test_group *g = test_group_start(1, NULL);
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
     request.execute_type = (Coxswain__ExecuteType)-1;
@@ -145,7 +140,6 @@ TEST(m3_a_message_of_the_number_of_bytes_is_refused)
     assert_int_equal(cox_executor_call(test_group_executor(g), &request, &how, NULL, NULL, NULL),
                      COX_INVALID);
     test_expect_echo(g, "x");
-    test_group_free(g);
 }
 
 /* ---- in time ---- */
@@ -181,9 +175,8 @@ static int submit_echo(struct cox_executor *executor)
     return cox_executor_submit_opaque(executor, "echo x", 6, &how, NULL, NULL);
 }
 
-TEST(b2_a_call_does_not_wait_for_a_handler)
+GROUP_TEST(b2_a_call_does_not_wait_for_a_handler, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct held held;
     held_init(&held, test_group_executor(g));
     assert_int_equal(cox_executor_set_handler(held.executor, COX_CHANNEL_EXECUTE, hold, &held), 0);
@@ -196,7 +189,6 @@ TEST(b2_a_call_does_not_wait_for_a_handler)
     sem_post(&held.go_on);
     test_expect_echo(g, "seen");
     assert_int_equal(atomic_load(&held.runs), 1);
-    test_group_free(g);
 }
 
 static void call_the_other(void *context, const struct cox_completion *completion)
@@ -251,9 +243,8 @@ static void replace_the_other(void *context, const struct cox_completion *comple
     sem_post(&held->inside);
 }
 
-TEST(m5_b2_handlers_that_replace_each_other_are_refused)
+GROUP_TEST(m5_b2_handlers_that_replace_each_other_are_refused, 1)
 {
-    struct test_group *g = test_group_start(1, NULL);
     struct held own, transfer;
     held_init(&own, test_group_executor(g));
     held_init(&transfer, test_group_executor(g));
@@ -278,5 +269,4 @@ TEST(m5_b2_handlers_that_replace_each_other_are_refused)
     assert_true(test_sem_await(&own.inside)); /* again: it was refused, and did not wait */
     assert_int_equal(atomic_load(&own.replaced), COX_DEADLOCK);
     sem_post(&transfer.go_on);
-    test_group_free(g);
 }

@@ -140,9 +140,8 @@ TEST(p3_status_keeps_the_last_words_when_no_process_can_be_started)
     test_group_free(g);
 }
 
-TEST(m15_a_stop_is_no_death)
+GROUP_TEST(m15_a_stop_is_no_death, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     test_expect_echo(g, "x");
     cox_executor_stop(test_group_executor(g));
     look(g);
@@ -151,14 +150,12 @@ TEST(m15_a_stop_is_no_death)
         assert_int_equal(seen.ranks[rank].deaths, 0);
         assert_string_equal(seen.ranks[rank].last_error, "");
     }
-    test_group_free(g);
 }
 
 /* ---- errors ---- */
 
-TEST(p3_status_keeps_the_last_error_of_each_rank)
+GROUP_TEST(p3_status_keeps_the_last_error_of_each_rank, 3)
 {
-    struct test_group *g = test_group_start(3, NULL);
     struct test_completion c;
     uint64_t before_ns = cox_now_ns();
     assert_int_equal(test_call(g, &c, "only 1 fail 7 no such adapter"), COX_REJECTED);
@@ -186,7 +183,6 @@ TEST(p3_status_keeps_the_last_error_of_each_rank)
         assert_contains(seen.ranks[rank].last_error, "it reported: too hot");
     assert_string_equal(seen.ranks[0].last_error, "");
     assert_int_equal(seen.group.deaths, 0);
-    test_group_free(g);
 }
 
 /* Whichever came last, and one that has ended later than it complained has ended. */
@@ -208,14 +204,12 @@ TEST(p3_status_reports_an_error_or_a_death_whichever_came_last)
     test_group_free(g);
 }
 
-TEST(p3_p10_an_reply_that_makes_no_sense_is_an_error)
+GROUP_TEST(p3_p10_an_reply_that_makes_no_sense_is_an_error, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     assert_int_not_equal(test_call(g, NULL, "only 1 lie 99999999"), 0);
     look(g);
     assert_contains(seen.ranks[1].last_error, "99999999");
     assert_string_equal(seen.ranks[0].last_error, "");
-    test_group_free(g);
 }
 
 /* ---- counts ---- */
@@ -236,9 +230,8 @@ static uint64_t block_in_vain(struct test_group *g, const struct test_pipe *pipe
     return count;
 }
 
-TEST(p4_late_replies_are_counted)
+GROUP_TEST(p4_late_replies_are_counted, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     uint64_t late = 0;
     for (uint64_t round = 1; round <= 3; round++) {
@@ -261,7 +254,6 @@ TEST(p4_late_replies_are_counted)
     /* Late is no error: nothing failed, nothing died. */
     for (uint32_t rank = 0; rank < 2; rank++)
         assert_string_equal(seen.ranks[rank].last_error, "");
-    test_group_free(g);
 }
 
 /* Requests count once, however many ranks read them; replies of all ranks. */
@@ -328,9 +320,8 @@ static uint64_t most(uint64_t ns)
     return ns + ns / 16;
 }
 
-TEST(p3_the_phases_of_every_completed_request_are_counted)
+GROUP_TEST(p3_the_phases_of_every_completed_request_are_counted, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     const struct cox_channel_stats *stats = look(g);
     for (int phase = 0; phase < COX_PHASE_COUNT; phase++) {
         assert_int_equal(stats->phases[phase].count, 0);
@@ -356,7 +347,6 @@ TEST(p3_the_phases_of_every_completed_request_are_counted)
     assert_string_equal(cox_phase_name(COX_PHASE_QUEUE), "queue");
     assert_string_equal(cox_phase_name(COX_PHASE_TOTAL), "total");
     assert_string_equal(cox_phase_name(COX_PHASE_COUNT), "unknown");
-    test_group_free(g);
 }
 
 struct slow {
@@ -412,9 +402,8 @@ TEST(p3_a_handler_that_waits_is_seen_in_its_phase)
     sem_destroy(&slow.go_on);
 }
 
-TEST(p3_a_rank_that_waits_is_seen_in_its_phase)
+GROUP_TEST(p3_a_rank_that_waits_is_seen_in_its_phase, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     block(g, 1, pipe);
     uint64_t waited_ns = pass_time();
@@ -430,7 +419,6 @@ TEST(p3_a_rank_that_waits_is_seen_in_its_phase)
     assert_in_range(phases[COX_PHASE_RANKS].p50_ns, least(ranks_ns), most(ranks_ns));
     assert_in_range(phases[COX_PHASE_QUEUE].p50_ns, least(queue_ns), most(queue_ns));
     assert_true(phases[COX_PHASE_TOTAL].p50_ns >= least(ranks_ns + queue_ns));
-    test_group_free(g);
 }
 
 struct releaser {
@@ -461,9 +449,8 @@ static void *releaser_main(void *argument)
     return NULL;
 }
 
-TEST(p3_a_call_that_waits_for_room_waits_in_the_queue)
+GROUP_TEST(p3_a_call_that_waits_for_room_waits_in_the_queue, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct test_completion c;
     block_in_vain(g, pipe);
@@ -482,5 +469,4 @@ TEST(p3_a_call_that_waits_for_room_waits_in_the_queue)
     const struct cox_channel_stats *stats = look(g);
     assert_int_equal(stats->phases[COX_PHASE_QUEUE].count, 2);
     assert_true(stats->phases[COX_PHASE_QUEUE].p99_ns >= least(queue_ns));
-    test_group_free(g);
 }

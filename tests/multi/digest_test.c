@@ -141,9 +141,8 @@ TEST(s2_a_rank_with_a_bent_row_is_named)
 }
 
 /* A worker of one's own that knows what must agree. */
-TEST(s2_a_worker_sets_digests_of_its_own)
+GROUP_TEST(s2_a_worker_sets_digests_of_its_own, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct chat chats[CHAT_COUNT];
     chats_init(chats);
     /* The same on both; of one rank none, in each of the four. */
@@ -165,5 +164,4 @@ TEST(s2_a_worker_sets_digests_of_its_own)
     cox_executor_read_status(test_group_executor(g), &status, ranks);
     for (uint32_t r = 0; r < 2; r++)
         assert_contains(ranks[r].last_error, "positions: rank 0 has ");
-    test_group_free(g);
 }

@@ -64,9 +64,8 @@ TEST(m2_one_request_reaches_every_rank_whole)
     }
 }
 
-TEST(m2_ranks_that_are_not_asked_do_nothing)
+GROUP_TEST(m2_ranks_that_are_not_asked_do_nothing, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     for (uint64_t ranks = 1; ranks < 16; ranks++) {
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = ranks};
         struct test_completion c;
@@ -94,7 +93,6 @@ TEST(m2_ranks_that_are_not_asked_do_nothing)
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_string_equal(c.ranks[rank].bytes, "9");
     test_completion_deinit(&c);
-    test_group_free(g);
 }
 
 /* ---- bounds ---- */
@@ -414,9 +412,8 @@ TEST(m5_stop_completes_what_is_outstanding)
 }
 
 /* A deadline holds also behind a request with a later one. */
-TEST(m5_a_deadline_does_not_wait_for_the_request_before)
+GROUP_TEST(m5_a_deadline_does_not_wait_for_the_request_before, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how slow = {.gather = COX_GATHER_ALL, .timeout_ms = 5000};
     const struct test_how fast = {.gather = COX_GATHER_ALL, .timeout_ms = 50};
@@ -427,7 +424,6 @@ TEST(m5_a_deadline_does_not_wait_for_the_request_before)
     test_pipe_release(pipe, 2);
     assert_int_equal(test_await(g, 0)->status, 0);
     test_expect_echo(g, "still here");
-    test_group_free(g);
 }
 
 /* ---- handlers ---- */
@@ -455,9 +451,8 @@ static void handler_inside(void *context, const struct cox_completion *completio
     inside->calls++; /* last: the test looks at the rest once it sees this */
 }
 
-TEST(m5_inside_a_handler_call_is_refused_and_submit_works)
+GROUP_TEST(m5_inside_a_handler_call_is_refused_and_submit_works, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct inside inside = {.executor = test_group_executor(g)};
     inside.left = 100;
     assert_int_equal(
@@ -470,13 +465,11 @@ TEST(m5_inside_a_handler_call_is_refused_and_submit_works)
     assert_int_equal(inside.calls, 101);
     assert_int_equal(inside.call_result, COX_DEADLOCK);
     assert_int_equal(inside.submit_result, 0);
-    test_group_free(g);
 }
 
 /* A deadline that was forgotten: the same words from each function that needs one. */
-TEST(m5_a_deadline_of_0_is_refused)
+GROUP_TEST(m5_a_deadline_of_0_is_refused, 1)
 {
-    struct test_group *g = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(g);
     const struct cox_submit_options options = {.size = sizeof options};
     Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
@@ -537,12 +530,10 @@ TEST(m5_a_deadline_of_0_is_refused)
         assert_contains(err.text, "cox_deadline_after_ms");
     }
     test_expect_echo(g, "still here");
-    test_group_free(g);
 }
 
-TEST(m5_a_handler_is_set_once_on_channels_that_have_one)
+GROUP_TEST(m5_a_handler_is_set_once_on_channels_that_have_one, 1)
 {
-    struct test_group *g = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(g);
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
@@ -563,7 +554,6 @@ TEST(m5_a_handler_is_set_once_on_channels_that_have_one)
     }
     assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, NULL), 0);
     assert_int_equal(test_await(g, 0)->status, 0);
-    test_group_free(g);
 }
 
 struct counter {
@@ -590,9 +580,8 @@ static int counted(const struct counter *counters, size_t count)
     return calls;
 }
 
-TEST(m5_the_handler_is_replaced_while_requests_run)
+GROUP_TEST(m5_the_handler_is_replaced_while_requests_run, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     static struct counter counters[200];
     memset(counters, 0, sizeof counters);
@@ -617,7 +606,6 @@ TEST(m5_the_handler_is_replaced_while_requests_run)
     assert_int_equal(seen, 1000);
     for (size_t i = 0; i < 200; i++)
         assert_false(counters[i].violated);
-    test_group_free(g);
 }
 
 struct slow_handler {
@@ -638,9 +626,8 @@ static void handler_slow(void *context, const struct cox_completion *completion)
     slow->left = true;
 }
 
-TEST(m5_set_handler_waits_for_the_handler_that_runs)
+GROUP_TEST(m5_set_handler_waits_for_the_handler_that_runs, 1)
 {
-    struct test_group *g = test_group_start(1, NULL);
     struct slow_handler slow = {false};
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(
@@ -656,7 +643,6 @@ TEST(m5_set_handler_waits_for_the_handler_that_runs)
     assert_true(slow.left);
     assert_int_equal(test_submit(g, &how, "echo y"), 0);
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "y");
-    test_group_free(g);
 }
 
 TEST(m5_full_at_depth_then_room_again)

@@ -153,9 +153,8 @@ TEST(m7_links_from_inside_a_handler)
 }
 
 /* Ranks read a number that another process overwrote, and see requests that do not exist yet. */
-TEST(p10_a_number_turned_up_replies_nothing)
+GROUP_TEST(p10_a_number_turned_up_replies_nothing, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_layout_channel_state *shared =
         cox_state_channel(&executor->control, COX_CHANNEL_EXECUTE);
@@ -172,7 +171,6 @@ TEST(p10_a_number_turned_up_replies_nothing)
             sched_yield();
         test_expect_echo(g, "of its own");
     }
-    test_group_free(g);
 }
 
 /* Every thread of the process is in a system call. */
@@ -260,9 +258,8 @@ TEST(m4_replies_before_a_failure_are_reported)
     test_group_free(g);
 }
 
-TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once)
+GROUP_TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how stuck = {
         .gather = COX_GATHER_ALL, .ranks = 1, .timeout_ms = 10 * TEST_PATIENCE_MS};
@@ -296,13 +293,11 @@ TEST(p1_an_end_behind_a_stuck_request_is_reported_at_once)
     assert_int_equal(c->sequence, 1);
     assert_int_equal(c->status, 0);
     assert_string_equal(c->ranks[0].bytes, "released");
-    test_group_free(g);
 }
 
 /* It ended before the stuck one in front of it; its reply is owed all the same. */
-TEST(p3_a_request_that_ended_out_of_order_is_late)
+GROUP_TEST(p3_a_request_that_ended_out_of_order_is_late, 3)
 {
-    struct test_group *g = test_group_start(3, NULL);
     struct test_pipe *stuck_pipe = test_pipe_new(), *late_pipe = test_pipe_new();
     const struct test_how stuck = {
         .gather = COX_GATHER_ALL, .ranks = 1, .timeout_ms = 10 * TEST_PATIENCE_MS};
@@ -325,7 +320,6 @@ TEST(p3_a_request_that_ended_out_of_order_is_late)
     assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE).late_replies, 1);
     test_pipe_release(stuck_pipe, 1);
     assert_int_equal(test_await(g, 2)->sequence, 1);
-    test_group_free(g);
 }
 
 struct held {
@@ -487,9 +481,8 @@ TEST(m5_set_handler_returns_although_the_new_handler_runs_on)
         sem_destroy(sems[i]);
 }
 
-TEST(m5_replace_with_nothing_is_refused)
+GROUP_TEST(m5_replace_with_nothing_is_refused, 1)
 {
-    struct test_group *g = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, NULL, NULL),
                      COX_INVALID);
@@ -501,14 +494,12 @@ TEST(m5_replace_with_nothing_is_refused)
                      COX_INVALID);
     assert_int_equal(test_submit(g, &how, "echo kept"), 0); /* the one there was stays */
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "kept");
-    test_group_free(g);
 }
 
 /* ---- deadlines ---- */
 
-TEST(p3_a_deadline_that_has_passed_publishes_nothing)
+GROUP_TEST(p3_a_deadline_that_has_passed_publishes_nothing, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const uint64_t deadlines[] = {1, cox_now_ns() - 1};
@@ -538,7 +529,6 @@ TEST(p3_a_deadline_that_has_passed_publishes_nothing)
     assert_string_equal(c.ranks[1].bytes, "2");
     test_completion_deinit(&c);
     assert_int_equal(test_completion_count(g), 0);
-    test_group_free(g);
 }
 
 /* ---- wake-ups that get lost ---- */

@@ -40,9 +40,8 @@ static void call_in_vain(struct test_group *g, struct test_completion *ret_compl
 
 /* Every second request ends at its deadline while one rank holds it; the replies that come later
  * are replies to nothing. Each reply names its request, so that a swapped one is seen. */
-TEST(p4_a_late_reply_is_never_taken_for_another)
+GROUP_TEST(p4_a_late_reply_is_never_taken_for_another, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     int late_count = 0;
     for (int round = 0; round < 1000; round++) {
@@ -74,13 +73,11 @@ TEST(p4_a_late_reply_is_never_taken_for_another)
     assert_int_equal(stats.late_replies, late_count);
     assert_int_equal(stats.completed, 2001);
     assert_int_equal(stats.submitted, 2001);
-    test_group_free(g);
 }
 
 /* The same with several requests in flight when the deadline comes. */
-TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped)
+GROUP_TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     size_t n = 0, late_count = 0;
     for (int round = 0; round < 100; round++) {
@@ -108,12 +105,10 @@ TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped)
             assert_string_equal(c->ranks[rank].bytes, live + strlen("echo "));
     }
     assert_int_equal(stats_of(g).late_replies, late_count);
-    test_group_free(g);
 }
 
-TEST(p3_a_timeout_names_the_silent_rank_and_its_state)
+GROUP_TEST(p3_a_timeout_names_the_silent_rank_and_its_state, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     struct test_pipe *pipe = test_pipe_new();
     /* Rank 3 does not even take it: it is stopped. Rank 1 took it and hangs. The others reply. */
     pid_t stopped = cox_executor_pid(test_group_executor(g), 3);
@@ -144,7 +139,6 @@ TEST(p3_a_timeout_names_the_silent_rank_and_its_state)
     assert_int_equal(kill(stopped, SIGCONT), 0);
     test_pipe_release(pipe, 1);
     test_expect_echo(g, "awake");
-    test_group_free(g);
 }
 
 TEST(s4_a_late_rank_blocks_its_channel_only)
@@ -205,9 +199,8 @@ TEST(s4_a_late_rank_blocks_its_channel_only)
 }
 
 /* The handler gets the second completion as well, in a group with a response thread. */
-TEST(s4_the_handler_gets_that_the_late_rank_is_free)
+GROUP_TEST(s4_the_handler_gets_that_the_late_rank_is_free, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     int context;
     const struct test_how late = {
@@ -231,13 +224,11 @@ TEST(s4_the_handler_gets_that_the_late_rank_is_free)
         assert_int_equal(test_submit(g, &normal, "echo next"), 0);
         assert_string_equal(test_await(g, n + 2)->ranks[1].bytes, "next");
     }
-    test_group_free(g);
 }
 
 /* A dead rank owes nothing: the living go on. */
-TEST(s4_a_late_rank_that_dies_is_late_no_more)
+GROUP_TEST(s4_a_late_rank_that_dies_is_late_no_more, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
     struct test_completion c;
@@ -248,7 +239,6 @@ TEST(s4_a_late_rank_that_dies_is_late_no_more)
     assert_int_equal(test_submit_persist(g, &first, "echo alone"), 0);
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "alone");
     assert_int_equal(test_submit(g, &brief, "echo x"), COX_PEER_DEAD);
-    test_group_free(g);
 }
 
 /* Rank 1 reads its frame in place, for as long as it blocks; rank 0 replies at once. */
@@ -388,9 +378,8 @@ TEST(s3_a_rank_that_was_not_asked_skips_frames)
 }
 
 /* A stopped rank that is not asked delays no other. */
-TEST(s3_a_rank_that_was_not_asked_may_sleep)
+GROUP_TEST(s3_a_rank_that_was_not_asked_may_sleep, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     pid_t pid = cox_executor_pid(test_group_executor(g), 1);
     test_stop_process(pid);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
@@ -398,7 +387,6 @@ TEST(s3_a_rank_that_was_not_asked_may_sleep)
         assert_int_equal(test_call_how(g, NULL, &first, "echo x"), 0);
     assert_int_equal(kill(pid, SIGCONT), 0);
     test_expect_echo(g, "both");
-    test_group_free(g);
 }
 
 /* Requests and replies as large as they may be, as many as fit, in both directions, and faults on

@@ -77,9 +77,8 @@ TEST(m6_init_takes_the_smallest_of_all_ranks)
     }
 }
 
-TEST(m6_init_that_cannot_be_merged_is_refused)
+GROUP_TEST(m6_init_that_cannot_be_merged_is_refused, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     static const struct {
         const char *key, *value;
         int code;
@@ -107,7 +106,6 @@ TEST(m6_init_that_cannot_be_merged_is_refused)
         assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_INIT);
     }
     init_group(g);
-    test_group_free(g);
 }
 
 /* ---- types ---- */
@@ -264,9 +262,8 @@ TEST(m7_every_type_is_called_as_it_is_meant)
     test_group_free(g);
 }
 
-TEST(m7_every_type_is_submitted_as_it_is_meant)
+GROUP_TEST(m7_every_type_is_submitted_as_it_is_meant, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
@@ -306,7 +303,6 @@ TEST(m7_every_type_is_submitted_as_it_is_meant)
     }
     test_expect_echo(g, "behind all that");
     assert_int_equal(test_completion_count(g), n);
-    test_group_free(g);
 }
 
 TEST(m7_a_worker_without_callbacks_replies_unsupported)
@@ -360,9 +356,8 @@ TEST(m7_a_worker_without_callbacks_replies_unsupported)
 }
 
 /* Not only where a legacy worker would die of it. */
-TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group)
+GROUP_TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT, *hosts[] = {&host};
     Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
     Coxswain__RemoteInfo *remotes[] = {&remote};
@@ -381,7 +376,6 @@ TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group)
         err.text,
         "pd_link_request.pd_link_info[0].link_info[0].host_info[0].cluster_id is no UTF-8: the byte 0xc0 at offset 8");
     assert_int_equal(test_call(g, NULL, "echo x"), 0);
-    test_group_free(g);
 }
 
 /* ---- faults ---- */
@@ -416,15 +410,13 @@ TEST(m9_a_fault_of_any_rank_arrives_with_its_rank)
     }
 }
 
-TEST(m9_a_long_fault_is_cut)
+GROUP_TEST(m9_a_long_fault_is_cut, 1)
 {
-    struct test_group *g = test_group_start(1, NULL);
     assert_int_equal(test_call(g, NULL, "fault %05000d", 7), 0);
     test_await_faults(g, 1);
     assert_memory_equal(test_fault(g, 0), "0 0000000000", 12);
     assert_true(strlen(test_fault(g, 0)) < 1024);
     test_expect_echo(g, "still here");
-    test_group_free(g);
 }
 
 /* ---- link ---- */
@@ -556,14 +548,13 @@ TEST(m11_pull_has_a_result_per_request)
     }
 }
 
-TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent)
+GROUP_TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent, 2)
 {
     static const struct {
         const char *ids[3], *text;
     } cases[] = {{{"a", "b", "a"}, "pull 2 has the request id 'a', which one before it has"},
                  {{"a", "a", "b"}, "pull 1 has the request id 'a', which one before it has"},
                  {{"a", "b", ""}, "pull 2 has no request id"}};
-    struct test_group *g = test_group_start(2, NULL);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct pull pull;
         struct cox_pull_result *results = NULL;
@@ -579,7 +570,6 @@ TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent)
     struct cox_channel_stats stats;
     cox_executor_stats(test_group_executor(g), COX_CHANNEL_TRANSFER, &stats);
     assert_int_equal(stats.submitted, 0);
-    test_group_free(g);
 }
 
 /* ---- recovery ---- */
@@ -591,9 +581,8 @@ static int recover(struct test_group *g, enum cox_recover_command command,
     return cox_executor_recover(test_group_executor(g), command, test_patience(), results, err);
 }
 
-TEST(m12_the_state_gate)
+GROUP_TEST(m12_the_state_gate, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     struct cox_recover_result results[4];
     struct cox_error err;
     /* How a state is reached from INIT, and what is legal there. */
@@ -635,7 +624,6 @@ TEST(m12_the_state_gate)
                 assert_int_equal(results[rank].device, r ? -1 : (int)rank);
             }
         }
-    test_group_free(g);
 }
 
 TEST(m12_every_command_reaches_every_rank_in_order)
@@ -656,9 +644,8 @@ TEST(m12_every_command_reaches_every_rank_in_order)
     }
 }
 
-TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure)
+GROUP_TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_recover_result results[4];
     struct cox_error err;
@@ -688,12 +675,10 @@ TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure)
     assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), COX_PEER_DEAD);
     assert_int_equal(results[3].result, -1);
     assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_PAUSE);
-    test_group_free(g);
 }
 
-TEST(m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start)
+GROUP_TEST(m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_recover_result results[4];
     struct cox_error err = {0};
@@ -713,7 +698,6 @@ TEST(m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start)
     assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
     assert_false(cox_executor_partially_paused(executor));
-    test_group_free(g);
 }
 
 struct other_thread {
@@ -731,9 +715,8 @@ static void *pause_main(void *argument)
 }
 
 /* A caller's deadline holds, whatever other threads call; and the state can be read meanwhile. */
-TEST(b2_a_call_behind_another_ends_at_its_deadline)
+GROUP_TEST(b2_a_call_behind_another_ends_at_its_deadline, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread other = {.group = g};
@@ -761,7 +744,6 @@ TEST(b2_a_call_behind_another_ends_at_its_deadline)
     assert_int_equal(cleared, COX_TIMEOUT);
     assert_int_equal(called, COX_TIMEOUT);
     assert_true(took_ns < 10 * COX_NSEC_PER_SEC);
-    test_group_free(g);
 }
 
 /* ---- passing each other ---- */
@@ -854,9 +836,8 @@ TEST(m13_every_rank_status_is_seen)
 }
 
 /* No status of a rank is left for success. */
-TEST(m13_without_an_reply_there_is_no_status)
+GROUP_TEST(m13_without_an_reply_there_is_no_status, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     enum { FAILED, TOO_LATE, DEAD, CASE_COUNT };
     static const int codes[] = {COX_REJECTED, COX_TIMEOUT, COX_PEER_DEAD};
     for (int k = 0; k < CASE_COUNT; k++) {
@@ -876,5 +857,4 @@ TEST(m13_without_an_reply_there_is_no_status)
             assert_int_equal(statuses[rank], -1);
         assert_int_equal(statuses[4], 77);
     }
-    test_group_free(g);
 }

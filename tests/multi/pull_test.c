@@ -45,6 +45,18 @@ static void pair_stop(struct pair *pair)
     kv_stop(&pair->a);
 }
 
+/* A test over it. */
+#define PAIR_TEST(name)                                                                            \
+    static void name##_in(struct pair *pair);                                                      \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        struct pair made;                                                                          \
+        pair_start(&made, 2);                                                                      \
+        name##_in(&made);                                                                          \
+        pair_stop(&made);                                                                          \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct pair *pair)
+
 /* Of sequence 7 there into sequence 9 here. */
 static struct kv_pull pull_of(const char *id)
 {
@@ -184,71 +196,65 @@ TEST(m11_tables_of_several_managers_are_all_copied)
 
 /* ---- what is refused ---- */
 
-TEST(p9_pulls_that_name_what_is_not_there_are_refused)
+PAIR_TEST(p9_pulls_that_name_what_is_not_there_are_refused)
 {
-    struct pair pair;
     struct kv_pull pull;
-    pair_start(&pair, 2);
 
     pull = pull_of("unknown");
     pull.cluster = "nowhere";
-    kv_expect_pull(&pair.b, &pull, COX_NOT_FOUND, CODE(PD_PULL_KV_UNKNOWN_ERROR), "nowhere");
+    kv_expect_pull(&pair->b, &pull, COX_NOT_FOUND, CODE(PD_PULL_KV_UNKNOWN_ERROR), "nowhere");
     pull = pull_of("epoch");
     pull.epoch = 2;
-    expect_refused(&pair, &pull, COX_STALE, "linked in epoch 1, and the pull is for epoch 2");
+    expect_refused(pair, &pull, COX_STALE, "linked in epoch 1, and the pull is for epoch 2");
     pull = pull_of("source");
     pull.from[1] = KV_BLOCK_COUNT;
-    expect_refused(&pair, &pull, COX_INVALID, "block 16 of A does not exist; there are 16");
+    expect_refused(pair, &pull, COX_INVALID, "block 16 of A does not exist; there are 16");
     pull = pull_of("destination");
     pull.to[0] = KV_BLOCK_COUNT;
-    expect_refused(&pair, &pull, COX_INVALID, "KV block 16 does not exist; there are 16");
+    expect_refused(pair, &pull, COX_INVALID, "KV block 16 does not exist; there are 16");
     pull = pull_of("negative");
     pull.from[0] = -1;
-    expect_refused(&pair, &pull, COX_INVALID, "such blocks do not exist");
+    expect_refused(pair, &pull, COX_INVALID, "such blocks do not exist");
     pull = pull_of("huge");
     pull.to[1] = INT64_C(1) << 40;
-    expect_refused(&pair, &pull, COX_INVALID, "such blocks do not exist");
+    expect_refused(pair, &pull, COX_INVALID, "such blocks do not exist");
     pull = pull_of("twice");
     pull.to[0] = pull.to[1];
-    expect_refused(&pair, &pull, COX_INVALID, "KV block 8 is a destination twice");
+    expect_refused(pair, &pull, COX_INVALID, "KV block 8 is a destination twice");
     pull = pull_of("uneven");
     pull.to_count = 1;
-    expect_refused(&pair, &pull, COX_INVALID, "block table 0 has 2 blocks there and 1 here");
+    expect_refused(pair, &pull, COX_INVALID, "block table 0 has 2 blocks there and 1 here");
     pull = pull_of("empty");
     pull.from_count = pull.to_count = 0;
-    expect_refused(&pair, &pull, COX_INVALID, "block tables of 0 blocks");
+    expect_refused(pair, &pull, COX_INVALID, "block tables of 0 blocks");
 
     /* All of that has done nothing. */
-    expect_pulled(&pair, "r1");
-    pair_stop(&pair);
+    expect_pulled(pair, "r1");
 }
 
-TEST(p9_blocks_of_another_sequence_are_stale)
+PAIR_TEST(p9_blocks_of_another_sequence_are_stale)
 {
     static const int32_t reused[] = {2, 6, -1};
     struct kv_sequence other;
     struct kv_pull pull;
-    struct pair pair;
-    pair_start(&pair, 2);
 
     pull = pull_of("foreign");
     pull.from_sequence = 8;
-    expect_refused(&pair, &pull, COX_STALE, "A: block 2 belongs to another sequence");
+    expect_refused(pair, &pull, COX_STALE, "A: block 2 belongs to another sequence");
     /* Block 6 was never written. */
     pull = pull_of("unwritten");
     pull.from[1] = 6;
-    expect_refused(&pair, &pull, COX_STALE, "A: block 6 belongs to another sequence, or to none");
+    expect_refused(pair, &pull, COX_STALE, "A: block 6 belongs to another sequence, or to none");
 
     /* Block 2 is another sequence's now. */
     kv_sequence(&other, 8, reused);
     other.slot = 1;
-    kv_step(&pair.a, &other, 0, true, -1);
+    kv_step(&pair->a, &other, 0, true, -1);
     pull = pull_of("reused");
-    expect_refused(&pair, &pull, COX_STALE, "A: block 2 belongs to another sequence");
+    expect_refused(pair, &pull, COX_STALE, "A: block 2 belongs to another sequence");
     pull.from_sequence = 8;
     pull.from[1] = 6;
-    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
-    pair_stop(&pair);
+    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
 }
 
 TEST(p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale)
@@ -331,21 +337,18 @@ TEST(p9_after_init_and_reinit_all_is_stale_and_the_link_holds)
 
 /* ---- deadline, lease, cancel, and what else ends a pull ---- */
 
-TEST(p9_a_deadline_or_lease_that_is_over_refuses)
+PAIR_TEST(p9_a_deadline_or_lease_that_is_over_refuses)
 {
-    struct pair pair;
     struct kv_pull pull;
-    pair_start(&pair, 2);
     pull = pull_of("deadline");
     pull.deadline_ns = cox_now_ns();
-    expect_refused(&pair, &pull, COX_TIMEOUT, "its deadline has passed");
+    expect_refused(pair, &pull, COX_TIMEOUT, "its deadline has passed");
     pull = pull_of("lease");
     pull.lease_ns = cox_now_ns();
-    expect_refused(&pair, &pull, COX_STALE, "the lease of A on the blocks has expired");
+    expect_refused(pair, &pull, COX_STALE, "the lease of A on the blocks has expired");
     pull = pull_of("both in time");
     pull.lease_ns = pull.deadline_ns = kv_patience();
-    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
-    pair_stop(&pair);
+    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
 }
 
 #if COX_TESTING
@@ -438,49 +441,43 @@ TEST(p9_a_pull_ends_at_its_deadline_while_it_waits)
     pair_stop(&pair);
 }
 
-TEST(p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes)
+PAIR_TEST(p9_a_pull_is_cancelled_while_it_waits_and_before_it_comes)
 {
     struct waiting w;
-    struct pair pair;
-    pair_start(&pair, 2);
-    give_blocks(&pair);
-    waiting_start(&w, &pair, pull_of("r2"), 0);
-    kv_link(&pair.b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "other"});
-    kv_link(&pair.b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "r2"});
+    give_blocks(pair);
+    waiting_start(&w, pair, pull_of("r2"), 0);
+    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "other"});
+    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "r2"});
     for (uint32_t rank = 0; rank < 2; rank++)
-        assert_string_equal(kv_link_state(&pair.b, rank, "A"), "success"); /* behind the cancel */
+        assert_string_equal(kv_link_state(&pair->b, rank, "A"), "success"); /* behind the cancel */
     waiting_expect(&w, COX_ABORTED, "cancelled");
 
-    kv_link(&pair.b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "r3"});
-    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success"); /* behind the cancel */
+    kv_link(&pair->b, NULL, &(struct kv_link){.cluster = "A", .role = -1, .cancelled = "r3"});
+    assert_string_equal(kv_link_state(&pair->b, 0, "A"), "success"); /* behind the cancel */
     const struct kv_pull pull = pull_of("r3");
-    expect_refused(&pair, &pull, COX_ABORTED, "cancelled before it began");
+    expect_refused(pair, &pull, COX_ABORTED, "cancelled before it began");
     /* It was for one pull. */
-    expect_pulled(&pair, "r3");
-    pair_stop(&pair);
+    expect_pulled(pair, "r3");
 }
 
-TEST(p9_unlinking_and_linking_anew_end_a_pull_that_waits)
+PAIR_TEST(p9_unlinking_and_linking_anew_end_a_pull_that_waits)
 {
     struct waiting w;
-    struct pair pair;
-    pair_start(&pair, 2);
-    give_blocks(&pair);
-    waiting_start(&w, &pair, pull_of("r2"), 0);
-    kv_link_all(&pair.b, &pair.a, "A", 2);
+    give_blocks(pair);
+    waiting_start(&w, pair, pull_of("r2"), 0);
+    kv_link_all(&pair->b, &pair->a, "A", 2);
     waiting_expect(&w, COX_STALE, "A was linked again meanwhile");
 
     struct kv_pull pull = pull_of("r3");
     pull.epoch = 2;
-    kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
-    waiting_start(&w, &pair, pull, 0);
-    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
+    kv_expect_pull(&pair->b, &pull, 0, CODE(SUCCESS), "");
+    waiting_start(&w, pair, pull, 0);
+    kv_link(&pair->b, &pair->a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
     for (uint32_t rank = 0; rank < 2; rank++)
-        assert_string_equal(kv_link_state(&pair.b, rank, "A"), "");
+        assert_string_equal(kv_link_state(&pair->b, rank, "A"), "");
     waiting_expect(&w, COX_CLOSED, "A was unlinked meanwhile");
     pull.id = "r4";
-    kv_expect_pull(&pair.b, &pull, COX_NOT_FOUND, CODE(PD_PULL_KV_UNKNOWN_ERROR), "no link to A");
-    pair_stop(&pair);
+    kv_expect_pull(&pair->b, &pull, COX_NOT_FOUND, CODE(PD_PULL_KV_UNKNOWN_ERROR), "no link to A");
 }
 
 static int try_recover(struct pair *pair, enum cox_recover_command command, struct cox_error *err)
@@ -498,43 +495,37 @@ static void recover(struct pair *pair, enum cox_recover_command command)
 }
 
 /* A clear does not end before the pull does: the first one, while the pull is held, says so. */
-TEST(p9_clear_ends_a_pull_and_so_does_pause)
+PAIR_TEST(p9_clear_ends_a_pull_and_so_does_pause)
 {
     struct waiting w;
-    struct pair pair;
     struct cox_error err = {0};
-    pair_start(&pair, 2);
-    give_blocks(&pair);
-    waiting_start(&w, &pair, pull_of("r2"), 0);
-    assert_int_not_equal(try_recover(&pair, COX_RECOVER_CLEAR, &err), 0);
+    give_blocks(pair);
+    waiting_start(&w, pair, pull_of("r2"), 0);
+    assert_int_not_equal(try_recover(pair, COX_RECOVER_CLEAR, &err), 0);
     assert_non_null(strstr(err.text, "did not end in time"));
     waiting_expect(&w, COX_ABORTED, "");
-    recover(&pair, COX_RECOVER_CLEAR);
-    expect_pulled(&pair, "r3");
+    recover(pair, COX_RECOVER_CLEAR);
+    expect_pulled(pair, "r3");
 
     /* Once it is to come out, the worker lets it go on (kv_group.c). */
-    waiting_start(&w, &pair, pull_of("r4"), 0);
-    recover(&pair, COX_RECOVER_PAUSE_NET);
+    waiting_start(&w, pair, pull_of("r4"), 0);
+    recover(pair, COX_RECOVER_PAUSE_NET);
     waiting_end(&w, COX_ABORTED, "");
-    recover(&pair, COX_RECOVER_START);
-    expect_pulled(&pair, "r5");
-    pair_stop(&pair);
+    recover(pair, COX_RECOVER_START);
+    expect_pulled(pair, "r5");
 }
 
 /* The coordinator gives the transfer up: the rank is free for the next one once it is let. */
-TEST(p9_a_pull_without_a_waiter_ends)
+PAIR_TEST(p9_a_pull_without_a_waiter_ends)
 {
     struct waiting w;
-    struct pair pair;
-    pair_start(&pair, 2);
-    give_blocks(&pair);
-    waiting_start(&w, &pair, pull_of("r2"), 1000);
+    give_blocks(pair);
+    waiting_start(&w, pair, pull_of("r2"), 1000);
     assert_int_equal(pthread_join(w.thread, NULL), 0);
     assert_int_equal(w.replies.status, COX_TIMEOUT);
     waiting_let(&w);
-    expect_pulled(&pair, "r3");
+    expect_pulled(pair, "r3");
     /* The first one came out before, and has given nothing. */
-    pair_stop(&pair);
 }
 
 #endif
@@ -590,27 +581,25 @@ TEST(g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks)
 
 /* ---- links ---- */
 
-TEST(m10_groups_of_another_shape_are_refused_with_what_differs)
+PAIR_TEST(m10_groups_of_another_shape_are_refused_with_what_differs)
 {
-    struct pair pair;
     struct kv_group c;
-    pair_start(&pair, 2);
 
     kv_start(&c, &(struct kv_options){.rank_count = 2, .block_size = 8});
-    kv_link(&pair.b, &c, &(struct kv_link){.cluster = "C", .epoch = 1, .role = -1});
+    kv_link(&pair->b, &c, &(struct kv_link){.cluster = "C", .epoch = 1, .role = -1});
     for (uint32_t rank = 0; rank < 2; rank++) {
-        const char *text = kv_link_state(&pair.b, rank, "C");
+        const char *text = kv_link_state(&pair->b, rank, "C");
         assert_non_null(strstr(text, "failed"));
         assert_non_null(strstr(text, "block_size 8 there, 4 here; block_bytes"));
     }
     kv_stop(&c);
     struct kv_pull pull = pull_of("r1");
     pull.cluster = "C";
-    expect_refused(&pair, &pull, COX_INVALID, "the link to C has failed: its KV blocks");
+    expect_refused(pair, &pull, COX_INVALID, "the link to C has failed: its KV blocks");
 
     kv_start(&c, &(struct kv_options){.rank_count = 1});
-    kv_link(&pair.b, &c, &(struct kv_link){.cluster = "D", .epoch = 1, .role = -1});
-    assert_non_null(strstr(kv_link_state(&pair.b, 1, "D"), "rank_count 1 there, 2 here"));
+    kv_link(&pair->b, &c, &(struct kv_link){.cluster = "D", .epoch = 1, .role = -1});
+    assert_non_null(strstr(kv_link_state(&pair->b, 1, "D"), "rank_count 1 there, 2 here"));
     kv_stop(&c);
 
     /* Each other field of A's description. */
@@ -618,7 +607,7 @@ TEST(m10_groups_of_another_shape_are_refused_with_what_differs)
         static const char *const names[] = {"rank ",        "layer_count ", "kv_head_first ",
                                             "kv_head_",     "head_dim ",    "element_bytes ",
                                             "model_digest "};
-        struct cox_kv_pool pools[2] = {pair.a.pools[0], pair.a.pools[1]};
+        struct cox_kv_pool pools[2] = {pair->a.pools[0], pair->a.pools[1]};
         for (uint32_t rank = 0; rank < 2; rank++) {
             struct cox_kv_layout *l = &pools[rank].layout;
             uint32_t *const numbers[] = {&l->rank,          &l->layer_count, &l->kv_head_first,
@@ -628,17 +617,16 @@ TEST(m10_groups_of_another_shape_are_refused_with_what_differs)
             else
                 l->model_digest ^= 1;
         }
-        kv_link(&pair.b, &pair.a,
+        kv_link(&pair->b, &pair->a,
                 &(struct kv_link){
                     .cluster = "E", .epoch = (uint64_t)field + 1, .role = -1, .pools = pools});
         for (uint32_t rank = 0; rank < 2; rank++) {
-            const char *text = kv_link_state(&pair.b, rank, "E");
+            const char *text = kv_link_state(&pair->b, rank, "E");
             if (!strstr(text, names[field]))
                 fail_msg("'%s' is not in: %s", names[field], text);
         }
     }
-    expect_pulled(&pair, "r1");
-    pair_stop(&pair);
+    expect_pulled(pair, "r1");
 }
 
 TEST(m10_a_group_that_is_gone_fails_on_every_rank)
@@ -740,19 +728,16 @@ static uint32_t mapping_count(pid_t pid)
     return count;
 }
 
-TEST(m10_unlinking_lets_go_of_the_memory)
+PAIR_TEST(m10_unlinking_lets_go_of_the_memory)
 {
-    struct pair pair;
-    pair_start(&pair, 2);
-    const pid_t reader = cox_executor_pid(test_group_executor(pair.b.group), 0);
+    const pid_t reader = cox_executor_pid(test_group_executor(pair->b.group), 0);
     assert_int_equal(mapping_count(reader), 2);
     for (uint64_t epoch = 2; epoch < 50; epoch++)
-        kv_link_all(&pair.b, &pair.a, "A", epoch);
+        kv_link_all(&pair->b, &pair->a, "A", epoch);
     assert_int_equal(mapping_count(reader), 2);
-    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
-    assert_string_equal(kv_link_state(&pair.b, 0, "A"), "");
+    kv_link(&pair->b, &pair->a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
+    assert_string_equal(kv_link_state(&pair->b, 0, "A"), "");
     assert_int_equal(mapping_count(reader), 1);
-    pair_stop(&pair);
 }
 
 /* ---- death ---- */

@@ -151,9 +151,8 @@ static uint64_t window_of(uint32_t rank_count)
 
 /* Another generation and another window each time, of which only the last takes memory; windows are
  * used in turn. A sealed group has no windows: a rank has the same memory in every generation. */
-TEST(k25_every_init_has_memory_of_its_own)
+GROUP_TEST(k25_every_init_has_memory_of_its_own, RANK_COUNT)
 {
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     const uint64_t window = window_of(RANK_COUNT);
     struct cox_error err;
     assert_int_equal(group_bytes(), window);
@@ -179,15 +178,13 @@ TEST(k25_every_init_has_memory_of_its_own)
     }
     test_await_socket(g);
     assert_int_equal(test_count_fds(), fds);
-    test_group_free(g);
 }
 
 /* An init that fails is a generation as well; its window and the one before stay until one
  * succeeds. */
-TEST(k25_a_failed_init_takes_a_generation)
+GROUP_TEST(k25_a_failed_init_takes_a_generation, RANK_COUNT)
 {
     static const struct cox_config_entry failing[] = {{"tell", ""}, {"fail", "1"}};
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
     assert_int_equal(init_with(g, failing, 2, test_patience(), &err), COX_REJECTED);
@@ -198,7 +195,6 @@ TEST(k25_a_failed_init_takes_a_generation)
     test_await_lines(g, 0, "init generation 3", 1);
     test_await_lines(g, 1, "init generation 3", 1);
     assert_int_equal(group_bytes(), window_of(RANK_COUNT));
-    test_group_free(g);
 }
 
 /* Several of those would take one window after the other, at last the one in which the ranks are.
@@ -292,10 +288,9 @@ TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so)
 
 /* ---- the same once more ---- */
 
-TEST(p8_without_an_init_there_is_no_replay)
+GROUP_TEST(p8_without_an_init_there_is_no_replay, RANK_COUNT)
 {
     static const struct cox_config_entry failing[] = {{"fail", "0"}};
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     assert_int_equal(replay(g, &err), COX_STATE);
     assert_contains(err.text, "no init");
@@ -307,7 +302,6 @@ TEST(p8_without_an_init_there_is_no_replay)
     assert_int_equal(replay(g, &err), COX_STATE);
     assert_int_equal(state_of(g), COX_ENGINE_INIT);
     test_expect_echo(g, "x");
-    test_group_free(g);
 }
 
 TEST(p8_a_replaced_rank_gets_the_same_init)
@@ -331,10 +325,9 @@ TEST(p8_a_replaced_rank_gets_the_same_init)
     }
 }
 
-TEST(p8_another_reply_than_before_is_reported)
+GROUP_TEST(p8_another_reply_than_before_is_reported, RANK_COUNT)
 {
     static const struct cox_config_entry odd[] = {{"odd_again", "0"}};
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     assert_int_equal(init_with(g, odd, 1, test_patience(), &err), 0);
     test_kill_rank(g, 1);
@@ -345,7 +338,6 @@ TEST(p8_another_reply_than_before_is_reported)
     init_group(g);
     assert_int_equal(replay(g, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    test_group_free(g);
 }
 
 /* ---- order ---- */
@@ -367,9 +359,8 @@ static void *init_main(void *argument)
     return NULL;
 }
 
-TEST(b2_one_init_at_a_time)
+GROUP_TEST(b2_one_init_at_a_time, RANK_COUNT)
 {
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread others[2] = {{.group = g, .path = test_pipe_path(pipe)}, {.group = g}};
     struct cox_error err;
@@ -391,12 +382,10 @@ TEST(b2_one_init_at_a_time)
         if (others[i].result)
             fail_msg("%d: %s", others[i].result, others[i].err.text);
     test_await_lines(g, 0, "init generation 3", 1);
-    test_group_free(g);
 }
 
-TEST(m15_a_stop_ends_inits_that_wait)
+GROUP_TEST(m15_a_stop_ends_inits_that_wait, RANK_COUNT)
 {
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct test_pipe *pipe = test_pipe_new();
     struct other_thread others[2] = {{.group = g, .path = test_pipe_path(pipe)}, {.group = g}};
     pthread_t threads[2];
@@ -410,7 +399,6 @@ TEST(m15_a_stop_ends_inits_that_wait)
         pthread_join(threads[i], NULL);
         assert_int_equal(others[i].result, COX_CLOSED);
     }
-    test_group_free(g);
 }
 
 /* The first rank to leave the rank group would end the step for the others. */
@@ -480,10 +468,9 @@ TEST(m12_a_replay_leaves_a_paused_group_paused)
 }
 
 /* The ranks have let go of what they had: nothing but an init makes them able to run steps. */
-TEST(m12_an_init_that_failed_leaves_no_group_normal)
+GROUP_TEST(m12_an_init_that_failed_leaves_no_group_normal, RANK_COUNT)
 {
     static const struct cox_config_entry failing[] = {{"fail", "1"}};
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
     assert_int_equal(init_with(g, failing, 1, test_patience(), &err), COX_REJECTED);
@@ -504,13 +491,11 @@ TEST(m12_an_init_that_failed_leaves_no_group_normal)
     init_group(g);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     expect_step(g);
-    test_group_free(g);
 }
 
 /* The new process knows of no init. */
-TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced)
+GROUP_TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced, RANK_COUNT)
 {
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
@@ -520,13 +505,11 @@ TEST(m12_a_start_makes_no_group_normal_with_a_rank_that_was_replaced)
     assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
     assert_int_equal(replay(g, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    test_group_free(g);
 }
 
 /* One rank does not pause, and is replaced; the others are paused until a start. */
-TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start)
+GROUP_TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start, RANK_COUNT)
 {
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
     assert_false(cox_executor_partially_paused(test_group_executor(g)));
@@ -541,12 +524,10 @@ TEST(m12_a_pause_that_failed_outlives_a_replay_until_a_start)
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     assert_false(cox_executor_partially_paused(test_group_executor(g)));
     assert_int_equal(recover(g, COX_RECOVER_START, &err), COX_STATE);
-    test_group_free(g);
 }
 
-TEST(m12_a_group_with_a_death_can_be_paused)
+GROUP_TEST(m12_a_group_with_a_death_can_be_paused, RANK_COUNT)
 {
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
     test_kill_rank(g, 1);
@@ -556,7 +537,6 @@ TEST(m12_a_group_with_a_death_can_be_paused)
     assert_contains(err.text, "ABNORMAL");
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_PAUSE);
-    test_group_free(g);
 }
 
 static void expect_refused(struct test_group *g, const char *state, const char *command)
@@ -666,9 +646,8 @@ static uint64_t steps_served(struct test_group *g)
     return stats.submitted;
 }
 
-TEST(m12_no_step_slips_in_behind_a_pause)
+GROUP_TEST(m12_no_step_slips_in_behind_a_pause, RANK_COUNT)
 {
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
     for (int i = 0; i < 50; i++) {
@@ -685,7 +664,6 @@ TEST(m12_no_step_slips_in_behind_a_pause)
         assert_int_equal(steps_served(g), paused);
         assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
     }
-    test_group_free(g);
 }
 
 int main(int argc, char **argv)

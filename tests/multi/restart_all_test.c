@@ -84,16 +84,14 @@ TEST(a24_what_is_in_flight_ends_by_a_death)
     }
 }
 
-TEST(p3_p8_with_a_stopped_and_a_dead_one)
+GROUP_TEST(p3_p8_with_a_stopped_and_a_dead_one, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     pid_t stopped = test_pid(g, 2);
     test_stop_process(stopped);
     kill_rank(g, 1);
     restart_all(g);
     assert_int_not_equal(test_pid(g, 2), stopped);
     test_expect_echo(g, "all four");
-    test_group_free(g);
 }
 
 /* Whichever process reaps it. */
@@ -249,9 +247,8 @@ static void *caller_main(void *argument)
 }
 
 /* A concurrent call gets a reply or a death, at once and nothing else. */
-TEST(a24_p7_nothing_grows_under_load)
+GROUP_TEST(a24_p7_nothing_grows_under_load, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     struct caller callers[2] = {{.executor = test_group_executor(g)},
                                 {.executor = test_group_executor(g)}};
     pthread_t threads[2];
@@ -280,7 +277,6 @@ TEST(a24_p7_nothing_grows_under_load)
         sched_yield();
     assert_true(test_count_fds() <= fds);
     test_expect_echo(g, "at last");
-    test_group_free(g);
 }
 
 /* ---- what the old one owed is handed over first ---- */

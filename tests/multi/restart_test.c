@@ -35,9 +35,8 @@ TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
     }
 }
 
-TEST(p8_a_restart_of_a_live_rank_does_nothing)
+GROUP_TEST(p8_a_restart_of_a_live_rank_does_nothing, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     pid_t pid = test_pid(g, 1);
     test_restart_rank(g, 1);
     assert_int_equal(test_pid(g, 1), pid);
@@ -47,13 +46,11 @@ TEST(p8_a_restart_of_a_live_rank_does_nothing)
     test_restart_rank(g, 1);
     assert_int_equal(test_pid(g, 1), pid);
     test_expect_echo(g, "x");
-    test_group_free(g);
 }
 
 /* A rank that is blocked, and its request, go through another one's restart undisturbed. */
-TEST(p8_what_the_others_do_goes_on)
+GROUP_TEST(p8_what_the_others_do_goes_on, 3)
 {
-    struct test_group *g = test_group_start(3, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 1};
     assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
@@ -69,7 +66,6 @@ TEST(p8_what_the_others_do_goes_on)
     test_pipe_release(pipe, 1);
     assert_string_equal(test_await(g, 0)->ranks[0].bytes, "released");
     test_expect_echo(g, "all");
-    test_group_free(g);
 }
 
 /* It owed a reply, and had a frame; its next incarnation owes nothing. */
@@ -93,9 +89,8 @@ TEST(p8_p4_the_next_incarnation_owes_nothing)
     }
 }
 
-TEST(p8_every_channel_works_again)
+GROUP_TEST(p8_every_channel_works_again, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     test_kill_rank(g, 1);
     test_restart_rank(g, 1);
     const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
@@ -111,7 +106,6 @@ TEST(p8_every_channel_works_again)
     assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_CLEAR,
                                           test_patience(), results, &err),
                      0);
-    test_group_free(g);
 }
 
 /* The new process does not make it: killed before it attached, or it never does. The group is as
@@ -171,9 +165,8 @@ static void *restarter_main(void *argument)
     return NULL;
 }
 
-TEST(p8_two_ranks_at_once)
+GROUP_TEST(p8_two_ranks_at_once, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     for (int k = 0; k < 5; k++) {
         struct restarter restarters[2];
         pthread_t threads[2];
@@ -190,7 +183,6 @@ TEST(p8_two_ranks_at_once)
         }
         test_expect_echo(g, "all four");
     }
-    test_group_free(g);
 }
 
 TEST(m15_a_stop_ends_a_restart)
@@ -228,14 +220,12 @@ TEST(p8_through_a_wrapper)
     test_group_free(g);
 }
 
-TEST(p8_what_cannot_be_restarted_is_refused)
+GROUP_TEST(p8_what_cannot_be_restarted_is_refused, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct cox_error err = {0};
     assert_int_equal(cox_executor_restart(test_group_executor(g), 2, test_patience(), &err),
                      COX_INVALID);
     assert_contains(err.text, "there is no rank 2");
-    test_group_free(g);
 }
 
 /* Names go at once, fds do not grow, whatever is restarted how often. */

@@ -205,12 +205,10 @@ TEST(b16_no_other_process_keeps_an_fd_of_a_ranks_memory)
     test_group_free(g);
 }
 
-TEST(a10_m2_a_group_of_64)
+GROUP_TEST(a10_m2_a_group_of_64, 64)
 {
-    struct test_group *g = test_group_start(64, NULL);
     for (int i = 0; i < 20; i++)
         test_expect_echo(g, i % 2 ? "one for all" : "and all");
-    test_group_free(g);
 }
 
 static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t rank,
@@ -223,9 +221,8 @@ static struct cox_rank_channel_status status_of(struct test_group *g, uint32_t r
 }
 
 /* All processes can read the progress of a rank, without its help. */
-TEST(a25_progress_is_reported_while_a_request_runs)
+GROUP_TEST(a25_progress_is_reported_while_a_request_runs, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how how = {.gather = COX_GATHER_ALL};
     test_expect_echo(g, "first");
@@ -238,7 +235,6 @@ TEST(a25_progress_is_reported_while_a_request_runs)
     assert_int_equal(now.state, 2); /* running */
     test_pipe_release(pipe, 2);
     assert_int_equal(test_await(g, 0)->status, 0);
-    test_group_free(g);
 }
 
 /* Done, invalid, or past its deadline: each of these exactly once, whatever the others come to. */
@@ -294,9 +290,8 @@ TEST(a29_a_full_channel_returns_full_and_nothing_is_lost)
 
 /* Slots are used again and again, and those of a dead owner become free with its next incarnation.
  */
-TEST(a30_slots_come_back_also_from_the_dead)
+GROUP_TEST(a30_slots_come_back_also_from_the_dead, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
     for (int life = 0; life < 3; life++) {
         for (int i = 0; i < 20; i++)
@@ -311,7 +306,6 @@ TEST(a30_slots_come_back_also_from_the_dead)
     }
     for (int i = 0; i < 20; i++)
         test_expect_echo(g, "slot");
-    test_group_free(g);
 }
 
 /* Printed, not judged. */

@@ -132,9 +132,8 @@ static void soak_calls(struct test_group *g, long count)
     }
 }
 
-TEST(m5_b29_nothing_grows_in_a_long_run)
+GROUP_TEST(m5_b29_nothing_grows_in_a_long_run, RANK_COUNT)
 {
-    struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct soak soak = {.executor = test_group_executor(g), .lock = PTHREAD_MUTEX_INITIALIZER};
     cox_condition_init(&soak.done);
     assert_int_equal(
@@ -170,7 +169,6 @@ TEST(m5_b29_nothing_grows_in_a_long_run)
     assert_int_equal(stats.failed, 0);
     assert_int_equal(stats.late_replies, 0);
     pthread_cond_destroy(&soak.done);
-    test_group_free(g);
 }
 
 int main(int argc, char **argv)

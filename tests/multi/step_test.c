@@ -252,9 +252,8 @@ TEST(s2_a_failed_step_leaves_the_table_of_the_rank)
     test_group_free(g);
 }
 
-TEST(s2_divergence_names_the_ranks_that_disagree)
+GROUP_TEST(s2_divergence_names_the_ranks_that_disagree, 4)
 {
-    struct test_group *g = test_group_start(4, NULL);
     struct chat chats[CHAT_COUNT];
     struct step s;
     struct test_completion c;
@@ -266,14 +265,12 @@ TEST(s2_divergence_names_the_ranks_that_disagree)
     assert_contains(c.text, "rank 2 has ");
     assert_null(strstr(c.text, "rank 1 has "));
     test_completion_deinit(&c);
-    test_group_free(g);
 }
 
 /* Rank 1 fails step A while rank 0 is still inside it and step B is published already. Then A and B
  * are void: rank 0 notices inside A, and never runs B. */
-TEST(s2_what_was_published_behind_a_failed_step_is_void)
+GROUP_TEST(s2_what_was_published_behind_a_failed_step_is_void, 2)
 {
-    struct test_group *g = test_group_start(2, NULL);
     struct test_pipe *first = test_pipe_new(), *second = test_pipe_new();
     struct chat chats[CHAT_COUNT];
     struct step a, b;
@@ -315,5 +312,4 @@ TEST(s2_what_was_published_behind_a_failed_step_is_void)
     for (uint32_t i = 0; i < CHAT_COUNT; i++)
         assert_memory_equal(chats[i].tokens, reference[i].tokens,
                             chats[i].count * sizeof chats[i].tokens[0]);
-    test_group_free(g);
 }

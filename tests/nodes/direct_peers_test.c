@@ -13,6 +13,18 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 
+/* A test over it. */
+#define BOX_TEST(name)                                                                             \
+    static void name##_in(struct box *box);                                                        \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        struct box made;                                                                           \
+        box_init(&made);                                                                           \
+        name##_in(&made);                                                                          \
+        box_deinit(&made);                                                                         \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct box *box)
+
 /* From a machine of its own: 127.0.0.`machine`. */
 static int raw_connect_from(uint8_t machine, uint16_t port)
 {
@@ -130,34 +142,31 @@ static void raw_tls_client(uint16_t port, const char *file, int version)
     raw_tls_client_says(port, file, version, NULL);
 }
 
-TEST(certificates_that_are_not_valid_are_refused)
+BOX_TEST(certificates_that_are_not_valid_are_refused)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", "b", &box);
+    struct cox_direct *b = node("node-b", "b", box);
     const uint16_t port = cox_direct_port(b);
     static const int versions[] = {TLS1_2_VERSION, TLS1_3_VERSION};
     for (int i = 0; i < 2; i++) {
-        box_forget(&box);
+        box_forget(box);
         raw_tls_client(port, NULL, versions[i]);
-        box_await_end(&box, "peer did not return a certificate");
+        box_await_end(box, "peer did not return a certificate");
         raw_tls_client(port, "expired", versions[i]);
-        box_await_end(&box, "certificate has expired");
+        box_await_end(box, "certificate has expired");
         raw_tls_client(port, "early", versions[i]);
-        box_await_end(&box, "certificate is not yet valid");
+        box_await_end(box, "certificate is not yet valid");
         raw_tls_client(port, "two", versions[i]);
-        box_await_end(&box, "has no name that is valid");
+        box_await_end(box, "has no name that is valid");
         raw_tls_client(port, "server", versions[i]);
-        box_await_end(&box, "certificate purpose");
+        box_await_end(box, "certificate purpose");
         raw_tls_client_says(port, "a", versions[i], "node-c");
-        box_await_end(&box, "says that it is node-c: its certificate is that of node-a");
+        box_await_end(box, "says that it is node-c: its certificate is that of node-a");
     }
     raw_tls_client(port, "a", TLS1_1_VERSION);
-    box_await_end(&box, "TLS: ");
-    assert_int_equal(box_message_count(&box), 0);
-    assert_false(box_end_has_peer(&box));
+    box_await_end(box, "TLS: ");
+    assert_int_equal(box_message_count(box), 0);
+    assert_false(box_end_has_peer(box));
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
 struct raw_server {
@@ -214,19 +223,17 @@ TEST(servers_that_are_not_valid_are_refused)
     refuses_server(NULL, NULL, "does not begin with a name");
 }
 
-TEST(heads_that_are_none_end_the_connection)
+BOX_TEST(heads_that_are_none_end_the_connection)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", NULL, &box);
+    struct cox_direct *b = node("node-b", NULL, box);
     const uint16_t port = cox_direct_port(b);
     for (int i = 0; i < 3; i++) {
-        box_forget(&box);
+        box_forget(box);
         int fd = raw_connect(port);
         raw_hello(fd, "node-a");
         raw_head(fd, i == 0 ? 1 : 0x44584f43, i == 1 ? COX_DIRECT_SIZE_MAX + 1 : 0, i == 2);
-        box_await_end(&box, i == 1 ? "at most 2147483648 are accepted" : "is not a message");
-        assert_true(box_end_has_peer(&box));
+        box_await_end(box, i == 1 ? "at most 2147483648 are accepted" : "is not a message");
+        assert_true(box_end_has_peer(box));
         close(fd);
     }
     /* 64 characters: no NUL behind them */
@@ -235,17 +242,16 @@ TEST(heads_that_are_none_end_the_connection)
         {"GET / HTTP/1.1", ""}, {"", ""},           {"", "group"}, {"a b", ""},     {"a\nb", ""},
         {"node-a", "a b"},      {"node-a", "a\nb"}, {full, ""},    {"node-a", full}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        box_forget(&box);
+        box_forget(box);
         int fd = raw_connect(port);
         uint8_t record[128];
         greeting_fill(record, names[i][0], names[i][1]);
         assert_int_equal(send(fd, record, 128, MSG_NOSIGNAL), 128);
-        box_await_end(&box, "does not begin with a name");
+        box_await_end(box, "does not begin with a name");
         close(fd);
     }
-    assert_int_equal(box_message_count(&box), 0);
+    assert_int_equal(box_message_count(box), 0);
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
 static long peak_kib(void)
@@ -259,67 +265,58 @@ static long peak_kib(void)
     return peak;
 }
 
-TEST(a_large_size_allocates_nothing_before_bytes_arrive)
+BOX_TEST(a_large_size_allocates_nothing_before_bytes_arrive)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", NULL, &box);
+    struct cox_direct *b = node("node-b", NULL, box);
     const long before = peak_kib();
     int fd = raw_connect(cox_direct_port(b));
     raw_hello(fd, "node-a");
     raw_head(fd, 0x44584f43, COX_DIRECT_SIZE_MAX, 0);
     assert_int_equal(send(fd, "12345", 5, MSG_NOSIGNAL), 5);
     shutdown(fd, SHUT_WR);
-    box_await_end(&box, "has ended within a message");
+    box_await_end(box, "has ended within a message");
     assert_true(peak_kib() - before < 512 << 10);
     close(fd);
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
-TEST(silence_holds_nobody_up)
+BOX_TEST(silence_holds_nobody_up)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", "b", &box), *a = node("node-a", "a", NULL);
+    struct cox_direct *b = node("node-b", "b", box), *a = node("node-a", "a", NULL);
     const uint64_t begin = cox_now_ns();
     int silent = raw_connect(cox_direct_port(b));
     sends(a, "node-b", cox_direct_port(b), "x");
-    box_await(&box, 1);
-    box_await_end(&box, "the deadline has passed");
+    box_await(box, 1);
+    box_await_end(box, "the deadline has passed");
     assert_true(cox_now_ns() - begin >= COX_NSEC_PER_SEC);
     assert_int_equal(cox_direct_refused(b), 1);
-    assert_false(box_end_has_peer(&box));
+    assert_false(box_end_has_peer(box));
     close(silent);
     /* close does not wait for a handshake */
     silent = raw_connect(cox_direct_port(b));
     cox_direct_close(a);
     cox_direct_close(b);
     close(silent);
-    box_deinit(&box);
 }
 
 /* What has begun must come: a head, and a body that is announced as 2 GiB. */
-TEST(messages_that_stall_end)
+BOX_TEST(messages_that_stall_end)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", NULL, &box);
+    struct cox_direct *b = node("node-b", NULL, box);
     int head = raw_connect(cox_direct_port(b)), body = raw_connect(cox_direct_port(b));
     raw_hello(head, "node-h");
     assert_int_equal(send(head, "C", 1, MSG_NOSIGNAL), 1);
     raw_hello(body, "node-a");
     raw_head(body, 0x44584f43, COX_DIRECT_SIZE_MAX, 0);
     assert_int_equal(send(body, "12345", 5, MSG_NOSIGNAL), 5);
-    box_await_end(&box, "the connection from node-h (");
-    box_await_end(&box, "the connection from node-a (");
-    assert_non_null(strstr(box.ends, "has ended: the deadline has passed"));
-    assert_int_equal(box.end_code, COX_TIMEOUT);
-    assert_int_equal(box_message_count(&box), 0);
+    box_await_end(box, "the connection from node-h (");
+    box_await_end(box, "the connection from node-a (");
+    assert_non_null(strstr(box->ends, "has ended: the deadline has passed"));
+    assert_int_equal(box->end_code, COX_TIMEOUT);
+    assert_int_equal(box_message_count(box), 0);
     close(head);
     close(body);
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
 /* So much of a message. */
@@ -335,11 +332,9 @@ static void raw_send(int fd, size_t size)
     }
 }
 
-TEST(messages_under_way_have_a_budget)
+BOX_TEST(messages_under_way_have_a_budget)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct_options options = options_of("node-b", NULL, &box);
+    struct cox_direct_options options = options_of("node-b", NULL, box);
     /* More than the kernel has between two processes. */
     options.size_max = 32 * MIB;
     struct cox_direct *b = opened(&options);
@@ -356,26 +351,25 @@ TEST(messages_under_way_have_a_budget)
     /* The same process, as one of another group. */
     raw_head(fds[1], 0x44584f43, 16 * MIB, 0);
     raw_send(fds[1], 16 * MIB);
-    box_await_end(&box,
+    box_await_end(box,
                   "41943040 of them from this process: at most 134217728, and 33554432 of one");
-    assert_int_equal(box.end_code, COX_NO_SPACE);
+    assert_int_equal(box->end_code, COX_NO_SPACE);
     for (int i = 2; i < 6; i++) {
         raw_head(fds[i], 0x44584f43, 32 * MIB, 0);
         raw_send(fds[i], 32 * MIB - 1);
     }
-    box_await_end(&box, "messages under way have 142606336 bytes, 8388608 of them from this");
-    assert_int_equal(box_end_count(&box), 2);
+    box_await_end(box, "messages under way have 142606336 bytes, 8388608 of them from this");
+    assert_int_equal(box_end_count(box), 2);
     /* Small ones come in any case; and others when there is room again. */
     struct cox_direct *a = node("node-a", NULL, NULL);
     sends(a, "node-b", port, "small");
-    box_await(&box, 1);
+    box_await(box, 1);
     raw_send(fds[0], 1);
-    box_await(&box, 2);
+    box_await(box, 2);
     for (int i = 0; i < 6; i++)
         close(fds[i]);
     cox_direct_close(a);
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
 static int announce(void *context, const char *peer, const char *group, uint32_t kind,
@@ -387,20 +381,18 @@ static int announce(void *context, const char *peer, const char *group, uint32_t
                : 0;
 }
 
-TEST(messages_that_are_not_wanted_are_not_read)
+BOX_TEST(messages_that_are_not_wanted_are_not_read)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct_options options = options_of("node-b", NULL, &box);
+    struct cox_direct_options options = options_of("node-b", NULL, box);
     options.on_announce = announce;
     struct cox_direct *b = opened(&options), *a = node("node-a", NULL, NULL);
     const uint16_t port = cox_direct_port(b);
     uint8_t bytes[100];
     memset(bytes, 'x', sizeof bytes);
     assert_int_equal(send_bytes(a, "node-b", port, 2, bytes, 100, PATIENCE_MS, NULL), 0);
-    box_await(&box, 1);
+    box_await(box, 1);
     assert_int_equal(send_bytes(a, "node-b", port, 2, NULL, 0, PATIENCE_MS, NULL), 0);
-    box_await(&box, 2);
+    box_await(box, 2);
     int fd = raw_connect(port);
     raw_hello(fd, "node-c");
     raw_head(fd, 0x44584f43, 100, 0);
@@ -408,12 +400,11 @@ TEST(messages_that_are_not_wanted_are_not_read)
     memset(bytes, 'x', sizeof bytes);
     assert_int_equal(send(fd, bytes, COX_DIRECT_FRONT_SIZE - 10, MSG_NOSIGNAL),
                      COX_DIRECT_FRONT_SIZE - 10);
-    box_await_end(&box, "has ended: node-c says what is not wanted");
-    assert_int_equal(box_message_count(&box), 2);
+    box_await_end(box, "has ended: node-c says what is not wanted");
+    assert_int_equal(box_message_count(box), 2);
     close(fd);
     cox_direct_close(a);
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
 struct flood {
@@ -438,11 +429,9 @@ static void *flood_main(void *argument)
     return NULL;
 }
 
-TEST(machines_that_knock_keep_no_process_out)
+BOX_TEST(machines_that_knock_keep_no_process_out)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", "b", &box);
+    struct cox_direct *b = node("node-b", "b", box);
     struct flood flood = {.port = cox_direct_port(b)};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, flood_main, &flood), 0);
@@ -451,14 +440,13 @@ TEST(machines_that_knock_keep_no_process_out)
     for (uint32_t i = 0; i < 20; i++) {
         struct cox_direct *a = node("node-a", "a", NULL);
         sends(a, "node-b", flood.port, "x");
-        box_await(&box, i + 1);
+        box_await(box, i + 1);
         cox_direct_close(a);
     }
     atomic_store(&flood.over, true);
     pthread_join(thread, NULL);
     assert_true(cox_direct_refused(b) > 100);
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
 struct storm {
@@ -478,11 +466,9 @@ static void *storm_main(void *argument)
 }
 
 /* As after a restart of the lead; behind one address, as behind a NAT. */
-TEST(all_nodes_of_a_cluster_connect_at_once)
+BOX_TEST(all_nodes_of_a_cluster_connect_at_once)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", "b", &box);
+    struct cox_direct *b = node("node-b", "b", box);
     struct storm storms[COX_NODE_COUNT_MAX] = {0};
     pthread_barrier_t barrier;
     pthread_barrier_init(&barrier, NULL, COX_NODE_COUNT_MAX);
@@ -498,18 +484,15 @@ TEST(all_nodes_of_a_cluster_connect_at_once)
     pthread_barrier_destroy(&barrier);
     for (int i = 0; i < COX_NODE_COUNT_MAX; i++)
         assert_int_equal(storms[i].r, 0);
-    box_await(&box, COX_NODE_COUNT_MAX);
+    box_await(box, COX_NODE_COUNT_MAX);
     for (int i = 0; i < COX_NODE_COUNT_MAX; i++)
         cox_direct_close(storms[i].direct);
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
-TEST(known_processes_have_a_connection_each)
+BOX_TEST(known_processes_have_a_connection_each)
 {
-    struct box box;
-    box_init(&box);
-    struct cox_direct *b = node("node-b", NULL, &box);
+    struct cox_direct *b = node("node-b", NULL, box);
     const uint16_t port = cox_direct_port(b);
     int fds[COX_DIRECT_KNOWN_MAX];
     for (int i = 0; i < COX_DIRECT_KNOWN_MAX; i++) {
@@ -521,14 +504,14 @@ TEST(known_processes_have_a_connection_each)
     /* Who has two gives one. */
     struct cox_direct *a = node("node-a", NULL, NULL), *c = node("node-c", NULL, NULL);
     sends(a, "node-b", port, "x");
-    box_await_end(&box, "the connection from node-0");
-    assert_int_equal(box.end_code, COX_FULL);
-    assert_int_equal(box_end_count(&box), 1);
+    box_await_end(box, "the connection from node-0");
+    assert_int_equal(box->end_code, COX_FULL);
+    assert_int_equal(box_end_count(box), 1);
     refuses(c, "node-b", port, -ECONNRESET, "cannot send to node-b");
-    box_await_end(&box, "there are 224 connections already");
+    box_await_end(box, "there are 224 connections already");
     assert_int_equal(cox_direct_refused(b), 1);
     close(fds[1]);
-    box_await_end(&box, "the peer has closed the connection");
+    box_await_end(box, "the peer has closed the connection");
     /* It is counted until on_end has returned. */
     int r;
     for (int i = 0; (r = send_bytes(c, "node-b", port, 9, "x", 1, PATIENCE_MS, NULL)) && i < 1000;
@@ -541,33 +524,29 @@ TEST(known_processes_have_a_connection_each)
             close(fds[i]);
     cox_direct_close(a);
     cox_direct_close(c);
-    box_deinit(&box);
 }
 
-TEST(a_later_connection_replaces_the_earlier_one_in_order)
+BOX_TEST(a_later_connection_replaces_the_earlier_one_in_order)
 {
-    struct box box;
-    box_init(&box);
-    box_hold(&box, true);
-    struct cox_direct *b = node("node-b", "b", &box), *a = node("node-a", "a", NULL);
+    box_hold(box, true);
+    struct cox_direct *b = node("node-b", "b", box), *a = node("node-a", "a", NULL);
     const uint16_t port = cox_direct_port(b);
     sends(a, "node-b", port, "first");
     sends(a, "node-b", port, "second");
-    box_await(&box, 1);
+    box_await(box, 1);
     struct cox_direct *again = node("node-a", "a", NULL);
     /* The first one's messages are not yet delivered. */
     struct cox_error err = {0};
     assert_int_equal(send_bytes(again, "node-b", port, 9, "third", 5, 200, &err), COX_TIMEOUT);
-    assert_int_equal(box_message_count(&box), 1);
-    box_hold(&box, false);
+    assert_int_equal(box_message_count(box), 1);
+    box_hold(box, false);
     sends(again, "node-b", port, "fourth");
-    box_await(&box, 3);
-    assert_memory_equal(box.bytes, "fourth", 6);
-    box_await_end(&box, "was replaced by a later one");
+    box_await(box, 3);
+    assert_memory_equal(box->bytes, "fourth", 6);
+    box_await_end(box, "was replaced by a later one");
     cox_direct_close(again);
     cox_direct_close(a);
     cox_direct_close(b);
-    box_deinit(&box);
 }
 
 int main(void)

@@ -22,9 +22,8 @@ static void lead_wakes(struct world *world, struct lead *lead)
     lead->heard_ns = (world->now_ns / tick_ns + 1) * tick_ns - times.suspect_ms * MS;
 }
 
-PLAIN_TEST(a_lead_learns_that_it_was_taken_over)
+WORLD_TEST(a_lead_learns_that_it_was_taken_over)
 {
-    struct world *world = world_up();
     struct lead *old = &world->leads[0], *new = &world->leads[1];
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
     world_run(world, 50);
@@ -63,14 +62,11 @@ PLAIN_TEST(a_lead_learns_that_it_was_taken_over)
     assert_true(lead_publish(world, new, COX_CHANNEL_EXECUTE, 3, true, COX_DEADLINE_NEVER));
     world_run(world, 100);
     assert_int_equal(new->ended, ended + 1);
-    world_free(world);
 }
 
 /* What was sent to it meanwhile is yet to be read. */
-PLAIN_TEST(a_lead_that_was_stopped_blames_no_node)
+WORLD_TEST(a_lead_that_was_stopped_blames_no_node)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     lead->alive = false;
     world_run(world, 700);
     lead_wakes(world, lead);
@@ -87,7 +83,6 @@ PLAIN_TEST(a_lead_that_was_stopped_blames_no_node)
     world->cut_to_lead_ns = world->now_ns + 2000 * MS;
     world_run(world, times.dead_ms - times.suspect_ms + 20);
     assert_int_equal(lead->deaths, 1);
-    world_free(world);
 }
 
 PLAIN_TEST(another_release_is_refused)
@@ -115,9 +110,8 @@ PLAIN_TEST(another_release_is_refused)
 
 /* A lead whose numbers are nonsense does not keep the agent busy. */
 /* One frame for all nodes: an agent takes it only if it has the peers that the frame is of. */
-PLAIN_TEST(a_request_to_all)
+WORLD_TEST(a_request_to_all)
 {
-    struct world *world = world_up();
     struct cox_agent_link *agent = &world->agent;
     uint8_t bytes[COX_FRAME_HEAD_SIZE + 4] = {0}, other[sizeof bytes];
     struct cox_frame frame = {.kind = COX_FRAME_REQUEST,
@@ -150,12 +144,10 @@ PLAIN_TEST(a_request_to_all)
     }
     frame.epoch--;
     assert_int_equal(cox_agent_link_receive(agent, &frame, agent_now(world), NULL), COX_STALE);
-    world_free(world);
 }
 
-PLAIN_TEST(numbers_far_apart)
+WORLD_TEST(numbers_far_apart)
 {
-    struct world *world = world_up();
     struct cox_frame next;
     uint64_t deadline_ns;
     alarm(20);
@@ -173,7 +165,6 @@ PLAIN_TEST(numbers_far_apart)
     }
     alarm(0);
     assert_true(world->agent.channels[0].done == UINT64_MAX / 2 + 1);
-    world_free(world);
 }
 
 /* ---- flight recorders ---- */
@@ -279,9 +270,8 @@ PLAIN_TEST(recorders_are_awaited_and_checked)
     free(copy);
 }
 
-PLAIN_TEST(recorders_are_asked_for_by_the_lead_that_is_followed)
+WORLD_TEST(recorders_are_asked_for_by_the_lead_that_is_followed)
 {
-    struct world *world = world_up();
     struct cox_agent_link *agent = &world->agent;
     struct cox_frame ask = {.kind = COX_FRAME_RECORDER_ASK,
                             .epoch = agent->epoch,
@@ -292,13 +282,10 @@ PLAIN_TEST(recorders_are_asked_for_by_the_lead_that_is_followed)
     assert_true(cox_agent_link_offset(agent) == (int64_t)SKEW_NS);
     ask.epoch--;
     assert_int_equal(cox_agent_link_receive(agent, &ask, agent_now(world), NULL), COX_STALE);
-    world_free(world);
 }
 
-PLAIN_TEST(usage_is_in_one_beat)
+WORLD_TEST(usage_is_in_one_beat)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     const struct cox_lead_rank *rank = &lead->link.ranks[1];
     struct cox_agent_rank is = {.incarnation = 1, .state = COX_NODE__RANK_STATE__DEAD, .pid = 101};
     assert_true(lead->attached[1] && !rank->cpu_ns && !rank->resident_bytes);
@@ -315,7 +302,6 @@ PLAIN_TEST(usage_is_in_one_beat)
     world_run(world, 300);
     assert_true(lead->attached[1] && lead->wanted[1] == 2);
     assert_true(!rank->cpu_ns && !rank->resident_bytes);
-    world_free(world);
 }
 
 /* ---- peers that lie ---- */
@@ -384,10 +370,8 @@ PLAIN_TEST(hellos_that_cannot_be_are_refused)
     }
 }
 
-PLAIN_TEST(beats_of_requests_that_were_not_sent)
+WORLD_TEST(beats_of_requests_that_were_not_sent)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
     world_run(world, 50);
     const uint64_t sent = lead->link.channels[COX_CHANNEL_EXECUTE].last_sent;
@@ -419,13 +403,11 @@ PLAIN_TEST(beats_of_requests_that_were_not_sent)
         assert_int_equal(lead->link.heard_ns, lie < 3 ? heard_ns : heard_ns + 7); /* no life */
         free(bytes);
     }
-    world_free(world);
 }
 
 /* Each agent counts from its start on; what nodes have said is not counted again. */
-PLAIN_TEST(refused_connections_are_summed)
+WORLD_TEST(refused_connections_are_summed)
 {
-    struct world *world = world_up();
     struct cox_lead_link *link = &world->leads[0].link;
     world->agent.refused = 5;
     world->agent.changed = true;
@@ -439,13 +421,11 @@ PLAIN_TEST(refused_connections_are_summed)
     assert_int_equal(link->refused_said, 7);
     cox_lead_link_admit(link, link->agent + 1, world->now_ns);
     assert_true(link->refused == 7 && link->refused_said == 0);
-    world_free(world);
 }
 
 /* The lead had a clock of the future, which is over. */
-PLAIN_TEST(an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed)
+WORLD_TEST(an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed)
 {
-    struct world *world = world_up();
     struct cox_agent_link *agent = &world->agent;
     agent->epoch = REAL_NS + 25 * HOUR_NS;
     assert_false(cox_agent_link_forget(agent, REAL_NS)); /* it is followed */
@@ -459,7 +439,6 @@ PLAIN_TEST(an_epoch_of_the_future_is_forgotten_when_no_lead_is_followed)
     assert_int_equal(cox_agent_link_follow(agent, &welcome, agent_now(world)), COX_STALE);
     assert_true(cox_agent_link_forget(agent, REAL_NS));
     assert_int_equal(cox_agent_link_follow(agent, &welcome, agent_now(world)), 0);
-    world_free(world);
 }
 
 PLAIN_TEST(frames_have_limits_by_kind)

@@ -86,10 +86,8 @@ PLAIN_TEST(agents_and_leads_end)
 
 /* ---- one rule after the other ---- */
 
-PLAIN_TEST(a_request_runs_and_is_answered)
+WORLD_TEST(a_request_runs_and_is_answered)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     for (uint32_t k = 0; k < DEPTH; k++)
         publish(world, COX_CHANNEL_EXECUTE, 3, true);
     assert_false(lead_publish(world, lead, COX_CHANNEL_EXECUTE, 3, true, COX_DEADLINE_NEVER));
@@ -98,13 +96,10 @@ PLAIN_TEST(a_request_runs_and_is_answered)
     assert_int_equal(lead->ended, DEPTH);
     assert_int_equal(lead->link.asked_again, 0);
     assert_int_equal(lead->late, 0);
-    world_free(world);
 }
 
-PLAIN_TEST(a_lost_request_is_sent_again)
+WORLD_TEST(a_lost_request_is_sent_again)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     world->cut_to_agent_ns = world->now_ns + 20 * MS;
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
     publish(world, COX_CHANNEL_EXECUTE, 1, true);
@@ -118,14 +113,11 @@ PLAIN_TEST(a_lost_request_is_sent_again)
     assert_int_equal(world->runs, 3);
     assert_int_equal(lead->ended, 3);
     assert_in_range(lead->link.asked_again, 2, 3);
-    world_free(world);
 }
 
 /* Replies do not say that a request without a reply has come. */
-PLAIN_TEST(a_lost_request_without_a_reply_is_sent_again)
+WORLD_TEST(a_lost_request_without_a_reply_is_sent_again)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     world->cut_to_agent_ns = world->now_ns + 20 * MS;
     publish(world, COX_CHANNEL_EXECUTE, 3, false);
     world_run(world, 120); /* beats come meanwhile */
@@ -133,14 +125,11 @@ PLAIN_TEST(a_lost_request_without_a_reply_is_sent_again)
     world_run(world, 500);
     assert_int_equal(world->runs, 2);
     assert_int_equal(lead->ended, 2);
-    world_free(world);
 }
 
 /* Their ranks are dead before the node has them; then others are sent in their place. */
-PLAIN_TEST(requests_that_are_given_up_are_not_waited_for)
+WORLD_TEST(requests_that_are_given_up_are_not_waited_for)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     world->cut_to_agent_ns = world->now_ns + 20 * MS;
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
@@ -158,13 +147,10 @@ PLAIN_TEST(requests_that_are_given_up_are_not_waited_for)
     assert_int_equal(world->agent.channels[COX_CHANNEL_EXECUTE].taken, 6);
     assert_int_equal(world->runs, 1);
     assert_int_equal(lead_owed(lead), 0);
-    world_free(world);
 }
 
-PLAIN_TEST(a_lost_answer_is_sent_again_and_nothing_runs_twice)
+WORLD_TEST(a_lost_answer_is_sent_again_and_nothing_runs_twice)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
     world_run(world, 2);
     world->cut_to_lead_ns = world->now_ns + 60 * MS;
@@ -179,13 +165,10 @@ PLAIN_TEST(a_lost_answer_is_sent_again_and_nothing_runs_twice)
     assert_int_equal(lead->link.asked_again, 1);
     assert_int_equal(world->agent.repeated, 1);
     assert_int_equal(lead->late, 0);
-    world_free(world);
 }
 
-PLAIN_TEST(a_deadline_passes_on_the_way)
+WORLD_TEST(a_deadline_passes_on_the_way)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     world->faults.delay_ms = 50;
     assert_true(lead_publish(world, lead, COX_CHANNEL_EXECUTE, 3, true, world->now_ns + 49 * MS));
     assert_true(lead_publish(world, lead, COX_CHANNEL_EXECUTE, 3, true, world->now_ns + 51 * MS));
@@ -198,28 +181,21 @@ PLAIN_TEST(a_deadline_passes_on_the_way)
                 world->expired == 2); /* or the executor was full for a moment */
     world_run(world, 300);
     assert_int_equal(lead->ended, 2);
-
-    world_free(world);
 }
 
-PLAIN_TEST(ranks_that_are_late_reply_by_done)
+WORLD_TEST(ranks_that_are_late_reply_by_done)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     world->faults.late = 1000;
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
     world_run(world, 300);
     assert_int_equal(world->runs, 1);
     assert_int_equal(lead->late, 1);
     assert_int_equal(lead->ended, 1);
-    world_free(world);
 }
 
 /* The answer, and a beat that says it is done, come before the node says why the rank died. */
-PLAIN_TEST(a_dead_rank_is_not_late)
+WORLD_TEST(a_dead_rank_is_not_late)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     const struct asked *asked = &lead->asked[COX_CHANNEL_EXECUTE][1 % DEPTH];
     struct cox_agent_rank is = {.incarnation = 1,
                                 .state = COX_NODE__RANK_STATE__DEAD,
@@ -238,14 +214,11 @@ PLAIN_TEST(a_dead_rank_is_not_late)
     world_run(world, 300);
     assert_string_equal(lead->died_text, "was killed by signal 9");
     assert_int_equal(lead->ended, 1);
-    world_free(world);
 }
 
 /* One rank is dead, and the node does not say why; the other is late, and does not wait for it. */
-PLAIN_TEST(a_late_rank_beside_a_dead_one)
+WORLD_TEST(a_late_rank_beside_a_dead_one)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     world->dead[1] = true;
     world->faults.late = 1000;
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
@@ -255,13 +228,10 @@ PLAIN_TEST(a_late_rank_beside_a_dead_one)
     world_run(world, 2000);
     assert_int_equal(lead->late, 2);
     assert_int_equal(lead->ended, 1);
-    world_free(world);
 }
 
-PLAIN_TEST(silence_is_suspect_and_then_death)
+WORLD_TEST(silence_is_suspect_and_then_death)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     char text[128];
     assert_false(cox_lead_link_trouble(&lead->link, world->now_ns, text, sizeof text));
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
@@ -289,13 +259,10 @@ PLAIN_TEST(silence_is_suspect_and_then_death)
     assert_true(cox_lead_link_trouble(&lead->link, world->now_ns, text, sizeof text));
     assert_non_null(strstr(text, "node b has not been heard for"));
     world_heal(world);
-    world_free(world);
 }
 
-PLAIN_TEST(a_suspect_node_gets_what_was_held_back)
+WORLD_TEST(a_suspect_node_gets_what_was_held_back)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     world->cut_to_lead_ns = world->cut_to_agent_ns = world->now_ns + 400 * MS;
     world_run(world, 350);
     assert_int_equal(lead->link.state, COX_NODE_SUSPECT);
@@ -310,14 +277,11 @@ PLAIN_TEST(a_suspect_node_gets_what_was_held_back)
     world_run(world, 200);
     assert_int_equal(world->runs, 2);
     assert_int_equal(lead->ended, 2);
-    world_free(world);
 }
 
 /* A frame of a lead and its node, other than the present one. */
-PLAIN_TEST(frames_of_other_lives_are_dropped)
+WORLD_TEST(frames_of_other_lives_are_dropped)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     publish(world, COX_CHANNEL_EXECUTE, 3, true);
     const struct cox_answer none = {.status = 0};
     uint8_t answer[8];
@@ -355,7 +319,6 @@ PLAIN_TEST(frames_of_other_lives_are_dropped)
     unknown.sequence = 0;
     assert_int_equal(cox_lead_link_receive(&lead->link, &again, world->now_ns, NULL), COX_STALE);
     assert_int_equal(cox_lead_link_receive(&lead->link, &unknown, world->now_ns, NULL), COX_STALE);
-    world_free(world);
 }
 
 static int beat_of(struct world *world, uint64_t agent)
@@ -376,22 +339,18 @@ static int beat_of(struct world *world, uint64_t agent)
     return r;
 }
 
-PLAIN_TEST(beats_of_a_second_agent_are_dropped)
+WORLD_TEST(beats_of_a_second_agent_are_dropped)
 {
-    struct world *world = world_up();
-    const struct lead *lead = &world->leads[0];
     const uint64_t heard_ns = lead->link.heard_ns;
     world->now_ns += 50 * MS;
     assert_int_equal(beat_of(world, world->agent.agent + 1), COX_STALE);
     assert_true(lead->link.heard_ns == heard_ns); /* it does not keep a dead node alive */
     assert_int_equal(beat_of(world, world->agent.agent), 0);
     assert_true(lead->link.heard_ns == world->now_ns);
-    world_free(world);
 }
 
-PLAIN_TEST(beats_that_cannot_be_read)
+WORLD_TEST(beats_that_cannot_be_read)
 {
-    struct world *world = world_up();
     struct cox_error err = {0};
     static const uint8_t bad[] = {0x0a, 0x7f};
     struct cox_frame frame = {.kind = COX_FRAME_AGENT_BEAT,
@@ -411,12 +370,10 @@ PLAIN_TEST(beats_that_cannot_be_read)
     frame.kind = COX_FRAME_ANSWER;
     assert_int_equal(cox_lead_link_receive(&world->leads[0].link, &frame, world->now_ns, &err),
                      COX_CORRUPT);
-    world_free(world);
 }
 
-PLAIN_TEST(a_lead_is_lost_and_found)
+WORLD_TEST(a_lead_is_lost_and_found)
 {
-    struct world *world = world_up();
     world->cut_to_agent_ns = world->now_ns + 900 * MS;
     const uint64_t heard_ns = world->agent.heard_ns;
     world_run(world, (heard_ns + 799 * MS - agent_now(world)) / MS);
@@ -427,12 +384,10 @@ PLAIN_TEST(a_lead_is_lost_and_found)
     world_run(world, 400);
     assert_int_equal(world->agent.state, COX_LEAD_FOLLOWING);
     world_heal(world);
-    world_free(world);
 }
 
-PLAIN_TEST(grace_ends)
+WORLD_TEST(grace_ends)
 {
-    struct world *world = world_up();
     CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
     struct cox_frame frame;
     uint64_t deadline_ns;
@@ -447,12 +402,10 @@ PLAIN_TEST(grace_ends)
     welcome.epoch = 99;
     welcome.incarnation = 1;
     assert_int_equal(cox_agent_link_follow(&world->agent, &welcome, agent_now(world)), COX_STALE);
-    world_free(world);
 }
 
-PLAIN_TEST(a_greater_epoch_takes_over)
+WORLD_TEST(a_greater_epoch_takes_over)
 {
-    struct world *world = world_up();
     CoxNode__Welcome welcome = COX_NODE__WELCOME__INIT;
     uint64_t after[COX_TWO_WAY_COUNT] = {100, 200};
     struct cox_agent_link *link = &world->agent;
@@ -525,13 +478,10 @@ PLAIN_TEST(a_greater_epoch_takes_over)
     assert_int_equal(world->packet_count, packet_count);
     cox_agent_link_answer(link, 0, 1, &none, true, agent_now(world));
     assert_int_equal(world->packet_count, packet_count + 1);
-    world_free(world);
 }
 
-PLAIN_TEST(ranks_come_and_go)
+WORLD_TEST(ranks_come_and_go)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     struct cox_agent_rank is = {.incarnation = 1,
                                 .state = COX_NODE__RANK_STATE__DEAD,
                                 .pid = 101,
@@ -569,7 +519,6 @@ PLAIN_TEST(ranks_come_and_go)
     assert_false(lead->attached[0]);
     world_run(world, 150);
     assert_true(lead->attached[0]);
-    world_free(world);
 }
 
 /* The executor wants another process for each rank of a dead node. */
@@ -638,10 +587,8 @@ PLAIN_TEST(a_rank_that_never_attached)
     world_free(world);
 }
 
-PLAIN_TEST(cancelled_steps_and_the_end)
+WORLD_TEST(cancelled_steps_and_the_end)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     const struct cox_agent_channel *channel = &world->agent.channels[COX_CHANNEL_EXECUTE];
     cox_lead_link_cancel(&lead->link, COX_CHANNEL_EXECUTE, 5);
     cox_lead_link_cancel(&lead->link, COX_CHANNEL_EXECUTE, 4);
@@ -665,13 +612,10 @@ PLAIN_TEST(cancelled_steps_and_the_end)
     assert_int_equal(cox_lead_link_receive(&lead->link, &frame, world->now_ns, NULL), 0);
     assert_int_equal(lead->link.state, COX_NODE_ABSENT);
     assert_string_equal(lead->link.reason, "was told to end");
-    world_free(world);
 }
 
-PLAIN_TEST(peers_and_hello)
+WORLD_TEST(peers_and_hello)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     CoxNode__Peer peers[2], *pointers[2] = {&peers[0], &peers[1]};
     for (uint32_t i = 0; i < 2; i++) {
         cox_node__peer__init(&peers[i]);
@@ -699,7 +643,6 @@ PLAIN_TEST(peers_and_hello)
                             channel_pointers);
     assert_true(hello.epoch == 10 && hello.silent_ms == 42 && hello.rank_first == RANK_FIRST);
     assert_true(hello.n_channels == COX_TWO_WAY_COUNT && hello.channels[0]->through == 1);
-    world_free(world);
 }
 
 /* A table that is larger than everything else in a beat. */
@@ -713,9 +656,8 @@ static uint64_t beat_bytes(struct world *world, uint64_t ms)
            (world->sent[COX_FRAME_LEAD_BEAT] - count);
 }
 
-PLAIN_TEST(peers_are_sent_until_the_agent_has_them)
+WORLD_TEST(peers_are_sent_until_the_agent_has_them)
 {
-    struct world *world = world_up();
     struct cox_lead_link *link = &world->leads[0].link;
     char address[120];
     CoxNode__Peer peer = COX_NODE__PEER__INIT, *pointers[] = {&peer};
@@ -767,7 +709,6 @@ PLAIN_TEST(peers_are_sent_until_the_agent_has_them)
     assert_int_equal(link->state, COX_NODE_ALIVE);
     assert_int_equal(link->incarnation, 2);
     assert_true(world->agent.peer_count == 1 && link->peers_there == 2);
-    world_free(world);
 }
 
 /* ---- beats ---- */
@@ -782,10 +723,8 @@ static void steps_run(struct world *world, uint64_t ms, uint64_t step_ms)
     }
 }
 
-PLAIN_TEST(beats_where_nothing_else_is_said)
+WORLD_TEST(beats_where_nothing_else_is_said)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     uint64_t *sent = world->sent;
     world_run(world, 1000);
     sent[COX_FRAME_LEAD_BEAT] = sent[COX_FRAME_AGENT_BEAT] = 0;
@@ -807,14 +746,11 @@ PLAIN_TEST(beats_where_nothing_else_is_said)
     assert_int_equal(sent[COX_FRAME_LEAD_BEAT], 1);
     steps_run(world, 150, 50);
     assert_in_range(sent[COX_FRAME_LEAD_BEAT], 2, 3);
-    world_free(world);
 }
 
 /* Answers of another channel do not keep the agent from saying that a request has come. */
-PLAIN_TEST(a_long_request_is_said_to_be_there)
+WORLD_TEST(a_long_request_is_said_to_be_there)
 {
-    struct world *world = world_up();
-    struct lead *lead = &world->leads[0];
     struct cox_frame frame;
     uint64_t deadline_ns;
     /* Its ranks are at it throughout. */
@@ -833,13 +769,11 @@ PLAIN_TEST(a_long_request_is_said_to_be_there)
     steps_run(world, 500, 20);
     assert_true(lead->asked[COX_CHANNEL_TRANSFER][1].taken);
     assert_int_equal(lead->link.asked_again, 0);
-    world_free(world);
 }
 
 /* What was sent may be on its way for long: it is no sign of life. */
-PLAIN_TEST(large_frames_do_not_stand_for_beats)
+WORLD_TEST(large_frames_do_not_stand_for_beats)
 {
-    struct world *world = world_up();
     struct cox_lead_link *link = &world->leads[0].link;
     static const uint8_t large[100000];
     const struct cox_rank_set asked = {{1u << RANK_FIRST}};
@@ -860,5 +794,4 @@ PLAIN_TEST(large_frames_do_not_stand_for_beats)
         cox_lead_link_tick(link, now_ns + times.beat_ms * MS);
         assert_int_equal(world->sent[COX_FRAME_LEAD_BEAT], i);
     }
-    world_free(world);
 }

@@ -136,6 +136,17 @@ struct world *world_new(uint64_t seed, const struct faults *faults);
 void world_free(struct world *world);
 void world_heal(struct world *world);
 struct world *world_up(void);
+/* A test over such a world; lead is its first. */
+#define WORLD_TEST(name)                                                                           \
+    static void name##_in(struct world *world, struct lead *lead);                                 \
+    PLAIN_TEST(name)                                                                               \
+    {                                                                                              \
+        struct world *up = world_up();                                                             \
+        name##_in(up, &up->leads[0]);                                                              \
+        world_free(up);                                                                            \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct world *world,                             \
+                          __attribute__((unused)) struct lead *lead)
 void publish(struct world *world, uint32_t c, uint32_t bits, bool replies);
 
 #endif

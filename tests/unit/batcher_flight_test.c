@@ -27,6 +27,17 @@ static struct cox_batcher *batcher_new(struct cox_batcher_options options)
     return batcher;
 }
 
+/* A test over it. */
+#define BATCHER_TEST(name)                                                                         \
+    static void name##_in(struct cox_batcher *batcher);                                            \
+    PLAIN_TEST(name)                                                                               \
+    {                                                                                              \
+        struct cox_batcher *made = batcher_new(defaults);                                          \
+        name##_in(made);                                                                           \
+        cox_batcher_free(made);                                                                    \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct cox_batcher *batcher)
+
 static void add_with(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max,
                      uint64_t hold_ms, void *context)
 {
@@ -105,9 +116,8 @@ static struct cox_batcher_stats stats(const struct cox_batcher *batcher)
 
 /* ---- two steps in flight ---- */
 
-PLAIN_TEST(a_step_follows_before_the_token_is_known)
+BATCHER_TEST(a_step_follows_before_the_token_is_known)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 3);
     const struct cox_step *one = publish(batcher, 7);
     const struct cox_step *two = publish(batcher, 8);
@@ -141,12 +151,10 @@ PLAIN_TEST(a_step_follows_before_the_token_is_known)
     expect_nothing(batcher, COX_EMPTY);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
     assert_int_equal(stats(batcher).generated_tokens, 3);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(chunks_of_a_prompt_follow_each_other)
+BATCHER_TEST(chunks_of_a_prompt_follow_each_other)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 40, 2);
     expect_row(publish(batcher, 1), 0, 1, 0, 16, true, false);
     expect_row(publish(batcher, 2), 0, 1, 16, 16, false, false);
@@ -159,7 +167,6 @@ PLAIN_TEST(chunks_of_a_prompt_follow_each_other)
     commit(batcher, 51, 0);
     expect_done(batcher, 1, COX_FINISH_LENGTH, 42);
     assert_int_equal(stats(batcher).prompt_tokens, 40);
-    cox_batcher_free(batcher);
 }
 
 /* It waits, the pool and the slots are full, and the next sequence would take what a row may still
@@ -219,9 +226,8 @@ PLAIN_TEST(the_next_one_is_admitted_beside_what_an_end_leaves)
     cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight)
+BATCHER_TEST(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 9);
     publish(batcher, 1);
     publish(batcher, 2);
@@ -232,12 +238,10 @@ PLAIN_TEST(nothing_left_to_run_is_not_empty_while_a_row_is_in_flight)
     const int64_t *ids;
     assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(a_slot_that_ends_meanwhile_is_announced_by_the_step_after)
+BATCHER_TEST(a_slot_that_ends_meanwhile_is_announced_by_the_step_after)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 1);
     add(batcher, 3, 9);
     publish(batcher, 1);
@@ -254,12 +258,10 @@ PLAIN_TEST(a_slot_that_ends_meanwhile_is_announced_by_the_step_after)
     /* Told by a step that is not over, so not again. */
     assert_int_equal(cox_batcher_next(batcher, &step), 0);
     assert_int_equal(step->finished_count, 0);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(a_revert_takes_all_of_them_back)
+BATCHER_TEST(a_revert_takes_all_of_them_back)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 9);
     add(batcher, 3, 9);
     publish(batcher, 1);
@@ -281,12 +283,10 @@ PLAIN_TEST(a_revert_takes_all_of_them_back)
     step = publish(batcher, 5);
     expect_row(step, 0, 1, 0, 4, true, true);
     assert_int_equal(step->rows[0].sequence->tokens[3], 50);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(after_a_revert_with_nothing_left_ended_sequences_are_announced)
+BATCHER_TEST(after_a_revert_with_nothing_left_ended_sequences_are_announced)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 9);
     add(batcher, 3, 1);
     publish(batcher, 1);
@@ -298,10 +298,11 @@ PLAIN_TEST(after_a_revert_with_nothing_left_ended_sequences_are_announced)
     assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
     assert_int_equal(ids[0] + ids[1], 3);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
-    cox_batcher_free(batcher);
+}
 
-    /* Also of those that a step told of which was in vain. */
-    batcher = batcher_new(defaults);
+BATCHER_TEST(what_a_step_told_in_vain_is_announced_again)
+{
+    const int64_t *ids;
     add(batcher, 3, 1);
     add(batcher, 3, 3);
     publish(batcher, 1);
@@ -312,7 +313,6 @@ PLAIN_TEST(after_a_revert_with_nothing_left_ended_sequences_are_announced)
     cox_batcher_revert(batcher);
     assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
     assert_int_equal(ids[0], 1);
-    cox_batcher_free(batcher);
 }
 
 /* A preempted sequence would be announced again with an unknown token, and two would write to its
@@ -365,9 +365,8 @@ PLAIN_TEST(an_end_in_flight_saves_a_preemption)
     cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(who_is_cancelled_leaves_its_rows)
+BATCHER_TEST(who_is_cancelled_leaves_its_rows)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     int contexts[2];
     add_with(batcher, 3, 9, 0, &contexts[0]);
     add_with(batcher, 20, 9, 0, &contexts[1]);
@@ -388,7 +387,6 @@ PLAIN_TEST(who_is_cancelled_leaves_its_rows)
     assert_int_equal(stats(batcher).generated_tokens, 1);
     const int64_t *ids;
     assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
-    cox_batcher_free(batcher);
 }
 
 PLAIN_TEST(m10_what_is_held_has_no_row_in_flight)
@@ -506,9 +504,8 @@ PLAIN_TEST(slots_announced_in_vain_and_left_again_have_room)
     cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(a_failure_ends_what_is_in_flight)
+BATCHER_TEST(a_failure_ends_what_is_in_flight)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     for (int i = 0; i < 6; i++)
         add(batcher, 3, 9);
     publish(batcher, 1);
@@ -520,7 +517,6 @@ PLAIN_TEST(a_failure_ends_what_is_in_flight)
     for (int64_t id = 2; id <= 6; id++)
         expect_done(batcher, id, COX_FINISH_ERROR, id <= 4 ? 4 : 3);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
-    cox_batcher_free(batcher);
 }
 
 /* ---- at random, against ranks that run the steps in order ---- */

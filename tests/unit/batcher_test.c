@@ -25,6 +25,17 @@ static struct cox_batcher *batcher_new(struct cox_batcher_options options)
     return batcher;
 }
 
+/* A test over it. */
+#define BATCHER_TEST(name)                                                                         \
+    static void name##_in(struct cox_batcher *batcher);                                            \
+    PLAIN_TEST(name)                                                                               \
+    {                                                                                              \
+        struct cox_batcher *made = batcher_new(defaults);                                          \
+        name##_in(made);                                                                           \
+        cox_batcher_free(made);                                                                    \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct cox_batcher *batcher)
+
 static void add(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max)
 {
     int32_t tokens[256];
@@ -88,9 +99,8 @@ PLAIN_TEST(blocks_are_taken_and_given)
     cox_blocks_deinit(&blocks);
 }
 
-PLAIN_TEST(a_sequence_is_announced_once_and_decodes)
+BATCHER_TEST(a_sequence_is_announced_once_and_decodes)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 3);
     const struct cox_step *step = next(batcher);
     assert_int_equal(step->base, 0);
@@ -130,7 +140,6 @@ PLAIN_TEST(a_sequence_is_announced_once_and_decodes)
     assert_int_equal(ids[0], 1);
     cox_batcher_reported(batcher);
     assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
-    cox_batcher_free(batcher);
 }
 
 PLAIN_TEST(a_slot_is_announced_and_used_again_in_the_same_step)
@@ -156,9 +165,8 @@ PLAIN_TEST(a_slot_is_announced_and_used_again_in_the_same_step)
     cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(long_prompts_go_in_chunks_beside_decodes)
+BATCHER_TEST(long_prompts_go_in_chunks_beside_decodes)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 2, 9);
     next(batcher);
     commit(batcher, 1, 5);
@@ -179,7 +187,6 @@ PLAIN_TEST(long_prompts_go_in_chunks_beside_decodes)
     step = next(batcher);
     assert_int_equal(step->kind, COX_STEP_DECODE);
     expect_row(step, 1, 2, 40, 1, false, true);
-    cox_batcher_free(batcher);
 }
 
 PLAIN_TEST(a_dry_pool_preempts_the_youngest)
@@ -220,9 +227,8 @@ PLAIN_TEST(a_dry_pool_preempts_the_youngest)
     cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(a_revert_recomputes_everything_from_the_start)
+BATCHER_TEST(a_revert_recomputes_everything_from_the_start)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     add(batcher, 3, 9);
     add(batcher, 14, 9);
     next(batcher);
@@ -247,7 +253,6 @@ PLAIN_TEST(a_revert_recomputes_everything_from_the_start)
     assert_int_equal(step->base, 5);
     expect_row(step, 0, 1, 4, 1, false, true);
     expect_row(step, 1, 2, 12, 2, false, true);
-    cox_batcher_free(batcher);
 }
 
 PLAIN_TEST(what_can_never_run_is_refused_with_numbers)
@@ -297,9 +302,8 @@ PLAIN_TEST(what_can_never_run_is_refused_with_numbers)
     assert_int_equal(cox_batcher_new(&options, &batcher, &error), COX_INVALID);
 }
 
-PLAIN_TEST(shorten_fits_what_is_there)
+BATCHER_TEST(shorten_fits_what_is_there)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     const int32_t tokens[70] = {0};
     struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 60, .new_count_max = 1000, .shorten = true};
@@ -312,7 +316,6 @@ PLAIN_TEST(shorten_fits_what_is_there)
     assert_non_null(done);
     assert_int_equal(done->error.code, COX_TOO_LARGE);
     cox_sequence_free(done);
-    cox_batcher_free(batcher);
 }
 
 PLAIN_TEST(steps_stay_below_the_frame)
@@ -363,9 +366,8 @@ PLAIN_TEST(nested_steps_are_all_prefill_or_all_decode)
     cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(who_is_cancelled_gives_everything_back)
+BATCHER_TEST(who_is_cancelled_gives_everything_back)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     static const int32_t tokens[5] = {1, 2, 3, 4, 5};
     char contexts[8];
     for (int i = 0; i < 6; i++) { /* four run, two wait */
@@ -409,12 +411,10 @@ PLAIN_TEST(who_is_cancelled_gives_everything_back)
     assert_ptr_equal(step->rows[0].sequence->request.context, &contexts[7]);
     assert_int_equal(step->finished_count, 4);
     commit(batcher, 3, 50);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(a_failure_ends_all)
+BATCHER_TEST(a_failure_ends_all)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     for (int i = 0; i < 6; i++)
         add(batcher, 3, 2);
     next(batcher);
@@ -435,7 +435,6 @@ PLAIN_TEST(a_failure_ends_all)
     struct cox_error error = {0};
     cox_batcher_publish(batcher, 1);
     assert_int_equal(cox_batcher_commit(batcher, &token, NULL, NULL, &error), COX_CORRUPT);
-    cox_batcher_free(batcher);
 }
 
 /* ---- holds and pulls ---- */
@@ -588,9 +587,8 @@ static void add_pulled(struct cox_batcher *batcher, uint32_t token_count, uint32
     assert_int_equal(cox_batcher_add(batcher, &request), 0);
 }
 
-PLAIN_TEST(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run)
+BATCHER_TEST(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     add(batcher, 3, 9);
     add_pulled(batcher, 6, 3, &(struct cox_prompt_request){0});
@@ -623,12 +621,10 @@ PLAIN_TEST(m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run)
     step = next(batcher);
     expect_row(step, 1, 2, 0, 7, true, true);
     commit(batcher, 4, 52);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails)
+BATCHER_TEST(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     struct cox_error error = {.code = COX_STALE, .text = "gone"};
     add_pulled(batcher, 6, 3, &(struct cox_prompt_request){0});
@@ -655,7 +651,6 @@ PLAIN_TEST(m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails)
     assert_int_equal(done->finish, COX_FINISH_ERROR);
     assert_int_equal(done->error.code, COX_STALE);
     cox_sequence_free(done);
-    cox_batcher_free(batcher);
 }
 
 PLAIN_TEST(m11_blocks_that_a_late_rank_may_write_have_no_user)
@@ -694,9 +689,8 @@ PLAIN_TEST(m11_blocks_that_a_late_rank_may_write_have_no_user)
     cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back)
+BATCHER_TEST(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     int report = 0;
     add_pulled(batcher, 6, 1, &(struct cox_prompt_request){.pull_only = true});
@@ -712,12 +706,10 @@ PLAIN_TEST(m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back)
     cox_sequence_free(done);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
     assert_int_equal(cox_batcher_next(batcher, &step), COX_EMPTY);
-    cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(m11_sources_that_do_not_fit_are_refused)
+BATCHER_TEST(m11_sources_that_do_not_fit_are_refused)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_kv_reference source = {
         .cluster_id = "other", .blocks = remote_blocks, .block_count = 3};
     int32_t tokens[6] = {0};
@@ -727,14 +719,16 @@ PLAIN_TEST(m11_sources_that_do_not_fit_are_refused)
     struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->error.code, COX_INVALID);
     cox_sequence_free(done);
-    /* The last position that there is was generated elsewhere: nothing is left to do, and that is
-     * no error. */
+}
+
+/* The last position that there is was generated elsewhere. */
+PLAIN_TEST(m11_nothing_left_to_do_is_no_error)
+{
     struct cox_batcher_options options = defaults;
     options.position_count_max = 5;
-    cox_batcher_free(batcher);
-    batcher = batcher_new(options);
+    struct cox_batcher *batcher = batcher_new(options);
     add_pulled(batcher, 6, 9, &(struct cox_prompt_request){.shorten = true});
-    done = cox_batcher_done(batcher);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_int_equal(done->token_count, 6);
     cox_sequence_free(done);
@@ -745,9 +739,8 @@ PLAIN_TEST(m11_sources_that_do_not_fit_are_refused)
     cox_batcher_free(batcher);
 }
 
-PLAIN_TEST(m11_a_pull_that_no_rank_began_is_cancelled_like_any_other)
+BATCHER_TEST(m11_a_pull_that_no_rank_began_is_cancelled_like_any_other)
 {
-    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     int mine;
     add_pulled(batcher, 6, 3, &(struct cox_prompt_request){.context = &mine});
@@ -758,7 +751,6 @@ PLAIN_TEST(m11_a_pull_that_no_rank_began_is_cancelled_like_any_other)
     cox_sequence_free(done);
     assert_int_equal(cox_batcher_free_blocks(batcher), 16);
     assert_null(cox_batcher_pull(batcher));
-    cox_batcher_free(batcher);
 }
 
 PLAIN_TEST(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit)

@@ -46,6 +46,18 @@ static void group_gone(struct group *group)
     cox_control_close(&group->control);
 }
 
+/* A test over it. */
+#define GROUP_TEST(name)                                                                           \
+    static void name##_in(struct group *group);                                                    \
+    LEAK_TEST(name)                                                                                \
+    {                                                                                              \
+        struct group made;                                                                         \
+        group_create(&made);                                                                       \
+        name##_in(&made);                                                                          \
+        group_gone(&made);                                                                         \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct group *group)
+
 static void publish(struct group *group, uint64_t sequence)
 {
     cox_tokens_publish(group->channel.tokens, &group->all, sequence, false);
@@ -77,153 +89,132 @@ static void expect_words(const struct group *group, uint32_t rank, uint64_t retu
     assert_int_equal(cox_state_done(line), done);
 }
 
-LEAK_TEST(tokens_become_state_words)
+GROUP_TEST(tokens_become_state_words)
 {
-    struct group group;
-    group_create(&group);
-    publish(&group, 5);
-    cox_tokens_update(group.channel.tokens, 0);
-    expect_words(&group, 0, 0, 0); /* the initial token of request_produce means nothing */
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    expect_words(&group, 0, 5, 0);
+    publish(group, 5);
+    cox_tokens_update(group->channel.tokens, 0);
+    expect_words(group, 0, 0, 0); /* the initial token of request_produce means nothing */
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    expect_words(group, 0, 5, 0);
     const struct cox_layout_rank_line *line =
-        cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE);
+        cox_state_line(&group->control, 0, COX_CHANNEL_EXECUTE);
     assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_RUNNING, 5));
-    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 0, 5, 5);
+    post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 0, 5, 5);
     assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_IDLE, 5));
     assert_int_equal(cox_state_tag(line, 1, 5), 5);
-    assert_int_equal(cox_state_line_instance(line), group.control.instance);
+    assert_int_equal(cox_state_line_instance(line), group->control.instance);
     assert_int_equal(cox_state_line_incarnation(line), 1);
-    expect_words(&group, 1, 0, 0);
-    group_gone(&group);
+    expect_words(group, 1, 0, 0);
 }
 
-LEAK_TEST(a_reply_counts_once_the_frame_is_returned)
+GROUP_TEST(a_reply_counts_once_the_frame_is_returned)
 {
-    struct group group;
-    group_create(&group);
-    publish(&group, 5);
-    post(&group, 1, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 1, 0, 0);
-    post(&group, 1, COX_WAKEUP_REQUEST_PRODUCE);
-    expect_words(&group, 1, 5, 5);
-    group_gone(&group);
+    publish(group, 5);
+    post(group, 1, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 1, 0, 0);
+    post(group, 1, COX_WAKEUP_REQUEST_PRODUCE);
+    expect_words(group, 1, 5, 5);
 }
 
-LEAK_TEST(a_token_of_this_process_is_no_reply)
+GROUP_TEST(a_token_of_this_process_is_no_reply)
 {
-    struct group group;
-    group_create(&group);
-    publish(&group, 5);
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    cox_tokens_expect_wake(group.channel.tokens, 0);
-    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 0, 5, 0);
+    publish(group, 5);
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    cox_tokens_expect_wake(group->channel.tokens, 0);
+    post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 0, 5, 0);
     /* The same, with the token taken by a wait. */
-    cox_tokens_expect_wake(group.channel.tokens, 0);
-    cox_tokens_waited(group.channel.tokens, 0);
-    expect_words(&group, 0, 5, 0);
-    reply_write(&group, 0);
-    cox_tokens_waited(group.channel.tokens, 0);
-    expect_words(&group, 0, 5, 5);
-    group_gone(&group);
+    cox_tokens_expect_wake(group->channel.tokens, 0);
+    cox_tokens_waited(group->channel.tokens, 0);
+    expect_words(group, 0, 5, 0);
+    reply_write(group, 0);
+    cox_tokens_waited(group->channel.tokens, 0);
+    expect_words(group, 0, 5, 5);
 }
 
 /* A MindIE-LLM worker that gets SIGTERM posts its semaphores: the previous reply was taken for the
  * next one. */
-LEAK_TEST(a_token_without_a_reply_is_dropped)
+GROUP_TEST(a_token_without_a_reply_is_dropped)
 {
-    struct group group;
-    group_create(&group);
-    publish(&group, 5);
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 0, 5, 5);
-    publish(&group, 6);
+    publish(group, 5);
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 0, 5, 5);
+    publish(group, 6);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        cox_gate_post(&group.channel.gate, rank, COX_WAKEUP_REQUEST_PRODUCE);
-        cox_gate_post(&group.channel.gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
-        cox_tokens_update(group.channel.tokens, rank);
+        cox_gate_post(&group->channel.gate, rank, COX_WAKEUP_REQUEST_PRODUCE);
+        cox_gate_post(&group->channel.gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
+        cox_tokens_update(group->channel.tokens, rank);
     }
-    expect_words(&group, 0, 6, 5);
-    expect_words(&group, 1, 6, 6); /* it writes nothing */
-    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 0, 6, 6);
+    expect_words(group, 0, 6, 5);
+    expect_words(group, 1, 6, 6); /* it writes nothing */
+    post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 0, 6, 6);
     /* where every rank writes */
-    cox_tokens_publish(group.channel.tokens, &group.all, 7, true);
-    post(&group, 1, COX_WAKEUP_REQUEST_PRODUCE);
-    post(&group, 1, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 1, 7, 6);
-    reply_write(&group, 1);
-    post(&group, 1, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 1, 7, 7);
-    group_gone(&group);
+    cox_tokens_publish(group->channel.tokens, &group->all, 7, true);
+    post(group, 1, COX_WAKEUP_REQUEST_PRODUCE);
+    post(group, 1, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 1, 7, 6);
+    reply_write(group, 1);
+    post(group, 1, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 1, 7, 7);
 }
 
-LEAK_TEST(surplus_tokens_do_not_count_for_the_next_request)
+GROUP_TEST(surplus_tokens_do_not_count_for_the_next_request)
 {
-    struct group group;
-    group_create(&group);
-    publish(&group, 5);
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    publish(group, 5);
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
     for (int i = 0; i < 3; i++)
-        post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    publish(&group, 6);
-    cox_tokens_update(group.channel.tokens, 0);
-    expect_words(&group, 0, 5, 5);
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 0, 6, 6);
-    group_gone(&group);
+        post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    cox_gate_post(&group->channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    publish(group, 6);
+    cox_tokens_update(group->channel.tokens, 0);
+    expect_words(group, 0, 5, 5);
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 0, 6, 6);
 }
 
 /* Another process of the user can write the lines of a legacy rank; the tokens decide. */
-LEAK_TEST(words_that_are_overwritten_are_stored_again)
+GROUP_TEST(words_that_are_overwritten_are_stored_again)
 {
-    struct group group;
-    group_create(&group);
-    struct cox_layout_rank_line *line = cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE);
-    publish(&group, 5);
+    struct cox_layout_rank_line *line = cox_state_line(&group->control, 0, COX_CHANNEL_EXECUTE);
+    publish(group, 5);
     atomic_store(&line->returned, 9);
     atomic_store(&line->done, 9); /* a reply that was never given */
-    cox_tokens_update(group.channel.tokens, 0);
-    expect_words(&group, 0, 0, 0);
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    cox_tokens_update(group->channel.tokens, 0);
+    expect_words(group, 0, 0, 0);
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
     atomic_store(&line->taken, 0);
     atomic_store(&line->returned, 0);
     atomic_store(&line->done, 0);
     atomic_store(&line->tags[0], 0);
-    cox_tokens_update(group.channel.tokens, 0);
-    expect_words(&group, 0, 5, 5);
+    cox_tokens_update(group->channel.tokens, 0);
+    expect_words(group, 0, 5, 5);
     assert_int_equal(cox_state_tag(line, 1, 5), 5);
     assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_IDLE, 5));
-    group_gone(&group);
 }
 
-LEAK_TEST(tokens_of_a_dead_rank_are_dropped)
+GROUP_TEST(tokens_of_a_dead_rank_are_dropped)
 {
-    struct group group;
-    group_create(&group);
-    publish(&group, 5);
-    cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    cox_tokens_reset(group.channel.tokens, 0, 7, 2); /* 6 and 7 asked others */
-    cox_state_reset_line(cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE), 7);
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE); /* the first token of the next process */
-    expect_words(&group, 0, 7, 7);
-    publish(&group, 8);
-    cox_tokens_update(group.channel.tokens, 0);
-    expect_words(&group, 0, 7, 7); /* no token of the dead process counts */
-    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
-    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    expect_words(&group, 0, 8, 8);
+    publish(group, 5);
+    cox_gate_post(&group->channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    cox_gate_post(&group->channel.gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    cox_tokens_reset(group->channel.tokens, 0, 7, 2); /* 6 and 7 asked others */
+    cox_state_reset_line(cox_state_line(&group->control, 0, COX_CHANNEL_EXECUTE), 7);
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE); /* the first token of the next process */
+    expect_words(group, 0, 7, 7);
+    publish(group, 8);
+    cox_tokens_update(group->channel.tokens, 0);
+    expect_words(group, 0, 7, 7); /* no token of the dead process counts */
+    post(group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    post(group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(group, 0, 8, 8);
     assert_int_equal(
-        cox_state_line_incarnation(cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE)), 2);
-    group_gone(&group);
+        cox_state_line_incarnation(cox_state_line(&group->control, 0, COX_CHANNEL_EXECUTE)), 2);
 }
 
 LEAK_TEST(replies_are_brought_into_our_form)

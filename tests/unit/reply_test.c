@@ -47,6 +47,18 @@ static void group_gone(struct group *group)
     cox_control_close(&group->control);
 }
 
+/* A test over it. */
+#define GROUP_TEST(name, depth)                                                                    \
+    static void name##_in(struct group *group);                                                    \
+    LEAK_TEST(name)                                                                                \
+    {                                                                                              \
+        struct group made;                                                                         \
+        group_create(&made, depth);                                                                \
+        name##_in(&made);                                                                          \
+        group_gone(&made);                                                                         \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct group *group)
+
 static void fill(uint8_t *bytes, uint32_t rank, uint64_t s, size_t length)
 {
     for (size_t i = 0; i < length; i++)
@@ -123,111 +135,93 @@ LEAK_TEST(what_is_committed_is_fetched)
     }
 }
 
-LEAK_TEST(m4_full_slots_spoil_no_neighbour)
+GROUP_TEST(m4_full_slots_spoil_no_neighbour, 3)
 {
-    struct group group;
     size_t capacity;
-    group_create(&group, 3);
     for (uint64_t s = 1; s <= 3; s++)
         for (uint32_t rank = 0; rank < 4; rank++) {
-            cox_reply_slot(&group.channel, rank, s, false, &capacity);
+            cox_reply_slot(&group->channel, rank, s, false, &capacity);
             assert_int_equal(capacity, CAPACITY);
-            reply_with(&group, rank, s, capacity, false);
+            reply_with(group, rank, s, capacity, false);
         }
     for (uint64_t s = 1; s <= 3; s++)
         for (uint32_t rank = 0; rank < 4; rank++)
-            must_hold(&group, rank, s, CAPACITY, false);
-    reply_with(&group, 2, 4, 0, false);
-    must_hold(&group, 2, 4, 0, false);
-    group_gone(&group);
+            must_hold(group, rank, s, CAPACITY, false);
+    reply_with(group, 2, 4, 0, false);
+    must_hold(group, 2, 4, 0, false);
 }
 
-LEAK_TEST(the_slot_has_the_contract_s_layout)
+GROUP_TEST(the_slot_has_the_contract_s_layout, 1)
 {
-    struct group group;
-    group_create(&group, 1);
-    uint8_t *base = group.channel.response.base;
-    reply_with(&group, 2, 1, 0x0203, false);
+    uint8_t *base = group->channel.response.base;
+    reply_with(group, 2, 1, 0x0203, false);
     assert_memory_equal(base + 2 * STRIDE, "\x03\x02\0\0", 4);
     assert_int_equal(base[2 * STRIDE + 4], (uint8_t)(2 * 50 + 1));
-    group_gone(&group);
 }
 
-LEAK_TEST(m3_an_impossible_length_is_corrupt)
+GROUP_TEST(m3_an_impossible_length_is_corrupt, 1)
 {
     static const uint32_t lengths[] = {CAPACITY + 1, STRIDE,      STRIDE * 4,
                                        INT32_MAX,    0x80000000u, UINT32_MAX};
-    struct group group;
-    group_create(&group, 1);
-    reply_with(&group, 3, 1, 100, false); /* the last slot: behind it the region ends */
+    reply_with(group, 3, 1, 100, false); /* the last slot: behind it the region ends */
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         uint32_t prefix = htole32(lengths[i]);
         char number[32];
-        memcpy((uint8_t *)group.channel.response.base + 3 * STRIDE, &prefix, 4);
+        memcpy((uint8_t *)group->channel.response.base + 3 * STRIDE, &prefix, 4);
         snprintf(number, sizeof number, "length of %u bytes", lengths[i]);
-        must_refuse(&group, 3, 1, 1, SIZE_MAX, COX_CORRUPT, number, "holds 1020");
+        must_refuse(group, 3, 1, 1, SIZE_MAX, COX_CORRUPT, number, "holds 1020");
     }
-    cox_reply_commit(&group.channel, 3, 1, CAPACITY + 1, false); /* a worker that says so itself */
-    must_refuse(&group, 3, 1, 1, SIZE_MAX, COX_CORRUPT, "1021 bytes", "holds 1020");
-    group_gone(&group);
+    cox_reply_commit(&group->channel, 3, 1, CAPACITY + 1, false); /* a worker that says so itself */
+    must_refuse(group, 3, 1, 1, SIZE_MAX, COX_CORRUPT, "1021 bytes", "holds 1020");
 }
 
-LEAK_TEST(a_buffer_that_is_too_small_is_distinguished)
+GROUP_TEST(a_buffer_that_is_too_small_is_distinguished, 1)
 {
-    struct group group;
     uint8_t buffer[100];
     size_t length = 0;
     bool failed;
-    group_create(&group, 1);
-    reply_with(&group, 0, 1, 100, false);
-    must_refuse(&group, 0, 1, 1, 99, COX_TOO_LARGE, "100 bytes", "room for 99");
-    assert_int_equal(fetch(&group, 0, 1, 1, buffer, 100, &length, &failed, NULL), 0);
+    reply_with(group, 0, 1, 100, false);
+    must_refuse(group, 0, 1, 1, 99, COX_TOO_LARGE, "100 bytes", "room for 99");
+    assert_int_equal(fetch(group, 0, 1, 1, buffer, 100, &length, &failed, NULL), 0);
     assert_int_equal(length, 100);
-    group_gone(&group);
 }
 
-LEAK_TEST(b50_a_late_reply_is_not_taken_for_the_next_one)
+GROUP_TEST(b50_a_late_reply_is_not_taken_for_the_next_one, 2)
 {
-    struct group group;
-    group_create(&group, 2);
-    must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0",
+    must_refuse(group, 1, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0",
                 "expected 1"); /* nothing yet */
-    reply_with(&group, 1, 1, 10, false);
-    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1",
+    reply_with(group, 1, 1, 10, false);
+    must_refuse(group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1",
                 "expected 3"); /* the same slot */
-    reply_with(&group, 1, 1, 10, true);
-    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1,", "expected 3");
-    must_refuse(&group, 2, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0",
+    reply_with(group, 1, 1, 10, true);
+    must_refuse(group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 1,", "expected 3");
+    must_refuse(group, 2, 1, 1, CAPACITY, COX_CORRUPT, "sequence 0",
                 "expected 1"); /* another rank's */
-    reply_with(&group, 1, 5, 10, false);
-    must_refuse(&group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 5",
+    reply_with(group, 1, 5, 10, false);
+    must_refuse(group, 1, 3, 1, CAPACITY, COX_CORRUPT, "sequence 5",
                 "expected 3"); /* nor a later one */
-    must_hold(&group, 1, 5, 10, false);
+    must_hold(group, 1, 5, 10, false);
     /* A half-written tag. */
-    atomic_store(&cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE)->tags[1], UINT64_MAX);
-    must_refuse(&group, 1, 5, 1, CAPACITY, COX_CORRUPT, "sequence", "expected 5");
-    group_gone(&group);
+    atomic_store(&cox_state_line(&group->control, 1, COX_CHANNEL_EXECUTE)->tags[1], UINT64_MAX);
+    must_refuse(group, 1, 5, 1, CAPACITY, COX_CORRUPT, "sequence", "expected 5");
 }
 
-LEAK_TEST(another_generation_or_group_is_corrupt)
+GROUP_TEST(another_generation_or_group_is_corrupt, 1)
 {
-    struct group group;
-    group_create(&group, 1);
-    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
-    reply_with(&group, 1, 1, 10, false);
-    must_refuse(&group, 1, 1, 2, CAPACITY, COX_CORRUPT, "incarnation 1",
+    struct cox_layout_rank_line *line = cox_state_line(&group->control, 1, COX_CHANNEL_EXECUTE);
+    reply_with(group, 1, 1, 10, false);
+    must_refuse(group, 1, 1, 2, CAPACITY, COX_CORRUPT, "incarnation 1",
                 "expected 2"); /* it was replaced since */
     atomic_store(&line->incarnation, 2);
-    must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "incarnation 2", "expected 1");
+    must_refuse(group, 1, 1, 1, CAPACITY, COX_CORRUPT, "incarnation 2", "expected 1");
     atomic_store(&line->incarnation, 1);
-    must_hold(&group, 1, 1, 10, false);
+    must_hold(group, 1, 1, 10, false);
     for (int bit = 0; bit < 32; bit++) {
-        atomic_store(&line->instance, group.control.instance ^ (1u << bit));
-        must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "of group", "expected 1");
+        atomic_store(&line->instance, group->control.instance ^ (1u << bit));
+        must_refuse(group, 1, 1, 1, CAPACITY, COX_CORRUPT, "of group", "expected 1");
     }
-    atomic_store(&line->instance, group.control.instance);
-    must_hold(&group, 1, 1, 10, false);
-    group_gone(&group);
+    atomic_store(&line->instance, group->control.instance);
+    must_hold(group, 1, 1, 10, false);
 }
 
 LEAK_TEST(replies_of_legacy_ranks_are_where_the_legacy_layout_has_them)
@@ -309,21 +303,18 @@ static void reply_as_rank_1(void *context)
     kill(getpid(), SIGKILL);
 }
 
-LEAK_TEST(replies_of_another_process_arrive_until_it_dies)
+GROUP_TEST(replies_of_another_process_arrive_until_it_dies, 2)
 {
-    struct group group;
-    group_create(&group, 2);
     pid_t pid = child_start(reply_as_rank_1, NULL);
-    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group->control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         while (cox_state_done(line) < s)
-            assert_int_equal(await_token(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME), 0);
-        must_hold(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
-        cox_gate_absorb(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME);
-        cox_gate_post(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE);
+            assert_int_equal(await_token(&group->channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME), 0);
+        must_hold(group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
+        cox_gate_absorb(&group->channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME);
+        cox_gate_post(&group->channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE);
     }
     assert_int_equal(child_status(pid) & 0x7f, SIGKILL);
     assert_true(cox_state_done(line) == REPLIES);
-    must_refuse(&group, 1, REPLIES + 1, 1, CAPACITY, COX_CORRUPT, "expected 3001", "sequence 2999");
-    group_gone(&group);
+    must_refuse(group, 1, REPLIES + 1, 1, CAPACITY, COX_CORRUPT, "expected 3001", "sequence 2999");
 }

@@ -41,6 +41,18 @@ static void group_gone(struct group *group)
     cox_control_close(&group->control);
 }
 
+/* A test over it. */
+#define GROUP_TEST(name, depth)                                                                    \
+    static void name##_in(struct group *group);                                                    \
+    LEAK_TEST(name)                                                                                \
+    {                                                                                              \
+        struct group made;                                                                         \
+        group_create(&made, depth);                                                                \
+        name##_in(&made);                                                                          \
+        group_gone(&made);                                                                         \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct group *group)
+
 /* In a child. */
 static void group_attach(struct group *group, uint32_t rank)
 {
@@ -179,13 +191,10 @@ static void publish_4_gib(void *context)
     cox_request_publish(&group->channel, 1, 1, UINT64_C(1) << 32, &asked);
 }
 
-LEAK_TEST(one_byte_over_the_capacity_is_a_programmer_error)
+GROUP_TEST(one_byte_over_the_capacity_is_a_programmer_error, 1)
 {
-    struct group group;
-    group_create(&group, 1);
-    child_aborts(publish_too_much, &group);
-    child_aborts(publish_4_gib, &group); /* not cut to 32 bits first */
-    group_gone(&group);
+    child_aborts(publish_too_much, group);
+    child_aborts(publish_4_gib, group); /* not cut to 32 bits first */
 }
 
 LEAK_TEST(m3_an_impossible_length_is_corrupt)
@@ -249,26 +258,23 @@ static void serve_rank_1(void *context)
     CHECK(served == REQUESTS - REQUESTS / 3);
 }
 
-LEAK_TEST(a_rank_in_another_process_reads_them_all)
+GROUP_TEST(a_rank_in_another_process_reads_them_all, 3)
 {
-    struct group group;
-    group_create(&group, 3);
     pid_t pid = child_start(serve_rank_1, NULL);
-    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group->control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (s > 3 && cox_state_returned(line) < s - 3)
-            assert_int_equal(await_token(&group.channel.gate, 1, COX_WAKEUP_REQUEST_PRODUCE), 0);
+            assert_int_equal(await_token(&group->channel.gate, 1, COX_WAKEUP_REQUEST_PRODUCE), 0);
         struct cox_rank_set asked = only(2), woken = only(1);
         if (s % 3)
             cox_rank_set_add(&asked, 1);
         if (s % 2)
             cox_rank_set_add(&asked, 0);
-        write_payload(&group.channel, s, length_of(s));
-        cox_request_publish(&group.channel, s, type_of(s), length_of(s), &asked);
-        cox_gate_open(&group.channel.gate, &woken);
+        write_payload(&group->channel, s, length_of(s));
+        cox_request_publish(&group->channel, s, type_of(s), length_of(s), &asked);
+        cox_gate_open(&group->channel.gate, &woken);
     }
     child_join(pid);
-    group_gone(&group);
 }
 
 static void write_a_frame(void *context)
@@ -280,12 +286,9 @@ static void write_a_frame(void *context)
     *(volatile uint8_t *)group.channel.request.base = 1;
 }
 
-LEAK_TEST(a_rank_cannot_write_requests)
+GROUP_TEST(a_rank_cannot_write_requests, 1)
 {
-    struct group group;
-    group_create(&group, 1);
     assert_int_equal(child_status(child_start(write_a_frame, NULL)) & 0x7f, SIGSEGV);
-    group_gone(&group);
 }
 
 static void publish_for_ever(void *context)

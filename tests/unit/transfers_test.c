@@ -48,6 +48,18 @@ static void teardown(struct fixture *f)
     executor_free(f->executor);
 }
 
+/* A test over it. */
+#define FIXTURE_TEST(name)                                                                         \
+    static void name##_in(struct fixture *f);                                                      \
+    PLAIN_TEST(name)                                                                               \
+    {                                                                                              \
+        struct fixture made;                                                                       \
+        setup(&made);                                                                              \
+        name##_in(&made);                                                                          \
+        teardown(&made);                                                                           \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct fixture *f)
+
 static const int32_t theirs[] = {7, 8, 9};
 
 static void begin_with(struct fixture *f, int64_t sequence, uint64_t deadline_ns,
@@ -143,76 +155,67 @@ PLAIN_TEST(m11_the_table_of_moves_has_one_end_for_each_pull)
     assert_string_equal(cox_pull_state_name(COX_PULL_STATE_COUNT), "unknown");
 }
 
-PLAIN_TEST(m11_pulls_that_wait_go_together_and_each_has_its_own_end)
+FIXTURE_TEST(m11_pulls_that_wait_go_together_and_each_has_its_own_end)
 {
-    struct fixture f;
-    setup(&f);
-    begin(&f, 1);
-    begin(&f, 2);
-    begin_with(&f, 3, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER); /* not yet */
-    struct fixture_pull pull = sent(&f, "other.1.1");
+    begin(f, 1);
+    begin(f, 2);
+    begin_with(f, 3, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER); /* not yet */
+    struct fixture_pull pull = sent(f, "other.1.1");
     assert_int_equal(pull.count, 2);
-    assert_int_equal(status(&f).running, 3);
-    expect_none(&f);
+    assert_int_equal(status(f).running, 3);
+    expect_none(f);
     pull.count = 1; /* the rank does not mention the second */
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
-    assert_int_equal(atomic_load(&f.wakes), 1);
-    expect_end(&f, 1, COX_PULL_SUCCESS, 0, true);
-    expect_end(&f, 2, COX_PULL_FAILED, COX_REJECTED, true);
-    expect_none(&f);
-    assert_int_equal(status(&f).succeeded, 1);
-    assert_int_equal(status(&f).failed, 1);
-    assert_int_equal(status(&f).bytes, 100);
-    assert_int_equal(status(&f).quarantined_blocks, 0);
-    teardown(&f);
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    assert_int_equal(atomic_load(&f->wakes), 1);
+    expect_end(f, 1, COX_PULL_SUCCESS, 0, true);
+    expect_end(f, 2, COX_PULL_FAILED, COX_REJECTED, true);
+    expect_none(f);
+    assert_int_equal(status(f).succeeded, 1);
+    assert_int_equal(status(f).failed, 1);
+    assert_int_equal(status(f).bytes, 100);
+    assert_int_equal(status(f).quarantined_blocks, 0);
 }
 
-PLAIN_TEST(m11_a_short_pull_does_not_wait_for_a_long_one)
+FIXTURE_TEST(m11_a_short_pull_does_not_wait_for_a_long_one)
 {
-    struct fixture f;
-    setup(&f);
     const uint64_t soon_ns = cox_deadline_after_ms(60000);
-    begin_with(&f, 1, soon_ns, 0);
-    begin_with(&f, 2, cox_deadline_after_ms(3600000), 0);
-    begin_with(&f, 3, soon_ns + COX_NSEC_PER_SEC / 2, 0);
-    struct fixture_pull first = sent(&f, "other.1.1"), second = sent(&f, "other.2.1");
+    begin_with(f, 1, soon_ns, 0);
+    begin_with(f, 2, cox_deadline_after_ms(3600000), 0);
+    begin_with(f, 3, soon_ns + COX_NSEC_PER_SEC / 2, 0);
+    struct fixture_pull first = sent(f, "other.1.1"), second = sent(f, "other.2.1");
     assert_int_equal(first.count, 2);
     assert_string_equal(first.ids[1], "other.3.1");
     assert_int_equal(second.count, 1);
-    executor_complete_pull(f.executor, &first, 0, COX_OUTCOME_OK, 0, 0);
-    expect_end(&f, 1, COX_PULL_SUCCESS, 0, true);
-    expect_end(&f, 3, COX_PULL_SUCCESS, 0, true);
-    expect_none(&f);
-    executor_complete_pull(f.executor, &second, 0, COX_OUTCOME_OK, 0, 0);
-    expect_end(&f, 2, COX_PULL_SUCCESS, 0, true);
-    teardown(&f);
+    executor_complete_pull(f->executor, &first, 0, COX_OUTCOME_OK, 0, 0);
+    expect_end(f, 1, COX_PULL_SUCCESS, 0, true);
+    expect_end(f, 3, COX_PULL_SUCCESS, 0, true);
+    expect_none(f);
+    executor_complete_pull(f->executor, &second, 0, COX_OUTCOME_OK, 0, 0);
+    expect_end(f, 2, COX_PULL_SUCCESS, 0, true);
 }
 
-PLAIN_TEST(m11_the_median_of_what_ranks_copied_in_a_second)
+FIXTURE_TEST(m11_the_median_of_what_ranks_copied_in_a_second)
 {
-    struct fixture f;
-    setup(&f);
-    assert_int_equal(status(&f).bytes_per_s, 0);
-    begin(&f, 1);
-    struct fixture_pull pull = sent(&f, NULL);
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, COX_STALE);
-    expect_end(&f, 1, COX_PULL_FAILED, COX_STALE, true);
+    assert_int_equal(status(f).bytes_per_s, 0);
+    begin(f, 1);
+    struct fixture_pull pull = sent(f, NULL);
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, COX_STALE);
+    expect_end(f, 1, COX_PULL_FAILED, COX_STALE, true);
     /* What failed was copied for nothing, and says nothing of speed. */
-    assert_int_equal(status(&f).bytes, 100);
-    assert_int_equal(status(&f).copy_ns, 25);
-    assert_int_equal(status(&f).bytes_per_s, 0);
+    assert_int_equal(status(f).bytes, 100);
+    assert_int_equal(status(f).copy_ns, 25);
+    assert_int_equal(status(f).bytes_per_s, 0);
     for (int64_t sequence = 2; sequence <= 4; sequence++)
-        begin(&f, sequence);
-    pull = sent(&f, NULL);
+        begin(f, sequence);
+    pull = sent(f, NULL);
     assert_int_equal(pull.count, 3);
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
     for (int64_t sequence = 2; sequence <= 4; sequence++)
-        expect_end(&f, sequence, COX_PULL_SUCCESS, 0, true);
+        expect_end(f, sequence, COX_PULL_SUCCESS, 0, true);
     /* 100 bytes in 25, 100 and 400 ns: 4, 1 and 0.25 GB/s. */
-    assert_int_equal(status(&f).bytes, 400);
-    assert_int_equal(status(&f).copy_ns, 550);
-    assert_in_range(status(&f).bytes_per_s, 937500000, 1062500000);
-    teardown(&f);
+    assert_int_equal(status(f).bytes, 400);
+    assert_int_equal(status(f).copy_ns, 550);
+    assert_in_range(status(f).bytes_per_s, 937500000, 1062500000);
 }
 
 PLAIN_TEST(p9_a_ranks_reply_becomes_the_end)
@@ -240,85 +243,76 @@ PLAIN_TEST(p9_a_ranks_reply_becomes_the_end)
     }
 }
 
-PLAIN_TEST(p9_late_replies_are_dropped_and_their_blocks_wait)
+FIXTURE_TEST(p9_late_replies_are_dropped_and_their_blocks_wait)
 {
-    struct fixture f;
-    setup(&f);
-    begin_with(&f, 1, cox_now_ns() + 1000000, 0);
-    struct fixture_pull pull = sent(&f, NULL);
-    expect_none(&f);
-    while (status(&f).running) {
-        cox_transfers_turn(f.transfers);
+    begin_with(f, 1, cox_now_ns() + 1000000, 0);
+    struct fixture_pull pull = sent(f, NULL);
+    expect_none(f);
+    while (status(f).running) {
+        cox_transfers_turn(f->transfers);
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     }
-    expect_end(&f, 1, COX_PULL_TIMEOUT, COX_TIMEOUT, false);
-    assert_int_equal(status(&f).quarantined_blocks, 3);
-    cox_transfers_turn(f.transfers);
-    assert_int_equal(f.executor->leave_count, 1); /* told once */
-    expect_not_drained(&f);
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
-    assert_int_equal(status(&f).late_results, 1);
-    assert_int_equal(status(&f).succeeded, 0);
-    assert_int_equal(status(&f).quarantined_blocks, 0);
-    expect_none(&f);
-    expect_drained(&f, 3);
-    cox_transfers_turn(f.transfers);
-    assert_int_equal(f.executor->leave_count, 1);
-    teardown(&f);
+    expect_end(f, 1, COX_PULL_TIMEOUT, COX_TIMEOUT, false);
+    assert_int_equal(status(f).quarantined_blocks, 3);
+    cox_transfers_turn(f->transfers);
+    assert_int_equal(f->executor->leave_count, 1); /* told once */
+    expect_not_drained(f);
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    assert_int_equal(status(f).late_results, 1);
+    assert_int_equal(status(f).succeeded, 0);
+    assert_int_equal(status(f).quarantined_blocks, 0);
+    expect_none(f);
+    expect_drained(f, 3);
+    cox_transfers_turn(f->transfers);
+    assert_int_equal(f->executor->leave_count, 1);
 }
 
-PLAIN_TEST(p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order)
+FIXTURE_TEST(p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order)
 {
-    struct fixture f;
-    setup(&f);
-    begin(&f, 1);
-    struct fixture_pull pull = sent(&f, NULL);
-    f.executor->late = true;
+    begin(f, 1);
+    struct fixture_pull pull = sent(f, NULL);
+    f->executor->late = true;
     /* Another rank's death ends the request at once; this one copies on. */
-    executor_complete_pull(f.executor, &pull, COX_PEER_DEAD, COX_OUTCOME_LATE, 0, 0);
+    executor_complete_pull(f->executor, &pull, COX_PEER_DEAD, COX_OUTCOME_LATE, 0, 0);
     struct cox_pull_outcome outcome;
-    assert_int_equal(cox_transfers_take(f.transfers, &outcome), 0);
+    assert_int_equal(cox_transfers_take(f->transfers, &outcome), 0);
     assert_int_equal(outcome.report->state, COX_PULL_PEER_DEAD);
     assert_true(outcome.own_death);
     assert_false(outcome.drained);
     free(outcome.report);
-    cox_transfers_turn(f.transfers);
-    cox_transfers_turn(f.transfers);
-    expect_not_drained(&f);
-    assert_true(cox_transfers_due_ns(f.transfers) < cox_now_ns() + COX_NSEC_PER_SEC);
-    f.executor->late = false;
-    cox_transfers_turn(f.transfers);
-    expect_drained(&f, 3);
-    assert_int_equal(cox_transfers_due_ns(f.transfers), COX_DEADLINE_NEVER);
-    teardown(&f);
+    cox_transfers_turn(f->transfers);
+    cox_transfers_turn(f->transfers);
+    expect_not_drained(f);
+    assert_true(cox_transfers_due_ns(f->transfers) < cox_now_ns() + COX_NSEC_PER_SEC);
+    f->executor->late = false;
+    cox_transfers_turn(f->transfers);
+    expect_drained(f, 3);
+    assert_int_equal(cox_transfers_due_ns(f->transfers), COX_DEADLINE_NEVER);
 }
 
-PLAIN_TEST(p9_a_cancelled_pull_is_not_reported_and_drained_when_it_is_over)
+FIXTURE_TEST(p9_a_cancelled_pull_is_not_reported_and_drained_when_it_is_over)
 {
-    struct fixture f;
-    setup(&f);
-    begin_with(&f, 1, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER);
-    assert_true(cox_transfers_cancel(f.transfers, 1)); /* never sent */
-    begin(&f, 2);
-    struct fixture_pull pull = sent(&f, NULL);
-    assert_false(cox_transfers_cancel(f.transfers, 2));
-    assert_true(cox_transfers_cancel(f.transfers, 2)); /* there is no such any more */
-    assert_int_equal(status(&f).cancelled, 2);
-    assert_int_equal(status(&f).running, 0);
-    cox_transfers_turn(f.transfers);
-    assert_int_equal(f.executor->leave_count, 1);
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, COX_ABORTED);
-    expect_none(&f);
-    expect_drained(&f, 6);
+    begin_with(f, 1, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER);
+    assert_true(cox_transfers_cancel(f->transfers, 1)); /* never sent */
+    begin(f, 2);
+    struct fixture_pull pull = sent(f, NULL);
+    assert_false(cox_transfers_cancel(f->transfers, 2));
+    assert_true(cox_transfers_cancel(f->transfers, 2)); /* there is no such any more */
+    assert_int_equal(status(f).cancelled, 2);
+    assert_int_equal(status(f).running, 0);
+    cox_transfers_turn(f->transfers);
+    assert_int_equal(f->executor->leave_count, 1);
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, COX_ABORTED);
+    expect_none(f);
+    expect_drained(f, 6);
     /* One that had ended before the cancel came. */
-    begin(&f, 3);
-    pull = sent(&f, NULL);
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
-    assert_true(cox_transfers_cancel(f.transfers, 3));
-    expect_none(&f);
-    expect_not_drained(&f);
-    assert_int_equal(status(&f).cancelled, 2);
-    teardown(&f);
+    begin(f, 3);
+    pull = sent(f, NULL);
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    assert_true(cox_transfers_cancel(f->transfers, 3));
+    expect_none(f);
+    expect_not_drained(f);
+    assert_int_equal(status(f).cancelled, 2);
 }
 
 static int submit_result;
@@ -391,22 +385,19 @@ static int too_large_for_two(uint64_t number)
     return number == 1 ? COX_TOO_LARGE : 0;
 }
 
-PLAIN_TEST(m11_a_batch_that_is_too_large_goes_in_parts)
+FIXTURE_TEST(m11_a_batch_that_is_too_large_goes_in_parts)
 {
-    struct fixture f;
-    setup(&f);
-    f.executor->script.pull_submit = too_large_for_two;
+    f->executor->script.pull_submit = too_large_for_two;
     for (int64_t sequence = 1; sequence <= 4; sequence++)
-        begin(&f, sequence);
-    struct fixture_pull pull = sent(&f, "other.1.1");
+        begin(f, sequence);
+    struct fixture_pull pull = sent(f, "other.1.1");
     assert_int_equal(pull.count, 2);
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
-    pull = sent(&f, "other.3.1");
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    pull = sent(f, "other.3.1");
     assert_int_equal(pull.count, 2);
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
     for (int64_t sequence = 1; sequence <= 4; sequence++)
-        expect_end(&f, sequence, COX_PULL_SUCCESS, 0, true);
-    teardown(&f);
+        expect_end(f, sequence, COX_PULL_SUCCESS, 0, true);
 }
 
 static void count_blocks(void *context, const int32_t *blocks, uint32_t count)
@@ -415,40 +406,34 @@ static void count_blocks(void *context, const int32_t *blocks, uint32_t count)
     *(uint32_t *)context += count;
 }
 
-PLAIN_TEST(p9_a_new_engine_loop_finds_the_blocks_that_are_still_written)
+FIXTURE_TEST(p9_a_new_engine_loop_finds_the_blocks_that_are_still_written)
 {
-    struct fixture f;
     uint32_t count = 0;
-    setup(&f);
-    begin(&f, 1);
-    struct fixture_pull first = sent(&f, NULL);
-    begin(&f, 2);
-    struct fixture_pull second = sent(&f, NULL);
-    begin_with(&f, 3, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER);
-    executor_complete_pull(f.executor, &second, 0, COX_OUTCOME_OK, 0, 0);
-    cox_transfers_abandon(f.transfers);
-    expect_none(&f);
-    cox_transfers_quarantine(f.transfers, count_blocks, &count);
+    begin(f, 1);
+    struct fixture_pull first = sent(f, NULL);
+    begin(f, 2);
+    struct fixture_pull second = sent(f, NULL);
+    begin_with(f, 3, COX_DEADLINE_NEVER, COX_DEADLINE_NEVER);
+    executor_complete_pull(f->executor, &second, 0, COX_OUTCOME_OK, 0, 0);
+    cox_transfers_abandon(f->transfers);
+    expect_none(f);
+    cox_transfers_quarantine(f->transfers, count_blocks, &count);
     assert_int_equal(count, 3); /* of the first alone */
-    executor_complete_pull(f.executor, &first, 0, COX_OUTCOME_OK, 0, 0);
-    expect_drained(&f, 3);
-    teardown(&f);
+    executor_complete_pull(f->executor, &first, 0, COX_OUTCOME_OK, 0, 0);
+    expect_drained(f, 3);
 }
 
-PLAIN_TEST(p9_blocks_drained_before_the_check_are_not_released_twice)
+FIXTURE_TEST(p9_blocks_drained_before_the_check_are_not_released_twice)
 {
-    struct fixture f;
     uint32_t count = 0;
-    setup(&f);
-    begin(&f, 1);
-    struct fixture_pull pull = sent(&f, NULL);
-    cox_transfers_abandon(f.transfers);
+    begin(f, 1);
+    struct fixture_pull pull = sent(f, NULL);
+    cox_transfers_abandon(f->transfers);
     /* The response thread comes in between. */
-    executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
-    cox_transfers_quarantine(f.transfers, count_blocks, &count);
+    executor_complete_pull(f->executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
+    cox_transfers_quarantine(f->transfers, count_blocks, &count);
     assert_int_equal(count, 0);
-    expect_not_drained(&f);
-    teardown(&f);
+    expect_not_drained(f);
 }
 
 /* ---- at random ---- */
@@ -640,14 +625,12 @@ static void do_something(struct chance *chance)
 
 /* Whatever comes in between, each pull ends once, and its blocks are released once, when nothing
  * writes to them. */
-PLAIN_TEST(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once)
+FIXTURE_TEST(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once)
 {
     static struct chance chance;
-    struct fixture f;
     pthread_t thread;
-    setup(&f);
-    f.executor->script.pull_submit = refuse_at_random;
-    chance = (struct chance){.f = &f, .seed = 3};
+    f->executor->script.pull_submit = refuse_at_random;
+    chance = (struct chance){.f = f, .seed = 3};
     assert_int_equal(pthread_create(&thread, NULL, completer_main, &chance), 0);
     const uint64_t until_ns = cox_deadline_after_ms(60000);
     while (chance.returned_count < RANDOM_COUNT && cox_now_ns() < until_ns)
@@ -663,7 +646,7 @@ PLAIN_TEST(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once)
         ended += fate->ended;
         cancelled += fate->cancelled;
     }
-    const struct cox_transfers_status now = status(&f);
+    const struct cox_transfers_status now = status(f);
     assert_int_equal(now.running, 0);
     assert_int_equal(now.quarantined_blocks, 0);
     assert_int_equal(now.succeeded + now.failed + now.cancelled, RANDOM_COUNT);
@@ -675,5 +658,4 @@ PLAIN_TEST(p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once)
     assert_true(ended > 500 && cancelled > 200);
     assert_true(now.succeeded > 500 && now.failed > 500 && now.cancelled > 50 &&
                 now.late_results > 10);
-    teardown(&f);
 }
