@@ -412,7 +412,7 @@ TEST(b3_a_death_is_one_for_every_epoch)
 
 /* Rank 3 arrives in epoch 1 and leaves, so that rank 2, still in epoch 0, aborts for good; rank 1
  * is in epoch 2. Rank 0, in epoch 1, gets both reports. */
-static void told_main(const struct forks_self *self)
+RANKS_TEST(b3_a_report_of_a_death_is_read_first, 4, forks_share(4096))
 {
     _Atomic uint32_t *step = self->context;
     struct cox_group *group = rank_group_join(self);
@@ -437,13 +437,8 @@ static void told_main(const struct forks_self *self)
         cox_group_leave(group);
 }
 
-TEST(b3_a_report_of_a_death_is_read_first)
-{
-    forks_run(4, told_main, forks_share(4096));
-}
-
 /* Rank 2 leaves; 0 notices and leaves; 1 learns it from 0, 3 from 1. None of them caused it. */
-static void chain_main(const struct forks_self *self)
+RANKS_TEST(b3_a_rank_that_left_because_of_another_names_it, 4, forks_share(4096))
 {
     _Atomic uint32_t *step = self->context;
     static const uint32_t turns[] = {1, 2, 0, 3};
@@ -459,14 +454,9 @@ static void chain_main(const struct forks_self *self)
     atomic_fetch_add(step, 1);
 }
 
-TEST(b3_a_rank_that_left_because_of_another_names_it)
-{
-    forks_run(4, chain_main, forks_share(4096));
-}
-
 /* Rank 2 finds rank 0 about to be dead when it takes its fd, when no pidfd says so yet, and goes;
  * the others have what they wanted, and learn of it after that. */
-static void getfd_main(const struct forks_self *self)
+RANKS_TEST(b3_a_death_that_an_fd_reports, 3, forks_share(4096))
 {
     _Atomic uint32_t *step = self->context;
     struct cox_group *group = rank_group_join(self);
@@ -495,11 +485,6 @@ static void getfd_main(const struct forks_self *self)
                    strncmp(err.text, self->rank == 0 ? "rank 2 (" : "rank 0 (", 8) == 0,
                "%d %s", r, err.text);
     cox_group_leave(group);
-}
-
-TEST(b3_a_death_that_an_fd_reports)
-{
-    forks_run(3, getfd_main, forks_share(4096));
 }
 
 /* The report of rank 2, in the memory of a group of 4 of which rank 1 lives, and what rank 0

@@ -76,4 +76,20 @@ static inline void rank_group_barrier(const struct forks_self *self, struct cox_
     FORK_CHECK(r == 0, "barrier: %d %s", r, err.text);
 }
 
+/* The last barrier: no rank leaves while others are in the one before. */
+static inline void rank_group_leave(const struct forks_self *self, struct cox_group *group)
+{
+    rank_group_barrier(self, group);
+    cox_group_leave(group);
+}
+
+/* A test that `rank_count` forked ranks run; the memory is of forks_share, or NULL. */
+#define RANKS_TEST(name, rank_count, memory)                                                       \
+    static void name##_main(const struct forks_self *self);                                        \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        forks_run(rank_count, name##_main, memory);                                                \
+    }                                                                                              \
+    static void name##_main(const struct forks_self *self)
+
 #endif

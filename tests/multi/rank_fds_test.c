@@ -115,8 +115,7 @@ static void gather_main(const struct forks_self *self)
             FORK_CHECK(close(fd) == 0, "kept");
         FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k10_k11_k15_k16_an_fd_of_each)
@@ -172,8 +171,7 @@ static void broadcast_main(const struct forks_self *self)
         }
         FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k13_from_any_source)
@@ -206,8 +204,7 @@ static void subgroup_main(const struct forks_self *self)
     FORK_CHECK(r == 0, "%d %s", r, err.text);
     if (!gives)
         check_file(self, got, 6 + self->rank % 2, 1);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k6_k10_in_subgroups)
@@ -218,7 +215,7 @@ TEST(k6_k10_in_subgroups)
 
 /* ---- what is refused ---- */
 
-static void refused_main(const struct forks_self *self)
+RANKS_TEST(k12_k14_b8_refused_before_it_blocks, 3, NULL)
 {
     struct cox_group *group = rank_group_join(self);
     int fds[3] = {-5, -5, -5}, fd = own_file(self, 0), closed = dup(fd);
@@ -247,13 +244,7 @@ static void refused_main(const struct forks_self *self)
     FORK_CHECK(fds[0] == -5 && fcntl(fd, F_GETFD) >= 0, "after a failure it is the caller's");
     FORK_CHECK(cox_group_align(group, 1) == 0, "align");
     rank_group_barrier(self, group);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(k12_k14_b8_refused_before_it_blocks)
-{
-    forks_run(3, refused_main, NULL);
+    rank_group_leave(self, group);
 }
 
 struct room {
@@ -297,8 +288,7 @@ static void full_main(const struct forks_self *self)
         check_file(self, fds[2], 2, 5);
     }
     rank_group_barrier(self, group);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(b8_b15_only_the_rank_without_room_gets_the_error)
@@ -352,8 +342,7 @@ static void no_socket_main(const struct forks_self *self)
             check_file(self, fds[rank], rank, 6);
         cox_close_fd(&fds[rank]);
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(b8_b15_b18_a_rank_without_a_socket_delays_no_other)
@@ -390,8 +379,7 @@ static void no_handles_main(const struct forks_self *self)
     r = cox_group_gather(group, &self->rank, sizeof self->rank, values, rank_group_patience(),
                          &err);
     FORK_CHECK(r == 0 && values[0] == 0 && values[1] == 1, "%d %s", r, err.text);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k10_b8_a_proc_that_shows_processes_only_costs_only_fds)
@@ -478,8 +466,7 @@ static void hunted_main(const struct forks_self *self)
             cox_close_fd(&fds[rank]);
         }
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
     atomic_fetch_add(&hunt->done, 1);
 }
 
@@ -610,7 +597,7 @@ static void odd_exchange(const struct forks_self *self, struct cox_group *group,
     FORK_CHECK(r == 0, "%d", r);
 }
 
-static void odd_main(const struct forks_self *self)
+RANKS_TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own, 3, NULL)
 {
     struct cox_group *group = rank_group_join(self);
     size_t before = test_count_fds();
@@ -639,13 +626,7 @@ static void odd_main(const struct forks_self *self)
         FORK_CHECK(test_count_fds() == before, "%zu fds, now %zu", before, test_count_fds());
         rank_group_barrier(self, group); /* in step */
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(k15_b7_b14_an_odd_member_gives_nothing_but_its_own)
-{
-    forks_run(3, odd_main, NULL);
+    rank_group_leave(self, group);
 }
 
 #if COX_TESTING
@@ -706,8 +687,7 @@ static void flooded_main(const struct forks_self *self)
             check_file(self, fds[rank], rank, 5);
         cox_close_fd(&fds[rank]);
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 /* Every rank sends before it has looked at its own queue, and none finds a place in the next one's.
@@ -769,8 +749,7 @@ static void devices_main(const struct forks_self *self)
     rank_group_barrier(self, group);
     for (uint32_t rank = 0; rank < 8; rank++)
         FORK_CHECK(all[rank] == 7, "multicast");
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k27_the_memory_of_devices)

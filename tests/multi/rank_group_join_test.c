@@ -397,8 +397,7 @@ static void twice_main(const struct forks_self *self)
         return;
     }
     FORK_CHECK(r == 0, "%d %s", r, err.text);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 static void partner_main(const struct forks_self *self)
@@ -407,8 +406,7 @@ static void partner_main(const struct forks_self *self)
     while (!atomic_load(refused))
         sched_yield();
     struct cox_group *group = rank_group_join(self);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k26_a_rank_is_one_process)
@@ -476,8 +474,7 @@ static void jobs_main(const struct forks_self *self)
     for (uint32_t i = 0; i < 4; i++)
         FORK_CHECK(all[i][0] == generation && all[i][1] == i,
                    "rank %" PRIu64 " of generation %" PRIu64, all[i][1], all[i][0]);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(b1_k23_two_jobs_of_one_name_at_once)
@@ -512,8 +509,7 @@ static void there_main(const struct forks_self *self)
     }
     /* A pidfd of each other rank: of the memory and of the name nothing is kept. */
     FORK_CHECK(count == self->rank_count - 1, "%zu fds", count);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k4_b15_a_group_has_no_name_and_no_fd_goes_on_over_exec)
@@ -534,8 +530,7 @@ static void removed_main(const struct forks_self *self)
     struct cox_group *group = rank_group_join(self);
     path_of(path, self->name);
     FORK_CHECK(stat(path, &st) < 0 && errno == ENOENT, "who has joined sees the name");
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 /* Another process is about to remove it, and then does not: this test. */
@@ -763,7 +758,7 @@ TEST(b51_k26_no_space_is_reported_with_numbers)
 
 /* ---- with few rights ---- */
 
-static void plain_main(const struct forks_self *self)
+RANKS_TEST(k25_any_user_with_the_usual_limits, COX_RANK_COUNT_MAX, NULL)
 {
     const struct rlimit limit = {1024, 1024};
     FORK_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "limit");
@@ -773,11 +768,6 @@ static void plain_main(const struct forks_self *self)
     for (int i = 0; i < 20; i++)
         rank_group_barrier(self, group);
     cox_group_leave(group);
-}
-
-TEST(k25_any_user_with_the_usual_limits)
-{
-    forks_run(COX_RANK_COUNT_MAX, plain_main, NULL);
 }
 
 /* ---- alone ---- */

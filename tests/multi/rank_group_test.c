@@ -80,7 +80,7 @@ TEST(k25_the_largest_world)
 }
 
 /* A deadline that was forgotten is no death or timeout: the group stays in step. */
-static void no_deadline_main(const struct forks_self *self)
+RANKS_TEST(k7_a_deadline_of_0_is_refused, 2, NULL)
 {
     struct cox_group *group = rank_group_join(self), *none = NULL;
     int fds[FORKS_MAX];
@@ -100,13 +100,7 @@ static void no_deadline_main(const struct forks_self *self)
         FORK_CHECK(r == COX_INVALID && strstr(err.text, "deadline_ns is 0"), "call %d: %d %s", call,
                    r, err.text);
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(k7_a_deadline_of_0_is_refused)
-{
-    forks_run(2, no_deadline_main, NULL);
+    rank_group_leave(self, group);
 }
 
 /* ---- values ---- */
@@ -140,8 +134,7 @@ static void gathers_main(const struct forks_self *self)
     uint64_t rounds = self->rank_count > 8 ? 8 : 300;
     for (uint64_t i = 0; i < rounds; i++)
         gather_once(self, group, sizes[i % 5], i);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k8_values_of_all_in_order)
@@ -166,8 +159,7 @@ static void large_main(const struct forks_self *self)
     struct cox_group *group = rank_group_join_sized(self, 1 << 20);
     for (uint64_t i = 0; i < 6; i++)
         gather_once(self, group, (size_t)(1 << 20) - i, i);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k8_large_values)
@@ -177,7 +169,7 @@ TEST(k8_large_values)
     assert_true(cox_group_memory_size(8, 0) < 1 << 20);
 }
 
-static void in_place_main(const struct forks_self *self)
+RANKS_TEST(k8_in_place, 4, NULL)
 {
     struct cox_group *group = rank_group_join(self);
     uint32_t values[4] = {9, 9, 9, 9};
@@ -188,16 +180,10 @@ static void in_place_main(const struct forks_self *self)
     FORK_CHECK(r == 0, "%s", err.text);
     for (uint32_t rank = 0; rank < 4; rank++)
         FORK_CHECK(values[rank] == 100 + rank, "%" PRIu32, values[rank]);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
-TEST(k8_in_place)
-{
-    forks_run(4, in_place_main, NULL);
-}
-
-static void sizes_main(const struct forks_self *self)
+RANKS_TEST(k9_sizes_that_cannot_be_are_refused_on_all, 4, NULL)
 {
     static const size_t wrong[][4] = {
         {0, 0, 0, 0}, {4097, 4097, 4097, 4097}, {8, 8, 16, 8}, {8, 0, 8, 8}, {SIZE_MAX, 8, 8, 8}};
@@ -213,16 +199,10 @@ static void sizes_main(const struct forks_self *self)
         FORK_CHECK(cox_group_gather(group, value, 8, NULL, 0, NULL) == COX_INVALID, "no values");
         gather_once(self, group, 64, i); /* they are in step all the same */
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
-TEST(k9_sizes_that_cannot_be_are_refused_on_all)
-{
-    forks_run(4, sizes_main, NULL);
-}
-
-static void mismatch_main(const struct forks_self *self)
+RANKS_TEST(b13_another_operation_is_reported, 4, NULL)
 {
     uint8_t value[8] = {0}, values[4 * 8];
     struct cox_group *group = rank_group_join(self);
@@ -236,18 +216,12 @@ static void mismatch_main(const struct forks_self *self)
     FORK_CHECK(cox_group_barrier(group, rank_group_patience(), NULL) == COX_ABORTED, "afterwards");
     FORK_CHECK(cox_group_align(group, 1) == 0, "align");
     rank_group_barrier(self, group);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(b13_another_operation_is_reported)
-{
-    forks_run(4, mismatch_main, NULL);
+    rank_group_leave(self, group);
 }
 
 /* ---- epochs ---- */
 
-static void late_main(const struct forks_self *self)
+RANKS_TEST(b2_b18_a_timeout_names_the_missing_rank_and_align_helps, 4, forks_share(4096))
 {
     _Atomic uint32_t *gate = self->context;
     struct cox_group *group = rank_group_join(self);
@@ -271,13 +245,7 @@ static void late_main(const struct forks_self *self)
     FORK_CHECK(cox_group_align(group, COX_GROUP_EPOCH_MAX + 1) == COX_INVALID, "too far");
     for (uint64_t i = 0; i < 20; i++)
         gather_once(self, group, 64, i);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(b2_b18_a_timeout_names_the_missing_rank_and_align_helps)
-{
-    forks_run(4, late_main, forks_share(4096));
+    rank_group_leave(self, group);
 }
 
 static void *abort_main(void *group)
@@ -286,7 +254,7 @@ static void *abort_main(void *group)
     return NULL;
 }
 
-static void aborts_main(const struct forks_self *self)
+RANKS_TEST(k26_an_abort_ends_it_on_all, 4, forks_share(4096))
 {
     _Atomic uint64_t *passed = self->context;
     struct cox_group *group = rank_group_join(self);
@@ -305,13 +273,7 @@ static void aborts_main(const struct forks_self *self)
         rank_group_barrier(self, group);
         await_count(passed, 4 * epoch);
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(k26_an_abort_ends_it_on_all)
-{
-    forks_run(4, aborts_main, forks_share(4096));
+    rank_group_leave(self, group);
 }
 
 static bool asked(void *context)
@@ -362,7 +324,7 @@ TEST(b3_a_leaving_rank_is_reported)
 }
 
 /* Round 3 of epoch 1 under way on rank 0, rank 1 in epoch 2 already. */
-static void ahead_main(const struct forks_self *self)
+RANKS_TEST(k7_epochs_do_not_mix, 2, forks_share(4096))
 {
     struct cox_group *group = rank_group_join(self);
     struct cox_error err = {0};
@@ -380,13 +342,7 @@ static void ahead_main(const struct forks_self *self)
         rank_group_barrier(self, group);
     }
     gather_once(self, group, 8, 0);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(k7_epochs_do_not_mix)
-{
-    forks_run(2, ahead_main, forks_share(4096));
+    rank_group_leave(self, group);
 }
 
 /* The index of an operation has 24 bits: as it goes round nothing happens. */
@@ -431,8 +387,7 @@ static void index_main(const struct forks_self *self)
             rank_group_barrier(self, group);
     }
     FORK_CHECK(group->index < 100 && all->index < 200, "they went round");
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k7_an_index_goes_round_among_many)
@@ -443,7 +398,7 @@ TEST(k7_an_index_goes_round_among_many)
 }
 
 /* Where the numbers of epochs outgrow a part of a word, and the last of them. */
-static void far_epochs_main(const struct forks_self *self)
+RANKS_TEST(k7_epochs_up_to_the_last, 4, forks_share(4096))
 {
     static const uint64_t epochs[] = {
         1,
@@ -482,11 +437,6 @@ static void far_epochs_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-TEST(k7_epochs_up_to_the_last)
-{
-    forks_run(4, far_epochs_main, forks_share(4096));
-}
-
 /* ---- subgroups ---- */
 
 static struct cox_group *subgroup_of(const struct forks_self *self, struct cox_group *group,
@@ -500,7 +450,7 @@ static struct cox_group *subgroup_of(const struct forks_self *self, struct cox_g
 }
 
 /* A grid of 4 x 2; rows and columns have the same names, and other members. */
-static void grid_main(const struct forks_self *self)
+RANKS_TEST(k6_b6_subgroups_beside_the_group, 8, NULL)
 {
     struct cox_group *group = rank_group_join_sized(self, 20000);
     struct cox_rank_set row = {{0}}, column = {{0}};
@@ -536,17 +486,11 @@ static void grid_main(const struct forks_self *self)
         if (i % 50 == 0)
             gather_once(self, columns, 20000, i); /* in pieces */
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(k6_b6_subgroups_beside_the_group)
-{
-    forks_run(8, grid_main, NULL);
+    rank_group_leave(self, group);
 }
 
 /* The odd ranks wait in the group's barrier while the even ones work. */
-static void aside_main(const struct forks_self *self)
+RANKS_TEST(k6_b6_a_barrier_under_way_is_not_touched, 8, forks_share(4096))
 {
     uint64_t *done = self->context;
     struct cox_group *group = rank_group_join(self);
@@ -564,16 +508,10 @@ static void aside_main(const struct forks_self *self)
     rank_group_barrier(self, group);
     for (uint32_t rank = 0; rank < 8; rank += 2)
         FORK_CHECK(done[rank * 16] == 499, "the group's barrier ended too soon");
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
-TEST(k6_b6_a_barrier_under_way_is_not_touched)
-{
-    forks_run(8, aside_main, forks_share(4096));
-}
-
-static void refusals_main(const struct forks_self *self)
+RANKS_TEST(k6_k26_subgroups_that_cannot_be, 2, NULL)
 {
     struct cox_group *group = rank_group_join(self), *subgroup = NULL;
     struct cox_rank_set all = cox_rank_set_first(2), own = {{0}}, other = {{0}}, beyond = all;
@@ -607,13 +545,7 @@ static void refusals_main(const struct forks_self *self)
         FORK_CHECK(r == COX_CORRUPT && strstr(err.text, "other members"), "%d %s", r, err.text);
     }
     rank_group_barrier(self, group); /* the subgroup's failure is its own */
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(k6_k26_subgroups_that_cannot_be)
-{
-    forks_run(2, refusals_main, NULL);
+    rank_group_leave(self, group);
 }
 
 /* Worlds of any size, with subgroups of ranks far apart: every third, and the two halves. */
@@ -645,8 +577,7 @@ static void worlds_main(const struct forks_self *self)
         gather_once(self, group, 9, i);
         gather_once(self, halves, 1500, i);
     }
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k6_k25_worlds_of_odd_sizes_and_subgroups_of_them)
@@ -675,7 +606,7 @@ static void *beside_main(void *context)
     return NULL;
 }
 
-static void threads_main(const struct forks_self *self)
+RANKS_TEST(k6_b6_a_thread_in_each_of_overlapping_subgroups, 4, NULL)
 {
     struct cox_group *group = rank_group_join(self);
     const struct cox_rank_set low = {{0x7}}, high = {{0xe}};
@@ -690,13 +621,7 @@ static void threads_main(const struct forks_self *self)
                    "thread");
     for (uint32_t i = 0; i < count; i++)
         pthread_join(besides[i].thread, NULL);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
-}
-
-TEST(k6_b6_a_thread_in_each_of_overlapping_subgroups)
-{
-    forks_run(4, threads_main, NULL);
+    rank_group_leave(self, group);
 }
 
 /* ---- at random ---- */
@@ -743,8 +668,7 @@ static void random_main(const struct forks_self *self)
     }
     FORK_CHECK(good > 300, "hardly anything succeeded: %" PRIu64, good);
     rank_group_barrier(self, group);
-    rank_group_barrier(self, group);
-    cox_group_leave(group);
+    rank_group_leave(self, group);
 }
 
 TEST(k7_b2_aborts_timeouts_and_aligns_at_random)
@@ -768,7 +692,7 @@ TEST(b1_k23_several_groups_at_once)
         forks_wait(&jobs[i]);
 }
 
-static void two_main(const struct forks_self *self)
+RANKS_TEST(k22_two_groups_in_one_process, 4, NULL)
 {
     struct forks_self second = *self;
     char name[80];
@@ -783,11 +707,6 @@ static void two_main(const struct forks_self *self)
     rank_group_barrier(self, a);
     cox_group_leave(a);
     cox_group_leave(b);
-}
-
-TEST(k22_two_groups_in_one_process)
-{
-    forks_run(4, two_main, NULL);
 }
 
 static void child_main(const struct forks_self *self)
