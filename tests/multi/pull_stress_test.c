@@ -136,6 +136,9 @@ static _Noreturn void reader_main(void)
         };
         if (!pull.from_generation)
             continue;
+        /* Also on busy processors some are renewed between the choice and the copy. */
+        if (i % 8 == 0)
+            sched_yield();
         int r = cox_pulls_run(pulls, &pull, NULL);
         CHECK(r == 0 || r == COX_STALE);
         CHECK(r || is_whole(cox_cache_block(cache, block), pull.from_generation, block));
