@@ -3,12 +3,11 @@
 #include "channel/base/peer.h"
 #include "channel/socket/control_socket.h"
 #include "coordinator/executor/core.h"
-#include "testing.h"
+#include "hand.h"
 
 #include <coxswain/worker.h>
 
 #include <fcntl.h>
-#include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -16,82 +15,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 extern char **environ;
-
-/* ---- a group that waits, on a thread of its own ---- */
-
-struct waiting {
-    struct cox_executor_options options;
-    char name[64], control_socket[160];
-    pthread_t thread;
-    struct test_group *group;
-    struct cox_error err;
-    int result;
-};
-
-static void *start_main(void *argument)
-{
-    struct waiting *waiting = argument;
-    waiting->result = test_group_try(&waiting->options, &waiting->group, &waiting->err);
-    return NULL;
-}
-
-/* On return its control socket is open. */
-static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
-{
-    struct stat st;
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    waiting->options.name = test_unique_name(waiting->name);
-    waiting->options.rank_count = rank_count;
-    waiting->options.memory.attach = attach;
-    waiting->options.workers.external = true;
-    if (!waiting->options.times.start_timeout_ms)
-        waiting->options.times.start_timeout_ms = TEST_PATIENCE_MS;
-    snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.sock",
-             test_runtime_dir(), waiting->name);
-    assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
-    while (stat(waiting->control_socket, &st) < 0)
-        test_yield(deadline_ns);
-}
-
-static void expect_complete(struct waiting *waiting)
-{
-    pthread_join(waiting->thread, NULL);
-    if (waiting->result)
-        fail_msg("%d: %s", waiting->result, waiting->err.text);
-}
-
-#define EACH_ATTACH(function)                                                                      \
-    do {                                                                                           \
-        function(COX_ATTACH_NAMED);                                                                \
-        function(COX_ATTACH_SEALED);                                                               \
-    } while (0)
-
-/* ---- workers by hand ---- */
-
-static pid_t worker_start(const struct waiting *waiting, const char *rank)
-{
-    pid_t pid;
-    char *const argv[] = {"worker",
-                          "--socket",
-                          (char *)(uintptr_t)waiting->control_socket,
-                          "--local_rank",
-                          (char *)(uintptr_t)rank,
-                          NULL};
-    assert_int_equal(posix_spawn(&pid, test_worker_program(), NULL, NULL, argv, environ), 0);
-    return pid;
-}
-
-static int worker_end(pid_t pid)
-{
-    int status;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 /* Logs on as this process, and is gone again unless that is refused. */
 static int log_on_as(const char *control_socket, uint32_t rank, uint32_t incarnation,
@@ -174,28 +101,28 @@ static int client_do(const struct test_helper *client, char order, char text[512
 
 static void dead_unless_ordered(enum cox_attach attach)
 {
-    struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
+    struct hand hand = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
     pid_t pids[2];
-    group_wait_for(&waiting, 2, attach);
-    pids[0] = worker_start(&waiting, "0");
-    pids[1] = worker_start(&waiting, "1");
-    expect_complete(&waiting);
+    hand_open(&hand, 2, attach);
+    pids[0] = hand_worker(&hand, "0");
+    pids[1] = hand_worker(&hand, "1");
+    hand_complete(&hand);
     assert_int_equal(kill(pids[1], SIGKILL), 0);
-    assert_int_equal(worker_end(pids[1]), 128 + SIGKILL);
-    test_await_death(waiting.group, 1);
-    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    assert_int_equal(hand_worker_end(pids[1]), 128 + SIGKILL);
+    test_await_death(hand.group, 1);
+    struct test_helper client = test_helper_start("client", hand.control_socket);
     assert_int_equal(client_do(&client, '1', text), COX_STATE);
     assert_contains(text, "rank 1");
     assert_contains(text, "coxswain recover restart --rank 1");
     assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
     /* It is as dead as before. */
-    assert_int_equal(test_call(waiting.group, NULL, "echo x"), COX_PEER_DEAD);
+    assert_int_equal(test_call(hand.group, NULL, "echo x"), COX_PEER_DEAD);
     assert_int_equal(test_helper_wait(&client), 0);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
-    assert_int_equal(test_call_how(waiting.group, NULL, &first, "echo alone"), 0);
-    test_group_free(waiting.group);
-    assert_int_equal(worker_end(pids[0]), 0);
+    assert_int_equal(test_call_how(hand.group, NULL, &first, "echo alone"), 0);
+    test_group_free(hand.group);
+    assert_int_equal(hand_worker_end(pids[0]), 0);
 }
 
 TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order)
@@ -205,18 +132,18 @@ TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order)
 
 static void gone_again(enum cox_attach attach)
 {
-    struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
+    struct hand hand = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
-    group_wait_for(&waiting, 1, attach);
-    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    hand_open(&hand, 1, attach);
+    struct test_helper client = test_helper_start("client", hand.control_socket);
     assert_int_equal(client_do(&client, 'v', text), 0);
     assert_int_equal(client_do(&client, 'v', text), 0); /* the same one again */
-    pid_t pid = worker_start(&waiting, "0");
-    expect_complete(&waiting);
-    assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), pid);
-    test_expect_echo(waiting.group, "x");
-    test_group_free(waiting.group);
-    assert_int_equal(worker_end(pid), 0);
+    pid_t pid = hand_worker(&hand, "0");
+    hand_complete(&hand);
+    assert_int_equal(cox_executor_pid(test_group_executor(hand.group), 0), pid);
+    test_expect_echo(hand.group, "x");
+    test_group_free(hand.group);
+    assert_int_equal(hand_worker_end(pid), 0);
     assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
@@ -228,21 +155,21 @@ TEST(b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_signalled)
 static void left(enum cox_attach attach)
 {
     /* A wait for its end would be in vain, so it is signalled. */
-    struct waiting waiting = {.result = -1,
-                              .options = {.size = sizeof(struct cox_executor_options),
-                                          .times.finalize_ms = 1,
-                                          .times.term_ms = 1}};
+    struct hand hand = {.result = -1,
+                        .options = {.size = sizeof(struct cox_executor_options),
+                                    .times.finalize_ms = 1,
+                                    .times.term_ms = 1}};
     char text[512];
-    group_wait_for(&waiting, 1, attach);
-    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    hand_open(&hand, 1, attach);
+    struct test_helper client = test_helper_start("client", hand.control_socket);
     if (client_do(&client, 'w', text))
         fail_msg("%s", text);
-    expect_complete(&waiting);
+    hand_complete(&hand);
     assert_int_equal(client_do(&client, 'l', text), 0);
-    assert_int_equal(test_call(waiting.group, NULL, "echo x"), COX_PEER_DEAD);
-    assert_contains(test_error_text(waiting.group), "left the group, its process lives");
+    assert_int_equal(test_call(hand.group, NULL, "echo x"), COX_PEER_DEAD);
+    assert_contains(test_error_text(hand.group), "left the group, its process lives");
     assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
-    test_group_free(waiting.group);
+    test_group_free(hand.group);
     assert_int_equal(test_helper_wait(&client), 0);
 }
 
@@ -251,15 +178,15 @@ TEST(b20_a_process_that_has_left_is_not_signalled)
     EACH_ATTACH(left);
 }
 
-struct order {
+struct replacement {
     struct cox_executor *executor;
     int result;
     struct cox_error err;
 };
 
-static void *order_main(void *argument)
+static void *replacement_main(void *argument)
 {
-    struct order *order = argument;
+    struct replacement *order = argument;
     order->result = cox_executor_restart(order->executor, 0,
                                          cox_deadline_after_ms(TEST_PATIENCE_MS), &order->err);
     return NULL;
@@ -269,23 +196,23 @@ static void *order_main(void *argument)
  * that may even be the same process, as another incarnation. */
 static void left_and_replaced(enum cox_attach attach)
 {
-    struct waiting waiting = {.result = -1,
-                              .options = {.size = sizeof(struct cox_executor_options),
-                                          .times.finalize_ms = 1,
-                                          .times.term_ms = 1}};
+    struct hand hand = {.result = -1,
+                        .options = {.size = sizeof(struct cox_executor_options),
+                                    .times.finalize_ms = 1,
+                                    .times.term_ms = 1}};
     char text[512];
-    group_wait_for(&waiting, 1, attach);
-    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    hand_open(&hand, 1, attach);
+    struct test_helper client = test_helper_start("client", hand.control_socket);
     if (client_do(&client, 'w', text))
         fail_msg("%s", text);
-    expect_complete(&waiting);
+    hand_complete(&hand);
     for (int k = 0; k < 2; k++) {
-        struct order order = {.executor = test_group_executor(waiting.group), .result = -1};
+        struct replacement order = {.executor = test_group_executor(hand.group), .result = -1};
         pthread_t thread;
         int r;
         assert_int_equal(client_do(&client, 'l', text), 0);
         assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
-        assert_int_equal(pthread_create(&thread, NULL, order_main, &order), 0);
+        assert_int_equal(pthread_create(&thread, NULL, replacement_main, &order), 0);
         /* Refused until it is waited for. */
         while ((r = client_do(&client, 'w', text)) == COX_TAKEN)
             continue;
@@ -298,7 +225,7 @@ static void left_and_replaced(enum cox_attach attach)
     }
     assert_int_equal(client_do(&client, 'l', text), 0);
     assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
-    test_group_free(waiting.group);
+    test_group_free(hand.group);
     assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
@@ -310,33 +237,33 @@ TEST(p8_b20_a_process_that_has_left_is_released_and_replaced)
 /* Its pid may belong to another process by the time it is checked. */
 TEST(b25_a_process_that_claims_another_identity_is_no_rank)
 {
-    struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
+    struct hand hand = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
     struct cox_error err = {0};
-    group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
-    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    hand_open(&hand, 1, COX_ATTACH_SEALED);
+    struct test_helper client = test_helper_start("client", hand.control_socket);
     assert_int_equal(client_do(&client, 's', text), COX_PEER_DEAD);
     /* Nor is the coordinator, which would signal itself. */
-    assert_int_equal(log_on(waiting.control_socket, COX_HELLO_RANK_ANY, 0, &err), COX_INVALID);
+    assert_int_equal(log_on(hand.control_socket, COX_HELLO_RANK_ANY, 0, &err), COX_INVALID);
     assert_contains(err.text, "this process is the coordinator");
     if (client_do(&client, 'w', text))
         fail_msg("%s", text);
-    expect_complete(&waiting);
+    hand_complete(&hand);
     assert_int_equal(client_do(&client, 'l', text), 0);
-    test_group_free(waiting.group);
+    test_group_free(hand.group);
     assert_int_equal(test_helper_wait(&client), 0);
 }
 
 TEST(b20_a_rank_that_is_never_started_is_named)
 {
-    struct waiting waiting = {
+    struct hand hand = {
         .result = -1,
         .options = {.size = sizeof(struct cox_executor_options), .times.start_timeout_ms = 100}};
-    group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
-    pthread_join(waiting.thread, NULL);
-    assert_int_equal(waiting.result, COX_TIMEOUT);
-    assert_contains(waiting.err.text, "rank 0 has not attached in time");
-    assert_contains(waiting.err.text, "--socket");
+    hand_open(&hand, 1, COX_ATTACH_SEALED);
+    pthread_join(hand.thread, NULL);
+    assert_int_equal(hand.result, COX_TIMEOUT);
+    assert_contains(hand.err.text, "rank 0 has not attached in time");
+    assert_contains(hand.err.text, "--socket");
 }
 
 int main(int argc, char **argv)

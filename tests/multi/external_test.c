@@ -9,7 +9,7 @@
 #include "channel/socket/socket.h"
 #include "coordinator/executor/core.h"
 #include "coordinator/executor/executor_internal.h"
-#include "testing.h"
+#include "hand.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -32,82 +32,41 @@ extern char **environ;
 
 /* ---- a group that waits, on a thread of its own ---- */
 
-struct waiting {
-    struct cox_executor_options options;
-    char name[64], control_socket[160];
-    pthread_t thread;
-    struct test_group *group;
-    struct cox_error err;
-    int result;
-};
-
-static void *start_main(void *argument)
-{
-    struct waiting *waiting = argument;
-    waiting->result = test_group_try(&waiting->options, &waiting->group, &waiting->err);
-    return NULL;
-}
-
-/* With the options that the caller has set; on return its control socket is open. */
-static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
-{
-    struct stat st;
-    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    waiting->result = -1;
-    waiting->options.size = sizeof waiting->options;
-    waiting->options.name = test_unique_name(waiting->name);
-    waiting->options.rank_count = rank_count;
-    waiting->options.memory.attach = attach;
-    waiting->options.workers.external = true;
-    waiting->options.times.start_timeout_ms = TEST_PATIENCE_MS;
-    snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.sock",
-             test_runtime_dir(), waiting->name);
-    assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
-    while (stat(waiting->control_socket, &st) < 0)
-        test_yield(deadline_ns);
-}
-
-static void group_wait_long(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach,
+static void group_wait_long(struct hand *waiting, uint32_t rank_count, enum cox_attach attach,
                             uint64_t finalize_ms)
 {
-    *waiting = (struct waiting){
-        .options = {.times.finalize_ms = finalize_ms, .times.term_ms = finalize_ms}};
-    group_wait(waiting, rank_count, attach);
+    *waiting =
+        (struct hand){.options = {.times.finalize_ms = finalize_ms, .times.term_ms = finalize_ms}};
+    hand_open(waiting, rank_count, attach);
 }
 
-static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
+static void group_wait_for(struct hand *waiting, uint32_t rank_count, enum cox_attach attach)
 {
     group_wait_long(waiting, rank_count, attach, TEST_PATIENCE_MS);
 }
 
-static int group_complete(struct waiting *waiting)
+static int group_complete(struct hand *waiting)
 {
     pthread_join(waiting->thread, NULL);
     return waiting->result;
 }
 
-static void expect_complete(struct waiting *waiting)
-{
-    if (group_complete(waiting))
-        fail_msg("%d: %s", waiting->result, waiting->err.text);
-}
-
 /* ---- workers by hand ---- */
 
-struct hand {
+struct worker {
     pid_t pid;
     /* its standard error */
     int out;
 };
 
 /* rank, rank_count: -1: not said. */
-static struct hand worker_start(const struct waiting *waiting, int rank, int rank_count,
-                                bool own_process_group)
+static struct worker worker_start(const struct hand *waiting, int rank, int rank_count,
+                                  bool own_process_group)
 {
     char rank_text[16], count_text[16];
     char *argv[8] = {"worker", "--socket", (char *)(uintptr_t)waiting->control_socket};
     int argc = 3, out[2];
-    struct hand hand;
+    struct worker hand;
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     snprintf(rank_text, sizeof rank_text, "%d", rank);
@@ -132,7 +91,7 @@ static struct hand worker_start(const struct waiting *waiting, int rank, int ran
 }
 
 /* Its exit status, or 128 + signal; text: what it wrote. */
-static int worker_end(struct hand *hand, char text[2048])
+static int worker_end(struct worker *hand, char text[2048])
 {
     size_t length = 0;
     ssize_t got;
@@ -148,7 +107,7 @@ static int worker_end(struct hand *hand, char text[2048])
 }
 
 /* A process has attached as this rank, so the next one comes after it. */
-static void await_hello(const struct waiting *waiting, pid_t pid)
+static void await_hello(const struct hand *waiting, pid_t pid)
 {
     char path[64];
     bool connected = false;
@@ -179,15 +138,15 @@ static void any_order(enum cox_attach attach)
 {
     static const int asked[] = {3, -1, 1, -1};
     static const uint32_t expected[] = {3, 0, 1, 2};
-    struct waiting waiting;
-    struct hand hands[4];
+    struct hand waiting;
+    struct worker hands[4];
     group_wait_for(&waiting, 4, attach);
     for (int i = 0; i < 4; i++) {
         hands[i] = worker_start(&waiting, asked[i], i % 2 ? 4 : -1, false);
         if (i < 3)
             await_hello(&waiting, hands[i].pid);
     }
-    expect_complete(&waiting);
+    hand_complete(&waiting);
     for (int i = 0; i < 4; i++)
         assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), expected[i]),
                          hands[i].pid);
@@ -206,14 +165,14 @@ TEST(a14_workers_started_by_hand_log_on_in_any_order)
 /* Their eventfds come with the hello reply. */
 static void notify(enum cox_attach attach)
 {
-    struct waiting waiting = {.options = {.collect = true}};
-    struct hand hands[2];
+    struct hand waiting = {.options = {.collect = true}};
+    struct worker hands[2];
     struct cox_error err = {0};
     int fd = -1;
-    group_wait(&waiting, 2, attach);
+    hand_open(&waiting, 2, attach);
     for (int i = 0; i < 2; i++)
         hands[i] = worker_start(&waiting, i, -1, false);
-    expect_complete(&waiting);
+    hand_complete(&waiting);
     struct cox_executor *executor = test_group_executor(waiting.group);
     assert_int_equal(cox_executor_fd(executor, COX_CHANNEL_EXECUTE, &fd, &err), 0);
     test_expect_echo(waiting.group, "told");
@@ -233,8 +192,8 @@ TEST(p4_workers_started_by_hand_notify_a_host_that_polls)
 
 static void refusals(enum cox_attach attach)
 {
-    struct waiting waiting;
-    struct hand hands[2], other;
+    struct hand waiting;
+    struct worker hands[2], other;
     char text[2048], expected[128];
     group_wait_for(&waiting, 2, attach);
     other = worker_start(&waiting, 0, 3, false);
@@ -255,7 +214,7 @@ static void refusals(enum cox_attach attach)
     other = worker_start(&waiting, -1, -1, false);
     assert_int_equal(worker_end(&other, text), 1);
     assert_contains(text, "all 2 ranks");
-    expect_complete(&waiting);
+    hand_complete(&waiting);
     test_expect_echo(waiting.group, "two of five");
     /* Nor afterwards. */
     other = worker_start(&waiting, -1, -1, false);
@@ -386,15 +345,15 @@ static int odd_main(const char *control_socket)
 
 static void any_hello(enum cox_attach attach)
 {
-    struct waiting waiting;
-    struct hand hands[2];
+    struct hand waiting;
+    struct worker hands[2];
     char byte;
     group_wait_for(&waiting, 2, attach);
     struct test_helper client = test_helper_start("odd", waiting.control_socket);
     assert_int_equal(read(client.out, &byte, 1), 1);
     for (int i = 0; i < 2; i++)
         hands[i] = worker_start(&waiting, i, 2, false);
-    expect_complete(&waiting);
+    hand_complete(&waiting);
     assert_int_equal(write(client.in, "x", 1), 1);
     assert_int_equal(test_helper_wait(&client), 0);
     test_expect_echo(waiting.group, "after all that");
@@ -416,8 +375,8 @@ TEST(p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other)
 
 static void death_while_waiting(enum cox_attach attach)
 {
-    struct waiting waiting;
-    struct hand hand, survivor;
+    struct hand waiting;
+    struct worker hand, survivor;
     char expected[64];
     group_wait_for(&waiting, 3, attach);
     survivor = worker_start(&waiting, 2, -1, false);
@@ -440,13 +399,13 @@ TEST(a24_a_worker_that_dies_while_the_group_waits_is_named)
 
 static void death_later(enum cox_attach attach)
 {
-    struct waiting waiting;
-    struct hand hands[2];
+    struct hand waiting;
+    struct worker hands[2];
     char expected[64];
     group_wait_for(&waiting, 2, attach);
     for (int i = 0; i < 2; i++)
         hands[i] = worker_start(&waiting, i, -1, false);
-    expect_complete(&waiting);
+    hand_complete(&waiting);
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(test_call_how(waiting.group, NULL, &how, "only 1 kill 9"), COX_PEER_DEAD);
     snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", hands[1].pid);
@@ -465,7 +424,7 @@ TEST(a24_a_worker_that_dies_later_is_named)
     EACH_ATTACH(death_later);
 }
 
-static void await_taken(const struct waiting *waiting, uint32_t rank, uint64_t sequence)
+static void await_taken(const struct hand *waiting, uint32_t rank, uint64_t sequence)
 {
     const struct cox_control *control = &test_group_executor(waiting->group)->control;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -476,8 +435,8 @@ static void await_taken(const struct waiting *waiting, uint32_t rank, uint64_t s
 /* Other processes in its process group are not ours. */
 static void stop_spares(enum cox_attach attach)
 {
-    struct waiting waiting;
-    struct hand hands[3];
+    struct hand waiting;
+    struct worker hands[3];
     pid_t beside;
     char *const sleeper[] = {"sleep", "1000", NULL};
     posix_spawnattr_t attributes;
@@ -489,7 +448,7 @@ static void stop_spares(enum cox_attach attach)
     posix_spawnattr_setpgroup(&attributes, hands[2].pid);
     assert_int_equal(posix_spawnp(&beside, "sleep", NULL, &attributes, sleeper, environ), 0);
     posix_spawnattr_destroy(&attributes);
-    expect_complete(&waiting);
+    hand_complete(&waiting);
     assert_int_equal(getpgid(beside), hands[2].pid);
     /* One that hears the goodbye, one that needs SIGTERM, one that needs SIGKILL. */
     const struct test_how deaf = {.gather = COX_GATHER_ALL, .ranks = 4};
@@ -548,10 +507,10 @@ static int connect_main(const char *control_socket)
 
 TEST(b20_a_process_that_closes_its_connection_and_lives_on_is_killed)
 {
-    struct waiting waiting;
+    struct hand waiting;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
     struct test_helper client = test_helper_start("connection", waiting.control_socket);
-    expect_complete(&waiting);
+    hand_complete(&waiting);
     assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), client.pid);
     assert_int_equal(write(client.in, "", 1), 1);
     test_await_death(waiting.group, 0);

@@ -44,7 +44,8 @@ void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
     hand->options.rank_count = rank_count;
     hand->options.memory.attach = attach;
     hand->options.workers.external = true;
-    hand->options.times.start_timeout_ms = TEST_PATIENCE_MS;
+    if (!hand->options.times.start_timeout_ms)
+        hand->options.times.start_timeout_ms = TEST_PATIENCE_MS;
     hand->options.hooks.log = (struct cox_log){log_keep, hand};
     if (!hand->options.times.finalize_ms)
         hand->options.times.finalize_ms = TEST_PATIENCE_MS;
