@@ -45,86 +45,6 @@
 /* Two tiles a pass: the longer steps take several. */
 #define TILE_COUNT 2u
 
-/* Grouped heads with a KV head for two ranks of eight; one KV head for all, columns that fill no
- * vector, tied; six KV heads, where ranks share those at their borders; three for 24 heads, odd
- * rows, tied; one for each head; two; numbers of heads that 8 does not divide, with scaled rotary
- * positions, and columns that the slices do not divide. */
-static const struct cox_model_config configs[] = {
-    {.hidden_size = 64,
-     .intermediate_size = 176,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 4,
-     .head_dim = 8,
-     .vocab_size = 500,
-     .position_count_max = 64},
-    {.hidden_size = 60,
-     .intermediate_size = 88,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 1,
-     .head_dim = 10,
-     .vocab_size = 33,
-     .position_count_max = 64,
-     .tied_embeddings = true},
-    {.hidden_size = 128,
-     .intermediate_size = 256,
-     .layer_count = 1,
-     .head_count = 24,
-     .kv_head_count = 6,
-     .head_dim = 12,
-     .vocab_size = 200,
-     .position_count_max = 64},
-    {.hidden_size = 63,
-     .intermediate_size = 104,
-     .layer_count = 2,
-     .head_count = 24,
-     .kv_head_count = 3,
-     .head_dim = 6,
-     .vocab_size = 301,
-     .position_count_max = 64,
-     .tied_embeddings = true},
-    {.hidden_size = 41,
-     .intermediate_size = 64,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 8,
-     .head_dim = 6,
-     .vocab_size = 257,
-     .position_count_max = 64},
-    {.hidden_size = 48,
-     .intermediate_size = 72,
-     .layer_count = 2,
-     .head_count = 16,
-     .kv_head_count = 2,
-     .head_dim = 4,
-     .vocab_size = 509,
-     .position_count_max = 64},
-    {.hidden_size = 72,
-     .intermediate_size = 100,
-     .layer_count = 2,
-     .head_count = 9,
-     .kv_head_count = 3,
-     .head_dim = 8,
-     .vocab_size = 301,
-     .position_count_max = 64,
-     .rope_type = COX_ROPE_LLAMA3,
-     .rope_factor = 8,
-     .rope_low_freq_factor = 1,
-     .rope_high_freq_factor = 4,
-     .rope_original_position_count = 16},
-    {.hidden_size = 60,
-     .intermediate_size = 88,
-     .layer_count = 2,
-     .head_count = 15,
-     .kv_head_count = 5,
-     .head_dim = 4,
-     .vocab_size = 33,
-     .position_count_max = 64,
-     .tied_embeddings = true},
-};
-#define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
-
 /* Tokens [position, position + count) of a sequence whose blocks begin at first_block. */
 struct row {
     uint32_t sequence, position, count, first_block;
@@ -235,7 +155,7 @@ static uint32_t vocabulary(const struct part *part)
 static int part_step(struct part *part, const struct step *step, uint64_t sequence,
                      struct crew *crew, struct crew_rank *self, struct cox_error *err)
 {
-    static float logits[ROW_COUNT_MAX * 512];
+    static float logits[ROW_COUNT_MAX * 1024];
     int32_t tokens[ROW_COUNT_MAX][TOKEN_COUNT], blocks[ROW_COUNT_MAX][TABLE_LENGTH];
     struct cox_block_table tables[ROW_COUNT_MAX];
     struct cox_batch_output outputs[ROW_COUNT_MAX];
@@ -388,11 +308,11 @@ PLAIN_TEST(s5_logits_same_bits_for_any_number_of_processes)
     char shipped[] = SHIPPED;
 
     check_model(shipped);
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         char directory[FIXTURE_PATH_SIZE];
 
         fixture_directory_create(directory);
-        fixture_write_model(directory, &configs[c], 5, 1);
+        fixture_write_model(directory, &fixture_shapes[c], 5, 1);
         check_model(directory);
         fixture_directory_remove(directory);
     }
@@ -959,7 +879,7 @@ PLAIN_TEST(p10_b14_a_row_of_a_token_that_is_not_finite_names_the_rank_that_gave_
     struct spoil spoil = {directory, 1, 1, INFINITY}; /* whose the token of the second step is */
 
     fixture_directory_create(directory);
-    fixture_write_model(directory, &configs[5], 5, 1);
+    fixture_write_model(directory, &fixture_shapes[9], 5, 1);
     expect_blamed(&spoil, NOT_FINITE);
     fixture_directory_remove(directory);
 }

@@ -30,44 +30,6 @@ bool cox_batch_cancelled(const struct cox_batch *batch)
     return false;
 }
 
-static const struct cox_model_config configs[] = {
-    {.hidden_size = 64,
-     .intermediate_size = 176,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 4,
-     .head_dim = 8,
-     .vocab_size = 61,
-     .position_count_max = 64},
-    {.hidden_size = 60,
-     .intermediate_size = 88,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 1,
-     .head_dim = 10,
-     .vocab_size = 33,
-     .position_count_max = 64,
-     .tied_embeddings = true},
-    {.hidden_size = 128,
-     .intermediate_size = 256,
-     .layer_count = 1,
-     .head_count = 24,
-     .kv_head_count = 6,
-     .head_dim = 12,
-     .vocab_size = 200,
-     .position_count_max = 64},
-    /* Slices by KV head. */
-    {.hidden_size = 72,
-     .intermediate_size = 100,
-     .layer_count = 2,
-     .head_count = 9,
-     .kv_head_count = 3,
-     .head_dim = 8,
-     .vocab_size = 61,
-     .position_count_max = 64},
-};
-#define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
-
 static const struct fixture_adapter kinds[ADAPTER_COUNT] = {
     {.rank = 4, .seed = 11},
     {.rank = 13, .alpha = 5, .seed = 12, .modules = "vo"},
@@ -114,85 +76,64 @@ PLAIN_TEST(m13_an_adapter_of_another_shape_or_kind_is_refused)
         struct fixture_adapter kind;
         int code;
         const char *words;
-    } cases[] = {
+    } kinds_refused[] = {
         {{.rank = 4, .b_rank = 5}, COX_DIVERGED, "has rank 5; adapter_config.json says 4"},
-        {{.rank = 4, .config = "{\"r\":6,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
-         COX_DIVERGED,
-         "has rank 4; adapter_config.json says 6"},
         {{.rank = 65}, COX_DIVERGED, "r is 65; allowed: 1 to 64"},
-        {{.rank = 4, .config = "{\"r\":0,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
-         COX_DIVERGED,
-         "r is 0"},
-        {{.rank = 4, .config = "{\"r\":-1,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
-         COX_DIVERGED,
-         "r is -1"},
-        {{.rank = 4, .config = "{\"r\":\"4\",\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
-         COX_DIVERGED,
-         "r is not an integer"},
-        {{.rank = 4, .config = "{\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}"},
-         COX_DIVERGED,
-         "r is not an integer"},
         {{.rank = 4, .a_more_columns = 1}, COX_INVALID, "has the shape"},
         {{.rank = 4, .b_more_rows = 1}, COX_INVALID, "has the shape"},
         {{.rank = 4, .vector = true}, COX_INVALID, "has the shape"},
         {{.rank = 4, .skip = "layers.0.self_attn.k_proj.lora_B"}, COX_NOT_FOUND, "has no tensor"},
         {{.rank = 4, .extra = true}, COX_INVALID, "tensors; target_modules and the model imply"},
         {{.rank = 4, .not_finite = true}, COX_INVALID, "not finite"},
-        {{.rank = 4, .config = "{"}, COX_CORRUPT, "adapter_config.json"},
-        {{.rank = 4, .config = "[]"}, COX_CORRUPT, "adapter_config.json"},
-        {{.rank = 4, .config = "{\"r\":4,\"target_modules\":[\"q_proj\"]}"},
-         COX_INVALID,
-         "lora_alpha is not a number"},
-        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":1e300,\"target_modules\":[\"q_proj\"]}"},
-         COX_INVALID,
+    };
+    static const struct {
+        const char *config;
+        int code;
+        const char *words;
+    } texts_refused[] = {
+        {"{\"r\":6,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}", COX_DIVERGED,
+         "has rank 4; adapter_config.json says 6"},
+        {"{\"r\":0,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}", COX_DIVERGED, "r is 0"},
+        {"{\"r\":-1,\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}", COX_DIVERGED, "r is -1"},
+        {"{\"r\":\"4\",\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}", COX_DIVERGED,
+         "r is not an integer"},
+        {"{\"lora_alpha\":8,\"target_modules\":[\"q_proj\"]}", COX_DIVERGED, "r is not an integer"},
+        {"{", COX_CORRUPT, "adapter_config.json"},
+        {"[]", COX_CORRUPT, "adapter_config.json"},
+        {"{\"r\":4,\"target_modules\":[\"q_proj\"]}", COX_INVALID, "lora_alpha is not a number"},
+        {"{\"r\":4,\"lora_alpha\":1e300,\"target_modules\":[\"q_proj\"]}", COX_INVALID,
          "lora_alpha is 1e+300"},
-        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":8,\"target_modules\":\"all-linear\"}"},
-         COX_INVALID,
+        {"{\"r\":4,\"lora_alpha\":8,\"target_modules\":\"all-linear\"}", COX_INVALID,
          "target_modules"},
-        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[]}"},
-         COX_INVALID,
-         "target_modules"},
-        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"up_proj\"]}"},
-         COX_INVALID,
-         "'up_proj'"},
-        {{.rank = 4, .config = "{\"r\":4,\"lora_alpha\":8,\"target_modules\":[7]}"},
-         COX_INVALID,
-         "no name"},
-        {{.rank = 4, .config = CONFIG_OF(",\"peft_type\":\"LOHA\"")}, COX_INVALID, "LOHA"},
-        {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":true")}, COX_INVALID, "use_dora"},
-        {{.rank = 4, .config = CONFIG_OF(",\"bias\":\"all\"")}, COX_INVALID, "bias"},
-        {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":\"true\"")},
-         COX_INVALID,
-         "use_dora is \"true\""},
-        {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":1")}, COX_INVALID, "use_dora is 1"},
-        {{.rank = 4, .config = CONFIG_OF(",\"use_dora\":{}")}, COX_INVALID, "use_dora is {}"},
-        {{.rank = 4, .config = CONFIG_OF(",\"lora_bias\":\"no\"")},
-         COX_INVALID,
-         "lora_bias is \"no\""},
-        {{.rank = 4, .config = CONFIG_OF(",\"fan_in_fan_out\":0")},
-         COX_INVALID,
-         "fan_in_fan_out is 0"},
-        {{.rank = 4, .config = CONFIG_OF(",\"use_rslora\":\"true\"")}, COX_INVALID, "use_rslora"},
-        {{.rank = 4, .config = CONFIG_OF(",\"bias\":1")}, COX_INVALID, "bias is 1"},
-        {{.rank = 4, .config = CONFIG_OF(",\"bias\":false")}, COX_INVALID, "bias is false"},
-        {{.rank = 4, .config = CONFIG_OF(",\"bias\":[\"all\"]")}, COX_INVALID, "bias is [\"all\"]"},
-        {{.rank = 4, .config = CONFIG_OF(",\"peft_type\":3")}, COX_INVALID, "peft_type is 3"},
-        {{.rank = 4, .config = CONFIG_OF(",\"peft_type\":[\"LOHA\"]")},
-         COX_INVALID,
-         "peft_type is [\"LOHA\"]"},
-        {{.rank = 4, .config = CONFIG_OF(",\"rank_pattern\":{\"a\":1}")},
-         COX_INVALID,
-         "rank_pattern"},
-        {{.rank = 4, .config = CONFIG_OF(",\"modules_to_save\":[\"lm_head\"]")},
-         COX_INVALID,
-         "modules_to_save"},
-        {{.rank = 4, .config = CONFIG_OF(",\"layers_to_transform\":0")},
-         COX_INVALID,
-         "layers_to_transform"},
+        {"{\"r\":4,\"lora_alpha\":8,\"target_modules\":[]}", COX_INVALID, "target_modules"},
+        {"{\"r\":4,\"lora_alpha\":8,\"target_modules\":[\"up_proj\"]}", COX_INVALID, "'up_proj'"},
+        {"{\"r\":4,\"lora_alpha\":8,\"target_modules\":[7]}", COX_INVALID, "no name"},
+        {CONFIG_OF(",\"peft_type\":\"LOHA\""), COX_INVALID, "LOHA"},
+        {CONFIG_OF(",\"use_dora\":true"), COX_INVALID, "use_dora"},
+        {CONFIG_OF(",\"bias\":\"all\""), COX_INVALID, "bias"},
+        {CONFIG_OF(",\"use_dora\":\"true\""), COX_INVALID, "use_dora is \"true\""},
+        {CONFIG_OF(",\"use_dora\":1"), COX_INVALID, "use_dora is 1"},
+        {CONFIG_OF(",\"use_dora\":{}"), COX_INVALID, "use_dora is {}"},
+        {CONFIG_OF(",\"lora_bias\":\"no\""), COX_INVALID, "lora_bias is \"no\""},
+        {CONFIG_OF(",\"fan_in_fan_out\":0"), COX_INVALID, "fan_in_fan_out is 0"},
+        {CONFIG_OF(",\"use_rslora\":\"true\""), COX_INVALID, "use_rslora"},
+        {CONFIG_OF(",\"bias\":1"), COX_INVALID, "bias is 1"},
+        {CONFIG_OF(",\"bias\":false"), COX_INVALID, "bias is false"},
+        {CONFIG_OF(",\"bias\":[\"all\"]"), COX_INVALID, "bias is [\"all\"]"},
+        {CONFIG_OF(",\"peft_type\":3"), COX_INVALID, "peft_type is 3"},
+        {CONFIG_OF(",\"peft_type\":[\"LOHA\"]"), COX_INVALID, "peft_type is [\"LOHA\"]"},
+        {CONFIG_OF(",\"rank_pattern\":{\"a\":1}"), COX_INVALID, "rank_pattern"},
+        {CONFIG_OF(",\"modules_to_save\":[\"lm_head\"]"), COX_INVALID, "modules_to_save"},
+        {CONFIG_OF(",\"layers_to_transform\":0"), COX_INVALID, "layers_to_transform"},
     };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        expect_refused(&configs[0], &cases[i].kind, cases[i].code, cases[i].words);
+    for (size_t i = 0; i < sizeof(kinds_refused) / sizeof(kinds_refused[0]); i++)
+        expect_refused(&fixture_shapes[0], &kinds_refused[i].kind, kinds_refused[i].code,
+                       kinds_refused[i].words);
+    for (size_t i = 0; i < sizeof(texts_refused) / sizeof(texts_refused[0]); i++) {
+        const struct fixture_adapter kind = {.rank = 4, .config = texts_refused[i].config};
+        expect_refused(&fixture_shapes[0], &kind, texts_refused[i].code, texts_refused[i].words);
+    }
 }
 
 /* null is what PEFT writes for "nothing". */
@@ -207,8 +148,8 @@ PLAIN_TEST(m13_an_empty_text_is_no_reason)
     char directory[FIXTURE_PATH_SIZE];
 
     fixture_directory_create(directory);
-    fixture_write_adapter(directory, &configs[0], &kind);
-    cox_adapter_free(load(directory, &configs[0], &all));
+    fixture_write_adapter(directory, &fixture_shapes[0], &kind);
+    cox_adapter_free(load(directory, &fixture_shapes[0], &all));
     fixture_directory_remove(directory);
 }
 
@@ -223,23 +164,24 @@ PLAIN_TEST(m13_missing_or_broken_files_are_refused)
         struct cox_error err = {0};
 
         fixture_directory_create(directory);
-        fixture_write_adapter(directory, &configs[0], &kinds[0]);
+        fixture_write_adapter(directory, &fixture_shapes[0], &kinds[0]);
         fixture_write(directory, files[i], "nothing", 7);
-        assert_int_equal(cox_adapter_load(directory, &configs[0], &share, &adapter, &err),
+        assert_int_equal(cox_adapter_load(directory, &fixture_shapes[0], &share, &adapter, &err),
                          COX_CORRUPT);
         assert_non_null(strstr(err.text, files[i]));
         snprintf(path, sizeof(path), "%s/%s", directory, files[i]);
         assert_int_equal(unlink(path), 0);
         err = (struct cox_error){0};
-        assert_int_equal(cox_adapter_load(directory, &configs[0], &share, &adapter, &err),
+        assert_int_equal(cox_adapter_load(directory, &fixture_shapes[0], &share, &adapter, &err),
                          COX_NOT_FOUND);
         assert_non_null(strstr(err.text, files[i]));
         /* A folder, and a pipe without a writer: neither is waited for. */
         assert_int_equal(mkfifo(path, 0600), 0);
-        assert_int_not_equal(cox_adapter_load(directory, &configs[0], &share, &adapter, NULL), 0);
+        assert_int_not_equal(
+            cox_adapter_load(directory, &fixture_shapes[0], &share, &adapter, NULL), 0);
         fixture_directory_remove(directory);
     }
-    assert_int_equal(cox_adapter_load("/nonexistent", &configs[0], &share, &adapter, NULL),
+    assert_int_equal(cox_adapter_load("/nonexistent", &fixture_shapes[0], &share, &adapter, NULL),
                      COX_NOT_FOUND);
     assert_null(adapter);
 }
@@ -247,8 +189,8 @@ PLAIN_TEST(m13_missing_or_broken_files_are_refused)
 /* Each part is that of the whole, and padding is zero. */
 PLAIN_TEST(m13_a_share_has_its_parts_of_the_whole)
 {
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
-        const struct cox_model_config *config = &configs[c];
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
+        const struct cox_model_config *config = &fixture_shapes[c];
         const struct cox_share all = {0};
         const size_t piece =
             (size_t)config->head_count * config->head_dim / cox_slice_count(config);
@@ -317,8 +259,8 @@ PLAIN_TEST(m13_other_files_have_another_digest)
             struct cox_adapter *adapter;
 
             fixture_directory_create(directory);
-            fixture_write_adapter(directory, &configs[0], &others[i]);
-            adapter = load(directory, &configs[0], &all);
+            fixture_write_adapter(directory, &fixture_shapes[0], &others[i]);
+            adapter = load(directory, &fixture_shapes[0], &all);
             if (again)
                 assert_true(adapter->digest == digests[i]);
             digests[i] = adapter->digest;
@@ -479,12 +421,12 @@ PLAIN_TEST(m13_an_adapter_changes_logits_and_one_of_zeros_does_not)
 {
     const struct cox_share all = {0};
 
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         struct bench bench;
         float *references;
         size_t size;
 
-        files_create(&configs[c]);
+        files_create(&fixture_shapes[c]);
         bench_open(&bench, &all);
         size = bench.vocab_size * sizeof(float);
         references = references_new(&bench);
@@ -507,11 +449,11 @@ PLAIN_TEST(m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone)
 {
     const struct cox_share all = {0};
 
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         struct bench bench;
         float *references;
 
-        files_create(&configs[c]);
+        files_create(&fixture_shapes[c]);
         bench_open(&bench, &all);
         references = references_new(&bench);
         for (uint32_t before = 0; before < 9; before++) {
@@ -544,44 +486,12 @@ PLAIN_TEST(m13_s5_rows_of_any_adapters_have_the_bits_of_each_alone)
     }
 }
 
-/* Ranks as threads: one shared block of slices stands for the group's exchange. */
-struct group {
-    pthread_barrier_t barrier;
-    float *slices;
-};
-
 struct rank {
     struct bench bench;
-    struct group *group;
+    struct fixture_rank exchange;
     struct cox_share share;
-    /* of the model */
-    uint32_t slice_count;
-    struct cox_slices own;
     int result;
 };
-
-static int exchange(void *context, float *slices, size_t stride, size_t slice_length,
-                    const float **ret_slices, struct cox_error *err)
-{
-    struct rank *rank = context;
-    const size_t size = slice_length * sizeof(float);
-
-    (void)err;
-    for (size_t i = 0; i < rank->slice_count; i++) {
-        if (i >= rank->own.first && i < rank->own.first + rank->own.count)
-            memcpy(rank->group->slices + i * slice_length, slices + i * stride, size);
-        /* What this rank did not compute must not matter. */
-        for (size_t k = 0; k < stride; k++)
-            slices[i * stride + k] = 1e30f;
-    }
-    pthread_barrier_wait(&rank->group->barrier);
-    for (size_t i = 0; i < rank->slice_count; i++) {
-        memcpy(slices + i * stride, rank->group->slices + i * slice_length, size);
-        ret_slices[i] = slices + i * stride;
-    }
-    pthread_barrier_wait(&rank->group->barrier);
-    return 0;
-}
 
 static void *run_rank(void *context)
 {
@@ -597,18 +507,20 @@ static void check_ranks(const float *references, uint32_t rank_count)
 {
     struct rank *ranks = calloc(rank_count, sizeof(*ranks));
     pthread_t threads[COX_SLICE_COUNT_MAX];
-    struct group group;
+    struct fixture_group group;
 
     assert_int_equal(pthread_barrier_init(&group.barrier, NULL, rank_count), 0);
     group.slices = calloc((size_t)1 << 20, sizeof(float));
     assert_true(ranks && group.slices);
     for (uint32_t r = 0; r < rank_count; r++) {
-        ranks[r].group = &group;
-        ranks[r].share = (struct cox_share){
-            .rank = r, .rank_count = rank_count, .gather = exchange, .context = &ranks[r]};
+        ranks[r].share = (struct cox_share){.rank = r,
+                                            .rank_count = rank_count,
+                                            .gather = fixture_exchange,
+                                            .context = &ranks[r].exchange};
         bench_open(&ranks[r].bench, &ranks[r].share);
-        ranks[r].slice_count = cox_slice_count(cox_model_config(ranks[r].bench.model));
-        ranks[r].own = cox_share_slices(cox_model_config(ranks[r].bench.model), &ranks[r].share);
+        const struct cox_model_config *config = cox_model_config(ranks[r].bench.model);
+        ranks[r].exchange = (struct fixture_rank){&group, cox_slice_count(config),
+                                                  cox_share_slices(config, &ranks[r].share)};
         for (uint32_t i = 0; i < 4; i++)
             add_row(&ranks[r].bench, i, 0, LENGTH, (int)i - 1);
     }
@@ -631,15 +543,16 @@ PLAIN_TEST(m13_s5_adapters_give_the_same_bits_for_any_number_of_ranks)
 {
     const struct cox_share all = {0};
 
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         struct bench bench;
         float *references;
 
-        files_create(&configs[c]);
+        files_create(&fixture_shapes[c]);
         bench_open(&bench, &all);
         references = references_new(&bench);
-        for (uint32_t rank_count = 1; rank_count <= cox_slice_count(&configs[c]); rank_count++)
-            if (cox_slice_count(&configs[c]) % rank_count == 0)
+        for (uint32_t rank_count = 1; rank_count <= cox_slice_count(&fixture_shapes[c]);
+             rank_count++)
+            if (cox_slice_count(&fixture_shapes[c]) % rank_count == 0)
                 check_ranks(references, rank_count);
         free(references);
         bench_close(&bench);
@@ -653,7 +566,7 @@ PLAIN_TEST(m13_an_unknown_adapter_is_refused_before_anything_happens)
     struct cox_error err = {0};
     struct bench bench;
 
-    files_create(&configs[0]);
+    files_create(&fixture_shapes[0]);
     bench_open(&bench, &all);
     add_row(&bench, 0, 0, 3, 0);
     add_row(&bench, 1, 0, 3, 0);

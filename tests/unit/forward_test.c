@@ -27,76 +27,6 @@ bool cox_batch_cancelled(const struct cox_batch *batch)
     return aborted_after >= 0 && aborted_after-- == 0;
 }
 
-/* Shapes that meet the corners: grouped heads down to one KV head, columns that are no multiple of
- * a vector, vocabularies that do not divide by 8, tied embeddings, a head_dim of its own. */
-static const struct cox_model_config configs[] = {
-    {.hidden_size = 64,
-     .intermediate_size = 176,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 4,
-     .head_dim = 8,
-     .vocab_size = 61,
-     .position_count_max = 128},
-    {.hidden_size = 60,
-     .intermediate_size = 88,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 1,
-     .head_dim = 10,
-     .vocab_size = 33,
-     .position_count_max = 128,
-     .tied_embeddings = true},
-    {.hidden_size = 128,
-     .intermediate_size = 256,
-     .layer_count = 1,
-     .head_count = 24,
-     .kv_head_count = 6,
-     .head_dim = 12,
-     .vocab_size = 500,
-     .position_count_max = 128},
-    {.hidden_size = 256,
-     .intermediate_size = 688,
-     .layer_count = 1,
-     .head_count = 8,
-     .kv_head_count = 8,
-     .head_dim = 32,
-     .vocab_size = 1000,
-     .position_count_max = 128},
-    /* Slices by KV head, columns that do not divide by them; fewer columns than slices. */
-    {.hidden_size = 72,
-     .intermediate_size = 100,
-     .layer_count = 2,
-     .head_count = 9,
-     .kv_head_count = 3,
-     .head_dim = 8,
-     .vocab_size = 61,
-     .position_count_max = 128,
-     .rope_type = COX_ROPE_LLAMA3,
-     .rope_factor = 8,
-     .rope_low_freq_factor = 1,
-     .rope_high_freq_factor = 4,
-     .rope_original_position_count = 32},
-    {.hidden_size = 60,
-     .intermediate_size = 88,
-     .layer_count = 2,
-     .head_count = 15,
-     .kv_head_count = 5,
-     .head_dim = 4,
-     .vocab_size = 33,
-     .position_count_max = 128,
-     .tied_embeddings = true},
-    {.hidden_size = 64,
-     .intermediate_size = 11,
-     .layer_count = 2,
-     .head_count = 8,
-     .kv_head_count = 4,
-     .head_dim = 8,
-     .vocab_size = 17,
-     .position_count_max = 128},
-};
-#define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
-
 /* The linker sends the model's calls through here: once the digest is taken, other weights come
  * into the folder. */
 static bool rewrites;
@@ -112,7 +42,7 @@ int __wrap_cox_model_digest_folder(const char *directory, uint64_t *ret_digest,
     int r = __real_cox_model_digest_folder(directory, ret_digest, err);
 
     if (rewrites)
-        fixture_write_model(directory, &configs[0], 2, 1);
+        fixture_write_model(directory, &fixture_shapes[0], 2, 1);
     return r;
 }
 
@@ -240,10 +170,10 @@ static void close_bench(struct bench *bench)
 
 PLAIN_TEST(s5_logits_same_bits_at_any_place_in_a_batch)
 {
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         struct bench bench;
 
-        open_bench(&bench, &configs[c]);
+        open_bench(&bench, &fixture_shapes[c]);
         for (uint32_t before = 0; before < 10; before++) {
             clear_rows(&bench);
             /* Rows of 1 to 3 tokens move the sequence through all places of a tile. */
@@ -262,10 +192,10 @@ PLAIN_TEST(s5_logits_same_bits_for_any_prefill_chunks)
 {
     static const uint32_t chunks[] = {1, 2, 3, 7, 8, 9, 16, 36};
 
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         struct bench bench;
 
-        open_bench(&bench, &configs[c]);
+        open_bench(&bench, &fixture_shapes[c]);
         for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
             open_cache(&bench, 4);
             for (uint32_t done = 0; done < SEQUENCE_LENGTH; done += chunks[i]) {
@@ -286,11 +216,11 @@ PLAIN_TEST(s5_logits_same_bits_for_any_pass_and_block_size)
 {
     static const uint32_t block_sizes[] = {1, 3, 4, 16, 64};
 
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         const struct cox_model_options options = {.tile_count_max = 1};
         struct bench bench;
 
-        open_bench(&bench, &configs[c]);
+        open_bench(&bench, &fixture_shapes[c]);
         cox_model_free(bench.model);
         bench.model = load(bench.directory, &options);
         for (size_t i = 0; i < sizeof(block_sizes) / sizeof(block_sizes[0]); i++) {
@@ -308,10 +238,10 @@ PLAIN_TEST(s5_logits_same_bits_for_any_pass_and_block_size)
 /* Decodes among others, dropped half-way and computed again as one prefill. */
 PLAIN_TEST(s5_logits_same_bits_after_recomputation)
 {
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         struct bench bench;
 
-        open_bench(&bench, &configs[c]);
+        open_bench(&bench, &fixture_shapes[c]);
         clear_rows(&bench);
         add_row(&bench, bench.sequence, 0, 5, 0);
         step_ok(&bench);
@@ -335,47 +265,15 @@ PLAIN_TEST(s5_logits_same_bits_after_recomputation)
     }
 }
 
-/* Ranks as threads: one shared block of slices stands for the group's exchange. */
-struct group {
-    pthread_barrier_t barrier;
-    float *slices;
-};
-
 struct rank {
+    struct fixture_rank exchange;
     struct bench *bench;
-    struct group *group;
     struct cox_model *model;
     struct cox_cache *cache;
     float *logits;
-    /* of the model */
-    uint32_t slice_count;
-    struct cox_slices own;
     struct cox_batch_output output;
     int result;
 };
-
-static int exchange(void *context, float *slices, size_t stride, size_t slice_length,
-                    const float **ret_slices, struct cox_error *err)
-{
-    struct rank *rank = context;
-    const size_t size = slice_length * sizeof(float);
-
-    (void)err;
-    for (size_t i = 0; i < rank->slice_count; i++) {
-        if (i >= rank->own.first && i < rank->own.first + rank->own.count)
-            memcpy(rank->group->slices + i * slice_length, slices + i * stride, size);
-        /* What this rank did not compute must not matter. */
-        for (size_t k = 0; k < stride; k++)
-            slices[i * stride + k] = 1e30f;
-    }
-    pthread_barrier_wait(&rank->group->barrier);
-    for (size_t i = 0; i < rank->slice_count; i++) {
-        memcpy(slices + i * stride, rank->group->slices + i * slice_length, size);
-        ret_slices[i] = slices + i * stride;
-    }
-    pthread_barrier_wait(&rank->group->barrier);
-    return 0;
-}
 
 static void *run_rank(void *context)
 {
@@ -408,7 +306,7 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const void *we
     const struct cox_model_config *config = cox_model_config(bench->model);
     struct rank ranks[COX_SLICE_COUNT_MAX] = {0};
     pthread_t threads[COX_SLICE_COUNT_MAX];
-    struct group group;
+    struct fixture_group group;
 
     assert_int_equal(pthread_barrier_init(&group.barrier, NULL, rank_count), 0);
     group.slices = calloc((size_t)1 << 20, sizeof(float));
@@ -416,16 +314,18 @@ static void check_ranks(struct bench *bench, uint32_t rank_count, const void *we
     for (uint32_t r = 0; r < rank_count; r++) {
         struct rank *rank = &ranks[r];
         const struct cox_model_options options = {
-            .share = {.rank = r, .rank_count = rank_count, .gather = exchange, .context = rank},
+            .share = {.rank = r,
+                      .rank_count = rank_count,
+                      .gather = fixture_exchange,
+                      .context = &rank->exchange},
             .weights = weights,
             .weights_size = weights_size,
         };
         struct cox_weights_layout layout;
 
         *rank = (struct rank){.bench = bench,
-                              .group = &group,
-                              .slice_count = cox_slice_count(config),
-                              .own = cox_share_slices(config, &options.share)};
+                              .exchange = {&group, cox_slice_count(config),
+                                           cox_share_slices(config, &options.share)}};
         rank->model = weights && !weights_size ? borrow(weights, bench, &options)
                                                : load(bench->directory, &options);
         assert_true(cox_model_digest(rank->model) == cox_model_digest(bench->model));
@@ -472,20 +372,20 @@ static uint32_t next_rank_count(size_t c, uint32_t rank_count)
     struct cox_share share = {.rank_count = rank_count + 1};
 
     while (share.rank_count <= COX_SLICE_COUNT_MAX &&
-           cox_share_check(&configs[c], &share, NULL) != 0)
+           cox_share_check(&fixture_shapes[c], &share, NULL) != 0)
         share.rank_count++;
     return share.rank_count <= COX_SLICE_COUNT_MAX ? share.rank_count : 0;
 }
 
 PLAIN_TEST(s5_logits_same_bits_for_any_number_of_ranks)
 {
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         struct bench bench;
         struct cox_weights_layout layout;
         float *weights;
         void *block;
 
-        open_bench(&bench, &configs[c]);
+        open_bench(&bench, &fixture_shapes[c]);
         layout = cox_weights_layout(cox_model_config(bench.model));
         weights = aligned_alloc(COX_WEIGHTS_ALIGNMENT, cox_weights_size(&layout));
         assert_non_null(weights);
@@ -509,10 +409,10 @@ PLAIN_TEST(s5_logits_same_bits_for_any_number_of_ranks)
 /* Each rank loads what its share needs and nothing else. */
 PLAIN_TEST(s5_logits_same_bits_with_the_weights_of_a_share_alone)
 {
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
         struct bench bench;
 
-        open_bench(&bench, &configs[c]);
+        open_bench(&bench, &fixture_shapes[c]);
         clear_rows(&bench);
         add_row(&bench, bench.noise, 0, 6, 80);
         add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 3);
@@ -525,8 +425,8 @@ PLAIN_TEST(s5_logits_same_bits_with_the_weights_of_a_share_alone)
 /* What is in private memory is 1/N of the whole, but for what must be everywhere. */
 PLAIN_TEST(s5_weights_of_a_share_are_one_nth)
 {
-    for (size_t c = 0; c < CONFIG_COUNT; c++) {
-        const struct cox_model_config *config = &configs[c];
+    for (size_t c = 0; c < FIXTURE_SHAPE_COUNT; c++) {
+        const struct cox_model_config *config = &fixture_shapes[c];
         const struct cox_weights_layout all = cox_weights_layout(config);
         const uint64_t norms = all.query - all.attention_norm;
         const uint64_t all_norms = (2 * config->layer_count + 1) * norms;
@@ -562,7 +462,7 @@ PLAIN_TEST(s5_sampled_tokens_repeat_in_any_batch)
     struct cox_batch_output alone;
     struct bench bench;
 
-    open_bench(&bench, &configs[0]);
+    open_bench(&bench, &fixture_shapes[0]);
     add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
     bench.rows[0].sampling = &sampling;
     step_ok(&bench);
@@ -587,7 +487,7 @@ PLAIN_TEST(block_moves_happen_before_the_rows)
     struct cox_block_pair out[8], in[8], copy[2] = {{20, 40}, {8, 41}};
     struct bench bench;
 
-    open_bench(&bench, &configs[0]);
+    open_bench(&bench, &fixture_shapes[0]);
     add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH - 1, 0);
     step_ok(&bench);
     for (int32_t i = 0; i < 8; i++) {
@@ -627,7 +527,7 @@ PLAIN_TEST(step_refuses_a_bad_row_without_effect)
     void *before;
     size_t size;
 
-    open_bench(&bench, &configs[0]);
+    open_bench(&bench, &fixture_shapes[0]);
     size = (size_t)cox_cache_block_size(cox_cache_geometry(bench.cache)) * BLOCK_COUNT;
     before = malloc(size);
     assert_non_null(before);
@@ -686,7 +586,7 @@ PLAIN_TEST(step_stops_between_layers_when_given_up)
     struct cox_error err = {0};
     struct bench bench;
 
-    open_bench(&bench, &configs[0]);
+    open_bench(&bench, &fixture_shapes[0]);
     for (int after = 0; after < 3; after++) {
         clear_rows(&bench);
         add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);
@@ -704,7 +604,7 @@ PLAIN_TEST(step_without_rows_does_nothing)
 {
     struct bench bench;
 
-    open_bench(&bench, &configs[0]);
+    open_bench(&bench, &fixture_shapes[0]);
     bench.batch = (struct cox_batch){.forward_type = COX_FORWARD_DUMMY};
     step_ok(&bench);
     close_bench(&bench);
@@ -716,7 +616,7 @@ PLAIN_TEST(cache_of_another_model_is_refused)
     struct cox_cache *cache;
     struct bench bench;
 
-    open_bench(&bench, &configs[0]);
+    open_bench(&bench, &fixture_shapes[0]);
     geometry = cox_model_cache_geometry(bench.model, BLOCK_COUNT, 4, 0);
     geometry.layer_count++;
     cache = bench.cache;
@@ -747,13 +647,14 @@ PLAIN_TEST(load_refuses_what_cannot_be)
 
     fixture_directory_create(directory);
     load_fails(directory, NULL, COX_NOT_FOUND, "config.json");
-    fixture_write_model(directory, &configs[0], 1, 1);
+    fixture_write_model(directory, &fixture_shapes[0], 1, 1);
     load_fails(directory, &options, COX_INVALID, "no gather function");
-    options = (struct cox_model_options){.share = {.rank_count = 3, .gather = exchange}};
+    options = (struct cox_model_options){.share = {.rank_count = 3, .gather = fixture_exchange}};
     load_fails(directory, &options, COX_INVALID, "8 slices");
-    options = (struct cox_model_options){.share = {.rank = 2, .rank_count = 2, .gather = exchange}};
+    options = (struct cox_model_options){
+        .share = {.rank = 2, .rank_count = 2, .gather = fixture_exchange}};
     load_fails(directory, &options, COX_INVALID, "rank 2 of 2");
-    options = (struct cox_model_options){.share = {.rank = 5, .gather = exchange}};
+    options = (struct cox_model_options){.share = {.rank = 5, .gather = fixture_exchange}};
     load_fails(directory, &options, COX_INVALID, "rank 5 of 1");
     options = (struct cox_model_options){.tile_count_max = COX_TILE_COUNT_MAX + 1};
     load_fails(directory, &options, COX_INVALID, "tile_count_max");
@@ -768,7 +669,7 @@ PLAIN_TEST(load_refuses_what_changes_meanwhile)
     char directory[FIXTURE_PATH_SIZE];
 
     fixture_directory_create(directory);
-    fixture_write_model(directory, &configs[0], 1, 1);
+    fixture_write_model(directory, &fixture_shapes[0], 1, 1);
     rewrites = true;
     load_fails(directory, NULL, COX_INVALID, "changed while it was read");
     rewrites = false;
@@ -779,7 +680,7 @@ PLAIN_TEST(load_refuses_what_changes_meanwhile)
 /* Of every number of ranks up to 20; the rest of the message is that of the numbers that go. */
 static void check_rank_counts(uint32_t heads, uint32_t kv_heads, uint32_t slices, const char *list)
 {
-    struct cox_model_config config = configs[0];
+    struct cox_model_config config = fixture_shapes[0];
 
     config.head_count = heads;
     config.kv_head_count = kv_heads;
@@ -825,13 +726,13 @@ PLAIN_TEST(g4b_ranks_that_do_not_divide_the_slices_are_refused)
 PLAIN_TEST(weights_of_another_model_are_refused)
 {
     char directory[FIXTURE_PATH_SIZE], path[FIXTURE_PATH_SIZE + 32];
-    struct cox_model_config config = configs[0];
+    struct cox_model_config config = fixture_shapes[0];
     float *memory = calloc((size_t)1 << 20, sizeof(float));
     struct cox_error err = {0};
 
     assert_non_null(memory);
     fixture_directory_create(directory);
-    fixture_write_model(directory, &configs[0], 1, 1);
+    fixture_write_model(directory, &fixture_shapes[0], 1, 1);
     config.layer_count++;
     assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_NOT_FOUND);
     assert_non_null(strstr(err.text, "model.layers.2."));
@@ -840,13 +741,13 @@ PLAIN_TEST(weights_of_another_model_are_refused)
     err = (struct cox_error){0};
     assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "has no tensor model.layers.1."));
-    config = configs[0];
+    config = fixture_shapes[0];
     config.tied_embeddings = true;
     err = (struct cox_error){0};
     assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "tensor lm_head.weight differs"));
     assert_non_null(strstr(err.text, "tie_word_embeddings"));
-    config = configs[0];
+    config = fixture_shapes[0];
     config.intermediate_size += 8;
     err = (struct cox_error){0};
     assert_int_equal(cox_weights_fill(&config, directory, memory, NULL, NULL, &err), COX_INVALID);
@@ -855,7 +756,7 @@ PLAIN_TEST(weights_of_another_model_are_refused)
     snprintf(path, sizeof(path), "%s/model.safetensors", directory);
     assert_int_equal(remove(path), 0);
     err = (struct cox_error){0};
-    assert_int_equal(cox_weights_fill(&configs[0], directory, memory, NULL, NULL, &err),
+    assert_int_equal(cox_weights_fill(&fixture_shapes[0], directory, memory, NULL, NULL, &err),
                      COX_NOT_FOUND);
     assert_non_null(strstr(err.text, "neither"));
     fixture_directory_remove(directory);
@@ -868,9 +769,9 @@ PLAIN_TEST(sharded_checkpoint_is_the_same_model)
     const char escape[] = "{\"weight_map\":{\"a\":\"../model.safetensors\"}}";
     struct bench bench;
 
-    open_bench(&bench, &configs[0]);
+    open_bench(&bench, &fixture_shapes[0]);
     fixture_directory_create(directory);
-    fixture_write_model(directory, &configs[0], 3, 3);
+    fixture_write_model(directory, &fixture_shapes[0], 3, 3);
     cox_model_free(bench.model);
     bench.model = load(directory, NULL);
     add_row(&bench, bench.sequence, 0, SEQUENCE_LENGTH, 0);

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,99 @@
 
 #define TENSOR_NAME_SIZE 96
 #define HEADER_SIZE_MAX ((size_t)1 << 20)
+
+const struct cox_model_config fixture_shapes[FIXTURE_SHAPE_COUNT] = {
+    {.hidden_size = 64,
+     .intermediate_size = 176,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 4,
+     .head_dim = 8,
+     .vocab_size = 61,
+     .position_count_max = 128},
+    {.hidden_size = 60,
+     .intermediate_size = 88,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 1,
+     .head_dim = 10,
+     .vocab_size = 33,
+     .position_count_max = 128,
+     .tied_embeddings = true},
+    {.hidden_size = 128,
+     .intermediate_size = 256,
+     .layer_count = 1,
+     .head_count = 24,
+     .kv_head_count = 6,
+     .head_dim = 12,
+     .vocab_size = 500,
+     .position_count_max = 128},
+    {.hidden_size = 256,
+     .intermediate_size = 688,
+     .layer_count = 1,
+     .head_count = 8,
+     .kv_head_count = 8,
+     .head_dim = 32,
+     .vocab_size = 1000,
+     .position_count_max = 128},
+    /* Slices by KV head, columns that do not divide by them; fewer columns than slices. */
+    {.hidden_size = 72,
+     .intermediate_size = 100,
+     .layer_count = 2,
+     .head_count = 9,
+     .kv_head_count = 3,
+     .head_dim = 8,
+     .vocab_size = 61,
+     .position_count_max = 128,
+     .rope_type = COX_ROPE_LLAMA3,
+     .rope_factor = 8,
+     .rope_low_freq_factor = 1,
+     .rope_high_freq_factor = 4,
+     .rope_original_position_count = 32},
+    {.hidden_size = 60,
+     .intermediate_size = 88,
+     .layer_count = 2,
+     .head_count = 15,
+     .kv_head_count = 5,
+     .head_dim = 4,
+     .vocab_size = 33,
+     .position_count_max = 128,
+     .tied_embeddings = true},
+    {.hidden_size = 64,
+     .intermediate_size = 11,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 4,
+     .head_dim = 8,
+     .vocab_size = 17,
+     .position_count_max = 128},
+    /* Odd rows, and few or as many KV heads as heads. */
+    {.hidden_size = 63,
+     .intermediate_size = 104,
+     .layer_count = 2,
+     .head_count = 24,
+     .kv_head_count = 3,
+     .head_dim = 6,
+     .vocab_size = 301,
+     .position_count_max = 128,
+     .tied_embeddings = true},
+    {.hidden_size = 41,
+     .intermediate_size = 64,
+     .layer_count = 2,
+     .head_count = 8,
+     .kv_head_count = 8,
+     .head_dim = 6,
+     .vocab_size = 257,
+     .position_count_max = 128},
+    {.hidden_size = 48,
+     .intermediate_size = 72,
+     .layer_count = 2,
+     .head_count = 16,
+     .kv_head_count = 2,
+     .head_dim = 4,
+     .vocab_size = 509,
+     .position_count_max = 128},
+};
 
 /* A file of tensors that grows; the header is text until it is written. */
 struct shard {
@@ -281,4 +375,27 @@ void fixture_write_model(const char *directory, const struct cox_model_config *c
     }
     free(writer.index);
     free(writer.shards);
+}
+
+int fixture_exchange(void *context, float *slices, size_t stride, size_t slice_length,
+                     const float **ret_slices, struct cox_error *err)
+{
+    struct fixture_rank *rank = context;
+    const size_t size = slice_length * sizeof(float);
+
+    (void)err;
+    for (size_t i = 0; i < rank->slice_count; i++) {
+        if (i >= rank->own.first && i < rank->own.first + rank->own.count)
+            memcpy(rank->group->slices + i * slice_length, slices + i * stride, size);
+        /* What this rank did not compute must not matter. */
+        for (size_t k = 0; k < stride; k++)
+            slices[i * stride + k] = 1e30f;
+    }
+    pthread_barrier_wait(&rank->group->barrier);
+    for (size_t i = 0; i < rank->slice_count; i++) {
+        memcpy(slices + i * stride, rank->group->slices + i * slice_length, size);
+        ret_slices[i] = slices + i * stride;
+    }
+    pthread_barrier_wait(&rank->group->barrier);
+    return 0;
 }

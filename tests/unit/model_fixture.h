@@ -6,9 +6,32 @@
 #ifndef COX_TESTS_UNIT_MODEL_FIXTURE_H
 #define COX_TESTS_UNIT_MODEL_FIXTURE_H
 
-#include "engine/model/config.h"
+#include "engine/model/share.h"
+
+#include <pthread.h>
 
 #define FIXTURE_PATH_SIZE 64
+
+/* Shapes that meet the corners: grouped heads down to one KV head, columns that are no multiple of
+ * a vector, vocabularies that do not divide by 8, tied embeddings, a head_dim of its own. The first
+ * is the plainest. */
+#define FIXTURE_SHAPE_COUNT 10u
+extern const struct cox_model_config fixture_shapes[FIXTURE_SHAPE_COUNT];
+
+/* Ranks as threads: one shared block of slices stands for the group's exchange. */
+struct fixture_group {
+    pthread_barrier_t barrier;
+    float *slices;
+};
+struct fixture_rank {
+    struct fixture_group *group;
+    /* of the model */
+    uint32_t slice_count;
+    struct cox_slices own;
+};
+/* A gather of cox_share; context is the fixture_rank. */
+int fixture_exchange(void *context, float *slices, size_t stride, size_t slice_length,
+                     const float **ret_slices, struct cox_error *err);
 
 /* Makes an empty folder under /tmp and writes its path. */
 void fixture_directory_create(char path[FIXTURE_PATH_SIZE]);
