@@ -24,37 +24,11 @@ static uint64_t number(const struct cox_handle *handle, size_t offset, size_t si
     return value;
 }
 
-static int open_plain(const struct cox_handle *handle, int *ret_fd, struct cox_error *err)
-{
-    return cox_handle_open(handle, NULL, cox_deadline_after_ms(1000), ret_fd, err);
-}
-
-static void opens(const struct cox_handle *handle, unsigned seed)
-{
-    struct cox_handle_info info;
-    struct cox_error err = {0};
-    int fd = -1, r = open_plain(handle, &fd, &err);
-    if (r)
-        fail_msg("open: %d %s", r, err.text);
-    assert_int_equal(cox_handle_parse(handle, &info, NULL), 0);
-    assert_true(object_is(fd, info.offset, info.size, seed));
-    close(fd);
-}
-
-static void refused(const struct cox_handle *handle, int code, const char *word)
-{
-    struct cox_error err = {0};
-    int fd = -77, r = open_plain(handle, &fd, &err);
-    if (r != code || err.code != code || !strstr(err.text, word))
-        fail_msg("expected %d with '%s', got %d '%s'", code, word, r, err.text);
-    assert_int_equal(fd, -77);
-}
-
 /* In children. */
 static void expect_refused(const struct cox_handle *handle, int code, const char *word)
 {
     struct cox_error err = {0};
-    int fd = -77, r = open_plain(handle, &fd, &err);
+    int fd = -77, r = handle_open_plain(handle, &fd, &err);
     if (r != code || !strstr(err.text, word))
         fprintf(stderr, "expected %d with '%s', got %d '%s'\n", code, word, r, err.text);
     CHECK(r == code && strstr(err.text, word) && fd == -77);
@@ -67,7 +41,7 @@ LEAK_TEST(l3_another_process_opens_it)
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 1);
     int fd = -1;
-    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
     assert_true(fd >= 3);
     assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
     assert_true(object_is(fd, 0, PEER_OBJECT_SIZE, 1));
@@ -113,7 +87,7 @@ LEAK_TEST(l6_another_user_is_denied)
         skip();
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 2);
-    opens(&handle, 2);
+    handle_opens(&handle, 2);
     child_run(open_as_nobody, &handle);
     peer_end(&peer);
 }
@@ -199,7 +173,7 @@ static void inside_namespace(struct elsewhere *elsewhere)
         expect_refused(&elsewhere->handle, COX_NOT_FOUND, "unreachable");
         CHECK(cox_exporter_new(NULL, &exporter, NULL) == 0);
         CHECK(cox_exporter_export(exporter, fd, 0, 0, &elsewhere->back, NULL) == 0);
-        CHECK(open_plain(&elsewhere->back, &fd, NULL) == 0);
+        CHECK(handle_open_plain(&elsewhere->back, &fd, NULL) == 0);
         elsewhere->done = true;
     }
     tell(elsewhere->ready);
@@ -237,7 +211,7 @@ LEAK_TEST(l7_another_pid_namespace_is_unreachable)
     close(ready[1]);
     bool there = heard(ready[0]);
     if (there && elsewhere->done)
-        refused(&elsewhere->back, COX_NOT_FOUND, "unreachable");
+        handle_refused(&elsewhere->back, COX_NOT_FOUND, "unreachable");
     tell(gate[1]);
     int status = child_status(pid);
     close(gate[0]);
@@ -290,11 +264,11 @@ LEAK_TEST(l8_a_dead_exporter_is_named)
     for (int unrelated = 0; unrelated < 2; unrelated++) {
         struct peer peer = peer_start(&(struct peer_options){.unrelated = unrelated});
         struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 5);
-        opens(&handle, 5);
+        handle_opens(&handle, 5);
         peer_kill(&peer);
-        refused(&handle, COX_PEER_DEAD, "is gone"); /* a zombie, or reaped by now */
+        handle_refused(&handle, COX_PEER_DEAD, "is gone"); /* a zombie, or reaped by now */
         peer_end(&peer);
-        refused(&handle, COX_PEER_DEAD, "is gone");
+        handle_refused(&handle, COX_PEER_DEAD, "is gone");
     }
 }
 
@@ -306,16 +280,16 @@ LEAK_TEST(l9_b25_the_pid_of_another_process_is_not_taken_for_the_exporter)
     peer_kill(&dead);
     /* As if the pid had been given to `alive`, even with the very object under the very number. */
     handle_forge(&forged, PID, 4, (uint64_t)alive.pid);
-    refused(&forged,
-            number(&forged, START, 8) == number(&other, START, 8) ? COX_NOT_FOUND : COX_PEER_DEAD,
-            "");
+    handle_refused(
+        &forged,
+        number(&forged, START, 8) == number(&other, START, 8) ? COX_NOT_FOUND : COX_PEER_DEAD, "");
     forged = other;
     handle_forge(&forged, START, 8, number(&other, START, 8) - 1);
-    refused(&forged, COX_PEER_DEAD, "is gone");
+    handle_refused(&forged, COX_PEER_DEAD, "is gone");
     handle_forge(&forged, START, 8, 0);
-    refused(&forged, COX_PEER_DEAD, "is gone");
+    handle_refused(&forged, COX_PEER_DEAD, "is gone");
     handle_forge(&forged, START, 8, number(&other, START, 8));
-    opens(&forged, 7);
+    handle_opens(&forged, 7);
     peer_end(&dead);
     peer_end(&alive);
 }
@@ -372,7 +346,7 @@ LEAK_TEST(l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter)
     if (reused) {
         struct cox_handle fresh = peer_export(&next, PEER_EXPORT, 7);
         assert_int_equal(number(&fresh, FD, 4), number(&handle, FD, 4));
-        refused(&handle, COX_PEER_DEAD, "is gone");
+        handle_refused(&handle, COX_PEER_DEAD, "is gone");
         assert_int_equal(cox_importer_open(importer, &handle, COX_IMPORT_READ, &import, NULL),
                          COX_PEER_DEAD);
         assert_int_equal(cox_importer_open(importer, &fresh, COX_IMPORT_READ, &import, NULL), 0);
@@ -396,14 +370,14 @@ LEAK_TEST(l10_b25_the_fd_is_another_object_by_now)
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 8), forged = handle;
     struct cox_handle socket = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
     handle_forge(&forged, FD, 4, number(&socket, FD, 4));
-    refused(&forged, COX_NOT_FOUND, "another object");
+    handle_refused(&forged, COX_NOT_FOUND, "another object");
     handle_forge(&forged, FD, 4, 12345);
-    refused(&forged, COX_NOT_FOUND, "has no fd 12345");
+    handle_refused(&forged, COX_NOT_FOUND, "has no fd 12345");
     peer_ask(&peer, PEER_REPLACE, (int64_t)number(&handle, FD, 4), NULL);
-    refused(&handle, COX_NOT_FOUND, "another object");
+    handle_refused(&handle, COX_NOT_FOUND, "another object");
     handle = peer_export(&peer, PEER_EXPORT, 9);
     assert_int_equal(peer_ask(&peer, PEER_TRUNCATE, PEER_OBJECT_SIZE - 1, NULL).result, 0);
-    refused(&handle, COX_NOT_FOUND, "truncated");
+    handle_refused(&handle, COX_NOT_FOUND, "truncated");
     peer_end(&peer);
 }
 
@@ -418,7 +392,7 @@ LEAK_TEST(l16_what_is_open_stays_valid_after_put_and_death)
     assert_int_equal(cox_importer_open(importer, &one, COX_IMPORT_READ, &put, NULL), 0);
     assert_int_equal(cox_importer_open(importer, &two, COX_IMPORT_WRITE, &dead, NULL), 0);
     assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &one).result, 0);
-    refused(&one, COX_NOT_FOUND, "has no fd");
+    handle_refused(&one, COX_NOT_FOUND, "has no fd");
     assert_int_equal(((const uint8_t *)put->base)[100], object_byte(10, 100));
     peer_kill(&peer);
     assert_int_equal(((const uint8_t *)put->base)[19999], object_byte(10, 19999));
@@ -644,7 +618,7 @@ LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so)
     };
     for (size_t i = 0; i < sizeof denials / sizeof denials[0]; i++)
         child_run(open_denied, &denials[i]);
-    opens(&handle, 16);
+    handle_opens(&handle, 16);
     peer_end(&peer);
 }
 
@@ -729,7 +703,7 @@ LEAK_TEST(l3_l18_a_socket_opens_elsewhere_too)
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT_SOCKET, 0);
     int fd = -1;
-    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
     assert_int_equal(write(fd, "k", 1), 1);
     assert_int_equal(peer_ask(&peer, PEER_RECEIVE_EVENT, 0, NULL).number, 'k');
     close(fd);

@@ -90,3 +90,29 @@ void user_change(uid_t uid)
     CHECK(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0);
     CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0); /* the change took it away */
 }
+
+int handle_open_plain(const struct cox_handle *handle, int *ret_fd, struct cox_error *err)
+{
+    return cox_handle_open(handle, NULL, cox_deadline_after_ms(1000), ret_fd, err);
+}
+
+void handle_opens(const struct cox_handle *handle, unsigned seed)
+{
+    struct cox_handle_info info;
+    struct cox_error err = {0};
+    int fd = -1, r = handle_open_plain(handle, &fd, &err);
+    if (r)
+        fail_msg("open: %d %s", r, err.text);
+    assert_int_equal(cox_handle_parse(handle, &info, NULL), 0);
+    assert_true(object_is(fd, info.offset, info.size, seed));
+    close(fd);
+}
+
+void handle_refused(const struct cox_handle *handle, int code, const char *word)
+{
+    struct cox_error err = {0};
+    int fd = -77, r = handle_open_plain(handle, &fd, &err);
+    if (r != code || err.code != code || !strstr(err.text, word))
+        fail_msg("expected %d with '%s', got %d '%s'", code, word, r, err.text);
+    assert_int_equal(fd, -77);
+}

@@ -21,6 +21,13 @@ bool object_is(int fd, uint64_t offset, size_t size, unsigned seed);
 /* Writes the value into the bytes of a handle and makes the crc right again. */
 void handle_forge(struct cox_handle *handle, size_t offset, size_t size, uint64_t value);
 
+/* Without a control socket, for a second at most. */
+int handle_open_plain(const struct cox_handle *handle, int *ret_fd, struct cox_error *err);
+/* Asserts that it opens, and is the object of this seed. */
+void handle_opens(const struct cox_handle *handle, unsigned seed);
+/* Asserts that it is refused with this code and word, and that nothing is given. */
+void handle_refused(const struct cox_handle *handle, int code, const char *word);
+
 /* In a child: from now on the system call fails with this error; 0: it kills the process, with
  * SIGSYS. argument is compared with the first one; ANY_ARGUMENT: whatever it is. */
 #define ANY_ARGUMENT UINT64_MAX

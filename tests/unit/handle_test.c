@@ -51,33 +51,6 @@ static struct cox_handle export_object(int fd, uint64_t offset, uint64_t size)
     return handle;
 }
 
-static int open_plain(const struct cox_handle *handle, int *ret_fd, struct cox_error *err)
-{
-    return cox_handle_open(handle, NULL, cox_deadline_after_ms(1000), ret_fd, err);
-}
-
-static void opens(const struct cox_handle *handle, unsigned seed)
-{
-    struct cox_handle_info info;
-    struct cox_error err = {0};
-    int fd = -1, r = open_plain(handle, &fd, &err);
-    if (r)
-        fail_msg("open: %d %s", r, err.text);
-    assert_int_equal(cox_handle_parse(handle, &info, NULL), 0);
-    assert_true(object_is(fd, info.offset, info.size, seed));
-    close(fd);
-}
-
-/* Refused with this code and a text; nothing is given. */
-static void refused(const struct cox_handle *handle, int code, const char *word)
-{
-    struct cox_error err = {0};
-    int fd = -77, r = open_plain(handle, &fd, &err);
-    if (r != code || err.code != code || !strstr(err.text, word))
-        fail_msg("expected %d with '%s', got %d '%s'", code, word, r, err.text);
-    assert_int_equal(fd, -77);
-}
-
 /* ---- bytes ---- */
 
 HANDLE_TEST(l2_the_checksum_is_crc32c)
@@ -144,7 +117,7 @@ HANDLE_TEST(l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory)
     struct cox_handle copy;
     memcpy(odd + 1, &handle, sizeof handle);
     memcpy(&copy, odd + 1, sizeof copy);
-    opens(&copy, 2);
+    handle_opens(&copy, 2);
 
     FILE *file = tmpfile();
     assert_non_null(file);
@@ -153,7 +126,7 @@ HANDLE_TEST(l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory)
     memset(&copy, 0, sizeof copy);
     assert_int_equal(fread(copy.bytes, 1, sizeof copy.bytes, file), 64);
     fclose(file);
-    opens(&copy, 2);
+    handle_opens(&copy, 2);
 
     Coxswain__SequenceGroupMetadata message = COXSWAIN__SEQUENCE_GROUP_METADATA__INIT;
     uint8_t packed[256], bytes[COX_HANDLE_SIZE];
@@ -168,13 +141,13 @@ HANDLE_TEST(l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory)
     assert_int_equal(unpacked->prompt_token_ids.len, COX_HANDLE_SIZE);
     memcpy(&copy, unpacked->prompt_token_ids.data, sizeof copy);
     coxswain__sequence_group_metadata__free_unpacked(unpacked, NULL);
-    opens(&copy, 2);
+    handle_opens(&copy, 2);
 
     struct cox_handle *shared =
         mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(shared != MAP_FAILED);
     *shared = handle;
-    opens(shared, 2);
+    handle_opens(shared, 2);
     munmap(shared, sizeof *shared);
 }
 
@@ -183,7 +156,7 @@ HANDLE_TEST(l19_every_flipped_bit_is_refused)
     int fd = object_new(SIZE, 3);
     const struct cox_handle handle = export_object(fd, 100, 1000);
     close(fd);
-    opens(&handle, 3);
+    handle_opens(&handle, 3);
     for (unsigned bit = 0; bit < 8 * COX_HANDLE_SIZE; bit++) {
         struct cox_handle copy = handle;
         struct cox_handle_info info, before;
@@ -195,7 +168,7 @@ HANDLE_TEST(l19_every_flipped_bit_is_refused)
         assert_int_equal(r, bit / 8 == 2 ? COX_VERSION : COX_CORRUPT);
         assert_int_equal(err.code, r);
         assert_memory_equal(&info, &before, sizeof info);
-        refused(&copy, r, bit / 8 == 2 ? "version" : "");
+        handle_refused(&copy, r, bit / 8 == 2 ? "version" : "");
         for (unsigned other = 0; other < bit; other += 7) {
             struct cox_handle two = copy;
             two.bytes[other / 8] ^= (uint8_t)(1u << other % 8);
@@ -215,7 +188,7 @@ HANDLE_TEST(l19_garbage_and_truncated_bytes_are_refused)
             struct cox_handle copy = handle;
             memset(copy.bytes + length, (int)filler, COX_HANDLE_SIZE - length);
             if (memcmp(&copy, &handle, sizeof copy) != 0)
-                refused(&copy, length == 2 ? COX_VERSION : COX_CORRUPT, "");
+                handle_refused(&copy, length == 2 ? COX_VERSION : COX_CORRUPT, "");
         }
     for (int i = 0; i < 20000; i++) {
         struct cox_handle garbage;
@@ -280,17 +253,17 @@ HANDLE_TEST(l19_b25_no_field_leads_to_another_object_though_the_crc_is_right)
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
         struct cox_handle copy = handle;
         handle_forge(&copy, forged[i].offset, forged[i].size, forged[i].value);
-        refused(&copy, forged[i].code, forged[i].word);
+        handle_refused(&copy, forged[i].code, forged[i].word);
     }
     struct cox_handle copy = socket;
     handle_forge(&copy, KIND, 1, COX_HANDLE_MEMORY);
-    refused(&copy, COX_CORRUPT, "0 bytes");
+    handle_refused(&copy, COX_CORRUPT, "0 bytes");
     handle_forge(&copy, BYTES, 8, 1); /* memory by its word, a socket by its inode */
-    refused(&copy, COX_NOT_FOUND, "another object");
+    handle_refused(&copy, COX_NOT_FOUND, "another object");
     copy = handle; /* the range may lie, inside the object that is meant */
     handle_forge(&copy, OFFSET, 8, SIZE - 1000);
-    opens(&copy, 5);
-    opens(&handle, 5);
+    handle_opens(&copy, 5);
+    handle_opens(&handle, 5);
     close(fd);
     close(other);
     close(pair[0]);
@@ -304,11 +277,11 @@ HANDLE_TEST(l20_b30_legacy_bytes_are_no_handle)
      * of a field that announces an fd in the message. */
     for (size_t i = 0; i < sizeof legacy.bytes; i++)
         legacy.bytes[i] = (uint8_t)(0x80 + i);
-    refused(&legacy, COX_CORRUPT, "no handle");
+    handle_refused(&legacy, COX_CORRUPT, "no handle");
     memset(&legacy, 0, sizeof legacy);
-    refused(&legacy, COX_CORRUPT, "no handle: it begins with 0x0000, expected 0x4843");
+    handle_refused(&legacy, COX_CORRUPT, "no handle: it begins with 0x0000, expected 0x4843");
     handle_forge(&legacy, 4, 4, (uint64_t)getpid()); /* a right checksum is not enough */
-    refused(&legacy, COX_CORRUPT, "no handle");
+    handle_refused(&legacy, COX_CORRUPT, "no handle");
 }
 
 /* ---- opening in the same process ---- */
@@ -318,13 +291,13 @@ HANDLE_TEST(l4_b15_it_opens_in_the_same_process)
     int fd = object_new(SIZE, 7), opened = -1;
     struct cox_handle handle = export_object(fd, 0, 0);
     struct stat one, two;
-    assert_int_equal(open_plain(&handle, &opened, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &opened, NULL), 0);
     assert_true(opened >= 3 && opened != fd);
     assert_int_equal(fcntl(opened, F_GETFD), FD_CLOEXEC);
     assert_int_equal(fstat(fd, &one) | fstat(opened, &two), 0);
     assert_true(one.st_ino == two.st_ino && one.st_dev == two.st_dev);
     close(fd); /* the exporter has its own */
-    opens(&handle, 7);
+    handle_opens(&handle, 7);
     close(opened);
 }
 
@@ -336,7 +309,7 @@ static void without_standard_fds(void *context)
     int fd = -1;
     close(0);
     close(1);
-    CHECK(open_plain(handle, &fd, NULL) == 0 && fd >= 3);
+    CHECK(handle_open_plain(handle, &fd, NULL) == 0 && fd >= 3);
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
     CHECK(cox_importer_open(importer, handle, COX_IMPORT_FD, &import, NULL) == 0);
     CHECK(import->fd >= 3 && fcntl(import->fd, F_GETFD) == FD_CLOEXEC);
@@ -373,31 +346,31 @@ HANDLE_TEST(l1_l18_every_kind_of_fd_becomes_a_handle_and_back)
 
     struct cox_handle handle = export_object(pair[0], 0, 0);
     assert_int_equal(handle.bytes[KIND], COX_HANDLE_OTHER);
-    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
     assert_int_equal(write(fd, "s", 1), 1);
     assert_int_equal(read(pair[1], &byte, 1), 1);
     assert_int_equal(byte, 's');
     close(fd);
     handle = export_object(ends[0], 0, 0);
-    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
     assert_int_equal(write(ends[1], "p", 1), 1);
     assert_int_equal(read(fd, &byte, 1), 1);
     assert_int_equal(byte, 'p');
     close(fd);
     handle = export_object(event, 0, 0);
-    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
     assert_int_equal(eventfd_write(fd, 7) | eventfd_read(event, &count), 0);
     assert_int_equal(count, 7);
     close(fd);
     handle = export_object(file, 3, 0);
     assert_int_equal(number(&handle, BYTES, 8), 6);
-    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
     assert_int_equal(pread(fd, &byte, 1, 3), 1);
     assert_int_equal(byte, 'a');
     close(fd);
     handle = export_object(shm, 0, 0);
     assert_int_equal(handle.bytes[KIND], COX_HANDLE_MEMORY);
-    assert_int_equal(open_plain(&handle, &fd, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &fd, NULL), 0);
     close(fd);
     int all[] = {pair[0], pair[1], ends[0], ends[1], event, file, shm};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
@@ -410,11 +383,11 @@ HANDLE_TEST(l10_b25_a_number_that_means_another_object_by_now_is_refused)
     struct cox_handle handle = export_object(fd, 0, 0);
     int number_of = (int)number(&handle, FD, 4);
     assert_int_equal(dup3(other, number_of, O_CLOEXEC), number_of);
-    refused(&handle, COX_NOT_FOUND, "another object");
+    handle_refused(&handle, COX_NOT_FOUND, "another object");
     assert_int_equal(dup3(fd, number_of, O_CLOEXEC), number_of);
-    opens(&handle, 8);
+    handle_opens(&handle, 8);
     assert_int_equal(ftruncate(fd, SIZE - 1), 0);
-    refused(&handle, COX_NOT_FOUND, "truncated");
+    handle_refused(&handle, COX_NOT_FOUND, "truncated");
     close(fd);
     close(other);
 }
@@ -430,7 +403,7 @@ HANDLE_TEST(l10_numbers_of_what_was_put_are_not_given_again_soon)
         assert_int_equal(cox_exporter_put(exporter, &handle), 0);
         if (i == 0)
             last = handle; /* an inode that all eventfds have */
-        refused(&last, COX_NOT_FOUND, "has no fd");
+        handle_refused(&last, COX_NOT_FOUND, "has no fd");
     }
     close(event);
 }
@@ -446,14 +419,14 @@ HANDLE_TEST(l15_it_is_open_until_the_last_put)
     assert_int_equal(cox_exporter_share(exporter, &handle), 0);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
-    assert_int_equal(open_plain(&handle, &kept, NULL), 0);
+    assert_int_equal(handle_open_plain(&handle, &kept, NULL), 0);
     handle_forge(&stranger, GENERATION, 4, number(&handle, GENERATION, 4) + 1);
     assert_int_equal(cox_exporter_put(exporter, &stranger), COX_NOT_FOUND);
     assert_int_equal(cox_exporter_share(exporter, &stranger), COX_NOT_FOUND);
     assert_int_equal(cox_exporter_put(exporter, &handle), 0);
     assert_int_equal(cox_exporter_put(exporter, &handle), COX_NOT_FOUND);
     assert_int_equal(cox_exporter_share(exporter, &handle), COX_NOT_FOUND);
-    refused(&handle, COX_NOT_FOUND, "has no fd");
+    handle_refused(&handle, COX_NOT_FOUND, "has no fd");
     assert_true(object_is(kept, 0, SIZE, 10)); /* L16 in one process */
     memset(&stranger, 0, sizeof stranger);
     assert_int_equal(cox_exporter_put(exporter, &stranger), COX_NOT_FOUND);
@@ -467,8 +440,8 @@ HANDLE_TEST(l15_one_fd_exported_twice_is_two_handles)
     close(fd);
     assert_true(memcmp(&one, &two, sizeof one) != 0);
     assert_int_equal(cox_exporter_put(exporter, &one), 0);
-    refused(&one, COX_NOT_FOUND, "");
-    opens(&two, 11);
+    handle_refused(&one, COX_NOT_FOUND, "");
+    handle_opens(&two, 11);
 }
 
 HANDLE_TEST(l1_what_cannot_be_exported_is_refused)
@@ -525,7 +498,7 @@ static void free_in_child(void *context)
     CHECK(cox_exporter_free(exporter) == NULL);
     CHECK(fd_count() == before - 1);
     if (test_can_take_fds())
-        CHECK(open_plain(handle, &fd, NULL) == 0); /* of its parent */
+        CHECK(handle_open_plain(handle, &fd, NULL) == 0); /* of its parent */
 }
 
 HANDLE_TEST(l15_the_child_of_a_fork_does_not_put)
@@ -533,7 +506,7 @@ HANDLE_TEST(l15_the_child_of_a_fork_does_not_put)
     int fd = object_new(SIZE, 13);
     struct cox_handle handle = export_object(fd, 0, 0);
     child_run(free_in_child, &handle);
-    opens(&handle, 13);
+    handle_opens(&handle, 13);
     close(fd);
     assert_null(cox_exporter_free(NULL));
     assert_null(cox_importer_free(NULL));
@@ -790,7 +763,7 @@ HANDLE_TEST(l15_any_threads_may_use_them_at_once)
     }
     assert_int_equal(fd_count(), fds);
     shared_importer = cox_importer_free(shared_importer);
-    opens(&shared_handle, 19);
+    handle_opens(&shared_handle, 19);
     close(shared_fd);
 }
 
@@ -844,7 +817,7 @@ static void limit_is_met(void *context)
         CHECK(++count < 64);
     CHECK(err.code == -EMFILE && count > 10);
     CHECK(fcntl(39, F_GETFD) == FD_CLOEXEC); /* the last number there is */
-    CHECK(open_plain(&handles[0], &opened, NULL) == -EMFILE);
+    CHECK(handle_open_plain(&handles[0], &opened, NULL) == -EMFILE);
     while (count > 0)
         CHECK(cox_exporter_put(exporter, &handles[--count]) == 0);
     CHECK(fd_count() == fds);
@@ -870,7 +843,7 @@ static void asks_nobody(void *context)
     call_deny(SYS_pidfd_open, ANY_ARGUMENT, 0);
     call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, 0);
     handle_forge(&copy, SYSTEM, 8, 1);
-    CHECK(open_plain(&copy, &fd, NULL) == COX_NOT_FOUND);
+    CHECK(handle_open_plain(&copy, &fd, NULL) == COX_NOT_FOUND);
     struct cox_importer *importer;
     const struct cox_import *import;
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
