@@ -85,6 +85,6 @@ endforeach()
 cox_test_program(test_nodes_mirror SOURCES mirror_test.c LIBS coxswain_testlib)
 cox_command_test(NAME nodes/mirror LABEL nodes TIER all TIMEOUT 120
     COMMAND test_nodes_mirror)
-add_executable(nodes_simulate ${CMAKE_CURRENT_LIST_DIR}/simulate.c)
+add_executable(nodes_simulate ${CMAKE_CURRENT_LIST_DIR}/bench/simulate.c)
 target_include_directories(nodes_simulate PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(nodes_simulate PRIVATE coxswain_node_links coxswain_channel coxswain_warnings)
