@@ -99,7 +99,7 @@ static int client_do(const struct test_helper *client, char order, char text[512
 
 /* ---- tests ---- */
 
-static void dead_unless_ordered(enum cox_attach attach)
+ATTACH_TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order)
 {
     struct hand hand = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
@@ -125,12 +125,7 @@ static void dead_unless_ordered(enum cox_attach attach)
     assert_int_equal(hand_worker_end(pids[0]), 0);
 }
 
-TEST(p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order)
-{
-    EACH_ATTACH(dead_unless_ordered);
-}
-
-static void gone_again(enum cox_attach attach)
+ATTACH_TEST(b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_signalled)
 {
     struct hand hand = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
@@ -147,12 +142,7 @@ static void gone_again(enum cox_attach attach)
     assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
 }
 
-TEST(b20_a_process_that_connects_and_leaves_frees_its_slot_and_is_not_signalled)
-{
-    EACH_ATTACH(gone_again);
-}
-
-static void left(enum cox_attach attach)
+ATTACH_TEST(b20_a_process_that_has_left_is_not_signalled)
 {
     /* A wait for its end would be in vain, so it is signalled. */
     struct hand hand = {.result = -1,
@@ -173,11 +163,6 @@ static void left(enum cox_attach attach)
     assert_int_equal(test_helper_wait(&client), 0);
 }
 
-TEST(b20_a_process_that_has_left_is_not_signalled)
-{
-    EACH_ATTACH(left);
-}
-
 struct replacement {
     struct cox_executor *executor;
     int result;
@@ -194,7 +179,7 @@ static void *replacement_main(void *argument)
 
 /* A process that was the rank, left, and lives on: it is released, another one takes its place, and
  * that may even be the same process, as another incarnation. */
-static void left_and_replaced(enum cox_attach attach)
+ATTACH_TEST(p8_b20_a_process_that_has_left_is_released_and_replaced)
 {
     struct hand hand = {.result = -1,
                         .options = {.size = sizeof(struct cox_executor_options),
@@ -227,11 +212,6 @@ static void left_and_replaced(enum cox_attach attach)
     assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
     test_group_free(hand.group);
     assert_int_equal(test_helper_wait(&client), 0); /* it was not signalled */
-}
-
-TEST(p8_b20_a_process_that_has_left_is_released_and_replaced)
-{
-    EACH_ATTACH(left_and_replaced);
 }
 
 /* Its pid may belong to another process by the time it is checked. */

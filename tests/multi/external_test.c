@@ -128,13 +128,7 @@ static void await_hello(const struct hand *waiting, pid_t pid)
     }
 }
 
-#define EACH_ATTACH(function)                                                                      \
-    do {                                                                                           \
-        function(COX_ATTACH_NAMED);                                                                \
-        function(COX_ATTACH_SEALED);                                                               \
-    } while (0)
-
-static void any_order(enum cox_attach attach)
+ATTACH_TEST(a14_workers_started_by_hand_log_on_in_any_order)
 {
     static const int asked[] = {3, -1, 1, -1};
     static const uint32_t expected[] = {3, 0, 1, 2};
@@ -157,13 +151,8 @@ static void any_order(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-TEST(a14_workers_started_by_hand_log_on_in_any_order)
-{
-    EACH_ATTACH(any_order);
-}
-
 /* Their eventfds come with the hello reply. */
-static void notify(enum cox_attach attach)
+ATTACH_TEST(p4_workers_started_by_hand_notify_a_host_that_polls)
 {
     struct hand waiting = {.options = {.collect = true}};
     struct worker hands[2];
@@ -185,12 +174,7 @@ static void notify(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-TEST(p4_workers_started_by_hand_notify_a_host_that_polls)
-{
-    EACH_ATTACH(notify);
-}
-
-static void refusals(enum cox_attach attach)
+ATTACH_TEST(a4_a5_one_too_many_or_another_world_gets_the_reason)
 {
     struct hand waiting;
     struct worker hands[2], other;
@@ -224,11 +208,6 @@ static void refusals(enum cox_attach attach)
     test_group_free(waiting.group);
     for (int i = 0; i < 2; i++)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
-}
-
-TEST(a4_a5_one_too_many_or_another_world_gets_the_reason)
-{
-    EACH_ATTACH(refusals);
 }
 
 /* ---- hellos of any bytes ---- */
@@ -343,7 +322,7 @@ static int odd_main(const char *control_socket)
     return read(STDIN_FILENO, &byte, 1) == 1 ? 0 : 5; /* the group would get the death of a rank */
 }
 
-static void any_hello(enum cox_attach attach)
+ATTACH_TEST(p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other)
 {
     struct hand waiting;
     struct worker hands[2];
@@ -368,12 +347,7 @@ static void any_hello(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-TEST(p10_b14_a_hello_of_any_bytes_gets_a_reply_and_harms_no_other)
-{
-    EACH_ATTACH(any_hello);
-}
-
-static void death_while_waiting(enum cox_attach attach)
+ATTACH_TEST(a24_a_worker_that_dies_while_the_group_waits_is_named)
 {
     struct hand waiting;
     struct worker hand, survivor;
@@ -392,12 +366,7 @@ static void death_while_waiting(enum cox_attach attach)
     worker_end(&survivor, NULL);
 }
 
-TEST(a24_a_worker_that_dies_while_the_group_waits_is_named)
-{
-    EACH_ATTACH(death_while_waiting);
-}
-
-static void death_later(enum cox_attach attach)
+ATTACH_TEST(a24_a_worker_that_dies_later_is_named)
 {
     struct hand waiting;
     struct worker hands[2];
@@ -419,11 +388,6 @@ static void death_later(enum cox_attach attach)
     assert_int_equal(worker_end(&hands[1], NULL), 128 + SIGKILL);
 }
 
-TEST(a24_a_worker_that_dies_later_is_named)
-{
-    EACH_ATTACH(death_later);
-}
-
 static void await_taken(const struct hand *waiting, uint32_t rank, uint64_t sequence)
 {
     const struct cox_control *control = &test_group_executor(waiting->group)->control;
@@ -433,7 +397,7 @@ static void await_taken(const struct hand *waiting, uint32_t rank, uint64_t sequ
 }
 
 /* Other processes in its process group are not ours. */
-static void stop_spares(enum cox_attach attach)
+ATTACH_TEST(a24_stop_ends_the_workers_and_no_other_process)
 {
     struct hand waiting;
     struct worker hands[3];
@@ -517,11 +481,6 @@ TEST(b20_a_process_that_closes_its_connection_and_lives_on_is_killed)
     assert_int_equal(test_call(waiting.group, NULL, "echo who?"), COX_PEER_DEAD);
     assert_int_equal(test_helper_wait(&client), 128 + SIGKILL);
     test_group_free(waiting.group);
-}
-
-TEST(a24_stop_ends_the_workers_and_no_other_process)
-{
-    EACH_ATTACH(stop_spares);
 }
 
 /* ---- what a rank of a sealed group has ---- */

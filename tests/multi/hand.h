@@ -62,10 +62,14 @@ void order_give(struct order *order, struct hand *hand, uint32_t rank, uint64_t 
                 size_t offered);
 int order_end(struct order *order);
 
-#define EACH_ATTACH(function)                                                                      \
-    do {                                                                                           \
-        function(COX_ATTACH_NAMED);                                                                \
-        function(COX_ATTACH_SEALED);                                                               \
-    } while (0)
+/* A test over a named group, and then over a sealed one. */
+#define ATTACH_TEST(name)                                                                          \
+    static void name##_of(enum cox_attach attach);                                                 \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        name##_of(COX_ATTACH_NAMED);                                                               \
+        name##_of(COX_ATTACH_SEALED);                                                              \
+    }                                                                                              \
+    static void name##_of(enum cox_attach attach)
 
 #endif

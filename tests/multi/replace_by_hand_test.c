@@ -78,7 +78,7 @@ static int log_on(const struct hand *hand, uint32_t rank, uint32_t incarnation,
     return r;
 }
 
-static void one_by_hand(enum cox_attach attach)
+ATTACH_TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one)
 {
     enum { N = 3 };
     struct hand hand = {0};
@@ -139,12 +139,7 @@ static void one_by_hand(enum cox_attach attach)
     group_end(&hand, N, pids);
 }
 
-TEST(p8_a23_one_that_is_started_by_hand_replaces_a_dead_one)
-{
-    EACH_ATTACH(one_by_hand);
-}
-
-static void two_by_hand(enum cox_attach attach)
+ATTACH_TEST(p8_two_that_are_started_by_hand_at_once)
 {
     enum { N = 4 };
     struct hand hand = {0};
@@ -169,14 +164,9 @@ static void two_by_hand(enum cox_attach attach)
     group_end(&hand, N, pids);
 }
 
-TEST(p8_two_that_are_started_by_hand_at_once)
-{
-    EACH_ATTACH(two_by_hand);
-}
-
 /* What was asked of the old process has its completion before another one can come, and is not for
  * that one. */
-static void drained(enum cox_attach attach)
+ATTACH_TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes)
 {
     struct hand hand = {0};
     struct order order;
@@ -201,12 +191,7 @@ static void drained(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-TEST(a23_what_the_old_one_owed_has_ended_before_the_new_one_comes)
-{
-    EACH_ATTACH(drained);
-}
-
-static void nobody_comes(enum cox_attach attach)
+ATTACH_TEST(p8_b2_no_process_comes_until_the_deadline_and_one_later)
 {
     struct hand hand = {0};
     struct order order;
@@ -232,12 +217,7 @@ static void nobody_comes(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-TEST(p8_b2_no_process_comes_until_the_deadline_and_one_later)
-{
-    EACH_ATTACH(nobody_comes);
-}
-
-static void stopped_while_waiting(enum cox_attach attach)
+ATTACH_TEST(m15_a_stop_ends_the_wait_for_a_replacement)
 {
     struct hand hand = {0};
     struct order order;
@@ -248,11 +228,6 @@ static void stopped_while_waiting(enum cox_attach attach)
     cox_executor_stop(test_group_executor(hand.group));
     assert_int_equal(order_end(&order), COX_CLOSED);
     group_end(&hand, 1, pids);
-}
-
-TEST(m15_a_stop_ends_the_wait_for_a_replacement)
-{
-    EACH_ATTACH(stopped_while_waiting);
 }
 
 /* Attaches as rank 1 and reports the result; goes: it closes its connection. Either way it lives
@@ -298,7 +273,7 @@ static bool stays_half_way(struct hand *hand, uint64_t timeout_ms, size_t offere
 
 /* One that logs on and never attaches is killed at the deadline; one that logs on and goes leaves
  * its place to the next, and is left alone. */
-static void half_way(enum cox_attach attach)
+ATTACH_TEST(p8_one_that_does_not_come_all_the_way)
 {
     struct hand hand = {0};
     struct order order;
@@ -327,12 +302,7 @@ static void half_way(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-TEST(p8_one_that_does_not_come_all_the_way)
-{
-    EACH_ATTACH(half_way);
-}
-
-static void nothing_grows(enum cox_attach attach)
+ATTACH_TEST(p8_p7_nothing_grows_by_replacements)
 {
     struct hand hand = {0};
     struct order order;
@@ -355,11 +325,6 @@ static void nothing_grows(enum cox_attach attach)
     assert_int_equal(test_count_fds(), fds);
     test_expect_echo(hand.group, "x");
     group_end(&hand, 2, pids);
-}
-
-TEST(p8_p7_nothing_grows_by_replacements)
-{
-    EACH_ATTACH(nothing_grows);
 }
 
 /* ---- old processes that live on ---- */
@@ -450,7 +415,7 @@ TEST(a24_p8_a_late_old_process_has_no_effect)
 
 /* ---- killed by order ---- */
 
-static void killed_by_order(enum cox_attach attach)
+ATTACH_TEST(p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed)
 {
     struct hand hand = {0};
     struct order order;
@@ -471,14 +436,9 @@ static void killed_by_order(enum cox_attach attach)
     group_end(&hand, 2, pids);
 }
 
-TEST(p3_p8_a_stopped_rank_that_was_started_by_hand_is_killed)
-{
-    EACH_ATTACH(killed_by_order);
-}
-
 /* ---- all of them ---- */
 
-static void all_by_hand(enum cox_attach attach)
+ATTACH_TEST(p8_a23_all_that_were_started_by_hand)
 {
     enum { N = 3 };
     struct hand hand = {0};
@@ -509,14 +469,9 @@ static void all_by_hand(enum cox_attach attach)
     group_end(&hand, N, pids);
 }
 
-TEST(p8_a23_all_that_were_started_by_hand)
-{
-    EACH_ATTACH(all_by_hand);
-}
-
 /* One comes and dies while the others are waited for: the group has no rank then, and all can be
  * tried again. */
-static void all_but_one(enum cox_attach attach)
+ATTACH_TEST(p8_all_that_were_started_by_hand_and_one_dies)
 {
     enum { N = 3 };
     struct hand hand = {0};
@@ -544,11 +499,6 @@ static void all_but_one(enum cox_attach attach)
         fail_msg("%d: %s", order.result, order.err.text);
     test_expect_echo(hand.group, "all of them");
     group_end(&hand, N, pids);
-}
-
-TEST(p8_all_that_were_started_by_hand_and_one_dies)
-{
-    EACH_ATTACH(all_but_one);
 }
 
 int main(int argc, char **argv)
