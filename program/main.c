@@ -27,7 +27,7 @@ static const struct {
       &cox_command_metrics, &cox_command_recover, &cox_command_stop}},
     {"What a group does, and did:",
      {&cox_command_stacks, &cox_command_trace, &cox_command_postmortem}},
-    {"What a running group computes with:", {&cox_command_lora, &cox_command_weights}},
+    {"What a running group computes with:", {&cox_command_lora, &cox_command_reload}},
     {"Several machines:", {&cox_command_node}},
     {"Prefill and decode:",
      {&cox_command_role, &cox_command_link, &cox_command_unlink, &cox_command_link_status,

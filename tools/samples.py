@@ -3,7 +3,7 @@
 
     FOLDER/prompts.txt  200 sums, one a line, for `coxswain generate --file`
     FOLDER/adapter      a LoRA adapter for models/sums, as PEFT writes one, for `coxswain lora load`
-    FOLDER/weights      models/sums with other weights of the same shapes, for `coxswain weights`
+    FOLDER/weights      models/sums with other weights of the same shapes, for `coxswain reload`
 
 The adapter and the weights are made of random numbers with a fixed seed: they change the replies,
 and are good for nothing else. Needs no packages. Existing files are written over.

@@ -746,7 +746,7 @@ static const char *change_name(const control_request *request)
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
         return request->lora->action == COXSWAIN_CONTROL__LORA_ACTION__LORA_LIST ? NULL : "lora";
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS:
-        return "weights";
+        return "reload";
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK:
         return "link";
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_ROLE:

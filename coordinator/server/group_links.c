@@ -142,7 +142,7 @@ static int model_check(const char *cluster, uint64_t theirs, uint64_t ours, stru
                      err, COX_INVALID,
                      "the group '%s' computes with another model, or other weights: the model's digest is %016" PRIx64
                      " there and %016" PRIx64
-                     " here, and keys and values of one are none of the other's (coxswain weights switches a group that runs)",
+                     " here, and keys and values of one are none of the other's (coxswain reload switches a group that runs)",
                      cluster, theirs, ours);
 }
 

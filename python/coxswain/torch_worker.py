@@ -325,7 +325,7 @@ class Engine:
         if batch.weights_version > 1:
             raise coxswain.Unsupported(
                 "this worker computes with the weights that it has loaded; "
-                "it cannot change to those of `coxswain weights`"
+                "it cannot change to those of `coxswain reload`"
             )
         # After a step that failed, all ranks are in step again.
         self.ranks.align(batch.void_through + 1)

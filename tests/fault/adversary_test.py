@@ -289,9 +289,9 @@ def test_b16_a_rank_can_write_nothing_but_what_is_its_own():
         check_writers([group.process.pid, *group.pids])
         print("writable for a rank: %s" % ", ".join(check_inventory(group)))
         nothing_wrong(prompt(group, [expected()]), group)
-        expect(group.ask("weights", OTHER), 0)
+        expect(group.ask("reload", OTHER), 0)
         check_inventory(group)
-        expect(group.ask("weights", MODEL), 0)
+        expect(group.ask("reload", MODEL), 0)
         replace(group)
         group.pids = [rank["pid"] for rank in group.status()["ranks"]]
         check_writers([group.process.pid, *group.pids])
@@ -358,7 +358,7 @@ def test_p10_weights_and_adapters_are_switched_meanwhile():
 
         def during():
             for model in (OTHER, MODEL):
-                group.ask("weights", *BRIEFLY, model)
+                group.ask("reload", *BRIEFLY, model)
                 yield prompt(group, models)
             group.ask("lora", "load", "meanwhile", folder, *BRIEFLY)
             yield prompt(group, models)
@@ -369,7 +369,7 @@ def test_p10_weights_and_adapters_are_switched_meanwhile():
                 attack(group, "scribble %s words 500" % value, during)
         group.ask("recover", "restart", "--rank", "3", "--kill")
         for model, tokens in ((OTHER, other), (MODEL, expected())):
-            expect(group.ask("weights", model), 0)
+            expect(group.ask("reload", model), 0)
             all_right(prompt(group, [tokens]))
         expect(group.ask("lora", "load", "meanwhile", folder), 0)
         group.end()

@@ -227,7 +227,7 @@ def test_shells_complete_names_of_groups_that_run():
               bash(["status", "--name", "=", "com"]) == [name], "bash: no name after =")
         if zsh in shells:
             check(zsh(["status", "--name=com"]) == [name], "zsh: no name after =")
-            check(zsh(["weights", ""]) == ["files", "-/"], "zsh: no folders")
+            check(zsh(["reload", ""]) == ["files", "-/"], "zsh: no folders")
     finally:
         end(process, head)
     check(completed("status", "--name", "") == [], "the name of a group that has ended")

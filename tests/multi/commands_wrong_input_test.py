@@ -121,7 +121,7 @@ def a_bad_model_for_a_group_that_runs_is_wrong_input():
             folder = os.path.join(parent, kind.replace(" ", "-"))
             shutil.copytree(MODEL, folder)
             spoil(folder)
-            expect(run(["weights", "--name", name, folder]), 2, folder)
+            expect(run(["reload", "--name", name, folder]), 2, folder)
     process.terminate()
     expect(finish(process), 0)
 

@@ -101,7 +101,7 @@ def test_a_process_that_a_rank_of_a_sealed_group_started_gives_it_no_commands():
         with Group(1, ["--attach", "sealed", "--worker", script]) as group:
             name = ["--name", group.name]
             with open(orders, "w", encoding="ascii") as file:
-                for words in (["weights", *name, MODEL], ["lora", "unload", *name, "a"], ["recover", "restart", "--kill", "--rank", "0", *name],
+                for words in (["reload", *name, MODEL], ["lora", "unload", *name, "a"], ["recover", "restart", "--kill", "--rank", "0", *name],
                               ["role", *name, "prefill"], ["stop", *name], ["status", *name], ["generate", *name, "1+1="]):
                     file.write(" ".join(words) + "\n")
             wait_until(lambda: os.path.exists(told) and harness.read(told).endswith("end\n"), "what the process was told")
@@ -113,11 +113,11 @@ def test_a_process_that_a_rank_of_a_sealed_group_started_gives_it_no_commands():
             check(status["deaths"] == status["restarts"] == 0 and not status["stopping"], "it was served: %s" % status)
             check(status["weights"]["version"] == 1, "other weights: %s" % status["weights"])
             # Who may is served, and named.
-            expect(run(["weights", *name, MODEL]), 0)
+            expect(run(["reload", *name, MODEL]), 0)
             stop = start(["stop", *name])
             expect(finish(stop), 0)
             log = finish(group.process).err
-            check(re.search(r"weights: ordered by process \d+ \(coxswain\) of user %d\b" % os.geteuid(), log), "not logged: %s" % log)
+            check(re.search(r"reload: ordered by process \d+ \(coxswain\) of user %d\b" % os.geteuid(), log), "not logged: %s" % log)
             check("stop: ordered by process %d (coxswain) of user %d\n" % (stop.pid, os.geteuid()) in log, "not logged: %s" % log)
     finally:
         shutil.rmtree(folder)

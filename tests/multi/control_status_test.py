@@ -245,7 +245,7 @@ def test_p3_a_group_that_loads_its_model_answers_every_command():
                 expect(run(["recover", command, "--name", name]), 1, "still being initialized")
             for words in (["lora", "list"], ["lora", "load", "x", MODEL], ["lora", "unload", "x"]):
                 expect(run([*words, "--name", name]), 1, "still being initialized")
-            expect(run(["weights", "--name", name, MODEL]), 1, "shares none")
+            expect(run(["reload", "--name", name, MODEL]), 1, "shares none")
             for words in (["link-status"], ["role", "prefill"], ["link", "other"], ["unlink", "other"]):
                 result = run([words[0], "--name", name, *words[1:]])
                 check(result.status in (1, 2) and "coxswain: " in result.err, "no words of %s" % words, result)
@@ -318,7 +318,7 @@ def test_wrong_names_and_several_groups():
         one.left_nothing()
         check(json.loads(expect(run(["status", "--json"]), 0).out)["name"] == two.name, "the other one is left")
         # What changes a group is not for whichever happens to be alive.
-        for words in (["stop"], ["recover", "pause"], ["lora", "unload", "a"], ["weights", MODEL], ["link", "a"],
+        for words in (["stop"], ["recover", "pause"], ["lora", "unload", "a"], ["reload", MODEL], ["link", "a"],
                       ["unlink", "a"], ["role", "decode"]):
             result = expect(run(words), 2, "this changes a group, so say which: --name %s is the only" % two.name)
             check(result.out == "", "it went on", result)
@@ -338,7 +338,7 @@ def test_the_name_of_a_group_is_an_argument_too():
     with Group(1) as one, Group(1) as two:  # without it each command would ask which
         for command in (["status"], ["metrics"], ["link-status"], ["role"], ["role", "prefill"], ["role", "standard"],
                         ["lora", "list"], ["recover", "pause"], ["recover", "start"], ["trace", "--json"],
-                        ["weights", MODEL], ["link", two.name], ["unlink", two.name]):
+                        ["reload", MODEL], ["link", two.name], ["unlink", two.name]):
             expect(run([*command, one.name]), 0)
         expect(run(["pull-kv", one.name, "--from", two.name, "--hold", "7"]), 2, "has no KV lease of sequence 7")
         lines = expect(run(["list"]), 0).out.splitlines()
@@ -398,7 +398,7 @@ def test_a_command_line_that_is_wrong_is_explained():
         check(expect(run(arguments), 2, part).out == "", "output for wrong input")
     check("did you mean" not in run(["frobnicate"]).err, "something was found")
     for command in ("generate", "eval", "run", "status", "recover", "lora", "role", "link", "unlink", "link-status",
-                    "pull-kv", "weights", "stop", "layout", "clean", "doctor", "handle"):
+                    "pull-kv", "reload", "stop", "layout", "clean", "doctor", "handle"):
         for flag in ("--help", "-h"):
             text = expect(run([command, flag]), 0).out
             check(text.startswith("Usage: coxswain %s " % command) and "Exit status: 0 ok" in text, "odd help", text)

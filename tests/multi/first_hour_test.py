@@ -376,7 +376,7 @@ def controlling(end):
     fcntl.ioctl(end, termios.TIOCSCTTY, 0)
 
 
-COMMANDS = ("generate", "eval", "run", "status", "recover", "stop", "lora", "weights", "role", "link", "unlink", "link-status",
+COMMANDS = ("generate", "eval", "run", "status", "recover", "stop", "lora", "reload", "role", "link", "unlink", "link-status",
             "pull-kv", "doctor", "layout", "clean", "handle")
 
 
@@ -450,7 +450,7 @@ def wrong_input_is_status_2_whoever_finds_it():
         check(expect(run(arguments), 2).out == "", "output of %s" % arguments)
     with Group(2) as group:
         for arguments in (["generate", "--lora", "x", "1+1="], ["lora", "load", "x", nowhere], ["lora", "load", "x", empty],
-                          ["lora", "unload", "x"], ["weights", nowhere], ["weights", empty], ["recover", "restart", "--rank", "7"],
+                          ["lora", "unload", "x"], ["reload", nowhere], ["reload", empty], ["recover", "restart", "--rank", "7"],
                           ["unlink", "nobody"], ["link", "nobody"]):
             expect(run([*arguments, "--name", group.name]), 2)
         expect(group.stop(), 0)

@@ -41,7 +41,7 @@ def answers(group, count=100, *arguments):
 
 
 def weights(group, folder, *arguments):
-    return run(["weights", "--name", group.name, *arguments, folder])
+    return run(["reload", "--name", group.name, *arguments, folder])
 
 
 def replace(group, folder, version):
@@ -116,7 +116,7 @@ def weights_without_pidfd_getfd_are_switched_by_the_socket():
 def weights_a_group_that_ends_meanwhile_is_named():
     with Group(2) as group:
         group.stopped(1)  # which is to answer first
-        client = start(["weights", "--name", group.name, OTHER])
+        client = start(["reload", "--name", group.name, OTHER])
         wait_until(lambda: group.status()["limits"]["control connections"]["count"] >= 2, "the command's connection")
         group.process.kill()
         expect(finish(client), 1, "the group '%s' has ended, its coordinator is gone" % group.name)
@@ -220,7 +220,7 @@ def weights_switch_between_two_steps():
 @test
 def weights_switch_before_any_prompt_and_by_the_socket():
     with Group(2) as group:
-        result = expect(run(["weights", "--socket", group.socket_path, OTHER]), 0)
+        result = expect(run(["reload", "--socket", group.socket_path, OTHER]), 0)
         check(result.out == "version 2\n", "another version", result)
         check_group(group, OTHER)
         text = expect(run(["status", "--name", group.name]), 0).out
@@ -263,7 +263,7 @@ def weights_switch_in_a_generate_of_its_own():
     def serves():
         return run(["status", "--name", name]).status == 0
     wait_until(serves, "a group")
-    result = run(["weights", "--name", name, OTHER])
+    result = run(["reload", "--name", name, OTHER])
     check(result.status in (0, 1, 2, 3), "odd status", result)
     expect(finish(process), 0)
 
@@ -322,8 +322,8 @@ def weights_that_cannot_be_are_refused_and_the_group_goes_on():
             refused(group, folder, 2, words)
         refused(group, os.path.join(OTHER, "config.json"), 2, "config.json")
         refused(group, write_model("tensors", header.replace(b"lm_head.weight", b"lm_haed.weight"), data), 2, "lm_haed.weight")
-        expect(run(["weights", "--name", group.name]), 2, "DIR")
-        expect(run(["weights", "--name", "coxweights.nobody", MODEL]), 2)
+        expect(run(["reload", "--name", group.name]), 2, "DIR")
+        expect(run(["reload", "--name", "coxweights.nobody", MODEL]), 2)
         now = in_use(group)
         check((now["version"], now["next"]) == (1, 0), "something is left of them: %s" % now)
         check_one_version(group, "something is left of them")
@@ -469,7 +469,7 @@ def weights_one_replacement_at_a_time_and_one_that_waits_comes_later():
     with Group(2) as group:
         check_group(group, MODEL)
         group.stopped(1)
-        first = start(["weights", "--name", group.name, "--timeout", "2", OTHER])
+        first = start(["reload", "--name", group.name, "--timeout", "2", OTHER])
         wait_until(lambda: in_use(group)["next"] == 2, "the next version")
         refused(group, MODEL, 1, "is in progress")
         expect(finish(first), 3, "no step has ended with version 2 in time")
@@ -486,7 +486,7 @@ def weights_one_replacement_at_a_time_and_one_that_waits_comes_later():
 def weights_a_replacement_that_waits_hears_that_the_group_stops():
     with Group(2) as group:
         group.stopped(1)
-        first = start(["weights", "--name", group.name, OTHER])
+        first = start(["reload", "--name", group.name, OTHER])
         wait_until(lambda: in_use(group)["next"] == 2, "the next version")
         expect(group.stop(), 0)
         check(finish(first).status != 0, "it says that all is well")
@@ -751,7 +751,7 @@ def weights_published_while_a_rank_is_dead_reach_its_replacement():
             check_group(group, MODEL)
             os.kill(group.pids[1], signal.SIGKILL)
             wait_until(lambda g=group: g.status()["ranks"][1]["liveness"] == "dead", "the death")
-            command = start(["weights", "--name", group.name, OTHER])
+            command = start(["reload", "--name", group.name, OTHER])
             wait_until(lambda g=group: in_use(g)["next"] == 2, "the next version")
             expect(run(["recover", "restart", "--rank", "1", "--name", group.name]), 0)
             result = expect(finish(command), 0)
@@ -776,7 +776,7 @@ def weights_published_while_a_replacement_is_in_init_reach_it():
                 rank = g.status()["ranks"][1]
                 return rank["incarnation"] == 2 and rank["stopped"]
             wait_until(stopped, "the stop")
-            command = start(["weights", "--name", group.name, OTHER])
+            command = start(["reload", "--name", group.name, OTHER])
             wait_until(lambda g=group: in_use(g)["next"] >= 2, "the next version")
             os.kill(group.status()["ranks"][1]["pid"], signal.SIGCONT)
             expect(finish(restart), 0)
@@ -791,7 +791,7 @@ def weights_switch_of_a_paused_group_comes_with_the_start():
     with Group(2) as group:
         check_group(group, MODEL)
         expect(run(["recover", "pause", "--name", group.name]), 0)
-        command = start(["weights", "--name", group.name, OTHER])
+        command = start(["reload", "--name", group.name, OTHER])
         wait_until(lambda: in_use(group)["next"] == 2, "the next version")
         expect(run(["recover", "reinit", "--name", group.name]), 0)
         expect(run(["recover", "start", "--name", group.name]), 0)

@@ -1,4 +1,4 @@
-/* coxswain weights: switches the weights of a running group, between two steps. */
+/* coxswain reload: switches the weights of a running group, between two steps. */
 #include "program/cli/command.h"
 
 #include "proto/control.pb-c.h"
@@ -15,7 +15,7 @@
 
 typedef CoxswainControl__WeightsReply weights_reply;
 
-struct weights_choice {
+struct reload_choice {
     struct cox_connection connection;
     /* absolute */
     char *directory;
@@ -24,7 +24,7 @@ struct weights_choice {
 static int ask(const void *context, struct cox_client *client, uint64_t timeout_ms,
                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    const struct weights_choice *choice = context;
+    const struct reload_choice *choice = context;
     CoxswainControl__WeightsRequest weights = COXSWAIN_CONTROL__WEIGHTS_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     CoxswainControl__ControlReply *reply = NULL;
@@ -51,7 +51,7 @@ static void print(const void *choice, const ProtobufCMessage *message)
 
 static int take_directory(void *context, int count, char *const *words, struct cox_error *err)
 {
-    struct weights_choice *choice = context;
+    struct reload_choice *choice = context;
     if (count == 0)
         return cox_fail(err, COX_INVALID, "expected one DIR: the folder of a model");
     int r = cox_connection_words(&choice->connection, count - 1, words + 1, err);
@@ -67,7 +67,7 @@ static int take_directory(void *context, int count, char *const *words, struct c
 
 static void deinit(void *context)
 {
-    struct weights_choice *choice = context;
+    struct reload_choice *choice = context;
     free(choice->directory);
 }
 
@@ -81,12 +81,12 @@ static int run(void *context)
         .ask = ask,
         .print = print,
     };
-    const struct weights_choice *choice = context;
+    const struct reload_choice *choice = context;
     return cox_client_command_run(&command, &choice->connection, choice);
 }
 
-const struct cox_command cox_command_weights = {
-    .name = "weights",
+const struct cox_command cox_command_reload = {
+    .name = "reload",
     .summary = "give a running group other weights, between two steps",
     .arguments = "DIR [NAME]",
     .text = "Loads the model in DIR, which has the shapes and the eos_token_id of the one in use, "
@@ -96,9 +96,9 @@ const struct cox_command cox_command_weights = {
             "`version V`; the former weights are then out of memory. If a worker cannot switch, "
             "all keep the former ones. After --timeout (default 60 s) workers that have not "
             "switched do so with the next step that ends.",
-    .examples = "  coxswain weights DIR mine\n",
-    .choice_size = sizeof(struct weights_choice),
-    .groups = {{&cox_connection_options, offsetof(struct weights_choice, connection)}},
+    .examples = "  coxswain reload DIR mine\n",
+    .choice_size = sizeof(struct reload_choice),
+    .groups = {{&cox_connection_options, offsetof(struct reload_choice, connection)}},
     .words = take_directory,
     .run = run,
     .deinit = deinit,
