@@ -33,7 +33,8 @@ static const struct {
      {&cox_command_role, &cox_command_link, &cox_command_unlink, &cox_command_link_status,
       &cox_command_pull_kv}},
     {"This machine:",
-     {&cox_command_doctor, &cox_command_layout, &cox_command_clean, &cox_command_handle}},
+     {&cox_command_doctor, &cox_command_layout, &cox_command_clean, &cox_command_weights,
+      &cox_command_handle}},
 };
 #define GROUP_COUNT (sizeof groups / sizeof groups[0])
 

@@ -85,6 +85,7 @@ extern const struct cox_command cox_command_layout;
 extern const struct cox_command cox_command_clean;
 extern const struct cox_command cox_command_doctor;
 extern const struct cox_command cox_command_reload;
+extern const struct cox_command cox_command_weights;
 extern const struct cox_command cox_command_handle;
 
 /* Parses the command line and runs the command; argv[0] is its name. Returns the exit status of

@@ -68,7 +68,7 @@ int cox_client_open_path(struct cox_client *client, const char *path, uint64_t d
 static bool group_of(const char *entry, char *name, size_t name_size)
 {
     const size_t length = cox_runtime_dir_name_length(entry);
-    if (length == 0 || length >= name_size)
+    if (length == 0 || length >= name_size || entry[0] == '.') /* no group has such a name */
         return false;
     snprintf(name, name_size, "%.*s", (int)length, entry);
     return true;

@@ -20,6 +20,7 @@ Worker      the same with more: inits, steps of inference, orders of the coordin
 RankDied    the death of a rank, with rank, pid and signal. TimedOut: a hang, and what each rank
             does. RankError: an exception in a rank, with its traceback. All are coxswain.Error.
 RankGroup   barriers and gathers among the ranks; Pool, Queue and Handle: memory without copies
+WeightStore weights that outlive the process that loaded them
 
 Everything public is in `coxswain` itself, `coxswain.vllm` (vLLM's executor) and `coxswain.torch_*`
 (a worker that computes with PyTorch). Names with a leading underscore are private.
@@ -88,6 +89,7 @@ from ._internal.status import (
     RankStatus,
     Stacks,
 )
+from ._internal.weights import Weights, WeightStore
 from ._internal.worker import (
     InitRequest,
     InitResult,
@@ -175,6 +177,8 @@ __all__ = [
     "TooLarge",
     "Unsupported",
     "VersionMismatch",
+    "WeightStore",
+    "Weights",
     "Worker",
     "rank",
     "rank_count",

@@ -41,6 +41,7 @@ from ._internal import (
     vllm_plugin as _vllm_plugin,
     vllm_spares as _vllm_spares,
     vllm_survive as _vllm_survive,
+    vllm_weights as _vllm_weights,
 )
 from . import vllm_worker
 from ._internal.errors import (
@@ -91,6 +92,10 @@ class Options:
     #: with "restart": processes that stand by for an incident: "none"; "hot": they have loaded the
     #: model
     spares: str = "none"
+    #: "private": each rank loads its weights. "shared": later ranks of the same shard map those of
+    #: the first one, also of another engine, until 10 minutes after the last has ended. "kept": until
+    #: `coxswain weights drop`
+    weights: str = "private"
     #: ranks are forked from a process that has imported vLLM, where that is safe; not with nodes
     fork_server: bool = True
     #: "a:2,b:2": the ranks are on these machines, where
@@ -153,6 +158,15 @@ class Options:
             raise Invalid(f"spares is {options.spares!r}; it may be {kinds}")
         if options.spares != "none" and options.on_death != "restart":
             raise Invalid(f"spares {options.spares!r} goes together with on_death 'restart' only")
+        if options.weights not in _vllm_weights.KINDS:
+            kinds = ", ".join(map(repr, _vllm_weights.KINDS))
+            raise Invalid(f"weights is {options.weights!r}; it may be {kinds}")
+        obstacles = _vllm_weights.obstacles(config) if options.weights != "private" else []
+        if obstacles:
+            raise Unsupported(
+                f"weights {options.weights!r} does not go together with {'; '.join(obstacles)}; "
+                "weights 'private' does"
+            )
         options.incidents, options.window = int(options.incidents), float(options.window)
         for flag in ("insecure_loopback", "tell_clients", "fork_server", "compare"):
             setattr(options, flag, getattr(options, flag) in (True, "1", "true"))
@@ -254,6 +268,7 @@ class Ranks:
             lock_path=stem,
             drivers=[rank % tensor_parallel_size == 0 for rank in range(self.world_size)],
             compares=self._options.compare and not self.on_nodes,
+            weights=self._options.weights,
         )
         try:
             replies = self.group.call(

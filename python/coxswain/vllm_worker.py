@@ -28,6 +28,10 @@ from ._internal.errors import Closed
 from ._internal.worker import Request, Worker, _explain
 
 
+# Calls that write weights of a loaded model.
+WRITERS = frozenset(("reload_weights", "update_weights", "start_weight_update", "sleep", "wake_up"))
+
+
 @dataclasses.dataclass
 class Start:
     """What a rank needs to load the model, beside its configuration."""
@@ -39,6 +43,8 @@ class Start:
     drivers: list[bool]
     #: what ranks choose for a step is recorded
     compares: bool
+    #: of vllm_weights.KINDS
+    weights: str
 
 
 def pickled(value: Any) -> bytes:
@@ -96,6 +102,8 @@ class Rank:
         self.watch_dog: Any = None
         self.outputs: Outputs | None = None
         self.choices: vllm_choices.Choices | None = None
+        #: vllm_weights.Shared; None: they are private
+        self.weights: Any = None
         #: in /dev/shm, that this process has the tracker remove
         self.names: list[str] = []
         worker_type = config.parallel_config.worker_cls
@@ -150,6 +158,11 @@ class Rank:
         self.worker.init_device()
         _call(set_title, parallel.enable_expert_parallel)  # now the parallel groups are known
         self.method = "load_model"
+        if start.weights != "private":
+            from ._internal import vllm_weights
+
+            self.weights = vllm_weights.Shared(start.weights, _logger())
+            self.weights.install(config)
         if getattr(interface.find("vllm:envs"), "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH", False):
             self.worker.elastic_ep_execute("load_model")
         else:
@@ -219,6 +232,7 @@ class Rank:
             function = cloudpickle.loads(method)
             self.method = getattr(function, "__qualname__", repr(function))
             function = partial(function, self.worker)
+            self._writes()  # it may
         elif method.startswith("coxswain:"):
             from ._internal import vllm_survive as _vllm_survive
 
@@ -227,6 +241,8 @@ class Rank:
         else:
             self.method = method
             function = getattr(self.worker, method)
+            if method in WRITERS:
+                self._writes()
         if self.watch_dog is not None:
             self.watch_dog.feed()
         output = function(*args, **kwargs)
@@ -235,6 +251,10 @@ class Rank:
         if self.watch_dog is not None:
             self.watch_dog.feed()  # what follows has the whole limit again
         return output
+
+    def _writes(self) -> None:
+        if self.weights is not None:
+            self.weights.unshare()
 
     def shutdown(self) -> None:
         from vllm.distributed import destroy_distributed_environment, destroy_model_parallel

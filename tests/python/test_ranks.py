@@ -437,8 +437,8 @@ worker.serve()
 
 
 def generate(coxswain_command, tmp_path, *options, **environment):
-    """Prompts on a group that `coxswain run` starts with the options: what generate has printed, and
-    the group's standard error."""
+    """Prompts on a group that `coxswain run` starts with the options: what generate has printed,
+    and the group's standard error."""
     script = tmp_path / "worker"
     script.write_text(INIT)
     script.chmod(0o700)

@@ -33,6 +33,7 @@ _WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase"
 _WORKER_PROC = "vllm.v1.executor.multiproc_executor:WorkerProc"
 _NETWORK = "vllm.utils.network_utils"
 _OUTPUT = "vllm.v1.core.sched.output"
+_LOADERS = "vllm.model_executor.model_loader"
 
 #: Of the executor's process and of every rank.
 NEEDED = (
@@ -146,6 +147,14 @@ OPTIONAL = {
     "watch_dog": "vllm.config:VllmConfig.watchdog_config",
     "feed": "vllm.utils.watch_dog:WatchDog.feed()",
     "disable": "vllm.utils.watch_dog:WatchDog.disable()",
+    # weights that processes share
+    "already_processed": "vllm.model_executor.utils:weights_already_processed()",
+    "register_loader": f"{_LOADERS}:register_model_loader(_)",
+    "get_loader": f"{_LOADERS}:get_model_loader(_)",
+    "base_loader": f"{_LOADERS}.base_loader:BaseModelLoader",
+    "initialize_model": f"{_LOADERS}.utils:initialize_model(vllm_config, model_config, prefix)",
+    "process_weights": f"{_LOADERS}.utils:process_weights_after_loading(_, _, _)",
+    "default_dtype": "vllm.utils.torch_utils:set_default_torch_dtype(_)",
     # what a rank chooses for a step
     "tell_platform": "vllm.platforms:current_platform.set_additional_forward_context",
     "replay": "vllm.v1.worker.gpu.cudagraph_utils:CudaGraphManager.run_fullgraph(_)",

@@ -1,0 +1,230 @@
+"""Weights that the ranks of coxswain.vllm.Executor share with later processes of their shard.
+
+A loader of vLLM, registered as the load format `coxswain`, around the loader of another format. The
+first process of a shard loads as ever, and puts its parameters and buffers into `WeightStore` as
+they are after vLLM's post-processing. A later one makes the model without reading a file, and its
+parameters become what it maps. Buffers are copied, since vLLM writes some of them. What a layer
+keeps beside its parameters, vLLM makes anew from these, as it does for its own weight cache
+(`weights_already_processed`).
+
+On a CPU vLLM packs the weight of a linear layer into memory of oneDNN's own, which no process can
+share. Where weights are shared they stay tensors, and torch multiplies them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import vllm_interface as interface
+from .errors import Error
+from .weights import Weights, WeightStore
+
+#: Of the option `weights`: seconds for which they stay when no process uses them; None: until they
+#: are dropped.
+KEEP = {"shared": 600.0, "kept": None}
+KINDS = ("private", *KEEP)
+_FORMAT = "coxswain"
+
+
+def obstacles(config: Any) -> list[str]:
+    """Why the weights of an engine cannot be shared."""
+    found = []
+    if config.device_config.device_type != "cpu":
+        found.append(f"the device {config.device_config.device_type}, whose memory is not shared")
+    if getattr(config.model_config, "enable_sleep_mode", False):
+        found.append("sleep mode, which owns the weights' memory")
+    if interface.optional("already_processed") is None:
+        found.append(f"vLLM {interface.version()}, which has no weights_already_processed")
+    if interface.optional("register_loader") is None:
+        found.append(f"vLLM {interface.version()}, which registers no loaders")
+    return found
+
+
+class Shared:
+    """What a rank shares: of its model, and of a drafter. One for each process."""
+
+    def __init__(self, kind: str, logger: Any) -> None:
+        self.store = WeightStore(keep=KEEP[kind])
+        self.logger = logger
+        self.weights: list[Weights] = []
+        self.written = False
+
+    def install(self, config: Any) -> Any:
+        """Has vLLM load the models of this configuration through this object. Returns the
+        configuration to load with."""
+        base = interface.optional("base_loader")
+        shared = self
+
+        class Loader(base):  # type: ignore[misc,valid-type]
+            """Around the loader of the format that the engine was given."""
+
+            def __init__(self, load_config: Any) -> None:
+                super().__init__(load_config)
+                inner = dataclasses.replace(load_config, load_format=shared.inner_format)
+                self.inner = interface.optional("get_loader")(inner)
+
+            def download_model(self, model_config: Any) -> None:
+                self.inner.download_model(model_config)
+
+            def load_weights(self, model: nn.Module, model_config: Any) -> None:
+                shared.unshare()
+                self.inner.load_weights(model, model_config)
+
+            def load_model(
+                self, vllm_config: Any, model_config: Any, prefix: str = ""
+            ) -> nn.Module:
+                def load() -> nn.Module:
+                    # Some loaders look at the configuration of the engine.
+                    return self.inner.load_model(
+                        vllm_config=vllm_config, model_config=model_config, prefix=prefix
+                    )
+
+                return shared.load(vllm_config, model_config, prefix, load)
+
+        given = config.load_config.load_format
+        self.inner_format = "auto" if given == _FORMAT else given
+        interface.optional("register_loader")(_FORMAT)(Loader)
+        config.load_config = dataclasses.replace(config.load_config, load_format=_FORMAT)
+        return config
+
+    def load(self, vllm_config: Any, model_config: Any, prefix: str, load: Any) -> nn.Module:
+        """The model of a rank, by its files or by what another process has put."""
+        before = time.monotonic()
+        with _unpacked():
+            try:
+                key = _key(vllm_config, model_config, prefix, self.inner_format)
+                weights = self.store.get(key)
+            except Error as error:
+                self.logger.warning("Weights are not shared: %s", error)
+                return load()
+            if weights is not None:
+                try:
+                    model = _map(vllm_config, model_config, prefix, weights)
+                except Exception as error:  # pylint: disable=broad-exception-caught
+                    self.logger.warning("Shared weights do not fit, and are loaded: %r", error)
+                    weights.close()
+                    return load()
+                self._tell(weights, "mapped", before)
+                return model
+            try:
+                model = load()
+                weights = _put(self.store, key, model)
+            except Error as error:
+                self.logger.warning("Weights are not shared: %s", error)
+            else:
+                self._tell(weights, "loaded and shared", before)
+            finally:
+                self.store.give_up(key)
+            return model
+
+    def _tell(self, weights: Weights, what: str, before: float) -> None:
+        self.weights.append(weights)
+        self.logger.info(
+            "Weights %s in %.2f s: %.1f MiB, %d tensors (coxswain weights).",
+            what,
+            time.monotonic() - before,
+            weights.bytes / 2**20,
+            len(weights),
+        )
+
+    def unshare(self) -> None:
+        """Before something writes weights: that becomes this process's own. Idempotent."""
+        if self.weights and not self.written:
+            self.logger.info("The weights of this rank become its own where they are written.")
+        self.written = True
+        for weights in self.weights:
+            weights.unshare()
+
+
+def _key(vllm_config: Any, model_config: Any, prefix: str, load_format: str) -> str:
+    parallel = vllm_config.parallel_config
+    return WeightStore.key(
+        model_config.model,
+        revision=model_config.revision or getattr(model_config.hf_config, "_commit_hash", None),
+        shard=parallel.rank,
+        shards=parallel.world_size,
+        dtype=str(model_config.dtype).removeprefix("torch."),
+        quantization=model_config.quantization,
+        more={
+            "vllm": interface.version(),
+            "torch": torch.__version__,
+            "model": model_config.compute_hash(),
+            "config": str(model_config.hf_config),
+            "parts": [
+                parallel.tensor_parallel_size,
+                parallel.pipeline_parallel_size,
+                bool(parallel.enable_expert_parallel) and parallel.data_parallel_rank,
+            ],
+            "format": load_format,
+            "prefix": prefix,
+        },
+    )
+
+
+@contextlib.contextmanager
+def _unpacked() -> Iterator[None]:
+    """vLLM leaves the weights of linear layers as they are."""
+    from vllm import _custom_ops as ops
+
+    had = getattr(ops, "_supports_onednn", False)
+    ops._supports_onednn = False
+    try:
+        yield
+    finally:
+        ops._supports_onednn = had
+
+
+def _put(store: WeightStore, key: str, model: nn.Module) -> Weights:
+    """Moves the parameters of a model into memory that its shard shares."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    packed = [name for name, parameter in parameters.items() if not parameter.numel()]
+    if packed:
+        raise Error(f"vLLM has packed {packed[0]} and {len(packed) - 1} others")
+    tensors = {name: tensor.detach() for name, tensor in (parameters | buffers).items()}
+
+    def free(name: str) -> None:
+        """The model's own memory, one tensor at a time: there is never a second copy of all."""
+        del tensors[name]
+        if name in parameters:
+            parameters[name].data = torch.empty(0, dtype=parameters[name].dtype)
+
+    weights = store.put(key, tensors, written=free)
+    for name, parameter in parameters.items():
+        parameter.data = weights[name]
+    return weights
+
+
+def _map(vllm_config: Any, model_config: Any, prefix: str, weights: Weights) -> nn.Module:
+    """A model whose parameters are these weights."""
+    device = torch.device(vllm_config.device_config.device)
+    with interface.optional("default_dtype")(model_config.dtype):
+        # On a CPU, memory that nothing is read into costs nothing.
+        with device:
+            model = interface.optional("initialize_model")(
+                vllm_config=vllm_config, model_config=model_config, prefix=prefix
+            )
+        modules = dict(model.named_modules(remove_duplicate=False))
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        for name, tensor in weights.items():
+            module, _, leaf = name.rpartition(".")
+            if name in parameters:
+                parameters[name].data = tensor
+            elif name in buffers:
+                modules[module]._buffers[leaf] = tensor.clone()
+            else:  # vLLM's post-processing has made it
+                modules[module].register_parameter(leaf, nn.Parameter(tensor, requires_grad=False))
+        missing = sorted(set(parameters) - set(weights))
+        if missing:
+            raise Error(f"{', '.join(missing[:3])} and so on are not among them")
+        with interface.optional("already_processed")():
+            interface.optional("process_weights")(model, model_config, device)
+    return model.eval()
