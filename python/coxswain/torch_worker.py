@@ -19,6 +19,7 @@ import pathlib
 import sys
 from types import SimpleNamespace
 from typing import Any
+from collections.abc import Callable
 
 try:
     import safetensors as _  # noqa: F401
@@ -32,6 +33,8 @@ from coxswain.torch_checkpoint import Checkpoint, read_config
 from coxswain.torch_sampling import sample
 
 VALUE_SIZE = 4 << 20  # bytes of a gather; longer tensors go in pieces
+# Of --weights: seconds that they stay without a user; None: until they are dropped.
+KEEP = {"shared": 600.0, "kept": None}
 
 
 class Model:
@@ -44,9 +47,11 @@ class Model:
         rank_count: int,
         device: torch.device,
         dtype: torch.dtype,
+        shared: coxswain.Weights | None = None,
     ) -> None:
+        """shared: what another process has made of the same files."""
         self.config = config = read_config(folder)
-        self.rank_count, self.device, self.dtype = rank_count, device, dtype
+        self.rank, self.rank_count, self.device, self.dtype = rank, rank_count, device, dtype
         if rank_count > config.heads:
             raise coxswain.Invalid(
                 f"{rank_count} ranks cannot divide {config.heads} attention "
@@ -65,9 +70,15 @@ class Model:
         q, kv = slice(heads.start * dim, heads.stop * dim), slice(first * dim, (last + 1) * dim)
         q_size, kv_size = config.heads * dim, config.kv_heads * dim
         checkpoint = Checkpoint(folder)
+        #: for other processes: what was read, by name
+        self.tensors: dict[str, torch.Tensor] = {}
 
         def read(name: str, *shape: int, **part: slice) -> torch.Tensor:
-            return checkpoint.read(name + ".weight", *shape, **part).to(device, dtype)
+            if shared is not None:
+                return shared[name]
+            found = checkpoint.read(name + ".weight", *shape, **part).to(device, dtype)
+            self.tensors[name] = found
+            return found
 
         self.layers = [
             SimpleNamespace(
@@ -85,20 +96,29 @@ class Model:
         ]
         self.norm = read("model.norm", hidden)
         self.embedding = read("model.embed_tokens", config.vocabulary, hidden)
-        # All ranks give equally many logits; those of the last rank are padded.
-        count = -(-config.vocabulary // rank_count)
-        tokens = slice(*(min(end * count, config.vocabulary) for end in (rank, rank + 1)))
-        head = self.embedding[tokens]
-        if not config.tied or "lm_head.weight" in checkpoint.tensors:
-            head = read("lm_head", config.vocabulary, hidden, rows=tokens)
-        if config.tied and not head.equal(self.embedding[tokens]):
-            raise coxswain.Invalid(
-                f"{folder}: tie_word_embeddings is true, but lm_head.weight is not the embedding"
-            )
-        self.head = F.pad(head, (0, 0, 0, count - len(head)))
-        checkpoint.check_all_read()
+        if shared is None:
+            self.tensors["head"] = self.read_head(checkpoint, read)
+            self.tensors.pop("lm_head", None)
+            checkpoint.check_all_read()
+        self.head = (shared or self.tensors)["head"]
         self.digest = checkpoint.digest()
         self.frequencies = config.frequencies.to(device)
+
+    def read_head(self, checkpoint: Checkpoint, read: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """All ranks give equally many logits; those of the last rank are padded."""
+        config = self.config
+        count = -(-config.vocabulary // self.rank_count)
+        ends = (self.rank, self.rank + 1)
+        tokens = slice(*(min(end * count, config.vocabulary) for end in ends))
+        head = self.embedding[tokens]
+        if not config.tied or "lm_head.weight" in checkpoint.tensors:
+            head = read("lm_head", config.vocabulary, config.hidden, rows=tokens)
+        if config.tied and not head.equal(self.embedding[tokens]):
+            raise coxswain.Invalid(
+                f"{checkpoint.folder}: tie_word_embeddings is true, but lm_head.weight is not the "
+                "embedding"
+            )
+        return F.pad(head, (0, 0, 0, count - len(head)))
 
     def layout(self, block_size: int) -> coxswain.KvLayout:
         """Of a block of the KV cache: [layer, 2, offset, kv_head, head_dim]."""
@@ -248,6 +268,8 @@ class Engine:
     swap: torch.Tensor
     #: the memory of cache; None: it is on a device, where other groups cannot copy it
     blocks: coxswain.KvBlocks | None
+    #: of --weights; None: they are private
+    weights: coxswain.Weights | None = None
 
     def __init__(self, worker: coxswain.Worker) -> None:
         self.worker, self.options = worker, argparse.Namespace()
@@ -299,14 +321,9 @@ class Engine:
         if self.loaded:
             self.loaded = None
             del self.model, self.cache, self.swap
+            self.weights = None
         device = choose_device(self.options.device, self.worker.device)
-        self.model = Model(
-            folder,
-            self.worker.rank,
-            self.worker.rank_count,
-            device,
-            getattr(torch, self.options.dtype),
-        )
+        self.model = self.load_model(folder, device)
         self.swap = self.model.new_cache(swap_block_count, block_size)
         self.blocks = None
         if device.type == "cpu":
@@ -315,6 +332,25 @@ class Engine:
             self.cache = self.model.new_cache(block_count, block_size, self.blocks.memory)
         else:
             self.cache = self.model.new_cache(block_count, block_size).to(device)
+
+    def load_model(self, folder: pathlib.Path, device: torch.device) -> Model:
+        rank, count = self.worker.rank, self.worker.rank_count
+        made = (folder, rank, count, device, getattr(torch, self.options.dtype))
+        if self.options.weights == "private":
+            return Model(*made)
+        if device.type != "cpu":
+            raise coxswain.Unsupported(f"--weights: the memory of {device} is not shared")
+        store = coxswain.WeightStore(keep=KEEP[self.options.weights])
+        key = store.key(
+            folder, shard=rank, shards=count, dtype=self.options.dtype, more=torch.__version__
+        )
+        try:
+            self.weights = store.get(key)
+            if self.weights is None:
+                self.weights = store.put(key, Model(*made).tensors)
+        finally:
+            store.give_up(key)
+        return Model(*made, self.weights)
 
     def execute(self, batch: coxswain.Batch) -> tuple[list[int], list[float]]:
         """Computes a step: a token and a logprob per row, -1 and 0 where it does not emit."""
@@ -396,6 +432,13 @@ def main() -> None:
         choices=("float32", "bfloat16", "float16"),
         default="float32",
         help="of weights and KV cache (default float32)",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=("private", *KEEP),
+        default="private",
+        help="shared: later processes of the same rank map them, until 10 minutes after the last "
+        "has ended; kept: until `coxswain weights drop` (default private)",
     )
     parser.add_argument(
         "--device",

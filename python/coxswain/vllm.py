@@ -93,8 +93,8 @@ class Options:
     #: model
     spares: str = "none"
     #: "private": each rank loads its weights. "shared": later ranks of the same shard map those of
-    #: the first one, also of another engine, until 10 minutes after the last has ended. "kept": until
-    #: `coxswain weights drop`
+    #: the first one, also of another engine, until 10 minutes after the last has ended. "kept":
+    #: until `coxswain weights drop`
     weights: str = "private"
     #: ranks are forked from a process that has imported vLLM, where that is safe; not with nodes
     fork_server: bool = True

@@ -158,15 +158,17 @@ class Rank:
         self.worker.init_device()
         _call(set_title, parallel.enable_expert_parallel)  # now the parallel groups are known
         self.method = "load_model"
+        loading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if start.weights != "private":
             from ._internal import vllm_weights
 
             self.weights = vllm_weights.Shared(start.weights, _logger())
-            self.weights.install(config)
-        if getattr(interface.find("vllm:envs"), "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH", False):
-            self.worker.elastic_ep_execute("load_model")
-        else:
-            self.worker.load_model()
+            loading = self.weights.loading(config)
+        with loading:
+            if getattr(interface.find("vllm:envs"), "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH", False):
+                self.worker.elastic_ep_execute("load_model")
+            else:
+                self.worker.load_model()
         current_platform.update_block_size_for_backend(config)
         if enable_envs_cache := interface.optional("enable_envs_cache"):
             enable_envs_cache()

@@ -204,6 +204,46 @@ def test_killed_ranks_are_replaced_under_prompts(models):
         assert text(prompts, "--name", "dies", *options) == expected
 
 
+@pytest.fixture
+def holder(monkeypatch):
+    """What it holds is dropped, and so it ends."""
+    monkeypatch.setitem(ENVIRONMENT, "PATH", f"{BIN}:{os.environ['PATH']}")
+    yield
+    coxswain("weights", "drop", "--all")
+
+
+def held():
+    """Users by key, of what the holder has."""
+    return {
+        row["key"]: row["users"]
+        for row in json.loads(coxswain("weights", "--json"))
+        if not row["loading"]
+    }
+
+
+@pytest.mark.usefixtures("holder")
+@pytest.mark.parametrize("name", ["grouped", "plain"])
+def test_weights_outlive_their_rank_and_their_group(models, name):
+    """A rank that is replaced maps those of the dead one, and so do the ranks of another group."""
+    model, prompts, options = models[name]
+    expected = text(prompts, "-n", 1, "--model", model, *options, *SEEDED)
+    shared = (WORKER[0], f"{WORKER[1]} --weights shared", "--model", model)
+    with running("dies", "-n", 2, *shared, "--on-death", "restart") as pids:
+        assert text(prompts, "--name", "dies", *options, *SEEDED) == expected
+        keys = held()
+        assert list(keys.values()) == [1, 1]
+        os.kill(pids[1], signal.SIGKILL)
+        while status()["ranks"][1]["restarts"] != 1 or list(held().values()) != [1, 1]:
+            pass
+        with running("other", "-n", 2, *shared):
+            assert text(prompts, "--name", "other", *options, *SEEDED) == expected
+            assert held() == dict.fromkeys(keys, 2)
+        assert text(prompts, "--name", "dies", *options, *SEEDED) == expected
+    with running("last", "-n", 2, *shared):
+        assert text(prompts, "--name", "last", *options, *SEEDED) == expected
+        assert held() == dict.fromkeys(keys, 1)
+
+
 def transfer(name):
     """What status says of pulls."""
     return json.loads(coxswain("status", "--json", "--name", name))["transfer"]

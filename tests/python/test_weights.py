@@ -30,7 +30,7 @@ if weights is None:
     print("loads", flush=True)
     LOADING
     w = numpy.arange(100000, dtype=numpy.float32)
-    weights = store.put(sys.argv[1], {"w": w, "b": numpy.ones((3, 0, 2)), "tied": w})
+    weights = store.put(sys.argv[1], {"b": numpy.ones((3, 0, 2)), "w": w, "tied": w})
 else:
     print("maps", flush=True)
 assert weights["w"].sum() == numpy.arange(100000, dtype=numpy.float32).sum()

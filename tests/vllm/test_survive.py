@@ -42,6 +42,13 @@ ROWS = {
     "async, calls": {"kinds": ("seed", "top p"), "late": LATE, "calls": True},
     "chunks": {"tp": 2, "options": FEW, "late": LATE},
     "spares": {"tp": 2, "kinds": ALL, "late": LATE, "coxswain": {"spares": "hot"}},
+    "weights": {"tp": 2, "kinds": ALL, "coxswain": {"weights": "shared"}},
+    "weights, LoRA": {
+        "kinds": ("lora", "no LoRA"),
+        "options": LORA,
+        "late": LATE,
+        "coxswain": {"weights": "shared", "spares": "hot"},
+    },
     "stages": {"pp": 2, "kinds": (*LIKELY, "seed")},
     "stages of two ranks": {"tp": 2, "pp": 2, "kinds": LIKELY},
     # With a seeded request in the batch vLLM's speculation on a CPU gives other tokens the second

@@ -53,76 +53,85 @@ class Shared:
     def __init__(self, kind: str, logger: Any) -> None:
         self.store = WeightStore(keep=KEEP[kind])
         self.logger = logger
+        _leave_unpacked()
         self.weights: list[Weights] = []
         self.written = False
 
-    def install(self, config: Any) -> Any:
-        """Has vLLM load the models of this configuration through this object. Returns the
-        configuration to load with."""
+    @contextlib.contextmanager
+    def loading(self, config: Any) -> Iterator[None]:
+        """vLLM loads the models of this configuration through this object. Afterwards it has its
+        own loader again, with which it reloads weights."""
+        shared, given = self, config.load_config
+        inner = "auto" if given.load_format == _FORMAT else given.load_format
         base = interface.optional("base_loader")
-        shared = self
 
         class Loader(base):  # type: ignore[misc,valid-type]
             """Around the loader of the format that the engine was given."""
 
             def __init__(self, load_config: Any) -> None:
                 super().__init__(load_config)
-                inner = dataclasses.replace(load_config, load_format=shared.inner_format)
-                self.inner = interface.optional("get_loader")(inner)
+                self.inner = interface.optional("get_loader")(
+                    dataclasses.replace(load_config, load_format=inner)
+                )
 
             def download_model(self, model_config: Any) -> None:
                 self.inner.download_model(model_config)
 
             def load_weights(self, model: nn.Module, model_config: Any) -> None:
-                shared.unshare()
                 self.inner.load_weights(model, model_config)
 
-            def load_model(
-                self, vllm_config: Any, model_config: Any, prefix: str = ""
-            ) -> nn.Module:
-                def load() -> nn.Module:
-                    # Some loaders look at the configuration of the engine.
-                    return self.inner.load_model(
-                        vllm_config=vllm_config, model_config=model_config, prefix=prefix
-                    )
+            def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+                return shared.load(
+                    inner,
+                    {"vllm_config": vllm_config, "model_config": model_config, "prefix": prefix},
+                    self.inner,
+                )
 
-                return shared.load(vllm_config, model_config, prefix, load)
-
-        given = config.load_config.load_format
-        self.inner_format = "auto" if given == _FORMAT else given
         interface.optional("register_loader")(_FORMAT)(Loader)
-        config.load_config = dataclasses.replace(config.load_config, load_format=_FORMAT)
-        return config
+        # In place: vLLM's model runner has the same object.
+        given.load_format = _FORMAT
+        try:
+            yield
+        finally:
+            given.load_format = inner
 
-    def load(self, vllm_config: Any, model_config: Any, prefix: str, load: Any) -> nn.Module:
-        """The model of a rank, by its files or by what another process has put."""
+    def load(self, load_format: str, arguments: dict[str, Any], loader: Any) -> Any:
+        """The model of a rank, by its files or by what another process has put. arguments: of
+        vLLM's load_model."""
         before = time.monotonic()
-        with _unpacked():
+
+        def load() -> Any:
+            return loader.load_model(**arguments)
+
+        try:
+            key = _key(load_format, **arguments)
+            weights = self.store.get(key)
+        except Error as error:
+            self.logger.warning("Weights are not shared: %s", error)
+            return load()
+        if weights is not None:
             try:
-                key = _key(vllm_config, model_config, prefix, self.inner_format)
-                weights = self.store.get(key)
-            except Error as error:
-                self.logger.warning("Weights are not shared: %s", error)
+                model = _map(weights, **arguments)
+            except Exception as error:  # pylint: disable=broad-exception-caught
+                self.logger.warning("Shared weights do not fit, and are loaded: %r", error)
+                weights.close()
                 return load()
-            if weights is not None:
-                try:
-                    model = _map(vllm_config, model_config, prefix, weights)
-                except Exception as error:  # pylint: disable=broad-exception-caught
-                    self.logger.warning("Shared weights do not fit, and are loaded: %r", error)
-                    weights.close()
-                    return load()
-                self._tell(weights, "mapped", before)
-                return model
-            try:
-                model = load()
-                weights = _put(self.store, key, model)
-            except Error as error:
-                self.logger.warning("Weights are not shared: %s", error)
-            else:
-                self._tell(weights, "loaded and shared", before)
-            finally:
-                self.store.give_up(key)
+            self._tell(weights, "mapped", before)
             return model
+        try:
+            model = load()
+            self._put(key, model, before)
+        finally:
+            self.store.give_up(key)
+        return model
+
+    def _put(self, key: str, model: nn.Module, before: float) -> None:
+        try:
+            weights = _put(self.store, key, model)
+        except Error as error:
+            self.logger.warning("Weights are not shared: %s", error)
+        else:
+            self._tell(weights, "loaded and shared", before)
 
     def _tell(self, weights: Weights, what: str, before: float) -> None:
         self.weights.append(weights)
@@ -143,7 +152,7 @@ class Shared:
             weights.unshare()
 
 
-def _key(vllm_config: Any, model_config: Any, prefix: str, load_format: str) -> str:
+def _key(load_format: str, vllm_config: Any, model_config: Any, prefix: str) -> str:
     parallel = vllm_config.parallel_config
     return WeightStore.key(
         model_config.model,
@@ -168,17 +177,12 @@ def _key(vllm_config: Any, model_config: Any, prefix: str, load_format: str) -> 
     )
 
 
-@contextlib.contextmanager
-def _unpacked() -> Iterator[None]:
-    """vLLM leaves the weights of linear layers as they are."""
+def _leave_unpacked() -> None:
+    """vLLM leaves the weights of this process's linear layers as they are, also when it reloads
+    them."""
     from vllm import _custom_ops as ops
 
-    had = getattr(ops, "_supports_onednn", False)
     ops._supports_onednn = False
-    try:
-        yield
-    finally:
-        ops._supports_onednn = had
 
 
 def _put(store: WeightStore, key: str, model: nn.Module) -> Weights:
@@ -202,7 +206,7 @@ def _put(store: WeightStore, key: str, model: nn.Module) -> Weights:
     return weights
 
 
-def _map(vllm_config: Any, model_config: Any, prefix: str, weights: Weights) -> nn.Module:
+def _map(weights: Weights, vllm_config: Any, model_config: Any, prefix: str) -> nn.Module:
     """A model whose parameters are these weights."""
     device = torch.device(vllm_config.device_config.device)
     with interface.optional("default_dtype")(model_config.dtype):

@@ -196,7 +196,7 @@ class _Tensors:
             offset = self._begin + self._described[name][2]
             if offset not in done and tensor.nbytes:
                 _write(fd, self._bytes_of(tensor), offset)
-            done.add(offset)
+                done.add(offset)
             del tensor
             if written:
                 written(name)
