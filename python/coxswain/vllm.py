@@ -219,6 +219,8 @@ class Ranks:
         #: of what they choose, once they are loaded; None: it is not compared
         self.comparison: _vllm_choices.Comparison | None = None
         self.loaded = False
+        #: of their weights, what other processes may map
+        self.shared_bytes = 0
         # what they make in /dev/shm begins so
         self._stem = f"coxswain_vllm_{uuid.uuid4().hex}"
         self.ended = False
@@ -280,7 +282,8 @@ class Ranks:
         self.loaded = True
         paths = []
         for reply in replies:
-            names, path = pickle.loads(reply)
+            names, path, shared = pickle.loads(reply)
+            self.shared_bytes += shared
             _unlink(names)
             paths.append(path)
         if all(paths):
@@ -639,6 +642,8 @@ class Executor(abstract.Executor):  # type: ignore[misc]
         note = self._survivor.note() if self._survivor else {}
         if self.not_ready:
             note["not_ready"] = self.not_ready
+        if self._ranks.shared_bytes:
+            note["shared_weights_bytes"] = self._ranks.shared_bytes
         comparison = self._ranks.comparison
         if comparison and comparison.since:
             note["diverged"] = f"{comparison.text[:1000]}, since execute {comparison.since}"

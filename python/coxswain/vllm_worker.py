@@ -112,9 +112,9 @@ class Rank:
         if find_model := interface.optional("model_class"):
             find_model(config.model_config)
 
-    def load(self, start: Start) -> tuple[list[str], str]:
-        """Loads the model. Returns the names in /dev/shm that the rank has made, and the path of
-        what it chooses, "": it is not recorded."""
+    def load(self, start: Start) -> tuple[list[str], str, int]:
+        """Loads the model. Returns the names in /dev/shm that the rank has made, the path of what
+        it chooses, "": it is not recorded, and how many bytes of its weights it shares."""
         from vllm.platforms import current_platform
 
         from ._internal import vllm_interface as interface
@@ -182,7 +182,8 @@ class Rank:
             self.choices = vllm_choices.Choices(self._log_once_for_all)
             self.choices.install(partial(vllm_choices.describe_layout, self.worker))
         self.loaded = True
-        return made, self.choices.path if self.choices else ""
+        shared = sum(weights.bytes for weights in self.weights.weights) if self.weights else 0
+        return made, self.choices.path if self.choices else "", shared
 
     def _log_once_for_all(self, text: str) -> None:
         if self.rank == 0:

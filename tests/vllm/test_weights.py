@@ -48,6 +48,7 @@ def test_a_later_rank_and_a_later_engine_load_nothing(server):
         log = running.text()
         assert log.count("Weights loaded and shared") == 2 and log.count("Weights mapped") == 0
         assert users() == [1, 1]
+        assert running.note()["shared_weights_bytes"] > 100000
         os.kill(running.pids()[1], signal.SIGKILL)
         running.wait_for_incident(1)
         assert is_right(running)
