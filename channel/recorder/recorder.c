@@ -25,6 +25,43 @@ static int ring_count(bool coordinator)
     return coordinator ? COX_RECORDER_GROUP : COX_RECORDER_RING_COUNT;
 }
 
+/* ---- the clock of requests ---- */
+
+#define CLOCK_PATH "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+
+enum cox_recorder_clock cox_recorder_clock_find(void)
+{
+#ifdef __x86_64__
+    static const char counter[] = "tsc\n";
+    char name[sizeof counter - 1];
+    _cox_cleanup_(cox_close_fd) int fd = open(CLOCK_PATH, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && pread(fd, name, sizeof name, 0) == (ssize_t)sizeof name &&
+        memcmp(name, counter, sizeof name) == 0)
+        return COX_RECORDER_TICKS;
+#endif
+    return COX_RECORDER_NS;
+}
+
+struct clocks {
+    uint64_t ticks, ns;
+};
+
+/* Both clocks at one time: of some tries the one that took the shortest. */
+static struct clocks clocks_read(void)
+{
+    struct clocks clocks = {0};
+    uint64_t shortest = UINT64_MAX;
+    for (int i = 0; i < 5; i++) {
+        const uint64_t before = cox_recorder_ticks(), ns = cox_now_ns(),
+                       took = cox_recorder_ticks() - before;
+        if (took < shortest) {
+            clocks = (struct clocks){.ticks = before + took / 2, .ns = ns};
+            shortest = took;
+        }
+    }
+    return clocks;
+}
+
 /* ---- blocks ---- */
 
 static struct cox_recorder_layout_head head_make(uint32_t rank, uint32_t instance, const char *path)
@@ -41,9 +78,16 @@ static struct cox_recorder_layout_head head_make(uint32_t rank, uint32_t instanc
     return head;
 }
 
-void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path)
+void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path,
+                             enum cox_recorder_clock clock)
 {
-    const struct cox_recorder_layout_head head = head_make(rank, instance, path);
+    struct cox_recorder_layout_head head = head_make(rank, instance, path);
+    if (clock == COX_RECORDER_TICKS && !(path && path[0])) {
+        const struct clocks now = clocks_read();
+        head.clock = clock;
+        head.ticks = now.ticks;
+        head.ns = now.ns;
+    }
     if (cox_recorder_block_pid(block)) /* else it is zero: pages that no process uses stay free */
         memset((uint8_t *)block + sizeof head, 0, head.size - sizeof head);
     memcpy(block, &head, sizeof head); /* no process uses the block at this time */
@@ -171,7 +215,7 @@ int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarna
                         ret_recorder);
 }
 
-int cox_recorder_new_coordinator(const char *path, uint32_t instance,
+int cox_recorder_new_coordinator(const char *path, uint32_t instance, enum cox_recorder_clock clock,
                                  struct cox_recorder **ret_recorder, struct cox_error *err)
 {
     const uint64_t size = cox_recorder_block_size(true);
@@ -186,7 +230,8 @@ int cox_recorder_new_coordinator(const char *path, uint32_t instance,
         cox_close_fd(&file_fd);
         return cox_fail(err, r, "no memory for the recorder");
     }
-    cox_recorder_block_init(block, COX_RECORDER_COORDINATOR, instance, NULL);
+    cox_recorder_block_init(block, COX_RECORDER_COORDINATOR, instance, NULL,
+                            path ? COX_RECORDER_NS : clock);
     r = recorder_new(block, size, file_fd, 0, 0, ret_recorder);
     return r ? cox_fail(err, r, "no memory for the recorder") : 0;
 }
@@ -211,13 +256,21 @@ struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder)
     return NULL;
 }
 
+static bool is_plain(const struct cox_recorder *recorder)
+{
+    const struct cox_recorder_layout_head *head = (const void *)recorder->block;
+    return head->clock == COX_RECORDER_TICKS && recorder->file_fd < 0;
+}
+
 struct cox_recorder_requests cox_recorder_requests(const struct cox_recorder *recorder,
                                                    enum cox_channel_id channel)
 {
     struct cox_recorder_requests ring = {.mask = cox_recorder_capacity((int)channel) - 1,
                                          .recorder = recorder};
-    if (recorder)
+    if (recorder) {
         ring.records = (void *)(recorder->block + cox_recorder_ring_offset(false, (int)channel));
+        ring.plain = is_plain(recorder);
+    }
     return ring;
 }
 
@@ -226,9 +279,82 @@ struct cox_recorder_submits cox_recorder_submits(const struct cox_recorder *reco
 {
     struct cox_recorder_submits ring = {.mask = cox_recorder_capacity((int)channel) - 1,
                                         .recorder = recorder};
-    if (recorder)
+    if (recorder) {
         ring.records = (void *)(recorder->block + cox_recorder_ring_offset(true, (int)channel));
+        ring.plain = is_plain(recorder);
+    }
     return ring;
+}
+
+/* ---- steps that are not recorded inline ---- */
+
+/* The time in the clock of the recorder; time 0: it is now. */
+static uint64_t time_of(const struct cox_recorder *recorder, uint64_t time)
+{
+    const struct cox_recorder_layout_head *head = (const void *)recorder->block;
+    if (time)
+        return time;
+    return head->clock == COX_RECORDER_TICKS ? cox_recorder_ticks() : cox_now_ns();
+}
+
+void cox_recorder_take_at(const struct cox_recorder_requests *ring, uint64_t sequence,
+                          uint64_t request, uint64_t time)
+{
+    cox_recorder_take_store(ring, sequence, request, time_of(ring->recorder, time));
+    cox_recorder_save(ring->recorder, &ring->records[sequence & ring->mask], sizeof *ring->records);
+}
+
+/* Stores one time of a record. */
+static void request_store(const struct cox_recorder_requests *ring, uint64_t sequence,
+                          _Atomic uint64_t *word, uint64_t time)
+{
+    COX_RECORDER_STORE(word, time_of(ring->recorder, time));
+    cox_recorder_save(ring->recorder, &ring->records[sequence & ring->mask], sizeof *ring->records);
+}
+
+void cox_recorder_begin_at(const struct cox_recorder_requests *ring, uint64_t sequence,
+                           uint64_t time)
+{
+    request_store(ring, sequence, &ring->records[sequence & ring->mask].begin_ns, time);
+}
+
+void cox_recorder_end_at(const struct cox_recorder_requests *ring, uint64_t sequence, uint64_t time)
+{
+    request_store(ring, sequence, &ring->records[sequence & ring->mask].end_ns, time);
+}
+
+void cox_recorder_reply_at(const struct cox_recorder_requests *ring, uint64_t sequence,
+                           uint64_t result, uint64_t time)
+{
+    cox_recorder_reply_store(ring, sequence, result, time_of(ring->recorder, time));
+    cox_recorder_save(ring->recorder, &ring->records[sequence & ring->mask], sizeof *ring->records);
+}
+
+static void submit_store(const struct cox_recorder_submits *ring, uint64_t sequence,
+                         _Atomic uint64_t *word, uint64_t time)
+{
+    COX_RECORDER_STORE(word, time_of(ring->recorder, time));
+    cox_recorder_save(ring->recorder, &ring->records[sequence & ring->mask], sizeof *ring->records);
+}
+
+void cox_recorder_woken_at(const struct cox_recorder_submits *ring, uint64_t sequence,
+                           uint64_t time)
+{
+    submit_store(ring, sequence, &ring->records[sequence & ring->mask].woken_ns, time);
+}
+
+void cox_recorder_gathered_at(const struct cox_recorder_submits *ring, uint64_t sequence,
+                              uint64_t result, uint64_t time)
+{
+    struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
+    COX_RECORDER_STORE(&record->result, result);
+    submit_store(ring, sequence, &record->gathered_ns, time);
+}
+
+void cox_recorder_handled_at(const struct cox_recorder_submits *ring, uint64_t sequence,
+                             uint64_t time)
+{
+    submit_store(ring, sequence, &ring->records[sequence & ring->mask].handled_ns, time);
 }
 
 /* ---- operations of the rank group ---- */
@@ -264,7 +390,7 @@ uint64_t cox_recorder_operation_begin(struct cox_recorder *recorder,
     const uint64_t number =
         atomic_fetch_add_explicit(&recorder->operations, 1, memory_order_relaxed) + 1;
     struct cox_recorder_layout_operation *record = operation_of(recorder, number);
-    /* relaxed: as in cox_recorder_take. */
+    /* relaxed: as in cox_recorder_take_store. */
     atomic_store_explicit(&record->index, 0, memory_order_relaxed);
     COX_RECORDER_STORE(&record->begin_ns, now_ns);
     COX_RECORDER_STORE(&record->arrived_ns, 0);
@@ -315,9 +441,118 @@ static bool record_copy(const _Atomic uint64_t *record, const _Atomic uint64_t *
     return overwritten;
 }
 
-uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinator, void *copy)
+/* The word of a field. */
+#define FIELD(words, type, field) words[offsetof(struct type, field) / sizeof(uint64_t)]
+
+/* Clears what an earlier request has left in the record of a later one (recorder_layout.h). */
+static void request_settle(uint64_t *words)
+{
+    const uint64_t taken = FIELD(words, cox_recorder_layout_request, taken_ns);
+    if (FIELD(words, cox_recorder_layout_request, begin_ns) < taken)
+        FIELD(words, cox_recorder_layout_request, begin_ns) = 0;
+    if (FIELD(words, cox_recorder_layout_request, end_ns) < taken) {
+        FIELD(words, cox_recorder_layout_request, end_ns) = 0;
+        FIELD(words, cox_recorder_layout_request, group) = 0;
+    }
+    if (FIELD(words, cox_recorder_layout_request, reply_ns) < taken) {
+        FIELD(words, cox_recorder_layout_request, reply_ns) = 0;
+        FIELD(words, cox_recorder_layout_request, result) = 0;
+    }
+}
+
+static void submit_settle(uint64_t *words)
+{
+    const uint64_t submitted = FIELD(words, cox_recorder_layout_submit, submitted_ns);
+    if (FIELD(words, cox_recorder_layout_submit, woken_ns) < submitted)
+        FIELD(words, cox_recorder_layout_submit, woken_ns) = 0;
+    if (FIELD(words, cox_recorder_layout_submit, gathered_ns) < submitted) {
+        FIELD(words, cox_recorder_layout_submit, gathered_ns) = 0;
+        FIELD(words, cox_recorder_layout_submit, result) = 0;
+    }
+    if (FIELD(words, cox_recorder_layout_submit, handled_ns) < submitted)
+        FIELD(words, cox_recorder_layout_submit, handled_ns) = 0;
+}
+
+/* How ticks become ns: by the clocks now, and their rate since the block was made. */
+struct conversion {
+    struct clocks now;
+    double rate;
+};
+
+/* The head's pair may be any numbers. */
+static struct conversion conversion_make(const struct cox_recorder_layout_head *head)
+{
+    struct conversion conversion = {.now = clocks_read()};
+    const struct clocks made = {.ticks = head->ticks, .ns = head->ns};
+    if (conversion.now.ticks > made.ticks && conversion.now.ns > made.ns)
+        conversion.rate =
+            (double)(conversion.now.ns - made.ns) / (double)(conversion.now.ticks - made.ticks);
+    return conversion;
+}
+
+static void word_convert(const struct conversion *conversion, uint64_t *word)
+{
+    if (*word == 0)
+        return;
+    /* Signed: a record may be younger than the pair. */
+    const double since = (double)(int64_t)(*word - conversion->now.ticks) * conversion->rate;
+    const double ns = (double)conversion->now.ns + since;
+    if (ns < 1)
+        *word = 1;
+    else if (ns >= 0x1p62) /* no time that there can be */
+        *word = UINT64_C(1) << 62;
+    else
+        *word = conversion->now.ns + (uint64_t)(int64_t)since;
+}
+
+static void record_convert(const struct conversion *conversion, bool coordinator, uint64_t *words)
+{
+    static const size_t of_request[] = {
+        offsetof(struct cox_recorder_layout_request, taken_ns),
+        offsetof(struct cox_recorder_layout_request, begin_ns),
+        offsetof(struct cox_recorder_layout_request, end_ns),
+        offsetof(struct cox_recorder_layout_request, reply_ns),
+    };
+    static const size_t of_submit[] = {
+        offsetof(struct cox_recorder_layout_submit, submitted_ns),
+        offsetof(struct cox_recorder_layout_submit, packing_ns),
+        offsetof(struct cox_recorder_layout_submit, published_ns),
+        offsetof(struct cox_recorder_layout_submit, woken_ns),
+        offsetof(struct cox_recorder_layout_submit, gathered_ns),
+        offsetof(struct cox_recorder_layout_submit, handled_ns),
+    };
+    const size_t *offsets = coordinator ? of_submit : of_request;
+    const size_t count = coordinator ? sizeof of_submit / sizeof of_submit[0]
+                                     : sizeof of_request / sizeof of_request[0];
+    for (size_t i = 0; i < count; i++)
+        word_convert(conversion, &words[offsets[i] / sizeof *words]);
+}
+
+/* The records of a ring, as record_copy. conversion NULL: their times are ns. */
+static uint32_t ring_copy(const uint8_t *block, const uint8_t *again, bool coordinator, int ring,
+                          const struct conversion *conversion, uint8_t *copy)
 {
     const uint64_t size = record_size(coordinator);
+    uint64_t offset = cox_recorder_ring_offset(coordinator, ring);
+    uint32_t overwritten = 0;
+    for (uint32_t i = 0; i < cox_recorder_capacity(ring); i++, offset += size) {
+        uint64_t *words = (void *)(copy + offset);
+        overwritten += record_copy((const void *)(block + offset), (const void *)(again + offset),
+                                   size / sizeof(uint64_t), words);
+        if (words[0] == 0 || ring == COX_RECORDER_GROUP)
+            continue;
+        if (coordinator)
+            submit_settle(words);
+        else
+            request_settle(words);
+        if (conversion)
+            record_convert(conversion, coordinator, words);
+    }
+    return overwritten;
+}
+
+uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinator, void *copy)
+{
     uint32_t overwritten = 0;
     memset(copy, 0, sizeof(struct cox_recorder_layout_head));
     struct cox_recorder_layout_head *to = copy;
@@ -331,13 +566,10 @@ uint32_t cox_recorder_copy(const void *block, const void *again, bool coordinato
     atomic_init(&to->incarnation, atomic_load_explicit(&from->incarnation, memory_order_relaxed));
     atomic_init(&to->start, atomic_load_explicit(&from->start, memory_order_relaxed));
     atomic_init(&to->magic, atomic_load_explicit(&from->magic, memory_order_acquire));
+    const struct conversion conversion = conversion_make(from);
     for (int ring = 0; ring < ring_count(coordinator); ring++)
-        for (uint32_t i = 0; i < cox_recorder_capacity(ring); i++) {
-            const uint64_t offset = cox_recorder_ring_offset(coordinator, ring) + i * size;
-            overwritten += record_copy((const void *)((const uint8_t *)block + offset),
-                                       (const void *)((const uint8_t *)again + offset),
-                                       size / sizeof(uint64_t), (void *)((uint8_t *)copy + offset));
-        }
+        overwritten += ring_copy(block, again, coordinator, ring,
+                                 from->clock == COX_RECORDER_TICKS ? &conversion : NULL, copy);
     return overwritten;
 }
 
@@ -432,9 +664,6 @@ static const uint64_t *copy_words(const void *copy, bool coordinator, int ring, 
            size);
     return words;
 }
-
-/* The word of a field. */
-#define FIELD(words, type, field) words[offsetof(struct type, field) / sizeof(uint64_t)]
 
 bool cox_recorder_read(const void *copy, bool coordinator, int ring, uint32_t i,
                        struct cox_record *ret_record)

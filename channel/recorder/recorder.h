@@ -36,19 +36,42 @@ struct cox_recorder_requests {
     struct cox_recorder_layout_request *records;
     uint64_t mask;
     const struct cox_recorder *recorder;
+    /* times are ticks, and there is no file: a step is recorded inline */
+    bool plain;
 };
 struct cox_recorder_submits {
     struct cox_recorder_layout_submit *records;
     uint64_t mask;
     const struct cox_recorder *recorder;
+    bool plain;
 };
+
+/* ---- the clock of requests ---- */
+
+/* The processor's counter, without waiting for instructions before it; 0 where there is none. */
+static inline uint64_t cox_recorder_ticks(void)
+{
+#ifdef __x86_64__
+    return __builtin_ia32_rdtsc();
+#else
+    return 0;
+#endif
+}
+
+/* The clock for a block without a file: TICKS where the kernel itself keeps its time by the
+ * counter, which it does only while the counters of all processors agree and never stop. Reads a
+ * file of sysfs; NS where that cannot be read. */
+enum cox_recorder_clock cox_recorder_clock_find(void);
 
 /* ---- blocks ---- */
 
 /* Coordinator: makes a block in which no process records, without records: in zeroed memory, or in
  * place of one that no process uses any more.
- * path: the file to write the records to; NULL: none; it is shorter than COX_RECORDER_PATH_SIZE. */
-void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path);
+ * path: the file to write the records to; NULL or "": none; it is shorter than
+ * COX_RECORDER_PATH_SIZE. With a file the clock is NS, whatever was asked: it is read when nobody
+ * is left who could tell what ticks are. */
+void cox_recorder_block_init(void *block, uint32_t rank, uint32_t instance, const char *path,
+                             enum cox_recorder_clock clock);
 /* Coordinator: creates the file of a block in place of any other of that path, mode 0600, with its
  * bytes reserved. *ret_fd is the caller's. Returns 0; COX_NO_SPACE; -errno; err says which file. On
  * failure there is no such file. */
@@ -62,9 +85,9 @@ int cox_recorder_file_create(const char *path, uint32_t rank, uint32_t instance,
  * of this version; -ENOMEM; -errno. */
 int cox_recorder_attach(int fd, uint64_t offset, uint32_t rank, uint32_t incarnation,
                         uint64_t start, struct cox_recorder **ret_recorder);
-/* The coordinator's: in private memory, and in a file, unless path is NULL. Returns 0 or as
- * cox_recorder_file_create. */
-int cox_recorder_new_coordinator(const char *path, uint32_t instance,
+/* The coordinator's: in private memory, and in a file, unless path is NULL; clock: as in
+ * cox_recorder_block_init. Returns 0 or as cox_recorder_file_create. */
+int cox_recorder_new_coordinator(const char *path, uint32_t instance, enum cox_recorder_clock clock,
                                  struct cox_recorder **ret_recorder, struct cox_error *err);
 struct cox_recorder *cox_recorder_ref(struct cox_recorder *recorder);   /* NULL-safe */
 struct cox_recorder *cox_recorder_unref(struct cox_recorder *recorder); /* NULL-safe, NULL */
@@ -84,13 +107,15 @@ static inline uint64_t cox_recorder_request_word(uint32_t type, uint64_t size)
 
 static inline uint64_t cox_recorder_result_word(int status, uint64_t size)
 {
-    const uint64_t size_max = (UINT64_C(1) << 48) - 1;
-    return (uint64_t)(uint16_t)(int16_t)status << 48 | (size < size_max ? size : size_max);
+    /* The bytes are in memory, so their number has less than 48 bits. */
+    return (uint64_t)(uint16_t)(int16_t)status << 48 | size;
 }
 
 /* release, here and below: what a reader sees of this record it sees with the index that was stored
  * before; partner are the acquire loads in cox_recorder_copy. */
 #define COX_RECORDER_STORE(word, value) atomic_store_explicit(word, value, memory_order_release)
+
+#define COX_RECORDER_LIKELY(condition) __builtin_expect(condition, true)
 
 /* Writes a record, as it is now, to the file. What cannot be written is missing there. */
 void cox_recorder_write(const struct cox_recorder *recorder, const void *record, size_t size);
@@ -102,54 +127,83 @@ static inline void cox_recorder_save(const struct cox_recorder *recorder, const 
         cox_recorder_write(recorder, record, size);
 }
 
-/* A rank has read the frame of a request. */
-static inline void cox_recorder_take(const struct cox_recorder_requests *ring, uint64_t sequence,
-                                     uint32_t type, uint64_t size, uint64_t now_ns)
+/* Each step of a request has two functions. `cox_recorder_X_at` stores a time that the caller has,
+ * in the block's clock, and writes the file; records is not NULL. `cox_recorder_X` records that the
+ * step is now: in the usual case inline, by the counter. now_ns: CLOCK_MONOTONIC where the caller
+ * has read it; 0: it is read if the block wants it. */
+
+/* A rank has read the frame of a request; request: cox_recorder_request_word. */
+static inline void cox_recorder_take_store(const struct cox_recorder_requests *ring,
+                                           uint64_t sequence, uint64_t request, uint64_t time)
 {
     struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
     /* relaxed: the releases below order it before the fields. */
     atomic_store_explicit(&record->index, 0, memory_order_relaxed);
-    COX_RECORDER_STORE(&record->taken_ns, now_ns);
-    COX_RECORDER_STORE(&record->begin_ns, 0);
-    COX_RECORDER_STORE(&record->end_ns, 0);
-    COX_RECORDER_STORE(&record->reply_ns, 0);
-    COX_RECORDER_STORE(&record->request, cox_recorder_request_word(type, size));
-    COX_RECORDER_STORE(&record->result, 0);
-    COX_RECORDER_STORE(&record->group, 0);
+    COX_RECORDER_STORE(&record->taken_ns, time);
+    COX_RECORDER_STORE(&record->request, request);
     COX_RECORDER_STORE(&record->index, sequence);
-    cox_recorder_save(ring->recorder, record, sizeof *record);
 }
+
+void cox_recorder_take_at(const struct cox_recorder_requests *ring, uint64_t sequence,
+                          uint64_t request, uint64_t time);
+
+static inline void cox_recorder_take(const struct cox_recorder_requests *ring, uint64_t sequence,
+                                     uint64_t request)
+{
+    if (COX_RECORDER_LIKELY(ring->plain))
+        cox_recorder_take_store(ring, sequence, request, cox_recorder_ticks());
+    else if (ring->records)
+        cox_recorder_take_at(ring, sequence, request, 0);
+}
+
+/* Its callback begins. */
+void cox_recorder_begin_at(const struct cox_recorder_requests *ring, uint64_t sequence,
+                           uint64_t time);
 
 static inline void cox_recorder_begin(const struct cox_recorder_requests *ring, uint64_t sequence,
                                       uint64_t now_ns)
 {
-    struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
-    if (!ring->records)
-        return;
-    COX_RECORDER_STORE(&record->begin_ns, now_ns);
-    cox_recorder_save(ring->recorder, record, sizeof *record);
+    if (COX_RECORDER_LIKELY(ring->plain))
+        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].begin_ns, cox_recorder_ticks());
+    else if (ring->records)
+        cox_recorder_begin_at(ring, sequence, now_ns);
 }
+
+/* Its callback has returned; cox_recorder_group comes before it. */
+void cox_recorder_end_at(const struct cox_recorder_requests *ring, uint64_t sequence,
+                         uint64_t time);
 
 static inline void cox_recorder_end(const struct cox_recorder_requests *ring, uint64_t sequence,
                                     uint64_t now_ns)
 {
-    struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
-    if (!ring->records)
-        return;
-    COX_RECORDER_STORE(&record->end_ns, now_ns);
-    cox_recorder_save(ring->recorder, record, sizeof *record);
+    if (COX_RECORDER_LIKELY(ring->plain))
+        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].end_ns, cox_recorder_ticks());
+    else if (ring->records)
+        cox_recorder_end_at(ring, sequence, now_ns);
 }
 
-/* The reply is about to be visible to the coordinator. */
-static inline void cox_recorder_reply(const struct cox_recorder_requests *ring, uint64_t sequence,
-                                      int status, uint64_t size, uint64_t now_ns)
+/* The reply is about to be visible to the coordinator; result: cox_recorder_result_word. */
+static inline void cox_recorder_reply_store(const struct cox_recorder_requests *ring,
+                                            uint64_t sequence, uint64_t result, uint64_t time)
 {
     struct cox_recorder_layout_request *record = &ring->records[sequence & ring->mask];
-    COX_RECORDER_STORE(&record->result, cox_recorder_result_word(status, size));
-    COX_RECORDER_STORE(&record->reply_ns, now_ns);
-    cox_recorder_save(ring->recorder, record, sizeof *record);
-    /* That of the next request, which no cache has any more: it comes while the rank sleeps. */
-    __builtin_prefetch(&ring->records[(sequence + 1) & ring->mask], 1);
+    COX_RECORDER_STORE(&record->result, result);
+    COX_RECORDER_STORE(&record->reply_ns, time);
+    /* That of the next request, which no cache has any more: it comes while the rank sleeps. Behind
+     * the last one it is for nothing. */
+    __builtin_prefetch(record + 1, 1);
+}
+
+void cox_recorder_reply_at(const struct cox_recorder_requests *ring, uint64_t sequence,
+                           uint64_t result, uint64_t time);
+
+static inline void cox_recorder_reply(const struct cox_recorder_requests *ring, uint64_t sequence,
+                                      uint64_t result)
+{
+    if (COX_RECORDER_LIKELY(ring->plain))
+        cox_recorder_reply_store(ring, sequence, result, cox_recorder_ticks());
+    else if (ring->records)
+        cox_recorder_reply_at(ring, sequence, result, 0);
 }
 
 /* Operations of the rank group since `count` and `waited_ns` were read from the recorder. */
@@ -170,62 +224,90 @@ void cox_recorder_operation_arrived(struct cox_recorder *recorder, uint64_t numb
 void cox_recorder_operation_end(struct cox_recorder *recorder, uint64_t number, int status,
                                 uint64_t now_ns);
 
-/* The coordinator publishes a request: before any rank can see it. */
-static inline void cox_recorder_publish(const struct cox_recorder_submits *ring, uint64_t sequence,
-                                        uint64_t submitted_ns, uint64_t packing_ns,
-                                        uint64_t published_ns, uint64_t request,
-                                        const uint64_t asked[COX_RANK_COUNT_MAX / 64])
+/* The time now, in the clock of the ring; now_ns: on CLOCK_MONOTONIC. */
+static inline uint64_t cox_recorder_submits_time(const struct cox_recorder_submits *ring,
+                                                 uint64_t now_ns)
 {
-    struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
-    /* relaxed: as in cox_recorder_take. */
-    atomic_store_explicit(&record->index, 0, memory_order_relaxed);
-    COX_RECORDER_STORE(&record->submitted_ns, submitted_ns);
-    COX_RECORDER_STORE(&record->packing_ns, packing_ns);
-    COX_RECORDER_STORE(&record->published_ns, published_ns);
-    COX_RECORDER_STORE(&record->woken_ns, 0);
-    COX_RECORDER_STORE(&record->gathered_ns, 0);
-    COX_RECORDER_STORE(&record->handled_ns, 0);
-    COX_RECORDER_STORE(&record->request, request);
-    COX_RECORDER_STORE(&record->result, 0);
-    COX_RECORDER_STORE(&record->asked[0], asked[0]);
-    COX_RECORDER_STORE(&record->asked[1], asked[1]);
-    COX_RECORDER_STORE(&record->index, sequence);
-    cox_recorder_save(ring->recorder, record, sizeof *record);
+    return COX_RECORDER_LIKELY(ring->plain) ? cox_recorder_ticks() : now_ns;
 }
 
-static inline void cox_recorder_woken(const struct cox_recorder_submits *ring, uint64_t sequence,
-                                      uint64_t now_ns)
+/* Likewise; 0: nothing is recorded. */
+static inline uint64_t cox_recorder_submits_now(const struct cox_recorder_submits *ring)
+{
+    if (COX_RECORDER_LIKELY(ring->plain))
+        return cox_recorder_ticks();
+    return ring->records ? cox_now_ns() : 0;
+}
+
+/* What is known of a request as it is published. Times are in the ring's clock. */
+struct cox_recorder_published {
+    uint64_t submitted, packing, published;
+    uint64_t request;
+    const uint64_t *asked;
+};
+
+/* The coordinator publishes a request: before any rank can see it; records is not NULL. */
+static inline void cox_recorder_publish(const struct cox_recorder_submits *ring, uint64_t sequence,
+                                        const struct cox_recorder_published *now)
 {
     struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
-    COX_RECORDER_STORE(&record->woken_ns, now_ns);
-    cox_recorder_save(ring->recorder, record, sizeof *record);
+    /* relaxed: as in cox_recorder_take_store. */
+    atomic_store_explicit(&record->index, 0, memory_order_relaxed);
+    COX_RECORDER_STORE(&record->request, now->request);
+    COX_RECORDER_STORE(&record->asked[0], now->asked[0]);
+    COX_RECORDER_STORE(&record->asked[1], now->asked[1]);
+    COX_RECORDER_STORE(&record->submitted_ns, now->submitted);
+    COX_RECORDER_STORE(&record->packing_ns, now->packing);
+    COX_RECORDER_STORE(&record->published_ns, now->published);
+    COX_RECORDER_STORE(&record->index, sequence);
+    if (!COX_RECORDER_LIKELY(ring->plain))
+        cox_recorder_save(ring->recorder, record, sizeof *record);
 }
+
+/* The ranks have been woken. */
+void cox_recorder_woken_at(const struct cox_recorder_submits *ring, uint64_t sequence,
+                           uint64_t time);
+
+static inline void cox_recorder_woken(const struct cox_recorder_submits *ring, uint64_t sequence)
+{
+    if (COX_RECORDER_LIKELY(ring->plain))
+        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].woken_ns, cox_recorder_ticks());
+    else if (ring->records)
+        cox_recorder_woken_at(ring, sequence, 0);
+}
+
+void cox_recorder_gathered_at(const struct cox_recorder_submits *ring, uint64_t sequence,
+                              uint64_t result, uint64_t time);
 
 static inline void cox_recorder_gathered(const struct cox_recorder_submits *ring, uint64_t sequence,
-                                         int status, uint64_t size, uint64_t now_ns)
+                                         uint64_t result, uint64_t now_ns)
 {
     struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
-    if (!ring->records)
-        return;
-    COX_RECORDER_STORE(&record->result, cox_recorder_result_word(status, size));
-    COX_RECORDER_STORE(&record->gathered_ns, now_ns);
-    cox_recorder_save(ring->recorder, record, sizeof *record);
+    if (COX_RECORDER_LIKELY(ring->plain)) {
+        COX_RECORDER_STORE(&record->result, result);
+        COX_RECORDER_STORE(&record->gathered_ns, cox_recorder_ticks());
+    } else if (ring->records) {
+        cox_recorder_gathered_at(ring, sequence, result, now_ns);
+    }
 }
+
+void cox_recorder_handled_at(const struct cox_recorder_submits *ring, uint64_t sequence,
+                             uint64_t time);
 
 static inline void cox_recorder_handled(const struct cox_recorder_submits *ring, uint64_t sequence,
                                         uint64_t now_ns)
 {
-    struct cox_recorder_layout_submit *record = &ring->records[sequence & ring->mask];
-    if (!ring->records)
-        return;
-    COX_RECORDER_STORE(&record->handled_ns, now_ns);
-    cox_recorder_save(ring->recorder, record, sizeof *record);
+    if (COX_RECORDER_LIKELY(ring->plain))
+        COX_RECORDER_STORE(&ring->records[sequence & ring->mask].handled_ns, cox_recorder_ticks());
+    else if (ring->records)
+        cox_recorder_handled_at(ring, sequence, now_ns);
 }
 
 /* ---- reading ---- */
 
 /* Copies a block while its process may write it, into cox_recorder_block_size bytes of private
  * memory. Records that are being written, or were overwritten meanwhile, are all zero in the copy.
+ * Its times are CLOCK_MONOTONIC in ns, 0: not yet, and its head says so.
  * again: the block itself; or, where `block` is a copy that was read from a file in ascending
  * order, another such copy, which was read later. Returns the number of records that were
  * overwritten meanwhile. */

@@ -5,6 +5,13 @@
  * one request, with the time of each step, so that a step costs one store. All words are 64 bits,
  * little-endian, and written by one process.
  *
+ * The times of requests are in the clock that the head names: ns of CLOCK_MONOTONIC, or ticks of
+ * the processor's counter, which is read in a few instructions. A copy of a block has ns: who
+ * copies converts, by the pair of both clocks in the head and one that it takes itself. All blocks
+ * of a group are converted alike, so what came before what is exact. By CLOCK_MONOTONIC, whose rate
+ * the kernel adjusts, an old record is some microseconds off, and more behind a suspend of the
+ * machine.
+ *
  *   block of a rank                              block of the coordinator
  *   0        head                                0        head
  *   2048     execute   2048 records of 64 B      2048     execute   2048 records of 128 B
@@ -18,13 +25,15 @@
  * the n-th operation of the rank group, from 1 on, is number n modulo 1024.
  *
  * The first word of a record is its index: s, or n; 0: it is being written, or was never. A writer
- * stores 0, then the other words, each with release, and the index last, with release. Later it
- * stores times in place, one word each. A reader loads the index with acquire, then the words with
- * acquire, the last one first, then the index again: if that has changed, the record was
- * overwritten meanwhile. Words are in the order in which they are stored: a reader that sees one
- * sees all before it. So a reader never stops a writer, and no word is written by two processes. A
- * process that is killed at any instruction leaves a record whose last times are 0, or one whose
- * index is 0.
+ * stores 0, then what is known by now, each word with release, and the index last, with release.
+ * Later it stores times in place, one word each. Of a request it does not clear the words that
+ * follow: a time before the first one of the record (taken, submitted) is that of an earlier
+ * request, and says "not yet"; so do group and result, which end_ns, reply_ns and gathered_ns
+ * follow. A reader loads the index with acquire, then the words with acquire, the last one first,
+ * then the index again: if that has changed, the record was overwritten meanwhile. Words are in the
+ * order in which they are stored: a reader that sees one sees all before it. So a reader never
+ * stops a writer, and no word is written by two processes. A process that is killed at any
+ * instruction leaves a record whose last times are missing, or one whose index is 0.
  */
 #ifndef COX_CHANNEL_RECORDER_LAYOUT_H
 #define COX_CHANNEL_RECORDER_LAYOUT_H
@@ -34,9 +43,16 @@
 #include <stdatomic.h>
 
 #define COX_RECORDER_MAGIC UINT64_C(0x315243455253584F) /* "OXSRECR1" */
-#define COX_RECORDER_VERSION 1u
+#define COX_RECORDER_VERSION 2u
 #define COX_RECORDER_PATH_SIZE 1024
 #define COX_RECORDER_COORDINATOR UINT32_MAX
+
+/* In which the times of requests are; those of the rank group's operations are always ns. Any other
+ * number is taken for COX_RECORDER_NS. */
+enum cox_recorder_clock {
+    COX_RECORDER_NS = 0,
+    COX_RECORDER_TICKS = 1,
+};
 
 struct cox_recorder_layout_head {
     /* Stored last with release by the coordinator, which makes every block. */
@@ -53,31 +69,34 @@ struct cox_recorder_layout_head {
     _Atomic uint64_t incarnation, start;
     /* The file to record in instead of this block; empty: none. Written by the coordinator. */
     char path[COX_RECORDER_PATH_SIZE];
-    uint8_t padding[2048 - 56 - COX_RECORDER_PATH_SIZE];
+    /* enum cox_recorder_clock; if it is TICKS, both clocks as the block was made. Written by the
+     * coordinator. */
+    uint64_t clock, ticks, ns;
+    uint8_t padding[2048 - 80 - COX_RECORDER_PATH_SIZE];
 };
 
-/* A request in a rank. Times are CLOCK_MONOTONIC in ns; 0: not yet. */
+/* A request in a rank. Times are those of the block's clock. */
 struct cox_recorder_layout_request {
     _Atomic uint64_t index;
     /* the frame was read */
     _Atomic uint64_t taken_ns;
     /* type in bits 32 to 63, bytes of the request below, at most 2^32 - 1 */
     _Atomic uint64_t request;
-    /* Unpacked, and its callback begins. 0 for an opaque request: nothing is unpacked, and taken_ns
-     * stands for it. */
+    /* Unpacked, and its callback begins. Not for an opaque request: nothing is unpacked, and
+     * taken_ns stands for it. */
     _Atomic uint64_t begin_ns;
-    /* The callback has returned. 0 for an opaque request: reply_ns stands for it. */
-    _Atomic uint64_t end_ns;
     /* Operations of the rank group during the callback: their number in bits 48 to 63, and the time
      * that this rank waited for others in them. */
     _Atomic uint64_t group;
+    /* The callback has returned. Not for an opaque request: reply_ns stands for it. */
+    _Atomic uint64_t end_ns;
     /* status in bits 48 to 63 (signed), bytes of the reply below */
     _Atomic uint64_t result;
     /* the reply is published */
     _Atomic uint64_t reply_ns;
 };
 
-/* An operation of the rank group. */
+/* An operation of the rank group. Times are CLOCK_MONOTONIC in ns; 0: not yet. */
 struct cox_recorder_layout_operation {
     _Atomic uint64_t index;
     _Atomic uint64_t begin_ns;
@@ -92,7 +111,7 @@ struct cox_recorder_layout_operation {
     _Atomic uint64_t end_ns;
 };
 
-/* A request in the coordinator. */
+/* A request in the coordinator. Times are those of the block's clock. */
 struct cox_recorder_layout_submit {
     _Atomic uint64_t index;
     _Atomic uint64_t request;

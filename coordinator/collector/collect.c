@@ -173,9 +173,15 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
         collector_set_cancelled(collector, entry->sequence, false);
     const uint64_t size = entry->block_size ? entry->block_size : length;
     if (collector->recorder.records)
-        cox_recorder_publish(&collector->recorder, entry->sequence, entry->submitted_ns,
-                             entry->packing_ns, slot->published_ns,
-                             cox_recorder_request_word(entry->type, size), entry->asked.words);
+        cox_recorder_publish(
+            &collector->recorder, entry->sequence,
+            &(struct cox_recorder_published){
+                .submitted = entry->recorded_submit,
+                .packing = entry->recorded_packing,
+                .published = cox_recorder_submits_time(&collector->recorder, slot->published_ns),
+                .request = cox_recorder_request_word(entry->type, size),
+                .asked = entry->asked.words,
+            });
     COX_PROBE(request__publish, collector->channel->id, entry->sequence, entry->type, size);
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
@@ -207,8 +213,7 @@ COX_HOT void cox_collector_commit(struct cox_collector *collector, const struct 
         collector_transport(collector, entry, length);
     else
         cox_gate_open(gate, &entry->asked);
-    if (collector->recorder.records)
-        cox_recorder_woken(&collector->recorder, entry->sequence, cox_now_ns());
+    cox_recorder_woken(&collector->recorder, entry->sequence);
     COX_PROBE(request__wake, collector->channel->id, entry->sequence, entry->type, 0);
     cox_fault_point(COX_FAULT_GATE_OPENED);
     /* No system call unless the response thread is blocked. Done after the gate is opened, because
@@ -291,6 +296,7 @@ static int publish_none(struct cox_collector *collector, struct cox_error *err)
         .gather = COX_GATHER_NONE,
         .submitted_ns = cox_now_ns(),
     };
+    none.recorded_submit = cox_recorder_submits_time(&collector->recorder, none.submitted_ns);
     const int r = cox_collector_begin(collector, &none, err);
     if (r == 0)
         cox_collector_commit(collector, &none, 0);

@@ -114,10 +114,9 @@ struct cox_entry {
     bool reports_late;
     bool ended;
     uint64_t deadline_ns;
-    uint64_t submitted_ns;
-    /* its frame was claimed; 0: not recorded */
-    uint64_t packing_ns;
-    uint64_t published_ns;
+    uint64_t submitted_ns, published_ns;
+    /* in the recorder's clock: the call, and its frame was claimed; 0: not recorded */
+    uint64_t recorded_submit, recorded_packing;
     /* epoch of the group that it was made for; 0: any */
     uint64_t epoch;
     /* its bytes in the frame's large payload; 0: it is in the frame itself */

@@ -158,8 +158,9 @@ COX_HOT static void make_ready(struct cox_collector *collector, struct cox_gathe
         cox_geometry_frame(completion->sequence, collector_geometry(collector)->depth);
     completion->completed_ns = cox_now_ns();
     if (completion->status != COX_LATE) /* a second completion changes nothing */
-        cox_recorder_gathered(&collector->recorder, completion->sequence, completion->status,
-                              gathering->taken.bytes, completion->completed_ns);
+        cox_recorder_gathered(&collector->recorder, completion->sequence,
+                              cox_recorder_result_word(completion->status, gathering->taken.bytes),
+                              completion->completed_ns);
     collector->is_ready[frame] = true;
     struct cox_waiter *waiter = entry->waiter;
     if (waiter) { /* taken now, so that the frame is free before the caller runs */
@@ -456,8 +457,6 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
         gather_until(&until, completion_is_ready, deadline_ns);
     while (!completion_is_ready(&until) && !is_over(deadline_ns));
     uint32_t count = 0;
-    const uint64_t now_ns =
-        collector->recorder.records && collector->ready_count ? cox_now_ns() : 0;
     while (collector->ready_count > 0 && count < count_max) {
         struct cox_gathering *taken = take_first(collector);
         taken->next = collector->lent;
@@ -466,7 +465,7 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
         if (taken->completion.status != COX_LATE) /* the request is counted once */
             cox_stats_return(&collector->stats, &completions[count],
                              completions[count].completed_ns);
-        cox_recorder_handled(&collector->recorder, completions[count++].sequence, now_ns);
+        cox_recorder_handled(&collector->recorder, completions[count++].sequence, 0);
     }
     const int r = count ? 0 : completion_is_ready(&until) ? COX_CLOSED : COX_TIMEOUT;
     collector->collecting = false;

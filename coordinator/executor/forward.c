@@ -134,6 +134,7 @@ int cox_executor_forward(struct cox_executor *executor, const struct cox_transpo
         .submitted_ns = cox_now_ns(),
         .asked_anywhere = *request->asked,
     };
+    entry.recorded_submit = cox_recorder_submits_time(&collector->recorder, entry.submitted_ns);
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         if (cox_rank_set_has(request->asked, rank) && cox_executor_has_rank(executor, rank)) {

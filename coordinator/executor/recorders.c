@@ -58,7 +58,8 @@ void cox_recorders_renew(struct cox_executor *executor, uint32_t rank)
         return;
     file_make(executor, rank, path);
     pthread_mutex_lock(&executor->memory_lock);
-    cox_recorder_block_init(block, rank, executor->control.instance, path);
+    cox_recorder_block_init(block, rank, executor->control.instance, path,
+                            executor->recorders.clock);
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
@@ -504,14 +505,16 @@ static int open_own(struct cox_executor *executor, struct cox_error *err)
     if (recorders->folder) {
         cox_recording_ring_path(recorders->folder, executor->name, COX_RECORDER_COORDINATOR, path,
                                 NULL);
-        r = cox_recorder_new_coordinator(path, executor->control.instance, &recorders->own, &why);
+        r = cox_recorder_new_coordinator(path, executor->control.instance, recorders->clock,
+                                         &recorders->own, &why);
         if (r && r != COX_NO_SPACE)
             return cox_fail(err, r, "%s", why.text);
         if (r)
             cox_log_write(&executor->options.hooks.log, 4, "the coordinator records in memory: %s",
                           why.text);
     }
-    return r ? cox_recorder_new_coordinator(NULL, executor->control.instance, &recorders->own, err)
+    return r ? cox_recorder_new_coordinator(NULL, executor->control.instance, recorders->clock,
+                                            &recorders->own, err)
              : 0;
 }
 
@@ -526,6 +529,9 @@ int cox_recorders_open(struct cox_executor *executor, struct cox_error *err)
         executor->collectors[c].failed = on_failed;
     if (executor->options.recorder.off)
         return 0;
+    /* What is also written to files has ns everywhere. */
+    recorders->clock =
+        executor->options.recorder.crash_dir ? COX_RECORDER_NS : cox_recorder_clock_find();
     int r = executor->options.recorder.crash_dir ? open_folder(executor, err) : 0;
     if (r == 0)
         r = open_own(executor, err);

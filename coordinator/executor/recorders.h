@@ -41,6 +41,8 @@ enum cox_crash {
 struct cox_recorders {
     /* of this process; NULL: none */
     struct cox_recorder *own;
+    /* of all blocks of the group */
+    enum cox_recorder_clock clock;
     /* copy of options.recorder.crash_dir; NULL: none */
     char *folder;
     /* holds the lock of this group's files there; -1: none */

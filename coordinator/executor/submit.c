@@ -102,7 +102,7 @@ COX_HOT int cox_executor_pack(struct cox_collector *collector, const struct cox_
                               struct cox_entry *entry, struct cox_error *err)
 {
     size_t capacity, length;
-    entry->packing_ns = collector->recorder.records ? cox_now_ns() : 0;
+    entry->recorded_packing = cox_recorder_submits_now(&collector->recorder);
     COX_PROBE(request__pack, collector->channel->id, entry->sequence, entry->type, 0);
     uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
     int r = payload_pack(payload, frame, capacity, &length, err);
@@ -175,6 +175,8 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .epoch = options->epoch,
         .asked = cox_rank_set_first(executor->geometry.rank_count),
     };
+    entry.recorded_submit = cox_recorder_submits_time(
+        &executor->collectors[operation->channel].recorder, entry.submitted_ns);
     if (operation->replies && options->deadline_ns <= entry.submitted_ns) {
         int r = cox_deadline_check(options->deadline_ns, err);
         return r ? r

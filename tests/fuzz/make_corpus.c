@@ -646,8 +646,8 @@ static void put_step(struct bytes *bytes, uint64_t sequence)
 {
     const uint64_t at = 1000 * sequence, type = (uint64_t)COXSWAIN__EXECUTE_TYPE__MODEL_INFER << 32;
     const uint64_t own[] = {sequence, type | 63, 3, 0, at, at + 1, at + 2, at + 3};
-    const uint64_t rank[] = {sequence, at + 10,         type | 63, at + 11,
-                             at + 90,  1ULL << 48 | 20, 84,        at + 91};
+    const uint64_t rank[] = {sequence,        at + 10, type | 63, at + 11,
+                             1ULL << 48 | 20, at + 90, 84,        at + 91};
     const uint64_t operation[] = {sequence, at + 20, 1ULL << 56, sequence, 1, at + 40, 0, at + 41};
     for (uint64_t i = 0; i < 8; i++)
         put_word(bytes, 0, cox_recorder_ring_offset(true, 0) + 128 * sequence + 8 * i, own[i]);

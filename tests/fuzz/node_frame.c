@@ -402,7 +402,7 @@ static void recorder(struct fuzz_input *input)
     FUZZ_CHECK(payload && fetch.copy);
     frame.asked.words[0] = fuzz_eat_byte(input);
     if (how & 64 && size >= size_right)
-        cox_recorder_block_init(payload, RANK_FIRST, 1, NULL);
+        cox_recorder_block_init(payload, RANK_FIRST, 1, NULL, COX_RECORDER_NS);
     while (input->size && size) {
         uint16_t at;
         fuzz_eat(input, &at, sizeof at);

@@ -26,7 +26,7 @@ static bool recorder_new(uint32_t rank, ProtobufCBinaryData *ret_recorder)
     ret_recorder->data = calloc(1, size);
     FUZZ_CHECK(ret_recorder->data);
     ret_recorder->len = size;
-    cox_recorder_block_init(ret_recorder->data, rank, 7, NULL);
+    cox_recorder_block_init(ret_recorder->data, rank, 7, NULL, COX_RECORDER_NS);
     return true;
 }
 

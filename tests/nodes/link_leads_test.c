@@ -200,7 +200,7 @@ PLAIN_TEST(recorders_are_awaited_and_checked)
     struct cox_recorder_fetch fetch = {.rank = RANK_FIRST + 1, .copy = copy}, other = fetch;
     struct cox_frame frame;
     assert_true(block && copy);
-    cox_recorder_block_init(block, fetch.rank, 1, NULL);
+    cox_recorder_block_init(block, fetch.rank, 1, NULL, COX_RECORDER_NS);
     memset(block + 4096, 0x5a, 64);
     cox_recorder_fetch_begin(&fetches, &other);
     cox_recorder_fetch_begin(&fetches, &fetch);
@@ -244,7 +244,7 @@ PLAIN_TEST(recorders_are_awaited_and_checked)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         memset(block, 0, size);
         memset(copy, 0, size);
-        cox_recorder_block_init(block, bad[i].rank, 1, NULL);
+        cox_recorder_block_init(block, bad[i].rank, 1, NULL, COX_RECORDER_NS);
         if (bad[i].value)
             block[bad[i].offset] = bad[i].value;
         cox_recorder_fetch_begin(&fetches, &fetch);

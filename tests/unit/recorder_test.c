@@ -34,7 +34,7 @@ static int memory_make(uint64_t offset, uint32_t rank, const char *path)
     assert_int_equal(ftruncate(fd, (off_t)(offset + block_size())), 0);
     uint8_t *base = mmap(NULL, offset + block_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     assert_true(base != MAP_FAILED);
-    cox_recorder_block_init(base + offset, rank, 7, path);
+    cox_recorder_block_init(base + offset, rank, 7, path, COX_RECORDER_NS);
     munmap(base, offset + block_size());
     return fd;
 }
@@ -42,10 +42,12 @@ static int memory_make(uint64_t offset, uint32_t rank, const char *path)
 /* A record whose words all follow from its number: a mixture of two is seen. */
 static void record(const struct cox_recorder_requests *ring, uint64_t sequence)
 {
-    cox_recorder_take(ring, sequence, (uint32_t)sequence, sequence, 10 * sequence);
-    cox_recorder_begin(ring, sequence, 10 * sequence + 1);
-    cox_recorder_end(ring, sequence, 10 * sequence + 2);
-    cox_recorder_reply(ring, sequence, (int)(sequence % 100), sequence, 10 * sequence + 3);
+    cox_recorder_take_at(ring, sequence, cox_recorder_request_word((uint32_t)sequence, sequence),
+                         10 * sequence);
+    cox_recorder_begin_at(ring, sequence, 10 * sequence + 1);
+    cox_recorder_end_at(ring, sequence, 10 * sequence + 2);
+    cox_recorder_reply_at(ring, sequence, cox_recorder_result_word((int)(sequence % 100), sequence),
+                          10 * sequence + 3);
 }
 
 /* Times that are there follow from the number; those that are missing are the last ones. */
@@ -256,6 +258,137 @@ PLAIN_TEST(m18_a_writer_is_read_after_every_instruction)
     free(copy);
 }
 
+/* ---- what an earlier request has left ---- */
+
+PLAIN_TEST(m18_a_record_shows_nothing_of_the_request_before)
+{
+    const uint64_t later = 5 + cox_recorder_capacity(EXECUTE);
+    struct cox_recorder *recorder = NULL;
+    struct cox_record read;
+    uint8_t *copy = malloc(block_size());
+    int fd = memory_make(0, 0, NULL);
+    assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
+    const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
+    record(&ring, 5);
+    /* The words of request 5 are still there behind those of the later one. */
+    cox_recorder_take_at(&ring, later, cox_recorder_request_word(2, 7), 10 * later);
+    cox_recorder_copy(recorder->block, recorder->block, false, copy);
+    assert_true(cox_recorder_read(copy, false, EXECUTE, 5, &read));
+    assert_int_equal(read.sequence, later);
+    assert_int_equal(read.taken_ns, 10 * later);
+    assert_true(!read.begin_ns && !read.end_ns && !read.reply_ns);
+    assert_true(!read.group_count && !read.status && !read.reply_size);
+    cox_recorder_begin_at(&ring, later, 10 * later); /* in the same tick */
+    cox_recorder_copy(recorder->block, recorder->block, false, copy);
+    assert_true(cox_recorder_read(copy, false, EXECUTE, 5, &read));
+    assert_true(read.begin_ns == 10 * later && !read.end_ns && !read.reply_ns);
+    cox_recorder_unref(recorder);
+    close(fd);
+    free(copy);
+}
+
+PLAIN_TEST(m18_the_coordinator_shows_nothing_of_the_request_before)
+{
+    const uint64_t later = 9 + cox_recorder_capacity(EXECUTE), asked[2] = {1, 0};
+    struct cox_recorder *recorder = NULL;
+    struct cox_record read;
+    uint8_t *copy = malloc(cox_recorder_block_size(true));
+    assert_int_equal(cox_recorder_new_coordinator(NULL, 7, COX_RECORDER_NS, &recorder, NULL), 0);
+    const struct cox_recorder_submits ring = cox_recorder_submits(recorder, EXECUTE);
+    struct cox_recorder_published published = {
+        .submitted = 1, .packing = 2, .published = 3, .asked = asked};
+    cox_recorder_publish(&ring, 9, &published);
+    cox_recorder_woken_at(&ring, 9, 4);
+    cox_recorder_gathered_at(&ring, 9, cox_recorder_result_word(3, 88), 5);
+    cox_recorder_handled_at(&ring, 9, 6);
+    published.submitted = published.packing = published.published = 7;
+    cox_recorder_publish(&ring, later, &published);
+    cox_recorder_copy(recorder->block, recorder->block, true, copy);
+    assert_true(cox_recorder_read(copy, true, EXECUTE, 9, &read));
+    assert_true(read.sequence == later && read.published_ns == 7);
+    assert_true(!read.woken_ns && !read.gathered_ns && !read.handled_ns);
+    assert_true(!read.status && !read.reply_size);
+    cox_recorder_unref(recorder);
+    free(copy);
+}
+
+/* ---- ticks ---- */
+
+static struct cox_recorder *ticking_recorder(int *ret_fd)
+{
+    struct cox_recorder *recorder = NULL;
+    int fd = memory_make(0, 0, NULL);
+    uint8_t *base = mmap(NULL, block_size(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(base != MAP_FAILED);
+    cox_recorder_block_init(base, 0, 7, NULL, COX_RECORDER_TICKS);
+    munmap(base, block_size());
+    assert_int_equal(cox_recorder_attach(fd, 0, 0, 1, 1, &recorder), 0);
+    *ret_fd = fd;
+    return recorder;
+}
+
+#define MARGIN_NS 1000000 /* far more than the conversion is off */
+
+PLAIN_TEST(m18_ticks_are_read_as_the_time_they_were)
+{
+    if (cox_recorder_clock_find() != COX_RECORDER_TICKS)
+        skip();
+    int fd;
+    struct cox_recorder *recorder = ticking_recorder(&fd);
+    const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
+    uint8_t *copy = malloc(block_size());
+    assert_true(ring.plain);
+    for (uint64_t sequence = 1; sequence <= 100; sequence++) {
+        struct cox_record read;
+        const uint64_t before = cox_now_ns();
+        cox_recorder_take(&ring, sequence, cox_recorder_request_word(1, 3));
+        cox_recorder_begin(&ring, sequence, 1); /* the caller's own clock is not used */
+        if (sequence % 2) {
+            cox_recorder_end(&ring, sequence, 1);
+            cox_recorder_reply(&ring, sequence, cox_recorder_result_word(0, 4));
+        }
+        const uint64_t after = cox_now_ns();
+        cox_recorder_copy(recorder->block, recorder->block, false, copy);
+        assert_true(cox_recorder_read(copy, false, EXECUTE, (uint32_t)sequence, &read));
+        assert_in_range(read.taken_ns, before - MARGIN_NS, after + MARGIN_NS);
+        assert_in_range(read.begin_ns, read.taken_ns, after + MARGIN_NS);
+        assert_int_equal(read.end_ns != 0 && read.reply_ns != 0, sequence % 2);
+        if (sequence % 2) {
+            assert_in_range(read.end_ns, read.begin_ns, after + MARGIN_NS);
+            assert_in_range(read.reply_ns, read.end_ns, after + MARGIN_NS);
+        }
+    }
+    cox_recorder_unref(recorder);
+    close(fd);
+    free(copy);
+}
+
+/* Words of any kind in the head and the records: the copy has some times. */
+PLAIN_TEST(m18_hostile_ticks_are_converted_to_something)
+{
+    const uint64_t odd[] = {0, 1, UINT64_C(1) << 62, UINT64_C(1) << 63, UINT64_MAX};
+    const size_t count = sizeof odd / sizeof odd[0];
+    uint8_t *block = aligned_alloc(64, block_size()), *copy = malloc(block_size());
+    memset(block, 0, block_size());
+    struct cox_recorder_layout_head *head = (void *)block;
+    cox_recorder_block_init(block, 0, 7, NULL, COX_RECORDER_TICKS);
+    struct cox_recorder_layout_request *records =
+        (void *)(block + cox_recorder_ring_offset(false, EXECUTE));
+    for (size_t i = 0; i < count * count * count; i++) {
+        struct cox_record read;
+        head->ticks = odd[i % count];
+        head->ns = odd[i / count % count];
+        atomic_store(&records[1].index, 1);
+        atomic_store(&records[1].taken_ns, odd[i / count / count]);
+        atomic_store(&records[1].reply_ns, UINT64_MAX - i);
+        cox_recorder_copy(block, block, false, copy);
+        assert_true(cox_recorder_read(copy, false, EXECUTE, 1, &read));
+        assert_true(read.taken_ns <= UINT64_C(1) << 62 && read.reply_ns <= UINT64_C(1) << 62);
+    }
+    free(block);
+    free(copy);
+}
+
 /* ---- operations of the rank group ---- */
 
 PLAIN_TEST(operations_are_added_to_their_step)
@@ -269,7 +402,7 @@ PLAIN_TEST(operations_are_added_to_their_step)
     const struct cox_recorder_requests ring = cox_recorder_requests(recorder, EXECUTE);
     const struct cox_recorder_operation begun = {
         .kind = 2, .slot = 1, .round = 5, .size = 100, .epoch = 8};
-    cox_recorder_take(&ring, 1, 1, 0, 10);
+    cox_recorder_take_at(&ring, 1, cox_recorder_request_word(1, 0), 10);
     for (uint64_t i = 0; i < 3; i++) {
         uint64_t number = cox_recorder_operation_begin(recorder, &begun, 100);
         assert_int_equal(number, i + 1);
@@ -277,6 +410,7 @@ PLAIN_TEST(operations_are_added_to_their_step)
         cox_recorder_operation_end(recorder, number, 0, 110);
     }
     cox_recorder_group(recorder, &ring, 1, 0, 0);
+    cox_recorder_end_at(&ring, 1, 120);
     cox_recorder_copy(recorder->block, recorder->block, false, copy);
     assert_true(cox_recorder_read(copy, false, EXECUTE, 1, &read));
     assert_int_equal(read.group_count, 3);
@@ -309,7 +443,7 @@ PLAIN_TEST(times_move_to_another_clock)
                                            cox_recorder_requests(recorder, COX_CHANNEL_TRANSFER);
     const struct cox_recorder_operation begun = {.kind = 1, .round = 5, .size = 100, .epoch = 8};
     record(&ring, 1000);
-    cox_recorder_take(&ring, 1001, 1, 2, 20); /* not executed yet */
+    cox_recorder_take_at(&ring, 1001, cox_recorder_request_word(1, 2), 20); /* not executed yet */
     record(&other, 3);
     const uint64_t number = cox_recorder_operation_begin(recorder, &begun, 10001);
     cox_recorder_operation_arrived(recorder, number, 10001, 10002);
@@ -354,12 +488,19 @@ PLAIN_TEST(the_coordinator_records_in_its_own_memory)
     const uint64_t size = cox_recorder_block_size(true), asked[2] = {5, 1};
     uint8_t *copy = malloc(size);
     struct cox_record read;
-    assert_int_equal(cox_recorder_new_coordinator(NULL, 7, &recorder, NULL), 0);
+    assert_int_equal(cox_recorder_new_coordinator(NULL, 7, COX_RECORDER_NS, &recorder, NULL), 0);
     const struct cox_recorder_submits ring = cox_recorder_submits(recorder, EXECUTE);
-    cox_recorder_publish(&ring, 9, 1, 2, 3, cox_recorder_request_word(1, 77), asked);
-    cox_recorder_woken(&ring, 9, 4);
-    cox_recorder_gathered(&ring, 9, -ENOMEM, 88, 5);
-    cox_recorder_handled(&ring, 9, 6);
+    const struct cox_recorder_published published = {
+        .submitted = 1,
+        .packing = 2,
+        .published = 3,
+        .request = cox_recorder_request_word(1, 77),
+        .asked = asked,
+    };
+    cox_recorder_publish(&ring, 9, &published);
+    cox_recorder_woken_at(&ring, 9, 4);
+    cox_recorder_gathered_at(&ring, 9, cox_recorder_result_word(-ENOMEM, 88), 5);
+    cox_recorder_handled_at(&ring, 9, 6);
     cox_recorder_copy(recorder->block, recorder->block, true, copy);
     assert_true(cox_recorder_read(copy, true, EXECUTE, 9, &read));
     assert_int_equal(read.sequence, 9);
@@ -397,7 +538,7 @@ PLAIN_TEST(m18_bytes_of_any_kind_are_refused_or_read)
             seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
             copy[i] = (uint8_t)(seed >> 56);
         }
-        cox_recorder_block_init(copy, (uint32_t)round, 1, NULL);
+        cox_recorder_block_init(copy, (uint32_t)round, 1, NULL, COX_RECORDER_NS);
         if (round % 3 == 1)
             memset(copy + 12, 0xff, 3); /* a rank that there cannot be */
         err = (struct cox_error){0};

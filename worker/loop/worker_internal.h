@@ -244,15 +244,17 @@ static inline void cox_channel_thread_set_done(struct cox_channel_thread *thread
 
 /* ---- the recorder: the points at which a request's record gets its times ---- */
 
+/* Inlined whatever the compiler thinks: a call costs as much as what these do. */
+#define COX_INLINE __attribute__((always_inline)) static inline
+
 /* The frame was read. */
-COX_HOT static inline void cox_channel_thread_record_take(struct cox_channel_thread *thread,
-                                                          const struct cox_request *request)
+COX_INLINE void cox_channel_thread_record_take(struct cox_channel_thread *thread,
+                                               const struct cox_request *request)
 {
     COX_PROBE(request__take, thread->channel.id, request->sequence, request->type, request->size);
-    if (!thread->recorder.records)
-        return;
-    cox_recorder_take(&thread->recorder, request->sequence, request->type, request->size,
-                      cox_now_ns());
+    /* The size of what is in a frame has 32 bits. */
+    cox_recorder_take(&thread->recorder, request->sequence,
+                      (uint64_t)request->type << 32 | (uint32_t)request->size);
 }
 
 /* Its callback begins. now_ns 0: the clock was not read. */
@@ -267,7 +269,7 @@ COX_HOT static inline void cox_channel_thread_record_begin(struct cox_channel_th
     /* relaxed: sums. */
     thread->operations = atomic_load_explicit(&recorder->operations, memory_order_relaxed);
     thread->waited_ns = atomic_load_explicit(&recorder->waited_ns, memory_order_relaxed);
-    cox_recorder_begin(&thread->recorder, sequence, now_ns ? now_ns : cox_now_ns());
+    cox_recorder_begin(&thread->recorder, sequence, now_ns);
 }
 
 /* Its callback has returned. */
@@ -278,20 +280,18 @@ COX_HOT static inline void cox_channel_thread_record_end(struct cox_channel_thre
     COX_PROBE(callback__return, thread->channel.id, sequence, type, r);
     if (!thread->recorder.records)
         return;
-    cox_recorder_end(&thread->recorder, sequence, now_ns ? now_ns : cox_now_ns());
     if (thread->channel.id == COX_CHANNEL_EXECUTE)
         cox_recorder_group(thread->worker->recorder, &thread->recorder, sequence,
                            thread->operations, thread->waited_ns);
+    cox_recorder_end(&thread->recorder, sequence, now_ns);
 }
 
 /* The reply is about to be published. Any thread that replies to a lent request. */
-COX_HOT static inline void cox_channel_thread_record_reply(const struct cox_channel_thread *thread,
-                                                           uint64_t sequence, int status,
-                                                           uint64_t size)
+COX_INLINE void cox_channel_thread_record_reply(const struct cox_channel_thread *thread,
+                                                uint64_t sequence, int status, uint64_t size)
 {
     COX_PROBE(request__reply, thread->channel.id, sequence, status, size);
-    if (thread->recorder.records)
-        cox_recorder_reply(&thread->recorder, sequence, status, size, cox_now_ns());
+    cox_recorder_reply(&thread->recorder, sequence, cox_recorder_result_word(status, size));
 }
 
 static inline bool cox_worker_stopping(const struct cox_worker *worker)
