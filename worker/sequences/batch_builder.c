@@ -107,21 +107,14 @@ static int row_refuse(const struct cox_sequence_store *store, uint32_t index, ui
     return cox_fail(err, COX_CORRUPT, "row %u: a dummy step has no rows", index);
 }
 
-int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequence_store *store,
-                           const uint32_t *slots, const uint32_t *positions,
-                           const uint32_t *token_counts, size_t count, struct cox_error *err)
+/* Appends the rows, for which there is room. Inlined twice: for one token each, and for more. */
+__attribute__((always_inline)) static inline int rows_append(struct cox_batch_builder *builder,
+                                                             const struct cox_sequence_store *store,
+                                                             const uint32_t *slots,
+                                                             const uint32_t *positions,
+                                                             const uint32_t *token_counts,
+                                                             size_t count, struct cox_error *err)
 {
-    if (count == 0)
-        return 0;
-    /* Each live slot once: more rows than that are refused below, without memory for all. One at
-     * least, so that the first row has an address. */
-    const size_t live_count = store->live_count ? store->live_count : 1;
-    size_t room = builder->batch.row_count;
-    room += count < live_count ? count : live_count;
-    int r =
-        cox_reserve((void **)&builder->rows, &builder->row_capacity, room, sizeof *builder->rows);
-    if (r)
-        return cox_fail(err, r, "no memory for %zu rows", room);
     /* Loaded once, so that the compiler need not reload it after the stores below. */
     struct cox_slot *const sequence_store_slots = store->slots;
     const uint32_t slot_count = store->sequence_count_max;
@@ -150,6 +143,25 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequenc
     return 0;
 }
 
+int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequence_store *store,
+                           const uint32_t *slots, const uint32_t *positions,
+                           const uint32_t *token_counts, size_t count, struct cox_error *err)
+{
+    if (count == 0)
+        return 0;
+    /* Each live slot once: more rows than that are refused below, without memory for all. One at
+     * least, so that the first row has an address. */
+    const size_t live_count = store->live_count ? store->live_count : 1;
+    size_t room = builder->batch.row_count;
+    room += count < live_count ? count : live_count;
+    int r =
+        cox_reserve((void **)&builder->rows, &builder->row_capacity, room, sizeof *builder->rows);
+    if (r)
+        return cox_fail(err, r, "no memory for %zu rows", room);
+    return token_counts ? rows_append(builder, store, slots, positions, token_counts, count, err)
+                        : rows_append(builder, store, slots, positions, NULL, count, err);
+}
+
 int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_sequence_store *store,
                           uint32_t slot, uint32_t position, uint32_t token_count, bool emit,
                           struct cox_error *err)
@@ -158,6 +170,44 @@ int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_sequence
     if (r == 0)
         builder->rows[builder->batch.row_count - 1].emit = emit;
     return r;
+}
+
+/* Gives each row its pointers, and room for its token. table_count is that of the batch. Inlined
+ * twice: for one table, of which there is no loop, and for more. */
+__attribute__((always_inline)) static inline int rows_seal(struct cox_batch_builder *builder,
+                                                           const struct cox_sequence_store *store,
+                                                           const uint32_t table_count,
+                                                           struct cox_error *err)
+{
+    struct cox_block_table *view = builder->views;
+    struct cox_batch_output *output = builder->outputs;
+    struct cox_batch_row *const rows = builder->rows, *const end = rows + builder->batch.row_count;
+    const struct cox_slot *const slots = store->slots;
+    const uint32_t token_count_max = store->token_count_max;
+    for (struct cox_batch_row *row = rows; row < end; row++, output++) {
+        struct cox_stored_sequence *sequence = slots[row->slot].now;
+        const uint32_t token_count = sequence->tokens.count;
+        if (row->emit && row->position + row->token_count == token_count &&
+            (token_count >= sequence->tokens.capacity || token_count >= token_count_max)) {
+            int r =
+                cox_numbers_reserve(&sequence->tokens, (size_t)token_count + 1, token_count_max);
+            if (r)
+                return cox_fail(err, r, "row %u: no room for token %u of slot %u (at most %u)",
+                                (uint32_t)(row - rows), token_count, row->slot, token_count_max);
+        }
+        row->tokens = sequence->tokens.items;
+        row->tables = view;
+        row->sampling = &sequence->sampling;
+        row->lora_id = sequence->lora ? sequence->lora->name : NULL;
+        const struct cox_numbers *tables = sequence->tables;
+        for (uint32_t t = 0; t < table_count; t++, view++) {
+            view->blocks = tables[t].items;
+            view->count = tables[t].count;
+        }
+        output->token = -1;
+        output->logprob = 0;
+    }
+    return 0;
 }
 
 int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_sequence_store *store,
@@ -172,33 +222,9 @@ int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_sequenc
                         (size_t)row_count * table_count, sizeof *builder->views);
     if (r)
         return cox_fail(err, r, "no memory for the view of %u rows", row_count);
-
-    struct cox_block_table *view = builder->views;
-    const struct cox_slot *const slots = store->slots;
-    const uint32_t token_count_max = store->token_count_max;
-    for (uint32_t i = 0; i < row_count; i++) {
-        struct cox_batch_row *row = &builder->rows[i];
-        struct cox_stored_sequence *sequence = slots[row->slot].now;
-        const uint32_t token_count = sequence->tokens.count;
-        if (row->emit && row->position + row->token_count == token_count &&
-            (token_count >= sequence->tokens.capacity || token_count >= token_count_max)) {
-            r = cox_numbers_reserve(&sequence->tokens, (size_t)token_count + 1, token_count_max);
-            if (r)
-                return cox_fail(err, r, "row %u: no room for token %u of slot %u (at most %u)", i,
-                                token_count, row->slot, token_count_max);
-        }
-        row->tokens = sequence->tokens.items;
-        row->tables = view;
-        row->sampling = &sequence->sampling;
-        row->lora_id = sequence->lora ? sequence->lora->name : NULL;
-        const struct cox_numbers *tables = sequence->tables;
-        for (uint32_t t = 0; t < table_count; t++, view++) {
-            view->blocks = tables[t].items;
-            view->count = tables[t].count;
-        }
-        builder->outputs[i].token = -1;
-        builder->outputs[i].logprob = 0;
-    }
-    builder->batch.rows = builder->rows;
-    return 0;
+    r = table_count == 1 ? rows_seal(builder, store, 1, err)
+                         : rows_seal(builder, store, table_count, err);
+    if (r == 0)
+        builder->batch.rows = builder->rows;
+    return r;
 }
