@@ -24,6 +24,8 @@
  * least. */
 #define PASS_MAX_NS UINT64_C(3500000000)
 #define PAIRS_MIN 3
+/* Of a brief run, which has some hundred passes. */
+#define BRIEF_PASS_MAX_NS UINT64_C(150000000)
 #define ROUNDS_MIN 3
 
 /* Of one slice; per round where it says so. */
@@ -178,9 +180,11 @@ static uint64_t try_member(const struct batch *batch, struct member *member)
 static size_t pairs_of(const struct batch *batch, uint64_t one_ns)
 {
     size_t asked = batch->cell->pairs ? batch->cell->pairs : batch->bench->pairs;
-    size_t fit = one_ns ? PASS_MAX_NS / one_ns : asked;
+    const bool brief = batch->bench->brief;
+    const size_t least = brief ? 1 : PAIRS_MIN;
+    size_t fit = one_ns ? (brief ? BRIEF_PASS_MAX_NS : PASS_MAX_NS) / one_ns : asked;
     asked = asked > PAIRS_MAX ? PAIRS_MAX : asked;
-    fit = fit < PAIRS_MIN ? PAIRS_MIN : fit;
+    fit = fit < least ? least : fit;
     return fit < asked ? fit : asked;
 }
 
@@ -308,7 +312,11 @@ static void batch_run(struct bench *bench, const struct cell *cell, struct membe
         members[i].reply_bytes = kind->reply_bytes ? kind->reply_bytes : cell->reply_bytes;
         subject_words(bench, kind, cell->rank_count, members[i].bytes, members[i].reply_bytes,
                       &words);
-        process_start(words.argv, kind->spins_idle, cell->placement, &members[i].process);
+        if (bench->brief && kind->starts_slowly)
+            members[i].process = (struct process){
+                .in_fd = -1, .out_fd = -1, .state = PROCESS_SKIPPED, .text = "not in a brief run"};
+        else
+            process_start(words.argv, kind->spins_idle, cell->placement, &members[i].process);
     }
     batch_pass(&batch, false);
     if (cell->busy)

@@ -39,6 +39,8 @@ struct bench {
     uint64_t slice_ms;
     /* that it runs, in seconds: the figures mean nothing */
     bool quick;
+    /* all rows in two minutes, with wider intervals; peers that start slowly are left out */
+    bool brief;
     /* of this program and the peers */
     const char *folder;
     /* state */

@@ -3,11 +3,9 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/utsname.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "groups.h"
+#include "machine.h"
 #include "measure.h"
 #include "programs.h"
 #include "report.h"
@@ -67,7 +65,7 @@ static void measure_curves(struct bench *bench)
                         .bytes = BYTES,
                         .reply_bytes = REPLY_BYTES,
                         .kinds = kinds_of_curves,
-                        .pairs = 5};
+                        .pairs = bench->brief ? 0 : 5};
     for (int p = 0; p < PLACEMENT_COUNT; p++) {
         cell.placement = (enum placement)p;
         report_section("Growth per rank", cell.placement);
@@ -108,7 +106,7 @@ static void measure_call(struct bench *bench)
                                    .bytes = BYTES,
                                    .reply_bytes = REPLY_BYTES,
                                    .kinds = kinds_of_call,
-                                   .pairs = 25});
+                                   .pairs = bench->brief ? 0 : 25});
 }
 
 static void measure_steps(struct bench *bench)
@@ -194,45 +192,6 @@ static void measure_starts(struct bench *bench)
         groups_start(bench, 8);
 }
 
-/* "L1 Data 32K": the first processor's, as the kernel tells them. */
-static json_t *caches_new(void)
-{
-    static const char *const words[] = {"level", "type", "size"};
-    json_t *caches = json_array();
-    for (int index = 0; index < 8; index++) {
-        char path[96], word[3][16] = {"", "", ""}, text[48];
-        int found = 0;
-        for (int i = 0; i < 3; i++) {
-            snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index,
-                     words[i]);
-            FILE *file = fopen(path, "re");
-            found += file && fscanf(file, "%15s", word[i]) == 1;
-            if (file)
-                fclose(file);
-        }
-        if (found != 3)
-            break;
-        snprintf(text, sizeof text, "L%s %s %s", word[0], word[1], word[2]);
-        json_array_append_new(caches, json_string(text));
-    }
-    return caches;
-}
-
-static json_t *machine_new(void)
-{
-    struct utsname name;
-    char date[32] = "";
-    const time_t now = time(NULL);
-    struct tm broken;
-    if (uname(&name) < 0)
-        return json_object();
-    if (gmtime_r(&now, &broken))
-        strftime(date, sizeof date, "%Y-%m-%d", &broken);
-    return json_pack("{s:s, s:s, s:s, s:i, s:o}", "date", date, "kernel", name.release, "machine",
-                     name.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN), "caches",
-                     caches_new());
-}
-
 int conductor_run(struct bench *bench)
 {
     bench->begin_ns = measure_now_ns();
@@ -241,7 +200,8 @@ int conductor_run(struct bench *bench)
     bench->samples_ns = calloc(BENCH_ROUNDS_MAX, sizeof *bench->samples_ns);
     if (!bench->root || !bench->rows || !bench->samples_ns)
         return -ENOMEM;
-    json_object_set_new(bench->root, "machine", machine_new());
+    json_t *machine = machine_begin(bench->folder);
+    json_object_set_new(bench->root, "machine", machine);
     json_object_set_new(bench->root, "rows", bench->rows);
     report_heading(bench);
     if (wanted(bench, "bytes"))
@@ -274,6 +234,8 @@ int conductor_run(struct bench *bench)
     report_again(bench);
     targets_judge(bench);
     report_targets(bench);
+    machine_end(machine);
+    machine_print(machine);
     free(bench->samples_ns);
     bench->samples_ns = NULL;
     return 0;

@@ -46,7 +46,7 @@ static bool row_end(struct bench *bench, json_t *row, const struct process *proc
 static void rate_of(struct bench *bench, const struct kind *kind, enum placement placement,
                     uint32_t rank_count)
 {
-    const size_t count = bench->quick ? RATE / 10 : RATE * 2;
+    const size_t count = bench->quick ? RATE / 10 : bench->brief ? RATE / 4 : RATE * 2;
     struct process process;
     struct procfs_usage begin, end;
     json_t *row = row_new("rate", kind->name, placement, rank_count);
@@ -95,7 +95,7 @@ void groups_rate(struct bench *bench, const char *const *kinds, enum placement p
 static void idle_of(struct bench *bench, const struct kind *kind, enum placement placement,
                     uint32_t rank_count)
 {
-    const uint32_t idle_ms = bench->quick ? 100 : IDLE_MS;
+    const uint32_t idle_ms = bench->quick ? 100 : bench->brief ? IDLE_MS / 6 : IDLE_MS;
     struct process process;
     struct procfs_usage begin, end;
     json_t *row = row_new("idle", kind->name, placement, rank_count);
@@ -129,7 +129,7 @@ void groups_idle(struct bench *bench, uint32_t rank_count)
 static void start_of(struct bench *bench, const struct kind *kind, enum placement placement,
                      uint32_t rank_count)
 {
-    const size_t starts = bench->quick ? 1 : STARTS;
+    const size_t starts = bench->quick || bench->brief ? 1 : STARTS;
     double start_ms[STARTS], pss[STARTS], private[STARTS];
     struct procfs_memory memory = {0};
     struct process process;
@@ -169,7 +169,7 @@ void groups_start(struct bench *bench, uint32_t rank_count)
 static void allocations_of(struct bench *bench, const struct kind *kind, enum placement placement,
                            uint32_t rank_count)
 {
-    const size_t count = bench->quick ? 50 : 5000;
+    const size_t count = bench->quick ? 50 : bench->brief ? 500 : 5000;
     uint64_t allocations = 0;
     struct process process;
     json_t *row = row_new("allocations", kind->name, placement, rank_count);

@@ -19,6 +19,8 @@ struct kind {
     const char *words[8];
     /* some of its processes are on a processor when nothing is asked */
     bool spins_idle;
+    /* it takes seconds to start: a brief run leaves it out */
+    bool starts_slowly;
     /* of a request; 0: any */
     size_t bytes_max;
     /* in place of the cell's; 0: the cell's */

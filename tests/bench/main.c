@@ -30,6 +30,7 @@ static const char usage_text[] =
     "  --bytes LIST     sizes of a request, of bytes (4096,65536,1048576,67108864)\n"
     "  --pairs N        slices of each kind (9)\n"
     "  --slice-ms N     time of a slice (25)\n"
+    "  --brief          every row in about two minutes, with wider intervals\n"
     "  --quick          seconds in place of minutes; the figures mean nothing\n"
     "  --json FILE      also writes everything to FILE\n";
 
@@ -141,15 +142,29 @@ static void make_quick(struct bench *bench)
     bench->size_count = 2;
 }
 
+/* Few and short slices: an interval is some times as wide as that of a whole run. */
+static void make_brief(struct bench *bench)
+{
+    bench->brief = true;
+    bench->pairs = 3;
+    bench->slice_ms = 4;
+}
+
 /* Returns -1 to go on, or the exit status. */
 static int parse_options(int argc, char **argv, struct options *options)
 {
     static const struct option names[] = {
-        {"sections", required_argument, NULL, 's'}, {"kinds", required_argument, NULL, 'k'},
-        {"ranks", required_argument, NULL, 'n'},    {"bytes", required_argument, NULL, 'b'},
-        {"pairs", required_argument, NULL, 'p'},    {"slice-ms", required_argument, NULL, 'm'},
-        {"quick", no_argument, NULL, 'q'},          {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
+        {"sections", required_argument, NULL, 's'},
+        {"kinds", required_argument, NULL, 'k'},
+        {"ranks", required_argument, NULL, 'n'},
+        {"bytes", required_argument, NULL, 'b'},
+        {"pairs", required_argument, NULL, 'p'},
+        {"slice-ms", required_argument, NULL, 'm'},
+        {"quick", no_argument, NULL, 'q'},
+        {"brief", no_argument, NULL, 'B'},
+        {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     *options = (struct options){.bench = {.pairs = 9, .slice_ms = 25}};
     parse_ranks("1,2,4,8,16,32", &options->bench);
@@ -158,6 +173,8 @@ static int parse_options(int argc, char **argv, struct options *options)
     for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         if (option == 'q') {
             make_quick(&options->bench);
+        } else if (option == 'B') {
+            make_brief(&options->bench);
         } else if (!parse_option(option, optarg, options)) {
             fputs(usage_text, option == 'h' ? stdout : stderr);
             return option == 'h' ? 0 : 2;

@@ -21,7 +21,7 @@ struct program {
     const char *file;
     enum placement placement;
     /* NULL-terminated */
-    const char *words[WORD_COUNT_MAX], *quick_words[WORD_COUNT_MAX];
+    const char *words[WORD_COUNT_MAX], *brief_words[WORD_COUNT_MAX], *quick_words[WORD_COUNT_MAX];
 };
 
 static const struct program programs[] = {
@@ -30,39 +30,51 @@ static const struct program programs[] = {
      "coxswain-deaths",
      PLACEMENT_FREE,
      {"--kills", "200", "--coordinators", "0", "--sizes", "0,64", NULL},
+     {"--kills", "20", "--coordinators", "0", "--sizes", "0,64", NULL},
      {"--kills", "4", "--coordinators", "0", "--sizes", "0", NULL}},
     {"deadlines",
      "A deadline passes",
      "coxswain-deadlines",
      PLACEMENT_FREE,
      {"--samples", "500", NULL},
+     {"--samples", "50", NULL},
      {"--samples", "4", NULL}},
     {"replace",
      "A rank is replaced",
      "coxswain-replace",
      PLACEMENT_FREE,
      {"--ranks", "2,4,8", "--runs", "30", NULL},
+     {"--ranks", "2,4,8", "--runs", "4", NULL},
      {"--ranks", "2", "--runs", "2", NULL}},
     {"ranks",
      "Ranks among themselves",
      "coxswain-ranks",
      PLACEMENT_FREE,
      {"--ranks", "2,4,8,16", "--rounds", "200", "--slices", "9", NULL},
+     {"--ranks", "2,4,8,16", "--rounds", "50", "--slices", "3", NULL},
      {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
     {"ranks",
      "Ranks among themselves",
      "coxswain-ranks",
      PLACEMENT_ONE,
      {"--ranks", "8", "--rounds", "200", "--slices", "9", NULL},
+     {"--ranks", "8", "--rounds", "50", "--slices", "3", NULL},
      {"--ranks", "8", "--rounds", "5", "--slices", "1", NULL}},
     {"pull",
      "KV blocks are pulled",
      "coxswain-pull",
      PLACEMENT_FREE,
      {"--pairs", "15", NULL},
+     {"--pairs", "3", NULL},
      {"--bytes", "4194304", "--pairs", "2", NULL}},
     /* What a step of the model spends in the channel and in the group. */
-    {"model", "The model", "share.py", PLACEMENT_FREE, {NULL}, {"--quick", NULL}},
+    {"model",
+     "The model",
+     "share.py",
+     PLACEMENT_FREE,
+     {NULL},
+     {"--quick", NULL},
+     {"--quick", NULL}},
 };
 
 static int run_and_wait(const char *const *argv, enum placement placement)
@@ -103,7 +115,9 @@ static void rows_add(struct bench *bench, const struct program *program, json_t 
 
 static void program_run(struct bench *bench, const struct program *program)
 {
-    const char *const *words = bench->quick ? program->quick_words : program->words;
+    const char *const *words = bench->quick   ? program->quick_words
+                               : bench->brief ? program->brief_words
+                                              : program->words;
     char path[4096 + 64], json_path[64];
     const char *argv[WORD_COUNT_MAX + 4] = {path};
     size_t n = 1;

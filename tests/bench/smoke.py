@@ -69,13 +69,37 @@ PROGRAMS = ["deaths", "deadlines", "replace", "ranks", "pull", "model"]
 FIGURES = ["p50_us", "p99_us", "mean_us", "cpu_us", "sleeps", "preempted", "runs", "rounds", "pairs"]
 
 
+def check_machine(machine):
+    """On what a run was made, and what else ran meanwhile."""
+    assert machine["processors"] > 0 and machine["seconds"] > 0, machine
+    assert len(machine["load_begin"]) == len(machine["load_end"]) == 3, machine
+    assert 0 <= machine["elsewhere"] <= 1 and 0 <= machine["steal"] <= 1, machine
+    git = subprocess.run(["git", "-C", os.path.dirname(sys.argv[1]), "rev-parse", "HEAD"], capture_output=True, text=True)
+    assert machine.get("commit") == (git.stdout.strip() if git.returncode == 0 else None), machine
+
+
+def check_brief():
+    """A brief run starts no peer that takes seconds to start; it says so."""
+    slow = ["py-ray-object", "py-vllm-object"]
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        words = ["--brief", "--sections", "python", "--kinds", ",".join(slow), "--json", file.name]
+        status = subprocess.run([sys.argv[1], *words], stdout=subprocess.DEVNULL).returncode
+        assert status == 0, f"a brief run has failed with {status}"
+        bench = json.load(open(file.name))
+    check_machine(bench["machine"])
+    rows = [(row["kind"], row.get("missing")) for row in bench["rows"]]
+    assert set(rows) == {(kind, "not in a brief run") for kind in slow}, rows
+
+
 def main():
+    check_brief()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         # All of ours; peers are subjects of their own, and have their own test.
         status = subprocess.run([sys.argv[1], "--quick", "--json", file.name]).returncode
         assert status == 0, f"the bench has failed with {status}"
         bench = json.load(open(file.name))
 
+    check_machine(bench["machine"])
     names = [target["name"] for target in bench["targets"]]
     assert names == TARGETS, f"other targets than expected: {set(names) ^ set(TARGETS)}"
     for target in bench["targets"]:

@@ -4,6 +4,8 @@ cox_command_test(NAME docs/links LABEL docs TIER quick
 cox_command_test(NAME docs/chart LABEL docs TIER quick
     COMMAND ${COX_PYTHON} ${PROJECT_SOURCE_DIR}/tests/bench/peers.py --check
             ${PROJECT_SOURCE_DIR}/docs/bench.json ${PROJECT_SOURCE_DIR}/docs/bench-peers.svg)
+cox_command_test(NAME docs/results LABEL docs TIER quick
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/results.py ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME docs/pictures LABEL docs TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/pictures.py ${PROJECT_SOURCE_DIR})
 cox_command_test(NAME docs/options LABEL docs TIER quick
