@@ -40,6 +40,10 @@ struct deadlines_options {
     uint32_t rank_count;
     /* of each row */
     size_t samples;
+    /* The first deadline that passes has the stacks of all ranks gathered, as it does anywhere: at
+     * most once in 10 s, by a process for each rank. Deadlines that pass meanwhile are late as
+     * beside any other program. */
+    bool stacks;
     /* NULL: none */
     const char *json_path;
     FILE *json;
@@ -50,6 +54,7 @@ static const char usage_text[] =
     "Asks all ranks for what one of them holds back, and tells how long after its deadline the request ends.\n"
     "  --samples N  deadlines of each kind (500)\n"
     "  --ranks N    workers of a group (8)\n"
+    "  --stacks     with the stacks that a deadline has gathered, by a process for each rank\n"
     "  --json FILE  also writes everything to FILE\n";
 
 enum way {
@@ -171,8 +176,8 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
     fprintf(stderr, "[rank %" PRIu32 "]%s %s\n", rank, is_stderr ? "" : ":", text);
 }
 
-static int group_start(struct group *group, uint32_t rank_count, enum cox_attach attach,
-                       enum way way, struct cox_error *err)
+static int group_start(struct group *group, uint32_t rank_count, bool stacks,
+                       enum cox_attach attach, enum way way, struct cox_error *err)
 {
     char program[4096], path[64];
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
@@ -193,6 +198,7 @@ static int group_start(struct group *group, uint32_t rank_count, enum cox_attach
                                                  .rank_count = rank_count,
                                                  .workers.command = command,
                                                  .memory.attach = attach,
+                                                 .recorder.stacks_off = !stacks,
                                                  .hooks.line = on_line};
     return cox_executor_start(&options, &group->executor, err);
 }
@@ -429,8 +435,9 @@ static int measure_row(const struct deadlines_options *options, enum cox_attach 
     struct group group = {0};
     struct row row = {.late_ns = calloc(options->samples, sizeof *row.late_ns),
                       .timer_ns = calloc(options->samples, sizeof *row.timer_ns)};
-    int r = row.late_ns && row.timer_ns ? group_start(&group, options->rank_count, attach, way, err)
-                                        : cox_fail(err, -ENOMEM, "no memory for samples");
+    int r = row.late_ns && row.timer_ns
+                ? group_start(&group, options->rank_count, options->stacks, attach, way, err)
+                : cox_fail(err, -ENOMEM, "no memory for samples");
     if (r == 0 && way == WAY_SUBMIT)
         r = cox_executor_set_handler(group.executor, COX_CHANNEL_EXECUTE, on_completion, &group);
     if (r == 0 && load)
@@ -482,17 +489,16 @@ static bool parse_number(const char *text, size_t max, size_t *ret_value)
 static int parse_options(int argc, char **argv, struct deadlines_options *options)
 {
     static const struct option names[] = {
-        {"samples", required_argument, NULL, 's'},
-        {"ranks", required_argument, NULL, 'n'},
-        {"json", required_argument, NULL, 'j'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"samples", required_argument, NULL, 's'}, {"ranks", required_argument, NULL, 'n'},
+        {"stacks", no_argument, NULL, 't'},        {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
     };
     *options = (struct deadlines_options){.rank_count = 8, .samples = 500};
     for (int option; (option = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         size_t number = options->rank_count;
         bool good = option == 's'   ? parse_number(optarg, SAMPLES_MAX, &options->samples)
                     : option == 'j' ? (options->json_path = optarg) != NULL
+                    : option == 't' ? (options->stacks = true)
                     : option == 'n' ? parse_number(optarg, RANK_COUNT_MAX, &number)
                                     : false;
         options->rank_count = (uint32_t)number;
