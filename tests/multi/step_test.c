@@ -213,7 +213,7 @@ TEST(s2_a_step_that_failed_on_one_rank_took_effect_on_none)
                                      0);
                     for (int done = 0, attempt = 1; done < STEP_COUNT; attempt++) {
                         int r = chats_step(g, chats, &base,
-                                           block && attempt == at ? 30 : TEST_PATIENCE_MS);
+                                           block && attempt == at ? 250 : TEST_PATIENCE_MS);
                         done += r == 0;
                         if (r == 0)
                             continue;
