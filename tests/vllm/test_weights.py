@@ -50,8 +50,8 @@ def test_a_later_rank_and_a_later_engine_load_nothing(server):
         assert users() == [1, 1]
         assert running.note()["shared_weights_bytes"] > 100000
         os.kill(running.pids()[1], signal.SIGKILL)
-        running.wait_for_incident(1)
         assert is_right(running)
+        running.wait_for_incident(1)
         wait_until(lambda: running.text().count("Weights mapped") == 2, running.text)
     wait_until(lambda: users() == [0, 0], "the ranks are users still")
     with sharing(server, VLLM_COXSWAIN_SPARES="hot") as running:
@@ -61,8 +61,8 @@ def test_a_later_rank_and_a_later_engine_load_nothing(server):
         assert "loaded and shared" not in running.text()
         assert is_right(running)
         os.kill(running.pids()[0], signal.SIGKILL)
-        running.wait_for_incident(1)
         assert is_right(running)
+        running.wait_for_incident(1)
 
 
 def test_weights_that_are_written_are_the_ranks_own(models):
