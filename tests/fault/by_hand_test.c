@@ -228,12 +228,4 @@ TEST(p3_b2_a_start_with_a_deadline_names_the_worker_that_is_stopped)
     }
 }
 
-#else
-
-int main(void)
-{
-    printf("needs the fault points of the testing build (COX_TESTING)\n");
-    return 77;
-}
-
 #endif

@@ -206,11 +206,4 @@ SOCKET_TEST(b4_p7_a_name_whose_owner_dies_during_a_start_is_free)
     assert_int_equal(runtime_dir_count(), 0);
 }
 
-#else
-
-int main(void)
-{
-    return 77; /* there are no points */
-}
-
 #endif

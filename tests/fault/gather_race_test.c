@@ -169,11 +169,4 @@ int main(void)
     return test_run(NULL, NULL);
 }
 
-#else
-
-int main(void)
-{
-    return 77;
-}
-
 #endif

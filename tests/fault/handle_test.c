@@ -262,11 +262,4 @@ SOCKET_TEST(l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead)
     await_fds(before);
 }
 
-#else
-
-int main(void)
-{
-    return 77; /* there are no points */
-}
-
 #endif

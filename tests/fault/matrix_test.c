@@ -383,12 +383,4 @@ int main(int argc, char **argv)
     return test_run(setup_all, NULL);
 }
 
-#else
-
-int main(void)
-{
-    printf("needs the fault points of the testing build (COX_TESTING)\n");
-    return 77;
-}
-
 #endif

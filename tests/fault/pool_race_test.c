@@ -317,11 +317,4 @@ TEST(b31_b24_threads_of_a_process_close_one_after_the_other)
     cox_pool_free(pool);
 }
 
-#else
-
-int main(void)
-{
-    return 77; /* no fault points in this build */
-}
-
 #endif

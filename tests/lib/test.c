@@ -1,6 +1,7 @@
 #include "test.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,11 @@ int test_run(CMFixtureFunction setup, CMFixtureFunction teardown)
     size_t count = 0;
     for (const struct test_entry *entry = entries; entry; entry = entry->next)
         count++;
-    struct CMUnitTest *tests = calloc(count + 1, sizeof *tests);
+    if (count == 0) {
+        printf("no tests in this build: they need its fault points (COX_TESTING)\n");
+        return 77;
+    }
+    struct CMUnitTest *tests = calloc(count, sizeof *tests);
     if (!tests)
         return -1;
     count = 0;

@@ -169,12 +169,4 @@ TEST(p8_the_last_words_of_a_rank_are_heard)
     }
 }
 
-#else
-
-int main(void)
-{
-    printf("needs the fault points of the testing build (COX_TESTING)\n");
-    return 77;
-}
-
 #endif
