@@ -101,6 +101,20 @@ const char *test_worker_program(void);
     }                                                                                              \
     static void name##_in(__attribute__((unused)) struct test_group *g)
 
+/* The same over groups of 1, 2, 4 and 8, one after the other; n is how many. */
+#define GROUPS_TEST(name)                                                                          \
+    static void name##_in(struct test_group *g, uint32_t n);                                       \
+    TEST(name)                                                                                     \
+    {                                                                                              \
+        for (uint32_t rank_count = 1; rank_count <= 8; rank_count *= 2) {                          \
+            struct test_group *group = test_group_start(rank_count, NULL);                         \
+            name##_in(group, rank_count);                                                          \
+            test_group_free(group);                                                                \
+        }                                                                                          \
+    }                                                                                              \
+    static void name##_in(__attribute__((unused)) struct test_group *g,                            \
+                          __attribute__((unused)) uint32_t n)
+
 /* Lines that workers wrote to stdout or stderr. rank -1: any. Waits until `count` of them start
  * with text. */
 void test_await_lines(struct test_group *group, int rank, const char *text, size_t count);

@@ -17,12 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint32_t world_sizes[] = {1, 2, 4, 8};
-#define FOR_EACH_WORLD_SIZE(n)                                                                     \
-    for (uint32_t n##_i = 0, n = world_sizes[0];                                                   \
-         n##_i < sizeof world_sizes / sizeof world_sizes[0];                                       \
-         n##_i++, n = n##_i < sizeof world_sizes / sizeof world_sizes[0] ? world_sizes[n##_i] : 0)
-
 static uint64_t digest(const uint8_t *bytes, size_t size)
 {
     return cox_hash_bytes(COX_HASH_START, bytes, size);
@@ -30,38 +24,33 @@ static uint64_t digest(const uint8_t *bytes, size_t size)
 
 /* ---- broadcast ---- */
 
-TEST(m2_one_request_reaches_every_rank_whole)
+GROUPS_TEST(m2_one_request_reaches_every_rank_whole)
 {
-    FOR_EACH_WORLD_SIZE(n)
-    {
-        struct test_group *g = test_group_start(n, NULL);
-        size_t size = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE);
-        uint8_t *bytes = malloc(size);
-        assert_non_null(bytes);
-        for (size_t i = 0; i < size; i++)
-            bytes[i] = (uint8_t)(i % 251 + 1);
-        memcpy(bytes, "sum ", 4);
-        char expected[32];
-        snprintf(expected, sizeof expected, "%016" PRIx64, digest(bytes, size));
-        const struct test_how how = {.gather = COX_GATHER_ALL};
-        struct test_completion c;
-        assert_int_equal(test_call_bytes(g, &c, &how, bytes, size), 0);
-        assert_int_equal(c.rank_count, n);
-        for (uint32_t rank = 0; rank < n; rank++) {
-            assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_OK);
-            assert_true(c.ranks[rank].taken);
-            assert_string_equal(c.ranks[rank].bytes, expected);
-            assert_int_equal(c.ranks[rank].pid, cox_executor_pid(test_group_executor(g), rank));
-        }
-        test_completion_deinit(&c);
-        /* One request was published for all of them. */
-        struct cox_channel_stats stats;
-        cox_executor_stats(test_group_executor(g), COX_CHANNEL_EXECUTE, &stats);
-        assert_int_equal(stats.submitted, 1);
-        assert_int_equal(stats.completed, 1);
-        free(bytes);
-        test_group_free(g);
+    size_t size = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE);
+    uint8_t *bytes = malloc(size);
+    assert_non_null(bytes);
+    for (size_t i = 0; i < size; i++)
+        bytes[i] = (uint8_t)(i % 251 + 1);
+    memcpy(bytes, "sum ", 4);
+    char expected[32];
+    snprintf(expected, sizeof expected, "%016" PRIx64, digest(bytes, size));
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    struct test_completion c;
+    assert_int_equal(test_call_bytes(g, &c, &how, bytes, size), 0);
+    assert_int_equal(c.rank_count, n);
+    for (uint32_t rank = 0; rank < n; rank++) {
+        assert_int_equal(c.ranks[rank].outcome, COX_OUTCOME_OK);
+        assert_true(c.ranks[rank].taken);
+        assert_string_equal(c.ranks[rank].bytes, expected);
+        assert_int_equal(c.ranks[rank].pid, cox_executor_pid(test_group_executor(g), rank));
     }
+    test_completion_deinit(&c);
+    /* One request was published for all of them. */
+    struct cox_channel_stats stats;
+    cox_executor_stats(test_group_executor(g), COX_CHANNEL_EXECUTE, &stats);
+    assert_int_equal(stats.submitted, 1);
+    assert_int_equal(stats.completed, 1);
+    free(bytes);
 }
 
 GROUP_TEST(m2_ranks_that_are_not_asked_do_nothing, 4)
@@ -99,8 +88,7 @@ GROUP_TEST(m2_ranks_that_are_not_asked_do_nothing, 4)
 
 TEST(m3_oversize_request_is_refused_with_both_sizes)
 {
-    FOR_EACH_WORLD_SIZE(n)
-    {
+    for (uint32_t n = 1; n <= 8; n *= 2) {
         const struct cox_executor_options no_large_payloads = {
             .size = sizeof(struct cox_executor_options), .memory.refuse_large_payloads = true};
         struct test_group *g = test_group_start(n, &no_large_payloads);
@@ -214,78 +202,67 @@ TEST(m3_a_reply_that_makes_no_sense_is_corrupt)
 
 /* ---- gather policies ---- */
 
-TEST(m4_which_ranks_send_the_payload)
+GROUPS_TEST(m4_which_ranks_send_the_payload)
 {
-    FOR_EACH_WORLD_SIZE(n)
-    {
-        struct test_group *g = test_group_start(n, NULL);
-        /* From all, from all but the first, from the last alone. */
-        const uint64_t all = (UINT64_C(1) << n) - 1,
-                       sets[] = {all, all & ~UINT64_C(1), 1u << (n - 1)};
-        for (size_t s = 0; s < 3; s++) {
-            if (!sets[s])
-                continue;
-            int lowest = 0;
-            while (!(sets[s] >> lowest & 1))
-                lowest++;
-            for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++) {
-                const struct test_how how = {.gather = (enum cox_gather)policy, .ranks = sets[s]};
-                struct test_completion c;
-                assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
-                assert_int_equal(c.rank_count, n);
-                assert_int_equal(c.payload_rank, policy == COX_GATHER_RANK0 ? lowest : -1);
-                for (uint32_t rank = 0; rank < n; rank++) {
-                    bool asked = sets[s] >> rank & 1;
-                    bool payload = asked && (policy == COX_GATHER_ALL ||
-                                             (policy == COX_GATHER_RANK0 && (int)rank == lowest));
-                    assert_int_equal(c.ranks[rank].outcome,
-                                     asked ? COX_OUTCOME_OK : COX_OUTCOME_NOT_ASKED);
-                    assert_int_equal(c.ranks[rank].has_payload, payload);
-                    if (payload)
-                        assert_int_equal(atoi(c.ranks[rank].bytes), c.ranks[rank].pid);
-                }
-                test_completion_deinit(&c);
+    /* From all, from all but the first, from the last alone. */
+    const uint64_t all = (UINT64_C(1) << n) - 1, sets[] = {all, all & ~UINT64_C(1), 1u << (n - 1)};
+    for (size_t s = 0; s < 3; s++) {
+        if (!sets[s])
+            continue;
+        int lowest = 0;
+        while (!(sets[s] >> lowest & 1))
+            lowest++;
+        for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++) {
+            const struct test_how how = {.gather = (enum cox_gather)policy, .ranks = sets[s]};
+            struct test_completion c;
+            assert_int_equal(test_call_how(g, &c, &how, "pid"), 0);
+            assert_int_equal(c.rank_count, n);
+            assert_int_equal(c.payload_rank, policy == COX_GATHER_RANK0 ? lowest : -1);
+            for (uint32_t rank = 0; rank < n; rank++) {
+                bool asked = sets[s] >> rank & 1;
+                bool payload = asked && (policy == COX_GATHER_ALL ||
+                                         (policy == COX_GATHER_RANK0 && (int)rank == lowest));
+                assert_int_equal(c.ranks[rank].outcome,
+                                 asked ? COX_OUTCOME_OK : COX_OUTCOME_NOT_ASKED);
+                assert_int_equal(c.ranks[rank].has_payload, payload);
+                if (payload)
+                    assert_int_equal(atoi(c.ranks[rank].bytes), c.ranks[rank].pid);
             }
+            test_completion_deinit(&c);
         }
-        const struct test_how none = {.gather = COX_GATHER_NONE};
-        assert_int_equal(test_call_how(g, NULL, &none, "pid"), COX_INVALID);
-        test_group_free(g);
     }
+    const struct test_how none = {.gather = COX_GATHER_NONE};
+    assert_int_equal(test_call_how(g, NULL, &none, "pid"), COX_INVALID);
 }
 
-TEST(m4_an_error_of_any_rank_is_the_end_under_every_policy)
+GROUPS_TEST(m4_an_error_of_any_rank_is_the_end_under_every_policy)
 {
-    FOR_EACH_WORLD_SIZE(n)
-    {
-        struct test_group *g = test_group_start(n, NULL);
-        for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++)
-            for (uint32_t bad = 0; bad < n; bad++) {
-                const struct test_how how = {.gather = (enum cox_gather)policy};
-                struct test_completion c;
-                char named[64];
-                assert_int_equal(
-                    test_call_how(g, &c, &how, "only %" PRIu32 " fail 7 the words of it", bad),
-                    COX_REJECTED);
-                assert_int_equal(c.status, COX_REJECTED);
-                snprintf(named, sizeof named, "rank %" PRIu32 " failed: the words of it", bad);
-                assert_contains(c.text, named);
-                for (uint32_t rank = 0; rank < n; rank++) {
-                    const struct test_rank *r = &c.ranks[rank];
-                    if (rank == bad) {
-                        assert_int_equal(r->outcome, COX_OUTCOME_ERROR);
-                        assert_int_equal(r->code, 7);
-                        assert_string_equal(r->text, "the words of it");
-                        assert_false(r->has_payload);
-                    } else {
-                        assert_true(r->outcome == COX_OUTCOME_OK || r->outcome == COX_OUTCOME_LATE);
-                        assert_true(r->outcome == COX_OUTCOME_OK || r->text[0]);
-                    }
+    for (int policy = COX_GATHER_RANK0; policy <= COX_GATHER_FIRST_ERROR; policy++)
+        for (uint32_t bad = 0; bad < n; bad++) {
+            const struct test_how how = {.gather = (enum cox_gather)policy};
+            struct test_completion c;
+            char named[64];
+            assert_int_equal(
+                test_call_how(g, &c, &how, "only %" PRIu32 " fail 7 the words of it", bad),
+                COX_REJECTED);
+            assert_int_equal(c.status, COX_REJECTED);
+            snprintf(named, sizeof named, "rank %" PRIu32 " failed: the words of it", bad);
+            assert_contains(c.text, named);
+            for (uint32_t rank = 0; rank < n; rank++) {
+                const struct test_rank *r = &c.ranks[rank];
+                if (rank == bad) {
+                    assert_int_equal(r->outcome, COX_OUTCOME_ERROR);
+                    assert_int_equal(r->code, 7);
+                    assert_string_equal(r->text, "the words of it");
+                    assert_false(r->has_payload);
+                } else {
+                    assert_true(r->outcome == COX_OUTCOME_OK || r->outcome == COX_OUTCOME_LATE);
+                    assert_true(r->outcome == COX_OUTCOME_OK || r->text[0]);
                 }
-                test_completion_deinit(&c);
             }
-        test_expect_echo(g, "still here");
-        test_group_free(g);
-    }
+            test_completion_deinit(&c);
+        }
+    test_expect_echo(g, "still here");
 }
 
 /* Without waiting for the ranks that are still busy. */
@@ -389,8 +366,7 @@ TEST(m5_every_request_completes_once)
 
 TEST(m5_stop_completes_what_is_outstanding)
 {
-    FOR_EACH_WORLD_SIZE(n)
-    {
+    for (uint32_t n = 1; n <= 8; n *= 2) {
         const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                      .times.finalize_ms = 1,
                                                      .times.term_ms = 1};

@@ -141,61 +141,55 @@ GROUP_TEST(p3_a_timeout_names_the_silent_rank_and_its_state, 4)
     test_expect_echo(g, "awake");
 }
 
-TEST(s4_a_late_rank_blocks_its_channel_only)
+GROUPS_TEST(s4_a_late_rank_blocks_its_channel_only)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        struct test_pipe *pipe = test_pipe_new();
-        struct cox_executor *executor = test_group_executor(g);
-        const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
-        uint32_t bad = n - 1, late_count = 0;
-        struct test_completion c;
-        call_in_vain(g, &c, &brief, "only %" PRIu32 " block %s", bad, test_pipe_path(pipe));
-        for (uint32_t rank = 0; rank < n; rank++)
-            late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
-        test_completion_deinit(&c);
-        /* execute does not run ahead: submit's error names rank and request. Ranks that were only
-         * slow reply. */
-        const struct test_how normal = {.gather = COX_GATHER_ALL};
-        char named[64];
-        snprintf(named, sizeof named, "rank %" PRIu32 " still owes the reply to sequence 1", bad);
-        uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-        do
-            assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
-        while (!strstr(test_error_text(g), named) && cox_now_ns() < deadline_ns);
-        assert_contains(test_error_text(g), named);
-        if (n > 1) { /* also for ranks that owe nothing */
-            const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1};
-            assert_int_equal(test_submit(g, &others, "echo x"), COX_LATE);
-        }
-        /* The other channels go on. */
-        struct cox_error err = {0};
-        struct cox_link_status links = {0};
-        assert_int_equal(cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                                  &links, &err),
-                         0);
-        cox_link_status_deinit(&links);
-        struct cox_recover_result results[8];
-        assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR,
-                                              cox_deadline_after_ms(TEST_PATIENCE_MS), results,
-                                              &err),
-                         0);
-        Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
-        struct cox_pull_result *pulled = NULL;
-        size_t count = 0;
-        assert_int_equal(cox_executor_pull_kv(executor, &pull,
-                                              cox_deadline_after_ms(TEST_PATIENCE_MS), &pulled,
-                                              &count, &err),
-                         0);
-        free(pulled);
+    struct test_pipe *pipe = test_pipe_new();
+    struct cox_executor *executor = test_group_executor(g);
+    const struct test_how brief = {.gather = COX_GATHER_RANK0, .timeout_ms = 20};
+    uint32_t bad = n - 1, late_count = 0;
+    struct test_completion c;
+    call_in_vain(g, &c, &brief, "only %" PRIu32 " block %s", bad, test_pipe_path(pipe));
+    for (uint32_t rank = 0; rank < n; rank++)
+        late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
+    test_completion_deinit(&c);
+    /* execute does not run ahead: submit's error names rank and request. Ranks that were only
+     * slow reply. */
+    const struct test_how normal = {.gather = COX_GATHER_ALL};
+    char named[64];
+    snprintf(named, sizeof named, "rank %" PRIu32 " still owes the reply to sequence 1", bad);
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    do
         assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
-        /* Usable as soon as the rank has replied. */
-        test_pipe_release(pipe, 1);
-        assert_int_equal(test_submit_persist(g, &normal, "echo back"), 0);
-        assert_string_equal(test_await(g, 0)->ranks[bad].bytes, "back");
-        assert_int_equal(stats_of(g).late_replies, late_count);
-        test_group_free(g);
+    while (!strstr(test_error_text(g), named) && cox_now_ns() < deadline_ns);
+    assert_contains(test_error_text(g), named);
+    if (n > 1) { /* also for ranks that owe nothing */
+        const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1};
+        assert_int_equal(test_submit(g, &others, "echo x"), COX_LATE);
     }
+    /* The other channels go on. */
+    struct cox_error err = {0};
+    struct cox_link_status links = {0};
+    assert_int_equal(
+        cox_executor_link_status(executor, cox_deadline_after_ms(TEST_PATIENCE_MS), &links, &err),
+        0);
+    cox_link_status_deinit(&links);
+    struct cox_recover_result results[8];
+    assert_int_equal(cox_executor_recover(executor, COX_RECOVER_CLEAR,
+                                          cox_deadline_after_ms(TEST_PATIENCE_MS), results, &err),
+                     0);
+    Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
+    struct cox_pull_result *pulled = NULL;
+    size_t count = 0;
+    assert_int_equal(cox_executor_pull_kv(executor, &pull, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                          &pulled, &count, &err),
+                     0);
+    free(pulled);
+    assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
+    /* Usable as soon as the rank has replied. */
+    test_pipe_release(pipe, 1);
+    assert_int_equal(test_submit_persist(g, &normal, "echo back"), 0);
+    assert_string_equal(test_await(g, 0)->ranks[bad].bytes, "back");
+    assert_int_equal(stats_of(g).late_replies, late_count);
 }
 
 /* The handler gets the second completion as well, in a group with a response thread. */

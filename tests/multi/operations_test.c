@@ -38,43 +38,39 @@ static void expect_told(struct test_group *g, uint32_t rank, const char *what, c
 
 /* ---- init ---- */
 
-TEST(m6_init_takes_the_smallest_of_all_ranks)
+GROUPS_TEST(m6_init_takes_the_smallest_of_all_ranks)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        const struct cox_config_entry config[] = {{"npu", "2000"},
-                                                  {"cpu", "300"},
-                                                  {"start_thinking", "151667"},
-                                                  {"stop_thinking", "151668"},
-                                                  {"early", "1,2,3"},
-                                                  {"unknown", ""}};
-        struct cox_init_summary s;
-        struct cox_error err = {0};
-        assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_INIT);
-        assert_int_equal(
-            cox_executor_init(test_group_executor(g), config, 6, test_patience(), &s, &err), 0);
-        assert_int_equal(s.npu_block_count, 2000 - (n - 1));
-        assert_int_equal(s.cpu_block_count, 300);
-        assert_int_equal(s.max_position_embeddings, n == 1 ? 4097 : 4095);
-        assert_int_equal(s.start_thinking_id, 151667);
-        assert_int_equal(s.stop_thinking_id, 151668);
-        assert_string_equal(s.early_stopping_ids, "1,2,3");
-        assert_int_equal(s.kv_cache_count, 2);
-        for (uint32_t i = 0; i < 2; i++) {
-            assert_int_equal(s.kv_caches[i].block_count, 500 + 100 * i - 10 * (n - 1));
-            assert_int_equal(s.kv_caches[i].block_size, 16);
-            assert_int_equal(s.kv_caches[i].compression_ratio, i + 1);
-            assert_int_equal(s.kv_caches[i].cache_type, i);
-        }
-        assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
-        /* Without what is optional; a second init is fine. */
-        assert_int_equal(
-            cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &s, &err), 0);
-        assert_int_equal(s.start_thinking_id, -1);
-        assert_int_equal(s.stop_thinking_id, -1);
-        assert_string_equal(s.early_stopping_ids, "");
-        test_group_free(g);
+    const struct cox_config_entry config[] = {{"npu", "2000"},
+                                              {"cpu", "300"},
+                                              {"start_thinking", "151667"},
+                                              {"stop_thinking", "151668"},
+                                              {"early", "1,2,3"},
+                                              {"unknown", ""}};
+    struct cox_init_summary s;
+    struct cox_error err = {0};
+    assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_INIT);
+    assert_int_equal(
+        cox_executor_init(test_group_executor(g), config, 6, test_patience(), &s, &err), 0);
+    assert_int_equal(s.npu_block_count, 2000 - (n - 1));
+    assert_int_equal(s.cpu_block_count, 300);
+    assert_int_equal(s.max_position_embeddings, n == 1 ? 4097 : 4095);
+    assert_int_equal(s.start_thinking_id, 151667);
+    assert_int_equal(s.stop_thinking_id, 151668);
+    assert_string_equal(s.early_stopping_ids, "1,2,3");
+    assert_int_equal(s.kv_cache_count, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_int_equal(s.kv_caches[i].block_count, 500 + 100 * i - 10 * (n - 1));
+        assert_int_equal(s.kv_caches[i].block_size, 16);
+        assert_int_equal(s.kv_caches[i].compression_ratio, i + 1);
+        assert_int_equal(s.kv_caches[i].cache_type, i);
     }
+    assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
+    /* Without what is optional; a second init is fine. */
+    assert_int_equal(cox_executor_init(test_group_executor(g), NULL, 0, test_patience(), &s, &err),
+                     0);
+    assert_int_equal(s.start_thinking_id, -1);
+    assert_int_equal(s.stop_thinking_id, -1);
+    assert_string_equal(s.early_stopping_ids, "");
 }
 
 GROUP_TEST(m6_init_that_cannot_be_merged_is_refused, 4)
@@ -380,34 +376,28 @@ GROUP_TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group, 2)
 
 /* ---- faults ---- */
 
-TEST(m9_a_fault_of_any_rank_arrives_with_its_rank)
+GROUPS_TEST(m9_a_fault_of_any_rank_arrives_with_its_rank)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        /* Alone, and inside a request that still replies. */
-        for (uint32_t rank = 0; rank < n; rank++) {
-            char expected[64];
-            struct test_completion c;
-            assert_int_equal(
-                test_call(g, &c, "only %" PRIu32 " fault ECC error in bank %" PRIu32, rank, rank),
-                0);
-            assert_string_equal(c.ranks[rank].bytes, "reported");
-            test_completion_deinit(&c);
-            test_await_faults(g, rank + 1);
-            snprintf(expected, sizeof expected, "%" PRIu32 " ECC error in bank %" PRIu32, rank,
-                     rank);
-            assert_string_equal(test_fault(g, rank), expected);
-        }
-        /* All at once: one slot, no report is lost. */
-        assert_int_equal(test_call(g, NULL, "faults 20 storm"), 0);
-        test_await_faults(g, n + 20 * n);
-        size_t by_rank[8] = {0};
-        for (size_t i = n; i < n + 20 * n; i++)
-            by_rank[atoi(test_fault(g, i)) & 7]++;
-        for (uint32_t rank = 0; rank < n; rank++)
-            assert_int_equal(by_rank[rank], 20);
-        test_group_free(g);
+    /* Alone, and inside a request that still replies. */
+    for (uint32_t rank = 0; rank < n; rank++) {
+        char expected[64];
+        struct test_completion c;
+        assert_int_equal(
+            test_call(g, &c, "only %" PRIu32 " fault ECC error in bank %" PRIu32, rank, rank), 0);
+        assert_string_equal(c.ranks[rank].bytes, "reported");
+        test_completion_deinit(&c);
+        test_await_faults(g, rank + 1);
+        snprintf(expected, sizeof expected, "%" PRIu32 " ECC error in bank %" PRIu32, rank, rank);
+        assert_string_equal(test_fault(g, rank), expected);
     }
+    /* All at once: one slot, no report is lost. */
+    assert_int_equal(test_call(g, NULL, "faults 20 storm"), 0);
+    test_await_faults(g, n + 20 * n);
+    size_t by_rank[8] = {0};
+    for (size_t i = n; i < n + 20 * n; i++)
+        by_rank[atoi(test_fault(g, i)) & 7]++;
+    for (uint32_t rank = 0; rank < n; rank++)
+        assert_int_equal(by_rank[rank], 20);
 }
 
 GROUP_TEST(m9_a_long_fault_is_cut, 1)
@@ -429,53 +419,49 @@ static bool has_text(char **texts, size_t count, const char *text)
     return false;
 }
 
-TEST(m10_link_status_merges_the_lists_of_every_rank)
+GROUPS_TEST(m10_link_status_merges_the_lists_of_every_rank)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        struct cox_executor *executor = test_group_executor(g);
-        Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
-        Coxswain__PDLinkRequest__PDLinkInfo *infos[] = {&info};
-        Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
-        Coxswain__RemoteInfo *remotes[] = {&remote};
-        Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
-        struct cox_error err = {0};
-        link.n_pd_link_info = 1;
-        link.pd_link_info = infos;
-        info.has_pd_role = info.has_change_role = 1;
-        info.pd_role = COXSWAIN__PDROLE__PREFILL_ROLE;
-        info.n_link_info = 1;
-        info.link_info = remotes;
-        assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0); /* link */
-        info.n_link_info = 0;
-        info.n_unlink_info = 1;
-        info.unlink_info = remotes;
-        assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0); /* unlink */
-        info.n_unlink_info = 0;
-        info.change_role = 1;
-        info.pd_role = COXSWAIN__PDROLE__DECODE_ROLE;
-        assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err),
-                         0); /* another role */
-        struct cox_link_status s;
-        assert_int_equal(cox_executor_link_status(executor, test_patience(), &s, &err), 0);
-        assert_int_equal(s.failed_count, 1);
-        assert_string_equal(s.failed[0].cluster_id, "broken");
-        assert_int_equal(s.failed[0].code, 2001);
-        assert_int_equal(s.success_count, 1);
-        assert_string_equal(s.success[0], "linked 3");
-        assert_int_equal(s.running_count, 1);
-        assert_string_equal(s.running[0], "slow");
-        assert_int_equal(s.waiting_count, n == 1 ? 1 : 2);
-        assert_true(has_text(s.waiting, s.waiting_count, "waits"));
-        assert_true(n == 1 || has_text(s.waiting, s.waiting_count, "unknown to the last"));
-        cox_link_status_deinit(&s);
-        cox_link_status_deinit(&s);
-        for (uint32_t rank = 0; rank < n; rank++)
-            expect_told(
-                g, rank, "links",
-                "role=1 change=0 link=1 unlink=0;role=1 change=0 link=0 unlink=1;role=2 change=1 link=0 unlink=0;");
-        test_group_free(g);
-    }
+    struct cox_executor *executor = test_group_executor(g);
+    Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    Coxswain__PDLinkRequest__PDLinkInfo *infos[] = {&info};
+    Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
+    Coxswain__RemoteInfo *remotes[] = {&remote};
+    Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
+    struct cox_error err = {0};
+    link.n_pd_link_info = 1;
+    link.pd_link_info = infos;
+    info.has_pd_role = info.has_change_role = 1;
+    info.pd_role = COXSWAIN__PDROLE__PREFILL_ROLE;
+    info.n_link_info = 1;
+    info.link_info = remotes;
+    assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0); /* link */
+    info.n_link_info = 0;
+    info.n_unlink_info = 1;
+    info.unlink_info = remotes;
+    assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err), 0); /* unlink */
+    info.n_unlink_info = 0;
+    info.change_role = 1;
+    info.pd_role = COXSWAIN__PDROLE__DECODE_ROLE;
+    assert_int_equal(cox_executor_link(executor, &link, test_patience(), &err),
+                     0); /* another role */
+    struct cox_link_status s;
+    assert_int_equal(cox_executor_link_status(executor, test_patience(), &s, &err), 0);
+    assert_int_equal(s.failed_count, 1);
+    assert_string_equal(s.failed[0].cluster_id, "broken");
+    assert_int_equal(s.failed[0].code, 2001);
+    assert_int_equal(s.success_count, 1);
+    assert_string_equal(s.success[0], "linked 3");
+    assert_int_equal(s.running_count, 1);
+    assert_string_equal(s.running[0], "slow");
+    assert_int_equal(s.waiting_count, n == 1 ? 1 : 2);
+    assert_true(has_text(s.waiting, s.waiting_count, "waits"));
+    assert_true(n == 1 || has_text(s.waiting, s.waiting_count, "unknown to the last"));
+    cox_link_status_deinit(&s);
+    cox_link_status_deinit(&s);
+    for (uint32_t rank = 0; rank < n; rank++)
+        expect_told(
+            g, rank, "links",
+            "role=1 change=0 link=1 unlink=0;role=1 change=0 link=0 unlink=1;role=2 change=1 link=0 unlink=0;");
 }
 
 /* ---- pull ---- */
@@ -512,40 +498,36 @@ static void pull_fill(struct pull *pull, const char *const *ids, size_t count)
     }
 }
 
-TEST(m11_pull_has_a_result_per_request)
+GROUPS_TEST(m11_pull_has_a_result_per_request)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        char bad_last[16], mute_last[16];
-        snprintf(bad_last, sizeof bad_last, "bad@%" PRIu32, n - 1);
-        snprintf(mute_last, sizeof mute_last, "mute@%" PRIu32, n - 1);
-        const char *const ids[] = {"a",       "bad b",    bad_last,    "c",
-                                   mute_last, "mute all", "bad@0 too", "d"};
-        const int32_t codes[] = {0, 2003, 2003, 0, 2004, 2004, 2003, 0};
-        struct pull pull;
-        struct cox_pull_result *results = NULL;
-        size_t count = 0;
-        struct cox_error err = {0};
-        pull_fill(&pull, ids, 8);
-        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request,
-                                              test_patience(), &results, &count, &err),
-                         0);
-        assert_int_equal(count, 8);
-        for (size_t i = 0; i < 8; i++) {
-            assert_string_equal(results[i].request_id, ids[i]);
-            assert_int_equal(results[i].code, codes[i]);
-        }
-        free(results);
-        pull_fill(&pull, ids, 2);
-        assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request,
-                                              test_patience(), &results, &count, &err),
-                         0);
-        free(results);
-        for (uint32_t rank = 0; rank < n; rank++)
-            expect_told(g, rank, "pulls",
-                        "from p0: [0,10] [10] to [0,10] [10];from p0: [1,11] [11] to [1,11] [11];");
-        test_group_free(g);
+    char bad_last[16], mute_last[16];
+    snprintf(bad_last, sizeof bad_last, "bad@%" PRIu32, n - 1);
+    snprintf(mute_last, sizeof mute_last, "mute@%" PRIu32, n - 1);
+    const char *const ids[] = {"a",       "bad b",    bad_last,    "c",
+                               mute_last, "mute all", "bad@0 too", "d"};
+    const int32_t codes[] = {0, 2003, 2003, 0, 2004, 2004, 2003, 0};
+    struct pull pull;
+    struct cox_pull_result *results = NULL;
+    size_t count = 0;
+    struct cox_error err = {0};
+    pull_fill(&pull, ids, 8);
+    assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, test_patience(),
+                                          &results, &count, &err),
+                     0);
+    assert_int_equal(count, 8);
+    for (size_t i = 0; i < 8; i++) {
+        assert_string_equal(results[i].request_id, ids[i]);
+        assert_int_equal(results[i].code, codes[i]);
     }
+    free(results);
+    pull_fill(&pull, ids, 2);
+    assert_int_equal(cox_executor_pull_kv(test_group_executor(g), &pull.request, test_patience(),
+                                          &results, &count, &err),
+                     0);
+    free(results);
+    for (uint32_t rank = 0; rank < n; rank++)
+        expect_told(g, rank, "pulls",
+                    "from p0: [0,10] [10] to [0,10] [10];from p0: [1,11] [11] to [1,11] [11];");
 }
 
 GROUP_TEST(m11_pulls_of_one_id_or_of_none_are_refused_before_they_are_sent, 2)
@@ -626,22 +608,18 @@ GROUP_TEST(m12_the_state_gate, 4)
         }
 }
 
-TEST(m12_every_command_reaches_every_rank_in_order)
+GROUPS_TEST(m12_every_command_reaches_every_rank_in_order)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        struct cox_recover_result results[8];
-        struct cox_error err;
-        init_group(g);
-        static const enum cox_recover_command all[] = {COX_RECOVER_PAUSE,     COX_RECOVER_CLEAR,
-                                                       COX_RECOVER_REINIT,    COX_RECOVER_START,
-                                                       COX_RECOVER_PAUSE_NET, COX_RECOVER_START};
-        for (size_t i = 0; i < 6; i++)
-            assert_int_equal(recover(g, all[i], results, &err), 0);
-        for (uint32_t rank = 0; rank < n; rank++)
-            expect_told(g, rank, "log", "pause;clear;reinit;start;pause_net;start;");
-        test_group_free(g);
-    }
+    struct cox_recover_result results[8];
+    struct cox_error err;
+    init_group(g);
+    static const enum cox_recover_command all[] = {COX_RECOVER_PAUSE,     COX_RECOVER_CLEAR,
+                                                   COX_RECOVER_REINIT,    COX_RECOVER_START,
+                                                   COX_RECOVER_PAUSE_NET, COX_RECOVER_START};
+    for (size_t i = 0; i < 6; i++)
+        assert_int_equal(recover(g, all[i], results, &err), 0);
+    for (uint32_t rank = 0; rank < n; rank++)
+        expect_told(g, rank, "log", "pause;clear;reinit;start;pause_net;start;");
 }
 
 GROUP_TEST(m12_a_rank_that_fails_or_is_silent_is_a_failure, 4)
@@ -748,91 +726,82 @@ GROUP_TEST(b2_a_call_behind_another_ends_at_its_deadline, 2)
 
 /* ---- passing each other ---- */
 
-TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull)
+GROUPS_TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        struct cox_executor *executor = test_group_executor(g);
-        struct test_pipe *pipe = test_pipe_new();
-        struct cox_recover_result results[8];
-        struct cox_error err = {0};
-        init_group(g);
-        assert_int_equal(test_call(g, NULL, "pull block %s", test_pipe_path(pipe)), 0);
-        struct any_request any;
-        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
-                                                   .deadline_ns = test_patience()};
-        assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g),
-                         0);
-        assert_int_equal(cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)),
-                                             &options, NULL, NULL),
-                         0);
-        const struct test_how how = {.gather = COX_GATHER_ALL};
-        /* Full to the last frame. */
-        for (int i = 0; i < 4; i++)
-            assert_int_equal(
-                test_submit(g, &how, i == 0 ? "block %s" : "echo %s", test_pipe_path(pipe)), 0);
-        assert_int_equal(test_submit(g, &how, "echo"), COX_FULL);
-        test_await_lines(g, -1, "blocked", 2 * n);
-        assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), 0);
-        assert_int_equal(recover(g, COX_RECOVER_CLEAR, results, &err), 0);
-        assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), 0);
-        assert_int_equal(recover(g, COX_RECOVER_START, results, &err), 0);
-        struct cox_link_status links;
-        assert_int_equal(cox_executor_link_status(executor, test_patience(), &links, &err), 0);
-        cox_link_status_deinit(&links);
-        assert_int_equal(test_completion_count(g), 0);
-        test_pipe_release(pipe, 2 * n);
-        for (size_t i = 0; i < 5; i++)
-            assert_int_equal(test_await(g, i)->status, 0);
-        test_group_free(g);
-    }
+    struct cox_executor *executor = test_group_executor(g);
+    struct test_pipe *pipe = test_pipe_new();
+    struct cox_recover_result results[8];
+    struct cox_error err = {0};
+    init_group(g);
+    assert_int_equal(test_call(g, NULL, "pull block %s", test_pipe_path(pipe)), 0);
+    struct any_request any;
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = test_patience()};
+    assert_int_equal(cox_executor_set_handler(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
+    assert_int_equal(
+        cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)), &options, NULL, NULL),
+        0);
+    const struct test_how how = {.gather = COX_GATHER_ALL};
+    /* Full to the last frame. */
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(
+            test_submit(g, &how, i == 0 ? "block %s" : "echo %s", test_pipe_path(pipe)), 0);
+    assert_int_equal(test_submit(g, &how, "echo"), COX_FULL);
+    test_await_lines(g, -1, "blocked", 2 * n);
+    assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), 0);
+    assert_int_equal(recover(g, COX_RECOVER_CLEAR, results, &err), 0);
+    assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), 0);
+    assert_int_equal(recover(g, COX_RECOVER_START, results, &err), 0);
+    struct cox_link_status links;
+    assert_int_equal(cox_executor_link_status(executor, test_patience(), &links, &err), 0);
+    cox_link_status_deinit(&links);
+    assert_int_equal(test_completion_count(g), 0);
+    test_pipe_release(pipe, 2 * n);
+    for (size_t i = 0; i < 5; i++)
+        assert_int_equal(test_await(g, i)->status, 0);
 }
 
 /* ---- LoRA ---- */
 
-TEST(m13_every_rank_status_is_seen)
+GROUPS_TEST(m13_every_rank_status_is_seen)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        static const char *const names[] = {
-            "LORA_CMD_SUCCESS",  "SLOTS_FULL",        "DUPLICATED_LORA_ID", "INVALID_LORA_ID",
-            "INVALID_LORA_PATH", "INVALID_LORA_RANK", "UNSUPPORT_CMD"};
-        for (int status = 0; status < 7; status++)
-            for (int one = 0; one < 2; one++) {
-                char name[64], said[64];
-                uint32_t bad = n - 1;
-                if (one)
-                    snprintf(name, sizeof name, "rank %" PRIu32 " status %d", bad, status);
-                else
-                    snprintf(name, sizeof name, "status %d", status);
-                Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
-                lora.lora_name = name;
-                lora.has_lora_op_type = 1;
-                lora.lora_op_type = one ? COXSWAIN__LORA_OPERATION_TYPE__UNLOAD
-                                        : COXSWAIN__LORA_OPERATION_TYPE__LOAD;
-                int32_t statuses[8];
-                struct cox_error err = {0};
-                int r = cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses,
-                                          &err);
-                assert_int_equal(r, status ? COX_REJECTED : 0);
-                for (uint32_t rank = 0; rank < n; rank++)
-                    assert_int_equal(statuses[rank], one && rank != bad ? 0 : status);
-                snprintf(said, sizeof said, "rank %" PRIu32 " says %s", bad, names[status]);
-                if (status)
-                    assert_contains(err.text, said);
-                if (status && one && n > 1)
-                    assert_null(strstr(err.text, "rank 0 says"));
-            }
-        Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
-        lora.lora_name = (char *)(uintptr_t) "fail";
-        int32_t statuses[8];
-        struct cox_error err = {0};
-        assert_int_equal(
-            cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses, &err),
-            COX_REJECTED);
-        assert_contains(err.text, "no room for the adapter");
-        test_group_free(g);
-    }
+    static const char *const names[] = {
+        "LORA_CMD_SUCCESS",  "SLOTS_FULL",        "DUPLICATED_LORA_ID", "INVALID_LORA_ID",
+        "INVALID_LORA_PATH", "INVALID_LORA_RANK", "UNSUPPORT_CMD"};
+    for (int status = 0; status < 7; status++)
+        for (int one = 0; one < 2; one++) {
+            char name[64], said[64];
+            uint32_t bad = n - 1;
+            if (one)
+                snprintf(name, sizeof name, "rank %" PRIu32 " status %d", bad, status);
+            else
+                snprintf(name, sizeof name, "status %d", status);
+            Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
+            lora.lora_name = name;
+            lora.has_lora_op_type = 1;
+            lora.lora_op_type =
+                one ? COXSWAIN__LORA_OPERATION_TYPE__UNLOAD : COXSWAIN__LORA_OPERATION_TYPE__LOAD;
+            int32_t statuses[8];
+            struct cox_error err = {0};
+            int r =
+                cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses, &err);
+            assert_int_equal(r, status ? COX_REJECTED : 0);
+            for (uint32_t rank = 0; rank < n; rank++)
+                assert_int_equal(statuses[rank], one && rank != bad ? 0 : status);
+            snprintf(said, sizeof said, "rank %" PRIu32 " says %s", bad, names[status]);
+            if (status)
+                assert_contains(err.text, said);
+            if (status && one && n > 1)
+                assert_null(strstr(err.text, "rank 0 says"));
+        }
+    Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
+    lora.lora_name = (char *)(uintptr_t) "fail";
+    int32_t statuses[8];
+    struct cox_error err = {0};
+    assert_int_equal(
+        cox_executor_lora(test_group_executor(g), &lora, test_patience(), statuses, &err),
+        COX_REJECTED);
+    assert_contains(err.text, "no room for the adapter");
 }
 
 /* No status of a rank is left for success. */

@@ -304,25 +304,21 @@ GROUP_TEST(p8_without_an_init_there_is_no_replay, RANK_COUNT)
     test_expect_echo(g, "x");
 }
 
-TEST(p8_a_replaced_rank_gets_the_same_init)
+GROUPS_TEST(p8_a_replaced_rank_gets_the_same_init)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        struct cox_error err;
-        init_group(g);
-        test_kill_rank(g, n - 1);
-        assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-        assert_int_equal(replay(g, &err), COX_PEER_DEAD); /* it reaches no rank */
-        test_restart_rank(g, n - 1);
-        assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
-        assert_int_equal(replay(g, &err), 0);
-        assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-        expect_step(g);
-        /* "tell" was in it. */
-        for (uint32_t rank = 0; rank < n; rank++)
-            test_await_lines(g, (int)rank, "init generation 2", 1);
-        test_group_free(g);
-    }
+    struct cox_error err;
+    init_group(g);
+    test_kill_rank(g, n - 1);
+    assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+    assert_int_equal(replay(g, &err), COX_PEER_DEAD); /* it reaches no rank */
+    test_restart_rank(g, n - 1);
+    assert_int_equal(state_of(g), COX_ENGINE_ABNORMAL);
+    assert_int_equal(replay(g, &err), 0);
+    assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
+    expect_step(g);
+    /* "tell" was in it. */
+    for (uint32_t rank = 0; rank < n; rank++)
+        test_await_lines(g, (int)rank, "init generation 2", 1);
 }
 
 GROUP_TEST(p8_another_reply_than_before_is_reported, RANK_COUNT)

@@ -12,26 +12,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
+GROUPS_TEST(p8_a_dead_rank_is_replaced_while_the_others_live)
 {
-    for (uint32_t n = 1; n <= 8; n *= 2) {
-        struct test_group *g = test_group_start(n, NULL);
-        pid_t pids[8];
-        test_expect_echo(g, "before");
-        for (uint32_t rank = 0; rank < n; rank++) {
-            for (uint32_t other = 0; other < n; other++)
-                pids[other] = test_pid(g, other);
-            unsigned before = test_served(g, (rank + 1) % n);
-            test_kill_rank(g, rank);
-            test_restart_rank(g, rank);
-            test_expect_echo(g, "after");
-            for (uint32_t other = 0; other < n; other++)
-                assert_int_equal(test_pid(g, other) == pids[other], other != rank);
-            if (n > 1) /* the echo, and this one */
-                assert_int_equal(test_served(g, (rank + 1) % n), before + 2);
-            assert_int_equal(test_served(g, rank), 2);
-        }
-        test_group_free(g);
+    pid_t pids[8];
+    test_expect_echo(g, "before");
+    for (uint32_t rank = 0; rank < n; rank++) {
+        for (uint32_t other = 0; other < n; other++)
+            pids[other] = test_pid(g, other);
+        unsigned before = test_served(g, (rank + 1) % n);
+        test_kill_rank(g, rank);
+        test_restart_rank(g, rank);
+        test_expect_echo(g, "after");
+        for (uint32_t other = 0; other < n; other++)
+            assert_int_equal(test_pid(g, other) == pids[other], other != rank);
+        if (n > 1) /* the echo, and this one */
+            assert_int_equal(test_served(g, (rank + 1) % n), before + 2);
+        assert_int_equal(test_served(g, rank), 2);
     }
 }
 
