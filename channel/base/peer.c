@@ -152,6 +152,12 @@ bool cox_peer_stopped(pid_t pid)
     return field[2] == 'T' || field[2] == 't';
 }
 
+bool cox_peer_freezes_in(const char *function)
+{
+    return strstr(function, "refrigerator") || strcmp(function, "do_freezer_trap") == 0 ||
+           strcmp(function, "get_signal") == 0;
+}
+
 /* path: the directory of a thread in /proc. Returns whether something holds it. */
 static bool thread_read_hold(const char *path, char text[COX_PEER_HOLD_SIZE])
 {
@@ -166,8 +172,7 @@ static bool thread_read_hold(const char *path, char text[COX_PEER_HOLD_SIZE])
     }
     if ((state != 'D' && state != 'S') || peer_read_path(path, "wchan", function, sizeof function))
         function[0] = '\0';
-    /* Of the first version of control groups, and of the second. */
-    if (strstr(function, "refrigerator") || strcmp(function, "do_freezer_trap") == 0) {
+    if (cox_peer_freezes_in(function)) {
         snprintf(text, COX_PEER_HOLD_SIZE, "frozen by its control group");
         return true;
     }

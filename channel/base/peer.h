@@ -27,6 +27,10 @@ bool cox_peer_stopped(pid_t pid);
  * server, a driver. */
 #define COX_PEER_HOLD_SIZE 96
 void cox_peer_read_hold(pid_t pid, char text[COX_PEER_HOLD_SIZE]);
+/* function: where a thread sleeps, of /proc/PID/wchan. One that a control group has frozen is in
+ * __refrigerator (first version), or in do_freezer_trap (second), which compilers inline into
+ * get_signal: no thread sleeps there for another reason. */
+bool cox_peer_freezes_in(const char *function);
 
 /* Sets whether the process is exiting, see cox_peer_exiting.
  * Returns

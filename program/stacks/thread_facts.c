@@ -3,6 +3,7 @@
 #include <coxswain/base.h>
 
 #include "channel/base/idioms.h"
+#include "channel/base/peer.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -153,7 +154,9 @@ void cox_thread_facts_text(const struct cox_thread_facts *thread, char *text, si
         break;
     case 'S':
     case 'I':
-        said = thread->ran ? "awake now and then" : "asleep";
+        said = cox_peer_freezes_in(thread->channel) ? "frozen by its control group"
+               : thread->ran                        ? "awake now and then"
+                                                    : "asleep";
         break;
     case 'D':
         said = "in the kernel (state D)";

@@ -18,7 +18,6 @@ from harness import (MODEL, TIMEOUT, check, environment, expect, run, skip, star
                      wait_until)
 
 harness.begin(harness.parser(__doc__))
-FREEZER = "/sys/fs/cgroup/freezer"
 
 
 def renews(attach):
@@ -99,29 +98,42 @@ def a_stopped_rank_is_named_and_no_other():
                    "stopped by a signal")
 
 
-@test
-def a_frozen_rank_is_named_and_no_other():
-    folder = os.path.join(FREEZER, harness.fresh_name("frozen"))
+def freezes(root, file, frozen, thawed, shows):
+    """root: of the control groups; shows: the file and the text of a group that is frozen."""
+    folder = os.path.join(root, harness.fresh_name("frozen"))
     try:
         os.mkdir(folder)
     except OSError as error:
-        skip("no freezer of control groups here: %s" % error)
+        skip("no control groups of this version here: %s" % error)
 
-    def write(file, text):
-        with open(os.path.join(folder, file), "w", encoding="ascii") as stream:
+    def write(name, text):
+        with open(os.path.join(folder, name), "w", encoding="ascii") as stream:
             stream.write(text)
 
     def freeze(pid):
         write("cgroup.procs", str(pid))
-        write("freezer.state", "FROZEN")
-        wait_until(lambda: harness.read(os.path.join(folder, "freezer.state")) == "FROZEN\n", "a frozen rank")
+        write(file, frozen)
+        wait_until(lambda: shows[1] in harness.read(os.path.join(folder, shows[0])), "a frozen rank")
 
     try:
-        names_the_rank(freeze, lambda _: write("freezer.state", "THAWED"), "frozen by its control group")
+        names_the_rank(freeze, lambda _: write(file, thawed), "frozen by its control group")
     finally:
-        write("freezer.state", "THAWED")
+        write(file, thawed)
         wait_until(lambda: not harness.read(os.path.join(folder, "cgroup.procs")), "an empty group")
         os.rmdir(folder)
+
+
+@test
+def a_frozen_rank_is_named_and_no_other():
+    freezes("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED", ("freezer.state", "FROZEN\n"))
+
+
+@test
+def a_frozen_rank_of_cgroup_v2_is_named_and_no_other():
+    # Beside the first version the second has a folder of its own.
+    unified = "/sys/fs/cgroup/unified"
+    freezes(unified if os.path.isdir(unified) else "/sys/fs/cgroup", "cgroup.freeze", "1", "0",
+            ("cgroup.events", "frozen 1\n"))
 
 
 if __name__ == "__main__":
