@@ -44,6 +44,8 @@ for attach in named sealed; do
     check "$attach: status" coxswain_ status --name main
     check "$attach: status, as root" coxswain status --socket /run/coxswain/main.sock
     figure "$attach: StatusText '$(property StatusText)'"
+    check "$attach: a command that changes it" coxswain_ recover pause --name main
+    check "$attach: and back" coxswain_ recover start --name main
     pid=$(rank_pid)
     check "$attach: a rank is killed" kill -KILL "$pid"
     check "$attach: it is replaced" until_ 300 other_rank "$pid"
