@@ -224,6 +224,9 @@ int cox_batcher_new(const struct cox_batcher_options *options, struct cox_batche
         return cox_fail(err, -ENOMEM, "no memory to batch %u sequences and %u blocks", count,
                         options->block_count);
     }
+    COX_ASSERT(options->unreported_count <= (options->nested ? slot_count : 0));
+    for (uint32_t i = 0; i < options->unreported_count; i++)
+        batcher->unreported_ids[batcher->unreported_count++] = options->unreported_ids[i];
     for (; batcher->slot_count < slot_count; batcher->slot_count++)
         batcher->slots[batcher->slot_count] = slot_count - 1 - batcher->slot_count;
     *ret_batcher = batcher;
@@ -439,14 +442,14 @@ static void running_remove(struct cox_batcher *batcher, uint32_t index)
         sequence->hold->slot = sequence->slot;
     else if (sequence->row_count)
         sequence_part(batcher, sequence);
-    else if (sequence->known)
+    else if (sequence->held)
         slot_leave(batcher, sequence->slot, sequence->id);
     else
         batcher->slots[batcher->slot_count++] = sequence->slot;
     if (!sequence->hold && sequence->blocks)
         cox_blocks_give(&batcher->blocks, sequence->blocks, sequence->block_count);
     sequence->block_count = sequence->sent_block_count = sequence->computed = 0;
-    sequence->known = false;
+    sequence->known = sequence->held = false;
 }
 
 static void preempt_youngest(struct cox_batcher *batcher)
@@ -667,7 +670,7 @@ void cox_batcher_publish(struct cox_batcher *batcher, uint64_t sequence)
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct cox_step_row *row = &flight->rows[i];
         struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the batcher's own */
-        s->known = true;
+        s->known = s->held = true;
         s->sent_block_count = s->block_count;
         if (!s->computed)
             s->since = sequence;
@@ -797,6 +800,7 @@ static void flights_drop(struct cox_batcher *batcher)
         struct cox_sequence *s = batcher->running[i];
         s->token_count -= s->pending_count;
         s->known = false;
+        s->held = s->held && batcher->options.nested;
         s->computed = s->sent_block_count = s->row_count = s->pending_count = 0;
     }
 }
@@ -1017,6 +1021,14 @@ uint32_t cox_batcher_unreported(const struct cox_batcher *batcher, const int64_t
 void cox_batcher_reported(struct cox_batcher *batcher)
 {
     batcher->unreported_count = batcher->reported_count;
+}
+
+int64_t *cox_batcher_take_unreported(struct cox_batcher *batcher, uint32_t *ret_count)
+{
+    int64_t *ids = batcher->unreported_ids;
+    *ret_count = batcher->unreported_count;
+    batcher->unreported_ids = NULL;
+    return ids;
 }
 
 void cox_batcher_stats(const struct cox_batcher *batcher, struct cox_batcher_stats *ret_stats)

@@ -66,6 +66,10 @@ struct cox_batcher_options {
     uint32_t retiring_count_max;
     /* ids start after this one */
     int64_t last_id;
+    /* Nested: cox_batcher_take_unreported of a batcher that failed, of the same options: the ranks
+     * still hold these sequences. Copied. Otherwise none: a base of 0 clears the ranks' tables. */
+    const int64_t *unreported_ids;
+    uint32_t unreported_count;
     /* steps in flight at a time; 0: 1 */
     uint32_t step_count_max;
     /* The form for legacy workers: one step at a time, which is all prefill or all decode, and no
@@ -111,8 +115,10 @@ struct cox_sequence {
     uint32_t sent_block_count;
     /* while running */
     uint32_t slot;
-    /* it is in the ranks' tables */
+    /* it is in the ranks' tables, as far as steps build on them */
     bool known;
+    /* The ranks hold it until its end is reported. Nested ranks do after a revert, too. */
+    bool held;
     /* NULL: none, or dropped */
     struct cox_kv_reference *source;
     /* pulls started so far */
@@ -242,7 +248,8 @@ void cox_batcher_limit(struct cox_batcher *batcher, uint32_t token_count);
 
 /* Takes the oldest finished sequence. Returns NULL when there is none. */
 struct cox_sequence *cox_batcher_done(struct cox_batcher *batcher);
-/* Ends all waiting and running sequences with an error. Steps in flight count as reverted. */
+/* Ends all waiting and running sequences with an error. Steps in flight count as reverted. Those
+ * that nested ranks hold are unreported then, for the next batcher. */
 void cox_batcher_fail(struct cox_batcher *batcher, int code, const char *text);
 
 /* Ends the waiting or running sequence of this context, if any, with COX_CLOSED. It is done at
@@ -286,6 +293,8 @@ int64_t cox_batcher_last_id(const struct cox_batcher *batcher);
  * nested form that is required before every next. */
 uint32_t cox_batcher_unreported(const struct cox_batcher *batcher, const int64_t **ret_ids);
 void cox_batcher_reported(struct cox_batcher *batcher);
+/* Gives the list, for free; the batcher may only be freed after that. */
+int64_t *cox_batcher_take_unreported(struct cox_batcher *batcher, uint32_t *ret_count);
 
 void cox_batcher_stats(const struct cox_batcher *batcher, struct cox_batcher_stats *ret_stats);
 /* Number of free blocks; for leak tests. */

@@ -229,6 +229,8 @@ static int engine_loop_init(struct cox_engine_loop *engine_loop, size_t request_
         .position_count_max = options->position_count_max,
         .request_size_max = request_size_max,
         .last_id = options->last_id,
+        .unreported_ids = options->unreported_ids,
+        .unreported_count = options->unreported_count,
         .hold_count_max = options->hold_count_max,
         .step_count_max = options->steps_in_flight,
         .retiring_count_max = retiring_count(options),
@@ -918,6 +920,13 @@ uint64_t cox_engine_loop_epoch(const struct cox_engine_loop *engine_loop)
 int64_t cox_engine_loop_last_id(const struct cox_engine_loop *engine_loop)
 {
     return cox_batcher_last_id(engine_loop->batcher);
+}
+
+int64_t *cox_engine_loop_take_unreported(struct cox_engine_loop *engine_loop, uint32_t *ret_count)
+{
+    *ret_count = 0;
+    return engine_loop->nested ? cox_batcher_take_unreported(engine_loop->batcher, ret_count)
+                               : NULL;
 }
 
 void cox_engine_loop_stop(struct cox_engine_loop *engine_loop)

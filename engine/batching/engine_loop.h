@@ -58,6 +58,9 @@ struct cox_engine_loop_options {
     uint32_t hold_count_max;
     /* cox_engine_loop_last_id of the previous engine loop, so that sequence ids are never reused */
     int64_t last_id;
+    /* cox_engine_loop_take_unreported of that one, if it had the same limits; copied by new */
+    const int64_t *unreported_ids;
+    uint32_t unreported_count;
     /* Pulls for requests with a KV reference; used by this engine loop alone until free, and
      * requires feed. NULL: no request may have one. */
     struct cox_transfers *transfer;
@@ -160,6 +163,10 @@ const struct cox_kv_leases *cox_engine_loop_kv_leases(const struct cox_engine_lo
 uint64_t cox_engine_loop_epoch(const struct cox_engine_loop *engine_loop);
 /* The highest sequence id used. */
 int64_t cox_engine_loop_last_id(const struct cox_engine_loop *engine_loop);
+/* Gives, for free, the sequences that legacy ranks still hold after run has failed: the next engine
+ * loop reports their end. NULL with other ranks, whose tables a first step clears. After this the
+ * engine loop may only be freed. */
+int64_t *cox_engine_loop_take_unreported(struct cox_engine_loop *engine_loop, uint32_t *ret_count);
 
 /* Runs steps until no request is left, then reports the last ended sequences to the ranks. After a
  * recovery the next step does that, with base 0.

@@ -96,8 +96,10 @@ struct cox_prompt_queue {
     struct release *releases;
     /* of the last client */
     uint64_t client_number;
-    /* of the previous engine loops */
+    /* of the previous engine loops; the ids on the queue's thread alone */
     int64_t last_id;
+    int64_t *unreported_ids;
+    uint32_t unreported_count;
     /* copies of the leases, for other threads */
     struct cox_kv_reference **holds;
     size_t hold_count;
@@ -468,6 +470,8 @@ static void serve(struct cox_prompt_queue *queue)
     struct cox_error error = {0};
     struct cox_engine_loop *engine_loop;
     queue->options.engine_loop.last_id = queue->last_id;
+    queue->options.engine_loop.unreported_ids = queue->unreported_ids;
+    queue->options.engine_loop.unreported_count = queue->unreported_count;
     int r = cox_engine_loop_new(queue->executor, &queue->options.engine_loop, &engine_loop, &error);
     if (r) {
         fail_waiting(queue, &error);
@@ -486,6 +490,8 @@ static void serve(struct cox_prompt_queue *queue)
     holds_clear(queue);
     bool stopped = queue->stopped;
     pthread_mutex_unlock(&queue->lock);
+    free(queue->unreported_ids);
+    queue->unreported_ids = cox_engine_loop_take_unreported(engine_loop, &queue->unreported_count);
     cox_engine_loop_free(engine_loop);
     if (r)
         news_fail(queue, &error);
@@ -596,6 +602,7 @@ struct cox_prompt_queue *cox_prompt_queue_free(struct cox_prompt_queue *queue)
         COX_ASSERT(!queue->clients);
         releases_do(queue);
         holds_clear(queue);
+        free(queue->unreported_ids);
         pthread_cond_destroy(&queue->wake);
         pthread_mutex_destroy(&queue->lock);
         free(queue);

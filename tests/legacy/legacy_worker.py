@@ -18,6 +18,8 @@ Environment, for tests:
     COX_LEGACY_STEP_FAULT=rank:n:reason:text  that rank's n-th MODEL_INFER fails as the original's do: text is reported,
                                  and then the reply ends every sequence of the step with this reason and token 0
     COX_LEGACY_HANG=rank:n       that rank never replies to its n-th MODEL_INFER
+    COX_LEGACY_HELD=n            the n-th MODEL_INFER has token -1, which is none; at each cleanup the sequences that are still
+                                 held are printed
     COX_LEGACY_UNLINK=1          at a clean exit, wait until the resource tracker has unlinked the opened region names
 
 As the original's, a worker that gets SIGTERM posts all semaphores of its channels, whether a request is under way or not,
@@ -344,6 +346,7 @@ class Worker:
         hang_rank, hang_at = map(int, os.environ.get("COX_LEGACY_HANG", "-1:0").split(":"))
         self.hang_at = hang_at if hang_rank == self.rank else 0
         self.steps = 0
+        self.spoilt_at = int(os.environ.get("COX_LEGACY_HELD", "0"))
         self.needs = [key for key in os.environ.get("COX_LEGACY_NEEDS", "").split(",") if key]
 
         self.sequences = {}
@@ -444,7 +447,7 @@ class Worker:
             token = (sequence.prompt_sum + sequence.replies) % 97
             sequence.replies += 1
             reason = self.finish_reason if sequence.replies == self.finish_at else 0
-            token = 0 if reason in (7, 9) else token
+            token = 0 if reason in (7, 9) else -1 if self.steps == self.spoilt_at else token
             samples += chunk(1, number(1, seq_id) + number(2, seq_id) + packed(3, [token]) +
                              packed_floats(4, [-0.5]) + number(5, reason) + number(7, 0) + single(8, -0.5) +
                              number(11, 1))
@@ -453,6 +456,8 @@ class Worker:
     def clean_up(self, request):
         for seq_id in integers(fields(last(request, 7, b"")), 1):
             self.sequences.pop(seq_id, None)
+        if self.spoilt_at:
+            print("held: %s" % sorted(self.sequences), flush=True)
 
     def pd_link(self, request):
         for info in fields(last(request, 4, b"")).get(1, []):

@@ -17,7 +17,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 import rights  # pylint: disable=wrong-import-position
-from commands_fixture import no_socket_is_left, ready, started  # pylint: disable=wrong-import-position
+from commands_fixture import no_socket_is_left, pids_of, ready, started  # pylint: disable=wrong-import-position
 # pylint: disable-next=wrong-import-position
 from harness import (LEGACY_WORKER, MODEL, SEALED, TIMEOUT, check, environment, expect, finish,
                      generate, names_with, program, run, skip, start, status_of, sums, temporary,
@@ -356,6 +356,27 @@ def a_fault_that_a_legacy_rank_reports_fails_its_step():
         told = json.loads(result.out)
         # The step is run again from the tokens so far, whose sum is the next one.
         check(told["tokens"] == [16, 17, 49, 50, 51] and told["finish"] == "length", "wrong tokens: %s" % told, result)
+
+
+@test
+def p8_prompts_of_a_failed_engine_loop_leave_legacy_ranks():
+    """The ranks live on, and clear nothing by themselves: the next prompt's engine loop tells them."""
+    if not rights.legacy_fits():
+        skip("legacy workers")
+    name = harness.fresh_name("held")
+    process = start(["run", "-n", "2", "--name", name, "--legacy-workers", "--worker", "%s %s" % (sys.executable, LEGACY_WORKER)],
+                    env=environment(COX_LEGACY_HELD="3"))
+    started(process)
+    pids = pids_of(process, 2)
+    result = generate("--name", name, "--tokens", "--max-tokens", "5", "1 5 10", "7 8 14")
+    expect(result, 3, "has the token -1")
+    for text, wanted in (("1 5 10", "1 5 10 16 17\n"), ("7 8 14", "7 8 14 29 30\n")):
+        check(expect(generate("--name", name, "--tokens", "--max-tokens", "2", text), 0).out == wanted, "wrong tokens")
+    check([rank["pid"] for rank in status_of(name)["ranks"]] == pids, "ranks were replaced")
+    process.terminate()
+    result = expect(finish(process), 0)
+    held = re.findall(r"held: (.*)", result.err)
+    check(len(held) >= 4 and set(held) == {"[]"}, "ranks hold sequences that have ended: %s" % held, result)
 
 
 @test

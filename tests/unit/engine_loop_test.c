@@ -579,6 +579,53 @@ PLAIN_TEST(requests_come_and_go_while_it_runs)
     }
 }
 
+struct canceller {
+    struct cox_engine_loop *engine_loop;
+    struct cox_executor *executor;
+};
+
+/* Ends the first request between a step that failed and the next one. */
+static bool cancels_after_a_failure(void *context, bool idle, uint64_t until_ns)
+{
+    (void)until_ns;
+    struct canceller *canceller = context;
+    if (!idle && canceller->executor->submit_count == 3)
+        cox_engine_loop_cancel(canceller->engine_loop, &expectations[0]);
+    return !idle;
+}
+
+static int third_is_rejected(uint64_t number)
+{
+    return number == 3 ? COX_REJECTED : 0;
+}
+
+/* No step announces it again, and legacy ranks clear their tables at no step. */
+PLAIN_TEST(a_sequence_that_ends_after_a_failure_leaves_legacy_ranks)
+{
+    struct cox_executor *executor = executor_new();
+    struct cox_engine_loop_options options = options_make();
+    struct canceller canceller = {.executor = executor};
+    struct cox_error error = {0};
+    executor->legacy = true;
+    executor->script.status = third_is_rejected;
+    options.steps_in_flight = 1;
+    options.feed = cancels_after_a_failure;
+    options.feed_context = &canceller;
+    expectations_make(5);
+    expectations[0].code = COX_CLOSED;
+    expectations[0].new_max = 60;
+    expectations[0].unstoppable = true;
+    assert_int_equal(cox_engine_loop_new(executor, &options, &canceller.engine_loop, &error), 0);
+    add_one(canceller.engine_loop, &expectations[0]);
+    add_one(canceller.engine_loop, &expectations[1]);
+    assert_int_equal(cox_engine_loop_run(canceller.engine_loop, &error), 0);
+    assert_int_equal(expectations[0].done_count, 1);
+    assert_int_equal(expectations[1].done_count, 1);
+    assert_int_equal(cox_table_count(executor->table), 0);
+    cox_engine_loop_free(canceller.engine_loop);
+    executor_free(executor);
+}
+
 static void *stop_soon(void *context)
 {
     cox_engine_loop_stop(context);

@@ -401,6 +401,52 @@ PLAIN_TEST(after_a_failure_the_next_prompt_gets_another_scheduler)
     executor_free(executor);
 }
 
+static int third_is_refused(uint64_t number)
+{
+    return number == 3 ? COX_CORRUPT : 0;
+}
+
+/* Legacy ranks keep a sequence until its end is reported: by the next engine loop, here also with a
+ * report that fails. */
+static int first_fails(void)
+{
+    static int count;
+    return count++ ? 0 : COX_REJECTED;
+}
+
+PLAIN_TEST(sequences_of_a_failed_engine_loop_leave_legacy_ranks)
+{
+    for (int reported = 0; reported < 2; reported++) {
+        struct cox_executor *executor = executor_new();
+        executor->legacy = true;
+        executor->script.status = third_is_refused;
+        executor->script.loses_table = true;
+        executor->script.cleanup = reported ? first_fails : NULL;
+        struct cox_prompt_queue *queue = prompt_queue_new(executor);
+        struct client client = client_new(queue);
+        assert_int_equal(submit(&client, 0, 60, true), 0);
+        struct cox_prompt_output failed = take(&client);
+        assert_int_equal(failed.error->code, COX_CORRUPT);
+        cox_prompt_output_deinit(&failed);
+        pthread_mutex_lock(&executor->lock);
+        assert_true(cox_table_count(executor->table) > 0);
+        pthread_mutex_unlock(&executor->lock);
+        for (uint64_t i = 8; i < 10; i++) {
+            assert_int_equal(submit(&client, i, 20, false), 0);
+            struct cox_prompt_output result = take(&client);
+            expect_text(&result, 20);
+            cox_prompt_output_deinit(&result);
+        }
+        /* The end of the last one may not have been reported yet. */
+        pthread_mutex_lock(&executor->lock);
+        assert_true(cox_table_count(executor->table) <= 1);
+        pthread_mutex_unlock(&executor->lock);
+        client_free(&client);
+        cox_prompt_queue_free(queue);
+        executor_free(executor);
+    }
+}
+
 PLAIN_TEST(the_end_is_reported_with_its_cause)
 {
     for (int with_cause = 0; with_cause < 2; with_cause++) {
