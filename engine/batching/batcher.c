@@ -12,7 +12,7 @@
 #define NUMBER_COST 4    /* in a column */
 #define ROW_COST (7 * NUMBER_COST) /* four columns, and a block append of three */
 #define ANNOUNCE_COST 160          /* heads, id, slot, sampling */
-#define NESTED_ROW_COST 320
+#define NESTED_ROW_COST 340
 #define NESTED_NUMBER_COST 8 /* int64 arrays */
 
 struct list {

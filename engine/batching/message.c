@@ -27,6 +27,8 @@ struct row_group {
     char id[ID_SIZE];
     protobuf_c_boolean is_prefill;
     protobuf_c_boolean is_last_chunk;
+    /* [start, end): the positions that the row computes */
+    int32_t start, end;
 };
 
 /* All structs for an announcement of the packed form. */
@@ -251,9 +253,23 @@ static void nested_prompt(struct row_group *g, const struct cox_sequence *sequen
     uint8_t *ids = bytes_take(bytes, sequence->token_count, &group->prompt_token_ids);
     for (uint32_t i = 0; i < sequence->token_count; i++)
         cox_wire_int64_set(ids, i, sequence->tokens[i]);
+}
+
+/* Workers whose split fuse is on take lengths from these fields alone, also in steps that are all
+ * prefill or all decode; others ignore them. */
+static void nested_split(struct row_group *g, const struct cox_step_row *row)
+{
+    Group *group = &g->group;
+    g->is_prefill = row->announce;
     g->is_last_chunk = true;
-    group->n_is_req_last_chunk = 1;
+    g->start = (int32_t)row->position;
+    g->end = (int32_t)(row->position + row->count);
+    group->n_is_req_prefill = group->n_is_req_last_chunk = 1;
+    group->n_split_start_pos = group->n_split_end_pos = 1;
+    group->is_req_prefill = &g->is_prefill;
     group->is_req_last_chunk = &g->is_last_chunk;
+    group->split_start_pos = &g->start;
+    group->split_end_pos = &g->end;
 }
 
 static void nested_group(struct row_group *g, const struct cox_step_row *row, uint8_t **bytes)
@@ -268,9 +284,7 @@ static void nested_group(struct row_group *g, const struct cox_step_row *row, ui
     cox_wire_int64_set(bytes_take(bytes, 1, &group->seqids), 0, sequence->id);
     if (row->announce)
         nested_prompt(g, sequence, bytes);
-    g->is_prefill = row->announce;
-    group->n_is_req_prefill = 1;
-    group->is_req_prefill = &g->is_prefill;
+    nested_split(g, row);
     uint8_t *blocks = bytes_take(bytes, sequence->block_count, &g->table);
     for (uint32_t b = 0; b < sequence->block_count; b++)
         cox_wire_int64_set(blocks, b, sequence->blocks[b]);

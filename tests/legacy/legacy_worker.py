@@ -18,6 +18,7 @@ Environment, for tests:
     COX_LEGACY_STEP_FAULT=rank:n:reason:text  that rank's n-th MODEL_INFER fails as the original's do: text is reported,
                                  and then the reply ends every sequence of the step with this reason and token 0
     COX_LEGACY_HANG=rank:n       that rank never replies to its n-th MODEL_INFER
+    COX_LEGACY_SPLIT=1           split fuse is on: as the original's, it takes the lengths of rows from their splits alone
     COX_LEGACY_HELD=n            the n-th MODEL_INFER has token -1, which is none; at each cleanup the sequences that are still
                                  held are printed
     COX_LEGACY_UNLINK=1          at a clean exit, wait until the resource tracker has unlinked the opened region names
@@ -346,6 +347,7 @@ class Worker:
         hang_rank, hang_at = map(int, os.environ.get("COX_LEGACY_HANG", "-1:0").split(":"))
         self.hang_at = hang_at if hang_rank == self.rank else 0
         self.steps = 0
+        self.splits = os.environ.get("COX_LEGACY_SPLIT") == "1"
         self.spoilt_at = int(os.environ.get("COX_LEGACY_HELD", "0"))
         self.needs = [key for key in os.environ.get("COX_LEGACY_NEEDS", "").split(",") if key]
 
@@ -428,6 +430,10 @@ class Worker:
         if len(lengths) != len(seq_ids):
             # Without a length for each of them the prompt is the first one's.
             lengths = [len(prompt)] + [0] * (len(seq_ids) - 1)
+        if self.splits:
+            if not len(prefill) == len(last_chunk) == len(starts) == len(ends) == len(seq_ids):
+                raise WireError("split fuse is on, and a row has no split")
+            lengths = [end - start for start, end in zip(starts, ends)]
         samples = b""
         at = 0
         for i, (seq_id, length) in enumerate(zip(seq_ids, lengths)):

@@ -260,6 +260,9 @@ def legacy_workers_generate():
     expect(generate(*words, "--init", "max_seq_len=99", "--init", "max_iter_times=63", "--init", "plugin_params=x", "1 5", env=needs), 0)
     # One that ends at a flag that is not its own: the words are its.
     expect(generate(*words, "--worker", "%s %s --model x" % (sys.executable, LEGACY_WORKER), "1 5"), 3, "unrecognized arguments: --model x")
+    # With split fuse, too, whose rows have to say which positions they compute.
+    result = expect(generate("-n", "2", *words, "1 5 10", "7 8 14", env=environment(COX_LEGACY_SPLIT="1")), 0)
+    check(result.out == "1 5 10 16 17 18 19 20\n7 8 14 29 30 31 32 33\n", "wrong tokens", result)
     # The reference worker takes their init, too.
     result = expect(generate("-n", "2", "--legacy-workers", "27+58="), 0)
     check(result.out == "27+58=85\n", "another text", result)
