@@ -97,8 +97,10 @@ static void gathering_error(struct cox_gathering *gathering, uint32_t rank, int3
     result->text = own;
 }
 
-/* The error text of a rank that failed. */
-static const char *response_text(const Coxswain__ExecuteResponse *response)
+/* The error text of a rank that failed. Numbers of MindIE-LLM's workers are not ours; the text of
+ * one is in own. */
+static const char *response_text(const Coxswain__ExecuteResponse *response,
+                                 char own[COX_RANK_TEXT_SIZE])
 {
     if (response->error_text && response->error_text[0])
         return response->error_text;
@@ -106,7 +108,11 @@ static const char *response_text(const Coxswain__ExecuteResponse *response)
         response->execute_model_response && response->execute_model_response->err_msg &&
         response->execute_model_response->err_msg[0])
         return response->execute_model_response->err_msg;
-    return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
+    if (response->status < COX_STATUS_COUNT)
+        return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
+    snprintf(own, COX_RANK_TEXT_SIZE, "its reply has the status %" PRId32 " and no text",
+             response->status);
+    return own;
 }
 
 /* Each rank has its share of the arena, so that none can use up the next one's. A reply out of line
@@ -131,7 +137,8 @@ COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t r
     struct cox_rank_result *result = &gathering->results[rank];
     char text[128];
     if (response->status != 0) {
-        gathering_error(gathering, rank, response->status, response_text(response));
+        gathering_error(gathering, rank, response->status,
+                        response_text(response, (char[COX_RANK_TEXT_SIZE]){0}));
         if (response->has_error_detail) {
             result->bytes = response->error_detail.data;
             result->size = response->error_detail.len;
@@ -185,7 +192,8 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
     if (r)
         gathering_error_unpack(gathering, rank, r, length);
     else if (failed && response->status == 0)
-        gathering_error(gathering, rank, COX_REJECTED, response_text(response));
+        gathering_error(gathering, rank, COX_REJECTED,
+                        response_text(response, (char[COX_RANK_TEXT_SIZE]){0}));
     else
         gathering_accept(gathering, rank, response, copy, length);
     return false;

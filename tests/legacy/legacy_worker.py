@@ -21,6 +21,7 @@ Environment, for tests:
     COX_LEGACY_SPLIT=1           split fuse is on: as the original's, it takes the lengths of rows from their splits alone
     COX_LEGACY_HELD=n            the n-th MODEL_INFER has token -1, which is none; at each cleanup the sequences that are still
                                  held are printed
+    COX_LEGACY_LINK_ERROR=n      the status of its replies to PD_LINK_STATUS_QUERY, which have no text
     COX_LEGACY_UNLINK=1          at a clean exit, wait until the resource tracker has unlinked the opened region names
 
 As the original's, a worker that gets SIGTERM posts all semaphores of its channels, whether a request is under way or not,
@@ -347,6 +348,7 @@ class Worker:
         hang_rank, hang_at = map(int, os.environ.get("COX_LEGACY_HANG", "-1:0").split(":"))
         self.hang_at = hang_at if hang_rank == self.rank else 0
         self.steps = 0
+        self.link_error = int(os.environ.get("COX_LEGACY_LINK_ERROR", "0"))
         self.splits = os.environ.get("COX_LEGACY_SPLIT") == "1"
         self.spoilt_at = int(os.environ.get("COX_LEGACY_HELD", "0"))
         self.needs = [key for key in os.environ.get("COX_LEGACY_NEEDS", "").split(",") if key]
@@ -481,7 +483,7 @@ class Worker:
 
     def link_status(self, request):
         status = b"".join(chunk(2, cluster_id) for cluster_id in self.links)
-        self.link.reply_of_first(self.response(PD_LINK_STATUS_QUERY, 6, status))
+        self.link.reply_of_first(self.response(PD_LINK_STATUS_QUERY, 6, status, self.link_error))
 
     def lora(self, request):
         operation = fields(last(request, 8, b""))

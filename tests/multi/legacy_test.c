@@ -266,6 +266,19 @@ TEST(p1_failure_with_status_0_of_a_legacy_rank)
     group_end(group);
 }
 
+/* MindIE-LLM's numbers are not ours, and it sends no text with them. */
+TEST(p1_a_status_that_is_not_ours_is_shown_as_it_is)
+{
+    struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_LINK_ERROR", "2005");
+    struct cox_link_status status = {0};
+    struct cox_error err = {0};
+    group_init(group);
+    assert_int_equal(cox_executor_link_status(test_group_executor(group), soon(), &status, &err),
+                     COX_REJECTED);
+    assert_non_null(strstr(err.text, "rank 0 failed: its reply has the status 2005 and no text"));
+    group_end(group);
+}
+
 /* ---- init ---- */
 
 static int init_of(struct test_group *group, struct cox_init_summary *ret_summary,
