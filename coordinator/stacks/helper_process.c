@@ -16,6 +16,8 @@ struct start {
     const char *program;
     char *const *arguments, *const *environment;
     int output_fd, null_fd;
+    /* above 3; -1: none */
+    int extra_fd;
     /* of the child, which shares this memory until it has executed its program */
     int error;
 };
@@ -30,12 +32,13 @@ COX_LAUNCH_CHILD static int child_main(void *argument)
     syscall(SYS_setpgid, 0, 0);
     if (syscall(SYS_dup3, start->output_fd, 1, 0) < 0 ||
         syscall(SYS_dup3, start->null_fd, 0, 0) < 0 ||
-        syscall(SYS_dup3, start->null_fd, 2, 0) < 0) {
+        syscall(SYS_dup3, start->null_fd, 2, 0) < 0 ||
+        (start->extra_fd >= 0 && syscall(SYS_dup3, start->extra_fd, 3, 0) < 0)) {
         start->error = errno;
         syscall(SYS_exit_group, 127);
     }
 #ifdef SYS_close_range
-    syscall(SYS_close_range, 3, ~0U, 0);
+    syscall(SYS_close_range, start->extra_fd >= 0 ? 4 : 3, ~0U, 0);
 #endif
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, NULL, sizeof none);
     syscall(SYS_execve, start->program, start->arguments, start->environment);
@@ -45,7 +48,7 @@ COX_LAUNCH_CHILD static int child_main(void *argument)
 }
 
 int cox_helper_process_start(const char *program, char *const *arguments, char *const *environment,
-                             struct cox_helper_process *ret_helper)
+                             int extra_fd, struct cox_helper_process *ret_helper)
 {
     _cox_cleanup_(cox_close_fd) int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     int ends[2] = {-1, -1};
@@ -58,7 +61,13 @@ int cox_helper_process_start(const char *program, char *const *arguments, char *
         cox_close_fd(&helper.output_fd);
         return -EMFILE;
     }
-    struct start start = {program, arguments, environment, output_fd, null_fd, 0};
+    _cox_cleanup_(cox_close_fd) int raised_fd =
+        extra_fd >= 0 ? fcntl(extra_fd, F_DUPFD_CLOEXEC, 4) : -1;
+    if (extra_fd >= 0 && raised_fd < 0) {
+        cox_close_fd(&helper.output_fd);
+        return -errno;
+    }
+    struct start start = {program, arguments, environment, output_fd, null_fd, raised_fd, 0};
     fcntl(helper.output_fd, F_SETFL, O_NONBLOCK);
     _Atomic int pidfd = -1;
     if (cox_launch_clone(child_main, &start, &pidfd) < 0) {

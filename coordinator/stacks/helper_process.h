@@ -1,9 +1,9 @@
 /*
  * helper_process: a short-lived process that this one starts, and whose output it reads.
  *
- * It gets no fd but its three, no handler, no blocked signal, and a process group of its own. When
- * the thread that started it ends, the kernel kills it. It is reaped by its pidfd, so that nobody's
- * pid is ever taken for it; the host may see a SIGCHLD.
+ * It gets no fd but its standard ones and one more, no handler, no blocked signal, and a process
+ * group of its own. When the thread that started it ends, the kernel kills it. It is reaped by its
+ * pidfd, so that nobody's pid is ever taken for it; the host may see a SIGCHLD.
  *
  * Threads: any; start and end of one on one thread.
  * Blocks: start until the program is executed; end until it is dead.
@@ -25,9 +25,10 @@ struct cox_helper_process {
         .pidfd = -1, .output_fd = -1                                                               \
     }
 
-/* program: its path. arguments and environment end with NULL. Returns 0; -errno. */
+/* program: its path. arguments and environment end with NULL. extra_fd: it has it as 3; lent; -1:
+ * none. Returns 0; -errno. */
 int cox_helper_process_start(const char *program, char *const *arguments, char *const *environment,
-                             struct cox_helper_process *ret_helper);
+                             int extra_fd, struct cox_helper_process *ret_helper);
 /* Kills it, unless it has ended, and reaps it. Idempotent. */
 void cox_helper_process_end(struct cox_helper_process *helper);
 

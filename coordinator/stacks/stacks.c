@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define PROGRAM "coxswain"
@@ -21,6 +23,8 @@
 /* Of the time, what is left to print and to read when a helper's own budget is over. */
 #define PRINT_MS 150
 #define SUMMARY "summary: "
+/* The rank comes once or twice. */
+#define LISTEN_COUNT 8
 
 struct gathering {
     const struct cox_stacks_target *target;
@@ -75,6 +79,19 @@ static bool program_find(char path[PATH_MAX])
 
 /* ---- helpers ---- */
 
+/* That this process listens is what the rank trusts (channel/stacks/stack_protocol.h). Returns an
+ * fd; -1: there are no frames of an interpreter then. */
+static int listener_make(void)
+{
+    const struct sockaddr_un any = {.sun_family = AF_UNIX};
+    _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    /* The kernel chooses an abstract name. */
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&any, sizeof any.sun_family) < 0 ||
+        listen(fd, LISTEN_COUNT) < 0)
+        return -1;
+    return cox_steal_fd(&fd);
+}
+
 static void gathering_start(struct gathering *gathering, const char *program, uint64_t deadline_ns)
 {
     char pid[16], budget[24], path[PATH_MAX + 8], libraries[PATH_MAX + 24];
@@ -93,7 +110,9 @@ static void gathering_start(struct gathering *gathering, const char *program, ui
     snprintf(libraries, sizeof libraries, "LD_LIBRARY_PATH=%s", search ? search : "");
     char *const arguments[] = {(char[]){PROGRAM}, (char[]){"__stacks"}, pid, budget, NULL};
     char *const environment[] = {path, (char[]){"LC_ALL=C"}, search ? libraries : NULL, NULL};
-    const int r = cox_helper_process_start(program, arguments, environment, &gathering->helper);
+    _cox_cleanup_(cox_close_fd) int listen_fd = listener_make();
+    const int r =
+        cox_helper_process_start(program, arguments, environment, listen_fd, &gathering->helper);
     if (r == 0)
         return;
     gathering->ended = true;

@@ -17,7 +17,6 @@
 /* How long the rank has for its frames where no tracer stops it. */
 #define ASK_MS 200
 #define SUMMARY_SIZE 320
-#define YAMA "/proc/sys/kernel/yama/ptrace_scope"
 
 struct report {
     pid_t pid;
@@ -26,10 +25,9 @@ struct report {
     const char *preferred;
     pid_t serving;
     struct cox_process_facts facts;
-    struct cox_rank_area area;
-    int area_error;
+    struct cox_rank_connection connection;
+    int connection_error;
     struct cox_stack_copy *copy;
-    char text[COX_STACK_TEXT_MAX + 1];
     struct cox_python_frames python;
     struct cox_unwind unwind;
     bool unwinds;
@@ -41,22 +39,21 @@ struct report {
 
 /* ---- take ---- */
 
-static bool yama_restricts(void)
+/* Not by asking Yama alone: there are other reasons for and against. */
+static bool may_trace(pid_t pid)
 {
-    char scope = '0';
-    _cox_cleanup_(cox_close_fd) int fd = open(YAMA, O_RDONLY | O_CLOEXEC);
-    return fd >= 0 && read(fd, &scope, 1) == 1 && scope == '1';
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%" PRId32 "/mem", (int32_t)pid);
+    _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd >= 0;
 }
 
 /* Where the kernel lets no tracer in, the rank copies its stacks by itself, while it runs. */
 static void take_from_rank(struct report *report)
 {
-    if (report->area_error || cox_rank_area_ask(&report->area, COX_STACK_FRAMES | COX_STACK_COPIES,
-                                                0, cox_deadline_after_ms(ASK_MS)))
-        return;
-    cox_stack_copy_take(report->copy, &report->area);
-    report->unstopped_frames = true;
-    atomic_store(&report->copy->frames, 1);
+    report->unstopped_frames =
+        cox_rank_connection_ask(&report->connection, COX_STACK_FRAMES | COX_STACK_COPIES,
+                                cox_deadline_after_ms(ASK_MS), report->copy) == 0;
 }
 
 static void find_serving(struct report *report)
@@ -80,34 +77,51 @@ static void facts_summary_print(struct report *report)
     fflush(stdout);
 }
 
+/* Of its own, unlike anything that the doorbell says. 0: it has none. */
+static pid_t find_writer(const struct report *report)
+{
+    for (uint32_t i = 0; i < report->facts.count; i++)
+        if (strcmp(report->facts.threads[i].name, COX_STACK_THREAD_NAME) == 0)
+            return report->facts.threads[i].tid;
+    return 0;
+}
+
+static int rank_connect(struct report *report)
+{
+    return report->connection_error = cox_rank_connection_open(&report->connection, report->pid,
+                                                               cox_deadline_after_ms(ASK_MS));
+}
+
 static int take(struct report *report)
 {
-    struct cox_rank_area *area = NULL;
     int r = cox_process_facts_read(report->pid, &report->facts);
     if (r)
         return r;
     facts_summary_print(report);
-    report->area_error = cox_rank_area_open(&report->area, report->pid);
-    if (!report->area_error)
-        area = &report->area;
-    if (area && yama_restricts())
-        cox_rank_area_ask(area, COX_STACK_CONSENT, getpid(), cox_deadline_after_ms(ASK_MS));
-    report->copy = cox_tracer_copy(report->pid, area, report->facts.threads[0].state == 'T');
-    if (!report->copy)
-        return -ENOMEM;
+    /* Only its tracer lets a stopped process come. */
+    const bool held = report->facts.threads[0].state == 'T';
+    if (!held && rank_connect(report) == 0 && !may_trace(report->pid))
+        cox_rank_connection_ask(&report->connection, COX_STACK_CONSENT,
+                                cox_deadline_after_ms(ASK_MS), report->copy);
+    r = cox_tracer_copy(&report->connection, report->pid, find_writer(report), held, report->copy);
+    if (r)
+        return r;
     bool known = false;
     for (uint32_t i = 0; i < report->copy->count; i++)
         known |= report->copy->threads[i].known != 0;
+    /* On a busy machine the rank's thread may not have run while the others were stopped, and the
+     * tracer may have left half of its reply. */
+    if (!held && !report->connection_error && !atomic_load(&report->copy->frames)) {
+        cox_rank_connection_close(&report->connection);
+        rank_connect(report);
+    }
     if (!known)
         take_from_rank(report);
-    /* On a busy machine the rank's thread may not have run while the others were stopped. */
-    if (area && !atomic_load(&report->copy->frames) &&
-        cox_rank_area_ask(area, COX_STACK_FRAMES, 0, cox_deadline_after_ms(ASK_MS)) == 0)
-        atomic_store(&report->copy->frames, 1);
-    if (area && atomic_load(&report->copy->frames)) {
-        cox_rank_area_text(area, report->text);
-        cox_python_frames_parse(report->text, &report->python);
-    }
+    else if (!atomic_load(&report->copy->frames))
+        cox_rank_connection_ask(&report->connection, COX_STACK_FRAMES,
+                                cox_deadline_after_ms(ASK_MS), report->copy);
+    if (atomic_load(&report->copy->frames))
+        cox_python_frames_parse(report->copy->text, &report->python);
     return 0;
 }
 
@@ -214,7 +228,8 @@ static void native_print(const struct cox_unwind_frame *frames, uint32_t count, 
 /* A thread of the library that waits for work is in one line. */
 static bool is_idle(const struct cox_unwind_frame *frames, uint32_t count)
 {
-    static const char *const waits[] = {"cox_gate_wait", "guard_main", "worker_watch"};
+    static const char *const waits[] = {"semaphores_wait", "futexes_wait", "guard_main",
+                                        "worker_watch"};
     for (uint32_t i = 0; i < count && i < 3; i++)
         for (size_t k = 0; k < sizeof waits / sizeof waits[0]; k++)
             if (strcmp(frames[i].function, waits[k]) == 0)
@@ -245,6 +260,22 @@ static void thread_print(struct report *report, const struct cox_thread_facts *f
     fflush(stdout);
 }
 
+static const char *frames_missing(const struct report *report)
+{
+    switch (report->connection_error) {
+    case 0:
+    case COX_TIMEOUT:
+        return "the rank's own thread did not write them in time";
+    case COX_NOT_FOUND:
+        return "the process has no thread for them: it is no worker of this release, or does not "
+               "know which process its coordinator is";
+    case COX_UNSUPPORTED:
+        return "a rank gives them to its coordinator alone, which has not started this helper";
+    default:
+        return cox_status_text(report->connection_error);
+    }
+}
+
 static void missing_print(const struct report *report)
 {
     const struct cox_stack_copy *copy = report->copy;
@@ -268,14 +299,8 @@ static void missing_print(const struct report *report)
                COX_STACK_THREAD_MAX);
     if (report->python.cut)
         printf("not there: Python frames of threads beyond 100\n");
-    if (report->area_error)
-        printf("not there: frames of an interpreter: %s\n",
-               report->area_error == COX_NOT_FOUND
-                   ? "the process has no memory for them: it is no worker of this release"
-                   : cox_status_text(report->area_error));
-    else if (!atomic_load(&copy->frames))
-        printf("not there: frames of an interpreter: the rank's own thread did not write them in "
-               "time\n");
+    if (!atomic_load(&copy->frames))
+        printf("not there: frames of an interpreter: %s\n", frames_missing(report));
     if (report->facts.call_error)
         printf("not there: system calls: %s\n", cox_status_text(report->facts.call_error));
 }
@@ -323,19 +348,20 @@ int cox_stack_report_main(int count, char *const *words)
     struct report *report = calloc(1, sizeof *report);
     if (!report || count < 2)
         return COX_EXIT_USAGE;
+    report->copy = cox_stack_copy_new();
+    report->connection.fd = -1;
     report->pid = (pid_t)strtol(words[0], NULL, 10);
     report->deadline_ns = cox_deadline_after_ms(strtoull(words[1], NULL, 10));
     report->preferred = count > 2 ? words[2] : "cox-execute";
-    const int r = take(report);
+    const int r = report->copy ? take(report) : -ENOMEM;
     if (r == 0)
         report_print(report);
     else if (r == COX_PEER_DEAD)
         printf("summary: there is no such process in this PID namespace\n");
     else
         printf("summary: nothing can be read of it: %s\n", cox_status_text(r));
-    if (report->copy)
-        cox_stack_copy_free(report->copy);
-    cox_rank_area_close(&report->area);
+    cox_stack_copy_free(report->copy);
+    cox_rank_connection_close(&report->connection);
     free(report);
     return r ? COX_EXIT_FAILED : COX_EXIT_OK;
 }

@@ -9,7 +9,7 @@
 #ifndef COX_PROGRAM_THREAD_FACTS_H
 #define COX_PROGRAM_THREAD_FACTS_H
 
-#include "channel/stacks/stack_area.h"
+#include "channel/stacks/stack_protocol.h"
 
 #include <stdbool.h>
 #include <sys/types.h>

@@ -74,7 +74,7 @@ static bool registers_read(pid_t tid, struct cox_stack_thread *thread)
 static void stack_read(pid_t pid, struct cox_stack_copy *copy, struct cox_stack_thread *thread)
 {
     const uint32_t want = thread->tid == pid ? MAIN_STACK_SIZE : STACK_SIZE;
-    if (copy->pool_used + want > COX_TRACER_POOL_SIZE)
+    if (copy->pool_used + want > COX_STACK_COPY_POOL_SIZE)
         return;
     struct iovec to = {copy->pool + copy->pool_used, want};
     struct iovec from = {(void *)(uintptr_t)thread->sp, want};
@@ -148,12 +148,23 @@ static void writer_continue(pid_t tid)
     ptrace(PTRACE_CONT, tid, NULL, NULL);
 }
 
-static void child_trace(pid_t pid, struct cox_rank_area *area, bool held,
+/* A process that a signal has stopped comes only now that its thread goes on. */
+static void frames_ask(struct cox_rank_connection *connection, pid_t pid, pid_t writer, bool held,
+                       uint64_t deadline_ns, struct cox_stack_copy *copy)
+{
+    if (held && writer) {
+        writer_continue(writer);
+        cox_rank_connection_open(connection, pid, deadline_ns);
+    }
+    cox_rank_connection_ask(connection, COX_STACK_FRAMES, deadline_ns, copy);
+}
+
+static void child_trace(struct cox_rank_connection *connection, pid_t pid, pid_t writer, bool held,
                         struct cox_stack_copy *copy)
 {
     struct traced traced[COX_STACK_THREAD_MAX] = {{0}};
     uint32_t seized = 0;
-    threads_list(pid, area ? cox_rank_area_tid(area) : 0, copy);
+    threads_list(pid, writer, copy);
     for (uint32_t i = 0; i < copy->count; i++) {
         traced[i].seized = ptrace(PTRACE_SEIZE, copy->threads[i].tid, NULL, NULL) == 0;
         seized += traced[i].seized;
@@ -175,11 +186,7 @@ static void child_trace(pid_t pid, struct cox_rank_area *area, bool held,
             stack_read(pid, copy, thread);
         }
     }
-    if (area && held)
-        writer_continue(cox_rank_area_tid(area));
-    if (area &&
-        cox_rank_area_ask(area, COX_STACK_FRAMES, 0, begin_ns + FRAMES_MS * COX_NSEC_PER_MSEC) == 0)
-        atomic_store(&copy->frames, 1);
+    frames_ask(connection, pid, writer, held, begin_ns + FRAMES_MS * COX_NSEC_PER_MSEC, copy);
     threads_let_go(copy, traced);
 }
 
@@ -209,13 +216,9 @@ static void child_watch(pid_t child, const struct cox_stack_copy *copy)
     }
 }
 
-struct cox_stack_copy *cox_tracer_copy(pid_t pid, struct cox_rank_area *area, bool held)
+int cox_tracer_copy(struct cox_rank_connection *connection, pid_t pid, pid_t writer, bool held,
+                    struct cox_stack_copy *copy)
 {
-    void *base = mmap(NULL, sizeof(struct cox_stack_copy), PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED)
-        return NULL;
-    struct cox_stack_copy *copy = base;
     const pid_t self = getpid(), child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -223,16 +226,23 @@ struct cox_stack_copy *cox_tracer_copy(pid_t pid, struct cox_rank_area *area, bo
          */
         setpriority(PRIO_PROCESS, 0, -20);
         if (getppid() == self)
-            child_trace(pid, area, held, copy);
+            child_trace(connection, pid, writer, held, copy);
         _exit(0);
     }
     if (child < 0)
-        return cox_stack_copy_free(copy);
+        return -errno;
     child_watch(child, copy);
     if (copy->count > COX_STACK_THREAD_MAX)
         copy->count = 0;
     qsort(copy->threads, copy->count, sizeof copy->threads[0], by_number);
-    return copy;
+    return 0;
+}
+
+struct cox_stack_copy *cox_stack_copy_new(void)
+{
+    void *base = mmap(NULL, sizeof(struct cox_stack_copy), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return base == MAP_FAILED ? NULL : base;
 }
 
 struct cox_stack_copy *cox_stack_copy_free(struct cox_stack_copy *copy)
@@ -240,21 +250,4 @@ struct cox_stack_copy *cox_stack_copy_free(struct cox_stack_copy *copy)
     if (copy)
         munmap(copy, sizeof *copy);
     return NULL;
-}
-
-void cox_stack_copy_take(struct cox_stack_copy *copy, const struct cox_rank_area *area)
-{
-    uint32_t count = area->area->thread_count;
-    count = count < COX_STACK_THREAD_MAX ? count : COX_STACK_THREAD_MAX;
-    memcpy(copy->threads, area->area->threads, count * sizeof copy->threads[0]);
-    memcpy(copy->pool, area->area->pool, COX_STACK_POOL_SIZE);
-    copy->pool_used = COX_STACK_POOL_SIZE;
-    copy->count = count;
-    for (uint32_t i = 0; i < count; i++) {
-        struct cox_stack_thread *thread = &copy->threads[i];
-        thread->known = thread->known == 1;
-        thread->self = 0;
-        if (thread->at > COX_STACK_POOL_SIZE || thread->size > COX_STACK_POOL_SIZE - thread->at)
-            thread->size = 0;
-    }
 }

@@ -111,8 +111,8 @@ int main(int argc, char **argv)
              "Thread 0x%lx (most recent call first):\n  File \"/srv/inner.py\", line 7 in inner\n"
              "  File \"/srv/outer.py\", line 9 in outer\n",
              (unsigned long)pthread_self());
-    if (cox_stack_writer_start(&writer, strcmp(what, "frames") == 0 ? write_frames : NULL, frames,
-                               NULL))
+    if (cox_stack_writer_start(&writer, getppid(),
+                               strcmp(what, "frames") == 0 ? write_frames : NULL, frames, NULL))
         return 1;
     if (strcmp(what, "loop") == 0)
         loop_forever();

@@ -71,7 +71,7 @@ FOLDERS = {
     "program/service": "channel/base channel/text program/client channel/shm",
     "program/cli": "channel/base channel/attach channel/shm coordinator/executor coordinator/recovery coordinator/server "
                    "program/client program/service",
-    "program/stacks": "channel/base channel/stacks program/client program/cli",
+    "program/stacks": "channel/base channel/socket channel/stacks program/client program/cli",
     "program/weights": "channel/base channel/socket program/cli program/service",
     "program/command": "program/stacks channel/base channel/attach/named channel/text channel/shm channel/socket channel/handle channel/memory coordinator/executor "
                        "coordinator/recording coordinator/recovery coordinator/server program/client program/cli "

@@ -7,6 +7,7 @@
 #include "channel/base/peer.h"
 #include "channel/base/thread.h"
 #include "channel/shm/state.h"
+#include "channel/socket/socket.h"
 #include "worker/group/group_memory.h"
 #include "worker_internal.h"
 
@@ -82,6 +83,17 @@ static int worker_check_options(const struct cox_worker_options *options, struct
     return cox_name_check(options->prefix + 1, err);
 }
 
+/* The coordinator's pid as no other process of the user can falsify it, unlike the header of a
+ * named group: from who started this process, or from the kernel. 0: unknown. */
+static pid_t trusted_coordinator(const struct cox_worker *worker)
+{
+    struct cox_socket_peer peer;
+    if (worker->options.parent_pid > 0)
+        return worker->options.parent_pid;
+    return worker->socket_fd >= 0 && cox_socket_read_peer(worker->socket_fd, &peer) == 0 ? peer.pid
+                                                                                         : 0;
+}
+
 int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_options *options,
                       const struct cox_worker_callbacks *callbacks, void *context,
@@ -145,7 +157,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0)
         r = guard_start(worker, err);
     if (r == 0)
-        r = cox_stack_writer_start(&worker->stacks, known.write_frames, known.frames_context, err);
+        r = cox_stack_writer_start(&worker->stacks, trusted_coordinator(worker), known.write_frames,
+                                   known.frames_context, err);
     if (r == 0)
         r = cox_worker_claim(worker, self, err);
     if (r == 0)
