@@ -81,13 +81,13 @@ static void log_lines(const struct cox_log *log, uint32_t rank, const char *text
 {
     while (*text) {
         const size_t length = strcspn(text, "\n");
-        cox_log_write(log, 5, "stacks of rank %" PRIu32 ": %.*s", rank, (int)length, text);
+        cox_log_write(log, 6, "stacks of rank %" PRIu32 ": %.*s", rank, (int)length, text);
         text += length + (text[length] == '\n');
     }
 }
 
-/* Where there is no crash directory, the log has all of it. Without the lock, since the host's hook
- * may ask for the status: only the calling thread replaces the stacks. */
+/* Where there is no crash directory, the log has all of it, as information. Without the lock, since
+ * the host's hook may ask for the status: only the calling thread replaces the stacks. */
 static void incident_log(const struct cox_incidents *incidents)
 {
     const struct cox_stacks *stacks = incidents->last;

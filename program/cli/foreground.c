@@ -51,11 +51,13 @@ static void on_fault(void *context, int32_t rank, const char *text)
         cox_console_log(4, "rank %" PRId32 " reports: %s", rank, text);
 }
 
-/* Of the server and the executor. A recovery is no warning. */
+/* Of the server and the executor. A recovery is no warning. Information, such as all frames of a
+ * rank that hangs, is for logs, not for a person at a terminal. */
 static void on_log(void *context, int level, const char *text)
 {
     const struct cox_foreground *foreground = context;
-    if (level <= 4 || (level == 5 && foreground && !foreground->quiet))
+    const int most = isatty(STDERR_FILENO) ? 5 : 6;
+    if (level <= 4 || (level <= most && foreground && !foreground->quiet))
         cox_console_log(level, "%s", text);
 }
 

@@ -276,6 +276,42 @@ def a_hang_tells_where_each_rank_stands():
         expect(group.stop(), 0)
 
 
+def read_all(fd):
+    os.set_blocking(fd, False)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(fd, 1 << 16).decode()
+    return ""
+
+
+@test
+def all_frames_are_for_logs_and_a_line_for_a_terminal():
+    terminal, end = os.openpty()
+    reader, writer = os.pipe()
+    try:
+        for fd, path in ((terminal, os.ttyname(end)), (reader, "/proc/%d/fd/%d" % (os.getpid(), writer))):
+            with Group(ranks=2, arguments=("--timeout", "1"),
+                       under=("sh", "-c", 'exec "$@" 2>%s' % path, "sh")) as group:
+                group.stopped(1)
+                check(group.generate("--quiet", "27+58=").status != 0, "it did not fail")
+                text = ""
+
+                def has(what):
+                    nonlocal text
+                    text += read_all(fd)  # pylint: disable=cell-var-from-loop
+                    return what in text
+
+                wait_until(lambda: has("where the ranks stand: "), "the line")
+                if fd == reader:
+                    wait_until(lambda: has("stacks of rank 1: thread "), "the frames")
+                os.kill(group.pids[1], signal.SIGCONT)
+                expect(group.stop(), 0)
+                has("")
+                check(("stacks of rank" in text) == (fd == reader), text)
+    finally:
+        for fd in (terminal, end, reader, writer):
+            os.close(fd)
+
+
 @test
 def a_dead_rank_has_its_last_lines():
     with Group(ranks=2, arguments=("--on-death", "wait")) as group:
