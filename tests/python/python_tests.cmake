@@ -28,14 +28,23 @@ if(COX_BUILD_PYTHON AND NOT COX_SANITIZE)
                         "COX_PYTHON=${COX_PYTHON}"
             COMMAND ${COX_PYTHON} -m pytest -q -p no:cacheprovider ${path})
     endforeach()
-    cox_command_test(NAME python/stacks_1000 LABEL python TIER nightly TIMEOUT 1500 PROCESSORS 2
-        ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python"
-                    "PYTHONDONTWRITEBYTECODE=1"
-                    "COX_BIN_DIR=${PROJECT_BINARY_DIR}/bin"
-                    "COX_PYTHON=${COX_PYTHON}"
-                    "COX_STACK_DUMPS=1000"
-        COMMAND ${COX_PYTHON} -m pytest -q -p no:cacheprovider -k under_load
-                ${CMAKE_CURRENT_LIST_DIR}/test_stacks.py)
+    # What a dump may not change is tried with each commit, and often enough at night.
+    foreach(count 50 1000)
+        set(tests under_load)
+        set(tier nightly)
+        if(count EQUAL 50)
+            set(tests "sealed or killed")
+            set(tier all)
+        endif()
+        cox_command_test(NAME python/stacks_${count} LABEL python TIER ${tier} TIMEOUT 1500 PROCESSORS 2
+            ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python"
+                        "PYTHONDONTWRITEBYTECODE=1"
+                        "COX_BIN_DIR=${PROJECT_BINARY_DIR}/bin"
+                        "COX_PYTHON=${COX_PYTHON}"
+                        "COX_STACK_DUMPS=${count}"
+            COMMAND ${COX_PYTHON} -m pytest -q -p no:cacheprovider -k ${tests}
+                    ${CMAKE_CURRENT_LIST_DIR}/test_stacks.py)
+    endforeach()
     # The command that tries a machine with a GPU, as far as it goes here. It has a CUDA domain to test and a torch to find.
     cox_command_test(NAME python/gpu_check LABEL python TIER nightly TIMEOUT 1000 PROCESSORS 2
         COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/gpu_check.py

@@ -1,6 +1,7 @@
 """Where the ranks of a group are: Group.stacks(), and the error of a request that hangs."""
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import pathlib
@@ -146,33 +147,85 @@ def test_a_rank_that_there_is_not():
             group.stacks(ranks=[1])
 
 
+class Load:
+    """Calls of a thread, one after the other, while the body runs."""
+
+    def __init__(self, group):
+        self.group, self.over, self.done, self.wrong = group, threading.Event(), 0, []
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        while not self.over.is_set():
+            data = b"%d" % self.done
+            if self.group.call(data, timeout=LIMIT) != [data, data]:
+                self.wrong.append(data)
+            self.done += 1
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+    def check(self, least):
+        assert not self.wrong
+        assert self.done > least
+        status = self.group.status()
+        assert status.deaths == 0
+        assert sum(channel.failed for channel in status.channels) == 0
+
+
 @pytest.mark.parametrize("attach", ["named", "sealed"])
 def test_dumps_under_load_change_no_reply(attach):
     with coxswain.Group(echo, ranks=2, attach=attach) as group:
-        over = threading.Event()
-        wrong, done = [], [0]
-
-        def load():
-            while not over.is_set():
-                data = b"%d" % done[0]
-                if group.call(data, timeout=LIMIT) != [data, data]:
-                    wrong.append(data)
-                done[0] += 1
-
-        thread = threading.Thread(target=load)
-        thread.start()
-        try:
+        with Load(group) as load:
             found = [rank.summary for _ in range(DUMPS) for rank in group.stacks().ranks]
-        finally:
-            over.set()
-            thread.join()
         # On a busy machine a rank may get no processor for its frames in time.
         assert sum("MainThread in " in summary for summary in found) > DUMPS, found[:20]
-        assert not wrong
-        assert done[0] > DUMPS
-        status = group.status()
-        assert status.deaths == 0
-        assert sum(channel.failed for channel in status.channels) == 0
+        load.check(DUMPS)
+
+
+def tracers(pid):
+    """The processes that hold threads of this one."""
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):
+            for line in path.read_text().splitlines():
+                if line.startswith("TracerPid:") and line.split()[1] != "0":
+                    yield int(line.split()[1])
+
+
+def test_a_helper_killed_while_it_holds_a_rank_loses_nothing():
+    with coxswain.Group(echo, ranks=2) as group:
+        pids = [rank.pid for rank in group.status().ranks]
+        over, killed = threading.Event(), set()
+
+        def ask():
+            while not over.is_set():
+                group.stacks()
+
+        asks = threading.Thread(target=ask)
+        with Load(group) as load:
+            asks.start()
+            end = time.monotonic() + LIMIT
+            while len(killed) < 10 and time.monotonic() < end:
+                for tracer in {*tracers(pids[0]), *tracers(pids[1])} - killed:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(tracer, signal.SIGKILL)
+                        killed.add(tracer)
+            before = load.done
+            over.set()
+            asks.join()
+            while load.done < before + 10 and time.monotonic() < end:
+                time.sleep(0.001)
+        assert len(killed) >= 10
+        load.check(before + 9)
+        for pid in pids:
+            assert not [*tracers(pid)]
+        # The rank replies to the next helper.
+        summaries = [rank.summary for _ in range(20) for rank in group.stacks().ranks]
+        assert any("MainThread in " in summary for summary in summaries), summaries
 
 
 def test_the_error_in_asyncio_says_where():
