@@ -20,8 +20,6 @@
  * it is, if it cannot go on: a wait for a disk may be short. */
 #define UNTAKEN_NS COX_NSEC_PER_SEC
 #define HELD_NS (5 * COX_NSEC_PER_SEC)
-/* Of the stacks of 16 ranks, for somebody who asked. */
-#define STACKS_ASKED_MS 3000
 
 const char *cox_rank_state_name(uint32_t state)
 {
@@ -439,10 +437,12 @@ int cox_executor_stacks(struct cox_executor *executor, const struct cox_rank_set
                         uint64_t deadline_ns, struct cox_stacks **ret_stacks)
 {
     _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
-    const uint64_t rounds = (inside->geometry.rank_count + 15) / 16;
+    const uint32_t count = inside->geometry.rank_count, most = cox_stacks_at_a_time();
+    const uint64_t rounds = (count + most - 1) / most;
     return cox_incidents_gather(
         &inside->incidents, asked,
-        cox_deadline_min(deadline_ns, cox_deadline_after_ms(rounds * STACKS_ASKED_MS)), ret_stacks);
+        cox_deadline_min(deadline_ns, cox_deadline_after_ms(rounds * COX_STACKS_BUSY_MS)),
+        ret_stacks);
 }
 
 void cox_executor_last_stacks(struct cox_executor *executor,

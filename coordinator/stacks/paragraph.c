@@ -9,13 +9,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ranks whose summaries are equal. */
+/* Ranks whose summaries are equal, but for whether a thread has a processor at the moment: one that
+ * waits and looks now and then is where the others are that wait. */
 struct place {
     const char *summary;
+    /* of it; less than all where the rest differs */
+    size_t length;
     struct cox_rank_set ranks;
     uint32_t count;
     uint64_t age_ns;
 };
+
+/* Without a state that comes and goes, as thread_facts.c of the program has it. */
+static size_t place_length(const char *summary)
+{
+    static const char *const states[] = {", running", ", runnable, but on no processor"};
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+        const char *state = strstr(summary, states[i]);
+        if (state && strstr(summary, " in "))
+            return (size_t)(state - summary);
+    }
+    return strlen(summary);
+}
 
 static void append(char *buffer, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void append(char *buffer, const char *format, ...)
@@ -69,11 +84,16 @@ int cox_stacks_paragraph(struct cox_stacks *stacks)
     }
     for (uint32_t i = 0; i < stacks->count; i++) {
         const struct cox_rank_stacks *rank = &stacks->ranks[i];
+        const size_t length = place_length(rank->summary);
         uint32_t p = 0;
-        while (p < count && strcmp(places[p].summary, rank->summary) != 0)
+        while (p < count && (place_length(places[p].summary) != length ||
+                             strncmp(places[p].summary, rank->summary, length) != 0))
             p++;
         if (p == count)
-            places[count++].summary = rank->summary;
+            places[count++] =
+                (struct place){.summary = rank->summary, .length = strlen(rank->summary)};
+        if (strcmp(places[p].summary, rank->summary) != 0)
+            places[p].length = length;
         cox_rank_set_add(&places[p].ranks, rank->rank);
         places[p].count++;
         places[p].age_ns = rank->age_ns > places[p].age_ns ? rank->age_ns : places[p].age_ns;
@@ -83,7 +103,7 @@ int cox_stacks_paragraph(struct cox_stacks *stacks)
     for (uint32_t i = 0; i < shown; i++) {
         append(text, "%s", i ? "; " : "");
         append_ranks(text, &places[i]);
-        append(text, ": %s", places[i].summary);
+        append(text, ": %.*s", (int)places[i].length, places[i].summary);
         if (places[i].age_ns)
             append(text, ", %.1f s", (double)places[i].age_ns / 1e9);
         /* One rank is somewhere else than all the others: they may wait for it. */

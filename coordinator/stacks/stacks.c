@@ -18,8 +18,9 @@
 #include <unistd.h>
 
 #define PROGRAM "coxswain"
-/* Helpers at a time; each is a process with 20 MB of address space that it touches little of. */
-#define HELPER_COUNT_MAX 16
+/* Helpers at a time, or as many as there are processors; each is a process with 20 MB of address
+ * space that it touches little of. */
+#define HELPER_COUNT_LEAST 16
 /* Of the time, what is left to print and to read when a helper's own budget is over. */
 #define PRINT_MS 150
 #define SUMMARY "summary: "
@@ -30,6 +31,7 @@ struct gathering {
     const struct cox_stacks_target *target;
     struct cox_helper_process helper;
     bool started, ended;
+    uint64_t started_ns;
     char *text;
     size_t size;
     char why[640];
@@ -94,21 +96,25 @@ static int listener_make(void)
 
 static void gathering_start(struct gathering *gathering, const char *program, uint64_t deadline_ns)
 {
-    char pid[16], budget[24], path[PATH_MAX + 8], libraries[PATH_MAX + 24];
+    char pid[16], budget[24], limit[24], path[PATH_MAX + 8], libraries[PATH_MAX + 24];
     const uint64_t now = cox_now_ns();
     const uint64_t left_ms = deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC : 0;
+    const uint64_t limit_ms = left_ms > PRINT_MS ? left_ms - PRINT_MS : 1;
+    const uint64_t budget_ms = COX_STACKS_MS - PRINT_MS;
     gathering->started = true;
+    gathering->started_ns = now;
     if (gathering->target->why[0]) {
         gathering->ended = true;
         snprintf(gathering->why, sizeof gathering->why, "%s", gathering->target->why);
         return;
     }
     snprintf(pid, sizeof pid, "%jd", (intmax_t)gathering->target->pid);
-    snprintf(budget, sizeof budget, "%" PRIu64, left_ms > PRINT_MS ? left_ms - PRINT_MS : 1);
+    snprintf(budget, sizeof budget, "%" PRIu64, budget_ms < limit_ms ? budget_ms : limit_ms);
+    snprintf(limit, sizeof limit, "%" PRIu64, limit_ms);
     const char *search = getenv("LD_LIBRARY_PATH"), *own_path = getenv("PATH");
     snprintf(path, sizeof path, "PATH=%s", own_path ? own_path : "/usr/bin:/bin");
     snprintf(libraries, sizeof libraries, "LD_LIBRARY_PATH=%s", search ? search : "");
-    char *const arguments[] = {(char[]){PROGRAM}, (char[]){"__stacks"}, pid, budget, NULL};
+    char *const arguments[] = {(char[]){PROGRAM}, (char[]){"__stacks"}, pid, budget, limit, NULL};
     char *const environment[] = {path, (char[]){"LC_ALL=C"}, search ? libraries : NULL, NULL};
     _cox_cleanup_(cox_close_fd) int listen_fd = listener_make();
     const int r =
@@ -147,14 +153,23 @@ static void gathering_end(struct gathering *gathering, const char *why)
                  why ? why : "its helper wrote nothing: is coxswain of another release in PATH?");
 }
 
+uint32_t cox_stacks_at_a_time(void)
+{
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    if (processors <= HELPER_COUNT_LEAST)
+        return HELPER_COUNT_LEAST;
+    return processors < COX_RANK_COUNT_MAX ? (uint32_t)processors : COX_RANK_COUNT_MAX;
+}
+
 /* Starts those whose turn it is. Returns how many run. */
 static uint32_t gatherings_start(struct gathering *list, uint32_t count, const char *program,
                                  uint64_t deadline_ns)
 {
+    const uint32_t most = cox_stacks_at_a_time();
     uint32_t running = 0;
     for (uint32_t i = 0; i < count; i++)
         running += list[i].started && !list[i].ended;
-    for (uint32_t i = 0; i < count && running < HELPER_COUNT_MAX; i++) {
+    for (uint32_t i = 0; i < count && running < most; i++) {
         if (list[i].started)
             continue;
         gathering_start(&list[i], program, deadline_ns);
@@ -167,10 +182,10 @@ static void gatherings_run(struct gathering *list, uint32_t count, int cancelled
                            const char *program, uint64_t deadline_ns)
 {
     while (gatherings_start(list, count, program, deadline_ns) > 0) {
-        struct pollfd fds[HELPER_COUNT_MAX + 1] = {{.fd = cancelled, .events = POLLIN}};
-        struct gathering *of[HELPER_COUNT_MAX + 1] = {NULL};
+        struct pollfd fds[COX_RANK_COUNT_MAX + 1] = {{.fd = cancelled, .events = POLLIN}};
+        struct gathering *of[COX_RANK_COUNT_MAX + 1] = {NULL};
         nfds_t used = 1;
-        for (uint32_t i = 0; i < count && used <= HELPER_COUNT_MAX; i++) {
+        for (uint32_t i = 0; i < count && used <= COX_RANK_COUNT_MAX; i++) {
             if (!list[i].started || list[i].ended)
                 continue;
             of[used] = &list[i];
@@ -191,10 +206,15 @@ static void gatherings_run(struct gathering *list, uint32_t count, int cancelled
                                          : NULL);
     }
     for (uint32_t i = 0; i < count; i++) {
+        char why[96];
+        const uint64_t taken_ns = cox_now_ns() - list[i].started_ns;
+        snprintf(why, sizeof why,
+                 "the time was up after %.1f s: the machine, or the rank, was too slow",
+                 (double)taken_ns / 1e9);
         if (!list[i].started)
             snprintf(list[i].why, sizeof list[i].why, "the time was up before it was its turn");
         else
-            gathering_end(&list[i], "the time was up: the rest is missing");
+            gathering_end(&list[i], why);
     }
 }
 
@@ -258,9 +278,12 @@ static int rank_fill(struct gathering *gathering, struct cox_rank_stacks *rank)
     if (whole)
         snprintf(whole, size, "%s%s%s%s", rest, gathering->why[0] ? "not there: " : "",
                  gathering->why, gathering->why[0] ? "\n" : "");
-    for (char *c = gathering->why; !line[0] && *c; c++)
+    for (char *c = gathering->why; *c; c++)
         if (*c == '\n')
             *c = ' ';
+    /* A line that the helper wrote before it had frames. */
+    if (line[0] && gathering->why[0] && !strstr(line, " in "))
+        snprintf(line + strlen(line), sizeof line - strlen(line), " (%.200s)", gathering->why);
     rank->summary = strdup(line[0] ? line : gathering->why);
     rank->text = whole;
     return rank->summary && whole ? 0 : -ENOMEM;

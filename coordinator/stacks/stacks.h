@@ -16,6 +16,9 @@
 #define COX_STACKS_TEXT_MAX ((size_t)256 << 10)
 /* For all ranks together. */
 #define COX_STACKS_MS 1000
+/* Where it can wait for a busy machine: the time that a helper waits for a processor comes on top,
+ * up to this. */
+#define COX_STACKS_BUSY_MS 3000
 
 struct cox_stacks_target {
     uint32_t rank;
@@ -29,6 +32,12 @@ struct cox_stacks_target {
 };
 
 /* cancelled: a pipe or eventfd that becomes readable to end it early; -1: none. Returns 0;
+ * -ENOMEM. A helper that cannot be started is the text of its rank. */
+/* Ranks that are read at the same time. */
+uint32_t cox_stacks_at_a_time(void);
+
+/* A helper has COX_STACKS_MS, and the time that it waits for a processor, up to the deadline.
+ * cancelled: a pipe or eventfd that becomes readable to end it early; -1: none. Returns 0;
  * -ENOMEM. A helper that cannot be started is the text of its rank. */
 int cox_stacks_gather(const struct cox_stacks_target *targets, uint32_t count, int cancelled,
                       uint64_t deadline_ns, struct cox_stacks **ret_stacks);

@@ -724,8 +724,9 @@ struct cox_stacks {
  * goes on; no signal is sent. It works while all ranks are stuck: none has to take part. It needs
  * the program coxswain (the package of that name), elfutils for native frames (libdw1), and the
  * right to trace; the text says what is missing. asked: NULL: all ranks.
- * Blocks until deadline_ns, or 3 s for 16 ranks and as long for each 16 more; usually a third of a
- * second. Any thread but those of hooks.
+ * Blocks until deadline_ns, at most for 1 s; where the machine is so busy that this gets no
+ * processor, for 3 s, and as long again for each 16 ranks, or as many as there are processors, if
+ * that are more. Usually a third of a second. Any thread but those of hooks.
  * Ownership: *ret_stacks is the caller's, for cox_stacks_free.
  * Returns
  *   0: also if nothing of a rank could be read: its text says why

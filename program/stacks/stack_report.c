@@ -20,7 +20,10 @@
 
 struct report {
     pid_t pid;
-    uint64_t deadline_ns;
+    /* of this process: when it began, and how long it has waited for a processor until then */
+    uint64_t begin_ns, begin_waited_ns;
+    /* its time, and that with what it has waited since, at most */
+    uint64_t budget_ns, limit_ns;
     /* the thread that serves requests; its name, if it has one */
     const char *preferred;
     pid_t serving;
@@ -36,6 +39,30 @@ struct report {
     bool unstopped_frames;
     uint32_t left_out;
 };
+
+/* ---- time ---- */
+
+/* How long this process has waited for a processor; 0 where the kernel does not say. */
+static uint64_t waited_ns(void)
+{
+    char text[96] = "";
+    char *end;
+    _cox_cleanup_(cox_close_fd) int fd = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
+    const ssize_t size = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+    text[size > 0 ? size : 0] = '\0';
+    strtoull(text, &end, 10);
+    return strtoull(end, NULL, 10);
+}
+
+/* On a busy machine a person waits longer, as far as the coordinator does. */
+static bool time_is_up(const struct report *report)
+{
+    const uint64_t now = cox_now_ns(), taken_ns = now - report->begin_ns;
+    if (taken_ns < report->budget_ns)
+        return false;
+    return taken_ns >= report->limit_ns ||
+           taken_ns - (waited_ns() - report->begin_waited_ns) >= report->budget_ns;
+}
 
 /* ---- take ---- */
 
@@ -248,7 +275,7 @@ static void thread_print(struct report *report, const struct cox_thread_facts *f
            facts->tid == report->pid ? " (the main thread)" : "", state);
     if (python)
         printf("  Python, most recent call first:\n%.*s", (int)python->size, python->frames);
-    if (report->unwinds && copied && copied->known && cox_now_ns() < report->deadline_ns) {
+    if (report->unwinds && copied && copied->known && !time_is_up(report)) {
         const uint32_t count = cox_unwind_thread(&report->unwind, copied, frames);
         if (!python && is_idle(frames, count) && facts->tid != report->serving)
             printf("  a thread of Coxswain that waits for work\n");
@@ -258,6 +285,17 @@ static void thread_print(struct report *report, const struct cox_thread_facts *f
         report->left_out++;
     }
     fflush(stdout);
+}
+
+static const char *unstopped_reason(const struct report *report)
+{
+    uint32_t held = 0;
+    for (uint32_t i = 0; i < report->facts.count; i++)
+        held += report->facts.threads[i].state == 'D';
+    if (held >= report->copy->unstopped)
+        return "they wait in the kernel so that nothing wakes them (state D)";
+    return held ? "some wait in the kernel (state D), others got no processor"
+                : "they got no processor: the machine is busy";
 }
 
 static const char *frames_missing(const struct report *report)
@@ -286,14 +324,15 @@ static void missing_print(const struct report *report)
                      "processor nothing is known"
                    : "no native frames (docs/operations.md)");
     if (copy->unstopped)
-        printf("not there: %" PRIu32 " threads did not stop within 15 ms: they wait in the kernel "
-               "so that nothing wakes them\n",
-               copy->unstopped);
+        printf("not there: %" PRIu32 " threads did not stop within 15 ms: %s\n", copy->unstopped,
+               unstopped_reason(report));
     if (!report->unwinds && report->unwind_error.code)
         printf("not there: %s\n", report->unwind_error.text);
     if (report->left_out)
-        printf("not there: native frames of %" PRIu32 " threads: the time was up\n",
-               report->left_out);
+        printf("not there: native frames of %" PRIu32
+               " threads: the time was up after %.1f s, %.1f s of them without a processor\n",
+               report->left_out, (double)(cox_now_ns() - report->begin_ns) / 1e9,
+               (double)(waited_ns() - report->begin_waited_ns) / 1e9);
     if (report->facts.more)
         printf("not there: %" PRIu32 " threads beyond %d\n", report->facts.more,
                COX_STACK_THREAD_MAX);
@@ -351,8 +390,12 @@ int cox_stack_report_main(int count, char *const *words)
     report->copy = cox_stack_copy_new();
     report->connection.fd = -1;
     report->pid = (pid_t)strtol(words[0], NULL, 10);
-    report->deadline_ns = cox_deadline_after_ms(strtoull(words[1], NULL, 10));
-    report->preferred = count > 2 ? words[2] : "cox-execute";
+    report->begin_ns = cox_now_ns();
+    report->begin_waited_ns = waited_ns();
+    report->budget_ns = strtoull(words[1], NULL, 10) * COX_NSEC_PER_MSEC;
+    report->limit_ns =
+        count > 2 ? strtoull(words[2], NULL, 10) * COX_NSEC_PER_MSEC : report->budget_ns;
+    report->preferred = "cox-execute";
     const int r = report->copy ? take(report) : -ENOMEM;
     if (r == 0)
         report_print(report);

@@ -1,6 +1,6 @@
 /*
  * stack_report: where all threads of a process are, as text on standard output. The program of
- * `coxswain __stacks PID BUDGET_MS [THREAD]`, which coordinator/stacks starts.
+ * `coxswain __stacks PID BUDGET_MS [LIMIT_MS]`, which coordinator/stacks starts.
  *
  *   summary: MainThread in all_reduce (distributed_c10d.py:28) called from forward (model.py:97)
  *   process 4711: 12 threads, of 1 Python frames; stopped for 2.1 ms

@@ -51,6 +51,15 @@ def target(*words, path=None, under=()):
 
 
 def helper(pid, under=()):
+    """What it writes. Where the machine was too busy for it, which it says, another one is asked."""
+    for _ in range(50):
+        text = helper_once(pid, under)
+        if not any(busy in text for busy in ("got no processor", "did not write them in time", "the time was up")):
+            break
+    return text
+
+
+def helper_once(pid, under=(), budget_ms=2000):
     """As a coordinator starts it, which this process is to its targets."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("")
@@ -58,7 +67,7 @@ def helper(pid, under=()):
         raised = fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, 4)  # sh knows numbers of one digit
         try:
             return subprocess.run(["sh", "-c", 'exec "$@" 3<&%d' % raised, "sh", *under, program("coxswain"),
-                                   "__stacks", str(pid), "2000"], pass_fds=[raised], capture_output=True, text=True,
+                                   "__stacks", str(pid), str(budget_ms)], pass_fds=[raised], capture_output=True, text=True,
                                   timeout=60, check=False).stdout
         finally:
             os.close(raised)
@@ -85,8 +94,7 @@ def goes_on(pid):
 @test
 def a_loop_runs():
     with target("loop") as pid:
-        # On a busy machine a thread may not stop in time.
-        text = next(text for text in (helper(pid) for _ in range(50)) if "loop_forever" in summary(text) or not LIBDW)
+        text = helper(pid)
         check(", runn" in summary(text), summary(text))  # running, or runnable without a processor
         native(summary(text), "loop_forever (stack_target.c:")
         goes_on(pid)
@@ -141,6 +149,17 @@ def two_hundred_threads():
         check(len(re.findall(r"^thread ", text, re.M)) == 202, "not all threads")
         native(text, "one_of_many")
         check(float(re.search(r"stopped for ([\d.]+) ms", text)[1]) <= 1000, text[:200])
+        goes_on(pid)
+
+
+@test
+def what_the_time_was_too_short_for_is_said():
+    with target("threads", "20") as pid:
+        text = helper_once(pid, budget_ms=1)
+        check("summary: main thread" in text, text)
+        if LIBDW and "got no processor" not in text:
+            check(re.search(r"not there: native frames of 2\d threads: the time was up after [\d.]+ s, [\d.]+ s of them "
+                            "without a processor", text), text)
         goes_on(pid)
 
 
@@ -266,12 +285,11 @@ def a_hang_tells_where_each_rank_stands():
         wait_until(lambda: any(".timeout." in name for name in os.listdir(crashes)), "the recording")
         path = os.path.join(crashes, next(name for name in os.listdir(crashes) if ".timeout." in name))
         text = expect(run(["postmortem", path]), 0).out
-        check("where the ranks stood: rank 1: " in text, text)
-        check("stopped by a signal" in text, text)
+        check(re.search("where the ranks stood: .*rank 1: [^;]*stopped by a signal", text), text)
         for rank in range(4):
             check("Stacks of rank %d:" % rank in text, text)
         told = group.status()["stacks"]
-        check(told["text"].startswith("rank 1: "), told)
+        check("rank 1: " in told["text"], told)
         os.kill(group.pids[1], signal.SIGCONT)
         expect(group.stop(), 0)
 

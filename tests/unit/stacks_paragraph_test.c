@@ -39,6 +39,23 @@ PLAIN_TEST(a_rank_that_is_alone_comes_first)
     expect("--ab-bb", "rank 2: in a; ranks 3,5-6: in b, and may wait for it");
 }
 
+PLAIN_TEST(a_thread_that_looks_now_and_then_is_where_the_others_wait)
+{
+    struct cox_rank_stacks ranks[] = {
+        {.rank = 0, .summary = "main thread in wait (a.c:1), running"},
+        {.rank = 1, .summary = "main thread in wait (a.c:1)"},
+        {.rank = 2, .summary = "main thread in loop (b.c:2), running"},
+        {.rank = 3, .summary = "main thread, running"},
+        {.rank = 4, .summary = "main thread, asleep"}};
+    struct cox_stacks stacks = {.ranks = ranks, .count = sizeof ranks / sizeof ranks[0]};
+    assert_int_equal(cox_stacks_paragraph(&stacks), 0);
+    assert_string_equal(stacks.paragraph,
+                        "rank 2: main thread in loop (b.c:2), running; rank 3: main thread, "
+                        "running; rank 4: main thread, asleep; ranks 0-1: main thread in wait "
+                        "(a.c:1)");
+    free((char *)(uintptr_t)stacks.paragraph);
+}
+
 PLAIN_TEST(many_places_are_counted)
 {
     expect("abcdefg", "rank 0: in a; rank 1: in b; rank 2: in c; rank 3: in d; the others at 3 "
