@@ -26,6 +26,8 @@
 #include <pthread.h>
 
 #define COX_INCIDENT_PAUSE_MS 10000
+/* Before a deadline, at most: the stacks have COX_STACKS_MS, and are there before the error. */
+#define COX_INCIDENT_LEAD_MS 1500
 
 enum cox_incident_stage { COX_INCIDENT_IDLE, COX_INCIDENT_ASKED, COX_INCIDENT_GATHERING };
 
@@ -67,14 +69,14 @@ struct cox_incidents {
 int cox_incidents_open(struct cox_incidents *incidents, struct cox_error *err);
 void cox_incidents_close(struct cox_incidents *incidents); /* idempotent; a zeroed one is fine */
 
-/* When a request becomes a suspect: 3/4 of its time, but no sooner than COX_STACKS_MS before its
- * deadline. COX_DEADLINE_NEVER: it has no deadline. */
+/* When a request becomes a suspect: 3/4 of its time, but no sooner than COX_INCIDENT_LEAD_MS before
+ * its deadline. COX_DEADLINE_NEVER: it has no deadline. */
 static inline uint64_t cox_incidents_due(uint64_t published_ns, uint64_t deadline_ns)
 {
     if (deadline_ns == COX_DEADLINE_NEVER || deadline_ns <= published_ns)
         return COX_DEADLINE_NEVER;
     const uint64_t quarter_ns = (deadline_ns - published_ns) / 4;
-    const uint64_t most_ns = COX_STACKS_MS * COX_NSEC_PER_MSEC;
+    const uint64_t most_ns = COX_INCIDENT_LEAD_MS * COX_NSEC_PER_MSEC;
     return deadline_ns - (quarter_ns < most_ns ? quarter_ns : most_ns);
 }
 

@@ -62,10 +62,10 @@ PLAIN_TEST(many_places_are_counted)
                       "more places");
 }
 
-PLAIN_TEST(a_request_is_a_suspect_for_its_last_second_at_most)
+PLAIN_TEST(a_request_is_a_suspect_for_its_last_second_and_a_half_at_most)
 {
     const uint64_t s = COX_NSEC_PER_SEC;
-    assert_int_equal(cox_incidents_due(10 * s, 40 * s), 39 * s);
+    assert_int_equal(cox_incidents_due(10 * s, 40 * s), 38 * s + s / 2);
     assert_int_equal(cox_incidents_due(10 * s, 12 * s), 12 * s - s / 2);
     assert_true(cox_incidents_due(10 * s, COX_DEADLINE_NEVER) == COX_DEADLINE_NEVER);
     assert_true(cox_incidents_due(10 * s, 9 * s) == COX_DEADLINE_NEVER);
