@@ -308,7 +308,7 @@ static const char *frames_missing(const struct report *report)
         return "the process has no thread for them: it is no worker of this release, or does not "
                "know which process its coordinator is";
     case COX_UNSUPPORTED:
-        return "a rank gives them to its coordinator alone, which has not started this helper";
+        return "a rank gives them to its coordinator alone, and this helper has no socket of it";
     default:
         return cox_status_text(report->connection_error);
     }

@@ -253,6 +253,9 @@ static bool reply(struct cox_stack_writer *writer, int fd, uint32_t flags)
                bytes_send(writer, fd, copies->pool, head.pool_size);
         munmap(copies, sizeof *copies);
     }
+    /* The host may keep a copy of the fd (faulthandler's is of the process). */
+    if (frames_fd >= 0 && ftruncate(frames_fd, 0) < 0)
+        sent = false;
     cox_close_fd(&frames_fd);
     return sent;
 }
