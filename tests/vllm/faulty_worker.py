@@ -6,6 +6,7 @@ or a method of the start, "load_model" or "determine_available_memory".
 VLLM_TEST_LATE is the number of seconds that the output of every step comes late.
 """
 
+import ctypes
 import os
 import signal
 import time
@@ -105,6 +106,8 @@ class Worker(CPUWorker):
             while not os.path.exists(os.environ["VLLM_TEST_FAULT"] + ".end"):
                 time.sleep(0.01)
             return
+        if action == "gil":  # a C call that never releases it
+            ctypes.PyDLL(None).sleep(600)
         os.kill(os.getpid(), getattr(signal, action))
 
     # ---- what tests call by name ----

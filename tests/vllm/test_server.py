@@ -79,6 +79,28 @@ def test_a_rank_that_fails_in_a_step(server, fault, texts):
         assert not left(running.name, before)
 
 
+# How rank 1 hangs, and what the error says of it: where it is, in Python.
+HANGS = [
+    ("1 hang execute", "--async-scheduling", "MainThread in fail (faulty_worker.py:"),
+    ("1 gil execute", "--async-scheduling", "MainThread in fail (faulty_worker.py:"),
+    ("1 SIGSTOP execute", "--no-async-scheduling", "stopped by a signal"),
+]
+
+
+@pytest.mark.parametrize(("fault", "scheduling", "place"), HANGS)
+def test_a_rank_that_hangs_is_named_with_its_stack(server, scheduling, fault, place):
+    options = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "8"}
+    with server(options=[scheduling], **options) as running:
+        running.inject(fault)
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(running.client(), "1+2=")
+        stacks = caught.value.body["message"].split("; stacks: ")[1]
+        (where,) = [part for part in stacks.split("; ") if re.match(r"rank 1\b", part)]
+        assert place in where
+        assert "/" not in stacks  # no path of the host
+        assert running.process.wait(60) is not None
+
+
 def until(readyz, status):
     """What /readyz says until it has that status, and with it."""
     said = []
