@@ -4,23 +4,21 @@ import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import tomllib
 import urllib.error
 import urllib.request
 
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent / "engines"))
+import engine_process
+from engine_process import PATIENCE, ROOT, children, install, wait_for_end, wait_until  # noqa: F401
+
 SUMS = ROOT / "models" / "sums"
 NAME = "coxswain.vllm.Executor"
-# In seconds: a machine may have other work.
-PATIENCE = 600
 
 
 def pytest_addoption(parser):
@@ -35,11 +33,8 @@ def environment(ranks, path="", **more):
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores),
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(HERE), path]),
     }
-    found = {**os.environ, **own, **more}
-    return {name: value for name, value in found.items() if value is not None}
+    return engine_process.environment([HERE, path], own, more)
 
 
 def shared_memory():
@@ -75,17 +70,6 @@ def status(name):
     return json.loads(done.stdout)
 
 
-def children(pid):
-    """The processes below one."""
-    found = set()
-    try:
-        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-            found.update(map(int, (task / "children").read_text().split()))
-    except OSError:
-        pass  # it has ended
-    return found | {below for child in found for below in children(child)}
-
-
 def ranks_of(engine):
     """The processes of all ranks of an engine."""
     found = set()
@@ -103,43 +87,7 @@ def ranks_of(engine):
     return found
 
 
-def wait_until(condition, what, seconds=PATIENCE):
-    """Returns what condition returns, once that is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what() if callable(what) else what
-        time.sleep(0.01)
-    return found
-
-
-def wait_for_end(pids):
-    def lives(pid):
-        try:
-            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rsplit(")")[1].split()[0] != "Z"
-
-    wait_until(lambda: not any(map(lives, pids)), "processes live on")
-
-
-def install(folder):
-    """Makes folder one where the package is installed, for vLLM to find its plugin hook."""
-    installed = pathlib.Path(folder) / "coxswain_executor-0.dist-info"
-    installed.mkdir(exist_ok=True)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: coxswain-executor\nVersion: 0\n")
-    groups = project["entry-points"].items()
-    (installed / "entry_points.txt").write_text(
-        "".join(
-            f"[{group}]\n" + "".join(f"{name} = {entry}\n" for name, entry in entries.items())
-            for group, entries in groups
-        )
-    )
-    return str(folder)
-
-
-class Server:
+class Server(engine_process.Server):
     """vLLM's API server in a process of its own, over a group of a name of its own."""
 
     count = 0
@@ -156,13 +104,9 @@ class Server:
         backend=NAME,
         **more,
     ):
+        super().__init__(folder)
         Server.count += 1
         self.name = f"vllm_test_{os.getpid()}_{Server.count}"
-        self.fault = os.path.join(folder, "fault")
-        self.log_path = os.path.join(folder, "server.log")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--served-model-name", "model", "--host", "127.0.0.1", "--port", str(self.port)]
         command += [f"--{parallel}-parallel-size", str(ranks)]
@@ -176,32 +120,7 @@ class Server:
             "VLLM_TEST_FAULT": self.fault,
             **more,
         }
-        self.log = open(self.log_path, "w")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            command,
-            env=environment(ranks, install(folder), **own),
-            stdout=self.log,
-            stderr=self.log,
-        )
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}"
-
-    def text(self):
-        """Its log, and that of its processes."""
-        return pathlib.Path(self.log_path).read_text(errors="replace")
-
-    def wait_until_ready(self):
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            assert self.process.poll() is None, self.text()[-5000:]
-            assert time.monotonic() < deadline, self.text()[-5000:]
-            try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
-                return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.2)
+        self.start(command, environment(ranks, install(folder), **own))
 
     def client(self):
         import openai
@@ -255,33 +174,6 @@ class Server:
         with open(self.fault + ".new", "w") as file:
             file.write(text)
         os.rename(self.fault + ".new", self.fault)
-
-    def wait_for_text(self, text, seconds=PATIENCE):
-        """Waits until the log has it. Returns the log."""
-        deadline = time.monotonic() + seconds
-        while text not in self.text():
-            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.text()[-5000:]}"
-            time.sleep(0.01)
-        return self.text()
-
-    def __enter__(self):
-        try:
-            self.wait_until_ready()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.terminate()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.log.close()
-
 
 @pytest.fixture
 def server(models, tmp_path):
