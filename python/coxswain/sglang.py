@@ -21,7 +21,7 @@ from typing import Any
 from collections.abc import Callable
 
 from ._internal import sglang_interface as _interface, sglang_rank as _rank
-from ._internal.errors import Invalid
+from ._internal.errors import Invalid, Unsupported
 from ._internal.sglang_server import Server
 from ._internal.sglang_survive import Requests
 
@@ -40,6 +40,8 @@ class Options:
     #: "fail": the loss of a scheduler ends the server. "restart": the schedulers are replaced, and
     #: the requests go on. None: "restart" where the server's configuration allows it
     on_death: str | None = None
+    #: names of settings that "restart" was not tried with, and that are allowed all the same
+    untried: tuple[str, ...] = ()
     #: with "restart": how often in `window` seconds, before the server ends
     incidents: int = 10
     window: float = 600.0
@@ -65,6 +67,8 @@ class Options:
             raise Invalid(
                 f"{VARIABLE} is {given!r}; it may be 1, or JSON with {names} ({error})"
             ) from error
+        if isinstance(options.untried, str):
+            raise Invalid("untried is a string; it may be a list of names")
         if options.on_death not in (None, "fail", "restart"):
             raise Invalid(f"on_death is {options.on_death!r}; it may be 'fail' or 'restart'")
         return options
@@ -101,6 +105,8 @@ def _launch(original: Any, cls: Any, *args: Any, **more: Any) -> Any:
     options = Options.read()
     server_args = args[0]
     if options is None or (server_args.dp_size or 1) > 1 or (server_args.nnodes or 1) > 1:
+        if options is not None and options.on_death == "restart":
+            raise Unsupported("Coxswain's on_death 'restart' needs dp_size 1 and nnodes 1")
         logger.warning("Coxswain: a server with dp_size or nnodes above 1 runs without it.")
         return original(cls, *args, **more)
     server = Server(options, lambda *args, **more: original(cls, *args, **more), args, more)

@@ -11,7 +11,8 @@ import types
 import pytest
 
 import coxswain.sglang
-from coxswain._internal.sglang_survive import obstacles
+from coxswain._internal.sglang_survive import obstacle
+from coxswain._internal.sglang_tried import untried
 from coxswain._internal.sglang_turns import RECORDS, Turns, describe, id_of
 from coxswain._internal.sglang_watch import Child, Watch
 
@@ -130,6 +131,80 @@ def test_options(monkeypatch):
             read()
 
 
-def test_what_requests_do_not_outlive():
-    args = types.SimpleNamespace(dp_size=1, pp_size=2, enable_lora=True, disaggregation_mode="null")
-    assert obstacles(args) == ["pp size 2", "enable lora"]
+LLAMA = {
+    "model_path": "llama",
+    "tp_size": 8,
+    "device": "cpu",
+    "dtype": "torch.float32",
+    "attention_backend": "torch_native",
+    "architecture": "LlamaForCausalLM",
+}
+
+
+def test_what_was_tried_is_allowed():
+    assert untried(LLAMA) == []
+    assert untried({**LLAMA, "disable_radix_cache": True, "api_key": "secret"}) == []
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("architecture", "Mamba2ForCausalLM", "architecture Mamba2ForCausalLM"),
+        ("architecture", "Gemma3ForCausalLM", "architecture Gemma3ForCausalLM"),
+        ("uses_mamba_radix_cache", True, "uses_mamba_radix_cache"),
+        ("disable_hybrid_swa_memory", True, "disable_hybrid_swa_memory"),
+        ("device", "cuda", "device cuda"),
+        ("dtype", "torch.bfloat16", "dtype torch.bfloat16"),
+        ("quantization", "fp8", "quantization fp8"),
+        ("attention_backend", "flashinfer", "attention_backend flashinfer"),
+        ("prefill_attention_backend", "fa3", "prefill_attention_backend fa3"),
+        ("speculative_algorithm", "EAGLE", "speculative_algorithm EAGLE"),
+        ("enable_lora", True, "enable_lora"),
+        ("lora_paths", ["a=/srv/a"], "lora_paths"),
+        ("ep_size", 2, "ep_size 2"),
+        ("grammar_backend", "outlines", "grammar_backend"),
+        ("enable_hierarchical_cache", True, "enable_hierarchical_cache"),
+        ("chunked_prefill_size", 64, "chunked_prefill_size 64"),
+        ("enable_custom_logit_processor", True, "enable_custom_logit_processor"),
+        ("enable_multimodal", True, "enable_multimodal"),
+        ("watermark_key", "secret", "watermark_key"),
+        ("an_option_of_a_later_version", "x", "an_option_of_a_later_version"),
+    ],
+)
+def test_what_was_not_tried_is_refused_by_name(name, value, said):
+    assert untried({**LLAMA, name: value}) == [said]
+    assert untried({**LLAMA, name: value}, [name]) == []
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("pp_size", 2),
+        ("dp_size", 2),
+        ("enable_dp_attention", True),
+        ("tokenizer_worker_num", 2),
+        ("disaggregation_mode", "prefill"),
+        ("encoder_only", True),
+    ],
+)
+def test_what_cannot_go_on_is_refused_even_if_it_is_allowed(name, value):
+    (said,) = untried({**LLAMA, name: value}, [name])
+    assert said.startswith(name)
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({}, ""),
+        ({"frequency_penalty": 0.5}, ""),
+        ({"frequency_penalty": 0.5, "repetition_penalty": 1.2}, "its two penalties"),
+        ({"json_schema": "{}"}, "its json_schema"),
+        ({"beam_width": 4}, "its beams"),
+    ],
+)
+def test_requests_that_cannot_go_on(fields, said):
+    params = types.SimpleNamespace(**{"repetition_penalty": 1.0, **fields})
+    assert obstacle(types.SimpleNamespace(sampling_params=params)) == said
+    assert obstacle(types.SimpleNamespace(sampling_params=params, lora_id="a")) == (
+        said or "its lora_id"
+    )

@@ -62,15 +62,12 @@ def test_clients_see_a_pause_and_then_the_cause(model, tmp_path):
         assert names_of(pids) == []
 
 
-def test_what_cannot_go_on_is_refused_at_start(model, tmp_path):
-    server = Server(
-        str(tmp_path), model, {"on_death": "restart"}, ["--enable-custom-logit-processor"]
-    )
+def test_what_was_not_tried_is_refused_at_start(model, tmp_path):
+    options, arguments = {"on_death": "restart"}, ["--enable-custom-logit-processor"]
+    server = Server(str(tmp_path), model, options, arguments)
     try:
         server.process.wait(300)
-        assert (
-            "on_death 'restart' does not go together with enable custom logit processor"
-            in server.text()
-        )
+        said = "on_death 'restart' was not tried with enable_custom_logit_processor: use on_death"
+        assert said in server.text()
     finally:
         server.__exit__()

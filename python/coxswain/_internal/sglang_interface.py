@@ -41,6 +41,9 @@ SERVER = (
     *_members(f"{_IO}:TokenizedGenerateReqInput", "rid sampling_params wrap_pickle_fields"),
     f"{_IO}:sock_send(_, _)",
     "sglang.srt.sampling.sampling_params:SamplingParams.custom_params",
+    "sglang.srt.arg_groups.overrides:model_config_of(_)",
+    "sglang.srt.arg_groups.overrides:resolution_result(_, _)",
+    *_members("sglang.srt.configs.model_config:ModelConfig", "hf_config dtype"),
     f"{_LOADS}(_)",
 )
 

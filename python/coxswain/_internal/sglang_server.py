@@ -32,7 +32,8 @@ from collections.abc import Callable, Iterator
 from .errors import Unsupported
 from .sglang_rank import LOADS, Ranks, Seat
 from .sglang_status import Status
-from .sglang_survive import Requests, obstacles
+from .sglang_survive import Requests
+from .sglang_tried import settings, untried
 from .sglang_turns import COMPUTING, STATES, Turns
 from .sglang_watch import Child, Watch
 
@@ -141,11 +142,13 @@ class Server:
         self._mutex = threading.Lock()
         server_args = args[0]
         self._count = (server_args.tp_size or 1) * (server_args.pp_size or 1)
-        reasons = obstacles(server_args)
+        reasons: list[str] = []
+        if options.on_death != "fail":
+            reasons = untried(settings(server_args), options.untried)
         if options.on_death == "restart" and reasons:
             raise Unsupported(
-                f"Coxswain's on_death 'restart' does not go together with {'; '.join(reasons)}; "
-                "on_death 'fail' does"
+                f"Coxswain's on_death 'restart' was not tried with {'; '.join(reasons)}: use "
+                "on_death 'fail', or allow by name what you have tried (untried)"
             )
         self.restarts = options.on_death == "restart" or (options.on_death is None and not reasons)
         if options.on_death is None:
@@ -154,7 +157,7 @@ class Server:
                 "restart" if self.restarts else "fail",
                 "costs a pause, and no request"
                 if self.restarts
-                else f"ends the server, which has {'; '.join(reasons)}",
+                else f"ends the server: 'restart' was not tried with {'; '.join(reasons)}",
             )
         self._turns = Turns(self._count)
         # ShmLoadSnapshotWriter's, which has a name in /dev/shm otherwise

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import copy
 import logging
-import os
 from typing import Any
 
 from .sglang_rank import BEGIN, RESUMED
@@ -32,53 +31,6 @@ _HARMLESS = ("AbortReq", "ShutdownReq", *_REPEATED)
 _PAUSES = ("PauseGenerationReqInput", "ContinueGenerationReqInput")
 
 
-def obstacles(args: Any) -> list[str]:
-    """What of a server's arguments does not go together with on_death 'restart'."""
-    found = [
-        f"{name.replace('_', ' ')} {getattr(args, name)}"
-        for name in (
-            "dp_size",
-            "pp_size",
-            "nnodes",
-            "tokenizer_worker_num",
-            "detokenizer_worker_num",
-            "ep_size",
-        )
-        if (getattr(args, name, 1) or 1) > 1
-    ]
-    found += [
-        name.replace("_", " ")
-        for name in (
-            "enable_dp_attention",
-            "enable_lora",
-            "lora_paths",
-            "speculative_algorithm",
-            "enable_hierarchical_cache",
-            "enable_lmcache",
-            "enable_memory_saver",
-            "enable_custom_logit_processor",
-            "enable_return_hidden_states",
-            "enable_mixed_chunk",
-            "enable_pdmux",
-            "enable_streaming_session",
-            "enable_session_radix_cache",
-            "enable_pd_role_switch",
-            "encoder_only",
-            "language_only",
-            "dllm_algorithm",
-            "watermark_config",
-        )
-        if getattr(args, name, None)
-    ]
-    if getattr(args, "disaggregation_mode", "null") not in (None, "null"):
-        found.append(f"disaggregation mode {args.disaggregation_mode}")
-    if os.environ.get("SGLANG_RUST_SERVER", "0").lower() not in ("", "0", "false"):
-        found.append("the server in Rust")
-    if getattr(args, "enable_multimodal", None):
-        found.append("multimodal inputs")
-    return found
-
-
 def obstacle(request: Any) -> str:
     """Why a request cannot go on exactly; "": it can."""
     params = request.sampling_params
@@ -87,6 +39,10 @@ def obstacle(request: Any) -> str:
             return f"its {name}"
     if (getattr(params, "beam_width", None) or 1) > 1:
         return "its beams"
+    # SGLang applies them in the order of a set, which is another one in each process
+    penalties = (("frequency_penalty", 0), ("presence_penalty", 0), ("repetition_penalty", 1))
+    if sum((getattr(params, name, None) or none) != none for name, none in penalties) > 1:
+        return "its two penalties"
     for name in (
         *(
             "mm_inputs",
