@@ -1,11 +1,10 @@
 """A plugin of SGLang, for tests: schedulers do what a file says, and draw by seeds.
 
 The file is that of SGLANG_TEST_FAULT: "RANK FAULT". FAULT: "raise" an exception, "drop" a request
-that the other ranks run, "exit" with a status.
+that the other ranks run, "spin" for ever.
 """
 
 import os
-import sys
 
 import torch
 
@@ -20,16 +19,15 @@ def fault(scheduler, *_, **__):
         return
     from sglang.srt.runtime_context import get_parallel
 
-    if int(rank) != get_parallel().tp_rank or (name == "drop" and not scheduler.waiting_queue):
+    if int(rank) != get_parallel().tp_rank or (name != "raise" and not scheduler.waiting_queue):
         return
     os.unlink(path)
     if name == "raise":
         raise ValueError("the device is on fire")
     if name == "drop":
         scheduler.waiting_queue.pop()
-    if name == "exit":
-        print("it goes home", file=sys.stderr, flush=True)
-        os._exit(3)
+    while name == "spin":
+        pass
 
 
 def seeds(info, _, batch, *__, **___):

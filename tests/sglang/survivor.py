@@ -149,22 +149,46 @@ def kills(engine, reference, took):
     return rounds
 
 
-def hang(engine, reference):
+async def told_of_a_hang(engine):
+    """Until the stacks are there. Returns what status has then."""
+    while not (found := engine.server._status._note.get("hang")):
+        await asyncio.sleep(0.05)
+    engine.server._status.set(hang="")
+    return found
+
+
+def stopped(engine, reference):
     """A stopped scheduler is told, and goes on."""
     pid = schedulers_of(os.getpid())[-1]
+    told = []
 
     async def stop():
         os.kill(pid, signal.SIGSTOP)
-        await asyncio.sleep(3.5)
+        told.append(await told_of_a_hang(engine))
         os.kill(pid, signal.SIGCONT)
 
-    return compared(engine.generate(stop), reference)
+    return {**compared(engine.generate(stop), reference), "told": told}
+
+
+def spins(engine, reference):
+    """A scheduler in an endless loop of Python is told with its frames; a kill ends that."""
+    pathlib.Path(os.environ["SGLANG_TEST_FAULT"]).write_text("1 spin")
+    told = []
+
+    async def replace():
+        told.append(await told_of_a_hang(engine))
+        command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "stacks"]
+        command.append(engine.server.options.name)
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        told.append((await process.communicate())[0].decode())
+        os.kill(schedulers_of(os.getpid())[1], signal.SIGKILL)
+
+    return {**compared(engine.generate(replace), reference), "told": told}
 
 
 def divergence(engine, reference):
     """A rank that does not run a request hangs with the others; a kill ends that."""
-    path = pathlib.Path(os.environ["SGLANG_TEST_FAULT"])
-    path.write_text("1 drop")
+    pathlib.Path(os.environ["SGLANG_TEST_FAULT"]).write_text("1 drop")
 
     before = engine.server.incidents
     engine.server._status.set(divergence="")
@@ -180,13 +204,18 @@ def divergence(engine, reference):
     return compared(engine.generate(replace), reference)
 
 
-def status(name):
-    """What `coxswain status --json` says."""
-    command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "status", "--name", name]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
+def asked(*command):
+    """What the command `coxswain` prints."""
+    words = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), *command]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
     # 4: degraded, as between a death and its replacement.
     assert done.returncode in (0, 4), done.stderr
-    found = json.loads(done.stdout)
+    return done.stdout
+
+
+def status(name):
+    """What `coxswain status --json` says."""
+    found = json.loads(asked("status", "--name", name, "--json"))
     ranks = [[rank["pid"], rank["liveness"]] for rank in found["ranks"]]
     return {"note": found["note"], "ranks": ranks}
 
@@ -201,11 +230,15 @@ def main():
     found = {
         "again": again,
         "rounds": kills(engine, reference, took),
-        "hang": hang(engine, reference),
+        "stopped": stopped(engine, reference),
+        "spins": spins(engine, reference),
         "divergence": divergence(engine, reference),
         "incidents": engine.server.incidents,
         "took": took,
         "status": status(engine.server.options.name),
+        "stacks": asked("stacks", engine.server.options.name),
+        "metrics": asked("metrics", engine.server.options.name),
+        "top": asked("top", "--once", engine.server.options.name),
         "pids": [os.getpid(), *schedulers_of(os.getpid())],
     }
     pathlib.Path(sys.argv[2]).write_text(json.dumps(found))

@@ -366,16 +366,16 @@ class Server:
         self._tell_hang()
 
     def _tell_hang(self) -> None:
-        """Says once which rank does not move. Where each of its threads stands is to be added
-        here."""
+        """Says once which rank does not move, and where each of its threads stands."""
         if not self._group:
             return
         states = [self._turns.state(rank) for rank in range(self._count)]
+        owed = bool(self.requests and self.requests.manager.rid_to_state)
         late = [
             rank
             for rank, (state, _, seconds) in enumerate(states)
             if seconds > self.options.hang
-            and (state == COMPUTING or self._group.children[rank].stopped())
+            and (state == COMPUTING or owed or self._group.children[rank].stopped())
         ]
         turn = max((turn for _, turn, _ in states), default=0)
         if not late or self._hung == turn:
@@ -390,8 +390,18 @@ class Server:
             if self._group.children[rank].stopped():
                 what += ", stopped by a signal"
             said.append(f"rank {rank}: {what}, turn {turn}, for {seconds:.1f} s")
-        logger.error("Coxswain: the schedulers do not move. %s.", "; ".join(said))
-        self._status.set(hang="; ".join(said))
+        text = "; ".join(said)
+        logger.error("Coxswain: the schedulers do not move. %s.", text)
+        threading.Thread(target=self._tell_stacks, args=(text,), daemon=True).start()
+
+    def _tell_stacks(self, text: str) -> None:
+        """A thread of its own: it takes about a second, in which a death must be acted on."""
+        stacks = self._status.stacks()
+        if stacks is not None:
+            ranks = (f"rank {rank.rank} (pid {rank.pid}): {rank.text}" for rank in stacks.ranks)
+            logger.error("Coxswain: stacks: %s\n%s", stacks.text, "\n".join(ranks))
+            text += f"; stacks: {stacks.text}"
+        self._status.set(hang=text)
 
     # ---- replacement: on the thread that starts schedulers ----
 

@@ -1,4 +1,4 @@
-"""A group without requests, so that `coxswain status`, `metrics` and `top` find an SGLang server.
+"""A group without requests, by which `coxswain status`, `stacks`, ... find an SGLang server.
 
 Its ranks are the schedulers: each attaches, and says nothing more. A group is of one set of
 schedulers; the next set has another one of the same name.
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from .errors import Error
 from .group import Group
+from .status import Stacks
 from .worker import Worker
 
 logger = logging.getLogger("coxswain.sglang")
@@ -25,7 +26,8 @@ _NAMES = ("COXSWAIN_SOCKET", "RANK", "WORLD_SIZE")
 
 
 class Status:
-    """The server's side. Threads: that which starts schedulers, but for `set`."""
+    """The server's side. Threads: that which starts schedulers, but for `set` and
+    `stacks`."""
 
     def __init__(self, name: str, rank_count: int, on_stop: Callable[[str], object]) -> None:
         """on_stop: `coxswain stop` has come."""
@@ -63,6 +65,15 @@ class Status:
         group, self._group = self._group, None
         if group is not None:
             group.stop()
+
+    def stacks(self) -> Stacks | None:
+        """Any thread: where the schedulers are. None: it cannot be had, which is logged."""
+        group = self._group
+        try:
+            return group.stacks() if group is not None else None
+        except Error as error:
+            logger.warning("Coxswain: there are no stacks: %s", error)
+            return None
 
     def set(self, **note: Any) -> None:
         """Any thread: what status shows beside the ranks."""
