@@ -141,6 +141,14 @@ def _watchdog_stop(original: Any, watchdog: Any) -> Any:
     return server.watchdog_stops()
 
 
+def _kill_process_tree(original: Any, parent_pid: Any, *args: Any, **more: Any) -> Any:
+    """kill_process_tree: of this process, it is the end, and no death is news."""
+    if parent_pid in (None, os.getpid()):
+        for server in _servers:
+            server.expect_end()
+    return original(parent_pid, *args, **more)
+
+
 def _new_manager(original: Any, manager: Any, server_args: Any, port_args: Any, *args: Any) -> Any:
     """TokenizerManager.__init__."""
     original(manager, server_args, port_args, *args)
@@ -192,6 +200,7 @@ _SERVER_HOOKS: dict[str, Callable[..., Any]] = {
     "entrypoints.engine._wait_for_scheduler_ready": _wait_for_ready,
     "utils.watchdog.SubprocessWatchdog.start": _watchdog_start,
     "utils.watchdog.SubprocessWatchdog.stop": _watchdog_stop,
+    "utils.common.kill_process_tree": _kill_process_tree,
     "managers.tokenizer_manager.TokenizerManager.__init__": _new_manager,
     "managers.tokenizer_manager.TokenizerManager._dispatch_to_scheduler": _dispatch,
     "managers.tokenizer_manager.TokenizerManager._async_dispatch_to_scheduler": _async_dispatch,

@@ -172,6 +172,47 @@ void coxpy_frames_end(void);
 /* As write_frames. */
 void coxpy_frames_write(void *context, int fd);
 
+/* ---- watch.c: deaths of processes of the host, told by a thread that never needs the GIL ----
+ *
+ * The thread waits for the processes and for what they write. It passes that on, and writes one line
+ * for a death, to out_fd. So the line is there at once, whatever holds the GIL. The host then fetches
+ * the death with coxpy_watch_next.
+ *
+ * Blocks: the thread waits for room in out_fd for a second at most; what finds none is dropped, and
+ * then it waits no more until there is room. Calls on a child may wait for that, too.
+ * A child belongs to the host, which unrefs it, and as long as it is watched also to the thread. */
+struct coxpy_watch;
+struct coxpy_child;
+
+/* out_fd is borrowed. Returns 0 or -errno. */
+int coxpy_watch_new(int out_fd, struct coxpy_watch **ret_watch);
+/* Ends the thread: no other thread may be inside. NULL-safe, returns NULL. */
+struct coxpy_watch *coxpy_watch_free(struct coxpy_watch *watch);
+/* Watches a child of this process. name: in texts, "rank 1". error_fd: the read end of a pipe that does
+ * not block, which the child owns from now on; -1: none. Returns 0 or -errno; error_fd is the caller's
+ * then. */
+int coxpy_watch_add(struct coxpy_watch *watch, const char *name, int64_t pid, int error_fd,
+                    struct coxpy_child **ret_child);
+/* The thread forgets a child. Nothing is told of it any more. */
+void coxpy_watch_forget(struct coxpy_watch *watch, struct coxpy_child *child);
+/* No death is news any more. */
+void coxpy_watch_quiet(struct coxpy_watch *watch);
+/* Has coxpy_watch_next return. */
+void coxpy_watch_wake(struct coxpy_watch *watch);
+/* Blocks until a child has ended, and returns it once, lent; NULL: a child has written something,
+ * coxpy_watch_wake was called, or the deadline has passed. One thread. */
+const struct coxpy_child *coxpy_watch_next(struct coxpy_watch *watch, uint64_t deadline_ns);
+/* Its death is no news. */
+void coxpy_child_expect(struct coxpy_child *child);
+/* SIGKILL; nothing if it has ended. */
+void coxpy_child_kill(struct coxpy_child *child);
+/* Whether it has ended, and how: by a signal, or else with an exit code. -1, -1: another wait has
+ * reaped it first. It is not reaped here. */
+bool coxpy_child_end(struct coxpy_child *child, int *ret_signal, int *ret_code);
+/* How it has ended, in words. details: with its pid and last lines. Returns the length. */
+size_t coxpy_child_text(struct coxpy_child *child, bool details, char *text, size_t size);
+void coxpy_child_unref(struct coxpy_child *child);
+
 struct coxpy_worker;
 
 /* The orders that Python serves, joined by |. */

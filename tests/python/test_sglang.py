@@ -1,8 +1,10 @@
 """What coxswain.sglang has without an SGLang: records of turns, deaths of processes, options."""
 
 import array
+import fcntl
 import os
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import coxswain.sglang
 from coxswain._internal.sglang_survive import obstacle
 from coxswain._internal.sglang_tried import untried
 from coxswain._internal.sglang_turns import RECORDS, Turns, describe, id_of
-from coxswain._internal.sglang_watch import Child, Watch
+from coxswain._internal.sglang_watch import Watch
 
 
 def batch(rids, mode=2, last=5, extend=0):
@@ -99,21 +101,114 @@ def test_a_long_batch_and_the_memory_of_another_process(memory):
 )
 def test_a_death_is_told_with_the_last_lines(code, text):
     told = queue.Queue()
-    watch = Watch(lambda child, end: told.put(child.death(end)), lambda: None)
+    out_fd, fd = os.pipe()
+    watch = Watch(lambda child: told.put(child), lambda: None, fd)
     watch.start()
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
-    script = f"import os, sys; print('first\\nlast', file=sys.stderr, flush=True); {code}"
+    script = f"import os, sys; print('first\\n last ', file=sys.stderr, flush=True); {code}"
     process = subprocess.Popen([sys.executable, "-c", script], stderr=write_fd)
     os.close(write_fd)
-    watch.add(Child("rank 1", process.pid, 1, read_fd))
-    said = told.get(timeout=60)
+    watch.add("rank 1", process.pid, 1, read_fd)
+    child = told.get(timeout=60)
+    assert child.rank == 1
+    said = child.death()
     assert said.startswith(f"rank 1 (pid {process.pid}) ")
     assert text.replace("lines: last", "lines: first\nlast") in said
+    assert child.death(details=False) == f"rank 1 {text.partition(';')[0]}"
     process.wait()  # it was not reaped
     assert process.returncode in (-signal.SIGKILL, 3)
+    assert child.end() == ((9, 0) if process.returncode < 0 else (0, 3))
     watch.stop()
     watch.join(60)
+    os.close(fd)
+    with open(out_fd) as out:
+        log = out.read()
+    assert log.startswith("first\n last \n[2")
+    assert log.endswith(f"] Coxswain: {said}\n")
+
+
+def test_deaths_that_are_no_news():
+    told = queue.Queue()
+    out_fd, fd = os.pipe()
+    watch = Watch(lambda child: told.put(child.rank), lambda: None, fd)
+    watch.start()
+    ways = ["os.read(0, 1)", "sys.exit(0)", "os.read(0, 1)", "sys.exit(5)"]
+    processes, children = [], []
+    for rank, way in enumerate(ways):
+        script = f"import os, sys; {way}"
+        processes.append(
+            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, bufsize=0)
+        )
+        if rank == 3:
+            watch.quiet()
+        children.append(watch.add(f"rank {rank}", processes[rank].pid, rank))
+        if rank == 2:  # nothing is told of it at all
+            watch.forget(children[rank])
+            processes[rank].kill()
+        elif rank == 0:
+            children[rank].kill()
+        if rank != 2:
+            assert told.get(timeout=60) == rank
+    for process in processes:
+        process.wait()
+        process.stdin.close()
+    assert told.empty()
+    watch.stop()
+    watch.join(60)
+    os.close(fd)
+    with open(out_fd) as out:
+        assert out.read() == ""
+
+
+HOLDS_THE_GIL = """
+import ctypes, os, subprocess, sys
+from coxswain._internal.sglang_watch import Watch
+watch = Watch(lambda child: None, lambda: None)
+watch.start()
+process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+watch.add("rank 0", process.pid, 0)
+print(process.pid, flush=True)
+ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+process.wait()
+process.stdin.close()
+watch.stop()
+watch.join()
+"""
+
+
+def test_a_death_is_told_while_another_thread_holds_the_gil():
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_THE_GIL],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        pid = int(process.stdout.readline())
+        os.kill(pid, signal.SIGKILL)
+        ready, _, _ = select.select([process.stderr], [], [], 60)
+        line = process.stderr.readline() if ready else ""
+        process.stdin.write("x")  # only now it lets go of the GIL
+        process.stdin.flush()
+        assert f"Coxswain: rank 0 (pid {pid}) was killed by signal 9 (Killed)\n" in line
+        assert process.wait(60) == 0
+
+
+def test_standard_error_that_nobody_reads_does_not_hide_a_death():
+    told = queue.Queue()
+    out_fd, fd = os.pipe()
+    os.write(fd, bytes(fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)))
+    watch = Watch(lambda child: told.put(child.death()), lambda: None, fd)
+    watch.start()
+    process = subprocess.Popen([sys.executable, "-c", "import os; os.abort()"])
+    watch.add("rank 0", process.pid, 0)
+    assert f"rank 0 (pid {process.pid}) was killed by signal 6 (Aborted)" == told.get(timeout=60)
+    process.wait()
+    watch.stop()
+    watch.join(60)
+    os.close(out_fd)
+    os.close(fd)
 
 
 def test_options(monkeypatch):

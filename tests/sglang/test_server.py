@@ -6,7 +6,17 @@ import re
 import signal
 import time
 
-from conftest import Server, children, names_of, schedulers_of, wait_for_end
+import pytest
+from conftest import (
+    PATIENCE,
+    Server,
+    children,
+    mapped_names,
+    names_of,
+    schedulers_of,
+    titled,
+    wait_for_end,
+)
 
 CLIENTS = 16
 
@@ -28,7 +38,8 @@ def texts(server):
 
 
 def test_clients_see_a_pause_and_then_the_cause(model, tmp_path):
-    with Server(str(tmp_path), model, {"incidents": 1}) as server:
+    arguments = ["--enable-metrics"]
+    with Server(str(tmp_path), model, {"incidents": 1}, arguments) as server:
         reference = texts(server)
         assert texts(server) == reference
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -56,10 +67,37 @@ def test_clients_see_a_pause_and_then_the_cause(model, tmp_path):
         told = rf"rank 0 \(pid {ranks[0]}\) was killed by signal 9 \(Killed\)"
         assert re.match(told, reason["message"])
         assert "incident 2 within 600 s" in reason["message"]
-        server.process.wait(60)
+        server.process.wait(PATIENCE)
         wait_for_end(below)
         assert re.search("the server ends: " + told, server.text())
         assert names_of(pids) == []
+
+
+VICTIMS = {
+    "server": lambda pid: pid,
+    "detokenizer": lambda pid: titled(pid, "sglang::detokenizer")[0],
+    "rank 0": lambda pid: schedulers_of(pid)[0],
+    "rank 1": lambda pid: schedulers_of(pid)[1],
+}
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_nothing_is_left_after_a_kill(model, tmp_path, name):
+    with Server(str(tmp_path), model, {"on_death": "fail"}) as server:
+        server.stream("1+1=", max_new_tokens=4)
+        pids = {server.process.pid, *children(server.process.pid)}
+        memory = mapped_names(pids)
+        victim = VICTIMS[name](server.process.pid)
+        os.kill(victim, signal.SIGKILL)
+        server.process.wait(PATIENCE)
+        wait_for_end(pids)
+        assert names_of(pids) == []
+        assert [path for path in memory if os.path.exists(path)] == []
+        if name != "server":
+            who = name.replace("detokenizer", "the detokenizer")
+            told = f"Coxswain: {who} (pid {victim}) was killed by signal 9 (Killed)"
+            assert told in server.text()
+            assert len(re.findall("was killed by signal", server.text())) == 2  # and its end
 
 
 def test_what_was_not_tried_is_refused_at_start(model, tmp_path):

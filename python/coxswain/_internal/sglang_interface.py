@@ -26,6 +26,7 @@ SERVER = (
     *_members(f"{_ENGINE}:SchedulerInitResult", "wait_for_ready all_child_pids"),
     f"{_ENGINE}:_scheduler_died_error(_, _)",
     f"{_ENGINE}:_wait_for_scheduler_ready(_, _)",
+    "sglang.srt.utils.common:kill_process_tree(_)",
     f"{_WATCHDOG}.__init__(_)",
     f"{_WATCHDOG}.start()",
     f"{_WATCHDOG}.stop()",
@@ -40,10 +41,10 @@ SERVER = (
     *_members(f"{_IO}:BatchTokenIDOutput", "rids cached_tokens"),
     *_members(f"{_IO}:TokenizedGenerateReqInput", "rid sampling_params wrap_pickle_fields"),
     f"{_IO}:sock_send(_, _)",
-    "sglang.srt.sampling.sampling_params:SamplingParams.custom_params",
     "sglang.srt.arg_groups.overrides:model_config_of(_)",
     "sglang.srt.arg_groups.overrides:resolution_result(_, _)",
     *_members("sglang.srt.configs.model_config:ModelConfig", "hf_config dtype"),
+    "sglang.srt.sampling.sampling_params:SamplingParams.custom_params",
     f"{_LOADS}(_)",
 )
 

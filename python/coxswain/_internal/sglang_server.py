@@ -75,7 +75,6 @@ class Group:
     def end(self) -> None:
         """Kills and reaps them."""
         for child in self.children:
-            child.expected = True
             child.kill()
         for process in self.processes:
             process.join()
@@ -215,18 +214,16 @@ class Server:
         finally:
             for fd in theirs:
                 os.close(fd)
-        children = self._watched([process.pid for process in processes], ours)
+        pids = [process.pid for process in processes]
+        children = self._watched("the fork server of rank" if forks else "rank", pids, ours)
         pids = list(result.all_child_pids)
         return Group(processes, children, result.wait_for_ready, pids, sockets), result
 
-    def _watched(self, pids: list[int], error_fds: list[int]) -> list[Child]:
-        children = [
-            Child(f"rank {rank}", pid, rank, error_fd)
+    def _watched(self, name: str, pids: list[int], error_fds: list[int]) -> list[Child]:
+        return [
+            self._watch.add(f"{name} {rank}", pid, rank, error_fd)
             for rank, (pid, error_fd) in enumerate(zip(pids, error_fds, strict=True))
         ]
-        for child in children:
-            self._watch.add(child)
-        return children
 
     def _fork(self, servers: Group, port: int) -> Group:
         """Has fork servers fork schedulers. Raises where one cannot."""
@@ -257,7 +254,7 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
                 Forked(pid).join()
             raise RuntimeError(reason)
-        children = self._watched(pids, error_fds)
+        children = self._watched("rank", pids, error_fds)
         processes = [Forked(pid) for pid in pids]
         return Group(processes, children, servers.wait_for_ready, pids, [])
 
@@ -268,7 +265,7 @@ class Server:
             return False
         for process, name in zip(watchdog._processes, watchdog._names, strict=True):
             if process not in self._processes:
-                self._watch.add(Child(f"the {name}", process.pid, None))
+                self._watch.add(f"the {name}", process.pid, None)
         with self._mutex:
             self._state = State.RUNNING
         watchdog._coxswain = self
@@ -280,14 +277,19 @@ class Server:
     def _tell_deaths(self, group: Group) -> None:
         """Of those that have died before this was their group, or this its state."""
         for child in group.children:
-            if (end := child.end()) is not None:
-                self._died(child, end)
+            if child.end() is not None:
+                self._died(child)
 
     def watchdog_stops(self) -> None:
         """SGLang ends by itself."""
+        self.expect_end()
+        threading.Thread(target=self._forget, daemon=True).start()
+
+    def expect_end(self) -> None:
+        """No death is news any more."""
+        self._watch.quiet()
         with self._mutex:
             self._state = State.ENDING
-        threading.Thread(target=self._forget, daemon=True).start()
 
     def _forget(self) -> None:
         """Ends the threads of this server once its schedulers have ended: the process may go on."""
@@ -309,13 +311,13 @@ class Server:
     def dead_at_start(self) -> str:
         """For the error of a start that fails: which scheduler has died, and its last lines."""
         children = self._group.children if self._group else []
-        ends = [(child, child.end()) for child in children]
-        return "; ".join(child.death(end) for child, end in ends if end and any(end))
+        return "; ".join(child.death() for child in children if any(child.end() or ()))
 
     # ---- deaths: on the thread of Watch ----
 
-    def _died(self, child: Child, end: tuple[int, int] | None) -> None:
-        if child.expected or (end == (0, 0) and self._failure() is None):
+    def _died(self, child: Child) -> None:
+        """The log has it already."""
+        if child.expected or (child.end() == (0, 0) and self._failure() is None):
             return
         with self._mutex:
             state = self._state
@@ -328,14 +330,10 @@ class Server:
                 self._state = State.REPLACING
                 if self.requests:
                     self.requests.holding = True
-        text = child.death(end)
-        if state is State.STARTING or (state is State.REPLACING and child.rank is not None):
-            logger.error("Coxswain: %s, while schedulers start.", text)
-        elif state is State.RUNNING and self.restarts and child.rank is not None:
-            logger.error("Coxswain: %s.", text)
-            self._jobs.put(lambda: self._replace(text, child.death(end, private=False)))
-        else:
-            self._end(text, child.death(end, private=False))
+        if state is State.RUNNING and self.restarts and child.rank is not None:
+            self._jobs.put(lambda: self._replace(child.death(), child.death(details=False)))
+        elif state is not State.STARTING and (state is State.RUNNING or child.rank is None):
+            self._end(child.death(), child.death(details=False))
 
     def _failure(self) -> int | None:
         """The first rank that has raised an exception; None: none has."""
@@ -537,6 +535,7 @@ class Server:
                 return
             self._state = State.ENDING
         told = text if self.options.tell_clients else public
+        self._watch.quiet()
         logger.error("Coxswain: the server ends: %s.", text)
         self.cause = (text, told)
         threading.Thread(target=self._tell_and_end, args=(told,), daemon=True).start()
