@@ -22,6 +22,8 @@ def environment(folder, options, **more):
         "OMP_NUM_THREADS": "1",
         "TORCHDYNAMO_DISABLE": "1",
         "SGLANG_CPU_OMP_THREADS_BIND": f"0|{1 % (os.cpu_count() or 1)}",
+        # otherwise SGLang waits a minute for core dumps of GPUs
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
         "SGLANG_TEST_FAULT": os.path.join(folder, "fault"),
         "COXSWAIN_SGLANG": None if options is None else json.dumps(options),
     }

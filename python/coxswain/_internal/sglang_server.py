@@ -138,7 +138,8 @@ class Server:
         self.port_args = args[1]
         self._launch, self._args, self._more = launch, args, more
         self._state = State.STARTING
-        self._mutex = threading.Lock()
+        # SGLang ends in a signal handler, which may find the main thread in here.
+        self._mutex = threading.RLock()
         server_args = args[0]
         self._count = (server_args.tp_size or 1) * (server_args.pp_size or 1)
         reasons: list[str] = []
@@ -390,7 +391,10 @@ class Server:
             said.append(f"rank {rank}: {what}, turn {turn}, for {seconds:.1f} s")
         text = "; ".join(said)
         logger.error("Coxswain: the schedulers do not move. %s.", text)
-        threading.Thread(target=self._tell_stacks, args=(text,), daemon=True).start()
+        if os.environ.get("COXSWAIN_STACKS") == "off":
+            self._status.set(hang=text)
+        else:
+            threading.Thread(target=self._tell_stacks, args=(text,), daemon=True).start()
 
     def _tell_stacks(self, text: str) -> None:
         """A thread of its own: it takes about a second, in which a death must be acted on."""

@@ -81,7 +81,8 @@ class Watch(threading.Thread):
         OSError."""
         super().__init__(name="coxswain-sglang-watch", daemon=True)
         self._on_death, self._on_look = on_death, on_look
-        self._mutex = threading.Lock()
+        # a signal handler may call quiet
+        self._mutex = threading.RLock()
         self._children: list[Child] = []
         self._over = False
         native = ffi.new("struct coxpy_watch **")
