@@ -252,7 +252,7 @@ static void take_death(struct coxpy_watch *watch, struct coxpy_child *child)
     for (int i = 0; i < 8 && take_bytes(watch, child); i++)
         ;
     pthread_mutex_lock(&watch->lock);
-    const bool quiet = watch->quiet;
+    const bool quiet = watch->quiet || child->forgotten;
     pthread_mutex_unlock(&watch->lock);
     if (!quiet)
         write_death(watch, child);
