@@ -95,8 +95,8 @@ def test_a_long_batch_and_the_memory_of_another_process(memory):
 @pytest.mark.parametrize(
     "code, text",
     [
-        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (Killed); its last lines: last"),
-        ("sys.exit(3)", "exited with status 3; its last lines: last"),
+        ("kill -9 $$", "was killed by signal 9 (Killed); its last lines: last"),
+        ("exit 3", "exited with status 3; its last lines: last"),
     ],
 )
 def test_a_death_is_told_with_the_last_lines(code, text):
@@ -106,8 +106,8 @@ def test_a_death_is_told_with_the_last_lines(code, text):
     watch.start()
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
-    script = f"import os, sys; print('first\\n last ', file=sys.stderr, flush=True); {code}"
-    process = subprocess.Popen([sys.executable, "-c", script], stderr=write_fd)
+    script = f"echo 'first\n last ' >&2; {code}"
+    process = subprocess.Popen(["sh", "-c", script], stderr=write_fd)
     os.close(write_fd)
     watch.add("rank 1", process.pid, 1, read_fd)
     child = told.get(timeout=60)
@@ -133,13 +133,10 @@ def test_deaths_that_are_no_news():
     out_fd, fd = os.pipe()
     watch = Watch(lambda child: told.put(child.rank), lambda: None, fd)
     watch.start()
-    ways = ["os.read(0, 1)", "sys.exit(0)", "os.read(0, 1)", "sys.exit(5)"]
+    ways = ["read line", "exit 0", "read line", "exit 5"]
     processes, children = [], []
     for rank, way in enumerate(ways):
-        script = f"import os, sys; {way}"
-        processes.append(
-            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, bufsize=0)
-        )
+        processes.append(subprocess.Popen(["sh", "-c", way], stdin=subprocess.PIPE, bufsize=0))
         if rank == 3:
             watch.quiet()
         children.append(watch.add(f"rank {rank}", processes[rank].pid, rank))
@@ -166,7 +163,7 @@ import ctypes, os, subprocess, sys
 from coxswain._internal.sglang_watch import Watch
 watch = Watch(lambda child: None, lambda: None)
 watch.start()
-process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+process = subprocess.Popen(["sh", "-c", "read line"], stdin=subprocess.PIPE)
 watch.add("rank 0", process.pid, 0)
 print(process.pid, flush=True)
 ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
@@ -201,7 +198,7 @@ def test_standard_error_that_nobody_reads_does_not_hide_a_death():
     os.write(fd, bytes(fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)))
     watch = Watch(lambda child: told.put(child.death()), lambda: None, fd)
     watch.start()
-    process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"])
+    process = subprocess.Popen(["sh", "-c", "kill $$"])
     watch.add("rank 0", process.pid, 0)
     said = told.get(timeout=60)
     assert said == f"rank 0 (pid {process.pid}) was killed by signal 15 (Terminated)"
