@@ -149,11 +149,10 @@ def kills(engine, reference, took):
     return rounds
 
 
-async def told_of_a_hang(engine):
-    """Until the stacks are there. Returns what status has then."""
-    while not (found := engine.server._status._note.get("hang")):
+async def told_of_a_hang(engine, what):
+    """Until it and the stacks are there. A turn may be slow, too. Returns what status has then."""
+    while what not in (found := engine.server._status._note.get("hang", "")):
         await asyncio.sleep(0.05)
-    engine.server._status.set(hang="")
     return found
 
 
@@ -164,7 +163,7 @@ def stopped(engine, reference):
 
     async def stop():
         os.kill(pid, signal.SIGSTOP)
-        told.append(await told_of_a_hang(engine))
+        told.append(await told_of_a_hang(engine, "stopped by a signal"))
         os.kill(pid, signal.SIGCONT)
 
     return {**compared(engine.generate(stop), reference), "told": told}
@@ -176,7 +175,7 @@ def spins(engine, reference):
     told = []
 
     async def replace():
-        told.append(await told_of_a_hang(engine))
+        told.append(await told_of_a_hang(engine, "in fault (faulty_plugin.py"))
         command = [os.path.join(os.environ["COX_BIN_DIR"], "coxswain"), "stacks"]
         command.append(engine.server.options.name)
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)

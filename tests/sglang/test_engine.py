@@ -29,7 +29,7 @@ def test_requests_outlive_schedulers(model, tmp_path, row):
     result = tmp_path / "result"
     job = {"model": model, "kills": KILLS, **ROWS[row]}
     name = f"sglang_test_{os.getpid()}"
-    options = {"on_death": "restart", "incidents": 1000, "hang": 2, "name": name}
+    options = {"on_death": "restart", "incidents": 1000, "hang": 3, "name": name}
     done = subprocess.run(
         [sys.executable, str(HERE / "survivor.py"), json.dumps(job), str(result)],
         env=environment(tmp_path, options),
@@ -37,7 +37,7 @@ def test_requests_outlive_schedulers(model, tmp_path, row):
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=PATIENCE + 60 * KILLS,
+        timeout=2 * PATIENCE + 60 * KILLS,
     )
     log = done.stdout
     (tmp_path / "log").write_text(log)

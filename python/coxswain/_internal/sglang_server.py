@@ -176,7 +176,8 @@ class Server:
         self._times: collections.deque[float] = collections.deque(maxlen=options.incidents)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._failed_since: float | None = None
-        self._hung = 0
+        #: the turn in which ranks hang, and those that are stopped
+        self._hung: tuple[int, list[int]] = (0, [])
         self._divergence = ""
         #: why the server ends, for its log and for clients
         self.cause: tuple[str, str] | None = None
@@ -370,23 +371,22 @@ class Server:
             return
         states = [self._turns.state(rank) for rank in range(self._count)]
         owed = bool(self.requests and self.requests.manager.rid_to_state)
-        late = [
-            rank
+        stopped = [rank for rank, child in enumerate(self._group.children) if child.stopped()]
+        late = any(
+            seconds > self.options.hang and (state == COMPUTING or owed or rank in stopped)
             for rank, (state, _, seconds) in enumerate(states)
-            if seconds > self.options.hang
-            and (state == COMPUTING or owed or self._group.children[rank].stopped())
-        ]
-        turn = max((turn for _, turn, _ in states), default=0)
-        if not late or self._hung == turn:
+        )
+        hung = (max((turn for _, turn, _ in states), default=0), stopped)
+        if not late or self._hung == hung:
             return
-        self._hung = turn
+        self._hung = hung
         said = []
         for rank, (state, turn, seconds) in enumerate(states):
             record = self._turns.read(rank, turn)
             what = STATES[state]
             if state == COMPUTING and record is not None:
                 what += f" {record.mode_name()} of {record.requests} requests"
-            if self._group.children[rank].stopped():
+            if rank in stopped:
                 what += ", stopped by a signal"
             said.append(f"rank {rank}: {what}, turn {turn}, for {seconds:.1f} s")
         text = "; ".join(said)
