@@ -209,6 +209,20 @@ def test_standard_error_that_nobody_reads_does_not_hide_a_death():
     os.close(fd)
 
 
+@pytest.mark.parametrize("server_lives", [True, False])
+def test_a_rank_ends_whose_server_has_ended_before(server_lives):
+    read_fd, write_fd = os.pipe()
+    if not server_lives:
+        os.close(read_fd)
+    code = "import sys; from coxswain._internal import sglang_rank as rank\n"
+    code += "rank.end_with_server(int(sys.argv[1])); sys.exit(7)"
+    command = [sys.executable, "-c", code, str(write_fd)]
+    assert subprocess.run(command, pass_fds=[write_fd]).returncode == (7 if server_lives else 1)
+    os.close(write_fd)
+    if server_lives:
+        os.close(read_fd)
+
+
 def test_options(monkeypatch):
     read = coxswain.sglang.Options.read
     monkeypatch.delenv("COXSWAIN_SGLANG", raising=False)

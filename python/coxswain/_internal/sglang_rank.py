@@ -16,6 +16,7 @@ import logging
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
+import select
 import signal
 import socket
 import sys
@@ -38,6 +39,16 @@ BEGIN = "coxswain-begin"
 # Of an exception, so that the server can say whether another rank has died before.
 _FAILURE_SECONDS = 1.5
 _PR_SET_PDEATHSIG = 1
+
+
+def end_with_server(error_fd: int) -> None:
+    """Has this process end with its parent. error_fd: a pipe that the server reads: it has
+    no reader if the server has ended before."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(error_fd, 0)
+    if poll.poll(0):
+        os._exit(1)
 
 
 class Seat:
@@ -86,7 +97,7 @@ class Taken:
         self.rank, self.rank_count, self.group, resumes = fields
         error_fd, turns_fd, self._go_fd = (fd.detach() if fd else -1 for fd in fds)
         # SGLang does so once it has imported all
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_server(error_fd)
         os.dup2(error_fd, 2)
         os.close(error_fd)
         self.turns = Turns(self.rank_count, turns_fd)
@@ -130,7 +141,7 @@ class Taken:
         if os.fork():
             os._exit(0)
         await_end(own)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_server(error_fd)
         os.dup2(error_fd, 2)
         os.close(error_fd)
         renew_random_numbers()
