@@ -14,6 +14,7 @@ import coxswain
 import objects
 import processes
 import pytest
+import workers
 
 SECONDS = 30
 HERE = os.path.dirname(objects.__file__)
@@ -56,6 +57,28 @@ def test_methods_are_called_by_name_with_arguments(group, ranks):
     assert [rank for rank, _, _ in group.call_method("who")] == list(range(ranks))
     assert group.call_method("of_class") == ["Engine"] * ranks
     assert group.call_method("of_none") == ["static"] * ranks
+
+
+def frames_of(function, *args, **kwargs):
+    """How many functions of Python a call enters, where its replies are there at once."""
+
+    def once():
+        entered = []
+        sys.setprofile(lambda _, event, __: entered.append(event) if event == "call" else None)
+        try:
+            function(*args, **kwargs)
+        finally:
+            sys.setprofile(None)
+        return len(entered)
+
+    return min(once() for _ in range(50))
+
+
+def test_a_method_call_has_no_function_of_python_for_each_rank_that_bytes_have_not(group, ranks):
+    # With small arguments most of its time is that of such functions.
+    with coxswain.Group(workers.echo, ranks) as of_bytes:
+        least = frames_of(of_bytes.call, b"x" * 80, timeout=SECONDS)
+    assert frames_of(group.call_method, "add", 1, timeout=SECONDS) <= least + 3
 
 
 def test_ranks_and_gather_are_those_of_call(group, ranks):

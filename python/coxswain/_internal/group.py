@@ -205,11 +205,11 @@ class Future(Generic[T]):
                 return
             if error is None and self._gather == _ALL:
                 ranks = range(self._group._rank_count) if self._ranks is None else self._ranks
-                result = list(map(_objects.reply_of, result, ranks))
+                result = _objects.replies_of(result, ranks)
             elif isinstance(error, Error) and isinstance(details, bytes):
                 error = _objects.raised(error, details)
             else:
-                result = _objects.reply_of(result, min(self._ranks or (0,)))
+                (result,) = _objects.replies_of((result,), (min(self._ranks or (0,)),))
         except Exception as failure:  # pylint: disable=broad-exception-caught
             result, error = None, failure
         with self._group._mutex:
@@ -1050,7 +1050,8 @@ class Group:
         coxswain.Error. As with call the first rank that fails ends the request. Raises TypeError
         for what cannot be pickled; else as call.
         """
-        self._check_codec("pickle", "call_method")
+        if self._codec != "pickle":
+            self._check_codec("pickle", "call_method")
         deadline = deadline_of(timeout)
         data = _objects.request(name, args, kwargs)
         return self._submit_when_room(data, deadline, ranks, gather).result()
@@ -1495,8 +1496,8 @@ class Group:
         ):
             memory = ffi.gc(ffi.cast("void *", memory), lib.cox_executor_free_reply, size)
             return memoryview(ffi.buffer(memory, size))
-        message = _bytes_of(result)
-        return bytearray(message) if _objects.has_buffers(message, _objects.REPLY) else message
+        message: bytes = ffi.buffer(memory, size)[:] if size else b""
+        return bytearray(message) if message[-1:] == _objects.REPLY_WITH_BUFFERS else message
 
     def _failure(self, completion: Any) -> Error:
         """The exception of a request that ended with another status than 0."""

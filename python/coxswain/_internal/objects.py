@@ -20,7 +20,7 @@ import struct
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import _native
@@ -30,12 +30,17 @@ ffi = _native.ffi
 
 # The last byte of a message; in upper case where buffers follow the pickle.
 REQUEST, REPLY = b"q", b"r"
+# Of messages with arrays, which are views of them: they have to be in memory that can be written.
+_REQUEST_WITH_BUFFERS, REPLY_WITH_BUFFERS = REQUEST.upper(), REPLY.upper()
 _UPPER = ord("a") - ord("A")
 
 _ALIGNMENT = 64
 # Smaller buffers are copied into the pickle.
 _IN_BAND = 4096
 _WORD = struct.Struct("<Q")
+# What each call of a method uses is looked up once.
+_PLAIN_REQUEST, _PLAIN_REPLY = REQUEST[0], REPLY[0]
+_dumps, _loads, _intern, _modules = pickle.dumps, pickle.loads, sys.intern, sys.modules
 # Of an error: what fits the slot of a reply with all that is beside it.
 _TEXT_SIZE, _EXCEPTION_SIZE = 16 << 10, 32 << 10
 
@@ -52,13 +57,22 @@ class Parts:
         self.vectors = ffi.new("struct iovec[]", [(part, len(part)) for part in memory])
 
 
+class _Apart(Exception):
+    """Raised where a value has buffers, which may travel beside its pickle."""
+
+
+def _refuse(_: pickle.PickleBuffer) -> bool:
+    raise _Apart
+
+
 def dumps(value: Any, kind: bytes) -> bytes | Parts:
     """A message; of arrays outside of the pickle it has views. Raises what pickle raises."""
-    if "torch" in sys.modules:
-        return _dumps_apart(value, kind)
-    buffers: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(value, 5, buffer_callback=buffers.append)
-    return _dumps_apart(value, kind) if buffers else pickled + kind
+    if "torch" not in _modules:
+        try:
+            return _dumps(value, 5, buffer_callback=_refuse) + kind
+        except _Apart:
+            pass
+    return _dumps_apart(value, kind)
 
 
 def _dumps_apart(value: Any, kind: bytes) -> bytes | Parts:
@@ -93,21 +107,24 @@ def _parts(pickled: bytes, buffers: list[memoryview], kind: bytes) -> Iterator[b
     yield kind
 
 
-def has_buffers(message: bytes, kind: bytes) -> bool:
-    """Arrays are views of it: it has to be in memory that can be written."""
-    return message[-1:] == kind.upper()
+class _NoObject(Exception):
+    """The bytes are no message of this kind."""
 
 
-def loads(message: bytes | bytearray | memoryview, kind: bytes, lent: bool = False) -> Any:
+def own(lent: Any, size: int) -> bytes | bytearray:
+    """A copy of a request, for loads. lent: as ffi.buffer has it."""
+    return bytearray(lent) if lent[size - 1] == _REQUEST_WITH_BUFFERS else lent[:]
+
+
+def loads(message: bytes | bytearray | memoryview, kind: bytes) -> Any:
     """The object of a message. Arrays with buffers of their own are views of it: it must be the
-    receiver's, and writable, or it is `lent` and copied. Raises StateError: no message of this
-    kind."""
+    receiver's, and writable. Raises _NoObject."""
     last = message[-1] if message else 0
     if last == kind[0]:
         return pickle.loads(message)
     if last != kind[0] - _UPPER:
-        raise StateError("they are no object")
-    view = memoryview(bytearray(message) if lent else message)
+        raise _NoObject
+    view = memoryview(message)
     end = len(view) - 1 - _WORD.size
     (count,) = _WORD.unpack_from(view, end)
     sizes = struct.unpack_from(f"<{count + 1}Q", view, end - (count + 1) * _WORD.size)
@@ -173,7 +190,7 @@ def _tensor_of(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: b
 
 def request(name: str, args: Any, kwargs: Any) -> bytes | Parts:
     """A request for a method. Raises TypeError where an argument cannot be pickled."""
-    if not isinstance(name, str):
+    if type(name) is not str and not isinstance(name, str):
         raise TypeError(f"the method is {name!r}; it may be the name of one, as a text")
     try:
         return dumps((name, args, kwargs), REQUEST)
@@ -181,19 +198,26 @@ def request(name: str, args: Any, kwargs: Any) -> bytes | Parts:
         raise TypeError(f"an argument of {name} cannot be pickled: {error}") from error
 
 
-def reply_of(message: bytes | bytearray | memoryview, rank: int) -> Any:
-    """The object that a rank has replied."""
+def replies_of(
+    messages: Sequence[bytes | bytearray | memoryview], ranks: Sequence[int]
+) -> list[Any]:
+    """The objects that these ranks have replied, one for each message."""
+    found: list[Any] = []
     try:
-        return loads(message, REPLY)
-    except StateError:
-        text = (
-            f"rank {rank} replied with {len(message)} bytes that are no object: its program has to "
-            "call coxswain.serve(worker, codec='pickle')"
-        )
-        raise _rank_error(text, rank) from None
+        for message in messages:
+            plain = message and message[-1] == _PLAIN_REPLY
+            found.append(_loads(message) if plain else loads(message, REPLY))
     except Exception as error:
+        rank, size = ranks[len(found)], len(messages[len(found)])
+        if isinstance(error, _NoObject):
+            text = (
+                f"rank {rank} replied with {size} bytes that are no object: its program has to "
+                "call coxswain.serve(worker, codec='pickle')"
+            )
+            raise _rank_error(text, rank) from None
         text = f"the reply of rank {rank} cannot be unpickled here: {error!r}"
         raise _rank_error(text, rank) from error
+    return found
 
 
 def _rank_error(text: str, rank: int) -> RankError:
@@ -245,15 +269,17 @@ class Methods:
         self._worker = worker
         self._is_table = isinstance(worker, Mapping)
 
-    def __call__(self, data: memoryview) -> bytes | Parts:
-        try:
-            name, args, kwargs = loads(data, REQUEST, True)
-        except StateError:
-            raise StateError(
-                f"the request is {len(data)} bytes that are no object, and this rank serves "
-                "objects: make the group with codec='pickle', and use call_method"
-            ) from None
-        result = self._find(name)(*args, **kwargs)
+    def __call__(self, message: bytes | bytearray) -> bytes | Parts:
+        """message: the rank's own; the arguments may be views of it."""
+        if message and message[-1] == _PLAIN_REQUEST:
+            name, args, kwargs = _loads(message)
+        else:
+            name, args, kwargs = self._with_buffers(message)
+        found: Any = None
+        if not self._is_table and name[:1] != "_":
+            # The cache of a type has the names that are interned.
+            found = getattr(self._worker, _intern(name), None)
+        result = (found if callable(found) else self._find(name))(*args, **kwargs)
         try:
             return dumps(result, REPLY)
         except Exception as error:
@@ -261,13 +287,23 @@ class Methods:
                 f"the result of {name}, of type {type(result).__name__}, cannot be pickled: {error}"
             ) from error
 
+    @staticmethod
+    def _with_buffers(message: bytes | bytearray) -> Any:
+        try:
+            return loads(message, REQUEST)
+        except _NoObject:
+            raise StateError(
+                f"the request is {len(message)} bytes that are no object, and this rank serves "
+                "objects: make the group with codec='pickle', and use call_method"
+            ) from None
+
     def _find(self, name: str) -> Callable[..., Any]:
         found: Any = None
         if not name.startswith("_"):
             if self._is_table:
                 found = self._worker.get(name)
-            else:  # the cache of a type has the names that are interned
-                found = getattr(self._worker, sys.intern(name), None)
+            else:
+                found = getattr(self._worker, name, None)
         if callable(found):
             return found  # type: ignore[no-any-return]
         what = (

@@ -634,6 +634,7 @@ class Worker:
     def serve(self) -> None:
         """Serves requests until the group ends. Ctrl-C and exceptions of signal handlers end it."""
         opaque = self._handlers.get("opaque")
+        serve = self._serve_method if isinstance(opaque, _objects.Methods) else self._serve
         self._begin_taking()
         try:
             while True:
@@ -642,7 +643,7 @@ class Worker:
                 except Closed:
                     return
                 if taken and opaque:
-                    self._serve(opaque)
+                    serve(opaque)
                 elif taken:
                     self._fail(
                         self._request.sequence,
@@ -664,11 +665,7 @@ class Worker:
         data = memoryview(buffer).toreadonly()
         try:
             reply = handler(data)
-            send = lib.cox_worker_reply
-            if isinstance(reply, _objects.Parts):
-                parts, send = reply, lib.cox_worker_reply_parts  # parts keeps the memory
-                reply = parts.vectors
-            elif type(reply) is not bytes:
+            if type(reply) is not bytes:
                 memory = buffer_of(reply, f"the reply of {_owner(handler)}")
                 if isinstance(reply, bytearray) or _owns_its_data(reply):
                     reply = memory
@@ -683,21 +680,37 @@ class Worker:
                 raise _kept(sequence) from None
             if sys.getrefcount(buffer) > 2:
                 raise _kept(sequence)
+            r = lib.cox_worker_reply(self._lib(), sequence, reply, len(reply), self._next_error)
+            if r:
+                fail(r, self._next_error)
+        except BaseException as error:
+            self._fail(sequence, lib.COX_REJECTED, _explain(error))
+            with contextlib.suppress(BufferError):
+                data.release()
+            if not isinstance(error, Exception):
+                raise
+
+    def _serve_method(self, methods: Callable[[Any], Any]) -> None:
+        """As _serve, for a worker object, which gets the request as a copy of its own."""
+        native = self._request
+        sequence, size = native.sequence, native.size
+        try:
+            message = _objects.own(ffi.buffer(native.bytes, size), size) if size else b""
+            reply = methods(message)
+            send = lib.cox_worker_reply
+            if type(reply) is not bytes:
+                parts, send = reply, lib.cox_worker_reply_parts  # parts keeps the memory
+                reply = parts.vectors
             r = send(self._lib(), sequence, reply, len(reply), self._next_error)
             if r:
                 fail(r, self._next_error)
         except BaseException as error:
-            if isinstance(handler, _objects.Methods):
-                self._fail(
-                    sequence,
-                    lib.COX_REJECTED,
-                    _explain(error, False),
-                    _objects.failure(error, _begin_of(error)),
-                )
-            else:
-                self._fail(sequence, lib.COX_REJECTED, _explain(error))
-            with contextlib.suppress(BufferError):
-                data.release()
+            self._fail(
+                sequence,
+                lib.COX_REJECTED,
+                _explain(error, False),
+                _objects.failure(error, _begin_of(error)),
+            )
             if not isinstance(error, Exception):
                 raise
 
