@@ -31,7 +31,7 @@ ffi = _native.ffi
 # The last byte of a message; in upper case where buffers follow the pickle.
 REQUEST, REPLY = b"q", b"r"
 # Of messages with arrays, which are views of them: they have to be in memory that can be written.
-_REQUEST_WITH_BUFFERS, REPLY_WITH_BUFFERS = REQUEST.upper(), REPLY.upper()
+REQUEST_WITH_BUFFERS, REPLY_WITH_BUFFERS = REQUEST.upper(), REPLY.upper()
 _UPPER = ord("a") - ord("A")
 
 _ALIGNMENT = 64
@@ -109,11 +109,6 @@ def _parts(pickled: bytes, buffers: list[memoryview], kind: bytes) -> Iterator[b
 
 class _NoObject(Exception):
     """The bytes are no message of this kind."""
-
-
-def own(lent: Any, size: int) -> bytes | bytearray:
-    """A copy of a request, for loads. lent: as ffi.buffer has it."""
-    return bytearray(lent) if lent[size - 1] == _REQUEST_WITH_BUFFERS else lent[:]
 
 
 def loads(message: bytes | bytearray | memoryview, kind: bytes) -> Any:
@@ -269,7 +264,7 @@ class Methods:
         self._worker = worker
         self._is_table = isinstance(worker, Mapping)
 
-    def __call__(self, message: bytes | bytearray) -> bytes | Parts:
+    def call(self, message: bytes | bytearray) -> bytes | Parts:
         """message: the rank's own; the arguments may be views of it."""
         if message and message[-1] == _PLAIN_REQUEST:
             name, args, kwargs = _loads(message)

@@ -634,7 +634,9 @@ class Worker:
     def serve(self) -> None:
         """Serves requests until the group ends. Ctrl-C and exceptions of signal handlers end it."""
         opaque = self._handlers.get("opaque")
-        serve = self._serve_method if isinstance(opaque, _objects.Methods) else self._serve
+        serve = self._serve
+        if isinstance(opaque, _objects.Methods):
+            serve, opaque = self._serve_method, opaque.call
         self._begin_taking()
         try:
             while True:
@@ -690,13 +692,14 @@ class Worker:
             if not isinstance(error, Exception):
                 raise
 
-    def _serve_method(self, methods: Callable[[Any], Any]) -> None:
-        """As _serve, for a worker object, which gets the request as a copy of its own."""
+    def _serve_method(self, call: Callable[[bytes | bytearray], Any]) -> None:
+        """As _serve, by the method `call` of Methods, which gets a copy of the request."""
         native = self._request
         sequence, size = native.sequence, native.size
         try:
-            message = _objects.own(ffi.buffer(native.bytes, size), size) if size else b""
-            reply = methods(message)
+            lent = ffi.buffer(native.bytes, size) if size else b""
+            has_buffers = lent[-1:] == _objects.REQUEST_WITH_BUFFERS
+            reply = call(bytearray(lent) if has_buffers else lent[:])
             send = lib.cox_worker_reply
             if type(reply) is not bytes:
                 parts, send = reply, lib.cox_worker_reply_parts  # parts keeps the memory
@@ -1054,5 +1057,7 @@ def serve(handler: Any, codec: str = "bytes") -> None:
     if codec not in ("bytes", "pickle"):
         raise Invalid(f"codec is {codec!r}; it may be 'bytes' or 'pickle'")
     worker = _this_worker()
-    worker._handlers["opaque"] = _objects.Methods(handler) if codec == "pickle" else handler
+    if codec == "pickle":
+        handler = _objects.Methods(handler)
+    worker._handlers["opaque"] = handler
     worker.serve()
