@@ -460,7 +460,10 @@ class Mpi:
 
     def __init__(self, options):
         # Its launcher refuses root, and more processes than processors.
+        folder = self.folder_that_is_removed()
         os.environ.update(
+            OMPI_MCA_orte_tmpdir_base=folder,
+            OMPI_MCA_btl_vader_backing_directory=folder,
             OMPI_ALLOW_RUN_AS_ROOT="1",
             OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
             OMPI_MCA_rmaps_base_oversubscribe="1",
@@ -477,6 +480,23 @@ class Mpi:
         self.all = spawned.Merge(False)
         if self.what == "array":
             self.replies = numpy.empty((options.ranks + 1, options.bytes // 8))
+
+    @staticmethod
+    def folder_that_is_removed():
+        """For files that Open MPI leaves when it is killed: a child removes it after this process."""
+        folder = tempfile.mkdtemp(prefix=f"coxswain-bench-{os.getpid()}-", dir="/dev/shm")
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.close(writer)
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in range(3):
+                os.dup2(null, fd)
+            os.read(reader, 1)
+            shutil.rmtree(folder, ignore_errors=True)
+            os._exit(0)
+        os.close(reader)
+        return folder
 
     def round(self, request):
         if self.what == "array":
