@@ -35,7 +35,7 @@ enum cox_recorder_clock cox_recorder_clock_find(void)
     static const char counter[] = "tsc\n";
     char name[sizeof counter - 1];
     _cox_cleanup_(cox_close_fd) int fd = open(CLOCK_PATH, O_RDONLY | O_CLOEXEC);
-    if (fd >= 0 && pread(fd, name, sizeof name, 0) == (ssize_t)sizeof name &&
+    if (fd >= 0 && read(fd, name, sizeof name) == (ssize_t)sizeof name &&
         memcmp(name, counter, sizeof name) == 0)
         return COX_RECORDER_TICKS;
 #endif
