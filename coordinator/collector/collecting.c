@@ -97,12 +97,35 @@ COX_HOT static struct cox_gathering *take_first(struct cox_collector *collector)
     return take(collector, frame);
 }
 
+/* The frame of a completion that was taken in place is free. */
+COX_HOT static uint64_t frame_release(struct cox_collector *collector,
+                                      const struct cox_gathering *taken)
+{
+    const uint64_t frame =
+        cox_geometry_frame(taken->completion.sequence, collector_geometry(collector)->depth);
+    collector->is_ready[frame] = false;
+    return frame;
+}
+
+/* What a host has collected stays with it until it collects again, which may be never: its frames
+ * must not. False: none of it is in a frame. */
+static bool lent_replace(struct cox_collector *collector, struct cox_gathering *spare)
+{
+    struct cox_gathering *lent = collector->lent;
+    while (lent && !lent->in_place)
+        lent = lent->next;
+    if (!lent)
+        return false;
+    lent->in_place = false;
+    collector->gatherings[frame_release(collector, lent)] = spare;
+    return true;
+}
+
 COX_HOT static void give_back(struct cox_collector *collector, struct cox_gathering *taken)
 {
     if (taken->in_place) {
-        collector->is_ready[cox_geometry_frame(taken->completion.sequence,
-                                               collector_geometry(collector)->depth)] = false;
-    } else {
+        frame_release(collector, taken);
+    } else if (!collector->lent || !lent_replace(collector, taken)) {
         taken->next = collector->spares;
         collector->spares = taken;
     }

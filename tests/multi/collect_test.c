@@ -269,6 +269,66 @@ TEST(p4_calls_and_collections_gather_for_each_other)
     test_group_free(callers.group);
 }
 
+#define HELD_COUNT (2 * DEPTH)
+
+struct held_calls {
+    struct test_group *group;
+    atomic_uint inside, failed;
+    atomic_bool leave;
+};
+
+static void stay_inside(void *context, const struct cox_completion *completion)
+{
+    struct held_calls *held = context;
+    (void)completion;
+    atomic_fetch_add(&held->inside, 1);
+    while (!atomic_load(&held->leave))
+        sched_yield();
+}
+
+static void *call_and_stay(void *context)
+{
+    struct held_calls *held = context;
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = test_patience()};
+    struct cox_error err = {0};
+    if (cox_executor_call_opaque(test_group_executor(held->group), "echo c", 6, &options,
+                                 stay_inside, held, &err))
+        atomic_fetch_add(&held->failed, 1);
+    return NULL;
+}
+
+/* The handlers have all memory for completions, so what is collected stays in its frame. When they
+ * have returned the frame is free, although the host does not collect again. */
+TEST(p4_what_a_host_has_collected_keeps_no_frame_from_calls)
+{
+    struct held_calls held = {.group = start(2)};
+    struct cox_completion completions[DEPTH];
+    struct cox_error err = {0};
+    pthread_t threads[HELD_COUNT];
+    uint32_t count;
+    for (int i = 0; i < HELD_COUNT; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, call_and_stay, &held), 0);
+    /* DEPTH + 2 have memory of their own; those that are behind them stay in their frames. */
+    while (atomic_load(&held.inside) < DEPTH + 2)
+        sched_yield();
+    submit_persist(held.group, "echo s");
+    assert_int_equal(collect(held.group, completions, DEPTH, test_patience(), &count), 0);
+    atomic_store(&held.leave, true);
+    for (int i = 0; i < HELD_COUNT; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(atomic_load(&held.failed), 0);
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = test_patience()};
+    for (int i = 0; i < 2 * DEPTH; i++)
+        assert_int_equal(cox_executor_call_opaque(test_group_executor(held.group), "echo c", 6,
+                                                  &options, NULL, NULL, &err),
+                         0);
+    assert_int_equal(count, 1);
+    expect_text(&completions[0], "s");
+    test_group_free(held.group);
+}
+
 struct collector {
     struct test_group *group;
     int status;
