@@ -353,7 +353,7 @@ def weights_that_changed_where_a_new_rank_reads_its_own_end_the_group_with_words
             os.kill(group.pids[1], signal.SIGKILL)
             if attempts:
                 result = expect(finish(group.process), 3, "rank 1 has loaded another model, or other weights")
-                check("replaced by process" not in result.err, "it was taken for one of the others", result)
+                check(": replaced by process" not in result.err, "it was taken for one of the others", result)
                 group.left_nothing()
             else:
                 check_group(group, MODEL)
