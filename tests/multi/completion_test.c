@@ -58,7 +58,7 @@ TEST(p3_a_death_is_reported_before_a_long_story)
     expect_death_reported(3, story);
 }
 
-/* A stopped process runs for a moment when who has read its stacks lets it go, and is alive then. */
+/* A stopped process runs for a moment when who has read its stacks lets it go: it is alive then. */
 static struct test_group *start_without_stacks(uint32_t rank_count)
 {
     struct cox_executor_options base = COX_EXECUTOR_OPTIONS_INIT;
