@@ -16,6 +16,8 @@
 #define IDLE_MS 10000
 /* Each has one fd, and weights that it puts another one. */
 #define CONNECTION_MAX 4096
+/* Between attempts where this process has no fd left. */
+#define ACCEPT_MS 100
 
 enum { POLL_SIGNAL, POLL_LISTEN, POLL_WATCH, POLL_FIXED };
 
@@ -37,6 +39,8 @@ struct holder {
     struct connection **connections;
     struct pollfd *polls;
     uint32_t count;
+    /* no fd was left for a connection: until then none is accepted */
+    uint64_t accept_ns;
 };
 
 /* ---- answers ---- */
@@ -153,8 +157,10 @@ static void connection_add(struct holder *holder)
 {
     struct cox_socket_peer peer;
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    if (cox_socket_accept(holder->file.listen_fd, 0, &fd))
+    if (cox_socket_accept(holder->file.listen_fd, 0, &fd)) {
+        holder->accept_ns = cox_deadline_after_ms(ACCEPT_MS);
         return;
+    }
     if (holder->count == CONNECTION_MAX || cox_socket_read_peer(fd, &peer) ||
         (peer.uid != geteuid() && peer.uid != 0))
         return;
@@ -196,7 +202,10 @@ static int poll_once(struct holder *holder, uint64_t deadline_ns)
 {
     const uint64_t now_ns = cox_now_ns();
     holder->polls[POLL_SIGNAL] = (struct pollfd){holder->signal_fd, POLLIN, 0};
-    holder->polls[POLL_LISTEN] = (struct pollfd){holder->file.listen_fd, POLLIN, 0};
+    const bool accepts = now_ns >= holder->accept_ns;
+    holder->polls[POLL_LISTEN] = (struct pollfd){accepts ? holder->file.listen_fd : -1, POLLIN, 0};
+    if (!accepts)
+        deadline_ns = cox_deadline_min(deadline_ns, holder->accept_ns);
     holder->polls[POLL_WATCH] = (struct pollfd){holder->file.watch_fd, POLLIN, 0};
     for (uint32_t i = 0; i < holder->count; i++)
         holder->polls[POLL_FIXED + i] = (struct pollfd){holder->connections[i]->fd, POLLIN, 0};

@@ -4,11 +4,13 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -138,8 +140,9 @@ def test_weights_outlive_the_process_that_loaded_them():
 
 
 def test_one_process_loads_and_the_others_wait_for_it():
+    all_ask = "while store.list()[0]['users'] < 4: time.sleep(0.01)"
     with contextlib.ExitStack() as stack:
-        group = [stack.enter_context(Process("k", loading="time.sleep(0.3)")) for _ in range(4)]
+        group = [stack.enter_context(Process("k", loading=all_ask)) for _ in range(4)]
         assert sorted(process.line() for process in group) == ["loads", "maps", "maps", "maps"]
 
 
@@ -324,6 +327,28 @@ def test_requests_that_are_none_change_nothing():
     for fd in (plain, *pipe):
         os.close(fd)
     assert keys() == ["k"]
+    weights.close()
+
+
+def cpu_seconds(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rsplit(")")[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_holder_without_fds_waits_and_serves_again():
+    store = coxswain.WeightStore()
+    weights = store.put("k", {"w": numpy.ones(3)})
+    pid = holder_pid()
+    limit = len(os.listdir(f"/proc/{pid}/fd")) + 2
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, limit))
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):  # more than it has fds for: the rest wait to be accepted
+            stack.enter_context(holder_connect())
+        before = cpu_seconds(pid)
+        threading.Event().wait(1)  # of which it would compute all
+        assert cpu_seconds(pid) - before < 0.5
+    wait_until(lambda: keys() == ["k"])
     weights.close()
 
 
