@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 # Nothing is installed unasked: tools/packages only says what is missing. `make packages` installs it.
 export COXSWAIN_PACKAGES = check
 
-.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-quick bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm bench-nodes format-check format docs install uninstall clean
+.PHONY: all help packages demo test test-all nightly gcc clang asan tsan fuzz bench bench-quick bench-ranks bench-deadlines bench-deaths bench-replace bench-pull bench-python bench-vllm bench-weights bench-nodes format-check format docs install uninstall clean
 
 all:
 	@sh tools/compile release
@@ -23,7 +23,7 @@ help:
 	@echo 'make bench      measures everything (docs/bench.md); bench-quick: the same rows in two'
 	@echo '                minutes, with wider intervals; bench-ranks, bench-deadlines,'
 	@echo '                bench-deaths, bench-replace, bench-pull, bench-python,'
-	@echo '                bench-vllm, bench-nodes (as root): a part'
+	@echo '                bench-vllm, bench-weights, bench-nodes (as root): a part'
 	@echo 'make format     formats the sources; format-check only looks'
 	@echo 'make docs       builds the site of docs/'
 	@echo 'make clean      removes build/'
@@ -100,6 +100,12 @@ bench-vllm:
 	@sh tools/vllm
 	@sh tools/compile bench coxswain_python coxswain-worker
 	PYTHONPATH=build/bench/python build/venv-vllm/bin/python tests/bench/vllm_figures.py --json docs/bench-vllm.json
+
+# Weights that vLLM's ranks share beside private ones: 12 minutes.
+bench-weights:
+	@sh tools/vllm
+	@sh tools/compile bench coxswain_python coxswain-worker coxswain
+	PATH=$$PWD/build/bench/bin:$$PATH PYTHONPATH=build/bench/python build/venv-vllm/bin/python tests/bench/vllm_weights.py
 
 # Transports between machines, which are network namespaces: as root. NODES_OPTIONS: of tests/nodes/bench/run.py.
 bench-nodes:
